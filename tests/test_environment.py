@@ -24,7 +24,7 @@ def name_of(requirement: str) -> str:
     return requirement.split("=")[0].split(">")[0].split("<")[0].strip()
 
 
-def test_environment_repeats_pyproject_and_takes_only_python_and_pip_from_conda():
+def test_environment_repeats_pyproject_and_ci_runs_make_test():
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -32,9 +32,6 @@ def test_environment_repeats_pyproject_and_takes_only_python_and_pip_from_conda(
     assert {"-e .", "-c .github/constraints.txt"} <= set(pip) and NAMED_BY_THE_USER <= {name_of(line) for line in pip}
     assert {name_of(entry) for entry in conda["dependencies"] if isinstance(entry, str)} == {"python", "pip"}
     assert "conda-forge" in conda["channels"]
-
-
-def test_ci_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "make test" in script.read_text()

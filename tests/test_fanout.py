@@ -50,8 +50,12 @@ def times_run(home) -> dict[int, int]:
     return {int(path.stem): len(path.read_text().split()) for path in home.glob("*.txt")}
 
 
-def test_this_process_and_order():
+def test_this_process_keeps_order_and_keys_follow_from_the_content():
     assert run(of(shards.doubled, range(3)), None) == [0, 2, 4]
+    one, same, other = of(shards.doubled, (1, 1, 2))
+    assert one.key({"code": "a"}) == same.key({"code": "a"}) != other.key({"code": "a"})
+    assert one.key({"code": "a"}) != one.key({"code": "b"})
+    assert Shard("x", shards.noted, (), one.of).key({}) != one.key({})
 
 
 @pytest.mark.parametrize("place", ["local", *CLUSTERS])
@@ -84,27 +88,17 @@ def test_a_shard_that_kills_every_worker(place, home):
     assert times_run(home) == {0: 1, 4: 3}
 
 
-def test_what_cannot_be_sent_is_said():
+def test_what_cannot_be_sent_is_said_and_a_worker_with_other_code_refused(monkeypatch):
     with Workers("local", 1) as workers:
         workers.submit(Shard("two", lambda: 1))
         [(_, result)] = workers.settled()
     assert isinstance(result, Failed) and "pickle" in result.reason
-
-
-def test_a_worker_with_other_code_is_refused(monkeypatch):
     usual = machine.code_hash()
     monkeypatch.setattr(fanout, "own_code", lambda: {"code": "f" * 64, **machine.versions()})
     with pytest.raises(SpecdecError, match="worker on .* has another code; install there what is here"):
         run(of(shards.doubled, (1,)), "local", 1)
     shard, settings = of(shards.doubled, (1,))[0], {"environment": {}, "threads": 1, "folder": "/"}
     assert fanout.work(pickle.dumps(shard), "another key", {"code": usual}, settings)["failed"]
-
-
-def test_keys_follow_from_the_content():
-    one, same, other = of(shards.doubled, (1, 1, 2))
-    assert one.key({"code": "a"}) == same.key({"code": "a"}) != other.key({"code": "a"})
-    assert one.key({"code": "a"}) != one.key({"code": "b"})
-    assert Shard("x", shards.noted, (), one.of).key({}) != one.key({})
 
 
 def test_what_measures_time_runs_alone(home):

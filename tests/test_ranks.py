@@ -99,8 +99,7 @@ def alone():
     return specdec.load_pair("tiny", dtype="float32")
 
 
-def test_a_target_in_shares_gives_the_logits_and_features_of_one_process(shared, alone):
-    """In double precision to the last digits; in float32 as near to that as one process comes, in its own rounding."""
+def test_a_target_in_shares_gives_the_logits_features_and_texts_of_one_process(shared, alone):
     expected, exact = tree_rows(alone), tree_rows(specdec.load_pair("tiny", dtype="float32"), torch.float64)
     assert shared[0]["q"] == [64, 128]  # half of the 128 rows
     for found in shared:
@@ -110,15 +109,12 @@ def test_a_target_in_shares_gives_the_logits_and_features_of_one_process(shared,
         for ours, theirs, true in zip((logits, features), expected, exact, strict=True):
             assert (ours - true).abs().max() <= 3 * (theirs - true).abs().max()
         torch.testing.assert_close(features, expected[1], rtol=1e-4, atol=1e-4)
-
-
-def test_a_target_in_shares_writes_the_text_of_one_process(shared, alone):
     expected = [texts(alone, temperature) for temperature in (0.0, 1.0)]
     assert shared[0]["texts"] == shared[1]["texts"] == expected and expected[0] != expected[1]
     assert all(tokens == of_one[0] for of_one in expected for tokens in of_one)
 
 
-def test_rank_0_picks_and_answers_for_all_and_the_slowest_is_timed(shared):
+def test_rank_0_picks_answers_and_fails_for_all_and_the_slowest_is_timed(shared):
     first, second = shared
     assert first["rows"] == second["rows"]  # the same trees, and the same times
     assert len({row["verify_nodes"] for row in first["rows"]} | {row["expansions"] for row in first["rows"]}) > 1
@@ -128,9 +124,6 @@ def test_rank_0_picks_and_answers_for_all_and_the_slowest_is_timed(shared):
     assert first["pick"] == second["pick"] == 0
     assert first["agreed"] == second["agreed"] == [[1.0, 0.25], [0.5, 0.25]]
     assert first["shown"] == len(first["rows"]) and second["shown"] == 0
-
-
-def test_what_a_policy_raises_on_rank_0_ends_all(shared):
     assert shared[0]["failed"] == ["SpecdecError", "Failing answers no plan question."]
     assert shared[1]["failed"][0] == "RankZeroFailed"
 
@@ -223,7 +216,7 @@ def ran(tmp_path_factory):
     return folder, in_two(trained_and_written, folder)
 
 
-def test_two_ranks_train_as_one_process(ran):
+def test_two_ranks_train_and_write_chats_as_one_process(ran):
     folder, _ = ran
     two, one = equal_curves(folder, steps=8)
     assert len(one) == 8 and one["loss"].iloc[-1] < 0.9 * one["loss"].iloc[0]
@@ -234,9 +227,6 @@ def test_two_ranks_train_as_one_process(ran):
     weights = [load.load_drafter(folder / name / "drafter", target).network.parameters() for name in ("one", "two")]
     for ours, theirs in zip(*weights, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)  # written in bfloat16
-
-
-def test_two_ranks_write_the_chats_of_one_process(ran):
     folder, found = ran
     assert found == [written(folder, "alone")] * 2
     names = sorted(path.name for path in (folder / "alone").iterdir())

@@ -33,15 +33,12 @@ def exact_versions() -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", one.name).lower(): str(one.specifier)[2:] for one in pinned}
 
 
-def test_exact_versions_cover_what_is_asked_for_and_lie_within_its_ranges():
+def test_exact_versions_cover_what_is_asked_for_and_are_installed():
     pinned = exact_versions()
     extras = PROJECT["optional-dependencies"]
     for line in [*PROJECT["dependencies"], *extras["test"]]:
         asked = Requirement(line)
         assert asked.specifier.contains(pinned[asked.name.replace("_", "-")]), line
-
-
-def test_what_make_and_ci_install_is_exact():
     makefile = (ROOT / "Makefile").read_text()
     installs = [line for line in makefile.splitlines() if "pip install" in line and not line.startswith("#")]
     assert len(installs) == 1 and "-c $(CONSTRAINTS)" in installs[0]
@@ -96,11 +93,8 @@ def test_guides_name_files_and_names_that_are_there():
             assert re.search(rf"^ *(?:def |class )?{word}\b", source, re.M), f"{file} has no {word}"
 
 
-def test_links_lead_somewhere():
+def test_links_lead_somewhere_and_broken_ones_are_seen(tmp_path):
     assert not links.broken(ROOT)
-
-
-def test_broken_links_are_seen(tmp_path):
     (tmp_path / "a.md").write_text("# One `two`\n[x](b.md) [y](#one-two) [z](#three) [w](c.md#one) `[no](code.md)`\n")
     (tmp_path / "c.md").write_text("# Two\n")
     assert links.broken(tmp_path) == ["a.md: b.md", "a.md: #three", "a.md: c.md#one"]

@@ -54,7 +54,7 @@ def test_keys_depend_on_content_alone():
         runs.content_key(f=full_disk)
 
 
-def test_same_call_finds_the_same_directory(home):
+def test_same_call_source_and_machine_find_the_same_directory(home, monkeypatch):
     first = runs.start("evaluate", {"seed": 0, "tree": TreeConfig()})
     again = runs.start("evaluate", {"seed": 0, "tree": TreeConfig()})
     other = runs.start("evaluate", {"seed": 1, "tree": TreeConfig()})
@@ -63,9 +63,6 @@ def test_same_call_finds_the_same_directory(home):
     assert len(record["sessions"]) == 2
     tree = {"class": "TreeConfig", "total_tokens": 60, "depth": 7, "top_k": 10, "flat_nodes": 0, "beam": []}
     assert record["config"] == {"seed": 0, "tree": tree}
-
-
-def test_source_and_machine_are_part_of_the_run(home, monkeypatch):
     before = runs.start("evaluate", {"seed": 0})
     free = runs.start("train", {"seed": 0}, tie_to_code=False)
     monkeypatch.setattr(machine, "code_hash", lambda: "another source")
@@ -75,7 +72,7 @@ def test_source_and_machine_are_part_of_the_run(home, monkeypatch):
     assert runs.start("train", {"seed": 0}, tie_to_code=False).directory != free.directory
 
 
-def test_record_says_where_a_result_comes_from(home):
+def test_record_and_tables_say_where_a_result_comes_from(home):
     import torch
 
     session = runs.start("evaluate", {"seed": 7}).record()["sessions"][-1]
@@ -86,9 +83,6 @@ def test_record_says_where_a_result_comes_from(home):
     assert {"commit", "dirty", "gpu", "python", "started", "code"} <= set(session)
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=machine.checkout(), capture_output=True, text=True)
     assert session["commit"] == (done.stdout.strip() if done.returncode == 0 else None)
-
-
-def test_tables_carry_their_run(home):
     run = runs.start("evaluate", {"seed": 0})
     path = run.write_table("prompts", ROWS)
     pd.testing.assert_frame_equal(run.read_table("prompts"), ROWS)

@@ -196,7 +196,7 @@ def test_a_policy_with_other_arrays(policy, change):
     refusal(lambda: load_policy(policy), "policy.safetensors")
 
 
-def test_a_policy_is_sealed(policy):
+def test_policies_are_sealed(policy):
     assert load_policy(policy).depth == 4
     kept = (policy / "policy.safetensors").read_bytes()
     flip(policy / "policy.safetensors", 0.9)
@@ -206,9 +206,6 @@ def test_a_policy_is_sealed(policy):
     (policy / "policy.json").write_text(text.replace('"seed": 0', '"seed": 1'))
     refusal(lambda: load_policy(policy), "policy.json", "checksum")
     refusal(lambda: load_policy(policy / "nowhere"), "there is no policy", "no policy.json")
-
-
-def test_policies_that_ship_are_sealed():
     for path in shipped_folder("small").parent.rglob("policy.json"):
         assert "checksum" in json.loads(path.read_text()), path
 

@@ -64,13 +64,10 @@ def run_there(site: Path, folder: Path, *arguments: str) -> subprocess.Completed
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_every_file_of_the_package_is_in_the_wheel(installed):
+def test_every_file_is_in_the_wheel_and_the_library_needs_no_checkout(installed, tmp_path):
     names, site = installed
     assert not [name for name in names if not name.endswith("README.md") and not (site / name).is_file()]
     assert not (site / "notebooks").exists() and not (site / "workbook").exists()
-
-
-def test_the_library_needs_no_checkout(installed, tmp_path):
     done = run_there(installed[1], tmp_path, "-c", USE)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])

@@ -33,9 +33,6 @@ def test_it_warns_once_where_far_fewer_are_right_than_card_and_drafter_say():
     assert not any(counted(Claims(0.7), 0.3, 0.3, seed) for seed in range(20)), "on hard text it is not sure either"
     assert not counted(Claims(), 0.0, 0.9), "no card, no warning"
     assert not counted(Claims(0.7), 0.0, 0.9, cycles=63), "a few cycles tell nothing"
-
-
-def test_the_bound_by_hand():
     assert at_most(0, 3, 0.5) == pytest.approx(1 / 8) and at_most(2, 3, 0.5) == pytest.approx(7 / 8)
     assert at_most(64, 64, 0.3) == pytest.approx(1.0)
 

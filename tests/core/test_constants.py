@@ -20,8 +20,7 @@ def test_they_are_what_they_say_and_share_the_next_power_of_two(count, room):
 META = torch.device("meta")
 
 
-def test_they_lie_on_the_device_that_asks():
-    """On torch's device without memory, so that no other one is needed."""
+def test_they_lie_on_the_device_that_asks_and_very_long_ones_are_not_kept():
     for make in (constants.counting, constants.causal, constants.identity):
         for device in (META, "meta"):
             assert make(5, device).device == META
@@ -33,9 +32,6 @@ def test_they_lie_on_the_device_that_asks():
         assert mask.device == META and mask.dtype == dtype and mask.shape == (4, 4)
     mask = constants.additive(torch.tensor([[True, False]]), torch.float64, -7.0)
     assert mask.tolist() == [[0.0, -7.0]] and mask.dtype == torch.float64
-
-
-def test_a_table_of_a_very_long_prompt_is_not_kept():
     most = constants._MOST_KEPT
     assert constants.causal(most, "cpu").data_ptr() == constants.causal(most, "cpu").data_ptr()
     before = constants._table.cache_info().currsize

@@ -84,15 +84,12 @@ def drive(engine, asks, plan, answers):
         return questions, finished.value
 
 
-def test_nothing_is_asked_of_a_static_tree():
+def test_everything_is_asked_in_order_and_nothing_of_a_static_tree():
     engine = ScriptedEngine()
     questions, row = drive(engine, (), LIMITS, [])
     assert questions == [] and engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
     assert (row.questions, row.expansions, row.draft_calls, row.candidates) == (0, 3, 4, 4 + 3 * 16)
     assert (row.verify_nodes, row.verified_tok, row.accepted_tok, row.new_tok, row.kept_tok) == (11, 12, 2, 3, 3)
-
-
-def test_everything_is_asked_in_order():
     engine, plan = ScriptedEngine(), TreeConfig(9, 2, 3)
     questions, row = drive(engine, KINDS, LIMITS, [plan, True, True, 5])
     assert [q.kind for q in questions] == [PLAN, EXTEND, EXTEND, SIZE]
@@ -105,13 +102,10 @@ def test_everything_is_asked_in_order():
     assert (row.cycle, row.context_tok, row.top_k, row.questions, row.verify_nodes) == (4, 10, 3, 4, 5)
 
 
-def test_extend_stops_drafting_and_is_not_asked_at_the_end():
+def test_extend_stops_drafting_and_sizes_are_limited_by_candidates_and_limits():
     for plan, answers in ((LIMITS, [True, False]), (LIMITS, [True] * 3), (TreeConfig(4, 0, 4), [])):
         questions, row = drive(ScriptedEngine(), {EXTEND}, plan, [*answers])  # depth 3 allows no fourth
         assert [q.kind for q in questions] == [EXTEND] * len(answers) and row.expansions == sum(answers)
-
-
-def test_sizes_are_limited_by_candidates_and_by_limits():
     questions, row = drive(ScriptedEngine(), {PLAN, SIZE}, LIMITS, [TreeConfig(2, 0, 2), 2])
     assert questions[-1].largest == 2 and row.verify_nodes == 2  # only two candidates were drafted
     questions, row = drive(ScriptedEngine(), {SIZE}, TreeConfig(3, 3, 4), [0])

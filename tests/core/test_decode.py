@@ -64,7 +64,7 @@ def test_autoregress_equals_transformers_greedy():
         assert specdec.autoregress(pair, PROMPT, 20).tokens == theirs
 
 
-def test_what_a_generation_holds():
+def test_what_a_generation_holds_and_times_of_the_counter():
     pair = shared_bigrams()
     text = specdec.decode(pair, PROMPT, SMALL, 20)
     assert len(text.tokens) == text.new_tok == 20 and text.text is None and text.prompt_tok == 5
@@ -77,10 +77,6 @@ def test_what_a_generation_holds():
     assert plain.rows == [] and len(plain.cycles) == 0 and plain.tau != plain.tau
     text.prefill_ms = text.decode_ms = 0.0
     assert repr(text) == f"Generation(20 tokens, {len(text.rows)} cycles, tau {text.tau:.2f})"
-
-
-def test_times_are_those_of_the_counter():
-    """One that moves by two seconds whenever it is looked at: once before and once after what is timed, and by the clock."""
     pair, looks = shared_bigrams(), itertools.count(5, 2)
     with clock.counted_by(lambda: float(next(looks))):
         plain = specdec.autoregress(pair, PROMPT, 6, stop_tokens=())
@@ -117,15 +113,12 @@ def test_plain_decoding_asks_for_one_row_of_logits_and_for_no_forward_too_many(m
         assert tokens == expected[: len(tokens)] and (not stops or len(tokens) == 1 + expected.index(expected[3]))
 
 
-def test_a_policy_that_draws_is_told_how_long_the_prompt_is(monkeypatch):
+def test_seeds_temperatures_and_the_length_of_the_prompt_decide_draws(monkeypatch):
     numbers, policy = [], RandomPolicy(TreeConfig(6, 2, 2), 0)
     monkeypatch.setattr(policy, "reseed", numbers.append)
     specdec.decode(shared_bigrams(), PROMPT, policy, 4)
     list(specdec.stream(shared_bigrams(), PROMPT + PROMPT, policy, 4))
     assert numbers == [5, 10]
-
-
-def test_seeds_and_temperatures():
     texts = [specdec.decode(shared_bigrams(), PROMPT, SMALL, 16, 1.5, seed).tokens for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     greedy = [specdec.decode(shared_bigrams(), PROMPT, SMALL, 16, 0.0, seed).tokens for seed in (1, 2)]
@@ -265,7 +258,7 @@ def test_generate_greedy(own):
     assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput) and torch.equal(output.sequences, plain)
 
 
-def test_generate_takes_a_generation_config(own):
+def test_generate_takes_a_generation_config_and_torchs_seed(own):
     model, _, ids = own
     config = hf.GenerationConfig(
         max_new_tokens=16, do_sample=True, temperature=0.8, top_k=12, top_p=0.95, eos_token_id=2
@@ -275,8 +268,6 @@ def test_generate_takes_a_generation_config(own):
     plain = specdec.autoregress(pair, ids[0], 16, 0.8, 6, top_k=12, top_p=0.95)
     assert sampled == plain.tokens
 
-
-def test_generate_follows_torchs_seed(own):
     def texts(seed):
         torch.manual_seed(seed)
         return [generated(own, do_sample=True, temperature=1.5, max_new_tokens=24).tolist() for _ in range(2)]

@@ -33,12 +33,14 @@ def with_words(**facts):
     return dataclasses.replace(shared_bigrams(), tokenizer=Words(), **facts)
 
 
-def test_texts_become_tokens_and_tokens_texts():
+def test_texts_become_tokens_and_tokens_texts_and_types_have_short_names():
     pair = with_words()
     assert pair.ids_of("3 0 5") == [3, 0, 5] == pair.ids_of([3, 0, 5]) == pair.ids_of(torch.tensor([[3, 0, 5]]))
     assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5] and pair.ids_of(range(2)) == [0, 1]
     assert pair.ids_of([{"role": "user", "content": "7"}]) == [7]
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
+    assert dtype_name(torch.bfloat16) == "bfloat16" and dtype_name("float32") == "float32"
+    assert specdec.load_pair("tiny").text_of([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,3 @@ def test_plain_decoding_opens_the_target_alone(monkeypatch):
         with pair.inference(plain=plain):
             pass
     assert opened == [("target", {"taps": False}), ("target", {"taps": True}), ("drafter", {})]
-
-
-def test_types_have_short_names():
-    assert dtype_name(torch.bfloat16) == "bfloat16" and dtype_name("float32") == "float32"
-    assert specdec.load_pair("tiny").text_of([]) == ""

@@ -41,7 +41,7 @@ class Answers:
         self.seen.append(cycle)
 
 
-def test_static_is_never_asked():
+def test_static_is_never_asked_and_has_room_for_its_shape():
     policy = Static(12, 3, 4)
     assert policy.asks == frozenset() and policy.plan == policy.limits == LIMITS
     for kind in KINDS:
@@ -50,9 +50,6 @@ def test_static_is_never_asked():
     for shape in (3, "x"):
         pytest.raises(SpecdecError, Static, shape=shape).match("the shape of a Static")
     pytest.raises(SpecdecError, Static.of, None).match("the tree of Static.of")
-
-
-def test_limits_of_a_static_shape_have_room_for_it():
     wide = StaticShape([path for length in (1, 2, 3) for path in itertools.product((0, 1), repeat=length)])
     assert (wide.top_k, wide.widest, wide.depth) == (2, 4, 2)
     assert (
@@ -116,22 +113,19 @@ def test_random_answers_reach_all_that_is_allowed():
     assert {RandomPolicy(limits, seed=seed).answer(question(PLAN)).top_k for seed in range(30)} == {1, 2, 3}
 
 
-def test_the_largest_beam_is_kept_room_for():
+def test_room_is_kept_for_the_largest_beam_and_of_copies_for_their_tokens_alone():
     beams = [TreeConfig(6, 2, 4, beam=(3,)), TreeConfig(7, 2, 2)]
     assert largest(beams).widest == 3 == max(limits.widest for limits in beams)
     assert largest([TreeConfig(60, 2, 8), TreeConfig(5, 9, 1)]) == TreeConfig(60, 9, 8)
     assert repr(Static(6, 2, 4, beam=(3,))) == "Static(6, 2, 4, beam=(3,))"
     assert repr(Static.of(StaticShape(EAGLE1_TREE))).count("beam") == 0
-
-
-def test_copies_need_room_for_their_tokens_alone():
     narrow = TreeConfig(12, 10, 1)  # a chain
     assert checked_plan(CopiedTree(12), narrow) == CopiedTree(12)
     with pytest.raises(SpecdecError, match="total_tokens=13, but its limits reserve room for 12"):
         checked_plan(CopiedTree(13), narrow)
 
 
-def test_what_is_like_a_policy_gets_the_defaults():
+def test_what_is_like_a_policy_gets_the_defaults_and_so_does_one_that_states_nothing():
     own = Answers({SIZE: 3}, plan=TreeConfig(9, 2, 3))
     policy = checked_policy(own)
     assert isinstance(policy, Policy) and (policy.asks, policy.plan, policy.limits) == (own.asks, own.plan, LIMITS)
@@ -146,6 +140,11 @@ def test_what_is_like_a_policy_gets_the_defaults():
         answer_of(policy, question(SIZE, 5))
     own.asks = "size"
     pytest.raises(SpecdecError, checked_policy, own).match("^asks is a set of kinds")
+    policy = Policy()
+    policy.reset(), policy.reseed(1), policy.observe("a row")
+    assert (policy.asks, policy.plan, policy.limits) == (frozenset(), TreeConfig(), TreeConfig())
+    assert policy.policies == (policy,)
+    pytest.raises(SpecdecError, policy.answer, question(PLAN)).match("^Policy answers no plan question")
 
 
 class Proxy:
@@ -168,14 +167,6 @@ def test_what_is_like_a_policy_may_hand_on_what_it_is_asked():
     pytest.raises(SpecdecError, check, value=Proxy(object())).match("^policy must be PolicyLike")
     view = {name: None for name in (*View.__annotations__, *vars(View), "clock", "candidates") if name[0] != "_"}
     assert not like(SimpleNamespace(**view), Engine), "what a protocol inherits counts, and so does its own"
-
-
-def test_a_policy_that_states_nothing_is_the_default_tree():
-    policy = Policy()
-    policy.reset(), policy.reseed(1), policy.observe("a row")
-    assert (policy.asks, policy.plan, policy.limits) == (frozenset(), TreeConfig(), TreeConfig())
-    assert policy.policies == (policy,)
-    pytest.raises(SpecdecError, policy.answer, question(PLAN)).match("^Policy answers no plan question")
 
 
 def test_flags_and_sizes():

@@ -12,25 +12,12 @@ from specdec.core import records, shown
 from specdec.core.records import SUMS, Cycle, Generation, Rates, with_rates
 
 
-def test_a_generation_of_nothing():
+def test_a_generation_shows_what_was_drafted():
     nothing = Generation([], 3)
     assert (nothing.rows, nothing.text, nothing.finish_reason) == ([], None, "length")
     assert nothing.prefill_ms == nothing.decode_ms == nothing.total_ms == 0.0
     assert math.isnan(nothing.tokens_per_s) and math.isnan(nothing.tau)
     assert list(nothing.cycles.columns) == list(Cycle.__dataclass_fields__) and len(nothing.cycles) == 0
-
-
-MARKS = "▁"  # a metaspace: the tokenizer drops the first one of a text
-
-
-def spaced(tokens):
-    """Reads like a SentencePiece tokenizer: é is two tokens."""
-    words = {1: "▁a", 2: "▁<b>", 3: "c&", 4: "\ufffd", 5: "é", 6: "▁d"}
-    text = "".join(words[token] for token in tokens).replace("\ufffdé", "é")
-    return text.replace(MARKS, " ").removeprefix(" ")
-
-
-def test_a_generation_shows_what_was_drafted():
     row = dict.fromkeys(Cycle.__dataclass_fields__, 1)
     rows = [Cycle(**row | dict(accepted_tok=2, new_tok=3, kept_tok=3)), Cycle(**row | dict(accepted_tok=3, kept_tok=2))]
     out = Generation([1, 2, 3, 6, 4, 5], 3, rows, prefill_ms=10.0, decode_ms=90.0).read(spaced)
@@ -51,6 +38,16 @@ def test_a_generation_shows_what_was_drafted():
         assert copied == out and copied.read_text is None and shown.pieces(copied) == [(out.text, "plain")]
     none = Generation([5], 3)
     assert repr(none) == "Generation(1 token)" and "ids [5]" in none._repr_html_()
+
+
+MARKS = "▁"  # a metaspace: the tokenizer drops the first one of a text
+
+
+def spaced(tokens):
+    """Reads like a SentencePiece tokenizer: é is two tokens."""
+    words = {1: "▁a", 2: "▁<b>", 3: "c&", 4: "\ufffd", 5: "é", 6: "▁d"}
+    text = "".join(words[token] for token in tokens).replace("\ufffdé", "é")
+    return text.replace(MARKS, " ").removeprefix(" ")
 
 
 def test_names_that_stored_files_go_by():

@@ -39,12 +39,9 @@ def test_what_no_machine_holds(make):
     assert time.monotonic() - begin < 2
 
 
-def test_the_largest_trees_of_the_papers_and_of_training_are_small():
+def test_the_largest_trees_of_the_papers_are_small_and_a_cache_must_fit(monkeypatch):
     for tree in (*TREES.values(), TreeConfig(240, 12, 10), TreeConfig(1024, 20, 32)):
         assert sizes.tree_bytes(tree.total_tokens, tree.pool_size) < sizes.MOST_TREE_BYTES / 100
-
-
-def test_a_cache_must_fit(monkeypatch):
     pair = random_pair(limit=10**9)
     pair.target.position_limit = None
     monkeypatch.setattr(sizes, "free_bytes", lambda device="cpu": 1 << 30)

@@ -79,7 +79,7 @@ def test_a_child_of_probability_one_does_not_displace_its_parent():
         assert tree.prune(verify_nodes).token.tolist() == tokens
 
 
-def test_a_tree_by_hand():
+def test_a_tree_by_hand_and_the_root_alone():
     #        0
     #      / | \
     #     1  2  3
@@ -94,6 +94,13 @@ def test_a_tree_by_hand():
     assert (cut.token.tolist(), cut.parent.tolist()) == ([10, 11, 13, 15], [-1, 0, 0, 1])
     assert cut.ancestors.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
     assert cut.paths().tolist() == [[0, 2, -1], [0, 1, 3]]
+    growing = begun(3, ([[1, 2]], [[-1.0, -2.0]]))
+    for alone in (DraftTree.from_arrays([3], [-1]), growing.prune(0)):
+        assert alone.token.tolist() == [3] and alone.ancestors.tolist() == [[True]] and alone.paths().tolist() == [[0]]
+    assert DraftTree.from_arrays([3], [-1]).levels == 0
+    unread = GrowingTree("meta")  # a device whose values cannot be read back
+    unread.restart(torch.tensor(3, device="meta"))
+    assert unread.size == 1
 
 
 @QUICK
@@ -113,16 +120,6 @@ def test_masks_and_paths_equal_the_slow_way(places):
     assert tree.paths().shape[1] == 1 + int(tree.depth.max())
 
 
-def test_the_root_alone_is_a_tree():
-    growing = begun(3, ([[1, 2]], [[-1.0, -2.0]]))
-    for alone in (DraftTree.from_arrays([3], [-1]), growing.prune(0)):
-        assert alone.token.tolist() == [3] and alone.ancestors.tolist() == [[True]] and alone.paths().tolist() == [[0]]
-    assert DraftTree.from_arrays([3], [-1]).levels == 0
-    unread = GrowingTree("meta")  # a device whose values cannot be read back
-    unread.restart(torch.tensor(3, device="meta"))
-    assert unread.size == 1
-
-
 def test_memory_is_reused_and_a_kept_tree_survives():
     growing = begun(1, ([[2, 3]], [[-1.0, -2.0]]))
     assert growing.newest_scores.tolist() == growing.scores.tolist() == [-1.0, -2.0]
@@ -138,7 +135,7 @@ def test_memory_is_reused_and_a_kept_tree_survives():
     assert growing.whole().token.tolist() == [9, 8, 8]
 
 
-def test_eagle1_tree_by_hand():
+def test_static_shapes_by_hand():
     shape = StaticShape(EAGLE1_TREE)
     assert len(set(EAGLE1_TREE)) == len(EAGLE1_TREE) == shape.verify_nodes == 25
     assert (shape.top_k, shape.depth, shape.total_tokens) == (4, 4, 26)
@@ -147,6 +144,13 @@ def test_eagle1_tree_by_hand():
     # (a) (0b 1b 2b 3b) (00c 01c 02c 10c) (000d) (0000e): whom each level expands, as flat candidates of its frontier.
     assert [level.tolist() for level in shape.on(torch.device("cpu"))[0]] == [[0, 1, 2, 3], [0, 1, 2, 4], [0], [0], []]
     assert shape.limits == TreeConfig(26, 4, 4) and path_set(grown_static(shape)) == paths_listed(EAGLE1_TREE)
+    shape = StaticShape([(1, 0), (1,), (0,), (2,), (2, 1), (2, 1, 0), (1, 0)])
+    assert shape.choices == ((0,), (1,), (2,), (1, 0), (2, 1), (2, 1, 0))
+    assert (shape.top_k, shape.depth, shape.verify_nodes, shape.total_tokens, shape.widest) == (3, 2, 6, 7, 2)
+    expanded, kept = shape.on(torch.device("cpu"))
+    assert [level.tolist() for level in expanded] == [[1, 2], [4], []]
+    assert kept.tolist() == [0, 1, 2, 3, 4, 8, 10] and kept.dtype == expanded[2].dtype == torch.long
+    assert StaticShape([(0,)]).widest == 1 and shape.on(torch.device("meta"))[1].device.type == "meta"
 
 
 def grown_static(shape: StaticShape) -> DraftTree:
@@ -198,17 +202,6 @@ def test_any_prefix_closed_list_is_a_tree(data):
 )
 def test_bad_trees_are_refused(make, message):
     pytest.raises(SpecdecError, make).match(message)
-
-
-def test_a_static_shape_by_hand():
-    """Paths in any order; the pool is laid out row by row of the nodes that are expanded."""
-    shape = StaticShape([(1, 0), (1,), (0,), (2,), (2, 1), (2, 1, 0), (1, 0)])
-    assert shape.choices == ((0,), (1,), (2,), (1, 0), (2, 1), (2, 1, 0))
-    assert (shape.top_k, shape.depth, shape.verify_nodes, shape.total_tokens, shape.widest) == (3, 2, 6, 7, 2)
-    expanded, kept = shape.on(torch.device("cpu"))
-    assert [level.tolist() for level in expanded] == [[1, 2], [4], []]
-    assert kept.tolist() == [0, 1, 2, 3, 4, 8, 10] and kept.dtype == expanded[2].dtype == torch.long
-    assert StaticShape([(0,)]).widest == 1 and shape.on(torch.device("meta"))[1].device.type == "meta"
 
 
 def test_scores_of_a_tree_from_arrays():

@@ -58,7 +58,7 @@ def test_the_smallest_trees():
         pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes=flat_nodes).match("between top_k=3 and the 5 nodes")
 
 
-def test_texts_are_read_back():
+def test_texts_are_read_back_also_of_copies_alone():
     for tree in (TreeConfig(60, 7, 10), TreeConfig(16, 5, 4, beam=(2, 1)), TreeConfig(2, 0, 1)):
         assert tree_from(tree.text) == tree
     assert TreeConfig(16, 5, 4, beam=(2, 1)).text == "16,5,4,2,1"
@@ -67,9 +67,6 @@ def test_texts_are_read_back():
             "is not a static tree; write static:total_tokens,depth,top_k"
         )
     assert repr(Static(12, 3, 4)) == "Static(12, 3, 4)"
-
-
-def test_trees_of_copies_alone():
     tree = CopiedTree(7)
     assert (tree.verify_nodes, tree.drafted, tree.text) == (6, False, "copied:7") and CopiedTree().total_tokens == 12
     assert tree.limits == TreeConfig(7, 0, 6) and CopiedTree(1).limits == TreeConfig(1, 0, 1)

@@ -44,7 +44,7 @@ def slow_merge(slow: ReferenceTree, trie: Trie) -> tuple[dict[tuple[int, ...], f
     return expected, len(set(copied) & set(drafted)), raised
 
 
-def test_the_nodes_within_some_levels():
+def test_a_pool_and_a_trie_by_hand():
     draw = random.Random(5)
     for nodes in (0, 1, 2, 9, 9, 9):
         trie = random_trie(draw, nodes, range(4))
@@ -54,10 +54,6 @@ def test_the_nodes_within_some_levels():
             assert paths_of(kept) == {path: score for path, score in paths.items() if len(path) <= levels}
             assert all(parent <= node for node, parent in enumerate(kept.parents))
     assert len(Trie()) == 0 and len(Trie((5, 6), (0, 1), (-1.0, -2.0)).within(0)) == 0
-
-
-def test_a_pool_and_a_trie_by_hand():
-    """Below root 9 the tree has 5 (-0.5) and 6 (-1.0), below that 5 and 7; the trie 5 (-0.25), 8 below it, 4 and 6 (-0.5), 5."""
     pool = Pool(tokens=(9, 5, 6, 5, 7), scores=(0.0, -0.5, -1.0, -1.5, -3.0), expanded=(0, 2), top_k=2)
     trie = Trie(tokens=(5, 8, 4, 6, 5), parents=(0, 1, 0, 0, 4), scores=(-0.25, -0.75, -3.0, -0.5, -2.5))
     merged = Merged(pool, trie)
@@ -187,16 +183,13 @@ def test_questions_see_what_is_drafted_and_copied_so_far():
     assert len(set(counts)) > 3 and min(counts) < 15
 
 
-def test_no_deeper_than_the_drafter_can():
+def test_trees_are_no_deeper_than_the_drafter_can_and_policies_see_copied_scores():
     pair = shared_bigrams()
     shallow = ScriptedDrafter(pair.target, lambda ids: Trie(), pair.drafter)
     shallow.deepest = 1
     out = decode(dataclasses.replace(pair, drafter=shallow), PROMPT, Static(30, 4, 3), max_new_tokens=12)
     assert out.tokens == plain_text(12)[len(PROMPT) :] and {row.expansions for row in out.rows} == {1}
     assert {row.candidates for row in out.rows} == {12}
-
-
-def test_policies_see_copied_scores():
     drafter = ScriptedDrafter(shared_bigrams().target, lambda ids: Trie((5, 6), (0, 1), (-0.25, -0.5)))
     pair = dataclasses.replace(shared_bigrams(), drafter=drafter)
     engine = LiveEngine(pair, torch.tensor(PROMPT), 8, TreeConfig(4, 0, 3), Picker.from_settings(0.0, 0))

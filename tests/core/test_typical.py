@@ -42,15 +42,12 @@ def test_which_path_is_taken_by_hand(said, path, tokens):
     assert TypicalPicker().walk(TREE, rows(*said), torch.tensor([9, 0])) == (path, tokens)
 
 
-def test_thresholds_by_hand():
+def test_thresholds_by_hand_and_what_passes_by_the_reference():
     p = [0.5, 0.3, 0.15, 0.05]
     entropy = -sum(x * math.log(x) for x in p)
     log_p, least = TypicalPicker()._row(rows(p)[0], torch.tensor([0]))
     assert math.exp(least) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)))
     assert math.exp(TypicalPicker(threshold=0.01)._row(rows(p)[0], torch.tensor([0]))[1]) == pytest.approx(0.01)
-
-
-def test_what_passes_is_the_references():
     draws, found = torch.Generator().manual_seed(3), set()
     for threshold, alpha in ((0.09, 0.3), (0.5, 0.2), (0.02, 5.0)):
         picker = TypicalPicker(threshold=threshold, alpha=alpha)
@@ -81,7 +78,7 @@ def typical(pair, prompt, policy, max_new_tokens=12, **rule):
     return specdec.decode(pair, prompt, policy, max_new_tokens, picker=TypicalPicker(**rule))
 
 
-def test_settings_reach_the_rule():
+def test_settings_reach_the_rule_which_stands_in_place_of_sampling():
     pair, tree = shared_bigrams(), specdec.Static(6, 2, 2)
     for everything in (dict(threshold=0.0), dict(alpha=0.0)):
         out = typical(pair, [1, 2, 3], tree, **everything)
@@ -92,9 +89,6 @@ def test_settings_reach_the_rule():
         pytest.raises(SpecdecError, TypicalPicker, **bad).match(f"^{next(iter(bad))} must")
     medusas = TypicalPicker()
     assert (medusas.threshold, medusas.alpha, medusas.sample, list(medusas.warpers)) == (0.09, 0.3, False, [])
-
-
-def test_a_picker_stands_in_place_of_sampling():
     pair = shared_bigrams()
     pytest.raises(SpecdecError, TypicalPicker, temperature=0).match("temperature above 0")
     for beside in (dict(temperature=1.0), dict(seed=1), dict(top_k=2)):

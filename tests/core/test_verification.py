@@ -41,11 +41,22 @@ def logits_of(seed: int, *shape: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def test_greedy_picks_the_first_best():
+def test_what_is_picked_by_hand():
     picker = Picker.from_settings(0.0)
     assert not picker.sample and not picker.warpers
     assert picker.pick(torch.tensor([0.0, 2.0, -1.0, 2.0]), IDS) == 1
     assert picker.pick(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), IDS) == 1
+    picker = Picker.from_settings(0.8, 3, top_k=4)
+    logits = logits_of(4, 30)
+    scores = picker.scores(logits, IDS)
+    assert int(scores.argmax()) == picker.pick(logits, IDS) and int(scores.isfinite().sum()) == 4
+    assert torch.equal(Picker.from_settings(0.0).scores(logits, IDS), logits)
+    logits = logits_of(8, 12)
+    plain = Picker.from_settings(0.5, 1, top_p=0.5, repetition_penalty=2.0)
+    numpys = Picker.from_settings(np.float32(0.5), 1, top_p=np.float32(0.5), repetition_penalty=2)
+    assert numpys.pick(logits, IDS) == plain.pick(logits, IDS)
+    assert Picker.from_settings(1e-12, 1).pick(logits, IDS) == int(logits.argmax())
+    assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
 
 
 def test_noise_belongs_to_seed_and_position():
@@ -64,14 +75,6 @@ def test_picks_follow_the_softmax(temperature):
     for warmer in (1.0, 1.3):
         found = chi_square(np.bincount(picks, minlength=8), (logits.double() / (warmer * temperature)).softmax(-1))
         assert found.passed == (warmer == 1.0), found
-
-
-def test_scores_are_what_is_picked():
-    picker = Picker.from_settings(0.8, 3, top_k=4)
-    logits = logits_of(4, 30)
-    scores = picker.scores(logits, IDS)
-    assert int(scores.argmax()) == picker.pick(logits, IDS) and int(scores.isfinite().sum()) == 4
-    assert torch.equal(Picker.from_settings(0.0).scores(logits, IDS), logits)
 
 
 WARPINGS = [
@@ -152,15 +155,6 @@ def test_bad_settings(config, message):
     assert re.search(message, sentence) and sentence.count(". ") == 0 and sentence.endswith(".")
 
 
-def test_numbers_of_every_kind_are_numbers():
-    logits = logits_of(8, 12)
-    plain = Picker.from_settings(0.5, 1, top_p=0.5, repetition_penalty=2.0)
-    numpys = Picker.from_settings(np.float32(0.5), 1, top_p=np.float32(0.5), repetition_penalty=2)
-    assert numpys.pick(logits, IDS) == plain.pick(logits, IDS)
-    assert Picker.from_settings(1e-12, 1).pick(logits, IDS) == int(logits.argmax())
-    assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
-
-
 @QUICK
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 40), vocab_size=st.integers(2, 6), ties=st.booleans())
 def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_size, ties):
@@ -189,12 +183,9 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
     assert general == (path, picked)
 
 
-def test_of_equal_siblings_the_earliest_counts():
+def test_equal_siblings_and_stop_tokens_by_hand():
     said = [7, 1, 8, 0]
     assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: said[node]) == ([0, 1], [7, 1])
-
-
-def test_truncate():
     for tokens, stops, most, kept in (
         ([1, 2, 3], (), None, [1, 2, 3]),
         ([1, 2, 3, 2], (2, 3), 3, [1, 2]),

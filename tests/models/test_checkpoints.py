@@ -127,16 +127,13 @@ def test_every_layout_is_read(tmp_path, name, file):
         assert "lacks fc.mlp.up_proj.weight" in refusal(write(tmp_path / "cut", raw, tensors))
 
 
-def test_full_vocabulary_needs_no_map(tmp_path):
+def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
     config = replace(PLAIN, draft_vocab_size=64)
     net = network(config)
     weights = {name: value for name, value in net.state_dict().items() if name not in ("d2t", "t2d")}
     loaded = read_network(write(tmp_path, official(config), weights))
     assert_same(loaded, net)
     assert bool(loaded.t2d.all()) and not bool(loaded.d2t.any())
-
-
-def test_rope_base_is_its_own(tmp_path):
     net = network(PLAIN)
     for fields, theta in (
         ({}, 1e4),
@@ -145,9 +142,6 @@ def test_rope_base_is_its_own(tmp_path):
         ({"rope_scaling": None}, 1e4),
     ):
         assert read_network(write(tmp_path, official(PLAIN) | fields, net.state_dict())).config.rope_theta == theta
-
-
-def test_fields_that_writers_name_differently(tmp_path):
     net = network(PLAIN)
     raw = {**official(PLAIN), "truncated_vocab_size": 24, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}
     del raw["draft_vocab_size"]
@@ -158,9 +152,6 @@ def test_fields_that_writers_name_differently(tmp_path):
     assert read_network(write(tmp_path, raw, state)).config == four
     del state["input_norm.weight"]
     assert "lacks input_norm.weight" in refusal(write(tmp_path, raw, state))
-
-
-def test_suspicious_tap_ids_warn(tmp_path):
     net = network(PLAIN)
     raw = speculators(PLAIN, eagle_aux_hidden_state_layer_ids=[1, 23, 44])  # outputs of a 48-layer target
     with pytest.warns(UserWarning, match="look like layer outputs"):

@@ -86,7 +86,7 @@ def test_what_is_written_drafts_the_same(engine, pair, served, tmp_path):
     assert sum(row.accepted_tok for row in out.rows) > 0
 
 
-def test_vllm_finds_every_name(tmp_path):
+def test_vllm_and_sglang_find_every_name(tmp_path):
     export(drafter_in(tmp_path / "d"), "vllm", tmp_path / "o", target_of(SMALL))
     names = set(load_file(tmp_path / "o" / "model.safetensors")) - {"t2d"}
     assert {"draft_id_to_target_id" if name == "d2t" else fused(name) for name in names} == VLLM
@@ -97,9 +97,6 @@ def test_vllm_finds_every_name(tmp_path):
     layer = LlamaConfig(**config["transformer_layer_config"])
     assert (layer.hidden_size, layer.head_dim, layer.num_hidden_layers) == (64, 16, 1)
     assert layer.rope_parameters["rope_theta"] == 10000.0
-
-
-def test_sglang_finds_every_name(tmp_path):
     export(drafter_in(tmp_path / "d"), "sglang", tmp_path / "o", target_of(SMALL))
     names = set(load_file(tmp_path / "o" / "model.safetensors")) - {"t2d"}
     assert {"hot_token_id" if name == "d2t" else fused(name) for name in names} == SGLANG
@@ -155,7 +152,7 @@ def test_what_a_loader_has_no_name_for_is_refused(engine, field, value, tmp_path
     assert not (tmp_path / "o").exists()
 
 
-def test_other_refusals(tmp_path):
+def test_other_refusals(tmp_path, monkeypatch):
     folder, target = drafter_in(tmp_path / "d"), target_of(SMALL)
     wide = replace(target, config=SimpleNamespace(hidden_size=96, num_hidden_layers=8, vocab_size=100))
     cases = [
@@ -172,6 +169,9 @@ def test_other_refusals(tmp_path):
     one = replace(SMALL, generation=1, num_taps=1, taps=(8,), draft_vocab_size=100)
     with pytest.raises(SpecdecError, match="only EAGLE-3 is exported"):
         export(drafter_in(tmp_path / "one", one), "vllm", tmp_path / "o", target)
+    monkeypatch.setattr(module, "_interleave", lambda name, value, config, back=False: value.flip(0) if back else value)
+    with pytest.raises(SpecdecError, match="reads back otherwise"):
+        export(drafter_in(tmp_path / "d"), "llama.cpp", tmp_path / "o", target_of(SMALL, gguf_with(100, tmp_path)))
 
 
 def test_the_flags_are_those_of_the_tree(tmp_path):
@@ -182,9 +182,3 @@ def test_the_flags_are_those_of_the_tree(tmp_path):
     assert "--spec-draft-n-max 5" in serve_command("llama.cpp", out, target, TreeConfig(6, 4, 1))
     words = serve_command("sglang", out, target, TreeConfig(60, 7, 10))
     assert "num-steps 8 --speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in words
-
-
-def test_what_reads_back_otherwise_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_interleave", lambda name, value, config, back=False: value.flip(0) if back else value)
-    with pytest.raises(SpecdecError, match="reads back otherwise"):
-        export(drafter_in(tmp_path / "d"), "llama.cpp", tmp_path / "o", target_of(SMALL, gguf_with(100, tmp_path)))

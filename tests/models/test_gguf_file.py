@@ -70,7 +70,7 @@ def test_every_type_that_is_promised_is_known_to_the_library(name):
     assert gguf.dequantize(np.ones(size, np.uint8), kind).shape == (3, 256)
 
 
-def test_settings_ends_and_a_tokenizer_that_splits_digits_and_knows_chat(file):
+def test_settings_ends_and_a_tokenizer_by_its_rule_for_digits_that_knows_chat(file, tmp_path):
     pair = load_pair(target=file[0])
     config, own = pair.target.config, llama().config
     for name in "hidden_size intermediate_size num_hidden_layers num_key_value_heads vocab_size head_dim".split():
@@ -83,9 +83,6 @@ def test_settings_ends_and_a_tokenizer_that_splits_digits_and_knows_chat(file):
     words = [TOKENS[number] for number in pair.ids_of(MESSAGES)]
     assert words[:2] == ["<|im_start|>", "u"] and words[-2:] == ["t", "Ċ"] and words.count("<|im_start|>") == 2
     assert pair.text_of(pair.ids_of(MESSAGES)) == "user\nthe 1200\nassistant\n"
-
-
-def test_another_rule_merges_digits(tmp_path):
     write_gguf(tmp_path / "model.gguf", llama(), fields={"tokenizer.ggml.pre": "gpt-2"})
     ids = load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)
     assert [TOKENS[number] for number in ids] == ["12", "0", "0"]

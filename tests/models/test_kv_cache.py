@@ -50,7 +50,7 @@ def names(cache: TreeCache) -> list[int]:
     return [int(name) for name in held]
 
 
-def test_rows_of_another_cache_are_taken_over():
+def test_memory_takes_after_the_layer_on_first_use_or_another_cache():
     cache, other = filled(range(3)), filled(range(5), capacity=5)
     cache.truncate(2)
     cache.append(other)
@@ -58,20 +58,6 @@ def test_rows_of_another_cache_are_taken_over():
     with pytest.raises(SpecdecError, match="room for 12 tokens but 17"):
         for _ in range(2):
             cache.append(other)
-
-
-def test_rows_are_appended_in_place_and_returned_as_views():
-    cache = filled(range(4))
-    memory = cache.layers[0].keys.data_ptr()
-    keys, values = cache.update(*block([4, 5]), 0)
-    assert keys.shape == (1, 2, 6, 3) and values.shape == (1, 2, 6, 5)
-    assert keys.data_ptr() == cache.layers[0].keys.data_ptr() == memory
-    assert keys[0, 1, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    assert cache.get_seq_length() == len(cache) == 6 and cache.get_mask_sizes(3, 0) == (9, 0)
-    assert cache.capacity == cache.layers[0].get_max_length() == cache.layers[0].get_max_cache_shape() == 12
-
-
-def test_memory_takes_after_the_layer_on_first_use():
     cache = TreeCache(1, 4)
     assert len(cache) == 0 and cache.layers[0].keys is None
     cache.update(torch.ones(1, 3, 2, 4, dtype=torch.bfloat16), torch.ones(1, 3, 2, 6, dtype=torch.bfloat16), 0)
@@ -81,7 +67,15 @@ def test_memory_takes_after_the_layer_on_first_use():
         pytest.raises(AssertionError, TreeCache, 1, capacity).match("at least one row")
 
 
-def test_overflow_is_refused_before_writing():
+def test_rows_are_appended_in_place_and_overflow_is_refused_before_writing():
+    cache = filled(range(4))
+    memory = cache.layers[0].keys.data_ptr()
+    keys, values = cache.update(*block([4, 5]), 0)
+    assert keys.shape == (1, 2, 6, 3) and values.shape == (1, 2, 6, 5)
+    assert keys.data_ptr() == cache.layers[0].keys.data_ptr() == memory
+    assert keys[0, 1, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert cache.get_seq_length() == len(cache) == 6 and cache.get_mask_sizes(3, 0) == (9, 0)
+    assert cache.capacity == cache.layers[0].get_max_length() == cache.layers[0].get_max_cache_shape() == 12
     cache = filled(range(10))
     cache.require(2)
     pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens but 13 are needed")
@@ -121,14 +115,11 @@ def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
     assert names(cache) == list(range(8))
 
 
-def test_layers_that_share_keys_stay_empty():
+def test_layers_that_share_keys_stay_empty_and_others_truncate_crop_and_reset():
     cache = TreeCache(3, 8)
     grow(cache, range(6))  # of the first two; the third layer reads the second's
     cache.keep(2, [3, 5])
     assert cache.layers.pop().keys is None and names(cache) == [0, 1, 3, 5]
-
-
-def test_truncate_crop_and_reset():
     cache = filled(range(8))
     cache.truncate(6)
     assert names(cache) == list(range(6))

@@ -67,16 +67,13 @@ def pair(places) -> Pair:
     return load_pair(target=places / "target", drafter=places / "drafter")
 
 
-def test_pair_from_folders(pair, places):
+def test_a_pair_from_folders_leaves_no_bar_in_the_page(pair, places, capfd):
     assert pair.name.startswith("some-pair") and pair.stop_tokens == {2}
     assert pair.target.dtype == torch.float32 and pair.target.device.type == "cpu"
     assert pair.target.model.config._attn_implementation == "sdpa" and not pair.target.model.training
     assert pair.drafter.taps == pair.target.taps == (2, 4, 5)
     stored = load_file(places / "drafter" / "model.safetensors")
     assert torch.equal(pair.drafter.network.fc.weight, stored["fc.weight"])
-
-
-def test_loading_leaves_no_bar_in_the_page(places, capfd):
     logging.enable_progress_bar()
     load_pair(target=places / "target", drafter=places / "drafter")
     assert "Loading weights" not in capfd.readouterr().err and logging.is_progress_bar_enabled()
@@ -97,11 +94,16 @@ def test_loaded_model_is_left_alone(pair, places):
     assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
 
 
-def test_target_named_by_the_drafter(places, tmp_path):
+def test_targets_named_by_a_drafter_and_written_by_a_training_are_found(places, tmp_path):
     verifier = {"verifier": {"name_or_path": str(places / "target")}}
     folder = planted(places / "drafter", tmp_path / "drafter", speculators_config=verifier)
     assert load_pair(drafter=folder).target.num_layers == 8
     assert "does not name its target" in refusal(load_pair, drafter=places / "drafter")
+    out = Path(shutil.copytree(places, tmp_path / "out"))
+    pair = load_pair(target=out, drafter=out)
+    assert pair.name == "out" and pair.drafter is not None
+    shutil.rmtree(out / "drafter")
+    assert "has no config.json" in refusal(load_pair, target=out, drafter=out)
 
 
 def test_precision(places):
@@ -171,15 +173,6 @@ def test_damaged_targets(places, tmp_path):
     assert "tokenizer of" in refusal(load_pair, target=folder)
     (folder / "config.json").unlink()
     assert "has no config.json" in refusal(load_pair, target=folder)
-
-
-def test_what_a_training_wrote_is_found_by_its_own_folder(places, tmp_path):
-    """`train` writes OUT/target and OUT/drafter; OUT stands for either."""
-    out = Path(shutil.copytree(places, tmp_path / "out"))
-    pair = load_pair(target=out, drafter=out)
-    assert pair.name == "out" and pair.drafter is not None
-    shutil.rmtree(out / "drafter")
-    assert "has no config.json" in refusal(load_pair, target=out, drafter=out)
 
 
 def test_code_in_a_pickled_target_does_not_run(places, tmp_path):

@@ -202,7 +202,7 @@ def test_copies_alone_draft_nothing():
     assert (both["draft_calls"] == 3).all() and both["candidates"].max() > Static(30, 2, 4).plan.pool_size
 
 
-def test_odds_are_counted_kept_and_checked(tmp_path):
+def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_path):
     ids = torch.tensor([*range(9)] * 4 + [30, *range(9)])
     found = list(outcomes(ids, 9, NgramConfig()))
     odds = CopyOdds.from_outcomes(found, scale=0.8, learned_from="a round")
@@ -216,9 +216,6 @@ def test_odds_are_counted_kept_and_checked(tmp_path):
         (tmp_path / copy_odds.FILE).write_text(text)
         pytest.raises(SpecdecError, CopyOdds.load, tmp_path).match("copies.json.*count it again")
     pytest.raises(SpecdecError, CopyOdds.load, tmp_path / "nowhere").match("no copies.json")
-
-
-def test_the_scale_of_a_drafters_scores_is_found():
     draw = random.Random(0)
     scores = [-draw.expovariate(0.7) for _ in range(4000)]
     for scale in (0.5, 1.0, 1.6):

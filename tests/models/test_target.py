@@ -392,7 +392,7 @@ def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
     assert calls
 
 
-def test_two_targets_share_a_model_and_a_model_cannot_be_used_while_lent():
+def test_two_targets_share_a_model_that_is_lent_and_an_overfull_cache_is_refused():
     model, prompt = model_of("llama"), random_tokens(5, seed=9)
     one, other = Target(model, taps=(1,)), Target(model)
     with one.inference(), other.inference():
@@ -400,9 +400,6 @@ def test_two_targets_share_a_model_and_a_model_cannot_be_used_while_lent():
     with one.inference():
         pytest.raises(SpecdecError, model, prompt[None]).match("specdec is decoding")
         assert torch.equal(one.forward(prompt, one.new_cache(8)).logits, inner)
-
-
-def test_an_overfull_cache_is_refused_before_anything_is_written():
     target, prompt = Target(model_of("llama")), random_tokens(6, seed=10)
     with target.inference():
         cache = target.new_cache(8)

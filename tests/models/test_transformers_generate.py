@@ -41,7 +41,7 @@ class Scores(StoppingCriteria):
         return torch.tensor([bool(self.read(scores))])
 
 
-def test_input_it_does_not_read(pair, call):
+def test_input_it_does_not_read_and_a_processor_that_runs_the_model(pair, call):
     model, ids = pair.target.model, call.ids
     embedded, filled = model.get_input_embeddings()(ids), DynamicCache()
     model(ids[:, :2], **{cache_keyword(type(model)): filled})
@@ -55,6 +55,9 @@ def test_input_it_does_not_read(pair, call):
         (dict(attention_mask=torch.zeros_like(ids)), "attention_mask"),
     ):
         pytest.raises(SpecdecError, call, **settings).match(word)
+    with pytest.raises(SpecdecError, match="a logits processor, a criterion"):
+        call(logits_processor=[RunsTheModel(pair.target.model)])
+    assert call().tolist() == call(plain=True).tolist()
 
 
 OUTPUTS = ["output_scores", "output_logits", "output_attentions", "output_hidden_states"]
@@ -127,9 +130,3 @@ class RunsTheModel(LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         return scores + 0 * self.model(input_ids).logits[:, -1]
-
-
-def test_a_processor_that_runs_the_model_is_named(pair, call):
-    with pytest.raises(SpecdecError, match="a logits processor, a criterion"):
-        call(logits_processor=[RunsTheModel(pair.target.model)])
-    assert call().tolist() == call(plain=True).tolist()

@@ -45,7 +45,7 @@ def seen_by(tree: DraftTree, prefix: int) -> TreeMask:
     return TreeMask(tree.depth + prefix, prefix, tree.ancestors)
 
 
-def test_masks_can_be_drawn():
+def test_masks_can_be_drawn_and_none_is_made_where_causal_order_says_it_all():
     #   0 root, 1 and 2 its children, 3 a child of 1, 4 a child of 2; two cached rows before them
     tree = DraftTree.from_arrays([7, 8, 9, 5, 5], [-1, 0, 0, 1, 2])
     everything_and_three_positions = """
@@ -60,6 +60,13 @@ def test_masks_can_be_drawn():
         assert drawn(seen_by(tree, 2).visible(window)).splitlines() == lines
     assert drawn(TreeMask(torch.arange(3) + 1, 1).visible(None)) == "##..\n###.\n####"  # a chain is causal
     assert drawn(TreeMask(torch.arange(3) + 1, 1).visible(2)) == "##..\n.##.\n..##"
+    for prefix, count, window in itertools.product((0, 1, 7), (1, 2, 5), (None, 1, 3, 6, 20)):
+        state = TreeMask(torch.arange(count) + prefix, prefix)
+        causal = torch.ones(count, prefix + count, dtype=torch.bool).tril_(prefix)
+        if state.is_causal(window):  # the kernel's own causal order starts at key 0, so it needs an empty prefix
+            assert torch.equal(state.visible(window), causal) and (prefix == 0 or count == 1)
+    assert TreeMask(torch.arange(9), 0).is_causal(None) and TreeMask(torch.tensor([9]), 9).is_causal(None)
+    assert not seen_by(random_tree(0), 0).is_causal(None)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 40])
@@ -73,16 +80,6 @@ def test_masks_are_those_of_a_walk(prefix, window):
         assert torch.equal(mask == 0, expected) and torch.equal(mask == -9.0, ~expected)
         assert state.additive(window, torch.zeros(1), -9.0) is mask  # one per kind of layer and pass
         assert state.windows == {window}
-
-
-def test_no_mask_is_made_only_where_causal_order_says_it_all():
-    for prefix, count, window in itertools.product((0, 1, 7), (1, 2, 5), (None, 1, 3, 6, 20)):
-        state = TreeMask(torch.arange(count) + prefix, prefix)
-        causal = torch.ones(count, prefix + count, dtype=torch.bool).tril_(prefix)
-        if state.is_causal(window):  # the kernel's own causal order starts at key 0, so it needs an empty prefix
-            assert torch.equal(state.visible(window), causal) and (prefix == 0 or count == 1)
-    assert TreeMask(torch.arange(9), 0).is_causal(None) and TreeMask(torch.tensor([9]), 9).is_causal(None)
-    assert not seen_by(random_tree(0), 0).is_causal(None)
 
 
 def naive(query, key, value, seen, scale):
@@ -198,7 +195,7 @@ def test_capped_scores_run_the_familys_own_kernel_with_our_mask_and_whatever_has
         tree_attention(stranger, query, key, value, None, scaling=0.5, softcap=cap)
 
 
-def test_masks_and_patches_nest_and_end_with_errors():
+def test_masks_nest_end_with_errors_and_tell_their_widths():
     model = model_of("gemma3")
     name, outer, inner = model.config._attn_implementation, *(TreeMask(torch.arange(2), 0) for _ in range(2))
     with pytest.raises(RuntimeError, match="stop"), patched_attention(attention_configs(model)):
@@ -210,9 +207,6 @@ def test_masks_and_patches_nest_and_end_with_errors():
             raise RuntimeError("stop")
     assert tree_attention_module._active.get() is None and not has_patched_attention(model)
     assert model.config._attn_implementation == name
-
-
-def test_the_models_own_masks_tell_their_widths():
     for name, widths in (("llama", {None}), ("mistral-window", {6}), ("gemma3", {None, 6})):
         model, prompt = model_of(name), random_tokens(5, seed=0)
         state = TreeMask(torch.arange(5), 0)

@@ -28,13 +28,10 @@ def test_settings_and_room():
     assert (shallow.limits.total_tokens, shallow.limits.depth, shallow.limits.top_k) == (6, 1, 6)
 
 
-def test_the_promise_is_that_of_the_best_copies_that_fit():
+def test_the_best_copies_that_fit_promise_what_makes_up_for_a_drafter():
     gate = CopyGate(copied_tokens=3)  # two copies and the root
     assert gate.promise([math.log(0.5), math.log(0.25), math.log(0.9)]) == pytest.approx(1.4)
     assert gate.promise([]) == 0.0
-
-
-def test_copies_alone_from_the_promise_that_makes_up_for_what_they_save():
     gate = CopyGate()  # (1 - 0.2) * (1 + 1) - 1
     assert gate.enough_tok == pytest.approx(0.6)
     assert gate.answer(asked(0.5, 0.11)) is gate.copied and gate.answer(asked(0.5, 0.09)) is gate.plan

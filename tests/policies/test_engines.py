@@ -67,7 +67,7 @@ def after(policy, *accepted) -> int:
     return levels(watch(policy, *accepted))
 
 
-def test_sglang_ema_moves_every_fifth_cycle_after_ten():
+def test_sglang_ema_moves_every_fifth_cycle_after_ten_and_turns_drafting_off():
     policy = SglangEma()
     assert levels(policy) == 5 and policy.average_tok == 4.0  # the middle candidate; its average begins one below
     assert after(policy, *[0] * 14) == 5, "warm-up and no fifth cycle yet"
@@ -85,9 +85,6 @@ def test_sglang_ema_moves_every_fifth_cycle_after_ten():
         (0.5, 3),
     ):  # 4 + 2 * 0.8 ** 15 = 4.07: at most 5 - 0.75, and half of it rounds up to 3
         assert after(SglangEma(start=7, ceiling=ceiling), *[4] * 15) == expected
-
-
-def test_sglang_ema_turns_drafting_off_and_tries_again():
     policy = SglangEma(candidates=(0, 1, 3), start=1)
     assert after(policy, *[0] * 15) == 0  # 0 <= 0.5 - 0.25
     assert after(policy, *[0] * 4) == 0 and policy.average_tok == 0.0
@@ -153,7 +150,7 @@ def test_trtllm_gate_closes_for_good():
     assert levels(policy) == 0
 
 
-def test_llamacpp_p_min_stops_at_an_unlikely_token():
+def test_llamacpp_p_min_stops_at_an_unlikely_token_of_the_best_path():
     policy = LlamacppPMin()
     assert policy.p_min == 0.75 and policy.plan.verify_nodes == 16
     assert policy.answer(chain(EXTEND, 0.9)) and policy.answer(chain(EXTEND, 0.9, 0.8))
@@ -164,9 +161,6 @@ def test_llamacpp_p_min_stops_at_an_unlikely_token():
     assert policy.answer(chain(SIZE, 0.9, 0.8, 0.8)) == 3, "drafting ended for want of levels"
     hugging = rule("hf_confidence")
     assert (hugging.p_min, hugging.keeps, hugging.most_levels) == (0.4, True, 20)
-
-
-def test_llamacpp_p_min_of_a_tree_follows_the_best_path():
     policy = LlamacppPMin(top_k=2, most_levels=3, p_min=0.5, verify_nodes=5)
     tree = question(TREE_SCORES, 1, EXTEND, 2, plan=policy.plan)
     assert policy.answer(tree)  # 0.4 / 0.6 is above a half
@@ -328,14 +322,11 @@ def test_rules_of_the_papers_are_saved_alike(kind, tmp_path):
     assert load_policy(policy.save(tmp_path)) == policy
 
 
-def test_prices_of_another_machine_are_told(tmp_path):
+def test_prices_are_the_cost_models_and_those_of_another_machine_are_told(tmp_path):
     policy = rule("sglang_draft_prob", FLAT)
     assert policy.priced_for == "round numbers"
     with pytest.warns(UserWarning, match="goes by the prices 'far@away'.* call its price"):
         load_policy(policy.with_settings(priced_for="far@away").save(tmp_path))
-
-
-def test_prices_are_the_cost_models():
     costs = round_costs(root_per_tok=(0.01, 0.01), verify_per_tok=(0.0, 0.01, 0.02), step_per_tok=0.002)
     policy = SglangThroughput(top_k=3, verify_nodes=12).price(costs)
     for count in (1, 3, 7):

@@ -82,7 +82,7 @@ def root(probs):
     return question(np.log(np.sort(probs)[::-1]), 0)
 
 
-def test_svip_stops_at_high_entropy():
+def test_svip_stops_at_high_entropy_of_the_best_path_or_the_whole_beam():
     flat, peaked = root(np.full(10, 0.02)), root([0.9, 0.05] + [0.001] * 8)
     nats = 10 * 0.02 * -math.log(0.02) + 0.8 * -math.log(0.8)
     assert 1 - math.sqrt(0.15 * nats) > 0.3  # by "bound" even this goes on: the estimate's entropy is bounded
@@ -92,9 +92,6 @@ def test_svip_stops_at_high_entropy():
     edge = math.sqrt(0.15 * nats)
     assert SVIP(rule="distance", minimum=edge + 1e-5).answer(flat) is True
     assert SVIP(rule="distance", minimum=edge - 1e-5).answer(flat) is False
-
-
-def test_svip_on_the_best_path_or_the_whole_beam():
     scores = pool(np.random.default_rng(0), 1, scale=0.3)
     scores[:10] = [-0.1, *np.linspace(-2.5, -4, 9)]
     scores[10:20] = -0.1 + np.log([0.95] + [0.001] * 9)  # certain after the best path

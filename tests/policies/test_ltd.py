@@ -121,11 +121,15 @@ def test_the_best_probabilities(best):
     np.testing.assert_allclose(policy.observation(question), expected, rtol=1e-6)
 
 
-def test_half_precision_scores_and_features_are_read():
+def test_half_precision_is_read_and_one_length_never_changes():
     seen = dict(scores=torch.linspace(-9, -1, 110).bfloat16(), features=torch.ones(6, dtype=torch.float16))
     policy = SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6)
     seen = policy.observation(asked(SIZE, 1, largest=110, **seen))
     assert seen.dtype == np.float32 and seen[-6:].tolist() == [1] * 6 and seen[109] == -1
+    for context_tok in (50, 700):  # the two lengths of the sheet's check
+        question = asked(EXTEND, 3, context_tok=context_tok, newest_scores=torch.zeros(100))
+        assert DepthPolicy(constant_length=True).observation(question)[100:114].tolist() == [np.float32(0.01)] * 14
+        assert DepthPolicy().observation(question)[100:114].tolist() == [np.float32(context_tok / 1000)] * 14
 
 
 @pytest.mark.parametrize(
@@ -164,18 +168,13 @@ def test_depths_of_a_constant_network(settings, stop, go):
         assert {row.expansions for row in rows} == {expected} and {row.verify_nodes for row in rows} == {19}
 
 
-def test_official_first_tree_is_never_asked_for():
+def test_official_first_tree_is_never_asked_for_and_sizes_alone_draft_to_a_fixed_depth():
     both = combine(fixed(ltd.OFFICIAL.depth.policy(), 0), fixed(ltd.OFFICIAL.size.policy(), 23))
     rows = specdec.decode(shared_bigrams(), PROMPT, both, 24).rows
     assert [(row.expansions, row.verify_nodes) for row in rows[:2]] == [(8, 59), (3, 240)]
     assert {(row.expansions, row.verify_nodes) for row in rows[1:]} == {(3, 240)}
-
-
-def test_the_length_that_never_changes():
-    for context_tok in (50, 700):  # the two lengths of the sheet's check
-        question = asked(EXTEND, 3, context_tok=context_tok, newest_scores=torch.zeros(100))
-        assert DepthPolicy(constant_length=True).observation(question)[100:114].tolist() == [np.float32(0.01)] * 14
-        assert DepthPolicy().observation(question)[100:114].tolist() == [np.float32(context_tok / 1000)] * 14
+    rows = specdec.decode(shared_bigrams(), PROMPT, fixed(SizePolicy(drafted=3), 1), 8).rows
+    assert {(row.expansions, row.verify_nodes, row.questions) for row in rows} == {(3, 40, 1)}
 
 
 def test_before_the_first_expansion_it_sees_the_tree_before():
@@ -199,11 +198,6 @@ def test_sizes_are_clipped_to_the_pool(expansions, most):
     depth = fixed(DepthPolicy(stride=expansions), 0)
     rows = specdec.decode(shared_bigrams(), PROMPT, combine(depth, policy), 4).rows
     assert {row.verify_nodes for row in rows} == {most} and {row.verified_tok for row in rows} == {most + 1}
-
-
-def test_alone_it_drafts_to_a_fixed_depth():
-    rows = specdec.decode(shared_bigrams(), PROMPT, fixed(SizePolicy(drafted=3), 1), 8).rows
-    assert {(row.expansions, row.verify_nodes, row.questions) for row in rows} == {(3, 40, 1)}
 
 
 def test_random_depths_are_uniform_from_one():
@@ -314,9 +308,16 @@ def test_foreign_trees_are_refused(policy, plan):
         armed(policy).answer(asked(kind, 1, plan=plan, scores=torch.zeros(30), newest_scores=torch.zeros(16)))
 
 
-def test_foreign_trees_are_refused_while_decoding():
+def test_foreign_trees_or_features_and_no_network_are_refused(tmp_path):
     with pytest.raises(SpecdecError, match="top_k=4 and depth=3"):
         specdec.decode(shared_bigrams(), PROMPT, Chain(Static(12, 3, 4), armed(SizePolicy())), 8)
+    for policy, kind in ((DepthPolicy(), EXTEND), (SizePolicy(), SIZE)):
+        with pytest.raises(SpecdecError, match="no network yet"):
+            policy.answer(asked(kind, 1, scores=torch.zeros(110), newest_scores=torch.zeros(100)))
+        pytest.raises(SpecdecError, policy.save, tmp_path).match("no network yet")
+    policy = armed(SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6))
+    with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 8"):
+        policy.answer(asked(SIZE, 1, scores=torch.zeros(110), features=torch.zeros(8)))
 
 
 @pytest.mark.parametrize(
@@ -339,16 +340,3 @@ def test_foreign_trees_are_refused_while_decoding():
 )
 def test_bad_settings(make, message):
     pytest.raises(SpecdecError, make).match(message)
-
-
-def test_without_a_network_there_is_no_answer(tmp_path):
-    for policy, kind in ((DepthPolicy(), EXTEND), (SizePolicy(), SIZE)):
-        with pytest.raises(SpecdecError, match="no network yet"):
-            policy.answer(asked(kind, 1, scores=torch.zeros(110), newest_scores=torch.zeros(100)))
-        pytest.raises(SpecdecError, policy.save, tmp_path).match("no network yet")
-
-
-def test_features_of_another_pair_are_refused():
-    policy = armed(SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6))
-    with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 8"):
-        policy.answer(asked(SIZE, 1, scores=torch.zeros(110), features=torch.zeros(8)))

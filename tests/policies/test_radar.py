@@ -80,7 +80,7 @@ def test_numpy_network_equals_torch(scale):
         np.testing.assert_allclose(module(torch.from_numpy(states)[None])[0], found, rtol=1e-5, atol=1e-5 * scale**2)
 
 
-def test_weights_load_from_both_formats_and_survive_saving(tmp_path):
+def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refused(tmp_path):
     from collections import OrderedDict
 
     from safetensors.torch import save_file
@@ -98,9 +98,6 @@ def test_weights_load_from_both_formats_and_survive_saving(tmp_path):
     assert again.settings() == policy.settings() and again.trained_for == policy.trained_for
     for key, value in again.network.arrays().items():
         np.testing.assert_array_equal(value, state[key])
-
-
-def test_foreign_weights_are_refused(tmp_path):
     arrays = arrays_of(torch_network())
     with pytest.raises(SpecdecError, match="mlp.3.bias.*missing or unknown"):
         LstmNetwork({name: value for name, value in arrays.items() if name != "mlp.3.bias"})
@@ -119,16 +116,13 @@ def test_foreign_weights_are_refused(tmp_path):
     pytest.raises(SpecdecError, radar.released, tmp_path / "empty").match(r"holds no .pt or .safetensors")
 
 
-def test_state_is_the_sorted_best_of_the_newest_level():
+def test_state_is_the_sorted_best_of_the_newest_level_filled_up():
     newest = np.random.default_rng(0).normal(size=100).astype(np.float32)
     expected = sorted(newest.tolist(), reverse=True)[:10]
     np.testing.assert_array_equal(best_scores(newest), np.float32(expected))
     np.testing.assert_array_equal(best_scores(newest, half=True), np.float32(np.float16(expected)))
     np.testing.assert_array_equal(RadarPolicy().observation(question(0, expected)), np.float32(expected))
     pytest.raises(SpecdecError, best_scores, newest[:9]).match("top_k=10")
-
-
-def test_narrower_trees_fill_up_the_state():
     tree = dict(total_tokens=12, top_k=4, beam=(2, 1))
     policy = random_policy(**tree)
     assert policy.plan == TreeConfig(12, 7, 4, beam=(2, 1)) == radar.RadarConfig(**tree).tree
@@ -152,7 +146,7 @@ def test_released_weights_stop_when_the_first_token_is_unlikely():
         assert stops[0] < 0.05 and stops[0] <= stops[1] <= stops[2] and stops[2] > 0.5
 
 
-def test_memory_lasts_one_cycle():
+def test_answers_follow_the_logits_and_memory_lasts_one_cycle():
     policy, states = random_policy(4), random_states(5)
     logits = []
     for _ in range(2):
@@ -162,9 +156,6 @@ def test_memory_lasts_one_cycle():
     np.testing.assert_array_equal(logits[:7], logits[7:])
     alone = policy.network.step(states[3])[1][0]
     assert np.abs(alone - logits[3]).max() > 1e-3  # without the memory the fourth state gives something else
-
-
-def test_answers_follow_the_logits():
     policy, states = random_policy(4), random_states(5)
     expected = reference_logits(torch_network(4, 3.0), states)
     assert ask(policy, states) == [bool(stop < go) for stop, go in expected]

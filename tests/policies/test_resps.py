@@ -148,16 +148,12 @@ def schedule(policy, cycles):
     return queries, trees
 
 
-def test_a_tree_is_kept_for_an_interval_and_every_turn_starts_afresh():
+def test_a_tree_is_kept_for_an_interval_and_the_official_schedule():
     policy = scripted(RespsPolicy(features_size=6, interval=10), [5, 6, 7, 8])
     queries, trees = schedule(policy, 25)
     assert queries == [0, 10, 20]
     assert trees == [policy.trees[5]] * 10 + [policy.trees[6]] * 10 + [policy.trees[7]] * 5
     assert schedule(policy, 4) == ([0], [policy.trees[8]] * 4)
-
-
-def test_official_schedule():
-    """The sheet's example: queries at 1, 11, 21; two cycles of the starter; every action one cycle late."""
     config = dataclasses.replace(resps.OFFICIAL, hidden_size=4)
     policy = scripted(config.policy(12, training=True), [5, 6, 7, 8])
     queries, trees = schedule(policy, 25)
@@ -201,7 +197,7 @@ def draws(policy, turns=1, count=400) -> list[int]:
     return found
 
 
-def test_arg_max_or_draws_at_a_temperature():
+def test_arg_max_or_draws_at_a_temperature_from_a_generator_of_its_own():
     policy = armed(RespsPolicy(features_size=6, totals=(32, 48), depths=(3,), widths=(8, 12)))
     logits = policy.logits(np.ones(6, dtype=np.float32))
     assert set(draws(policy)) == {int(logits.argmax())}
@@ -209,10 +205,6 @@ def test_arg_max_or_draws_at_a_temperature():
     wanted = np.exp(logits / 1.5) / np.exp(logits / 1.5).sum()
     found = np.bincount(draws(hot, count=6000), minlength=4) / 6000
     np.testing.assert_allclose(found, wanted, atol=0.03)
-
-
-def test_draws_come_from_a_generator_of_its_own():
-    """Sheet 0.6: with a reset every turn, the j-th draw of every turn is the same; few actions are ever tried."""
 
     def drawn(turns, count=400, seed=3, **settings):
         return draws(armed(RespsPolicy(features_size=6, temperature=1.5, seed=seed, **settings)), turns, count)
@@ -251,9 +243,6 @@ def test_text_state_sees_what_the_encoder_says():
     plain = specdec.autoregress(pair(), PROMPT, 8).tokens
     assert specdec.decode(pair(), PROMPT, policy, 8).tokens == plain
     assert all(text.startswith("3 1 4 1 5 9 2 6 ") for text in texts) and len(set(texts)) > 2
-
-
-def test_text_state_without_its_helpers():
     policy = armed(RespsPolicy(state="text"))
     with pytest.raises(SpecdecError, match="needs an encoder"):
         policy.answer(asked(PLAN, cycle=0))
@@ -319,16 +308,12 @@ def test_bad_settings(settings, message):
     pytest.raises(AssertionError, RespsPolicy, features_size=6, interval=0)
 
 
-def test_features_of_another_pair_are_refused():
+def test_features_of_another_pair_are_refused_and_official_ones_of_none_are_zero():
     policy = armed(RespsPolicy(features_size=6))
     with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 4"):
         policy.answer(asked(PLAN, cycle=0, features=torch.zeros(4)))
     with pytest.raises(SpecdecError, match="but the pair gives 0"):
         specdec.decode(shared_bigrams(), PROMPT, armed(RespsPolicy(features_size=6, widths=(8,))), 4)
-
-
-def test_official_state_of_a_pair_without_features_is_zero():
-    """As in the code (1.1): None becomes zeros, and decoding goes on."""
     policy = armed(RespsPolicy(state="official", hidden_size=4, widths=(8,)))
     plain = specdec.autoregress(shared_bigrams(), PROMPT, 8).tokens
     assert specdec.decode(shared_bigrams(), PROMPT, policy, 8).tokens == plain

@@ -23,7 +23,7 @@ def trace():
     return synthetic_trace(turns=48, positions=60, depth=4, top_ks=(3,), most_nodes=20, hit=0.6)
 
 
-def test_inputs_of_a_batch_equal_those_of_one(trace):
+def test_inputs_of_a_batch_equal_those_of_one_and_those_by_hand(trace):
     inputs, scores = TreeInputs(3, 4, SIZES), trace.trees(3).scores[:5]
     history = history_after(history_after(np.zeros(5, np.float32), 4, 3), 1, 3)
     assert history.tolist() == pytest.approx([1 / 8, 4 / 8, 0.8 * 0.5 + 0.2 / 8, 0.0, 1.0])
@@ -44,9 +44,6 @@ def test_inputs_of_a_batch_equal_those_of_one(trace):
         step = inputs.update(growing, scores[0, : 3 + 9 * expansions], expansions)
         fresh = inputs.update(inputs.begin(contexts[0], history), scores[0, : 3 + 9 * expansions], expansions)
         np.testing.assert_array_equal(step, fresh)
-
-
-def test_inputs_by_hand():
     inputs = TreeInputs(2, 1, (0, 1, 3))
     scores = np.log(np.float32([0.6, 0.3, 0.4, 0.1, 0.2, 0.05]))  # two nodes, then two children of each
     seen = inputs.update(inputs.begin(100, np.zeros(5, np.float32)), scores, 1)

@@ -49,11 +49,16 @@ def test_arrays_hold_what_the_policies_will_see():
     assert labels.sum() == (ranks[:, 4] < 410).sum()
 
 
-def test_balanced_takes_all_of_the_rarer_kind():
+def test_balanced_takes_all_of_the_rarer_kind_and_the_residual_network_equals_torchs():
     labels = np.array([True] * 3 + [False] * 10)
     chosen = balanced(labels, seed=1)
     assert sorted(chosen[:3]) == [0, 1, 2] and len(set(chosen[3:])) == 3 and not labels[chosen[3:]].any()
     pytest.raises(SpecdecError, balanced, np.ones(4, dtype=bool)).match("both kinds")
+    torch.manual_seed(0)
+    module, seen = classifiers._Residual(20, 32, 5), torch.randn(20)
+    answer = module(seen[None])[0].detach()
+    np.testing.assert_allclose(classifiers.exported(module)(seen.numpy()), answer, rtol=1e-5, atol=1e-6)
+    pytest.raises(KeyError, ResidualNetwork, {"gate.weight": np.zeros((2, 2))}).match("gate.bias")
 
 
 def accuracy(probability, labels) -> float:
@@ -119,14 +124,6 @@ def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path):
     pytest.raises(AssertionError, fit_disco, inputs, labels[:5], out_dir=tmp_path / "bad").match("one label")
     fit = classifiers.fit_specdec_plus
     pytest.raises(AssertionError, fit, inputs, labels, out_dir=tmp_path / "bad").match("same positions")
-
-
-def test_residual_network_equals_torch():
-    torch.manual_seed(0)
-    module, seen = classifiers._Residual(20, 32, 5), torch.randn(20)
-    answer = module(seen[None])[0].detach()
-    np.testing.assert_allclose(classifiers.exported(module)(seen.numpy()), answer, rtol=1e-5, atol=1e-6)
-    pytest.raises(KeyError, ResidualNetwork, {"gate.weight": np.zeros((2, 2))}).match("gate.bias")
 
 
 def test_labels_are_about_the_tree_that_is_asked_for():

@@ -204,7 +204,7 @@ def test_pieces_of_the_library_begin_at_its_start_one_time_in_four():
     assert all((piece.kind == LIBRARY).all() and piece.kind.dtype == np.uint8 for piece in pieces[:50])
 
 
-def test_a_learning_curve_holds_what_was_measured(tmp_path):
+def test_a_learning_curve_holds_what_was_measured_and_students_interval_of_a_doubling(tmp_path):
     expected = {"step": [0, 2], "seen_tok": [0, 20], "distinct_tok": [0, 15], "rate_frac": [1.0, 1.0]}
     expected |= {TOP1: [0.1, 0.2], TAU: [1.0, 1.5]}
     rows = pd.concat([pd.DataFrame(expected), pd.DataFrame({"step": [1]})]).assign(loss=1.0).sort_values("step")
@@ -221,9 +221,6 @@ def test_a_learning_curve_holds_what_was_measured(tmp_path):
     assert ended.iloc[-1].to_dict() == {"step": 3, **{name: last[name] for name in expected if name != "step"}}
     assert len(ended) == 3 and list(ended) == list(expected)
     assert (TAU, TOP1) == ("held_out_tau_chain", "held_out_top1_frac")
-
-
-def test_the_interval_of_a_doubling_is_students():
     tokens = 30_000 * 2 ** np.arange(5)
     curve = pd.DataFrame({"distinct_tok": tokens, "seen_tok": tokens, "rate_frac": 1.0})
     curve[TAU], curve[TOP1] = [1.0, 1.3, 1.4, 1.8, 1.9], [0.1, 0.15, 0.2, 0.22, 0.3]

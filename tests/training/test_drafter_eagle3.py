@@ -135,7 +135,7 @@ def test_losses_and_gradients_equal_the_slow_definition(preset, fused):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_packed_documents_do_not_see_each_other():
+def test_packed_documents_and_padding_are_not_seen():
     net, given = network(), batch()
     given["loss_mask"] = torch.ones_like(given["loss_mask"])
     documents = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
@@ -145,6 +145,16 @@ def test_packed_documents_do_not_see_each_other():
     losses, counts = slow_losses(net, given, rules, allowed=same, same=same)
     assert packed.counted_tok.tolist() == counts
     torch.testing.assert_close(packed.losses, losses, rtol=1e-6, atol=1e-7)
+
+    def widen(value: Tensor) -> Tensor:
+        return torch.cat((value, value.new_zeros(1, 5, *value.shape[2:])), 1)
+
+    net, given, rules, mask = network(), batch(rows=1), LossRules(steps=3), torch.ones(1, SLOTS)
+    plain = loss_of(net, given, rules, attention_mask=mask)
+    padded = {name: value if name == "embedding" else widen(value) for name, value in given.items()}
+    longer = loss_of(net, padded, rules, attention_mask=widen(mask))
+    torch.testing.assert_close(plain.losses, longer.losses)
+    torch.testing.assert_close(plain.accuracies, longer.accuracies)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -172,18 +182,6 @@ def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
     pytest.raises(SpecdecError, TrainingTimeTest, backward="egaer").match("backward")
 
 
-def test_right_padding_changes_nothing():
-    def widen(value: Tensor) -> Tensor:
-        return torch.cat((value, value.new_zeros(1, 5, *value.shape[2:])), 1)
-
-    net, given, rules, mask = network(), batch(rows=1), LossRules(steps=3), torch.ones(1, SLOTS)
-    plain = loss_of(net, given, rules, attention_mask=mask)
-    padded = {name: value if name == "embedding" else widen(value) for name, value in given.items()}
-    longer = loss_of(net, padded, rules, attention_mask=widen(mask))
-    torch.testing.assert_close(plain.losses, longer.losses)
-    torch.testing.assert_close(plain.accuracies, longer.accuracies)
-
-
 def test_the_hand_written_backward_pass_passes_gradcheck():
     torch.manual_seed(0)
     random = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
@@ -192,16 +190,13 @@ def test_the_hand_written_backward_pass_passes_gradcheck():
     torch.testing.assert_close(NormFunction.apply(x, norm.weight, 1e-5), norm(x), rtol=1e-6, atol=1e-6)
 
 
-def test_missing_mass_is_reported():
+def test_draft_vocabulary_keeps_the_most_frequent_in_order_and_the_rest_is_reported():
     net, given = network(), batch()
     found = loss_of(net, given)
     mask = given["loss_mask"].bool()
     taught = [(row, p) for row in range(2) for p in range(SLOTS - 2) if mask[row, p + 1] and mask[row, p + 2]]
     probs = torch.stack([given["target_logits"][row, p + 1].softmax(-1) for row, p in taught])
     assert found.missing_mass_frac == pytest.approx(float(probs[:, ~net.t2d].sum(-1).mean()), rel=1e-5)
-
-
-def test_draft_vocabulary_keeps_the_most_frequent_in_order():
     counts = torch.tensor([0, 5, 1, 9, 5, 0, 2])
     d2t, t2d = draft_vocabulary(counts, 4)
     assert (torch.arange(4) + d2t).tolist() == [1, 3, 4, 6]

@@ -193,7 +193,7 @@ def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
     torch.testing.assert_close(weights_of(folder)["fc.weight"].float(), mean, rtol=0.01, atol=1e-4)
 
 
-def test_every_document_is_read_once_a_pass():
+def test_every_document_is_read_once_a_pass_and_first_fit_leaves_nothing_out():
     texts = [Document(np.full(n, n), np.full(n, ANSWER, np.uint8)) for n in (30, 7, 12, 20, 41, 5, 3, 18)]
     text = FixedText(texts, [], Settings(length=32, batch=2, passes=4), 1, "cpu")
     lengths = [min(len(item.ids), 32) for item in texts]
@@ -215,9 +215,6 @@ def test_every_document_is_read_once_a_pass():
     grown, alone = FixedText([*texts, *texts], [], *once, [5, 16]), FixedText(texts[:5], [], *once)
     assert grown.begins == [0, alone.steps] and grown._rows_of(0, alone.steps) == alone._rows_of(0, alone.steps)
     assert (grown.answer_counts(50) == alone.answer_counts(50)).all()
-
-
-def test_first_fit_leaves_nothing_out():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 60, 300).tolist()
     rows = chats_module.first_fit(lengths, 60)

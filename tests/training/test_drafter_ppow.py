@@ -33,15 +33,12 @@ LN2 = math.log(2)
 log = lambda *values: torch.tensor(values, dtype=torch.float64).log()  # noqa: E731
 
 
-def test_advantages_of_a_group():
+def test_advantages_criticality_and_the_clip_by_hand():
     found = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
     # groups (1, 3), (0, 0), (0, 4): means 2, 0, 2; deviations 1, 0, 2; delta 1
     assert found.tolist() == [[-0.5, 0.5, 0.0, 0.0, pytest.approx(-2 / 3), pytest.approx(2 / 3)]]
     # 0.893 eight times has a mean that differs from it in float32; delta must not blow that up
     assert not group_advantages(torch.full((1, 24), 0.893), 8, 1e-6).any()
-
-
-def test_criticality_by_hand():
     # P = (1/2, 1/2, 0, 0): H = ln 2, C = 1 - 1/2; over the draft vocabulary {0, 2} P is (1, 0), Q = (1/4, 3/4)
     found = criticality(log(0.5, 0.5, 0.0, 0.0)[None], log(0.25, 0.75)[None], torch.tensor([0, 2]))
     assert float(found) == pytest.approx(0.5 * math.log(4))
@@ -49,6 +46,10 @@ def test_criticality_by_hand():
     everything = torch.arange(4)
     assert float(criticality(sure, flat, everything)) == pytest.approx(math.log(4))
     assert float(criticality(flat, sure.clamp(min=-9), everything)) == pytest.approx(0.0, abs=1e-12)
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log()
+    gain, clipped = clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
+    assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
+    assert clipped.tolist() == [True, False, False, True, False]
 
 
 def test_windows_begin_inside_one_answer():
@@ -103,13 +104,6 @@ def test_divergences_in_a_reduced_vocabulary():
     js += sum(0.5 * a * math.log(a / m) for a, m in zip((0.5, 0.25), middle, strict=True)) + 0.5 * 0.25 * LN2
     assert value["jsd"] == pytest.approx(js)
     assert value["k3"] == pytest.approx(1 / 3 - math.log(1 / 3) - 1)
-
-
-def test_the_clip_holds_back_what_has_moved_far():
-    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log()
-    gain, clipped = clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
-    assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
-    assert clipped.tolist() == [True, False, False, True, False]
 
 
 TAPS = (2, 3, 4)
@@ -317,17 +311,13 @@ def test_text_windows_teach_like_the_text(scene):
     assert 0.2 < float(same) < 0.8
 
 
-def test_hard_places_follow_the_curriculum(scene):
+def test_places_follow_the_curriculum_and_the_scores(scene, monkeypatch):
     _, network, target, batch = scene
     shares = {"gradual": [0.2, 0.5, 0.74, 0.8, 0.8], "switched": [0.2, 0.2, 0.2, 0.8, 0.8]}
     for curriculum, wanted in shares.items():
         config = Ppow(window=3, curriculum_steps=10, curriculum=curriculum)
         seen = [config.collect(network, target, replace(batch, step=step)).collected[1] for step in (0, 5, 9, 10, 99)]
         assert [row["hard_frac"] for row in seen] == pytest.approx(wanted)
-
-
-def test_places_follow_the_scores(scene, monkeypatch):
-    """All hard: windows begin only where the score is; adaptive and after errors alike."""
     _, network, target, batch = scene
     scores, right = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
     scores[:, 14] = 1.0
@@ -406,13 +396,10 @@ def test_windows_teach_what_likelihood_does_not():
     assert expected_tokens(window_level) > 0.95 > 0.72 > expected_tokens(token_level)
 
 
-def test_soft_labels_are_the_training_time_test(scene):
+def test_soft_labels_are_the_training_time_test_and_hard_ones_the_texts_tokens(scene):
     _, network, target, batch = scene
     ours, loss = TrainingTimeTest(LossRules(3), "eager"), Supervised(LossRules(3), labels="soft")
     torch.testing.assert_close(loss(network, target, batch)[0], ours(network, target, batch)[0])
-
-
-def test_hard_labels_are_the_texts_own_tokens(scene):
     model, _, target, batch = scene
     network = chat_network(model, kept=200)
     loss, measures = Supervised(LossRules(1))(network, target, batch)

@@ -49,7 +49,7 @@ def test_a_step_that_breaks_off_leaves_nothing_behind(tmp_path, save_s):
     assert [session["step"] for session in again.plan["sessions"]] == [0, 3]
 
 
-def test_a_finished_run_keeps_one_table(tmp_path):
+def test_a_finished_run_keeps_one_table_and_rows_after_the_checkpoint_are_cut(tmp_path):
     run, _ = trained(tmp_path)
     rows = run.table()
     run.finish(loss=1.0)
@@ -58,10 +58,6 @@ def test_a_finished_run_keeps_one_table(tmp_path):
     again.run(None, "nothing to do")
     assert again.finished and again.plan["results"] == {"loss": 1.0} and again.table().equals(rows)
     assert not TrainingRun(tmp_path, {"steps": 6}, resume=False).finished
-
-
-def test_rows_after_the_checkpoint_are_cut(tmp_path):
-    """Killed between the shard and the checkpoint: the shard goes, its rows are made again."""
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, dies_at=3, save_s=0)
     Curve(tmp_path / "loss").shards.write(3, pd.DataFrame({"step": [3, 4], "loss": 0.0}))
@@ -152,7 +148,7 @@ def test_the_plan_and_the_bar_say_where_a_run_is(tmp_path, monkeypatch):
     assert plan["sessions"][0]["step"] == 0 and len(plan["sessions"]) == 1
 
 
-def test_rates_are_set_as_shares_of_their_peaks(tmp_path):
+def test_rates_are_shares_of_their_peaks_and_a_run_without_steps_or_minutes_ends_with_its_text(tmp_path):
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([{"params": [weight], "lr": 9.0, "peak": 0.5}])
     run, seen = TrainingRun(tmp_path, {"steps": 2}), []
@@ -163,9 +159,6 @@ def test_rates_are_set_as_shares_of_their_peaks(tmp_path):
 
     run.run(step, "test", lambda step, last: (step + 1) / last, progress=False)
     assert seen == [(0, 0.5, 0.25), (1, 1.0, 0.5)]
-
-
-def test_the_end_of_a_run_without_steps_or_minutes_is_the_texts(tmp_path):
     run = TrainingRun(tmp_path / "a", {"steps": None, "minutes": None})
     run.track({})
     run.end_at(7)

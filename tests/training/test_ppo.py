@@ -61,12 +61,23 @@ def curve_of(folder):
     return pd.read_parquet(folder / "curve.parquet").drop(columns="elapsed_s")
 
 
-def test_learning_rate_by_hand():
+def test_learning_rate_and_running_moments_by_hand():
     falling = PPOConfig(learning_rate=2.0, warmup_frac=0.01, linear_decay=True)
     rates = [ppo_module.learning_rate(falling, progress) for progress in (0.0, 0.005, 0.01, 0.505, 1.0)]
     assert rates == pytest.approx([0, 1, 2, 1, 0])
     constant = replace(falling, warmup_frac=0.0, linear_decay=False)
     assert [ppo_module.learning_rate(constant, progress) for progress in (0.0, 0.5, 1.0)] == [2, 2, 2]
+    random, moments = np.random.default_rng(0), RunningMoments(3)
+    parts = [random.normal(2, 3, size=(n, 3)) * (1, 1, 0) for n in (1, 7, 40)]
+    for part in parts:
+        moments.add(part)
+    mean, deviation = moments.scale()
+    rows = np.concatenate(parts)
+    assert mean == pytest.approx(rows.mean(0), abs=1e-6)
+    assert deviation == pytest.approx([*rows.std(0)[:2], 1.0], rel=1e-6)
+    still = RunningMoments(2)
+    still.add(np.array([[3.0, 1.0], [3.0, 1.02]]))
+    assert still.scale()[1].tolist() == pytest.approx([1.0, 0.01]), "what never changes has a deviation of one"
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -93,20 +104,6 @@ def test_the_exported_network_answers_as_stable_baselines_does(activation, scale
     predicted = model.predict(seen, deterministic=True)[0]
     assert (predicted == ours.argmax(1))[clear].all()
     assert np.allclose(ppo_module.action_logits(model.policy, seen), network(raw), atol=1e-4)
-
-
-def test_running_moments():
-    random, moments = np.random.default_rng(0), RunningMoments(3)
-    parts = [random.normal(2, 3, size=(n, 3)) * (1, 1, 0) for n in (1, 7, 40)]
-    for part in parts:
-        moments.add(part)
-    mean, deviation = moments.scale()
-    rows = np.concatenate(parts)
-    assert mean == pytest.approx(rows.mean(0), abs=1e-6)
-    assert deviation == pytest.approx([*rows.std(0)[:2], 1.0], rel=1e-6)
-    still = RunningMoments(2)
-    still.add(np.array([[3.0, 1.0], [3.0, 1.02]]))
-    assert still.scale()[1].tolist() == pytest.approx([1.0, 0.01]), "what never changes has a deviation of one"
 
 
 def make_env(learner, episode="cycle"):

@@ -316,10 +316,17 @@ def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
 
 
-def test_the_rate_falls_as_a_cosine_to_the_last_one():
+def test_the_rate_falls_as_a_cosine_and_a_reward_comes_at_the_stop():
     config = RadarConfig(learning_rate=1e-3, last_rate=1e-4)
     factors = [radar_module.rate_factor(config, epoch, 8) for epoch in (0, 2, 4, 8)]
     assert factors == pytest.approx([1.0, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1])
+    lengths, latency = torch.tensor([0.0, 3.0]), torch.tensor([10.0, 20.0])
+    ratio = RadarConfig(beta_factor=4.0)
+    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 8 * 3 / 20])
+    bonus = dataclasses.replace(ratio, count_bonus=True)
+    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.8, 8 * 4 / 20])
+    priced = dataclasses.replace(bonus, objective="lagrangian")
+    assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
 
 
 def test_latency_adds_up_in_the_head():
@@ -336,16 +343,6 @@ def test_latency_adds_up_in_the_head():
     assert free == pytest.approx(1.25 + 0.5 * np.arange(8) + verify)
     assert latency_ms(round_costs(), [3])[0][0] == pytest.approx(1.25 + 5.0), "ten children"
     assert latency_ms(round_costs(), [3], 59)[0][0] == pytest.approx(1.25 + 5 + 4.9), "a flat tree"
-
-
-def test_a_reward_at_the_stop():
-    lengths, latency = torch.tensor([0.0, 3.0]), torch.tensor([10.0, 20.0])
-    ratio = RadarConfig(beta_factor=4.0)
-    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 8 * 3 / 20])
-    bonus = dataclasses.replace(ratio, count_bonus=True)
-    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.8, 8 * 4 / 20])
-    priced = dataclasses.replace(bonus, objective="lagrangian")
-    assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
 
 
 def some_rows(count=5, seed=0) -> Rows:

@@ -182,13 +182,10 @@ def test_prompts_of_a_file(tmp_path):
     pytest.raises(SpecdecError, read_prompts, tmp_path / "nowhere.txt").match("there is no file")
 
 
-def test_around_what_a_user_says(tiny):
+def test_around_what_a_user_says_tokens_are_drawn_with_their_probabilities(tiny):
     before, after = self_prompting.around_user_text(tiny)
     said = tiny.tokenizer.encode("Hi", add_special_tokens=False)
     assert [*before, *said, *after] == tiny.ids_of([{"role": "user", "content": "Hi"}])
-
-
-def test_tokens_are_drawn_with_their_probabilities():
     logits, rng = torch.tensor([0.0, 2.0, 1.0, -30.0]), random.Random(0)
     assert [draw(logits, 0, rng) for _ in range(3)] == [1, 1, 1]
     counts = torch.bincount(torch.tensor([draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]), minlength=4)

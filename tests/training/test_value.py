@@ -58,7 +58,7 @@ def test_the_numpy_network_is_the_trained_one():
     np.testing.assert_allclose(both(inputs.numpy(), both.state(features.numpy())), np.mean(answers, 0), atol=1e-5)
 
 
-def test_it_beats_the_tuned_tree_and_never_the_bound(trace, trained):
+def test_it_beats_the_tuned_tree_never_the_bound_and_prices_move_its_answers(trace, trained):
     policy, curve = trained
     test, costs = trace.select(part="test"), COSTS
     tuned = replay(test, Static.of(best_static(trace.select(part="train"), costs)), costs)
@@ -66,9 +66,6 @@ def test_it_beats_the_tuned_tree_and_never_the_bound(trace, trained):
     assert ours.speedup > 1.03 * tuned.speedup
     assert 0.06 < headroom(ours.ms_per_tok, tuned.ms_per_tok, bound.ms_per_tok) < 1
     assert curve["held_out_loss"].min() < curve["held_out_loss"].iloc[0]
-
-
-def test_prices_move_the_answers(trace, trained):
     policy, _ = trained
     train, test = (trace.select(part=part).select(np.arange(24) < 8) for part in ("train", "test"))
     dear = round_costs(name="dear nodes", verify=(4.0, 12.0, 200.0))
@@ -107,7 +104,7 @@ def test_evaluations_cost_what_they_are_said_to_cost(trace, trained):
     assert 0.001 < evaluation_ms(policy, test, COSTS) < 50
 
 
-def test_cycles_start_where_replay_says_with_the_history_before_them(few):
+def test_cycles_start_where_replay_says_and_detours_begin_anew_with_each_seed(few):
     rows, histories = value.cycle_starts(few, COSTS, STATIC, detours=0)
     cycles = replay(few, STATIC, COSTS, keep_cycles=True)
     expected_rows, expected = [], []
@@ -120,9 +117,6 @@ def test_cycles_start_where_replay_says_with_the_history_before_them(few):
     assert rows.tolist() == expected_rows and rows.dtype == np.int64
     np.testing.assert_array_equal(histories, np.stack(expected))
     assert histories.dtype == np.float32 and not histories[0].any()
-
-
-def test_detours_begin_anew_with_each_seed(few):
     parts = [
         value.cycle_starts(few, COSTS, STATIC, detours=detours, seed=seed)[0].tolist()
         for detours, seed in ((0, 3), (1, 3), (2, 3), (1, 4))
