@@ -217,7 +217,7 @@ def ran(tmp_path_factory):
 
 
 def test_two_ranks_train_and_write_chats_as_one_process(ran):
-    folder, _ = ran
+    folder, found = ran
     two, one = equal_curves(folder, steps=8)
     assert len(one) == 8 and one["loss"].iloc[-1] < 0.9 * one["loss"].iloc[0]
     assert (two["batch_tok"] == one["batch_tok"]).all() and (two["counted_tok"] == one["counted_tok"]).all()
@@ -227,7 +227,6 @@ def test_two_ranks_train_and_write_chats_as_one_process(ran):
     weights = [load.load_drafter(folder / name / "drafter", target).network.parameters() for name in ("one", "two")]
     for ours, theirs in zip(*weights, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)  # written in bfloat16
-    folder, found = ran
     assert found == [written(folder, "alone")] * 2
     names = sorted(path.name for path in (folder / "alone").iterdir())
     assert names == sorted(path.name for path in (folder / "chats").iterdir()) and len(names) >= 3

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from fakes import refusals
 from fakes.pairs import random_pair
 from fakes.traces import round_costs
@@ -345,9 +346,12 @@ def test_weights_of_a_language_model(language_model):
     for read in as_target_and_drafter(language_model):
         refusal(read, "cannot be loaded")
     weights.unlink()
-    (language_model / "pytorch_model.bin").write_bytes(pickle.dumps(refusals.Bomb(language_model / "ran")))
-    for read in as_target_and_drafter(language_model):
-        refusal(read, "code in it")
+    bomb = refusals.Bomb(language_model / "ran")
+    for pickled in (pickle.dump, torch.save):  # bare, and in torch's container
+        with open(language_model / "pytorch_model.bin", "wb") as file:
+            pickled({"model.norm.weight": torch.ones(32), "bomb": bomb}, file)
+        for read in as_target_and_drafter(language_model):
+            refusal(read, "pickle with code in it")
     assert not (language_model / "ran").exists()
     (language_model / "pytorch_model.bin").unlink()
     (language_model.parent / "elsewhere").write_bytes(content)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from fakes.bars import Bar
-from fakes.pairs import bigram_pair, random_drafter, random_target, shared_bigrams, shared_pair
+from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 from fakes.refusals import refusal
 
 import specdec
@@ -24,7 +24,6 @@ from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import save_drafter
 from specdec.models.load import shipped_folder
 from specdec.models.target import Target
 
@@ -55,13 +54,6 @@ def test_decode_equals_autoregress(policy, settings):
     assert drafted.tokens == plain.tokens and drafted.text == plain.text
     assert drafted.finish_reason == plain.finish_reason and drafted.prompt_tok == plain.prompt_tok
     assert untouched(tiny())
-
-
-def test_autoregress_equals_transformers_greedy():
-    for pair in (tiny(), shared_bigrams()):
-        ids = torch.tensor([pair.ids_of(PROMPT)])
-        theirs = pair.target.model.generate(ids, max_new_tokens=20, do_sample=False)[0, len(PROMPT) :].tolist()
-        assert specdec.autoregress(pair, PROMPT, 20).tokens == theirs
 
 
 def test_what_a_generation_holds_and_times_of_the_counter():
@@ -403,25 +395,6 @@ def test_chats_refuse(content):
     assert "chat messages are a list" in refusal(specdec.decode, tiny(), [{"content": "no role"}])
     assert "the chat template refuses" in refusal(specdec.decode, tiny(), [{"role": "wizard", "content": "hi"}])
     assert "content" in refusal(tiny().ids_of, [{"role": "user", "content": content}])
-
-
-@pytest.mark.parametrize(
-    ("other", "hidden", "taps", "own", "message"),
-    [
-        (dict(hidden=64), 16, None, {}, "features of width 64, but the target's hidden size is 32"),
-        (dict(vocab_size=48), None, None, {}, "vocabulary of 48 exceeds the target's 24"),
-        ({}, None, (2, 4, 9), {}, "do not all exist in a target of 8 layers"),
-        ({}, None, (2, 4), {}, r"fc.weight has shape \(32, 96\), .* do not belong together"),
-        (dict(layers=8), None, None, dict(layers=5), "at least 7 layers"),
-    ],
-)
-def test_drafters_that_do_not_fit_the_target(other, hidden, taps, own, message, tmp_path):
-    """Saved for another target, and refused when loaded for this one."""
-    network = random_drafter(Target(random_target(**{"layers": 12} | other)), hidden=hidden).network
-    if taps is not None:
-        object.__setattr__(network.config, "taps", taps)
-    save_drafter(network, tmp_path)
-    pytest.raises(SpecdecError, specdec.load_drafter, tmp_path, random_target(**own)).match(message)
 
 
 def test_a_question_asked_after_every_token_ends_the_text_with_a_stop():

@@ -36,6 +36,7 @@ def with_words(**facts):
 def test_texts_become_tokens_and_tokens_texts_and_types_have_short_names():
     pair = with_words()
     assert pair.ids_of("3 0 5") == [3, 0, 5] == pair.ids_of([3, 0, 5]) == pair.ids_of(torch.tensor([[3, 0, 5]]))
+    assert pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0] and type(pair.ids_of(torch.tensor([5]))[0]) is int
     assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5] and pair.ids_of(range(2)) == [0, 1]
     assert pair.ids_of([{"role": "user", "content": "7"}]) == [7]
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
@@ -49,13 +50,16 @@ def test_texts_become_tokens_and_tokens_texts_and_types_have_short_names():
         (dict(tokenizer=None), "3 4", "'a pair' has no tokenizer to read text;"),
         (dict(tokenizer=None), [{"role": "user", "content": "7"}], "'a pair' has no tokenizer to read chat messages;"),
         (dict(tokenizer=object()), [{"role": "user", "content": "7"}], "tokenizer of 'a pair' has no chat template;"),
-        ({}, "", "^the prompt is empty; "),
+        *(({}, nothing, "^the prompt is empty; ") for nothing in ("", [], torch.tensor([], dtype=torch.long))),
         ({}, [3, -1], "^token id -1 is outside the target's vocabulary of 24; "),
         ({}, [24], "^token id 24 is outside"),
-        ({}, [3, "4"], r"got a list of other things\.$"),
+        *(({}, bad, r"got a list of other things\.$") for bad in ([3, "4"], [1.5], [[1, 2], [3, 4]], ["the"])),
+        *(({}, [*bad, {"role": "user"}], "another shape") for bad in ([], [{"role": "user", "content": "x"}, "y"])),
+        ({}, torch.tensor([1.0]), "of other things"),
         ({}, (True, 3), r"got a tuple of other things\.$"),
         ({}, {3: 4}, r"got a dict\.$"),
         ({}, 5.5, r"got a float\.$"),
+        ({}, None, r"got a NoneType\.$"),
     ],
 )
 def test_what_is_no_prompt(facts, prompt, message):

@@ -196,8 +196,6 @@ def test_any_prefix_closed_list_is_a_tree(data):
         (lambda: StaticShape(((0,), (0, -1))), "ranks from 0"),
         (lambda: StaticShape(()), "at least one"),
         (lambda: StaticShape((0, 1)), "child ranks"),
-        (lambda: TreeConfig(60, 7, 0), "top_k"),
-        (lambda: TreeConfig(60, 1, 4), "offer 20"),
     ],
 )
 def test_bad_trees_are_refused(make, message):

@@ -142,7 +142,6 @@ def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
         ({"rope_scaling": None}, 1e4),
     ):
         assert read_network(write(tmp_path, official(PLAIN) | fields, net.state_dict())).config.rope_theta == theta
-    net = network(PLAIN)
     raw = {**official(PLAIN), "truncated_vocab_size": 24, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}
     del raw["draft_vocab_size"]
     assert read_network(write(tmp_path, raw, net.state_dict())).config == PLAIN
@@ -152,7 +151,6 @@ def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
     assert read_network(write(tmp_path, raw, state)).config == four
     del state["input_norm.weight"]
     assert "lacks input_norm.weight" in refusal(write(tmp_path, raw, state))
-    net = network(PLAIN)
     raw = speculators(PLAIN, eagle_aux_hidden_state_layer_ids=[1, 23, 44])  # outputs of a 48-layer target
     with pytest.warns(UserWarning, match="look like layer outputs"):
         assert read_network(write(tmp_path, raw, renamed(net))).config.taps == (1, 23, 44)

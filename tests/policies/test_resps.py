@@ -91,8 +91,6 @@ def layer_norm(rows) -> np.ndarray:
         ({"state": "concat"}, lambda rows: rows.ravel()),
         ({"state": "official", "hidden_size": 32}, lambda rows: (rows[0] + rows[1] + rows[2]) / 3),
         ({"state": "official", "hidden_size": 40}, lambda rows: np.concatenate((rows[0], rows[1][:8]))),
-        ({"state": "official", "hidden_size": 20}, lambda rows: rows[0][:20]),
-        ({"state": "official", "hidden_size": 100}, lambda rows: np.concatenate((rows.ravel(), np.zeros(4)))),
         ({"state": "normalised"}, lambda rows: layer_norm([rows.ravel()])),
         ({"state": "normalised", "per_layer": True}, layer_norm),
     ],

@@ -26,15 +26,9 @@ from specdec.training.controllers import interval_credit, train_ltd, train_resps
 from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import Outcome, RunOptions, Task, train_policy
 
+pytestmark = pytest.mark.filterwarnings("ignore:this .* gave the answer")
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 PARTS = ["train", "tune", "test", "train"] * 2
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this .* gave the answer")
-        yield
 
 
 def small_resps(preset, **changes):

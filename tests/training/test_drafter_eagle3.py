@@ -3,14 +3,13 @@
 import copy
 import json
 import math
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fakes.chats import CHATS, chat_target, curve_of, same_weights, weights_of
+from fakes.golden import GOLDEN, needs_golden
 from fakes.killed import killed_at
 from safetensors.torch import load_file
 from torch import Tensor
@@ -27,10 +26,6 @@ from specdec.training.drafter.objective import FrozenTarget, FullLogits, Objecti
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.ttt import RULES, LossRules, NormFunction, TrainingTimeTest, draft_vocabulary
 
-SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-needs_golden = pytest.mark.skipif(
-    not (SHARED / "golden" / "ttt").is_dir(), reason="golden vectors are not beside the checkout (set SPECDEC_SHARED)"
-)
 VOCABULARY, KEPT, HIDDEN, SLOTS = 40, 24, 16, 9
 
 
@@ -211,11 +206,11 @@ def test_draft_vocabulary_keeps_the_most_frequent_in_order_and_the_rest_is_repor
 def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
     from transformers import AutoModelForCausalLM
 
-    golden = load_file(SHARED / "golden" / "ttt" / "ttt.safetensors")
-    wanted = json.loads((SHARED / "golden" / "ttt" / "ttt.json").read_text())
-    target = AutoModelForCausalLM.from_pretrained(SHARED / "golden" / "target", dtype=torch.float32).eval()
+    golden = load_file(GOLDEN / "ttt" / "ttt.safetensors")
+    wanted = json.loads((GOLDEN / "ttt" / "ttt.json").read_text())
+    target = AutoModelForCausalLM.from_pretrained(GOLDEN / "target", dtype=torch.float32).eval()
     net = EagleNetwork(EagleConfig(64, 128, 4, 2, 512, 256, 64))
-    net.load_state_dict(load_file(SHARED / "golden" / "drafter" / "model.safetensors"))
+    net.load_state_dict(load_file(GOLDEN / "drafter" / "model.safetensors"))
     ids, mask = golden["input_ids"], golden["attention_mask"]
     with torch.no_grad():
         out = target(ids, attention_mask=mask, output_hidden_states=True)

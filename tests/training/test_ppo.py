@@ -27,17 +27,11 @@ from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
 from specdec.training.ppo import EnvRunner, Outcome, Rollouts, RunningMoments, RunOptions, Task, build_ppo, each_alone
 
+pytestmark = pytest.mark.filterwarnings("ignore:this .* gave the answer")
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 SIZES = dict(sizes=(1, 4, 8, 20), drafted=4, **TREE)
 PPO = PPOConfig(n_steps=64, batch_size=32, n_epochs=2, learning_rate=3e-3, warmup_frac=0.1, linear_decay=True)
 PPO = replace(PPO, gamma=0.9, ent_coef=0.01, pi=(16, 8), vf=(16,), activation="relu", total_steps=256)
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this .* gave the answer")
-        yield
 
 
 def sizes(**fields):

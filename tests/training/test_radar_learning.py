@@ -12,12 +12,9 @@ import pandas as pd
 import pytest
 import torch
 from fakes.killed import killed_at
-from fakes.reference import sequential_rejection
 from fakes.traces import round_costs, synthetic_trace
 
-from specdec.core.tree import DraftTree
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.core.verification import acceptance_distribution
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
@@ -25,34 +22,10 @@ from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, Ra
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
-from specdec.training.radar import Rows, latency_ms, returns_to_go, stop_log_probs, train_radar
+from specdec.training.radar import Rows, latency_ms, returns_to_go, train_radar
 from specdec.training.radar_data import RadarData, from_trace, point_masses, training_turns
 
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
-
-
-def random_tree(seed: int, nodes=14, vocabulary=6):
-    """(tokens, parents, target distributions [N, V]); siblings carry different tokens."""
-    random = np.random.default_rng(seed)
-    tokens, parents = [0], [-1]
-    while len(tokens) < nodes:
-        parent = int(random.integers(max(0, len(tokens) - 4), len(tokens)))
-        siblings = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
-        if free := sorted(set(range(vocabulary)) - siblings):
-            tokens.append(int(random.choice(free)))
-            parents.append(parent)
-    return tokens, parents, torch.from_numpy(random.dirichlet(np.full(vocabulary, 0.5), size=nodes))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_recorded_distributions_agree_with_the_sequential_rule(seed):
-    tokens, parents, probs = random_tree(seed)
-    found = np.asarray(acceptance_distribution(DraftTree.from_arrays(tokens, parents), probs))
-    assert found.sum() == pytest.approx(1)
-    uniforms, draws = iter(np.random.default_rng(seed).random(400_000).tolist()), 4000
-    lengths = [len(sequential_rejection(tokens, parents, probs, uniforms)[0]) - 1 for _ in range(draws)]
-    shares = np.bincount(lengths, minlength=len(found)) / draws
-    assert (np.abs(shares - found) <= 4 * np.sqrt(found * (1 - found) / draws) + 1e-9).all()
 
 
 def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
@@ -190,14 +163,6 @@ def test_returns_are_the_sums_of_the_sheet(gamma):
         assert float(found[a, j]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_stop_probabilities_are_products():
-    logits = torch.randn(5, 7, 2, generator=torch.Generator().manual_seed(0))
-    go_on = logits.softmax(-1)[..., 1]
-    for row, a in itertools.product(range(5), range(8)):
-        expected = float(go_on[row, :a].prod()) * (1 - float(go_on[row, a]) if a < 7 else 1.0)
-        assert float(stop_log_probs(logits)[row, a].exp()) == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
 def test_reinforce_estimates_the_exact_gradient(objective):
     """At gamma = 1 the surrogate, a mean over 7 steps, has a seventh of the exact gradient in expectation."""
@@ -261,22 +226,6 @@ def test_reinforce_learns_as_well(tmp_path):
     assert found.results["gain_frac"] > 0.02
     assert 0.2 > found.results["known_lengths_tok_per_ms"] / found.results["constant_tok_per_ms"] - 1 > 0.05
     assert found.policy.temperature == 1.0 and found.results["tok_per_ms"] > found.curve["tok_per_ms_drawn"].iloc[0]
-
-
-def test_a_certain_mistake_still_moves():
-    """At a saturated decision the exact gradient vanishes; the advantage loss pulls as hard as the mistake costs."""
-    lengths = np.zeros((1, 8), dtype=int)
-    rows = Rows.of(RadarData(-np.ones((1, 8, 10)), point_masses(lengths), [0], [0]), LATENCY[None])
-    grads = {}
-    for gradient in ("exact", "advantage"):
-        settings = dataclasses.replace(CONFIGS["ours"], gradient=gradient)
-        logits = torch.tensor([-15.0, 15.0]).expand(1, 7, 2).clone().requires_grad_()  # go on, against all sense
-        loss = radar_module.loss_of(settings, logits, rows, 0.05, 3.0)
-        grads[gradient] = torch.autograd.grad(loss, logits)[0][0]
-    cost = 0.05 * (LATENCY[7] - LATENCY[:7])  # tokens lost by going on to the end
-    np.testing.assert_allclose(grads["advantage"][:, 1], cost, rtol=1e-4)
-    np.testing.assert_allclose(grads["advantage"][:, 0], -cost, rtol=1e-4)
-    assert grads["exact"].abs().max() < 1e-8
 
 
 @pytest.mark.parametrize("preset", ["official", "ours"])
