@@ -83,8 +83,7 @@ def test_a_worker_takes_shard_after_shard(home):
 @pytest.mark.parametrize("place", CLUSTERS)
 def test_a_shard_that_kills_every_worker(place, home):
     work = of(shards.killed, (4,), home, 9) + of(shards.noted, (0,), home)
-    with pytest.raises(SpecdecError, match="number 4 .its worker was lost"):
-        run(work, place, 2)
+    pytest.raises(SpecdecError, run, work, place, 2).match("number 4 .its worker was lost")
     assert times_run(home) == {0: 1, 4: 3}
 
 

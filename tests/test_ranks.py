@@ -266,8 +266,7 @@ def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path):
             return update(run, batch)
 
         eagle3.DrafterRun._update = breaking
-        with pytest.raises(Broken):
-            trained(folder)
+        pytest.raises(Broken, trained, folder)
         ranks.barrier()
         eagle3.DrafterRun._update = update
         trained(folder)

@@ -17,45 +17,33 @@ from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit, distribution_test
-from specdec.models import copy_odds
+from specdec.models import copy_odds, ngrams
 from specdec.models.copy_odds import CopyOdds, Evidence, fit_scale
-from specdec.models.ngrams import (
-    PROMPT_LOOKUP,
-    HybridDrafter,
-    LookaheadConfig,
-    LookaheadDrafter,
-    NgramConfig,
-    NgramDrafter,
-    NgramPool,
-    Text,
-    outcomes,
-    trie_of,
-)
 
 ODDS = CopyOdds()
 
 
-def text_of(tokens) -> Text:
-    text = Text()
+def text_of(tokens) -> ngrams.Text:
+    text = ngrams.Text()
     text.grow_to(torch.tensor(tokens))
     return text
 
 
 def test_prompt_lookup_copies_what_transformers_copies():
     draw = random.Random(0)
-    theirs = PromptLookupCandidateGenerator(PROMPT_LOOKUP.levels, max_matching_ngram_size=2, max_length=99)
+    theirs = PromptLookupCandidateGenerator(ngrams.PROMPT_LOOKUP.levels, max_matching_ngram_size=2, max_length=99)
     copied = 0
     for _ in range(200):
         tokens = [draw.randrange(6) for _ in range(draw.randint(1, 30))]
         found, _ = theirs.get_candidates(torch.tensor([tokens]))
-        trie = trie_of(text_of(tokens), PROMPT_LOOKUP, ODDS)
+        trie = ngrams.trie_of(text_of(tokens), ngrams.PROMPT_LOOKUP, ODDS)
         assert list(trie.tokens) == found[0, len(tokens) :].tolist(), tokens
         assert list(trie.parents) == list(range(len(trie)))
         copied += len(trie)
     assert copied > 400
 
 
-def slow_nodes(tokens: list[int], config: NgramConfig) -> dict[tuple[int, ...], float]:
+def slow_nodes(tokens: list[int], config: ngrams.NgramConfig) -> dict[tuple[int, ...], float]:
     """Every node that any place offers, and its score, by going over the whole text."""
     last, found = len(tokens) - 1, []
     for end in range(last):
@@ -82,13 +70,13 @@ def slow_nodes(tokens: list[int], config: NgramConfig) -> dict[tuple[int, ...], 
 
 
 @pytest.mark.parametrize(
-    "config", [NgramConfig(), NgramConfig(longest=4, shortest=2, levels=4, nodes=6, places=3, children=2)]
+    "config", [ngrams.NgramConfig(), ngrams.NgramConfig(longest=4, shortest=2, levels=4, nodes=6, places=3, children=2)]
 )
 def test_a_suffix_trie_holds_the_best_of_all_copies(config):
     draw, sizes = random.Random(1), []
     for _ in range(60):
         tokens = [draw.randrange(4) for _ in range(draw.randint(1, 40))]
-        every, trie = slow_nodes(tokens, config), paths_of(trie_of(text_of(tokens), config, ODDS))
+        every, trie = slow_nodes(tokens, config), paths_of(ngrams.trie_of(text_of(tokens), config, ODDS))
         assert all(trie[path] == pytest.approx(every[path]) for path in trie)
         assert len(trie) == min(config.nodes, len(every))
         left = [score for path, score in every.items() if path not in trie]
@@ -100,8 +88,8 @@ def test_a_suffix_trie_holds_the_best_of_all_copies(config):
 class SlowLookahead:
     """The window of lookahead row by row: each of its rows is a text of its own for the target."""
 
-    def __init__(self, pair, ids: list[int], config: LookaheadConfig):
-        self.pair, self.ids, self.config, self.pool, self.known = pair, ids, config, NgramPool(config), 0
+    def __init__(self, pair, ids: list[int], config: ngrams.LookaheadConfig):
+        self.pair, self.ids, self.config, self.pool, self.known = pair, ids, config, ngrams.NgramPool(config), 0
         self.levels = [[ids[(7 * c + 3) % len(ids)] for c in range(config.columns)]]
 
     def says(self, ids: list[int]) -> int:
@@ -133,9 +121,9 @@ class SlowLookahead:
 
 @pytest.mark.parametrize("from_prompt", [True, False])
 def test_lookahead_accepts_what_a_slow_one_accepts(from_prompt):
-    config = LookaheadConfig(columns=3, ngram=3, kept=3, from_prompt=from_prompt)
+    config = ngrams.LookaheadConfig(columns=3, ngram=3, kept=3, from_prompt=from_prompt)
     target = random_pair(vocab_size=8, seed=5).target
-    pair = specdec.Pair(target, LookaheadDrafter(target, config))
+    pair = specdec.Pair(target, ngrams.LookaheadDrafter(target, config))
     prompt = [1, 2, 3, 1, 2, 5, 1, 2]
     out = specdec.decode(pair, prompt, Static.of(CopiedTree(6)), max_new_tokens=30)
     slow = SlowLookahead(pair, [*prompt, out.tokens[0]], config)
@@ -148,10 +136,10 @@ def test_lookahead_accepts_what_a_slow_one_accepts(from_prompt):
 def pair_with(name: str) -> specdec.Pair:
     pair = shared_pair()
     drafter = {
-        "prompt_lookup": lambda: NgramDrafter(pair.target, PROMPT_LOOKUP),
-        "suffix": lambda: NgramDrafter(pair.target),
-        "lookahead": lambda: LookaheadDrafter(pair.target),
-        "hybrid": lambda: HybridDrafter(pair.drafter),
+        "prompt_lookup": lambda: ngrams.NgramDrafter(pair.target, ngrams.PROMPT_LOOKUP),
+        "suffix": lambda: ngrams.NgramDrafter(pair.target),
+        "lookahead": lambda: ngrams.LookaheadDrafter(pair.target),
+        "hybrid": lambda: ngrams.HybridDrafter(pair.drafter),
     }
     return dataclasses.replace(pair, drafter=drafter[name]())
 
@@ -204,7 +192,7 @@ def test_copies_alone_draft_nothing():
 
 def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_path):
     ids = torch.tensor([*range(9)] * 4 + [30, *range(9)])
-    found = list(outcomes(ids, 9, NgramConfig()))
+    found = list(ngrams.outcomes(ids, 9, ngrams.NgramConfig()))
     odds = CopyOdds.from_outcomes(found, scale=0.8, learned_from="a round")
     sure, lone = Evidence.of(20, 1, 0, 1), Evidence.of(1, 1, 1, 2)
     assert odds.probability(sure) > 0.9 > ODDS.probability(lone)
@@ -225,9 +213,9 @@ def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_
 
 def test_bad_settings_are_one_sentence():
     for bad, words in (
-        (lambda: NgramConfig(levels=0), "levels must be"),
-        (lambda: NgramConfig(longest=1, shortest=2), "shortest=2 exceeds"),
-        (lambda: LookaheadConfig(ngram=1), "ngram must be"),
+        (lambda: ngrams.NgramConfig(levels=0), "levels must be"),
+        (lambda: ngrams.NgramConfig(longest=1, shortest=2), "shortest=2 exceeds"),
+        (lambda: ngrams.LookaheadConfig(ngram=1), "ngram must be"),
         (lambda: CopiedTree(0), "total_tokens must be"),
         (lambda: specdec.load_pair("tiny", drafter="lookahead:x/y"), "has no weights"),
         (lambda: specdec.load_pair("tiny", drafter="sufix"), "neither a folder"),

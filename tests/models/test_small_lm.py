@@ -49,8 +49,7 @@ def test_chains_and_beams_are_lossless(tmp_path):
 
 def test_bad_models_get_one_sentence(tmp_path):
     target = Target(random_target(24, seed=3))
-    with pytest.raises(SpecdecError, match="knows 30 tokens, the target 24"):
-        SmallLM(windowed(30), target)
+    pytest.raises(SpecdecError, SmallLM, windowed(30), target).match("knows 30 tokens, the target 24")
     (tmp_path / "config.json").write_text("{}")
     pytest.raises(SpecdecError, load_small_lm, tmp_path, target).match("cannot be loaded as a transformers causal LM")
     short = random_target(24, hidden=16, layers=2, limit=10)

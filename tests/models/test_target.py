@@ -10,21 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as hf
-from fakes.families import (
-    FAMILIES,
-    LONGEST_PATH,
-    VOCAB,
-    WINDOW,
-    CommittedSomethingElse,
-    OracleDrafter,
-    alone,
-    build,
-    model_of,
-    plain_text,
-    random_tree,
-    spread,
-    state_of,
-)
+from fakes import families
 from fakes.families import tokens as random_tokens
 from fakes.policies import Breaks
 from fakes.refusals import refusal
@@ -48,7 +34,9 @@ F32, BF16 = torch.float32, torch.bfloat16
 MOST_F32, MOST_MEAN_BF16, LEAST_FAULT = 5e-5, 0.06, 0.2
 ROUTED = {"phimoe-window"}  # a mixture whose experts sit at near-ties
 
-WINDOWED = [name for name in FAMILIES if "window" in name or name in ("gemma2", "gemma3", "gpt-oss", "cohere2")]
+WINDOWED = [
+    name for name in families.FAMILIES if "window" in name or name in ("gemma2", "gemma3", "gpt-oss", "cohere2")
+]
 
 LAYERS = dict(hidden_size=32, num_hidden_layers=4, num_attention_heads=4)
 STREAMED = {"gemma3n-window"}  # its layers carry several hidden states per token
@@ -64,15 +52,15 @@ def rounds(target: Target, fault: str | None = None, count: int = 3):
         cache = target.new_cache(64)
         target.forward(context, cache, last_only=True)
         for number in range(count):
-            tree, start = random_tree(number), len(cache)
+            tree, start = families.random_tree(number), len(cache)
             depth = torch.arange(len(tree)) if fault == "consecutive positions" else tree.depth
             ancestors = torch.ones_like(tree.ancestors).tril() if fault == "causal mask" else tree.ancestors
             seen.append((context, tree, target.forward(tree.token, cache, depth, ancestors)))
             if fault == "rows not gathered":
-                cache.truncate(start + len(LONGEST_PATH))
+                cache.truncate(start + len(families.LONGEST_PATH))
             else:
-                cache.keep(start, [start + node for node in LONGEST_PATH])
-            context = torch.cat((context, tree.token[LONGEST_PATH]))
+                cache.keep(start, [start + node for node in families.LONGEST_PATH])
+            context = torch.cat((context, tree.token[families.LONGEST_PATH]))
             assert len(cache) == len(context)
     return seen
 
@@ -81,33 +69,33 @@ def node_errors(model, seen) -> torch.Tensor:
     """[rounds, nodes]: distance of each node's logits from the plain model's on its path."""
     errors = []
     for context, tree, rows in seen:
-        expected, _ = alone(model, context, tree)
+        expected, _ = families.alone(model, context, tree)
         errors.append((rows.logits.float() - expected).square().mean(1).sqrt() / expected.std())
     return torch.stack(errors)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families.FAMILIES)
 def test_a_tree_gives_every_node_what_its_own_path_gives(name):
-    model = model_of(name)
+    model = families.model_of(name)
     layers = model.config.num_hidden_layers
     target = Target(model, taps=() if name in STREAMED else (1, layers - 1, layers))
     seen = rounds(target)
     assert node_errors(model, seen).max() < MOST_F32
     for context, tree, rows in seen:
-        expected, features = alone(model, context, tree, target.taps)
+        expected, features = families.alone(model, context, tree, target.taps)
         assert torch.equal(rows.logits.argmax(-1), expected.argmax(-1))
         if target.taps:
             assert torch.allclose(rows.features, features, atol=1e-4 * float(features.std()), rtol=0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families.FAMILIES)
 def test_bfloat16_stays_within_its_noise_and_planted_faults_do_not(name, monkeypatch):
-    model = model_of(name, BF16)
+    model = families.model_of(name, BF16)
     target, truth = Target(model), copy.deepcopy(model).float()
     seen = rounds(target)
     # Against the same weights in float32 we stray no further than the model by itself; the median, because an expert that is
     # chosen otherwise at a near-tie moves a few nodes by much.
-    plain = [(context, tree, Rows(alone(model, context, tree)[0], None)) for context, tree, _ in seen]
+    plain = [(context, tree, Rows(families.alone(model, context, tree)[0], None)) for context, tree, _ in seen]
     assert node_errors(truth, seen).median() <= 1.3 * node_errors(truth, plain).median()
     if name not in ROUTED:
         assert node_errors(model, seen).mean() < MOST_MEAN_BF16
@@ -122,17 +110,17 @@ def test_bfloat16_stays_within_its_noise_and_planted_faults_do_not(name, monkeyp
 
 
 def test_the_windowed_families_do_have_windows():
-    prompt = random_tokens(3 * WINDOW, seed=2)
-    for name in FAMILIES:
-        target, state = Target(model_of(name)), tree_attention.TreeMask(torch.arange(len(prompt)), 0)
+    prompt = random_tokens(3 * families.WINDOW, seed=2)
+    for name in families.FAMILIES:
+        target, state = Target(families.model_of(name)), tree_attention.TreeMask(torch.arange(len(prompt)), 0)
         with target.inference():
             target.run(prompt, target.new_cache(64), state)
-        assert (WINDOW in state.windows) == (name in WINDOWED), name
+        assert (families.WINDOW in state.windows) == (name in WINDOWED), name
 
 
 @pytest.mark.parametrize("name", ["llama-8", "gemma3"])
 def test_tapped_features_are_the_hidden_states_that_eagle3_names(name):
-    model = model_of(name)
+    model = families.model_of(name)
     taps = (2, 4, 5)  # 2, L // 2, L - 3 of eight layers
     target, prompt = Target(model, taps), random_tokens(12, seed=3)
     with target.inference():
@@ -152,15 +140,15 @@ def test_tapped_features_are_the_hidden_states_that_eagle3_names(name):
     ],
 )
 def test_taps_outside_the_model_and_of_several_streams_of_states_are_refused(name, tap, words):
-    target = Target(model_of(name), taps=(1, tap))
-    before = state_of(target.model)
+    target = Target(families.model_of(name), taps=(1, tap))
+    before = families.state_of(target.model)
     with pytest.raises(SpecdecError, match=words), target.inference():
         target.forward(random_tokens(3, seed=0), target.new_cache(4))
-    assert state_of(target.model) == before
+    assert families.state_of(target.model) == before
 
 
 def test_layers_are_those_of_the_text_decoder():
-    text = dict(FAMILIES["llama"][1], model_type="llama")
+    text = dict(families.FAMILIES["llama"][1], model_type="llama")
     vision = dict(model_type="clip_vision_model", intermediate_size=48, image_size=8, patch_size=4)
     config = hf.LlavaConfig(text_config=text, vision_config=LAYERS | vision, image_token_index=2)
     model = hf.LlavaForConditionalGeneration(config).eval()
@@ -173,17 +161,17 @@ def test_layers_are_those_of_the_text_decoder():
 
 def oracle_pair(model, prompt, count: int, picker: Picker, seed: int = 0) -> tuple[Pair, list[int]]:
     """A pair whose drafter mostly knows the text, and that text (`count` tokens and a few more)."""
-    truth = plain_text(model, prompt, count + 8, picker)
-    return Pair(Target(model), OracleDrafter(prompt.tolist() + truth, seed=seed), name="oracle"), truth[:count]
+    truth = families.plain_text(model, prompt, count + 8, picker)
+    return Pair(Target(model), families.OracleDrafter(prompt.tolist() + truth, seed=seed), name="oracle"), truth[:count]
 
 
 LIMITS = TreeConfig(total_tokens=24, depth=4, top_k=4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families.FAMILIES)
 def test_text_is_identical_to_the_plain_models(name, temperature):
-    model, prompt, count = model_of(name), random_tokens(4, seed=5), 24
+    model, prompt, count = families.model_of(name), random_tokens(4, seed=5), 24
     pair, truth = oracle_pair(model, prompt, count, Picker.from_settings(temperature, seed=7))
     settings = dict(max_new_tokens=count, temperature=temperature, seed=7, stop_tokens=())
     anything = decode(pair, prompt, RandomPolicy(LIMITS, seed=1), **settings)
@@ -199,7 +187,7 @@ def test_text_is_identical_to_the_plain_models(name, temperature):
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "gpt-oss"])
 def test_a_planted_mask_bug_changes_sampled_text(name, monkeypatch):
-    model, prompt, picker = model_of(name), random_tokens(4, seed=5), Picker.from_settings(1.0, seed=7)
+    model, prompt, picker = families.model_of(name), random_tokens(4, seed=5), Picker.from_settings(1.0, seed=7)
     pair, truth = oracle_pair(model, prompt, 24, picker)
     honest = tree_attention.TreeMask.__init__
 
@@ -209,7 +197,7 @@ def test_a_planted_mask_bug_changes_sampled_text(name, monkeypatch):
     with pair.target.inference():
         pass  # the probe has passed; the bug comes later
     monkeypatch.setattr(tree_attention.TreeMask, "__init__", causal)
-    with contextlib.suppress(CommittedSomethingElse):  # the drafter was handed a wrong token
+    with contextlib.suppress(families.CommittedSomethingElse):  # the drafter was handed a wrong token
         assert decode(pair, prompt, RandomPolicy(LIMITS, seed=1), 24, 1.0, seed=7, stop_tokens=()).tokens != truth
 
 
@@ -228,12 +216,12 @@ LONG |= dict(original_max_position_embeddings=24)
     ],
 )
 def test_text_is_right_up_to_the_last_position_and_refused_beyond(name, changes):
-    family, settings = FAMILIES[name]
-    model, prompt = build(family, {**settings, **changes}), random_tokens(5, seed=6)
+    family, settings = families.FAMILIES[name]
+    model, prompt = families.build(family, {**settings, **changes}), random_tokens(5, seed=6)
     assert position_limit(model.config) == 24
     count, picker = 24 - len(prompt), Picker()
-    truth = plain_text(model, prompt, count, picker)
-    pair = Pair(Target(model), OracleDrafter(prompt.tolist() + truth + [2] * 9), name="oracle")
+    truth = families.plain_text(model, prompt, count, picker)
+    pair = Pair(Target(model), families.OracleDrafter(prompt.tolist() + truth + [2] * 9), name="oracle")
     for seed in range(3):
         out = decode(pair, prompt, RandomPolicy(LIMITS, seed=seed), max_new_tokens=count, stop_tokens=())
         assert out.tokens == truth
@@ -254,7 +242,7 @@ MAMBA = dict(mamba_d_state=4, mamba_dt_rank=4)
 MOE = dict(num_experts=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
 LINEAR = dict(linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
 LLAMA_4 = dict(head_dim=8, intermediate_size_mlp=48, num_local_experts=2)
-LIKE_LLAMA = FAMILIES["llama"][1]
+LIKE_LLAMA = families.FAMILIES["llama"][1]
 # name: (config class, settings, words of the refusal, model class where it is no causal LM)
 REFUSED = {
     "bloom": (hf.BloomConfig, dict(hidden_size=32, n_layer=4, n_head=4), "ALiBi"),
@@ -278,13 +266,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_families_that_cannot_carry_a_tree_are_refused_with_a_sentence(name):
     kind, settings, reason, *model_class = REFUSED[name]
-    config = kind(**{"vocab_size": VOCAB, **settings})
+    config = kind(**{"vocab_size": families.VOCAB, **settings})
     model = (model_class[0](config) if model_class else hf.AutoModelForCausalLM.from_config(config)).eval()
-    spread(model, seed=0)
-    before = state_of(model)
+    families.spread(model, seed=0)
+    before = families.state_of(model)
     sentence = refusal(lambda: Target(model).inference().__enter__())
     assert reason in sentence and type(model).__name__ in sentence and sentence.endswith(".")
-    assert state_of(model) == before
+    assert families.state_of(model) == before
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -293,9 +281,9 @@ def test_the_probe_notices_masks_positions_and_windows_that_are_ignored(dtype, m
         honest(state, positions, prefix, None)
 
     honest = tree_attention.TreeMask.__init__
-    model = model_of("llama", dtype)
-    family, settings = FAMILIES["phimoe-window"]
-    wide = build(family, {**settings, "sliding_window": 64}).to(dtype)  # wider than the probe's context
+    model = families.model_of("llama", dtype)
+    family, settings = families.FAMILIES["phimoe-window"]
+    wide = families.build(family, {**settings, "sliding_window": 64}).to(dtype)  # wider than the probe's context
     forward, disobeys = model.forward, "does not obey a tree mask"
     for given, words, *fault in (
         (model, disobeys, tree_attention.TreeMask, "__init__", ignores_ancestors),
@@ -312,15 +300,15 @@ def test_the_probe_notices_masks_positions_and_windows_that_are_ignored(dtype, m
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral"])
 def test_the_model_comes_back_as_it_was(name):
-    model, prompt = build(*FAMILIES[name]), random_tokens(6, seed=8)
+    model, prompt = families.build(*families.FAMILIES[name]), random_tokens(6, seed=8)
     plain = dict(do_sample=False, max_new_tokens=12)
     text, weights = model.generate(prompt[None], **plain), [p.clone() for p in model.parameters()]
     pair, _ = oracle_pair(model, prompt, 20, Picker())
     pair.target.taps = (1, 2)
-    before = state_of(model)
+    before = families.state_of(model)
 
     def untouched():
-        return state_of(model) == before and torch.equal(model.generate(prompt[None], **plain), text)
+        return families.state_of(model) == before and torch.equal(model.generate(prompt[None], **plain), text)
 
     decode(pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
     assert untouched()
@@ -335,8 +323,7 @@ def test_the_model_comes_back_as_it_was(name):
     del running
     assert first and second and untouched()
     pair.drafter.truth = [99] * 99  # the drafter fails in the first cycle
-    with pytest.raises(CommittedSomethingElse):
-        decode(pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
+    pytest.raises(families.CommittedSomethingElse, decode, pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
     assert untouched()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
     assert not any(p.grad is not None or p.is_inference() for p in model.parameters())
@@ -344,8 +331,8 @@ def test_the_model_comes_back_as_it_was(name):
 
 @pytest.mark.parametrize(("name", "changes"), [("llama", {}), ("phi3", dict(rope_parameters=LONG)), ("mixtral", {})])
 def test_a_model_can_be_trained_after_decoding(name, changes):
-    family, settings = FAMILIES[name]
-    fresh, used = (build(family, {**settings, **changes}) for _ in range(2))
+    family, settings = families.FAMILIES[name]
+    fresh, used = (families.build(family, {**settings, **changes}) for _ in range(2))
     prompt = random_tokens(6, seed=8)
     pair, _ = oracle_pair(used, prompt, 10, Picker())
     decode(pair, prompt, Static(12, 2, 4), max_new_tokens=10)
@@ -357,13 +344,13 @@ def test_a_model_can_be_trained_after_decoding(name, changes):
 
 
 def test_training_flags_come_back_module_by_module():
-    model = build(*FAMILIES["llama"])
+    model = families.build(*families.FAMILIES["llama"])
     model.train()
     model.model.layers[1].eval()  # frozen by its owner
-    before = state_of(model)
+    before = families.state_of(model)
     with Target(model).inference():
         assert not any(m.training for m in model.modules())
-    assert state_of(model) == before and {m.training for m in model.modules()} == {True, False}
+    assert families.state_of(model) == before and {m.training for m in model.modules()} == {True, False}
 
 
 def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
@@ -380,7 +367,7 @@ def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
 
     AttentionInterface.register("test_no_masks", no_masks)
     AttentionMaskInterface.register("test_no_masks", lambda *args, **kwargs: None)
-    model = build(*FAMILIES["llama"], implementation="test_no_masks")
+    model = families.build(*families.FAMILIES["llama"], implementation="test_no_masks")
     target = Target(model)
     with target.inference():
         pass
@@ -393,14 +380,14 @@ def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
 
 
 def test_two_targets_share_a_model_that_is_lent_and_an_overfull_cache_is_refused():
-    model, prompt = model_of("llama"), random_tokens(5, seed=9)
+    model, prompt = families.model_of("llama"), random_tokens(5, seed=9)
     one, other = Target(model, taps=(1,)), Target(model)
     with one.inference(), other.inference():
         inner = other.forward(prompt, other.new_cache(8)).logits
     with one.inference():
         pytest.raises(SpecdecError, model, prompt[None]).match("specdec is decoding")
         assert torch.equal(one.forward(prompt, one.new_cache(8)).logits, inner)
-    target, prompt = Target(model_of("llama")), random_tokens(6, seed=10)
+    target, prompt = Target(families.model_of("llama")), random_tokens(6, seed=10)
     with target.inference():
         cache = target.new_cache(8)
         target.forward(prompt, cache)

@@ -15,21 +15,6 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.policies import engines
 from specdec.policies.base import load_policy
-from specdec.policies.engines import (
-    Exp3,
-    HfHeuristic,
-    LlamacppEv,
-    LlamacppPMin,
-    SglangDraftProb,
-    SglangEma,
-    SglangThroughput,
-    TrtllmGate,
-    Ucb,
-    VllmAdaptiveK,
-    VllmAdaptiveVerification,
-    calibrated,
-    rule,
-)
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import replay
 
@@ -68,7 +53,7 @@ def after(policy, *accepted) -> int:
 
 
 def test_sglang_ema_moves_every_fifth_cycle_after_ten_and_turns_drafting_off():
-    policy = SglangEma()
+    policy = engines.SglangEma()
     assert levels(policy) == 5 and policy.average_tok == 4.0  # the middle candidate; its average begins one below
     assert after(policy, *[0] * 14) == 5, "warm-up and no fifth cycle yet"
     assert after(policy, 0) == 1  # 0.14: below 3 - 0.75 and 1 - 0.75
@@ -77,26 +62,26 @@ def test_sglang_ema_moves_every_fifth_cycle_after_ten_and_turns_drafting_off():
     assert policy.average_tok == pytest.approx(1 - (1 - 4 * 0.8**15) * 0.8**5)
     policy.reset()
     assert levels(policy) == 3, "an engine's slot outlives a text"
-    late = SglangEma(warmup=8)
+    late = engines.SglangEma(warmup=8)
     assert after(late, *[0] * 12) == 5
     assert after(late, 0) == 1, "every fifth cycle is counted from the end of the warm-up"
     for ceiling, expected in (
         (0.0, 5),
         (0.5, 3),
     ):  # 4 + 2 * 0.8 ** 15 = 4.07: at most 5 - 0.75, and half of it rounds up to 3
-        assert after(SglangEma(start=7, ceiling=ceiling), *[4] * 15) == expected
-    policy = SglangEma(candidates=(0, 1, 3), start=1)
+        assert after(engines.SglangEma(start=7, ceiling=ceiling), *[4] * 15) == expected
+    policy = engines.SglangEma(candidates=(0, 1, 3), start=1)
     assert after(policy, *[0] * 15) == 0  # 0 <= 0.5 - 0.25
     assert after(policy, *[0] * 4) == 0 and policy.average_tok == 0.0
     assert after(policy, 0) == 1
-    begun = SglangEma(candidates=(0, 2), start=0)
+    begun = engines.SglangEma(candidates=(0, 2), start=0)
     assert (
         after(begun, *[0] * 15) == 2 and begun.average_tok == 1.0
     )  # it had seen nothing: the new candidate's own beginning
 
 
 def test_sglang_throughput_weighs_rates_against_times():
-    policy = SglangThroughput(candidates=(1, 2), window=2, interval=2).price(FLAT)
+    policy = engines.SglangThroughput(candidates=(1, 2), window=2, interval=2).price(FLAT)
     assert levels(policy) == 2
     watch(policy, 1, 1)
     # rates 1 and 0: (1 + 1) / 5.35 for one level, (1 + 1 + 0) / 5.95 for two
@@ -104,12 +89,12 @@ def test_sglang_throughput_weighs_rates_against_times():
     assert watch(policy, 1, 1).levels == 1
     assert policy.rates(2) == [1.0, 1.0], "the second level's window was cleared: the one known rate goes on"
     assert levels(policy) == 2  # 3 / 5.95
-    other = watch(SglangThroughput(candidates=(1, 2, 3), start=2, window=2).price(FLAT), 1, 2)
+    other = watch(engines.SglangThroughput(candidates=(1, 2, 3), start=2, window=2).price(FLAT), 1, 2)
     assert other.rates(3) == [1.0, 0.5, 0.25] and levels(other) == 2, "not the tenth cycle"
 
 
 def test_vllm_adaptive_k_maximises_goodput():
-    policy = VllmAdaptiveK(explore=0.0).price(FLAT)
+    policy = engines.VllmAdaptiveK(explore=0.0).price(FLAT)
     # priors .85: (1, 1.85, 2.57, 3.19, 3.71, 4.15) over (4, 5.35, 5.95, 6.55, 7.15, 7.75): five levels
     assert watch(policy, *[0] * 9).rates[0] == 0.85
     watch(policy, 0)
@@ -117,10 +102,10 @@ def test_vllm_adaptive_k_maximises_goodput():
     assert after(policy, *[0] * 20) == 5  # 0.29: 2.08 / 7.75 = 0.269 against 1 / 4
     assert after(policy, *[0] * 10) == 0  # 1.76 / 7.75 = 0.227
     assert policy.rates[0] == pytest.approx(0.7**4 * 0.85)
-    curious = VllmAdaptiveK(explore=1.0).price(FLAT)
+    curious = engines.VllmAdaptiveK(explore=1.0).price(FLAT)
     assert levels(curious) == 5
     assert after(curious, *[0] * 60) == 5, "exploring drafts all levels"
-    steady = VllmAdaptiveK(explore=0.0, cooldown=2).price(FLAT)
+    steady = engines.VllmAdaptiveK(explore=0.0, cooldown=2).price(FLAT)
     steady.rates = [1.0, 1.0, 1.0, 0.5, 0.0]
     assert levels(steady) == 5, "four levels would be best, 4.5 / 7.15 against 4 / 6.55, but that is one step"
     steady.rates = [1.0, 1.0, 0.0, 0.0, 0.0]
@@ -130,12 +115,12 @@ def test_vllm_adaptive_k_maximises_goodput():
 
 
 def test_hf_heuristic_adds_two_and_takes_one():
-    policy = HfHeuristic()
+    policy = engines.HfHeuristic()
     assert [levels(policy), *(after(policy, accepted) for accepted in (5, 6, 0, 0))] == [5, 7, 6, 5, 4]
     assert after(policy, *[0] * 9) == 1
     policy.reset()
     assert levels(policy) == 1
-    fresh = HfHeuristic(start=20, transient=True)
+    fresh = engines.HfHeuristic(start=20, transient=True)
     assert levels(fresh) == 9 and fresh.wanted == 20
     assert watch(fresh, 0).wanted == 19
     fresh.reset()
@@ -143,7 +128,7 @@ def test_hf_heuristic_adds_two_and_takes_one():
 
 
 def test_trtllm_gate_closes_for_good():
-    policy = TrtllmGate(levels=4, window=2, threshold=0.5)
+    policy = engines.TrtllmGate(levels=4, window=2, threshold=0.5)
     # one rate does not fill the window; then means of 0.5, which is not below, 0.63 and 0.38
     assert [after(policy, accepted) for accepted in (0, 4, 1, 2)] == [4, 4, 4, 0]
     watch(policy, 0, 0, 0).reset()
@@ -151,17 +136,17 @@ def test_trtllm_gate_closes_for_good():
 
 
 def test_llamacpp_p_min_stops_at_an_unlikely_token_of_the_best_path():
-    policy = LlamacppPMin()
+    policy = engines.LlamacppPMin()
     assert policy.p_min == 0.75 and policy.plan.verify_nodes == 16
     assert policy.answer(chain(EXTEND, 0.9)) and policy.answer(chain(EXTEND, 0.9, 0.8))
     assert not policy.answer(chain(EXTEND, 0.9, 0.8, 0.7))
     asked = chain(SIZE, 0.9, 0.8, 0.7)
-    assert policy.answer(asked) == 2 and LlamacppPMin(keeps=True).answer(asked) == 3
-    assert LlamacppPMin(least=3).answer(asked) == 0 and LlamacppPMin(least=2).answer(asked) == 2
+    assert policy.answer(asked) == 2 and engines.LlamacppPMin(keeps=True).answer(asked) == 3
+    assert engines.LlamacppPMin(least=3).answer(asked) == 0 and engines.LlamacppPMin(least=2).answer(asked) == 2
     assert policy.answer(chain(SIZE, 0.9, 0.8, 0.8)) == 3, "drafting ended for want of levels"
-    hugging = rule("hf_confidence")
+    hugging = engines.rule("hf_confidence")
     assert (hugging.p_min, hugging.keeps, hugging.most_levels) == (0.4, True, 20)
-    policy = LlamacppPMin(top_k=2, most_levels=3, p_min=0.5, verify_nodes=5)
+    policy = engines.LlamacppPMin(top_k=2, most_levels=3, p_min=0.5, verify_nodes=5)
     tree = question(TREE_SCORES, 1, EXTEND, 2, plan=policy.plan)
     assert policy.answer(tree)  # 0.4 / 0.6 is above a half
     assert not policy.with_settings(p_min=0.7).answer(tree)
@@ -169,13 +154,13 @@ def test_llamacpp_p_min_stops_at_an_unlikely_token_of_the_best_path():
 
 
 def test_llamacpp_ev_pays_for_one_more_token():
-    policy = LlamacppEv().price(STEEP)  # each verified token costs a quarter of a plain step
+    policy = engines.LlamacppEv().price(STEEP)  # each verified token costs a quarter of a plain step
     assert policy.marginal(20)[:3] == pytest.approx([0.25] * 3)
     assert policy.answer(chain(EXTEND, 0.9, 0.8, 0.7)) and not policy.answer(chain(EXTEND, 0.9, 0.8, 0.7, 0.4))
     assert policy.answer(chain(SIZE, 0.9, 0.8, 0.7, 0.4)) == 3  # products .9 .72 .504 .2016
     assert policy.answer(chain(SIZE, 0.2)) == 0
     steps = round_costs(nodes=(0, 1, 2, 3, 4, 20), verify=(4, 5, 6, 7.2, 7.6, 30.0), verify_per_tok=(0.0,) * 6)
-    near, far = (LlamacppEv(look_ahead=n).price(steps) for n in (0, 1))
+    near, far = (engines.LlamacppEv(look_ahead=n).price(steps) for n in (0, 1))
     asked = chain(EXTEND, 0.7, 0.7, 0.571)  # 0.28: not worth its own 0.3, but the fourth costs 0.1
     assert not near.answer(asked) and far.answer(asked)
     assert far.answer(chain(SIZE, 0.7, 0.7, 0.571, 0.7)) == 4 and near.answer(chain(SIZE, 0.7, 0.7, 0.571)) == 2
@@ -183,18 +168,18 @@ def test_llamacpp_ev_pays_for_one_more_token():
 
 def test_sglang_draft_prob_divides_expected_tokens_by_time():
     asked = chain(SIZE, 0.9, 0.5, 0.5)  # 1, 1.9, 2.35, 2.575 tokens
-    assert SglangDraftProb(levels=3).price(FLAT).answer(asked) == 3  # over 6.25, 6.35, 6.45, 6.55
-    assert SglangDraftProb(levels=3).price(STEEP).answer(asked) == 2  # over 6.25, 7.25, 8.25, 9.25
+    assert engines.SglangDraftProb(levels=3).price(FLAT).answer(asked) == 3  # over 6.25, 6.35, 6.45, 6.55
+    assert engines.SglangDraftProb(levels=3).price(STEEP).answer(asked) == 2  # over 6.25, 7.25, 8.25, 9.25
     doubtful = chain(SIZE, 0.01)
-    assert SglangDraftProb(levels=1).price(STEEP).answer(doubtful) == 1, "SGLang verifies one token at least"
-    assert SglangDraftProb(levels=1, least=0).price(STEEP).answer(doubtful) == 0
-    tree = SglangDraftProb(levels=2, top_k=2).price(STEEP)
+    assert engines.SglangDraftProb(levels=1).price(STEEP).answer(doubtful) == 1, "SGLang verifies one token at least"
+    assert engines.SglangDraftProb(levels=1, least=0).price(STEEP).answer(doubtful) == 0
+    tree = engines.SglangDraftProb(levels=2, top_k=2).price(STEEP)
     # by score .6 .4 .3 .2 .1 .05: 1, 1.6, 2, 2.3, 2.5 tokens over 5.75, 6.75, 7.75, 8.75, 9.75
     assert tree.answer(question(TREE_SCORES, 1, SIZE, 2, 6, plan=tree.plan)) == 3
 
 
 def test_vllm_adaptive_verification_learns_positions():
-    policy = VllmAdaptiveVerification(levels=3, alpha=0.5).price(STEEP)
+    policy = engines.VllmAdaptiveVerification(levels=3, alpha=0.5).price(STEEP)
     policy.observe(finished(1, 3))
     assert policy.rates == pytest.approx([0.925, 0.425, 0.85]), "the third was never reached"
     policy.observe(finished(1, 3, verify_nodes=1))
@@ -211,19 +196,21 @@ def test_calibrated_probabilities_keep_their_order_and_their_parents():
     scores = np.log(np.array([0.6, 0.3, 0.3 * 0.8, 0.3 * 0.1, 0.6 * 0.5, 0.6 * 0.2]))
     scores = scores[[0, 1, 4, 5, 2, 3]]  # the second level row by row in the order of its parents' scores
     tree = TreeConfig(7, 1, 2)
-    np.testing.assert_allclose(calibrated(scores, tree, ()), np.exp(scores), atol=1e-6)
+    np.testing.assert_allclose(engines.calibrated(scores, tree, ()), np.exp(scores), atol=1e-6)
     # at temperature two 0.8 becomes sqrt(4) / (sqrt(4) + 1), 0.5 stays
-    warm = calibrated(scores, tree, (1.0, 2.0))
+    warm = engines.calibrated(scores, tree, (1.0, 2.0))
     np.testing.assert_allclose(warm[[0, 1, 2, 4]], [0.6, 0.3, 0.6 * 0.5, 0.3 * 2 / 3], atol=1e-6)
-    hot = calibrated(scores, tree, (2.0,))
-    np.testing.assert_allclose(calibrated(np.stack([scores, scores]), tree, (2.0,)), [hot, hot])
-    policy = VllmAdaptiveVerification(levels=2, top_k=2, confidence="probability", temperatures=(1.0, 2.0)).price(STEEP)
+    hot = engines.calibrated(scores, tree, (2.0,))
+    np.testing.assert_allclose(engines.calibrated(np.stack([scores, scores]), tree, (2.0,)), [hot, hot])
+    policy = engines.VllmAdaptiveVerification(
+        levels=2, top_k=2, confidence="probability", temperatures=(1.0, 2.0)
+    ).price(STEEP)
     asked = question(scores, 1, SIZE, 2, 6, plan=policy.plan)
     np.testing.assert_allclose(policy.survivals(asked), warm, atol=1e-5)
 
 
 def test_ucb_adds_what_an_arm_may_still_be():
-    policy, tried = Ucb(arms=(1, 2)), []
+    policy, tried = engines.Ucb(arms=(1, 2)), []
     for reward_ms in (20.0, 10.0, 20.0, 10.0):  # tokens per second: 2 / 20 ms = 100, 3 / 10 ms = 300
         tried.append(levels(policy))
         policy.observe(finished(tried[-1], tried[-1], reward_ms))
@@ -239,13 +226,13 @@ def test_ucb_adds_what_an_arm_may_still_be():
     assert levels(policy) == 1
     policy.reset()
     assert policy.pulls == [0, 0]
-    kept = watch(Ucb(per_text=False), 1)
+    kept = watch(engines.Ucb(per_text=False), 1)
     kept.reset()
     assert sum(kept.pulls) == 1
 
 
 def test_exp3_draws_by_what_arms_earned():
-    policy = Exp3(arms=(1, 2), mixing=0.5)
+    policy = engines.Exp3(arms=(1, 2), mixing=0.5)
     assert policy.chances() == [0.5, 0.5]
     levels(policy)
     policy.arm = 0
@@ -256,8 +243,8 @@ def test_exp3_draws_by_what_arms_earned():
     policy.arm, drawn = 1, policy.chances()[1]
     policy.learn(35.0)
     assert policy.logs[1] == pytest.approx(0.5 * 0.5 / drawn / 2)
-    assert [levels(Exp3(seed=3)) for _ in range(5)] == [levels(Exp3(seed=3))] * 5
-    draws = Exp3(seed=1)
+    assert [levels(engines.Exp3(seed=3)) for _ in range(5)] == [levels(engines.Exp3(seed=3))] * 5
+    draws = engines.Exp3(seed=1)
     assert {levels(draws) for _ in range(60)} == {1, 2, 3, 4}
 
 
@@ -293,7 +280,7 @@ def plain():
 
 @pytest.mark.parametrize(("name", "settings"), BOTH, ids=IDS)
 def test_text_stays_what_it_is_and_something_is_decided(name, settings, plain):
-    policy, temperature = rule(name, FLAT, **settings), float("top_k" not in settings)
+    policy, temperature = engines.rule(name, FLAT, **settings), float("top_k" not in settings)
     options = dict(max_new_tokens=32, temperature=temperature, seed=2)
     out = decode(shared_bigrams(), [3, 1, 4], policy=policy, **options)
     assert out.tokens == plain[temperature]
@@ -306,7 +293,7 @@ def test_text_stays_what_it_is_and_something_is_decided(name, settings, plain):
 @pytest.mark.filterwarnings("ignore:the policy in .* goes by the prices")
 @pytest.mark.parametrize(("name", "settings"), BOTH, ids=IDS)
 def test_saved_rules_come_back_and_decide_the_same(name, settings, tmp_path):
-    policy = rule(name, FLAT, **settings)
+    policy = engines.rule(name, FLAT, **settings)
     policy.trained_for = {"pair": "synthetic", "choices": [{"choice": "rule", "part": "none", "value": name}]}
     again = load_policy(policy.save(tmp_path))
     assert type(again) is type(policy) and again == policy and again.trained_for == policy.trained_for
@@ -323,12 +310,12 @@ def test_rules_of_the_papers_are_saved_alike(kind, tmp_path):
 
 
 def test_prices_are_the_cost_models_and_those_of_another_machine_are_told(tmp_path):
-    policy = rule("sglang_draft_prob", FLAT)
+    policy = engines.rule("sglang_draft_prob", FLAT)
     assert policy.priced_for == "round numbers"
     with pytest.warns(UserWarning, match="goes by the prices 'far@away'.* call its price"):
         load_policy(policy.with_settings(priced_for="far@away").save(tmp_path))
     costs = round_costs(root_per_tok=(0.01, 0.01), verify_per_tok=(0.0, 0.01, 0.02), step_per_tok=0.002)
-    policy = SglangThroughput(top_k=3, verify_nodes=12).price(costs)
+    policy = engines.SglangThroughput(top_k=3, verify_nodes=12).price(costs)
     for count in (1, 3, 7):
         tree = policy.trees[count]
         expected = costs.cycle_ms(3, tree.depth, tree.verify_nodes, 100)
@@ -339,23 +326,23 @@ def test_prices_are_the_cost_models_and_those_of_another_machine_are_told(tmp_pa
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rule("sglang_emma"), "unknown engine's rule 'sglang_emma'; did you mean 'sglang_ema'"),
-        (lambda: rule("hf_heuristic", begin=3), "unknown setting of hf_heuristic 'begin'"),
-        (lambda: SglangEma(candidates=(3, 1)), r"ascending whole numbers from 0 to 9, got \(3, 1\)"),
-        (lambda: SglangEma(candidates=()), "ascending whole numbers"),
-        (lambda: SglangThroughput(candidates=(0, 3)), "ascending whole numbers from 1 to 9"),
-        (lambda: SglangEma(alpha=0.0), "alpha must lie in"),
-        (lambda: TrtllmGate(levels=12), "levels must lie from 1 to 9, got 12"),
-        (lambda: VllmAdaptiveK(least=7), "least must lie from 0 to 5, got 7"),
-        (lambda: LlamacppPMin(p_min=75), "p_min must lie from 0 to 1, got 75"),
-        (lambda: HfHeuristic(start=0), "start must be at least 1, got 0"),
-        (lambda: Ucb(arms=()), "arms must be whole numbers"),
-        (lambda: Exp3(mixing=0.0), "mixing must lie in"),
-        (lambda: VllmAdaptiveVerification(top_k=3), "for chains 'position'"),
-        (lambda: HfHeuristic(most_levels=0), "most_levels must be at least 1"),
-        (lambda: SglangEma(most_levels=10**9), "GiB"),  # before there is a tree of each number of levels
-        (lambda: SglangDraftProb().answer(chain(SIZE, 0.5)), "SglangDraftProb has no prices yet; call price"),
-        (lambda: LlamacppEv().answer(chain(EXTEND, 0.5)), "LlamacppEv has no prices yet"),
+        (lambda: engines.rule("sglang_emma"), "unknown engine's rule 'sglang_emma'; did you mean 'sglang_ema'"),
+        (lambda: engines.rule("hf_heuristic", begin=3), "unknown setting of hf_heuristic 'begin'"),
+        (lambda: engines.SglangEma(candidates=(3, 1)), r"ascending whole numbers from 0 to 9, got \(3, 1\)"),
+        (lambda: engines.SglangEma(candidates=()), "ascending whole numbers"),
+        (lambda: engines.SglangThroughput(candidates=(0, 3)), "ascending whole numbers from 1 to 9"),
+        (lambda: engines.SglangEma(alpha=0.0), "alpha must lie in"),
+        (lambda: engines.TrtllmGate(levels=12), "levels must lie from 1 to 9, got 12"),
+        (lambda: engines.VllmAdaptiveK(least=7), "least must lie from 0 to 5, got 7"),
+        (lambda: engines.LlamacppPMin(p_min=75), "p_min must lie from 0 to 1, got 75"),
+        (lambda: engines.HfHeuristic(start=0), "start must be at least 1, got 0"),
+        (lambda: engines.Ucb(arms=()), "arms must be whole numbers"),
+        (lambda: engines.Exp3(mixing=0.0), "mixing must lie in"),
+        (lambda: engines.VllmAdaptiveVerification(top_k=3), "for chains 'position'"),
+        (lambda: engines.HfHeuristic(most_levels=0), "most_levels must be at least 1"),
+        (lambda: engines.SglangEma(most_levels=10**9), "GiB"),  # before there is a tree of each number of levels
+        (lambda: engines.SglangDraftProb().answer(chain(SIZE, 0.5)), "SglangDraftProb has no prices yet; call price"),
+        (lambda: engines.LlamacppEv().answer(chain(EXTEND, 0.5)), "LlamacppEv has no prices yet"),
     ],
 )
 def test_bad_settings_get_one_sentence(make, message):

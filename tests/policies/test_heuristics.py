@@ -41,8 +41,7 @@ def test_parents_of_the_newest_level_are_the_beam():
         logs = child_log_probs(newest, parents)
         assert (logs <= 0).all() and np.isfinite(logs).all()
         np.testing.assert_allclose(logs + parents[:, None], newest, atol=1e-5)
-    with pytest.raises(SpecdecError, match="static shape"):
-        newest_level(question(scores[:22], 1))
+    pytest.raises(SpecdecError, newest_level, question(scores[:22], 1)).match("static shape")
     assert node_depths(pool_size(2, 3), 3).tolist() == [1] * 3 + [2] * 9 + [3] * 9
 
 
@@ -103,14 +102,11 @@ def test_svip_stops_at_high_entropy_of_the_best_path_or_the_whole_beam():
 
 @pytest.mark.parametrize("wrong", [{"rule": "bounds"}, {"node": "worst"}])
 def test_unknown_choices_are_refused(wrong):
-    with pytest.raises(AssertionError):
-        SVIP(**wrong)
+    pytest.raises(AssertionError, SVIP, **wrong)
     for kind, other in ((DDD, {"statistic": "sum"}), (SpecDecPlus, {"rule": "odds"})):
-        with pytest.raises(AssertionError):
-            kind(**other)
+        pytest.raises(AssertionError, kind, **other)
     for policy in (SVIP(estimate="full"), Disco(estimate="all")):
-        with pytest.raises(AssertionError):
-            policy.answer(question(pool(np.random.default_rng(0), 0), 0))
+        pytest.raises(AssertionError, policy.answer, question(pool(np.random.default_rng(0), 0), 0))
 
 
 def test_gammatune_follows_acceptance_within_bounds():
@@ -129,8 +125,7 @@ def test_gammatune_follows_acceptance_within_bounds():
     rule.reset()
     assert rule.answer(ask).depth == 8
     for wrong in ({"eta": 0.0}, {"low": 1.5}, {"high": 0.5}):
-        with pytest.raises(AssertionError):
-            GammaTune(**wrong)
+        pytest.raises(AssertionError, GammaTune, **wrong)
 
 
 def classifier(kind, weights, bias, **settings):
@@ -151,8 +146,7 @@ def test_disco_reads_probabilities_entropy_and_depth():
     for more, answer in ((0.01, True), (-0.01, False)):  # just above one half, and below
         policy = classifier(Disco, [10.0] + [0.0] * 11, -10 * float(seen[0]) + more)
         assert policy.answer(question(scores, 2)) is answer
-    with pytest.raises(SpecdecError, match="top_k"):
-        policy.answer(question(scores[:4], 0, top_k=4))
+    pytest.raises(SpecdecError, policy.answer, question(scores[:4], 0, top_k=4)).match("top_k")
 
 
 def constant_residual(odds, features=6) -> ResidualNetwork:
@@ -174,8 +168,7 @@ def test_specdec_plus_compares_odds_and_runs_once_per_cycle():
     policy.network = constant_residual([0.5] * 5)
     assert policy.answer(question(scores, 1, features=features)) is True  # still the cycle's first answer
     assert policy.answer(question(scores[:10], 0, features=features)) is False
-    with pytest.raises(SpecdecError, match="features"):
-        policy.answer(question(scores[:10], 0))
+    pytest.raises(SpecdecError, policy.answer, question(scores[:10], 0)).match("features")
 
 
 def test_c2t_counts_likely_nodes():
@@ -197,8 +190,7 @@ def test_c2t_counts_likely_nodes():
 @pytest.mark.parametrize("kind", [Disco, SpecDecPlus, C2T])
 def test_classifiers_refuse_what_they_cannot_do(kind):
     for wrong in ({"temperature": 1.0}, {"threshold": 0.0}):
-        with pytest.raises(AssertionError):
-            kind(**wrong)
+        pytest.raises(AssertionError, kind, **wrong)
     with pytest.raises(SpecdecError, match="no network"):
         kind().answer(question(pool(np.random.default_rng(0), 0), 0, features=torch.ones(6)))
 
@@ -235,8 +227,7 @@ def test_specdec_plus_reads_live_features():
     out = decode(pair, prompt, policy=policy, max_new_tokens=24)
     assert out.tokens == autoregress(pair, prompt, max_new_tokens=24).tokens
     assert out.cycles["draft_calls"].nunique() > 1
-    with pytest.raises(SpecdecError):
-        decode(bigram_pair(), prompt, policy=policy, max_new_tokens=4)
+    pytest.raises(SpecdecError, decode, bigram_pair(), prompt, policy=policy, max_new_tokens=4)
 
 
 def test_no_op_c2t_verifies_what_the_static_tree_does():

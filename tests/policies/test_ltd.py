@@ -234,10 +234,8 @@ def test_combine():
     assert (
         both.asks == {EXTEND, SIZE} and both.plan == TreeConfig(61, 12, 10) and both.limits == TreeConfig(241, 12, 10)
     )
-    with pytest.raises(SpecdecError, match="cannot see all trees"):
-        combine(DepthPolicy(top_k=8), size)
-    with pytest.raises(SpecdecError, match="give both one top_k and depth"):
-        combine(DepthPolicy(depth=13), size)
+    pytest.raises(SpecdecError, combine, DepthPolicy(top_k=8), size).match("cannot see all trees")
+    pytest.raises(SpecdecError, combine, DepthPolicy(depth=13), size).match("give both one top_k and depth")
     assert combine(DepthPolicy(depth=6), size).limits == TreeConfig(241, 12, 10)
 
 

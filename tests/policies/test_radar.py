@@ -104,8 +104,7 @@ def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refu
     pytest.raises(SpecdecError, LstmNetwork, {**arrays, "extra": arrays["mlp.3.bias"]}).match("missing or unknown")
     with pytest.raises(SpecdecError, match="shape"):
         LstmNetwork({**arrays, "mlp.0.weight": arrays["mlp.0.weight"][:, :128]})  # the head of an earlier version
-    with pytest.raises(SpecdecError, match="finite"):
-        LstmNetwork({**arrays, "mlp.3.bias": np.float32([0, np.nan])})
+    pytest.raises(SpecdecError, LstmNetwork, {**arrays, "mlp.3.bias": np.float32([0, np.nan])}).match("finite")
     torch.save({"mlp.3.bias": Bomb(tmp_path / "ran")}, tmp_path / "bad.pt")
     (tmp_path / "noise.pt").write_bytes(b"nothing")
     (tmp_path / "noise.safetensors").write_bytes(b"nothing")
@@ -168,11 +167,9 @@ def test_answers_follow_the_logits_and_memory_lasts_one_cycle():
 def test_a_question_left_out_is_noticed_and_the_eighth_decision_is_a_stop():
     policy, states = random_policy(), random_states()
     policy.answer(question(0, states[0]))
-    with pytest.raises(SpecdecError, match="after every draft call"):
-        policy.answer(question(2, states[2]))
+    pytest.raises(SpecdecError, policy.answer, question(2, states[2])).match("after every draft call")
     assert policy.answer(question(7, states[0])) is False
-    with pytest.raises(SpecdecError, match="no network"):
-        RadarPolicy().answer(question(0, states[0]))
+    pytest.raises(SpecdecError, RadarPolicy().answer, question(0, states[0])).match("no network")
     for name, value in (("flat_nodes", 60), ("temperature", 0.0)):
         pytest.raises(SpecdecError, RadarPolicy, **{name: value}).match(name)
 

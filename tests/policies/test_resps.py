@@ -242,11 +242,9 @@ def test_text_state_sees_what_the_encoder_says():
     assert specdec.decode(pair(), PROMPT, policy, 8).tokens == plain
     assert all(text.startswith("3 1 4 1 5 9 2 6 ") for text in texts) and len(set(texts)) > 2
     policy = armed(RespsPolicy(state="text"))
-    with pytest.raises(SpecdecError, match="needs an encoder"):
-        policy.answer(asked(PLAN, cycle=0))
+    pytest.raises(SpecdecError, policy.answer, asked(PLAN, cycle=0)).match("needs an encoder")
     policy.attach(lambda text: np.zeros(3), lambda question: "")
-    with pytest.raises(AssertionError, match="must return 384 numbers for one text"):
-        policy.answer(asked(PLAN, cycle=0))
+    pytest.raises(AssertionError, policy.answer, asked(PLAN, cycle=0)).match("must return 384 numbers for one text")
 
 
 @pytest.mark.parametrize("preset", resps.CONFIGS)

@@ -40,8 +40,7 @@ def trained(folder, steps=6, dies_at=None, **settings):
 @pytest.mark.parametrize("save_s", [0, 1000])
 def test_a_step_that_breaks_off_leaves_nothing_behind(tmp_path, save_s):
     run, weights = trained(tmp_path / "straight", save_s=save_s)
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "killed", dies_at=3, save_s=save_s)
+    pytest.raises(KeyboardInterrupt, trained, tmp_path / "killed", dies_at=3, save_s=save_s)
     again, resumed = trained(tmp_path / "killed", save_s=save_s)
     assert torch.equal(weights, resumed)
     assert again.table()["loss"].tolist() == run.table()["loss"].tolist() and len(run.table()) == 6
@@ -58,8 +57,7 @@ def test_a_finished_run_keeps_one_table_and_rows_after_the_checkpoint_are_cut(tm
     again.run(None, "nothing to do")
     assert again.finished and again.plan["results"] == {"loss": 1.0} and again.table().equals(rows)
     assert not TrainingRun(tmp_path, {"steps": 6}, resume=False).finished
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, dies_at=3, save_s=0)
+    pytest.raises(KeyboardInterrupt, trained, tmp_path, dies_at=3, save_s=0)
     Curve(tmp_path / "loss").shards.write(3, pd.DataFrame({"step": [3, 4], "loss": 0.0}))
     run, _ = trained(tmp_path, save_s=0)
     assert run.table()["step"].tolist() == list(range(6)) and (run.table()["loss"] > 0).all()
