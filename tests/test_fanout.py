@@ -75,9 +75,18 @@ def test_results_come_once_whatever_dies_and_what_fails_is_named(place, home):
     assert os.getpid() not in {int(path.read_text().split()[0]) for path in home.glob("*.txt")}
 
 
-def test_a_worker_takes_shard_after_shard(home):
+def test_a_worker_takes_shard_after_shard_and_what_measures_time_runs_alone(home):
     run(of(shards.noted, range(5), home), "local", 1)
     assert len({path.read_text().split()[0] for path in home.glob("*.txt")}) == 1, "no process is started meanwhile"
+    timed = [Shard(f"t{n}", shards.span, (home, n), timed=True) for n in range(2)]
+    usual = [Shard(f"u{n}", shards.span, (home, n)) for n in range(2)]
+    with Workers("local", 3) as workers:
+        spans = {shard.name: result for shard, result in workers.gather(timed + usual, "x", progress=False)}
+    for name, (begin, end) in spans.items():
+        others = [span for other, span in spans.items() if other != name]
+        if name.startswith("t"):
+            assert all(end <= start or stop <= begin for start, stop in others)
+    assert Workers("local", 3, timed=True).slots == 1
 
 
 @pytest.mark.parametrize("place", CLUSTERS)
@@ -98,19 +107,6 @@ def test_what_cannot_be_sent_is_said_and_a_worker_with_other_code_refused(monkey
         run(of(shards.doubled, (1,)), "local", 1)
     shard, settings = of(shards.doubled, (1,))[0], {"environment": {}, "threads": 1, "folder": "/"}
     assert fanout.work(pickle.dumps(shard), "another key", {"code": usual}, settings)["failed"]
-
-
-def test_what_measures_time_runs_alone(home):
-    """Timed shards of two calls at once, beside others: no two overlap."""
-    timed = [Shard(f"t{n}", shards.span, (home, n), timed=True) for n in range(2)]
-    usual = [Shard(f"u{n}", shards.span, (home, n)) for n in range(2)]
-    with Workers("local", 3) as workers:
-        spans = {shard.name: result for shard, result in workers.gather(timed + usual, "x", progress=False)}
-    for name, (begin, end) in spans.items():
-        others = [span for other, span in spans.items() if other != name]
-        if name.startswith("t"):
-            assert all(end <= start or stop <= begin for start, stop in others)
-    assert Workers("local", 3, timed=True).slots == 1
 
 
 def test_a_worker_finds_what_lies_beside_the_notebooks(home):

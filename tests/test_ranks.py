@@ -128,16 +128,13 @@ def test_rank_0_picks_answers_and_fails_for_all_and_the_slowest_is_timed(shared)
     assert shared[1]["failed"][0] == "RankZeroFailed"
 
 
-def test_one_process_is_left_as_it_is(alone):
+def test_one_process_is_left_as_it_is_and_accelerates_models_run_by_their_own_code(alone):
     engine, policy = specdec.core.decode.opened(alone, PROMPT, None, 8)
     assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, RankZeroPolicy)
     assert not isinstance(engine.clock, SlowestClock) and "root" not in vars(engine)
     row = {"loss": 0.5, "tok": 3}
     assert eagle3.of_all_ranks(row) is row and ranks.broadcast(row) is row and ranks.share([1, 2]) == [1, 2]
     assert not torch.distributed.is_initialized()
-
-
-def test_a_model_that_accelerate_moves_about_runs_by_its_own_code(alone):
     accelerate = pytest.importorskip("accelerate")
     model = loaded()
     names = [*(f"model.layers.{number}" for number in range(8)), "model.embed_tokens", "model.norm", "model.rotary_emb"]
@@ -148,9 +145,6 @@ def test_a_model_that_accelerate_moves_about_runs_by_its_own_code(alone):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert not pair.target._layers._lean and not pair.target._prepacked._groups
     assert alone.target._layers._lean
-
-
-def test_a_device_map_serves_one_process():
     pytest.importorskip("accelerate")
     pair = specdec.load_pair("tiny", dtype="float32", spread="auto")
     text = specdec.decode(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens

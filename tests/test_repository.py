@@ -18,22 +18,12 @@ WORKFLOWS = {path.name: path.read_text() for path in sorted((ROOT / ".github" / 
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
-def test_the_version_is_said_once_and_copied_right():
+def test_versions_are_said_once_exact_and_installed():
     assert PROJECT["dynamic"] == ["version"] and "version" not in PROJECT
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == specdec.__version__
     assert metadata.version("specdec") == specdec.__version__
     released = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert released[:2] == ["Unreleased", specdec.__version__]
-
-
-def exact_versions() -> dict[str, str]:
-    lines = (ROOT / ".github" / "constraints.txt").read_text().splitlines()
-    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
-    assert all(re.fullmatch(r"==[^*,+]+", str(one.specifier)) for one in pinned)
-    return {re.sub(r"[-_.]+", "-", one.name).lower(): str(one.specifier)[2:] for one in pinned}
-
-
-def test_exact_versions_cover_what_is_asked_for_and_are_installed():
     pinned = exact_versions()
     extras = PROJECT["optional-dependencies"]
     for line in [*PROJECT["dependencies"], *extras["test"]]:
@@ -43,6 +33,13 @@ def test_exact_versions_cover_what_is_asked_for_and_are_installed():
     installs = [line for line in makefile.splitlines() if "pip install" in line and not line.startswith("#")]
     assert len(installs) == 1 and "-c $(CONSTRAINTS)" in installs[0]
     assert "CONSTRAINTS = .github/constraints.txt" in makefile
+
+
+def exact_versions() -> dict[str, str]:
+    lines = (ROOT / ".github" / "constraints.txt").read_text().splitlines()
+    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"==[^*,+]+", str(one.specifier)) for one in pinned)
+    return {re.sub(r"[-_.]+", "-", one.name).lower(): str(one.specifier)[2:] for one in pinned}
 
 
 def steps(text: str) -> list[dict]:

@@ -23,12 +23,18 @@ from specdec.errors import SpecdecError
 ROWS = pd.DataFrame({"prompt": ["a", "b"], "new_tok": [3, 5], "wall_s": [0.25, 0.5]})
 
 
-def test_home_follows_the_variable_and_figures_of_runs_stay_in_runs(home):
+def test_home_follows_the_variable_and_settings_come_by_name_or_as_one_object(home):
     assert runs.home() == home.resolve()
     for scale in ("laptop", "paper"):
         assert runs.runs_dir(scale) == home.resolve() / "runs" / scale
         assert runs.figure_path("ltd", "fig3", scale) == runs.runs_dir(scale) / "figures" / "ltd" / "fig3"
     pytest.raises(SpecdecError, runs.runs_dir, "labtop").match("laptop")
+    assert runs.configured(None, Settings, {}) == Settings()
+    assert runs.configured(Settings(limit=2), Settings, {"seed": 1}) == Settings(1, 2)
+    with pytest.raises(SpecdecError, match="unknown setting 'sede'; did you mean 'seed'"):
+        runs.configured(None, Settings, {"sede": 1})
+    pytest.raises(SpecdecError, runs.configured, 3, Settings, {}).match("as one Settings")
+    pytest.raises(SpecdecError, runs.configured, Settings(limit="x"), Settings, {}).match("limit")
 
 
 @pytest.mark.parametrize("bad", ["../secrets", "a/b", "", ".hidden", "a b"])
@@ -102,7 +108,7 @@ def test_find_lists_finished_runs_newest_first(home, monkeypatch):
     assert states == (f"run {names[0]} (laptop): not finished", f"run {names[1]} (laptop): finished, tau 3.5")
 
 
-def test_shards_merge_in_order(home):
+def test_shards_merge_in_order_and_damaged_files_are_named(home):
     run = runs.start("evaluate", {})
     shards = run.shards("prompts")
     pytest.raises(SpecdecError, shards.merge).match("no rows yet")
@@ -113,9 +119,6 @@ def test_shards_merge_in_order(home):
     assert run.read_table("prompts")["number"].tolist() == [3, 12, 100]
     shards.drop(12)
     assert shards.done() == [3] and shards.read()["number"].tolist() == [3]
-
-
-def test_damaged_files_are_named(home):
     run = runs.start("evaluate", {})
     pytest.raises(SpecdecError, run.read_table, "prompts").match("there is no file .*prompts.parquet")
     run.write_table("prompts", ROWS).write_bytes(b"PAR1 and then nothing")
@@ -154,7 +157,7 @@ def test_read_only_home(home, monkeypatch):
     pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("cannot write")
 
 
-def test_leftovers_of_a_killed_process_are_swept(home):
+def test_leftovers_of_a_killed_process_are_swept_and_no_session_is_lost(home):
     run = runs.start("evaluate", {})
     old, young = run.path(".old.parquet.1.tmp"), run.path(".young.parquet.2.tmp")
     for path in (old, young):
@@ -162,6 +165,10 @@ def test_leftovers_of_a_killed_process_are_swept(home):
     os.utime(old, (0, 0))
     runs.start("evaluate", {})
     assert not old.exists() and young.exists()
+    processes = [child(start_often, number) for number in range(3)]
+    assert [ended(process) for process in processes] == [0, 0, 0]
+    record = runs.find("shared")[0].record()
+    assert len(record["sessions"]) == 12 and record["finished"]
 
 
 def collect(by: str, pause_s: float, resumed: Path) -> None:
@@ -200,15 +207,6 @@ def test_a_stopped_run_continues(home, stop):
 class Settings:
     seed: int = 0
     limit: int = 4
-
-
-def test_settings_come_by_name_or_as_one_object():
-    assert runs.configured(None, Settings, {}) == Settings()
-    assert runs.configured(Settings(limit=2), Settings, {"seed": 1}) == Settings(1, 2)
-    with pytest.raises(SpecdecError, match="unknown setting 'sede'; did you mean 'seed'"):
-        runs.configured(None, Settings, {"sede": 1})
-    pytest.raises(SpecdecError, runs.configured, 3, Settings, {}).match("as one Settings")
-    pytest.raises(SpecdecError, runs.configured, Settings(limit="x"), Settings, {}).match("limit")
 
 
 def test_what_the_clean_up_meets_does_not_hide_what_went_wrong(home, monkeypatch):
@@ -254,13 +252,6 @@ def test_a_disk_that_is_full_for_a_library(home, library):
 def start_often(by: int) -> None:
     for _ in range(4):
         runs.start("shared", {}).finish(by=by)
-
-
-def test_processes_that_share_a_run_lose_no_session(home):
-    processes = [child(start_often, number) for number in range(3)]
-    assert [ended(process) for process in processes] == [0, 0, 0]
-    record = runs.find("shared")[0].record()
-    assert len(record["sessions"]) == 12 and record["finished"]
 
 
 def test_the_code_hash_follows_every_byte_of_the_package(tmp_path, monkeypatch):

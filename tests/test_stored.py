@@ -197,7 +197,7 @@ def test_a_policy_with_other_arrays(policy, change):
     refusal(lambda: load_policy(policy), "policy.safetensors")
 
 
-def test_policies_are_sealed(policy):
+def test_policies_are_sealed_and_one_of_another_pair_says_so(policy):
     assert load_policy(policy).depth == 4
     kept = (policy / "policy.safetensors").read_bytes()
     flip(policy / "policy.safetensors", 0.9)
@@ -209,19 +209,23 @@ def test_policies_are_sealed(policy):
     refusal(lambda: load_policy(policy / "nowhere"), "there is no policy", "no policy.json")
     for path in shipped_folder("small").parent.rglob("policy.json"):
         assert "checksum" in json.loads(path.read_text()), path
-
-
-def test_a_policy_of_another_pair_says_so(policy):
-    """A matrix that does not fit is no explanation."""
     trained = load_policy(policy)
     refusal(lambda: trained.logits(np.zeros(trained.observation_size + 1, np.float32)), "another pair")
     network = random_policy(features=7).network
     refusal(lambda: network.state(np.zeros(8, np.float32)), "reads 7 numbers", "another pair")
 
 
-def test_a_cost_model_comes_back(tmp_path):
+def test_a_cost_model_comes_back_and_alien_shards_do_not(tmp_path, home):
     costs = round_costs(ranges={"top_k": (1, 10)}, policy_ms={"radar": 0.5}, machine={"cpu": "Z80"})
     assert CostModel.load(costs.save(tmp_path / "costs.json")) == costs
+    ours, theirs = (runs.start(name, {}).shards("rows") for name in ("ours", "theirs"))
+    for shards in (ours, theirs):
+        shards.write(0, pd.DataFrame({"a": [1]}))
+    assert len(ours.read()) == 1
+    shutil.copy(theirs.path(0), ours.path(1))
+    refusal(ours.read, "part-00001.parquet", "another run")
+    shutil.move(ours.path(1), ours.folder / "part-x.parquet")
+    refusal(ours.read, "part-x.parquet")
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"name": 3}', "{"])
@@ -231,17 +235,6 @@ def test_run_json(home, text):
     refusal(lambda: runs.start("bad", {}), "run.json", "sessions")
     run.path("run.json").write_text(text)
     refusal(lambda: runs.find("bad"), "run.json")
-
-
-def test_alien_shards(home):
-    ours, theirs = (runs.start(name, {}).shards("rows") for name in ("ours", "theirs"))
-    for shards in (ours, theirs):
-        shards.write(0, pd.DataFrame({"a": [1]}))
-    assert len(ours.read()) == 1
-    shutil.copy(theirs.path(0), ours.path(1))
-    refusal(ours.read, "part-00001.parquet", "another run")
-    shutil.move(ours.path(1), ours.folder / "part-x.parquet")
-    refusal(ours.read, "part-x.parquet")
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_static_shapes_decode(shape, make):
     assert engine.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
 
 
-def test_a_shape_is_a_legal_plan_and_can_be_cut_short():
+def test_a_shape_is_a_legal_plan_cut_short_by_a_policy_or_the_end_of_the_context():
     class Shaped(RandomPolicy):
         def answer(self, question):
             return WIDE if question.kind == PLAN else super().answer(question)
@@ -217,10 +217,6 @@ def test_a_shape_is_a_legal_plan_and_can_be_cut_short():
     drafted = specdec.decode(pair, PROMPT, policy, max_new_tokens=24)
     assert drafted.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
     assert len({(row.expansions, row.verify_nodes) for row in drafted.rows}) > 3
-
-
-def test_the_context_ends_exactly_at_the_limit():
-    """Prompt and answer fill the target's positions to the last one; trees shrink as the end comes near."""
     pair, room = bigram_pair(limit=24), 24 - len(PROMPT)
     for policy in (Static(12, 3, 4), RandomPolicy(LIMITS, seed=1), Static(shape=WIDE)):
         drafted = specdec.decode(pair, PROMPT, policy, max_new_tokens=room)

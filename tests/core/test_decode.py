@@ -148,7 +148,7 @@ def test_stop_tokens_end_the_text_where_plain_decoding_ends_it(temperature):
     assert max(inside) >= 1  # at least one text really ended inside a path
 
 
-def test_the_models_own_stop_token_counts_unless_switched_off():
+def test_the_models_own_stop_token_or_a_question_after_every_token_ends_the_text():
     pair = bigram_pair()
     first, second = specdec.autoregress(pair, PROMPT, 2).tokens
     pair.stop_tokens = frozenset({second})
@@ -157,6 +157,11 @@ def test_the_models_own_stop_token_counts_unless_switched_off():
     pair.stop_tokens = frozenset({first})
     stopped = specdec.decode(pair, PROMPT, SMALL, 10)
     assert stopped.tokens == [first] and stopped.rows == [] and stopped.finish_reason == "stop"
+    settings = dict(limits=SMALL.limits, picker=Picker(), stop_early=lambda ids: len(ids) >= 5)
+    engine = LiveEngine(shared_pair(), torch.tensor([1, 2, 3]), 8, **settings)
+    with engine.inference():
+        list(turn(engine, SMALL))
+    assert engine.finish_reason == "stop" and len(engine.tokens) == 2
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -234,8 +239,7 @@ def generated(own, *args, **kwargs):
     return model.generate(*(args or (ids,)), custom_generate=specdec.generate, drafter=drafter, policy=SMALL, **kwargs)
 
 
-def test_generate_greedy(own):
-    """As transformers does it, and as a dict where that is asked for."""
+def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(own):
     model, _, ids = own
     for settings in (
         dict(max_new_tokens=16),
@@ -248,9 +252,6 @@ def test_generate_greedy(own):
     assert model.config._attn_implementation != "specdec_tree"
     output = generated(own, return_dict_in_generate=True, **settings)
     assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput) and torch.equal(output.sequences, plain)
-
-
-def test_generate_takes_a_generation_config_and_torchs_seed(own):
     model, _, ids = own
     config = hf.GenerationConfig(
         max_new_tokens=16, do_sample=True, temperature=0.8, top_k=12, top_p=0.95, eos_token_id=2
@@ -395,11 +396,3 @@ def test_chats_refuse(content):
     assert "chat messages are a list" in refusal(specdec.decode, tiny(), [{"content": "no role"}])
     assert "the chat template refuses" in refusal(specdec.decode, tiny(), [{"role": "wizard", "content": "hi"}])
     assert "content" in refusal(tiny().ids_of, [{"role": "user", "content": content}])
-
-
-def test_a_question_asked_after_every_token_ends_the_text_with_a_stop():
-    settings = dict(limits=SMALL.limits, picker=Picker(), stop_early=lambda ids: len(ids) >= 5)
-    engine = LiveEngine(shared_pair(), torch.tensor([1, 2, 3]), 8, **settings)
-    with engine.inference():
-        list(turn(engine, SMALL))
-    assert engine.finish_reason == "stop" and len(engine.tokens) == 2

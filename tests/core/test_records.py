@@ -50,21 +50,10 @@ def spaced(tokens):
     return text.replace(MARKS, " ").removeprefix(" ")
 
 
-def test_names_that_stored_files_go_by():
-    """Recordings, policies and tables of others hold them."""
+def test_names_that_stored_files_go_by_and_rates_of_rows():
     assert (records.PLAN, records.EXTEND, records.SIZE) == ("plan", "extend", "size")
     assert records.TURN == ["suite", "prompt", "turn"]
     assert records.SUMS == ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
-
-
-TABLE = pd.DataFrame([[10, 4, 12, 50.0, 100.0], [30, 6, 30, 30.0, 90.0]], columns=SUMS)
-
-
-class Turns(Rates):
-    table = TABLE
-
-
-def test_rates_of_rows_and_of_all_together():
     rows = with_rates(TABLE)
     assert rows["tau"].tolist() == [3.0, 5.0] and rows["speedup"].tolist() == [2.0, 3.0]
     assert rows["ms_per_tok"].tolist() == [5.0, 1.0]
@@ -72,3 +61,10 @@ def test_rates_of_rows_and_of_all_together():
     pooled = Turns()
     assert (pooled.tau, pooled.ms_per_tok, pooled.speedup) == (42 / 10, 80 / 40, 190 / 80)
     assert (pooled.tau, pooled.ms_per_tok, pooled.speedup) == tuple(together[["tau", "ms_per_tok", "speedup"]])
+
+
+TABLE = pd.DataFrame([[10, 4, 12, 50.0, 100.0], [30, 6, 30, 30.0, 90.0]], columns=SUMS)
+
+
+class Turns(Rates):
+    table = TABLE

@@ -42,7 +42,7 @@ def test_every_text_is_the_one_decoded_alone(tiny, temperature):
         assert [(g.tokens, g.finish_reason) for g in plain] == [(g.tokens, g.finish_reason) for g in many]
 
 
-def test_each_turn_has_a_policy_of_its_own(tiny):
+def test_each_turn_has_a_policy_of_its_own_and_forwards_are_shared(tiny, monkeypatch):
     def make(number):
         return RandomPolicy(TreeConfig(24, 4, 5), seed=number)
 
@@ -52,9 +52,6 @@ def test_each_turn_has_a_policy_of_its_own(tiny):
     many = seen(decode_many(tiny, PROMPTS, make, 24))
     assert many == seen(specdec.decode(tiny, prompt, make(i), 24) for i, prompt in enumerate(PROMPTS))
     assert len({shape for _, rows in many for shape in rows}) > 5
-
-
-def test_forwards_are_shared(tiny, monkeypatch):
     counts = {"target": [], "drafter": []}
     for kind, owner in (("target", Target), ("drafter", type(tiny.drafter))):
         plain = owner.run_together

@@ -72,11 +72,22 @@ def path_set(tree: DraftTree) -> set[tuple]:
     return {tuple(tree.token[row[row >= 0]].tolist()) for row in tree.lineage()}
 
 
-def test_a_child_of_probability_one_does_not_displace_its_parent():
-    """In bf16 the child's log-probability rounds to 0, and an unstable sort keeps it without its parent."""
+def test_a_certain_child_does_not_displace_its_parent_and_a_kept_tree_survives():
     tree = begun(9, ([[1, 2]], [[-0.5, -0.5]]), ([[3, 4], [5, 6]], [[0.0, -9.0], [0.0, -9.0]]))
     for verify_nodes, tokens in ((1, [9, 1]), (2, [9, 1, 2]), (3, [9, 1, 2, 3]), (4, [9, 1, 2, 3, 5])):
         assert tree.prune(verify_nodes).token.tolist() == tokens
+    growing = begun(1, ([[2, 3]], [[-1.0, -2.0]]))
+    assert growing.newest_scores.tolist() == growing.scores.tolist() == [-1.0, -2.0]
+    growing.grow(torch.tensor([[4, 5], [6, 7]]), torch.tensor([[-1.0, -9.0], [-0.5, -4.0]]), 2)
+    assert growing.newest_scores.tolist() == [-2.0, -10.0, -2.5, -6.0] and growing.candidates == 6
+    assert growing.frontier.tolist() == [3, 5] and growing.rows.tolist() == [0, 1]
+    assert growing.prune(4).token.tolist() == growing.prune(4).token.tolist() and len(growing.prune(10**6)) == 7
+    kept, whole = growing.prune(3), growing.whole()
+    before = kept.token.tolist(), kept.score.tolist(), whole.token.tolist()
+    growing.restart(9)
+    growing.grow(torch.tensor([[8, 8]]), torch.tensor([[-9.0, -9.0]]), 2)
+    assert (kept.token.tolist(), kept.score.tolist(), whole.token.tolist()) == before
+    assert growing.whole().token.tolist() == [9, 8, 8]
 
 
 def test_a_tree_by_hand_and_the_root_alone():
@@ -118,21 +129,6 @@ def test_masks_and_paths_equal_the_slow_way(places):
     leaves = [node for node in range(count) if not children_of(parents, node)]
     assert [[n for n in row if n >= 0] for row in tree.paths().tolist()] == [climb(leaf) for leaf in leaves]
     assert tree.paths().shape[1] == 1 + int(tree.depth.max())
-
-
-def test_memory_is_reused_and_a_kept_tree_survives():
-    growing = begun(1, ([[2, 3]], [[-1.0, -2.0]]))
-    assert growing.newest_scores.tolist() == growing.scores.tolist() == [-1.0, -2.0]
-    growing.grow(torch.tensor([[4, 5], [6, 7]]), torch.tensor([[-1.0, -9.0], [-0.5, -4.0]]), 2)
-    assert growing.newest_scores.tolist() == [-2.0, -10.0, -2.5, -6.0] and growing.candidates == 6
-    assert growing.frontier.tolist() == [3, 5] and growing.rows.tolist() == [0, 1]
-    assert growing.prune(4).token.tolist() == growing.prune(4).token.tolist() and len(growing.prune(10**6)) == 7
-    kept, whole = growing.prune(3), growing.whole()
-    before = kept.token.tolist(), kept.score.tolist(), whole.token.tolist()
-    growing.restart(9)
-    growing.grow(torch.tensor([[8, 8]]), torch.tensor([[-9.0, -9.0]]), 2)
-    assert (kept.token.tolist(), kept.score.tolist(), whole.token.tolist()) == before
-    assert growing.whole().token.tolist() == [9, 8, 8]
 
 
 def test_static_shapes_by_hand():

@@ -58,7 +58,7 @@ def test_the_smallest_trees():
         pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes=flat_nodes).match("between top_k=3 and the 5 nodes")
 
 
-def test_texts_are_read_back_also_of_copies_alone():
+def test_texts_are_read_back_also_of_copies_alone_and_the_papers_trees_are_theirs():
     for tree in (TreeConfig(60, 7, 10), TreeConfig(16, 5, 4, beam=(2, 1)), TreeConfig(2, 0, 1)):
         assert tree_from(tree.text) == tree
     assert TreeConfig(16, 5, 4, beam=(2, 1)).text == "16,5,4,2,1"
@@ -73,10 +73,6 @@ def test_texts_are_read_back_also_of_copies_alone():
     assert repr(Static.of(tree)) == "Static.of(CopiedTree(total_tokens=7))"
     for bad in (0, -3, 2.5, 10**9):
         pytest.raises(SpecdecError, CopiedTree, bad).match("total_tokens")
-
-
-def test_the_papers_trees():
-    """total_tokens, depth and top_k, as EAGLE's code and the papers have them."""
     numbers = {name: (tree.total_tokens, tree.depth, tree.top_k) for name, tree in TREES.items()}
     assert numbers == {
         "eagle3": (60, 7, 10),

@@ -112,7 +112,7 @@ def next_three(text: list[int]):
     return propose
 
 
-def test_copies_that_come_true_are_accepted():
+def test_copies_that_come_true_are_accepted_up_to_the_targets_last_position():
     text = plain_text(32)
     drafter = ScriptedDrafter(shared_bigrams().target, next_three(text))
     pair = dataclasses.replace(shared_bigrams(), drafter=drafter)
@@ -128,10 +128,6 @@ def test_copies_that_come_true_are_accepted():
     drafter.asked.clear()
     nothing = decode(pair, PROMPT, Static(1, 0, 1), max_new_tokens=4)
     assert nothing.tokens == text[len(PROMPT) : len(PROMPT) + 4] and not drafter.asked
-
-
-def test_copies_end_where_the_targets_positions_end():
-    """With a root at the last but one of 512 positions there is room for one level; the drafter proposes three."""
     pair, long = shared_bigrams(), (PROMPT * 64)[:506]
     text = [*long, *autoregress(pair, long, max_new_tokens=6).tokens]
     drafter = ScriptedDrafter(pair.target, next_three(text))

@@ -78,7 +78,7 @@ def typical(pair, prompt, policy, max_new_tokens=12, **rule):
     return specdec.decode(pair, prompt, policy, max_new_tokens, picker=TypicalPicker(**rule))
 
 
-def test_settings_reach_the_rule_which_stands_in_place_of_sampling():
+def test_settings_reach_the_rule_which_accepts_more_in_place_of_sampling():
     pair, tree = shared_bigrams(), specdec.Static(6, 2, 2)
     for everything in (dict(threshold=0.0), dict(alpha=0.0)):
         out = typical(pair, [1, 2, 3], tree, **everything)
@@ -95,9 +95,6 @@ def test_settings_reach_the_rule_which_stands_in_place_of_sampling():
         with pytest.raises(SpecdecError, match="^a picker has its own temperature"):
             specdec.decode(pair, [1, 2, 3], picker=TypicalPicker(), **beside)
     pytest.raises(SpecdecError, specdec.decode, pair, [1, 2, 3], picker="typical").match("^picker must be Picker")
-
-
-def test_it_accepts_more_and_changes_the_text():
     pair, tree = shared_bigrams(), specdec.Static(20, 4, 4)
     lossy = typical(pair, [1, 2, 3], tree, 40)
     exact = [specdec.decode(pair, [1, 2, 3], tree, 40, temperature=1.0, seed=seed) for seed in range(3)]

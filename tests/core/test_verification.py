@@ -41,7 +41,7 @@ def logits_of(seed: int, *shape: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def test_what_is_picked_by_hand():
+def test_what_is_picked_by_hand_with_noise_of_seed_and_position():
     picker = Picker.from_settings(0.0)
     assert not picker.sample and not picker.warpers
     assert picker.pick(torch.tensor([0.0, 2.0, -1.0, 2.0]), IDS) == 1
@@ -57,9 +57,6 @@ def test_what_is_picked_by_hand():
     assert numpys.pick(logits, IDS) == plain.pick(logits, IDS)
     assert Picker.from_settings(1e-12, 1).pick(logits, IDS) == int(logits.argmax())
     assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
-
-
-def test_noise_belongs_to_seed_and_position():
     first = gumbel_noise(3, 10, 100)
     torch.rand(7)  # torch's own random state plays no part
     assert torch.equal(first, gumbel_noise(3, 10, 100)) and first.dtype == torch.float64

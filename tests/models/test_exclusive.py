@@ -85,17 +85,13 @@ def test_ctrl_c_at_random_moments(times, least):
     assert interrupted > least
 
 
-def test_ctrl_c_just_before_a_mask_is_put_away():
-    """The moment after a mask became active and before the block that puts it away again, which chance seldom meets."""
+def test_ctrl_c_just_before_a_mask_is_put_away_and_in_what_must_not_be_cut():
     pair = random_pair()
     before = state(pair)
     with pytest.raises(KeyboardInterrupt), pair.inference():
         _active.set(TreeMask(torch.arange(3), 0))
         raise KeyboardInterrupt
     assert state(pair) == before and before[-2] is None
-
-
-def test_ctrl_c_is_told_at_the_end_of_what_must_not_be_cut():
     done = []
     with pytest.raises(KeyboardInterrupt), interrupts_deferred():
         signal.raise_signal(signal.SIGINT)
@@ -118,8 +114,7 @@ def test_a_policy_that_fails_and_a_stream_that_is_left_lying():
     assert state(pair) == before
 
 
-def test_two_models_of_a_family_in_two_threads():
-    """They share a model file, which is handed back when the last one is done, also while one is being probed."""
+def test_two_models_of_a_family_run_in_two_threads_and_one_does_not():
     pairs = [random_pair(seed=seed) for seed in range(4)]
     before = [state(pair) for pair in pairs]
     expected = [autoregress(random_pair(seed=seed), PROMPT, 12, stop_tokens=()).tokens for seed in range(4)]
@@ -131,9 +126,6 @@ def test_two_models_of_a_family_in_two_threads():
         found = list(threads.map(three_times, pairs))
     assert found == [[tokens] * 3 for tokens in expected]
     assert [state(pair) for pair in pairs] == before
-
-
-def test_one_model_in_two_threads_is_refused_and_free_again():
     pair = random_pair()
     with pair.target.inference(), Target(pair.target.model).inference():
         assert "another thread" in str(in_thread(lambda: decode(pair, PROMPT, TREE, 4)))

@@ -133,12 +133,18 @@ def test_llama_cpp_finds_every_name_and_shape(fc_norm, tmp_path):
     assert network.t2d[torch.tensor(ids)].all(), "ids of the target, not offsets"
 
 
-def test_query_rows_are_interleaved():
-    """Row 1 of a head's GGUF matrix is the partner of its row 0: half a head further down in ours."""
+def test_query_rows_are_interleaved_and_flags_are_those_of_the_tree(tmp_path):
     rows = torch.arange(64.0)[:, None].expand(64, 3)
     there = module._interleave("midlayer.self_attn.q_proj.weight", rows, SMALL)
     assert there[:4, 0].tolist() == [0, 8, 1, 9] and there[16, 0] == 16
     assert torch.equal(module._interleave("x.q_proj.weight", there, SMALL, back=True), rows)
+    target, out = target_of(SMALL, tmp_path / "t.gguf"), tmp_path / "o"
+    words = shlex.split(serve_command("vllm", out, target, TreeConfig(6, 4, 1)))
+    wanted = {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
+    assert words[:3] == ["vllm", "serve", "org/model"] and json.loads(words[4]) == wanted
+    assert "--spec-draft-n-max 5" in serve_command("llama.cpp", out, target, TreeConfig(6, 4, 1))
+    words = serve_command("sglang", out, target, TreeConfig(60, 7, 10))
+    assert "num-steps 8 --speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in words
 
 
 @pytest.mark.parametrize(
@@ -172,13 +178,3 @@ def test_other_refusals(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_interleave", lambda name, value, config, back=False: value.flip(0) if back else value)
     with pytest.raises(SpecdecError, match="reads back otherwise"):
         export(drafter_in(tmp_path / "d"), "llama.cpp", tmp_path / "o", target_of(SMALL, gguf_with(100, tmp_path)))
-
-
-def test_the_flags_are_those_of_the_tree(tmp_path):
-    target, out = target_of(SMALL, tmp_path / "t.gguf"), tmp_path / "o"
-    words = shlex.split(serve_command("vllm", out, target, TreeConfig(6, 4, 1)))
-    wanted = {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
-    assert words[:3] == ["vllm", "serve", "org/model"] and json.loads(words[4]) == wanted
-    assert "--spec-draft-n-max 5" in serve_command("llama.cpp", out, target, TreeConfig(6, 4, 1))
-    words = serve_command("sglang", out, target, TreeConfig(60, 7, 10))
-    assert "num-steps 8 --speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in words

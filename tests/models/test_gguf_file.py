@@ -113,7 +113,7 @@ def test_a_file_is_unpacked_once(file, cache, monkeypatch):
     assert load_pair(target=path).target.num_layers == 8
 
 
-def test_a_file_that_is_cut_short(file, tmp_path, cache):
+def test_files_that_are_cut_short_or_others(file, tmp_path, cache):
     path, _ = file
     content = path.read_bytes()
     for size in [0, 3, 4, 20, 23, 24, 200, *range(1000, len(content) - 32, 4999), len(content) - 33]:
@@ -122,9 +122,6 @@ def test_a_file_that_is_cut_short(file, tmp_path, cache):
         sentence = refusal(load_pair, target=short)
         assert "cut short, damaged or another kind of file" in sentence or "is supported" in sentence, size
     assert nothing_is_left(cache)
-
-
-def test_other_files(tmp_path):
     for content in (b"no model", b"PK\x03\x04" + bytes(500), struct.pack("<II", 0x46554747, 99) + bytes(500)):
         (tmp_path / "other.gguf").write_bytes(content)
         assert "cannot be read as GGUF" in refusal(load_pair, target=tmp_path / "other.gguf")

@@ -96,7 +96,7 @@ def test_keeping_a_path_is_list_indexing(start, chosen):
         assert names(cache) == list(range(start)) + rows
 
 
-def test_a_chain_is_kept_without_copies_and_decoding_goes_on():
+def test_a_chain_is_kept_without_copies_and_caches_are_cut_and_reset():
     cache = filled(range(8))
     before = copy.deepcopy(cache.layers[0].keys)
     cache.keep(3, [3, 4, 5])
@@ -104,18 +104,6 @@ def test_a_chain_is_kept_without_copies_and_decoding_goes_on():
     cache.keep(4, [5])
     grow(cache, [20, 21])
     assert names(cache) == [0, 1, 2, 3, 5, 20, 21]
-
-
-@pytest.mark.parametrize(
-    ("start", "rows"), [(3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0]), (3, [-1])]
-)
-def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
-    cache = filled(range(8))
-    pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
-    assert names(cache) == list(range(8))
-
-
-def test_layers_that_share_keys_stay_empty_and_others_truncate_crop_and_reset():
     cache = TreeCache(3, 8)
     grow(cache, range(6))  # of the first two; the third layer reads the second's
     cache.keep(2, [3, 5])
@@ -137,6 +125,15 @@ def test_layers_that_share_keys_stay_empty_and_others_truncate_crop_and_reset():
     assert len(cache) == 0 and cache.layers[0].keys is not None
     grow(cache, [5, 6])
     assert names(cache) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("start", "rows"), [(3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0]), (3, [-1])]
+)
+def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
+    cache = filled(range(8))
+    pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
+    assert names(cache) == list(range(8))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "gpt-oss"])

@@ -96,7 +96,7 @@ def test_a_layer_takes_its_parts_along_and_a_hooked_part_takes_the_layer_out():
     assert not any("forward" in m.__dict__ for m in model.modules())
 
 
-def test_changed_weights_are_seen_at_the_next_use():
+def test_changed_weights_are_seen_at_the_next_use_and_groups_of_three_run_lean():
     model = build(*FAMILIES["qwen2"])
     target = Target(model)
     outputs(target)
@@ -107,6 +107,10 @@ def test_changed_weights_are_seen_at_the_next_use():
     for layer in model.model.layers:
         layer.input_layernorm.variance_epsilon = 30.0
     assert_as_without_layers(target, 4.0)
+    config, sizes = FAMILIES["llama"]
+    model = build(config, sizes | dict(hidden_size=36, num_attention_heads=9, num_key_value_heads=3))
+    with swapped(Target(model)) as modules:
+        assert modules == set(model.model.layers)
 
 
 class Clamped(llama.LlamaAttention):
@@ -195,11 +199,3 @@ def test_errors_are_counted_by_row_and_nothing_equals_nan(dtype):
     assert lean.error_of(lean_rows, own) > max(1.0, large)
     for other in (own[:2], own.double(), own.clone().fill_(float("nan"))):
         assert lean.error_of(other, own) == float("inf")
-
-
-def test_heads_in_groups_of_three_run_lean():
-    """As in SmolLM2."""
-    config, sizes = FAMILIES["llama"]
-    model = build(config, sizes | dict(hidden_size=36, num_attention_heads=9, num_key_value_heads=3))
-    with swapped(Target(model)) as modules:
-        assert modules == set(model.model.layers)

@@ -109,13 +109,22 @@ def test_bfloat16_stays_within_its_noise_and_planted_faults_do_not(name, monkeyp
         assert node_errors(model, rounds(target)).mean() > LEAST_FAULT
 
 
-def test_the_windowed_families_do_have_windows():
+def test_windowed_families_have_windows_and_layers_are_those_of_the_text_decoder():
     prompt = random_tokens(3 * families.WINDOW, seed=2)
     for name in families.FAMILIES:
         target, state = Target(families.model_of(name)), tree_attention.TreeMask(torch.arange(len(prompt)), 0)
         with target.inference():
             target.run(prompt, target.new_cache(64), state)
         assert (families.WINDOW in state.windows) == (name in WINDOWED), name
+    text = dict(families.FAMILIES["llama"][1], model_type="llama")
+    vision = dict(model_type="clip_vision_model", intermediate_size=48, image_size=8, patch_size=4)
+    config = hf.LlavaConfig(text_config=text, vision_config=LAYERS | vision, image_token_index=2)
+    model = hf.LlavaForConditionalGeneration(config).eval()
+    first_of_length = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
+    assert decoder_layers(model, 4) is model.get_decoder().layers is not first_of_length
+    target = Target(model, taps=(1, 4))
+    with target.inference():
+        assert target.forward(random_tokens(5, 0), target.new_cache(8)).features.shape == (5, 64)
 
 
 @pytest.mark.parametrize("name", ["llama-8", "gemma3"])
@@ -145,18 +154,6 @@ def test_taps_outside_the_model_and_of_several_streams_of_states_are_refused(nam
     with pytest.raises(SpecdecError, match=words), target.inference():
         target.forward(random_tokens(3, seed=0), target.new_cache(4))
     assert families.state_of(target.model) == before
-
-
-def test_layers_are_those_of_the_text_decoder():
-    text = dict(families.FAMILIES["llama"][1], model_type="llama")
-    vision = dict(model_type="clip_vision_model", intermediate_size=48, image_size=8, patch_size=4)
-    config = hf.LlavaConfig(text_config=text, vision_config=LAYERS | vision, image_token_index=2)
-    model = hf.LlavaForConditionalGeneration(config).eval()
-    first_of_length = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
-    assert decoder_layers(model, 4) is model.get_decoder().layers is not first_of_length
-    target = Target(model, taps=(1, 4))
-    with target.inference():
-        assert target.forward(random_tokens(5, 0), target.new_cache(8)).features.shape == (5, 64)
 
 
 def oracle_pair(model, prompt, count: int, picker: Picker, seed: int = 0) -> tuple[Pair, list[int]]:
@@ -343,7 +340,7 @@ def test_a_model_can_be_trained_after_decoding(name, changes):
         assert torch.allclose(a.grad, b.grad, atol=1e-6)
 
 
-def test_training_flags_come_back_module_by_module():
+def test_a_model_that_is_lent_is_shared_comes_back_as_it_was_and_takes_no_overfull_cache():
     model = families.build(*families.FAMILIES["llama"])
     model.train()
     model.model.layers[1].eval()  # frozen by its owner
@@ -351,6 +348,22 @@ def test_training_flags_come_back_module_by_module():
     with Target(model).inference():
         assert not any(m.training for m in model.modules())
     assert families.state_of(model) == before and {m.training for m in model.modules()} == {True, False}
+    model, prompt = families.model_of("llama"), random_tokens(5, seed=9)
+    one, other = Target(model, taps=(1,)), Target(model)
+    with one.inference(), other.inference():
+        inner = other.forward(prompt, other.new_cache(8)).logits
+    with one.inference():
+        pytest.raises(SpecdecError, model, prompt[None]).match("specdec is decoding")
+        assert torch.equal(one.forward(prompt, one.new_cache(8)).logits, inner)
+    target, prompt = Target(families.model_of("llama")), random_tokens(6, seed=10)
+    with target.inference():
+        cache = target.new_cache(8)
+        target.forward(prompt, cache)
+        keys = [layer.keys.clone() for layer in cache.layers]
+        pytest.raises(SpecdecError, target.forward, prompt[:3], cache).match("room for 8 tokens but 9 are needed")
+        assert len(cache) == 6 and all(torch.equal(a, b.keys) for a, b in zip(keys, cache.layers, strict=True))
+        target.forward(prompt[:2], cache)
+        assert len(cache) == 8
 
 
 def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
@@ -377,22 +390,3 @@ def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
     assert not calls
     assert node_errors(model, seen).max() < MOST_F32
     assert calls
-
-
-def test_two_targets_share_a_model_that_is_lent_and_an_overfull_cache_is_refused():
-    model, prompt = families.model_of("llama"), random_tokens(5, seed=9)
-    one, other = Target(model, taps=(1,)), Target(model)
-    with one.inference(), other.inference():
-        inner = other.forward(prompt, other.new_cache(8)).logits
-    with one.inference():
-        pytest.raises(SpecdecError, model, prompt[None]).match("specdec is decoding")
-        assert torch.equal(one.forward(prompt, one.new_cache(8)).logits, inner)
-    target, prompt = Target(families.model_of("llama")), random_tokens(6, seed=10)
-    with target.inference():
-        cache = target.new_cache(8)
-        target.forward(prompt, cache)
-        keys = [layer.keys.clone() for layer in cache.layers]
-        pytest.raises(SpecdecError, target.forward, prompt[:3], cache).match("room for 8 tokens but 9 are needed")
-        assert len(cache) == 6 and all(torch.equal(a, b.keys) for a, b in zip(keys, cache.layers, strict=True))
-        target.forward(prompt[:2], cache)
-        assert len(cache) == 8

@@ -136,7 +136,7 @@ def test_two_products_attend_as_the_kernel_does(monkeypatch, rows, prefix):
     assert not tree_attention_module.products_pay(query.float(), key.float())
 
 
-def test_prompts_and_single_tokens_need_no_mask_and_agree():
+def test_prompts_need_no_mask_and_the_window_is_the_layers_own_word_first():
     generator = torch.Generator().manual_seed(0)
     module = nn.Module()
     for prefix, rows in ((0, 6), (5, 1), (5, 3)):
@@ -146,9 +146,6 @@ def test_prompts_and_single_tokens_need_no_mask_and_agree():
             out, _ = tree_attention(module, query, key, value)
         assert torch.allclose(out, naive(query, key, value, state.visible(None), 8**-0.5), atol=1e-5)
         assert bool(state.windows) == (prefix > 0 and rows > 1)
-
-
-def test_the_window_is_the_layers_own_word_then_the_models_masks():
     state, module = TreeMask(torch.arange(3), 0), nn.Module()
     assert window_of(module, state, {}) is None
     module.layer_idx, module.config = 1, type("Config", (), dict(sliding_window=9, layer_types=None))()

@@ -16,7 +16,7 @@ def asked(*chances):
     return questions.asked(PLAN, copied_scores=[math.log(chance) for chance in chances])
 
 
-def test_settings_and_room():
+def test_settings_and_room_and_what_the_best_copies_promise():
     gate = CopyGate()
     settings = {"tree": [8, 3, 3], "copied_tokens": 12, "saved_frac": 0.2, "drafted_tok": 1.0, "newest_frac": 0.2}
     assert gate.settings() == settings and gate.asks == {PLAN}
@@ -26,9 +26,6 @@ def test_settings_and_room():
     assert large.plan == TreeConfig(20, 4, 4, beam=(2, 1)) and large.limits.total_tokens == 20
     shallow = CopyGate(tree=(1, 0, 1), copied_tokens=6)
     assert (shallow.limits.total_tokens, shallow.limits.depth, shallow.limits.top_k) == (6, 1, 6)
-
-
-def test_the_best_copies_that_fit_promise_what_makes_up_for_a_drafter():
     gate = CopyGate(copied_tokens=3)  # two copies and the root
     assert gate.promise([math.log(0.5), math.log(0.25), math.log(0.9)]) == pytest.approx(1.4)
     assert gate.promise([]) == 0.0

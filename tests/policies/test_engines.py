@@ -114,7 +114,7 @@ def test_vllm_adaptive_k_maximises_goodput():
     assert [levels(steady) for _ in range(3)] == [2, 2, 5], "while it cools it stays put"
 
 
-def test_hf_heuristic_adds_two_and_takes_one():
+def test_hf_heuristic_adds_two_and_takes_one_and_trtllm_gate_closes_for_good():
     policy = engines.HfHeuristic()
     assert [levels(policy), *(after(policy, accepted) for accepted in (5, 6, 0, 0))] == [5, 7, 6, 5, 4]
     assert after(policy, *[0] * 9) == 1
@@ -125,9 +125,6 @@ def test_hf_heuristic_adds_two_and_takes_one():
     assert watch(fresh, 0).wanted == 19
     fresh.reset()
     assert fresh.wanted == 20
-
-
-def test_trtllm_gate_closes_for_good():
     policy = engines.TrtllmGate(levels=4, window=2, threshold=0.5)
     # one rate does not fill the window; then means of 0.5, which is not below, 0.63 and 0.38
     assert [after(policy, accepted) for accepted in (0, 4, 1, 2)] == [4, 4, 4, 0]
@@ -192,7 +189,7 @@ def test_vllm_adaptive_verification_learns_positions():
     assert policy.answer(asked) == 2  # 1, 1.98, 2.68, 2.98: 0.325 for two, 0.322 for three
 
 
-def test_calibrated_probabilities_keep_their_order_and_their_parents():
+def test_calibrated_probabilities_keep_their_order_and_trees_are_cut_to_their_levels():
     scores = np.log(np.array([0.6, 0.3, 0.3 * 0.8, 0.3 * 0.1, 0.6 * 0.5, 0.6 * 0.2]))
     scores = scores[[0, 1, 4, 5, 2, 3]]  # the second level row by row in the order of its parents' scores
     tree = TreeConfig(7, 1, 2)
@@ -207,6 +204,12 @@ def test_calibrated_probabilities_keep_their_order_and_their_parents():
     ).price(STEEP)
     asked = question(scores, 1, SIZE, 2, 6, plan=policy.plan)
     np.testing.assert_allclose(policy.survivals(asked), warm, atol=1e-5)
+    narrow = engines.Levels(top_k=4, beam=(2, 1), most_levels=3)
+    assert all(checked_plan(tree, narrow.limits) for tree in narrow.trees), "the plain step, too"
+    policy = engines.Levels(top_k=3, verify_nodes=12, most_levels=3)
+    assert [tree.verify_nodes for tree in policy.trees] == [0, 3, 12, 12]
+    assert [tree.depth for tree in policy.trees] == [0, 0, 1, 2] and pool_size(1, 3) == 12
+    assert [tree.verify_nodes for tree in engines.Levels().trees] == list(range(10))
 
 
 def test_ucb_adds_what_an_arm_may_still_be():
@@ -347,12 +350,3 @@ def test_prices_are_the_cost_models_and_those_of_another_machine_are_told(tmp_pa
 )
 def test_bad_settings_get_one_sentence(make, message):
     pytest.raises(SpecdecError, make).match(message)
-
-
-def test_trees_are_cut_to_what_a_level_offers():
-    narrow = engines.Levels(top_k=4, beam=(2, 1), most_levels=3)
-    assert all(checked_plan(tree, narrow.limits) for tree in narrow.trees), "the plain step, too"
-    policy = engines.Levels(top_k=3, verify_nodes=12, most_levels=3)
-    assert [tree.verify_nodes for tree in policy.trees] == [0, 3, 12, 12]
-    assert [tree.depth for tree in policy.trees] == [0, 0, 1, 2] and pool_size(1, 3) == 12
-    assert [tree.verify_nodes for tree in engines.Levels().trees] == list(range(10))

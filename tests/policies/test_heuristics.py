@@ -29,7 +29,7 @@ from specdec.policies.heuristics import (
 )
 
 
-def test_parents_of_the_newest_level_are_the_beam():
+def test_parents_of_the_newest_level_are_the_beam_and_entropies_estimates():
     random = np.random.default_rng(0)
     scores = pool(random, 3)
     newest, parents = newest_level(question(scores[:10], 0))
@@ -43,9 +43,6 @@ def test_parents_of_the_newest_level_are_the_beam():
         np.testing.assert_allclose(logs + parents[:, None], newest, atol=1e-5)
     pytest.raises(SpecdecError, newest_level, question(scores[:22], 1)).match("static shape")
     assert node_depths(pool_size(2, 3), 3).tolist() == [1] * 3 + [2] * 9 + [3] * 9
-
-
-def test_entropy_estimates():
     probs = np.array([0.5, 0.25])
     with_rest = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))
     assert entropy(np.log(probs)) == pytest.approx(with_rest)
@@ -221,16 +218,13 @@ def test_all_decode_losslessly():
         assert len(choices) > 1, policy  # it does decide
 
 
-def test_specdec_plus_reads_live_features():
+def test_specdec_plus_reads_live_features_and_no_op_c2t_verifies_the_static_tree():
     pair, prompt = random_pair(), [3, 1, 4, 1, 5]
     policy = residual_policy(pair)
     out = decode(pair, prompt, policy=policy, max_new_tokens=24)
     assert out.tokens == autoregress(pair, prompt, max_new_tokens=24).tokens
     assert out.cycles["draft_calls"].nunique() > 1
     pytest.raises(SpecdecError, decode, bigram_pair(), prompt, policy=policy, max_new_tokens=4)
-
-
-def test_no_op_c2t_verifies_what_the_static_tree_does():
     pair, prompt = shared_bigrams(), [3, 1, 4]
     policy = classifier(C2T, [1.0, 0.0], 3.2, prunes=False)
     out = decode(pair, prompt, policy=policy, max_new_tokens=16).cycles

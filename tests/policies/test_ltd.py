@@ -177,7 +177,7 @@ def test_official_first_tree_is_never_asked_for_and_sizes_alone_draft_to_a_fixed
     assert {(row.expansions, row.verify_nodes, row.questions) for row in rows} == {(3, 40, 1)}
 
 
-def test_before_the_first_expansion_it_sees_the_tree_before():
+def test_before_the_first_expansion_it_sees_the_tree_before_and_random_depths_are_uniform():
     policy = DepthPolicy(ask_at_zero=True)
     assert not policy.observation(asked(EXTEND, 0))[:100].any()
     last = torch.linspace(-4, -1, 100)
@@ -188,6 +188,14 @@ def test_before_the_first_expansion_it_sees_the_tree_before():
     np.testing.assert_array_equal(seen[:100], expected)
     assert policy.meaning(0, asked(EXTEND, 0)) is True  # whatever the answer
     assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
+    policy = RandomDepth(seed=1)
+    twin = RandomDepth(seed=1)
+    answers = [policy.answer(asked(PLAN)) for _ in range(2400)]
+    assert answers == [twin.answer(asked(PLAN)) for _ in range(2400)]
+    counts = np.bincount([plan.depth for plan in answers], minlength=13)
+    assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60
+    assert {plan.top_k for plan in answers} == {10} and policy.limits == TreeConfig(241, 12, 10)
+    assert next(plan for plan in answers if plan.depth == 1).verify_nodes == 110  # all there is
 
 
 @pytest.mark.parametrize(("expansions", "most"), [(1, 110), (2, 210), (12, 240)])
@@ -198,17 +206,6 @@ def test_sizes_are_clipped_to_the_pool(expansions, most):
     depth = fixed(DepthPolicy(stride=expansions), 0)
     rows = specdec.decode(shared_bigrams(), PROMPT, combine(depth, policy), 4).rows
     assert {row.verify_nodes for row in rows} == {most} and {row.verified_tok for row in rows} == {most + 1}
-
-
-def test_random_depths_are_uniform_from_one():
-    policy = RandomDepth(seed=1)
-    twin = RandomDepth(seed=1)
-    answers = [policy.answer(asked(PLAN)) for _ in range(2400)]
-    assert answers == [twin.answer(asked(PLAN)) for _ in range(2400)]
-    counts = np.bincount([plan.depth for plan in answers], minlength=13)
-    assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60
-    assert {plan.top_k for plan in answers} == {10} and policy.limits == TreeConfig(241, 12, 10)
-    assert next(plan for plan in answers if plan.depth == 1).verify_nodes == 110  # all there is
 
 
 @functools.cache
@@ -228,7 +225,7 @@ def test_text_equals_plain_decoding(preset, temperature):
             assert specdec.decode(pair, PROMPT, policy, 12, temperature, seed=3).tokens == plain
 
 
-def test_combine():
+def test_combined_policies_fit_and_foreign_trees_or_features_are_refused(tmp_path):
     depth, size = DepthPolicy(), SizePolicy()
     both = combine(depth, size)
     assert (
@@ -237,6 +234,15 @@ def test_combine():
     pytest.raises(SpecdecError, combine, DepthPolicy(top_k=8), size).match("cannot see all trees")
     pytest.raises(SpecdecError, combine, DepthPolicy(depth=13), size).match("give both one top_k and depth")
     assert combine(DepthPolicy(depth=6), size).limits == TreeConfig(241, 12, 10)
+    with pytest.raises(SpecdecError, match="top_k=4 and depth=3"):
+        specdec.decode(shared_bigrams(), PROMPT, Chain(Static(12, 3, 4), armed(SizePolicy())), 8)
+    for policy, kind in ((DepthPolicy(), EXTEND), (SizePolicy(), SIZE)):
+        with pytest.raises(SpecdecError, match="no network yet"):
+            policy.answer(asked(kind, 1, scores=torch.zeros(110), newest_scores=torch.zeros(100)))
+        pytest.raises(SpecdecError, policy.save, tmp_path).match("no network yet")
+    policy = armed(SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6))
+    with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 8"):
+        policy.answer(asked(SIZE, 1, scores=torch.zeros(110), features=torch.zeros(8)))
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -304,18 +310,6 @@ def test_foreign_trees_are_refused(policy, plan):
     (kind,) = policy.asks
     with pytest.raises(SpecdecError, match="top_k=10 and at most depth=12, but the plan in force is"):
         armed(policy).answer(asked(kind, 1, plan=plan, scores=torch.zeros(30), newest_scores=torch.zeros(16)))
-
-
-def test_foreign_trees_or_features_and_no_network_are_refused(tmp_path):
-    with pytest.raises(SpecdecError, match="top_k=4 and depth=3"):
-        specdec.decode(shared_bigrams(), PROMPT, Chain(Static(12, 3, 4), armed(SizePolicy())), 8)
-    for policy, kind in ((DepthPolicy(), EXTEND), (SizePolicy(), SIZE)):
-        with pytest.raises(SpecdecError, match="no network yet"):
-            policy.answer(asked(kind, 1, scores=torch.zeros(110), newest_scores=torch.zeros(100)))
-        pytest.raises(SpecdecError, policy.save, tmp_path).match("no network yet")
-    policy = armed(SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6))
-    with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 8"):
-        policy.answer(asked(SIZE, 1, scores=torch.zeros(110), features=torch.zeros(8)))
 
 
 @pytest.mark.parametrize(

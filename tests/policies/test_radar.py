@@ -115,7 +115,7 @@ def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refu
     pytest.raises(SpecdecError, radar.released, tmp_path / "empty").match(r"holds no .pt or .safetensors")
 
 
-def test_state_is_the_sorted_best_of_the_newest_level_filled_up():
+def test_state_is_the_sorted_best_of_the_newest_level_filled_up_and_policies_are_their_configs():
     newest = np.random.default_rng(0).normal(size=100).astype(np.float32)
     expected = sorted(newest.tolist(), reverse=True)[:10]
     np.testing.assert_array_equal(best_scores(newest), np.float32(expected))
@@ -127,6 +127,9 @@ def test_state_is_the_sorted_best_of_the_newest_level_filled_up():
     assert policy.plan == TreeConfig(12, 7, 4, beam=(2, 1)) == radar.RadarConfig(**tree).tree
     state = policy.observation(question(0, np.float32([-1, -3, -2, -4])))
     assert state.tolist() == [-1, -2, -3, -4, *[-20] * 6]
+    assert radar.OURS.policy().temperature is None and radar.OURS.policy().flat_nodes is None
+    assert radar.PAPER.policy(temperature=0.5).temperature == 0.5
+    assert radar.OFFICIAL.policy().half_inputs and not radar.PAPER.policy().half_inputs
 
 
 @pytest.mark.skipif(
@@ -145,7 +148,7 @@ def test_released_weights_stop_when_the_first_token_is_unlikely():
         assert stops[0] < 0.05 and stops[0] <= stops[1] <= stops[2] and stops[2] > 0.5
 
 
-def test_answers_follow_the_logits_and_memory_lasts_one_cycle():
+def test_answers_follow_the_logits_memory_lasts_one_cycle_and_the_eighth_decision_is_a_stop():
     policy, states = random_policy(4), random_states(5)
     logits = []
     for _ in range(2):
@@ -162,9 +165,6 @@ def test_answers_follow_the_logits_and_memory_lasts_one_cycle():
     odds = torch.from_numpy(expected).softmax(-1)[:, 1].numpy()
     counts = np.mean([ask(drawing, states) for _ in range(1000)], axis=0)
     np.testing.assert_allclose(counts, odds, atol=4 * 0.5 / 1000**0.5)
-
-
-def test_a_question_left_out_is_noticed_and_the_eighth_decision_is_a_stop():
     policy, states = random_policy(), random_states()
     policy.answer(question(0, states[0]))
     pytest.raises(SpecdecError, policy.answer, question(2, states[2])).match("after every draft call")
@@ -172,12 +172,6 @@ def test_a_question_left_out_is_noticed_and_the_eighth_decision_is_a_stop():
     pytest.raises(SpecdecError, RadarPolicy().answer, question(0, states[0])).match("no network")
     for name, value in (("flat_nodes", 60), ("temperature", 0.0)):
         pytest.raises(SpecdecError, RadarPolicy, **{name: value}).match(name)
-
-
-def test_policies_of_the_configs():
-    assert radar.OURS.policy().temperature is None and radar.OURS.policy().flat_nodes is None
-    assert radar.PAPER.policy(temperature=0.5).temperature == 0.5
-    assert radar.OFFICIAL.policy().half_inputs and not radar.PAPER.policy().half_inputs
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -111,7 +111,7 @@ def test_observations_of_a_live_pair(settings, expected):
         np.testing.assert_allclose(found, expected(true_layers(ids)), atol=2e-5)
 
 
-def test_official_state_in_all_its_branches():
+def test_official_state_in_all_its_branches_and_of_half_precision():
     features = np.arange(12, dtype=np.float32)
     np.testing.assert_array_equal(official_state(features, 4), [4, 5, 6, 7])  # (0 + 4 + 8) / 3, ...
     np.testing.assert_array_equal(official_state(features, 12), features)
@@ -123,9 +123,6 @@ def test_official_state_in_all_its_branches():
         random = np.random.default_rng(total).normal(size=total).astype(np.float32)
         whole = random.reshape(3, -1).mean(axis=0) if mean else random[:4096]
         np.testing.assert_array_equal(official_state(random, 4096), whole)
-
-
-def test_half_precision_features_are_read():
     features = torch.tensor([1.5, -2.0, 0.25])
     for dtype in (torch.float16, torch.bfloat16):
         seen = RespsPolicy(features_size=3).observation(asked(PLAN, features=features.to(dtype)))

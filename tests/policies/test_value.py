@@ -54,7 +54,7 @@ def test_inputs_of_a_batch_equal_those_of_one_and_those_by_hand(trace):
     np.testing.assert_allclose(seen[:6], [*scores[:2] / 5, -2, -2, 0.9, 0], rtol=1e-5)
 
 
-def test_prices_of_another_machine_never_pass_silently(tmp_path):
+def test_policies_come_back_and_prices_of_another_machine_never_pass_silently(tmp_path, trace):
     policy, here = random_policy(probe="none"), machine.short_name(machine.speed_facts())
     for name, said in (("mine@000000", "machine 000000"), ("mine", "does not name"), (f"mine@{here}", None)):
         folder = policy.with_settings(priced_for=name).save(tmp_path / name)
@@ -63,6 +63,13 @@ def test_prices_of_another_machine_never_pass_silently(tmp_path):
             load_policy(folder)
         told = [str(one.message) for one in caught if "specdec reprice" in str(one.message)]
         assert told == [] if said is None else said in told[0]
+    policy = random_policy(8, probe="target")
+    policy.trained_for = {"pair": "synthetic"}
+    policy.save(tmp_path)
+    again = load_policy(tmp_path)
+    assert again.settings() == policy.settings() and again.trained_for["pair"] == "synthetic"
+    first, second = (replay(trace, one, round_costs()).table for one in (policy, again))
+    assert first.equals(second)
 
 
 def test_an_answer_is_timed_between_forwards():
@@ -71,16 +78,6 @@ def test_an_answer_is_timed_between_forwards():
     assert 0.002 < found < 50
     assert answer_ms(pair, policy, round_costs(question_ms=1e3), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24) == 0
     assert answer_ms(pair, Static(4, 1, 2), round_costs(), [[1, 2, 3], [4, 5, 6]]) == 0
-
-
-def test_save_and_load(tmp_path, trace):
-    policy = random_policy(8, probe="target")
-    policy.trained_for = {"pair": "synthetic"}
-    policy.save(tmp_path)
-    again = load_policy(tmp_path)
-    assert again.settings() == policy.settings() and again.trained_for["pair"] == "synthetic"
-    first, second = (replay(trace, one, round_costs()).table for one in (policy, again))
-    assert first.equals(second)
 
 
 @pytest.mark.parametrize("temperature, probe", [(0.0, "both"), (1.0, "target"), (0.0, "draft"), (1.0, "none")])

@@ -67,7 +67,7 @@ def accuracy(probability, labels) -> float:
     return (right[labels].mean() + right[~labels].mean()) / 2
 
 
-def test_fitted_classifiers_tell_the_kinds_apart(tmp_path):
+def test_fitted_classifiers_tell_kinds_and_levels_apart(tmp_path):
     random = np.random.default_rng(0)
     inputs = random.uniform(0, 1, size=(2000, 12)).astype(np.float32)
     labels = inputs[:, 0] > 0.7  # 30 % positives
@@ -82,9 +82,6 @@ def test_fitted_classifiers_tell_the_kinds_apart(tmp_path):
     c2t, _ = fit_c2t(inputs, labels, out_dir=tmp_path / "c2t", **options)
     assert accuracy(1 / (1 + np.exp(-c2t.network(inputs)[:, 0])), labels) > 0.9
     assert c2t.network.weights[0].shape == (64, 2)
-
-
-def test_specdec_plus_learns_levels_from_features(tmp_path):
     random = np.random.default_rng(0)
     lengths = random.integers(0, 4, size=600)
     features = (np.eye(4)[lengths] + random.normal(size=(600, 4)) * 0.1).astype(np.float16)

@@ -73,7 +73,7 @@ def test_ltd_from_its_configs(preset, tmp_path):
     assert again.trained_for["preset"] == preset and again.trained_for["round"] == "iter3"
 
 
-def test_a_later_round_goes_on_from_the_weights(tmp_path):
+def test_a_later_round_goes_on_from_the_weights_and_the_fastest_are_kept(tmp_path):
     config = small_ltd("paper", rounds=ltd.ROUNDS[:2])
     trained = train_ltd(TRACE, COSTS, config, out_dir=tmp_path, progress=False)
     still = replace(config.size.ppo, learning_rate=0.0)
@@ -81,9 +81,6 @@ def test_a_later_round_goes_on_from_the_weights(tmp_path):
     learner = config.size.policy(training=True)
     goes_on = train_policy(learner, Task(ReplaySource(TRACE, COSTS)), still, run)
     assert (goes_on.network.weights[0] == trained.rounds["iter0-size"].network.weights[0]).all()
-
-
-def test_the_best_by_speed_on_the_tuning_turns(tmp_path):
     config = small_resps("ours", **{"ppo.total_steps": 128, "select": True})
     policy = train_resps(parted(), COSTS, config, out_dir=tmp_path, segment_steps=64, progress=False)
     scores = pd.read_parquet(tmp_path / "curve.parquet")["score"].dropna()

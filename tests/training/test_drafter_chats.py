@@ -117,7 +117,7 @@ def test_generation_is_told_how_to_sample_and_where_the_context_ends():
     assert given[-1][1]["max_new_tokens"] == 2000, "a context that nobody states has no end"
 
 
-def test_a_list_of_chats_is_read_over_and_over_in_fresh_orders():
+def test_chats_are_read_over_and_over_in_fresh_orders_and_own_answers_mixed_in():
     source = ChatList([said(n) for n in range(1, 6)])
     assert source.prompts(0, 2) == source.conversations[:2]
     assert source.key == runs.content_key(chats=source.conversations)
@@ -126,9 +126,6 @@ def test_a_list_of_chats_is_read_over_and_over_in_fresh_orders():
     assert [sorted(one) for one in passes] == [[1, 2, 3, 4, 5]] * 3 and len({str(one) for one in passes}) > 1
     rng = random.Random("chats/7/0")
     assert passes[0] == [1 + index for index in rng.sample(range(5), 5)]
-
-
-def test_own_answers_are_mixed_in_with_their_share():
     tokenizer = chat_target()[1]
     coded = [chats.conversation_document(tokenizer, chat).ids.tolist() for chat in CHATS]
 

@@ -223,7 +223,7 @@ def test_every_document_is_read_once_a_pass_and_first_fit_leaves_nothing_out():
     assert np.mean(filled) > 0.95 * 60
 
 
-def test_the_side_of_a_chat_follows_from_its_prompt():
+def test_the_side_of_a_chat_follows_from_its_prompt_and_text_without_end_has_no_passes(tmp_path):
     chats = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}] for n in range(400)]
     chats[7][1]["temperature"] = 0.7
     settings = Settings(held_out=1000, held_out_frac=0.25)
@@ -240,6 +240,11 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
     whole, none = (replace(settings, held_out_frac=frac) for frac in (1.0, 1e-6))
     pytest.raises(SpecdecError, split, chats, whole).match("all 400 conversations are held out")
     pytest.raises(SpecdecError, split, chats[:3], none).match("no greedy answer among 3 conversations is held out")
+    from specdec.toy.chats import CorpusChats
+
+    options = dict(out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
+    without_end = pytest.raises(SpecdecError, train_drafter, chat_target(), CorpusChats(), **options)
+    without_end.match("must be a list of conversations")
 
 
 def test_answers_stand_as_they_were_sampled(tmp_path):
@@ -278,11 +283,3 @@ def test_generated_chats_with_odd_line_ends_can_be_continued_and_read(tmp_path):
     files.write([(number, None) for number in files.next_numbers])
     assert ChatFiles(tmp_path, {"target": "t"}).answer_tok == 2
     assert [chat[-1]["answer_ids"] for chat in load_conversations(tmp_path)] == [[5, 6]]
-
-
-def test_text_without_end_cannot_be_read_in_passes(tmp_path):
-    from specdec.toy.chats import CorpusChats
-
-    options = dict(out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
-    without_end = pytest.raises(SpecdecError, train_drafter, chat_target(), CorpusChats(), **options)
-    without_end.match("must be a list of conversations")

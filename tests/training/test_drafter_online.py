@@ -33,7 +33,7 @@ def test_the_text_is_the_targets_while_weights_change(temperature):
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_what_was_served_before_takes_fewer_cycles():
+def test_what_was_served_before_takes_fewer_cycles_and_what_cannot_learn_is_refused():
     pair = random_pair(seed=3)
     settings = dict(max_new_tokens=40, stop_tokens=())
     cold = len(decode(pair, [1, 2, 3], CHAIN, **settings).rows)
@@ -41,6 +41,10 @@ def test_what_was_served_before_takes_fewer_cycles():
     for _ in range(2):
         online.decode([1, 2, 3], CHAIN, **settings)
     assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.7 * cold  # by the weights that now draft
+    for pair in (random_pair(drafter_fields={"hidden": 16}), shared_bigrams()):
+        pytest.raises(SpecdecError, OnlineDrafter, pair).match("only EAGLE's layers")
+    never = OnlineConfig(every=0)
+    pytest.raises(SpecdecError, OnlineDrafter, random_pair(), config=never).match("every must be at least 1, got 0")
 
 
 LAYER = EagleConfig(32, 32, 4, 2, 24, 24, 32, generation=1, num_taps=1, taps=(8,))
@@ -62,13 +66,6 @@ def test_other_drafters_learn_where_they_were_corrected(name):
     online = OnlineDrafter(pair, config=OnlineConfig(every=1, learning_rate=0.01))
     assert all(online.decode([1, 2, 3], CHAIN, **settings).tokens == wanted for _ in range(2))
     assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.8 * len(cold.rows)
-
-
-def test_drafters_that_cannot_learn_are_refused():
-    for pair in (random_pair(drafter_fields={"hidden": 16}), shared_bigrams()):
-        pytest.raises(SpecdecError, OnlineDrafter, pair).match("only EAGLE's layers")
-    never = OnlineConfig(every=0)
-    pytest.raises(SpecdecError, OnlineDrafter, random_pair(), config=never).match("every must be at least 1, got 0")
 
 
 def test_a_step_reads_the_newest_tokens_and_is_told_which_are_the_targets(monkeypatch):

@@ -78,7 +78,7 @@ def test_what_accepted_tokens_earn(config, accepted, reward):
     assert float(config._speed_reward(torch.tensor(accepted), 0.12)) == pytest.approx(reward)
 
 
-def test_verification_by_hand():
+def test_verification_and_divergences_by_hand():
     said = log(0.5, 0.3, 0.2).expand(1, 1, 3, 3)
     drafted = torch.tensor([[[0, 1, 0]]])
     log_p, log_q = log(0.5, 0.3, 0.5)[None, None], log(0.25, 0.6, 0.5)[None, None]
@@ -90,10 +90,6 @@ def test_verification_by_hand():
     many = (part.expand(1, 4000, *part.shape[2:]) for part in (said, drafted, log_p, log_q))
     sampled = Ppow()._verify(*many, generator)[0]
     assert set(sampled.unique().tolist()) == {1.0, 3.0} and float(sampled.mean()) == pytest.approx(2.0, abs=0.05)
-
-
-def test_divergences_in_a_reduced_vocabulary():
-    """P = (1/2, 1/4) on what can be drafted, 1/4 outside; Q = (1/4, 3/4)."""
     p, q, columns = log(0.5, 0.25), log(0.25, 0.75), torch.tensor(1)
     value = {name: float(divergence(name, q, p, columns)) for name in ("reverse_kl", "forward_kl", "tv", "jsd", "k3")}
     assert value["reverse_kl"] == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(3))
@@ -285,7 +281,7 @@ def test_a_constant_reward_leaves_the_divergence(scene):
     assert float(torch.autograd.grad(loss, network.fc.weight)[0].abs().sum()) > 0
 
 
-def test_tokens_behind_the_first_rejected_one_can_be_left_out(scene):
+def test_tokens_behind_a_rejected_one_are_left_out_and_windows_hold_the_text_where_asked(scene):
     _, network, target, batch = scene
     config = Ppow(window=4, group=4, reward="raw", eta=0.0, beta=0.0)
     batch = config.collect(network, target, batch)
@@ -298,10 +294,6 @@ def test_tokens_behind_the_first_rejected_one_can_be_left_out(scene):
     for after, mask in ((True, torch.ones(4)), (False, torch.arange(4) <= windows.accepted[..., None])):
         loss, _ = replace(config, after_rejection=after)(network, target, batch)
         assert float(loss.detach()) == pytest.approx(-float((advantages * mask).sum(-1).mean() / 4), abs=1e-5)
-
-
-def test_text_windows_teach_like_the_text(scene):
-    """DistillSpec on the text reads the text's tokens, and its forward KL is that of the training-time test's states."""
     _, network, target, batch = scene
     config = objective_named("distillspec-text", {"window": 3, "places_per_row": 2})
     windows, _ = config.collect(network, target, batch).collected

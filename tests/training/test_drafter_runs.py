@@ -52,7 +52,7 @@ def network_for(settings, kind="eagle3"):
     return new_network(model, settings, np.arange(model.config.vocab_size) % 50, 3, kind)
 
 
-def test_matrices_go_to_muon_and_head_and_norms_to_adamw():
+def test_matrices_go_to_muon_and_noise_on_features_is_as_wide_as_rows_are_short():
     settings = Settings(48, learning_rate=0.02, head_rate=0.003, betas=(0.8, 0.9))
     network = network_for(settings)
     adam, muon = optimizers(network, settings)
@@ -68,6 +68,15 @@ def test_matrices_go_to_muon_and_head_and_norms_to_adamw():
     assert {name: second[name] for name in wanted} == wanted
     (alone,) = optimizers(network, replace(settings, muon=False, head_rate=None))
     assert len(alone.param_groups[0]["params"]) == len(names) and alone.param_groups[0]["peak"] == 0.02
+    output = SimpleNamespace(features=torch.zeros(4, 64, 30))
+    batch = TokenBatch(torch.zeros(4, 64, dtype=torch.long), step=3)
+    texts = ((0, batch), (0, batch), (1, batch), (0, replace(batch, step=4)))
+    first, *others = (Supervised(noise=0.1, seed=seed)._noisy(output, one) for seed, one in texts)
+    width = 0.1 * 512 / 64
+    assert first.abs().max() <= width / 2 and float(first.mean()) == pytest.approx(0.0, abs=0.01)
+    assert float(first.std()) == pytest.approx(width / 12**0.5, rel=0.02)
+    assert [torch.equal(first, other) for other in others] == [True, False, False]
+    assert Supervised()._noisy(output, batch) is output.features
 
 
 def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():
@@ -229,18 +238,6 @@ def test_measures_of_windows_by_hand():
     body -= 0 if tied else model.model.embed_tokens.weight.numel()
     assert Ppow(gamma=None)._gamma(drafter, target) == pytest.approx(weights / body)
     assert Ppow()._gamma(drafter, target) == 0.12
-
-
-def test_noise_on_features_is_uniform_and_as_wide_as_rows_are_short():
-    output = SimpleNamespace(features=torch.zeros(4, 64, 30))
-    batch = TokenBatch(torch.zeros(4, 64, dtype=torch.long), step=3)
-    texts = ((0, batch), (0, batch), (1, batch), (0, replace(batch, step=4)))
-    first, *others = (Supervised(noise=0.1, seed=seed)._noisy(output, one) for seed, one in texts)
-    width = 0.1 * 512 / 64
-    assert first.abs().max() <= width / 2 and float(first.mean()) == pytest.approx(0.0, abs=0.01)
-    assert float(first.std()) == pytest.approx(width / 12**0.5, rel=0.02)
-    assert [torch.equal(first, other) for other in others] == [True, False, False]
-    assert Supervised()._noisy(output, batch) is output.features
 
 
 def test_curves_and_results_of_several_runs(tmp_path):

@@ -186,7 +186,7 @@ class Partner(Policy):
         self.cycles += 1
 
 
-def test_the_partner_is_told_of_every_turn_and_every_cycle():
+def test_the_partner_is_told_of_every_cycle_and_a_source_opens_turns_that_hold_something():
     partner = Partner()
     env = Env(Toy(kind_asked=SIZE), replayed(turns=3, positions=8), partner)
     env.reset(seed=0)
@@ -198,6 +198,21 @@ def test_the_partner_is_told_of_every_turn_and_every_cycle():
         if over:
             env.reset()
     assert (partner.turns, partner.cycles) == (turns, cycles) and turns > 3 and cycles > turns
+    trace, costs = synthetic_trace(turns=3, positions=8), round_costs(question_ms=0.5)
+    turns = trace.turns.assign(positions=[8, 0, 8])
+    source = ReplaySource(Trace(trace.header, turns, dict(trace._columns)), costs, 0.25)
+    opened, random = [], np.random.default_rng(0)
+    engine = source.next(random, LIMITS)
+    for _ in range(40):
+        assert source.next(random, LIMITS) is engine
+        opened.append(engine.row)
+    assert set(opened) == {0, 16}
+    other = source.next(random, TreeConfig(4, 1, 3))
+    assert other is not engine and other.limits == TreeConfig(4, 1, 3)
+    question_ms = ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
+    assert other.clock.question_ms == engine.clock.question_ms == question_ms
+    assert source.priced("as it is") == "as it is"
+    pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
 
 def row(new_tok, **laps) -> SimpleNamespace:
@@ -224,24 +239,6 @@ def test_rewards_by_hand():
         assert reward(given) == pytest.approx(earned) and isinstance(reward(given), float)
     for wrong in (0.0, -1.0):
         pytest.raises(SpecdecError, Reward, unit_ms=wrong).match("unit_ms")
-
-
-def test_a_source_opens_turns_that_hold_something_and_knows_its_limits():
-    trace, costs = synthetic_trace(turns=3, positions=8), round_costs(question_ms=0.5)
-    turns = trace.turns.assign(positions=[8, 0, 8])
-    source = ReplaySource(Trace(trace.header, turns, dict(trace._columns)), costs, 0.25)
-    opened, random = [], np.random.default_rng(0)
-    engine = source.next(random, LIMITS)
-    for _ in range(40):
-        assert source.next(random, LIMITS) is engine
-        opened.append(engine.row)
-    assert set(opened) == {0, 16}
-    other = source.next(random, TreeConfig(4, 1, 3))
-    assert other is not engine and other.limits == TreeConfig(4, 1, 3)
-    question_ms = ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
-    assert other.clock.question_ms == engine.clock.question_ms == question_ms
-    assert source.priced("as it is") == "as it is"
-    pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
 
 def test_a_live_pair_is_lent_once_and_answers_have_their_price():

@@ -83,14 +83,20 @@ def test_saving_a_long_curve_costs_what_is_new(tmp_path):
     assert again.step == 20_000 and again.table()["step"].tolist() == list(range(20_000))
 
 
-def test_a_run_on_time_finds_its_end(tmp_path):
+def test_a_run_on_time_finds_its_end_and_leaves_generators_as_they_were(tmp_path):
     run = TrainingRun(tmp_path, {"steps": None, "minutes": 0.2 / 60})
     run.track({})
     run.run(lambda number, _: time.sleep(0.01), "test", lambda step, last: 1.0, progress=False)
     assert run.plan["last_step"] == run.step >= 2 and runs.read_json(tmp_path / "plan.json")["last_step"] == run.step
+    torch.manual_seed(3)
+    with generators(1, 2):
+        first = torch.rand(2)
+    rest = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(rest, torch.rand(2)) and not torch.equal(first, rest)
 
 
-def test_other_runs_are_refused_in_a_sentence(tmp_path):
+def test_other_runs_are_refused_in_a_sentence_and_a_text_that_grows_makes_stages(tmp_path):
     trained(tmp_path)
     pytest.raises(SpecdecError, TrainingRun, tmp_path, {"steps": 7}).match("other settings")
     save_file({"layer.weight": torch.zeros(1, 3)}, tmp_path / "checkpoint.safetensors", {"step": "3", "curve": "[]"})
@@ -98,15 +104,14 @@ def test_other_runs_are_refused_in_a_sentence(tmp_path):
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
     pytest.raises(SpecdecError, trained, tmp_path).match("cannot be read")
     assert trained(tmp_path, resume=False)[0].step == 6
-
-
-def test_generators_are_left_as_they_were():
-    torch.manual_seed(3)
-    with generators(1, 2):
-        first = torch.rand(2)
-    rest = torch.rand(2)
-    torch.manual_seed(3)
-    assert torch.equal(rest, torch.rand(2)) and not torch.equal(first, rest)
+    run = TrainingRun(tmp_path, {"steps": None})
+    key = [runs.content_key(items=list("abcde")[:count]) for count in (3, 5)]
+    assert run.grown(list("abc")) == [3] == run.grown(list("abc"))
+    assert run.grown(list("abcde")) == [3, 5]
+    assert run.plan["stages"] == [{"items": 3, "key": key[0]}, {"items": 5, "key": key[1]}]
+    assert TrainingRun(tmp_path, {"steps": None}).grown(list("abcde")) == [3, 5], "the folder remembers"
+    for other in ("abc", "abxde", "bcdea"):
+        pytest.raises(SpecdecError, run.grown, list(other)).match("learned from other text")
 
 
 def test_the_plan_and_the_bar_say_where_a_run_is(tmp_path, monkeypatch):
@@ -170,17 +175,6 @@ def test_rates_are_shares_of_their_peaks_and_a_run_without_steps_or_minutes_ends
     stopped.stopped = lambda: stopped.step == 2
     stopped.run(lambda number, factor: None, "test", progress=False)
     assert stopped.step == 2
-
-
-def test_a_text_that_grows_makes_stages(tmp_path):
-    run = TrainingRun(tmp_path, {"steps": None})
-    key = [runs.content_key(items=list("abcde")[:count]) for count in (3, 5)]
-    assert run.grown(list("abc")) == [3] == run.grown(list("abc"))
-    assert run.grown(list("abcde")) == [3, 5]
-    assert run.plan["stages"] == [{"items": 3, "key": key[0]}, {"items": 5, "key": key[1]}]
-    assert TrainingRun(tmp_path, {"steps": None}).grown(list("abcde")) == [3, 5], "the folder remembers"
-    for other in ("abc", "abxde", "bcdea"):
-        pytest.raises(SpecdecError, run.grown, list(other)).match("learned from other text")
 
 
 @pytest.mark.parametrize("earlier", [False, True])

@@ -135,11 +135,19 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     assert sum(found["actions"]) == 90
 
 
-def test_actions_are_drawn_from_the_softmax():
+def test_actions_are_drawn_from_the_softmax_and_a_dropped_interval_ends_its_episode():
     runner = EnvRunner(make_env(sizes())(0), 0, 0, each_alone, None)
     logits = np.array([0.0, 1.0, -1.0, 0.5])
     counts = np.bincount([runner.draw(logits) for _ in range(20_000)], minlength=4)
     assert counts / 20_000 == pytest.approx(np.exp(logits) / np.exp(logits).sum(), abs=0.015)
+    policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
+    rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.PAPER, 10))
+    model = build_ppo(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
+    with rollouts.opened(0, 0):
+        rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
+    starts = model.rollout_buffer.episode_starts[:, 0]
+    assert 1 < starts.sum() < len(starts)
+    assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
 
 
 def rounds_of(trace_turn_tok, flags, interval=10):
@@ -177,17 +185,6 @@ def rounds_of(trace_turn_tok, flags, interval=10):
 )
 def test_intervals_are_those_of_their_config(config, rounds, expected):
     assert rounds_of(rounds, config) == expected
-
-
-def test_a_dropped_interval_still_ends_the_episode():
-    policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
-    rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.PAPER, 10))
-    model = build_ppo(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
-    with rollouts.opened(0, 0):
-        rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
-    starts = model.rollout_buffer.episode_starts[:, 0]
-    assert 1 < starts.sum() < len(starts)
-    assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
 
 
 RUNS = {
@@ -274,7 +271,7 @@ def test_it_trains_on_a_live_pair(tmp_path):
         train(tmp_path / "two", source=LiveSource(pair, prompts), ppo=ppo, envs=2)
 
 
-def test_the_rate_follows_the_throughput_but_not_below_the_floor(tmp_path):
+def test_the_rate_follows_the_throughput_above_the_floor_and_the_best_is_kept(tmp_path):
     curves = []
     for floor in (0.01, 50.0):
         options = dict(reward=Reward("lagrangian", unit_ms=1.0, rate=floor), adapt_rate=True, total_steps=192)
@@ -285,9 +282,6 @@ def test_the_rate_follows_the_throughput_but_not_below_the_floor(tmp_path):
     expected = (0.8 * low["new_tok"][0] + low["new_tok"][1]) / (0.8 * low["total_ms"][0] + low["total_ms"][1])
     assert low["rate"].iloc[2] == pytest.approx(expected)
     assert (high["rate"] == 50.0).all()
-
-
-def test_the_best_checkpoint_is_kept(tmp_path):
     seen, scores = [], iter([1.0, 3.0, 2.0, 0.0])
     policy = train(tmp_path, judge=lambda policy: seen.append(policy.network) or next(scores))
     assert len(seen) == 4 and same(policy.network, seen[1]) and not same(policy.network, seen[3])

@@ -219,13 +219,16 @@ def test_ours_learns_the_known_optimum(tmp_path, change):
         assert not any(stops) if data.expected[row, 7] == 8 else stops[0]
 
 
-def test_reinforce_learns_as_well(tmp_path):
-    """At an alpha that suits the data; at 0.02 it never stops here, at 0.1 almost at once (as the authors' own grid)."""
+def test_reinforce_learns_as_well_and_a_constant_is_reported(tmp_path):
     settings = RadarConfig(alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput")
     found = train_radar(graded(), LATENCY, settings, out_dir=tmp_path)
     assert found.results["gain_frac"] > 0.02
     assert 0.2 > found.results["known_lengths_tok_per_ms"] / found.results["constant_tok_per_ms"] - 1 > 0.05
     assert found.policy.temperature == 1.0 and found.results["tok_per_ms"] > found.curve["tok_per_ms_drawn"].iloc[0]
+    with pytest.warns(UserWarning, match="collapsed to a constant"):
+        settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
+        found = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path)
+    assert found.results["most_common_stop"] == 7
 
 
 @pytest.mark.parametrize("preset", ["official", "ours"])
@@ -248,13 +251,6 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
     pytest.raises(SpecdecError, run, "killed", LATENCY * 2).match("other settings")
 
 
-def test_a_policy_that_became_a_constant_is_reported(tmp_path):
-    with pytest.warns(UserWarning, match="collapsed to a constant"):
-        settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
-        found = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path)
-    assert found.results["most_common_stop"] == 7
-
-
 def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     data, wrong = two_kinds(40), {"gamma": 0.0, "epochs": 0, "last_rate": 1.0, "select_by": "loss"}
     for name, value in wrong.items():
@@ -265,7 +261,7 @@ def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
 
 
-def test_the_rate_falls_as_a_cosine_and_a_reward_comes_at_the_stop():
+def test_rates_rewards_and_fresh_networks_by_hand():
     config = RadarConfig(learning_rate=1e-3, last_rate=1e-4)
     factors = [radar_module.rate_factor(config, epoch, 8) for epoch in (0, 2, 4, 8)]
     assert factors == pytest.approx([1.0, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1])
@@ -276,6 +272,14 @@ def test_the_rate_falls_as_a_cosine_and_a_reward_comes_at_the_stop():
     assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.8, 8 * 4 / 20])
     priced = dataclasses.replace(bonus, objective="lagrangian")
     assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
+    networks = []
+    for options in ({}, {"continue_bias": 2.0}):
+        torch.manual_seed(0)
+        networks.append(radar_module.RadarNetwork(**options))
+    plain, eager = networks
+    assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
+    assert plain.mlp[2].p == 0.1
+    assert (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
 
 
 def test_latency_adds_up_in_the_head():
@@ -329,17 +333,6 @@ def test_losses_by_their_definition():
     assert float(pulled) == pytest.approx(np.mean(advantage), rel=1e-4)
     full = float(radar_module.loss_of(config, logits, rows, rate, step_ms))
     assert full < float(loss), "the entropy bonus counts whole where no factor is given"
-
-
-def test_a_fresh_network_goes_on_as_readily_as_it_is_told():
-    networks = []
-    for options in ({}, {"continue_bias": 2.0}):
-        torch.manual_seed(0)
-        networks.append(radar_module.RadarNetwork(**options))
-    plain, eager = networks
-    assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
-    assert plain.mlp[2].p == 0.1
-    assert (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
 
 
 def always(stop: int, rows: int) -> np.ndarray:

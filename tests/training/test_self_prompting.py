@@ -154,21 +154,11 @@ def test_a_share_is_held_out_by_what_the_prompt_says(tmp_path, monkeypatch):
     assert parts[0] == parts[1] and 70 < len(parts[0]) < 130
 
 
-def test_real_suites_of_a_folder_are_left_out(tmp_path):
+def test_prompts_of_a_file_and_real_suites_of_a_folder(tmp_path):
     row = {"question_id": 1, "turns": ["How many eggs?", "And now?"], "reference": ["Seven eggs."]}
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps(row) + "\n")
     more = set(benchmark_texts(tmp_path)) - set(benchmark_texts())
     assert more == {"How many eggs?", "And now?", "Seven eggs."}
-
-
-@pytest.mark.parametrize("path", [OPENINGS, PROMPTS])
-def test_own_texts_are_many_and_of_no_benchmark(path):
-    digests = [prompt_digest(message["content"]) for [message] in read_prompts(path)]
-    assert len(set(digests)) == len(digests) >= 150
-    assert not set(digests) & {prompt_digest(text) for text in benchmark_texts()}
-
-
-def test_prompts_of_a_file(tmp_path):
     path = tmp_path / "prompts.jsonl"
     said = {"system": "S", "user": "a\\n", "assistant": "b"}
     messages = [{"role": role, "content": text} for role, text in said.items()]
@@ -180,6 +170,13 @@ def test_prompts_of_a_file(tmp_path):
     path.write_text("\n")
     pytest.raises(SpecdecError, read_prompts, path).match("holds no prompt")
     pytest.raises(SpecdecError, read_prompts, tmp_path / "nowhere.txt").match("there is no file")
+
+
+@pytest.mark.parametrize("path", [OPENINGS, PROMPTS])
+def test_own_texts_are_many_and_of_no_benchmark(path):
+    digests = [prompt_digest(message["content"]) for [message] in read_prompts(path)]
+    assert len(set(digests)) == len(digests) >= 150
+    assert not set(digests) & {prompt_digest(text) for text in benchmark_texts()}
 
 
 def test_around_what_a_user_says_tokens_are_drawn_with_their_probabilities(tiny):

@@ -166,7 +166,7 @@ def test_examples_hold_what_is_known_and_what_replay_accepts(trace, examples):
     assert examples.sample(10**6).tolist() == list(range(len(examples.rows)))
 
 
-def test_turns_of_one_prompt_stay_on_one_side(trace, examples):
+def test_turns_of_one_prompt_stay_on_one_side_and_inputs_are_standardised(trace, examples):
     turns = trace.turns.assign(prompt=[f"p{turn // 2}" for turn in range(48)])
     of_pairs = Trace(trace.header, turns, dict(trace._columns))
     paired, held = Examples(of_pairs, examples.policy, examples.rows, examples.histories), []
@@ -179,6 +179,14 @@ def test_turns_of_one_prompt_stay_on_one_side(trace, examples):
         held.append(prompts[1])
     assert held[0] == held[1] != held[2]
     assert len({row // 120 for row in paired.split(0.001, 0)[1].rows.tolist()}) == 1, "one prompt at least"
+    few = Examples(trace, examples.policy, examples.rows[:1500], examples.histories[:1500])
+    (mean, deviation), (feature_mean, feature_deviation), answer = value._moments(few, np.random.default_rng(0))
+    features = trace.features[few.rows].astype(np.float32)
+    np.testing.assert_allclose(feature_mean, features.mean(0), atol=1e-5)
+    np.testing.assert_allclose(feature_deviation, features.std(0) + 0.05, rtol=1e-4)
+    np.testing.assert_allclose(answer, few.batch(np.arange(1500), 0)[2].mean(0), atol=1e-5)
+    level = few.inputs._level
+    assert mean[level] == pytest.approx([0.2] * 5) and deviation[level] == pytest.approx([0.4 + 0.05] * 5, rel=1e-4)
 
 
 SIDES = (
@@ -206,17 +214,6 @@ def test_a_net_begins_near_the_mean_answer_and_is_noisy_only_while_it_learns(mon
         dropping.train()(inputs, features)
         dropping.eval()(inputs, features)
     assert seen == [(6, 0.5, True), (24, 0.5, True), (24, 0.5, False)]
-
-
-def test_inputs_are_standardised_by_what_the_levels_show(trace, examples):
-    few = Examples(trace, examples.policy, examples.rows[:1500], examples.histories[:1500])
-    (mean, deviation), (feature_mean, feature_deviation), answer = value._moments(few, np.random.default_rng(0))
-    features = trace.features[few.rows].astype(np.float32)
-    np.testing.assert_allclose(feature_mean, features.mean(0), atol=1e-5)
-    np.testing.assert_allclose(feature_deviation, features.std(0) + 0.05, rtol=1e-4)
-    np.testing.assert_allclose(answer, few.batch(np.arange(1500), 0)[2].mean(0), atol=1e-5)
-    level = few.inputs._level
-    assert mean[level] == pytest.approx([0.2] * 5) and deviation[level] == pytest.approx([0.4 + 0.05] * 5, rel=1e-4)
 
 
 class Teacher:
