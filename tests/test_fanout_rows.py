@@ -64,11 +64,6 @@ def place(request, monkeypatch):
 everywhere = pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return specdec.load_pair("tiny", dtype="float32", device="cpu")
-
-
 def same(one, other) -> bool:
     return one.sort_values(bench.KEYS, ignore_index=True).equals(other.sort_values(bench.KEYS, ignore_index=True))
 

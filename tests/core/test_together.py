@@ -24,11 +24,6 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return specdec.load_pair("tiny", dtype="float32")
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_text_is_the_one_decoded_alone(tiny, temperature):
     settings, tree = dict(max_new_tokens=16, temperature=temperature, seed=3), specdec.Static(12, 3, 4)

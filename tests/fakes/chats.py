@@ -22,19 +22,9 @@ def chat_target(kind=LlamaForCausalLM, config=LlamaConfig, **fields):
     tokenizer = train_tokenizer(texts, 270)
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     torch.manual_seed(3)
-    shape = config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=7,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.2,
-        max_position_embeddings=128,
-        **ids,
-        **fields,
-    )
-    return kind(shape).eval(), tokenizer
+    sizes = dict(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7)
+    sizes |= dict(num_attention_heads=2, num_key_value_heads=1, initializer_range=0.2, max_position_embeddings=128)
+    return kind(config(**sizes, **ids, **fields)).eval(), tokenizer
 
 
 def weights_of(folder) -> dict[str, torch.Tensor]:

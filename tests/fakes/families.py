@@ -19,24 +19,19 @@ from specdec.models.families import attention_configs, cache_keyword
 
 VOCAB = 101
 WINDOW = 6  # far smaller than any context below
-_SIZES = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-)
+_SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, max_position_embeddings=256)
+_SIZES |= dict(num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
 _IDS = dict(bos_token_id=0, eos_token_id=1, pad_token_id=0)
 _WINDOW = dict(sliding_window=WINDOW)
 _MIXED = dict(_WINDOW, layer_types=["sliding_attention", "full_attention"] * 2)
+_TWICE_MIXED = dict(_WINDOW, layer_types=2 * _MIXED["layer_types"])
 _EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
 _YARN = dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=32, rope_theta=1e4)
 _YARN |= dict(beta_fast=32.0, beta_slow=1.0)
 _LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12)
 _ROUTED = dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1)
 _BY_LAYER = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, laurel_rank=8, altup_num_inputs=2)
+_BY_LAYER |= dict(head_dim=8, num_kv_shared_layers=2, activation_sparsity_pattern=None, tie_word_embeddings=False)
 _SOFT = dict(query_pre_attn_scalar=8, attn_logit_softcapping=2.0, tie_word_embeddings=False)
 _GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=256, tie_word_embeddings=False)
 
@@ -55,12 +50,7 @@ FAMILIES = {
     "qwen2-window": (hf.Qwen2Config, _with(use_sliding_window=True, **_MIXED)),
     "qwen3": (hf.Qwen3Config, _with(head_dim=8)),
     "gemma2": (hf.Gemma2Config, _with(head_dim=8, **_MIXED, **_SOFT)),
-    "gemma3": (
-        hf.Gemma3TextConfig,
-        _with(
-            num_hidden_layers=8, head_dim=8, query_pre_attn_scalar=8, **_WINDOW, layer_types=2 * _MIXED["layer_types"]
-        ),
-    ),
+    "gemma3": (hf.Gemma3TextConfig, _with(num_hidden_layers=8, head_dim=8, query_pre_attn_scalar=8, **_TWICE_MIXED)),
     "phi3": (hf.Phi3Config, _with()),
     "phi3-window": (hf.Phi3Config, _with(**_WINDOW)),
     "gpt-oss": (hf.GptOssConfig, _with(head_dim=8, rope_parameters=_YARN, **_EXPERTS, **_MIXED)),
@@ -76,14 +66,7 @@ FAMILIES = {
         hf.DeepseekV3Config,
         _with(num_key_value_heads=4, moe_intermediate_size=16, first_k_dense_replace=1, **_LATENT, **_ROUTED),
     ),
-    "gemma3n-window": (  # its upper layers read the keys of lower ones
-        hf.Gemma3nTextConfig,
-        _with(
-            **dict(head_dim=8, num_kv_shared_layers=2, activation_sparsity_pattern=None, tie_word_embeddings=False),
-            **_MIXED,
-            **_BY_LAYER,
-        ),
-    ),
+    "gemma3n-window": (hf.Gemma3nTextConfig, _with(**_BY_LAYER, **_MIXED)),  # its upper layers read lower ones' keys
     "gpt-neox": (hf.GPTNeoXConfig, _with(num_key_value_heads=None)),
     "opt": (hf.OPTConfig, _with(ffn_dim=48, intermediate_size=None, num_key_value_heads=None, word_embed_proj_dim=32)),
 }

@@ -21,18 +21,10 @@ HEADS, KEY_VALUE_HEADS = 4, 2
 
 def llama(tied: bool = True) -> LlamaForCausalLM:
     """A Llama with random weights whose rows are multiples of a quantisation block."""
-    config = LlamaConfig(
-        vocab_size=len(TOKENS),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=8,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEY_VALUE_HEADS,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
-        tie_word_embeddings=tied,
-    )
+    sizes = dict(vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, max_position_embeddings=128)
+    sizes |= dict(num_hidden_layers=8, num_attention_heads=HEADS, num_key_value_heads=KEY_VALUE_HEADS)
+    rope = {"rope_type": "default", "rope_theta": 50000.0}
+    config = LlamaConfig(**sizes, rms_norm_eps=1e-5, rope_parameters=rope, tie_word_embeddings=tied)
     model = LlamaForCausalLM(config).eval()
     spread(model, seed=5, scale=1.0)
     return model

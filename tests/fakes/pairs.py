@@ -51,19 +51,10 @@ def random_target(
     vocab_size=24, hidden=32, layers=8, seed=0, limit=512, dtype=torch.float32, say=1.0
 ) -> LlamaForCausalLM:
     """A Llama whose next-token distributions are neither flat nor point masses. say: how much the context matters."""
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=limit,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = dict(vocab_size=vocab_size, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers)
+    sizes |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=limit)
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **no_ids)).eval()
     spread(model, seed, scale=2.0)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -129,12 +120,5 @@ def shared_bigrams() -> Pair:
 
 def layer_fields(config: EagleConfig) -> dict:
     """What a drafter's config.json says of its layer."""
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-        "rms_norm_eps",
-    )
+    names = "hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size rms_norm_eps".split()
     return {name: getattr(config, name) for name in names}

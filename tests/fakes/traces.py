@@ -11,22 +11,12 @@ from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
 
 def round_costs(**fields) -> CostModel:
     """A machine whose times can be added up in the head: milliseconds without slopes unless given."""
-    values = dict(
-        name="round numbers",
-        kind="roofline",
-        provenance="made up for tests",
-        widths=(1, 32),
-        root=(1.0, 1.0),
-        root_per_tok=(0.0, 0.0),
-        expand=(0.5, 0.5),
-        expand_per_tok=(0.0, 0.0),
-        nodes=(0, 10, 240),
-        verify=(4.0, 5.0, 28.0),
-        verify_per_tok=(0.0, 0.0, 0.0),
-        step=4.0,
-        rest_ms=0.25,
-        question_ms=0.0,
+    values = dict(name="round numbers", kind="roofline", provenance="made up for tests")
+    values |= dict(
+        widths=(1, 32), root=(1.0, 1.0), root_per_tok=(0.0, 0.0), expand=(0.5, 0.5), expand_per_tok=(0.0, 0.0)
     )
+    values |= dict(nodes=(0, 10, 240), verify=(4.0, 5.0, 28.0), verify_per_tok=(0.0, 0.0, 0.0))
+    values |= dict(step=4.0, rest_ms=0.25, question_ms=0.0)
     return CostModel(**{**values, **fields})
 
 

@@ -13,14 +13,8 @@ def random_policy(features=32, seed=0, **fields):
     policy = ValuePolicy(**{"top_k": 3, "most_expansions": 4, "sizes": SIZES, **fields})
     levels = policy.most_expansions + 1
     random, width, outputs = np.random.default_rng(seed), policy.inputs.size, levels * len(policy.sizes)
-    shapes = {
-        "probe.weight": (4, features),
-        "probe.bias": (4,),
-        "hidden.weight": (16, width + 4),
-        "hidden.bias": (16,),
-        "out.weight": (outputs, 16),
-        "out.bias": (outputs,),
-    }
+    shapes = {"probe.weight": (4, features), "probe.bias": (4,), "hidden.weight": (16, width + 4)}
+    shapes |= {"hidden.bias": (16,), "out.weight": (outputs, 16), "out.bias": (outputs,)}
     policy.network = AcceptanceModel(
         {name: random.normal(size=shape) for name, shape in shapes.items()}, levels, len(policy.sizes)
     )

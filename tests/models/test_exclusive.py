@@ -13,12 +13,10 @@ import torch
 from fakes.children import child, ended
 from fakes.families import state_of
 from fakes.pairs import random_pair
-from fakes.policies import Breaks
 from fakes.refusals import refusal
 
-from specdec.core.decode import autoregress, decode, stream
+from specdec.core.decode import autoregress, decode
 from specdec.core.policy import Static
-from specdec.errors import SpecdecError
 from specdec.models.exclusive import interrupts_deferred
 from specdec.models.lean import ROTARY
 from specdec.models.target import Target
@@ -98,20 +96,6 @@ def test_ctrl_c_just_before_a_mask_is_put_away_and_in_what_must_not_be_cut():
         done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert in_thread(lambda: interrupts_deferred().__enter__()) is None  # a thread gets no Ctrl-C: nothing to put off
-
-
-def test_a_policy_that_fails_and_a_stream_that_is_left_lying():
-    pair = random_pair()
-    before = state(pair)
-    for at in (0, 1, 5):
-        pytest.raises(SpecdecError, decode, pair, PROMPT, Breaks(at), 20).match("broken")
-        assert state(pair) == before
-    steps = stream(pair, PROMPT, TREE, 20, stop_tokens=())
-    next(steps)
-    assert state(pair) == before  # between two steps the model is its owner's
-    assert decode(pair, PROMPT, TREE, 8).new_tok == 8
-    del steps
-    assert state(pair) == before
 
 
 def test_two_models_of_a_family_run_in_two_threads_and_one_does_not():

@@ -37,14 +37,9 @@ SMALL = EagleConfig(64, 96, 4, 2, 100, 40, 64, head_dim=16, taps=(2, 4, 5))
 
 
 @pytest.fixture(scope="module")
-def pair():
-    return load_pair("tiny", dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def served(pair, tmp_path_factory) -> ServedTarget:
+def served(tiny, tmp_path_factory) -> ServedTarget:
     """The tiny target, with a GGUF file that has its number of tokens."""
-    return ServedTarget("org/tiny", pair.target.config, gguf_with(pair.target.vocab_size, tmp_path_factory.mktemp("g")))
+    return ServedTarget("org/tiny", tiny.target.config, gguf_with(tiny.target.vocab_size, tmp_path_factory.mktemp("g")))
 
 
 def gguf_with(tokens: int, folder):
@@ -69,19 +64,19 @@ def fused(name: str) -> str:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_written_drafts_the_same(engine, pair, served, tmp_path):
+def test_what_is_written_drafts_the_same(engine, tiny, served, tmp_path):
     """Export, read back, decode: the same candidates with the same scores, so the same cycles."""
     export(shipped_folder("tiny") / "drafter", engine, tmp_path, served, TreeConfig(5, 3, 1))
     if engine == "llama.cpp":
-        again = EagleDrafter(read_gguf(tmp_path / "drafter.gguf").float(), pair.target)
+        again = EagleDrafter(read_gguf(tmp_path / "drafter.gguf").float(), tiny.target)
     else:
         again = load_pair(target=shipped_folder("tiny") / "target", drafter=tmp_path, dtype="float32").drafter
-    assert again.taps == pair.drafter.taps
-    features = torch.randn(5, pair.drafter.network.config.feature_size, generator=torch.Generator().manual_seed(1))
-    ours, theirs = pair.drafter.network, again.network
+    assert again.taps == tiny.drafter.taps
+    features = torch.randn(5, tiny.drafter.network.config.feature_size, generator=torch.Generator().manual_seed(1))
+    ours, theirs = tiny.drafter.network, again.network
     assert torch.equal(ours.head(ours.fuse(features)), theirs.head(theirs.fuse(features)))
-    out = decode(pair, "What is 2 + 3?", Static(8, 3, 3), 24)
-    other = decode(replace(pair, drafter=again), "What is 2 + 3?", Static(8, 3, 3), 24)
+    out = decode(tiny, "What is 2 + 3?", Static(8, 3, 3), 24)
+    other = decode(replace(tiny, drafter=again), "What is 2 + 3?", Static(8, 3, 3), 24)
     assert [row.accepted_tok for row in out.rows] == [row.accepted_tok for row in other.rows]
     assert sum(row.accepted_tok for row in out.rows) > 0
 

@@ -8,23 +8,17 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.models.families import cache_keyword
-from specdec.models.load import load_pair
 from specdec.models.transformers_generate import generate
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return load_pair("tiny", dtype="float32")
-
-
 @pytest.fixture
-def call(pair):
-    ids = torch.tensor([pair.ids_of("Hello there")])
+def call(tiny):
+    ids = torch.tensor([tiny.ids_of("Hello there")])
 
     def call(input_ids=ids, plain=False, **settings):
-        own = {} if plain else dict(custom_generate=generate, drafter=pair.drafter, policy=Static(8, 3, 2))
+        own = {} if plain else dict(custom_generate=generate, drafter=tiny.drafter, policy=Static(8, 3, 2))
         settings = dict(max_new_tokens=12, do_sample=False) | settings
-        return pair.target.model.generate(input_ids, **own, **settings)
+        return tiny.target.model.generate(input_ids, **own, **settings)
 
     call.ids = ids
     return call
@@ -41,8 +35,8 @@ class Scores(StoppingCriteria):
         return torch.tensor([bool(self.read(scores))])
 
 
-def test_input_it_does_not_read_and_a_processor_that_runs_the_model(pair, call):
-    model, ids = pair.target.model, call.ids
+def test_input_it_does_not_read_and_a_processor_that_runs_the_model(tiny, call):
+    model, ids = tiny.target.model, call.ids
     embedded, filled = model.get_input_embeddings()(ids), DynamicCache()
     model(ids[:, :2], **{cache_keyword(type(model)): filled})
     numbers = torch.arange(ids.shape[1])[None]
@@ -56,7 +50,7 @@ def test_input_it_does_not_read_and_a_processor_that_runs_the_model(pair, call):
     ):
         pytest.raises(SpecdecError, call, **settings).match(word)
     with pytest.raises(SpecdecError, match="a logits processor, a criterion"):
-        call(logits_processor=[RunsTheModel(pair.target.model)])
+        call(logits_processor=[RunsTheModel(tiny.target.model)])
     assert call().tolist() == call(plain=True).tolist()
 
 
@@ -75,18 +69,18 @@ def test_outputs_it_does_not_keep_and_criteria_that_read_scores(call, name, sett
     pytest.raises(SpecdecError, call, **settings).match(name)
 
 
-def test_what_it_can(pair, call):
+def test_what_it_can(tiny, call):
     plain, positions = call(plain=True), torch.arange(call.ids.shape[1])[None]
     padded = torch.nn.functional.pad(call.ids, (2, 0))
     mask = (torch.arange(padded.shape[1])[None] >= 2).long()
     assert torch.equal(call(padded, attention_mask=mask)[:, 2:], plain)
     assert torch.equal(call(position_ids=positions), plain)  # positions that count the prompt are its own
-    text = pair.tokenizer.decode(plain[0, call.ids.shape[1] :])
-    stop = [StopStringCriteria(pair.tokenizer, [text.strip()[3]])]
+    text = tiny.tokenizer.decode(plain[0, call.ids.shape[1] :])
+    stop = [StopStringCriteria(tiny.tokenizer, [text.strip()[3]])]
     shorter = call(stopping_criteria=stop)
     assert shorter.shape[1] < plain.shape[1]
     assert shorter.tolist() == call(plain=True, stopping_criteria=stop).tolist()
-    words = dict(stop_strings=[text.strip()[3]], tokenizer=pair.tokenizer)
+    words = dict(stop_strings=[text.strip()[3]], tokenizer=tiny.tokenizer)
     assert call(**words).tolist() == call(plain=True, **words).tolist() == shorter.tolist()
     assert call(past_key_values=DynamicCache()).tolist() == plain.tolist()  # an empty one is no matter
 
@@ -103,8 +97,8 @@ def test_what_it_can(pair, call):
         ("token id 1000000000 is outside", dict(input_ids=torch.tensor([[3, 10**9]]))),
     ],
 )
-def test_arguments_that_would_be_passed_over(pair, call, name, settings):
-    own = dict(custom_generate=generate, drafter=pair.drafter) | settings
+def test_arguments_that_would_be_passed_over(tiny, call, name, settings):
+    own = dict(custom_generate=generate, drafter=tiny.drafter) | settings
     pytest.raises(SpecdecError, call, plain=True, **own).match(name)
 
 
@@ -118,9 +112,9 @@ def test_arguments_that_would_be_passed_over(pair, call, name, settings):
         ("leave output_router_logits, pixel_values out", dict(pixel_values=ONE, output_router_logits=True)),
     ],
 )
-def test_what_changes_a_text_and_is_not_followed_is_refused_by_name(pair, call, name, settings, monkeypatch):
+def test_what_changes_a_text_and_is_not_followed_is_refused_by_name(tiny, call, name, settings, monkeypatch):
     # Another family's settings get past this model's own check.
-    monkeypatch.setattr(type(pair.target.model), "_validate_model_kwargs", lambda model, given: None)
+    monkeypatch.setattr(type(tiny.target.model), "_validate_model_kwargs", lambda model, given: None)
     pytest.raises(SpecdecError, call, **settings).match(name)
 
 

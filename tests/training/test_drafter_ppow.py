@@ -294,7 +294,6 @@ def test_tokens_behind_a_rejected_one_are_left_out_and_windows_hold_the_text_whe
     for after, mask in ((True, torch.ones(4)), (False, torch.arange(4) <= windows.accepted[..., None])):
         loss, _ = replace(config, after_rejection=after)(network, target, batch)
         assert float(loss.detach()) == pytest.approx(-float((advantages * mask).sum(-1).mean() / 4), abs=1e-5)
-    _, network, target, batch = scene
     config = objective_named("distillspec-text", {"window": 3, "places_per_row": 2})
     windows, _ = config.collect(network, target, batch).collected
     assert torch.equal(windows.drafted, text_windows(batch, windows.slots, 3))
@@ -310,7 +309,6 @@ def test_places_follow_the_curriculum_and_the_scores(scene, monkeypatch):
         config = Ppow(window=3, curriculum_steps=10, curriculum=curriculum)
         seen = [config.collect(network, target, replace(batch, step=step)).collected[1] for step in (0, 5, 9, 10, 99)]
         assert [row["hard_frac"] for row in seen] == pytest.approx(wanted)
-    _, network, target, batch = scene
     scores, right = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
     scores[:, 14] = 1.0
     right[:, 16] = False
@@ -389,10 +387,9 @@ def test_windows_teach_what_likelihood_does_not():
 
 
 def test_soft_labels_are_the_training_time_test_and_hard_ones_the_texts_tokens(scene):
-    _, network, target, batch = scene
+    model, network, target, batch = scene
     ours, loss = TrainingTimeTest(LossRules(3), "eager"), Supervised(LossRules(3), labels="soft")
     torch.testing.assert_close(loss(network, target, batch)[0], ours(network, target, batch)[0])
-    model, _, target, batch = scene
     network = chat_network(model, kept=200)
     loss, measures = Supervised(LossRules(1))(network, target, batch)
     logits = drafted_from(network, target, batch, torch.arange(22).expand(2, -1), 1)[1][:, :, 0]

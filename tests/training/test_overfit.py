@@ -6,17 +6,12 @@ import pytest
 
 from specdec.core.decode import autoregress, decode
 from specdec.core.policy import Static
-from specdec.models.load import load_drafter, load_pair
+from specdec.models.load import load_drafter
 from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.presets import OBJECTIVES, Settings
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return load_pair("tiny", dtype="float32", device="cpu")
 
 
 def tokens_per_cycle(tiny, name: str, out_dir, steps: int, levels: int, **settings) -> tuple[float, int]:

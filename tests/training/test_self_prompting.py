@@ -22,11 +22,6 @@ from specdec.training.drafter.self_prompting import OPENINGS, PROMPTS, ChatConfi
 GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return specdec.load_pair("tiny", dtype="float32")
-
-
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """Short chats, three to a shard, after two given prompts."""
