@@ -95,7 +95,7 @@ def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch, code, 
         assert f"planted; {advice} or {elsewhere}" in refusal(write, folder)
 
 
-def test_a_file_that_another_one_is_made_of_is_named(tmp_path):
+def test_a_file_that_another_is_made_of_is_named_and_first_lines_are_whole(tmp_path):
     missing = tmp_path / "there" / "weights"
     for place in (tmp_path / "out" / "copy", tmp_path / "copy"):
         sentence = refusal(runs.replace_folder, place, {"weights": missing})
@@ -103,6 +103,7 @@ def test_a_file_that_another_one_is_made_of_is_named(tmp_path):
     with pytest.raises(SpecdecError, match="for which .*nowhere is read"):
         with runs.atomic(tmp_path / "file"):
             Path("/nowhere").stat()
+    assert first_line(ValueError("a field is wrong:\n  expected int\nmore")) == "a field is wrong: expected int"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,3 @@ def test_what_an_answer_costs_is_checked_wherever_it_is_given(policy_ms, home):
 @pytest.mark.parametrize("value", [math.nan, "abc", -1.0])
 def test_fields_of_objectives_are_checked_when_they_are_named(value):
     assert "beta" in refusal(objective_named, "ppow", {"beta": value})
-
-
-def test_a_first_line_that_ends_in_a_colon_says_the_next_too():
-    assert first_line(ValueError("a field is wrong:\n  expected int\nmore")) == "a field is wrong: expected int"

@@ -109,8 +109,7 @@ def test_what_cannot_be_sent_is_said_and_a_worker_with_other_code_refused(monkey
     assert fanout.work(pickle.dumps(shard), "another key", {"code": usual}, settings)["failed"]
 
 
-def test_a_worker_finds_what_lies_beside_the_notebooks(home):
-    """One that starts elsewhere, and whose path says nothing of the folder."""
+def test_workers_share_home_and_threads_and_find_what_lies_beside_the_notebooks(home, monkeypatch):
     shard = Shard("x", categories.category, ("What is 2 + 3?",))
     setting = {"environment": {}, "threads": 1, "folder": str(home)}
     sent = pickle.dumps((pickle.dumps(shard), shard.key(fanout.own_code()), fanout.own_code(), setting))
@@ -118,9 +117,6 @@ def test_a_worker_finds_what_lies_beside_the_notebooks(home):
     environment = {**os.environ, "PYTHONPATH": str(machine.checkout())}
     done = subprocess.run([sys.executable, "-c", read], cwd=home, env=environment, input=sent, capture_output=True)
     assert "'result'" in done.stdout.decode(), done.stderr.decode()
-
-
-def test_workers_share_home_and_threads(home, monkeypatch):
     monkeypatch.setenv("SPECDEC_DATA", "/data")
     seen = run([Shard("x", shards.environment)], "local", 1)[0]
     assert (seen["SPECDEC_HOME"], seen["SPECDEC_DATA"]) == (str(runs.home()), "/data")

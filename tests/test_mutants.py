@@ -76,7 +76,7 @@ def test_functions_are_changed_in_place(module):
             assert outcomes[one.key] == mutants.tried(one, tests, root)["outcome"], one.diff
 
 
-def test_inner_functions_change_with_those_that_make_them():
+def test_inner_functions_change_with_their_makers_and_quick_tests_fill_the_time():
     old, new = (f"def outer(a):\n    def inner(b):\n        return a {sign} b\n    return inner\n" for sign in "+-")
     names = {}
     exec(compile(old, "/somewhere/both.py", "exec"), names)
@@ -88,9 +88,6 @@ def test_inner_functions_change_with_those_that_make_them():
     assert names["outer"](5)(2) == 3 and made_before(2) == 3
     assert changed_code.changed_code(*(compile(f"x = {one}", "m", "exec") for one in (1, True))) is None
     pytest.raises(LookupError, changed_code.change, pairs, {}).match("outer")
-
-
-def test_the_quick_tests_fill_the_time():
     assert mutants.quickest({"a": 3.0, "b": 1.0, "c": 2.0}, 3.5) == {"b": 1.0, "c": 2.0}
     assert mutants.quickest({"a": 3.0}, 1.0) == {"a": 3.0} and mutants.quickest({}, 1.0) == {}
     assert mutants.quickest({"a": 3.0, "b": 1.0, "c": 2.0}, 3.5, {"a": 1}) == {"a": 3.0}

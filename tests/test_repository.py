@@ -46,7 +46,7 @@ def steps(text: str) -> list[dict]:
     return [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
 
 
-def test_workflows_run_the_commands_of_the_readme():
+def test_workflows_and_guides_name_what_is_there():
     text = WORKFLOWS["ci.yml"]
     runs = "\n".join(step.get("run", "") for step in steps(text))
     for command in ("make test", "make lint", "python -m specdec.book run", "python .ci/links.py"):
@@ -56,6 +56,15 @@ def test_workflows_run_the_commands_of_the_readme():
     assert [f"{prefix}{version[2:]}" for version in asked] == [
         c for c in PROJECT["classifiers"] if c.startswith(prefix)
     ]
+    guide = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:specdec|tests|notebooks|figures|\.github)/[\w./*-]+)", guide)
+    assert len(named) > 15 and not [
+        name for name in named if not list(ROOT.glob(name.rstrip("/").replace("NAME", "*")))
+    ]
+    for file, words in re.findall(r"`([\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", guide):
+        source = (ROOT / file).read_text()
+        for word in re.findall(r"\w+", words):
+            assert re.search(rf"^ *(?:def |class )?{word}\b", source, re.M), f"{file} has no {word}"
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -76,18 +85,6 @@ def test_issue_forms_ask_for_something(path):
     assert {"name", "description", "body"} <= set(form)
     ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
     assert len(ids) == len(set(ids)) and any(part.get("validations", {}).get("required") for part in form["body"])
-
-
-def test_guides_name_files_and_names_that_are_there():
-    guide = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
-    named = re.findall(r"`((?:specdec|tests|notebooks|figures|\.github)/[\w./*-]+)", guide)
-    assert len(named) > 15 and not [
-        name for name in named if not list(ROOT.glob(name.rstrip("/").replace("NAME", "*")))
-    ]
-    for file, words in re.findall(r"`([\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", guide):
-        source = (ROOT / file).read_text()
-        for word in re.findall(r"\w+", words):
-            assert re.search(rf"^ *(?:def |class )?{word}\b", source, re.M), f"{file} has no {word}"
 
 
 def test_links_lead_somewhere_and_broken_ones_are_seen(tmp_path):

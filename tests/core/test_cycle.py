@@ -150,8 +150,7 @@ def test_counts_of_live_cycles(make, asks):
     assert 1 + sum(row.kept_tok for row in policy.rows) == 24
 
 
-def test_what_a_policy_sees():
-    """Scores of all candidates, of the newest level, and the features of the last accepted token."""
+def test_what_a_policy_sees_and_the_drafters_state_where_there_is_one():
     seen = []
 
     class Looker(RandomPolicy):
@@ -170,6 +169,14 @@ def test_what_a_policy_sees():
     output = pair.target.model(torch.tensor([PROMPT + expected]), output_hidden_states=True)
     last_accepted = torch.cat([output.hidden_states[tap][0, len(PROMPT) - 1] for tap in pair.drafter.taps])
     torch.testing.assert_close(seen[0], last_accepted, atol=1e-4, rtol=1e-4)
+    for pair in (shared_pair(), shared_bigrams()):
+        with begun(pair, Static(12, 2, 3)) as engine:
+            run_cycle(engine, Static(12, 2, 3))
+            if pair is shared_pair():
+                assert engine.draft_state.shape == (pair.drafter.network.config.hidden_size,)
+                assert torch.equal(engine.draft_state, engine.drafting.root_state)
+            else:
+                assert "this drafter has no state to look at" in refusal(lambda: engine.draft_state)  # noqa: B023
 
 
 def test_rows_beside_the_tree_count_as_verified(monkeypatch):
@@ -182,17 +189,6 @@ def test_rows_beside_the_tree_count_as_verified(monkeypatch):
         row = run_cycle(engine, policy)
     assert alone.verified_tok == alone.verify_nodes + 1 and row.verified_tok == row.verify_nodes + 1 + 2
     assert [len(logits) for logits in learned] == [2]
-
-
-def test_the_drafters_state_is_seen_where_there_is_one():
-    for pair in (shared_pair(), shared_bigrams()):
-        with begun(pair, Static(12, 2, 3)) as engine:
-            run_cycle(engine, Static(12, 2, 3))
-            if pair is shared_pair():
-                assert engine.draft_state.shape == (pair.drafter.network.config.hidden_size,)
-                assert torch.equal(engine.draft_state, engine.drafting.root_state)
-            else:
-                assert "this drafter has no state to look at" in refusal(lambda: engine.draft_state)  # noqa: B023
 
 
 @pytest.mark.parametrize("shape", [StaticShape(EAGLE1_TREE), WIDE], ids=["eagle1", "wide"])

@@ -78,16 +78,13 @@ def test_what_a_generation_holds_and_times_of_the_counter():
     assert drafted.decode_ms == sum(row.total_ms + 2 * 2000.0 for row in drafted.rows)
 
 
-def test_the_bar_counts_tokens(monkeypatch):
+def test_the_bar_counts_tokens_and_plain_decoding_asks_for_one_row_of_logits_each(monkeypatch):
     monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(decoding, "tqdm", Bar)
     specdec.decode(shared_bigrams(), PROMPT, SMALL, 7, stop_tokens=())
     assert not bars
     specdec.decode(shared_bigrams(), PROMPT, SMALL, 7, stop_tokens=(), progress=True)
     assert [(bar.total, bar.unit, bar.n, bar.closed) for bar in bars] == [(7, "tok", 7, True)]
-
-
-def test_plain_decoding_asks_for_one_row_of_logits_and_for_no_forward_too_many(monkeypatch):
     pair, rows = shared_bigrams(), []
     forward = pair.target.forward
 
@@ -270,7 +267,7 @@ def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(own):
     assert first != second  # the generator moves on, as with transformers' own sampling
 
 
-def test_generate_stops_where_transformers_stops(own):
+def test_generate_stops_where_transformers_stops_and_feeds_a_streamer(own):
     model, _, ids = own
     whole = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None)[0, ids.shape[1] :].tolist()
 
@@ -289,8 +286,6 @@ def test_generate_stops_where_transformers_stops(own):
             assert torch.equal(ours, model.generate(ids, **settings))
         assert ours[0, ids.shape[1] :].tolist() == truncate(whole, [token, 2])
 
-
-def test_generate_feeds_a_streamer(own):
     class Collector(hf.generation.BaseStreamer, list):
         def put(self, value):
             self.append(value.flatten().tolist())

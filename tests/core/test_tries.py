@@ -160,8 +160,7 @@ def test_the_best_of_both_are_verified(tree):
     assert engine.tokens == text[len(PROMPT) : len(PROMPT) + 24] and shared > raised > 1
 
 
-def test_questions_see_what_is_drafted_and_copied_so_far():
-    """The merged candidates grow with the tree, and a policy that stops anywhere and takes any size changes no text."""
+def test_questions_see_what_is_drafted_and_copied_and_trees_are_no_deeper_than_the_drafter_can():
     own, tries = with_random_tries(shared_bigrams(), 3, 6)
     text, counts, children = plain_text(40), [], likeliest(shared_bigrams(), 3)
 
@@ -177,9 +176,6 @@ def test_questions_see_what_is_drafted_and_copied_so_far():
     policy = Looker(TreeConfig(39, 4, 3), seed=2, asks=(EXTEND, SIZE))
     assert decode(own, PROMPT, policy, max_new_tokens=40).tokens == text[len(PROMPT) :]
     assert len(set(counts)) > 3 and min(counts) < 15
-
-
-def test_trees_are_no_deeper_than_the_drafter_can_and_policies_see_copied_scores():
     pair = shared_bigrams()
     shallow = ScriptedDrafter(pair.target, lambda ids: Trie(), pair.drafter)
     shallow.deepest = 1

@@ -166,16 +166,12 @@ def test_anything_else_runs_as_it_is(part, kind, candidate):
         assert modules == {layers[0], getattr(layers[1], other), layers[2], layers[3]}
 
 
-def test_names_that_a_code_mentions():
+def test_names_that_a_code_mentions_and_others_of_a_model_file():
     assert names_used_by(model_of("llama").model.layers[0]) == lean_layers.LAYER
     assert "residual_multiplier" in names_used_by(model_of("granite").model.layers[0])
 
     nested = type("Nested", (nn.Module,), {"forward": lambda self, x: (lambda y: y.clamp(0))(x)})
     assert names_used_by(nested()) == {""}
-
-
-def test_others_of_a_model_file_get_its_own_rotary_embedding():
-    """Another model of the family, used inside, is not of ours: no tables of ours are made for it."""
     target, other = Target(build(*FAMILIES["llama"])), build(*FAMILIES["llama"], seed=1)
     ids = random_tokens(5, seed=2)[None]
     with torch.no_grad():

@@ -67,7 +67,7 @@ def pair(places) -> Pair:
     return load_pair(target=places / "target", drafter=places / "drafter")
 
 
-def test_a_pair_from_folders_leaves_no_bar_in_the_page(pair, places, capfd):
+def test_a_pair_from_folders_leaves_no_bar_and_a_loaded_model_alone(pair, places, capfd):
     assert pair.name.startswith("some-pair") and pair.stop_tokens == {2}
     assert pair.target.dtype == torch.float32 and pair.target.device.type == "cpu"
     assert pair.target.model.config._attn_implementation == "sdpa" and not pair.target.model.training
@@ -77,9 +77,6 @@ def test_a_pair_from_folders_leaves_no_bar_in_the_page(pair, places, capfd):
     logging.enable_progress_bar()
     load_pair(target=places / "target", drafter=places / "drafter")
     assert "Loading weights" not in capfd.readouterr().err and logging.is_progress_bar_enabled()
-
-
-def test_loaded_model_is_left_alone(pair, places):
     model = pair.target.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = state_of(model)
@@ -94,7 +91,7 @@ def test_loaded_model_is_left_alone(pair, places):
     assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
 
 
-def test_targets_named_by_a_drafter_and_written_by_a_training_are_found(places, tmp_path):
+def test_targets_are_found_and_those_without_sdpa_loaded_eager(places, tmp_path):
     verifier = {"verifier": {"name_or_path": str(places / "target")}}
     folder = planted(places / "drafter", tmp_path / "drafter", speculators_config=verifier)
     assert load_pair(drafter=folder).target.num_layers == 8
@@ -104,6 +101,10 @@ def test_targets_named_by_a_drafter_and_written_by_a_training_are_found(places, 
     assert pair.name == "out" and pair.drafter is not None
     shutil.rmtree(out / "drafter")
     assert "has no config.json" in refusal(load_pair, target=out, drafter=out)
+    experts = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8)
+    config = GptOssConfig(**SIZES, **experts, num_hidden_layers=2, eos_token_id=2, pad_token_id=0)
+    GptOssForCausalLM(config).save_pretrained(tmp_path)
+    assert load_pair(target=tmp_path).target.model.config._attn_implementation == "eager"
 
 
 def test_precision(places):
@@ -133,13 +134,6 @@ def test_own_embedding_is_kept_only_if_it_differs(pair, tmp_path):
     same = load_drafter(save_drafter(network, tmp_path / "same"), model)
     assert not same.config.own_embedding and same.embedding is pair.target.embedding
     assert not hasattr(same.network, "embed_tokens")
-
-
-def test_family_without_sdpa_is_loaded_eager(tmp_path):
-    experts = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8)
-    config = GptOssConfig(**SIZES, **experts, num_hidden_layers=2, eos_token_id=2, pad_token_id=0)
-    GptOssForCausalLM(config).save_pretrained(tmp_path)
-    assert load_pair(target=tmp_path).target.model.config._attn_implementation == "eager"
 
 
 def test_drafters_that_do_not_fit(pair, tmp_path):

@@ -3,7 +3,6 @@
 Whatever cannot carry a tree is refused with one sentence.
 """
 
-import contextlib
 import copy
 
 import pandas as pd
@@ -125,20 +124,8 @@ def test_windowed_families_have_windows_and_layers_are_those_of_the_text_decoder
     target = Target(model, taps=(1, 4))
     with target.inference():
         assert target.forward(random_tokens(5, 0), target.new_cache(8)).features.shape == (5, 64)
-
-
-@pytest.mark.parametrize("name", ["llama-8", "gemma3"])
-def test_tapped_features_are_the_hidden_states_that_eagle3_names(name):
-    model = families.model_of(name)
-    taps = (2, 4, 5)  # 2, L // 2, L - 3 of eight layers
-    target, prompt = Target(model, taps), random_tokens(12, seed=3)
-    with target.inference():
-        features = target.forward(prompt, target.new_cache(16)).features.clone()
-    with torch.no_grad():
-        states = model(prompt[None], output_hidden_states=True).hidden_states
-    assert torch.allclose(features, torch.cat([states[tap][0] for tap in taps], -1), atol=1e-4)
     with target.inference(taps=False):
-        assert target.forward(prompt, target.new_cache(16)).features is None
+        assert target.forward(random_tokens(5, 0), target.new_cache(8)).features is None
 
 
 @pytest.mark.parametrize(
@@ -180,22 +167,6 @@ def test_text_is_identical_to_the_plain_models(name, temperature):
     if temperature == 0:
         ids = model.generate(prompt[None], do_sample=False, max_new_tokens=count, min_new_tokens=count, eos_token_id=[])
         assert ids[0, len(prompt) :].tolist() == truth
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "gpt-oss"])
-def test_a_planted_mask_bug_changes_sampled_text(name, monkeypatch):
-    model, prompt, picker = families.model_of(name), random_tokens(4, seed=5), Picker.from_settings(1.0, seed=7)
-    pair, truth = oracle_pair(model, prompt, 24, picker)
-    honest = tree_attention.TreeMask.__init__
-
-    def causal(state, positions, prefix, ancestors=None):
-        honest(state, positions, prefix, None if ancestors is None else torch.ones_like(ancestors).tril())
-
-    with pair.target.inference():
-        pass  # the probe has passed; the bug comes later
-    monkeypatch.setattr(tree_attention.TreeMask, "__init__", causal)
-    with contextlib.suppress(families.CommittedSomethingElse):  # the drafter was handed a wrong token
-        assert decode(pair, prompt, RandomPolicy(LIMITS, seed=1), 24, 1.0, seed=7, stop_tokens=()).tokens != truth
 
 
 DYNAMIC = dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)  # its boundary is max_position_embeddings

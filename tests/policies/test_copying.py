@@ -16,7 +16,7 @@ def asked(*chances):
     return questions.asked(PLAN, copied_scores=[math.log(chance) for chance in chances])
 
 
-def test_settings_and_room_and_what_the_best_copies_promise():
+def test_settings_promises_and_what_drafted_trees_brought():
     gate = CopyGate()
     settings = {"tree": [8, 3, 3], "copied_tokens": 12, "saved_frac": 0.2, "drafted_tok": 1.0, "newest_frac": 0.2}
     assert gate.settings() == settings and gate.asks == {PLAN}
@@ -34,9 +34,6 @@ def test_settings_and_room_and_what_the_best_copies_promise():
     assert gate.answer(asked(0.5, 0.11)) is gate.copied and gate.answer(asked(0.5, 0.09)) is gate.plan
     exact = CopyGate(saved_frac=0.5, drafted_tok=2.0)
     assert exact.enough_tok == 0.5 and exact.answer(asked(0.5)) is exact.copied, "as good is good enough"
-
-
-def test_what_drafted_trees_brought_counts_and_the_next_turn_forgets_it():
     gate = CopyGate(newest_frac=0.25)
     gate.observe(finished(3, 3))
     assert gate.drafted == pytest.approx(1.5)

@@ -212,7 +212,7 @@ def test_calibrated_probabilities_keep_their_order_and_trees_are_cut_to_their_le
     assert [tree.verify_nodes for tree in engines.Levels().trees] == list(range(10))
 
 
-def test_ucb_adds_what_an_arm_may_still_be():
+def test_ucb_adds_what_an_arm_may_still_be_and_exp3_draws_by_what_arms_earned():
     policy, tried = engines.Ucb(arms=(1, 2)), []
     for reward_ms in (20.0, 10.0, 20.0, 10.0):  # tokens per second: 2 / 20 ms = 100, 3 / 10 ms = 300
         tried.append(levels(policy))
@@ -232,9 +232,6 @@ def test_ucb_adds_what_an_arm_may_still_be():
     kept = watch(engines.Ucb(per_text=False), 1)
     kept.reset()
     assert sum(kept.pulls) == 1
-
-
-def test_exp3_draws_by_what_arms_earned():
     policy = engines.Exp3(arms=(1, 2), mixing=0.5)
     assert policy.chances() == [0.5, 0.5]
     levels(policy)
@@ -281,8 +278,9 @@ def plain():
     return {hot: autoregress(shared_bigrams(), [3, 1, 4], temperature=hot, **options).tokens for hot in (0.0, 1.0)}
 
 
+@pytest.mark.filterwarnings("ignore:the policy in .* goes by the prices")
 @pytest.mark.parametrize(("name", "settings"), BOTH, ids=IDS)
-def test_text_stays_what_it_is_and_something_is_decided(name, settings, plain):
+def test_text_stays_what_it_is_something_is_decided_and_saved_rules_come_back(name, settings, plain, tmp_path):
     policy, temperature = engines.rule(name, FLAT, **settings), float("top_k" not in settings)
     options = dict(max_new_tokens=32, temperature=temperature, seed=2)
     out = decode(shared_bigrams(), [3, 1, 4], policy=policy, **options)
@@ -291,11 +289,6 @@ def test_text_stays_what_it_is_and_something_is_decided(name, settings, plain):
     fixed = {"vllm_adaptive_verification", "sglang_draft_prob", "sglang_throughput", "llamacpp_ev"}
     assert len(answers.drop_duplicates()) > 1 or name in fixed  # these go by prices, which may have one answer here
     assert out.cycles["verify_nodes"].max() <= policy.limits.verify_nodes
-
-
-@pytest.mark.filterwarnings("ignore:the policy in .* goes by the prices")
-@pytest.mark.parametrize(("name", "settings"), BOTH, ids=IDS)
-def test_saved_rules_come_back_and_decide_the_same(name, settings, tmp_path):
     policy = engines.rule(name, FLAT, **settings)
     policy.trained_for = {"pair": "synthetic", "choices": [{"choice": "rule", "part": "none", "value": name}]}
     again = load_policy(policy.save(tmp_path))

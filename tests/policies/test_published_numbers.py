@@ -38,19 +38,10 @@ def test_the_papers_heuristics_begin_with_these_constants(name):
     assert getattr(heuristics, name)().settings() == RECORD["heuristics"][name]
 
 
-def test_rounds_and_observations_of_ltd():
+def test_rounds_of_ltd_and_every_choice_are_written_down_once():
     assert runs.plain(ltd.ORDERS) == RECORD["LTD's rounds"] and ltd.ORDERS["6.1"] is ltd.ROUNDS
     seen = {name: ltd.SizePolicy(parts=parts, features_size=4).parts for name, parts in ltd.OBSERVATIONS.items()}
     assert runs.plain(seen) == RECORD["LTD's observations"]
-
-
-@pytest.mark.parametrize("name", ["n_steps", "batch_size", "n_epochs", "total_steps"])
-def test_what_is_counted_is_at_least_one(name):
-    assert getattr(PPOConfig(**{name: 1}), name) == 1
-    pytest.raises(SpecdecError, PPOConfig, **{name: 0}).match(name)
-
-
-def test_every_choice_is_written_down_once_with_the_part_it_looked_at():
     policy = heuristics.SVIP()
     assert choices_of(policy) == []
     chose(policy, "threshold", "tune", 0.3)
@@ -59,6 +50,12 @@ def test_every_choice_is_written_down_once_with_the_part_it_looked_at():
         {"choice": "threshold", "part": "tune", "value": "0.3"},
         {"choice": "width", "part": "train", "value": ""},
     ]
+
+
+@pytest.mark.parametrize("name", ["n_steps", "batch_size", "n_epochs", "total_steps"])
+def test_what_is_counted_is_at_least_one(name):
+    assert getattr(PPOConfig(**{name: 1}), name) == 1
+    pytest.raises(SpecdecError, PPOConfig, **{name: 0}).match(name)
 
 
 @pytest.mark.parametrize("bad", [{"last_rate": 2e-4}, {"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}])

@@ -1,11 +1,9 @@
 """RADAR's controller: the published network in numpy, what it is asked, and that no weights of its change the text."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from fakes.golden import SHARED
 from fakes.pairs import shared_bigrams
 from fakes.questions import asked
 from fakes.refusals import Bomb
@@ -18,8 +16,6 @@ from specdec.policies import radar
 from specdec.policies.base import load_policy
 from specdec.policies.radar import SHAPES, LstmNetwork, RadarPolicy, best_scores, read_weights
 from specdec.training.radar import RadarNetwork
-
-SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 
 def torch_network(seed=0, scale=1.0) -> RadarNetwork:

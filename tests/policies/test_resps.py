@@ -257,8 +257,7 @@ def test_saved_policies_are_the_same(preset, tmp_path):
         assert twin.choose(twin.observation(question)) == policy.choose(policy.observation(question))
 
 
-def test_settings_of_the_configs_and_variants():
-    """What test_published_numbers has of each config, as the policies hold it; the variant on which the sources disagree."""
+def test_settings_of_the_configs_and_variants_and_changes_between_them():
     assert resps.STANDARD["paper"].temperature == 1.0 and resps.STANDARD["ours"] is resps.OURS
     assert resps.STANDARD["official"].temperature is None and resps.VARIANTS["max_entropy"] == resps.CONFIGS
     ppo = {name: resps.STANDARD[name].ppo for name in ("paper", "official")}
@@ -273,9 +272,6 @@ def test_settings_of_the_configs_and_variants():
     assert plain.observation_size == 12288 and not plain.action_lag and plain.first_tree is None
     arrays = armed(quirks, resps.OFFICIAL.ppo.pi).network.arrays()
     assert sum(array.size for array in arrays.values()) == 563_761, "the actor's size on the sheet"
-
-
-def test_changes_make_one_config_of_another():
     for own, other in ((resps.OURS, resps.PAPER), (resps.OURS, resps.OFFICIAL), (resps.PAPER, resps.OURS)):
         flat = {f"ppo.{name}": value for name, value in vars(other.ppo).items()}
         assert changed(own, vars(other) | {"ppo": own.ppo} | flat) == other

@@ -72,12 +72,14 @@ def test_policies_come_back_and_prices_of_another_machine_never_pass_silently(tm
     assert first.equals(second)
 
 
-def test_an_answer_is_timed_between_forwards():
+def test_an_answer_is_timed_between_forwards_and_there_is_none_without_prices(trace):
     pair, policy = shared_pair(), random_policy(probe="none")
     found = answer_ms(pair, policy, round_costs(), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24)
     assert 0.002 < found < 50
     assert answer_ms(pair, policy, round_costs(question_ms=1e3), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24) == 0
     assert answer_ms(pair, Static(4, 1, 2), round_costs(), [[1, 2, 3], [4, 5, 6]]) == 0
+    unpriced = ValuePolicy(top_k=3, most_expansions=4, sizes=SIZES)
+    pytest.raises(SpecdecError, replay, trace, unpriced, round_costs()).match("no prices yet")
 
 
 @pytest.mark.parametrize("temperature, probe", [(0.0, "both"), (1.0, "target"), (0.0, "draft"), (1.0, "none")])
@@ -89,11 +91,6 @@ def test_lossless(temperature, probe):
     found = decode(pair, prompt, policy, max_new_tokens=40, temperature=temperature, seed=3)
     assert found.tokens == autoregress(pair, prompt, max_new_tokens=40, temperature=temperature, seed=3).tokens
     assert probe == "none" or found.cycles["verify_nodes"].nunique() > 1  # this one sees little that changes
-
-
-def test_it_says_nothing_without_prices(trace):
-    unpriced = ValuePolicy(top_k=3, most_expansions=4, sizes=SIZES)
-    pytest.raises(SpecdecError, replay, trace, unpriced, round_costs()).match("no prices yet")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

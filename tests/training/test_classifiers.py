@@ -28,7 +28,7 @@ def likely_trace(positions=60, depth=4) -> Trace:
     return synthetic_trace(turns=1, positions=positions, depth=depth, **options)
 
 
-def test_arrays_hold_what_the_policies_will_see():
+def test_arrays_hold_what_the_policies_will_see_of_the_tree_that_is_asked_for():
     trace = likely_trace(8)
     inputs, labels = disco_arrays(trace)
     policy, scores, ranks = Disco(), trace.trees(10).scores, trace.ranks[10]
@@ -47,6 +47,20 @@ def test_arrays_hold_what_the_policies_will_see():
     depths = np.tile(node_depths(410, 10) / 10, 8).astype(np.float32)
     assert {*map(tuple, inputs)} <= {*zip(scores.ravel(), depths, strict=True)} and labels.mean() == 0.5
     assert labels.sum() == (ranks[:, 4] < 410).sum()
+    trace = likely_trace(8)
+    ranks = trace.ranks[10]
+    inputs, labels = disco_arrays(trace, max_depth=3, verify_nodes=5)
+    assert inputs.shape == (3 * 8, 12) and inputs.dtype == np.float32 and labels.dtype == bool
+    assert labels.tolist() == [bool(ranks[row, n, n] < 5) for n in range(3) for row in range(8)]
+    assert len(disco_arrays(trace, max_depth=5)[0]) == len(disco_arrays(trace)[0]) == 5 * 8
+    features, levels = specdec_plus_arrays(trace, max_depth=3, verify_nodes=5)
+    accepted = trace.accepted_tok(np.arange(8), 10, 3, 5)
+    assert features is trace.features and levels.dtype == np.int8 and levels.shape == (8, 4)
+    assert levels.tolist() == [
+        [1 if level < count else 0 if level == count else -1 for level in range(4)] for count in accepted
+    ]
+    blind = Trace({**trace.header, "features": False}, trace.turns, dict(trace._columns))
+    pytest.raises(SpecdecError, specdec_plus_arrays, blind).match(r"record with features=True")
 
 
 def test_balanced_takes_all_of_the_rarer_kind_and_the_residual_network_equals_torchs():
@@ -123,24 +137,6 @@ def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path):
     pytest.raises(AssertionError, fit, inputs, labels, out_dir=tmp_path / "bad").match("same positions")
 
 
-def test_labels_are_about_the_tree_that_is_asked_for():
-    """Of a smaller tree fewer questions are asked, and fewer nodes are kept; SpecDec++ knows no level below the recorded."""
-    trace = likely_trace(8)
-    ranks = trace.ranks[10]
-    inputs, labels = disco_arrays(trace, max_depth=3, verify_nodes=5)
-    assert inputs.shape == (3 * 8, 12) and inputs.dtype == np.float32 and labels.dtype == bool
-    assert labels.tolist() == [bool(ranks[row, n, n] < 5) for n in range(3) for row in range(8)]
-    assert len(disco_arrays(trace, max_depth=5)[0]) == len(disco_arrays(trace)[0]) == 5 * 8
-    features, levels = specdec_plus_arrays(trace, max_depth=3, verify_nodes=5)
-    accepted = trace.accepted_tok(np.arange(8), 10, 3, 5)
-    assert features is trace.features and levels.dtype == np.int8 and levels.shape == (8, 4)
-    assert levels.tolist() == [
-        [1 if level < count else 0 if level == count else -1 for level in range(4)] for count in accepted
-    ]
-    blind = Trace({**trace.header, "features": False}, trace.turns, dict(trace._columns))
-    pytest.raises(SpecdecError, specdec_plus_arrays, blind).match(r"record with features=True")
-
-
 def test_c2t_learns_from_paths_and_as_many_others():
     trace = likely_trace(8)
     scores, ranks = trace.trees(10).scores, trace.ranks[10]
@@ -165,7 +161,7 @@ def test_c2t_learns_from_paths_and_as_many_others():
     pytest.raises(SpecdecError, c2t_arrays, trace).match("no target path enters")
 
 
-def test_what_is_fitted_is_noted_with_its_curve_and_results(tmp_path):
+def test_what_a_fit_notes_of_itself_is_so(tmp_path):
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(50, 12)).astype(np.float32), random.random(50) < 0.4
     options = dict(batch=7, epochs=2, seed=4, rate=0.01, policy={"verify_nodes": 40})
@@ -178,10 +174,6 @@ def test_what_is_fitted_is_noted_with_its_curve_and_results(tmp_path):
     told = {"kind": "Disco", "data": data, "shape": shape, "batch": 7, "seed": 4, "rate": 0.01, "steps": 2}
     assert plan["settings"] == told
     assert plan["results"] == curve.iloc[-1][["loss", "accuracy"]].to_dict()
-
-
-def test_what_a_fit_says_of_itself_is_so(tmp_path):
-    """At a rate of zero the curve is the untrained network's loss and accuracy on the balanced sample."""
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(60, 2)).astype(np.float32), random.random(60) < 0.3
     found = {}

@@ -162,7 +162,7 @@ def test_the_longest_documents_are_placed_first_and_gaps_are_filled():
     assert rooms == [1, 2] and chats.pack([], 1, 2, None).ids.tolist() == [[0, 0]]
 
 
-def test_blocks_keep_their_shares_of_library_and_copy_tasks():
+def test_blocks_keep_their_shares_of_copy_tasks_and_of_pieces_of_the_library():
     library = [np.arange(100, 160), np.arange(200, 230)]
     options = dict(seed=3, length=20, block_rows=32)
 
@@ -188,9 +188,6 @@ def test_blocks_keep_their_shares_of_library_and_copy_tasks():
     assert (np.concatenate((first.ids, second.ids)) == rows.block(0).ids).all()
     assert (rows.batch(3, 16).ids == rows.block(1).ids[16:]).all()
     pytest.raises(AssertionError, rows.batch, 0, 5).match("a batch of 5 rows does not divide a block of 32")
-
-
-def test_pieces_of_the_library_begin_at_its_start_one_time_in_four():
     rng, modules = random.Random(0), [np.arange(100), np.arange(100, 400)]
     pieces = [chats._library_piece(rng, modules, [100, 400], 20) for _ in range(4000)]
     starts = np.array([piece.ids[0] for piece in pieces])

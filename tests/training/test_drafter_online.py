@@ -68,7 +68,7 @@ def test_other_drafters_learn_where_they_were_corrected(name):
     assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.8 * len(cold.rows)
 
 
-def test_a_step_reads_the_newest_tokens_and_is_told_which_are_the_targets(monkeypatch):
+def test_it_learns_every_few_cycles_from_the_newest_tokens_of_prompt_and_text(monkeypatch):
     online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5))
     assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.begins == ()
     assert online.run.objective == objective_named("osd")
@@ -85,9 +85,6 @@ def test_a_step_reads_the_newest_tokens_and_is_told_which_are_the_targets(monkey
     assert short.ids.tolist() == [[10, 11, 12, 13]] and short.loss_mask.tolist() == [[0, 0, 0, 1]] and short.step == 0
     assert newest.ids.tolist() == [[14, 15, 16, 17, 18, 19]] and newest.loss_mask.tolist() == [[0, 0, 1, 1, 1, 1]]
     assert newest.documents.tolist() == [[0] * 6] and newest.step == 1
-
-
-def test_it_learns_every_few_cycles_from_prompt_and_text(monkeypatch):
     online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=3))
     learned = []
     monkeypatch.setattr(online, "learn", lambda ids, prompt_tok: learned.append((list(ids), prompt_tok)))

@@ -182,7 +182,7 @@ def test_a_window_knows_nothing_of_what_follows(scene):
     assert not torch.allclose(before[1], with_changed(slot + 2, slot)[1])  # and so does the feature before that
 
 
-def test_the_target_verifies_windows_as_if_each_stood_alone(scene):
+def test_the_target_verifies_windows_as_if_each_stood_alone_and_greedy_ones_are_its_own(scene):
     model, network, target, batch = scene
     slots = torch.tensor([[1, 4, 4, 12], [9, 17, 3, 3]])
     torch.manual_seed(1)
@@ -195,9 +195,6 @@ def test_the_target_verifies_windows_as_if_each_stood_alone(scene):
         torch.testing.assert_close(says[row, window], alone, rtol=1e-4, atol=1e-4)
     one = target.continued(batch, slots, drafted[..., :1])
     torch.testing.assert_close(one, says[:, :, :1])
-
-
-def test_greedy_windows_are_the_targets_own(scene):
     model, _, target, batch = scene
     slots, needed = torch.tensor([[1, 12], [3, 17]]), torch.ones(2, 2, dtype=torch.bool)
     needed[1, 0], caches = False, []

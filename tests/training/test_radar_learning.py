@@ -52,7 +52,7 @@ def graded(rows=2500, prompts=50, seed=0) -> RadarData:
     return RadarData(scores, distributions, random.integers(prompts, size=rows), np.full(rows, 50))
 
 
-def test_half_precision_is_mended_and_nonsense_refused():
+def test_data_are_mended_or_refused_and_split_by_whole_prompts():
     data = two_kinds(20)
     assert data.select(range(20)).key == data.key and len(data) == 20
     assert data.select([0, 1]).key != data.select([1, 0]).key
@@ -71,9 +71,6 @@ def test_half_precision_is_mended_and_nonsense_refused():
         ({"prompts": data.prompts[:5]}, "shape"),
     ):
         pytest.raises(AssertionError, dataclasses.replace, data, **change).match(match)
-
-
-def test_a_split_by_prompt_keeps_prompts_whole_and_is_drawn_anew_with_each_seed():
     data = two_kinds(300)
     train, held = data.split(0.2, "prompt", seed=1)
     assert not set(data.prompts[train]) & set(data.prompts[held])
@@ -99,7 +96,7 @@ def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
     return trace
 
 
-def test_rows_of_a_greedy_recording():
+def test_rows_of_a_greedy_recording_and_recorded_distributions():
     trace = toy_trace()
     data = from_trace(trace)
     assert len(data) == 30 and data.prompts.tolist() == [0] * 15 + [1] * 15 and data.context_tok[3] == 103
@@ -114,10 +111,6 @@ def test_rows_of_a_greedy_recording():
     assert flat.expected[3:5, 0].tolist() == [1, 0]  # the 41st best first token, and none of the best
     pytest.raises(SpecdecError, from_trace, trace, exact=True).match("exact=False")
     pytest.raises(SpecdecError, from_trace, toy_trace(positions=4, depth=6)).match("depth 7")
-
-
-def test_recorded_distributions_are_taken_where_there_are_any():
-    """Of ten children the first token is as likely as of the deeper tree that holds the most."""
     distributions, none = np.zeros((2, 8, 9), np.float32), np.array([0.4, 0.3, 0.35, 0.3, 0.5, 0.3, 0.45])
     distributions[:, 1:, 0], distributions[:, 1:, 1] = none, 1 - none
     distributions[:, 0, :2] = 0.1, 0.9  # the flat tree holds more first tokens than ten children
@@ -363,7 +356,7 @@ def mixed_trainer(**changes):
     return trainer
 
 
-def test_an_epoch_is_judged_on_held_out_rows():
+def test_epochs_are_judged_on_held_out_rows_beside_the_best_constant():
     trainer = mixed_trainer(gradient="exact", gamma=0.99)
     held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)
     assert 0.1 < (probs[True].argmax(1) > 0).mean() < 0.9
@@ -382,9 +375,6 @@ def test_an_epoch_is_judged_on_held_out_rows():
     rates = [rate_of(always(a, 40), train) for a in range(8)]
     assert trainer.constant == int(np.argmax(rates)) and trainer.constant_rate == pytest.approx(max(rates), rel=1e-6)
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
-
-
-def test_the_kept_epoch_is_told_beside_the_best_constant():
     trainer = mixed_trainer()
     trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
     held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)

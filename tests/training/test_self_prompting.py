@@ -42,7 +42,7 @@ def generate(pair, config, folder, tokens=1, **options):
     return generate_chats(pair, config, folder, tokens=tokens, progress=False, **options)
 
 
-def test_answers_are_the_targets_own(tiny, config, tmp_path):
+def test_answers_are_the_targets_own_and_stopping_changes_nothing(tiny, config, tmp_path):
     greedy = replace(config, temperatures=((0.0, 1.0),))
     files = generate(tiny, greedy, tmp_path / "out", 60)
     rows = chats_of(tmp_path / "out")
@@ -56,9 +56,6 @@ def test_answers_are_the_targets_own(tiny, config, tmp_path):
         assert row["answer_ids"] == alone.tokens and answer["content"] == alone.text
         assert row["number"] < 2 or asked[0]["content"].startswith(openings)
     assert len(load_conversations(tmp_path / "out")) == len(rows)
-
-
-def test_stopping_changes_nothing(tiny, config, tmp_path):
     generate(tiny, config, tmp_path / "whole", 90)
     whole = shards_of(tmp_path / "whole")
     assert len(whole) > 2 and len({row["temperature"] for row in chats_of(tmp_path / "whole")}) > 1
