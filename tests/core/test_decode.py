@@ -249,7 +249,6 @@ def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(own):
     assert model.config._attn_implementation != "specdec_tree"
     output = generated(own, return_dict_in_generate=True, **settings)
     assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput) and torch.equal(output.sequences, plain)
-    model, _, ids = own
     config = hf.GenerationConfig(
         max_new_tokens=16, do_sample=True, temperature=0.8, top_k=12, top_p=0.95, eos_token_id=2
     )
@@ -294,7 +293,6 @@ def test_generate_stops_where_transformers_stops_and_feeds_a_streamer(own):
             self.append("end")
 
     ours, theirs = Collector(), Collector()
-    model, _, ids = own
     sequences = generated(own, max_new_tokens=12, do_sample=False, streamer=ours)
     model.generate(ids, max_new_tokens=12, do_sample=False, streamer=theirs)
     assert ours == theirs and ours[-1] == "end" and sum(ours[:-1], []) == sequences[0].tolist()

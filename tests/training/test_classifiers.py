@@ -47,8 +47,6 @@ def test_arrays_hold_what_the_policies_will_see_of_the_tree_that_is_asked_for():
     depths = np.tile(node_depths(410, 10) / 10, 8).astype(np.float32)
     assert {*map(tuple, inputs)} <= {*zip(scores.ravel(), depths, strict=True)} and labels.mean() == 0.5
     assert labels.sum() == (ranks[:, 4] < 410).sum()
-    trace = likely_trace(8)
-    ranks = trace.ranks[10]
     inputs, labels = disco_arrays(trace, max_depth=3, verify_nodes=5)
     assert inputs.shape == (3 * 8, 12) and inputs.dtype == np.float32 and labels.dtype == bool
     assert labels.tolist() == [bool(ranks[row, n, n] < 5) for n in range(3) for row in range(8)]
