@@ -65,16 +65,11 @@ def crash(job: str, tmp_path: Path, kills: int) -> None:
     assert not left
 
 
+@pytest.mark.parametrize(("parts", "kills"), [(1, 2), pytest.param(5, 10, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("job", crashing.JOBS)
-def test_two_kills(tmp_path, job):
-    crash(job, tmp_path, 2)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("job", crashing.JOBS)
-def test_fifty_kills(tmp_path, job):
-    for part in range(5):  # a run that has ended cannot be killed any more: ten moments in each of five
-        crash(job, tmp_path / str(part), 10)
+def test_two_and_fifty_kills(tmp_path, job, parts, kills):
+    for part in range(parts):  # a run that has ended cannot be killed any more: ten moments in each of five
+        crash(job, tmp_path / str(part), kills)
 
 
 @pytest.mark.nightly

@@ -80,14 +80,9 @@ def test_make_train_names_commands_that_are_there(what, tmp_path):
 
 
 @needs_make
-def test_make_train_of_nothing_is_told(tmp_path):
+def test_an_active_environment_is_used_as_it_is_and_a_train_of_nothing_told(tmp_path):
     done = make("train", "WHAT=nothing", VIRTUAL_ENV=tmp_path)
     assert done.returncode != 0 and "make train knows no WHAT=nothing: toy, ppow" in done.stderr
-
-
-@needs_make
-def test_an_active_environment_is_used_as_it_is(tmp_path):
-    """`make -n` names the active environment's python and makes no .venv; conda's base does not count as active."""
     for python, variables in (
         (tmp_path / "bin", dict(VIRTUAL_ENV=tmp_path)),
         (tmp_path / "bin", dict(CONDA_PREFIX=tmp_path, CONDA_DEFAULT_ENV="specdec")),

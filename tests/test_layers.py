@@ -208,16 +208,13 @@ def test_modules_say_what_they_do_and_functions_fit_on_a_page(module):
             assert lines <= MAX_FUNCTION_LINES, f"{module}.{node.name} has {lines} lines"
 
 
-def test_what_lies_beside_the_notebooks_has_no_cycles():
+def test_what_lies_beside_the_notebooks_has_no_cycles_and_the_top_level_what_was_agreed():
     graph = {}
     for name, path in BESIDE.items():
         others = (other.split(".") for other in BESIDE if other != name)
         found = (one for one in others if re.search(rf"{one[0]}(\.| import .*\b){one[1]}\b", path.read_text()))
         graph[name] = {".".join(one) for one in found}
     assert not [name for name in graph if name in reachable(name, graph)]
-
-
-def test_top_level_holds_only_what_was_agreed():
     listed = subprocess.run(["git", "ls-files"], cwd=PACKAGE.parent, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")

@@ -43,9 +43,13 @@ FOUND = [
 WITH_SETTINGS = {(module, name) for module, name, _ in FOUND}
 
 
-def test_everything_that_takes_settings_by_name_shows_them():
+def test_everything_that_takes_settings_by_name_shows_them_and_their_defaults():
     assert [f"{module}.{name}" for module, name, decorated in FOUND if not decorated] == []
     assert {("specdec.replays.record", "record"), ("specdec.training.controllers", "train_ltd")} <= WITH_SETTINGS
+    live_check = importlib.import_module("specdec.evaluation.compare_live").live_check
+    given = {name: one.default for name, one in inspect.signature(live_check).parameters.items()}
+    assert (given["limit"], given["part"], given["name"]) == (2, "test", "live_check")
+    assert inspect.signature(specdec.record).parameters["max_new_tokens"].default == 128
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(WITH_SETTINGS), ids=lambda one: one)
@@ -70,13 +74,6 @@ def test_signature_and_help_hold_every_setting(module, name):
     ]
     assert expected and len(said) == len(expected)
     assert [line for line, start in zip(said, expected, strict=True) if not line.startswith(start)] == []
-
-
-def test_the_defaults_shown_are_those_used():
-    live_check = importlib.import_module("specdec.evaluation.compare_live").live_check
-    given = {name: one.default for name, one in inspect.signature(live_check).parameters.items()}
-    assert (given["limit"], given["part"], given["name"]) == (2, "test", "live_check")
-    assert inspect.signature(specdec.record).parameters["max_new_tokens"].default == 128
 
 
 @dataclasses.dataclass(frozen=True)

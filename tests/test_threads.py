@@ -61,11 +61,22 @@ def test_the_fastest_number(four, clock, ms_of, best):
     assert torch.get_num_threads() == 4 and {1, 2, 4} <= set(four)
 
 
-def test_a_large_model_is_timed_once_and_gets_all(four, clock, monkeypatch):
+def test_a_large_model_is_timed_once_and_others_when_the_load_changes(four, clock, monkeypatch):
     monkeypatch.setattr(threads_module, "LARGE_S", 0.01)
     calls = []
     assert fastest(lambda: calls.append(clock.sleep(0.02)), 4) == 4
     assert len(calls) == 2 and torch.get_num_threads() == 4
+    monkeypatch.setattr(machine, "Neighbours", Load)
+    mine, other, measured = Threads(torch.nn.Linear(2, 2)), Threads(torch.nn.Linear(2, 2)), []
+    monkeypatch.setattr(threads_module, "fastest", lambda forward, most: measured.append(Load.busy) or 2)
+    for busy in ("", "", "", "others", "others", ""):
+        monkeypatch.setattr(Load, "busy", busy)
+        with mine.used(lambda: None):
+            assert torch.get_num_threads() == 2
+            with other.used(lambda: None):  # a drafter that is a model itself: the target's number holds
+                assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 4
+    assert measured == ["", "others", ""] and other.count is None
 
 
 class Load:
@@ -78,20 +89,6 @@ class Load:
 
     def crowded(self):
         return Load.busy
-
-
-def test_measured_at_first_and_when_the_load_changes(four, monkeypatch):
-    monkeypatch.setattr(machine, "Neighbours", Load)
-    mine, other, measured = Threads(torch.nn.Linear(2, 2)), Threads(torch.nn.Linear(2, 2)), []
-    monkeypatch.setattr(threads_module, "fastest", lambda forward, most: measured.append(Load.busy) or 2)
-    for busy in ("", "", "", "others", "others", ""):
-        monkeypatch.setattr(Load, "busy", busy)
-        with mine.used(lambda: None):
-            assert torch.get_num_threads() == 2
-            with other.used(lambda: None):  # a drafter that is a model itself: the target's number holds
-                assert torch.get_num_threads() == 2
-        assert torch.get_num_threads() == 4
-    assert measured == ["", "others", ""] and other.count is None
 
 
 @pytest.mark.parametrize("given", ["environment", "device"])

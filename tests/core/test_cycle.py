@@ -179,7 +179,7 @@ def test_what_a_policy_sees_and_the_drafters_state_where_there_is_one():
                 assert "this drafter has no state to look at" in refusal(lambda: engine.draft_state)  # noqa: B023
 
 
-def test_rows_beside_the_tree_count_as_verified(monkeypatch):
+def test_rows_beside_the_tree_count_as_verified_and_policies_that_fail_are_named(monkeypatch):
     pair, policy, learned = shared_bigrams(), Static(12, 2, 3), []
     window = torch.tensor([1, 2]), torch.tensor([1, 2]), torch.ones(2, 2, dtype=torch.bool).tril()
     with begun(pair, policy) as engine:
@@ -189,6 +189,13 @@ def test_rows_beside_the_tree_count_as_verified(monkeypatch):
         row = run_cycle(engine, policy)
     assert alone.verified_tok == alone.verify_nodes + 1 and row.verified_tok == row.verify_nodes + 1 + 2
     assert [len(logits) for logits in learned] == [2]
+    policy, call = Static(12, 3, 4), (specdec.decode, shared_bigrams(), PROMPT)
+    for method, where in (("observe", "while it observed a cycle"), ("reset", "when a turn began")):
+        with monkeypatch.context() as patch:
+            patch.setattr(policy, method, lambda *given: {}["memory"])
+            assert f"policy Static failed {where} (KeyError: 'memory'); nothing" in refusal(*call, policy)
+    policy.limits = TreeConfig(12, 2, 4)
+    assert "plans depth=3" in refusal(*call, policy)
 
 
 @pytest.mark.parametrize("shape", [StaticShape(EAGLE1_TREE), WIDE], ids=["eagle1", "wide"])
@@ -268,17 +275,6 @@ def test_bad_answers_lose_nothing(kind, fail, message):
     assert streamed == so_far.tokens
     assert specdec.decode(pair, PROMPT, Static(12, 3, 4), max_new_tokens=24).tokens == whole
     assert pair.target.model.config._attn_implementation != "specdec_tree"
-
-
-def test_policies_that_fail_otherwise_are_named(monkeypatch):
-    """While they observe, by a plan beyond their own limits, when a turn begins."""
-    policy, call = Static(12, 3, 4), (specdec.decode, shared_bigrams(), PROMPT)
-    for method, where in (("observe", "while it observed a cycle"), ("reset", "when a turn began")):
-        with monkeypatch.context() as patch:
-            patch.setattr(policy, method, lambda *given: {}["memory"])
-            assert f"policy Static failed {where} (KeyError: 'memory'); nothing" in refusal(*call, policy)
-    policy.limits = TreeConfig(12, 2, 4)
-    assert "plans depth=3" in refusal(*call, policy)
 
 
 class Alternating(Static):

@@ -62,7 +62,7 @@ def test_thresholds_by_hand_and_what_passes_by_the_reference():
     assert typical_acceptance(torch.tensor([FLAT, SURE])).tolist() == [[True] * 4, [True, False, False, False]]
 
 
-def test_the_token_after_a_path_is_picked_with_that_path_in_view():
+def test_the_token_after_a_path_sees_it_and_warping_goes_before_the_rule():
     seen = []
 
     class Looks(TypicalPicker):
@@ -72,6 +72,14 @@ def test_the_token_after_a_path_is_picked_with_that_path_in_view():
 
     Looks().walk(TREE, rows([0.1, 0.1, 0.7, 0.1], *([0.1, 0.7, 0.1, 0.1],) * 5), torch.tensor([9, 0]))
     assert seen == [[9, 0, 2, 1, 0]]
+    pair, tree, asked = specdec.load_pair("tiny", dtype="float32"), specdec.Static(8, 3, 2), "Name a colour."
+    greedy = specdec.decode(pair, asked, tree, 12)
+    only = typical(pair, asked, tree, top_k=1)
+    assert only.tokens == greedy.tokens, "one token is left of each row, and it is sure of itself"
+    assert only.text == pair.text_of(only.tokens) == greedy.text
+    wide, strict = specdec.Static(20, 4, 4), dict(threshold=0.3, alpha=1e9)
+    hot, cold = (typical(pair, asked, wide, temperature=temperature, **strict) for temperature in (5.0, 0.05))
+    assert hot.tau == 1.0 < cold.tau, "at a high temperature no token is likelier than three in ten"
 
 
 def typical(pair, prompt, policy, max_new_tokens=12, **rule):
@@ -101,14 +109,3 @@ def test_settings_reach_the_rule_which_accepts_more_in_place_of_sampling():
     assert lossy.tokens == typical(pair, [1, 2, 3], tree, 40).tokens
     assert lossy.tau > max(out.tau for out in exact)
     assert len({tuple(out.tokens) for out in exact}) > 1 and lossy.tokens not in [out.tokens for out in exact]
-
-
-def test_warping_goes_before_the_rule_and_the_text_is_the_tokens():
-    pair, tree, asked = specdec.load_pair("tiny", dtype="float32"), specdec.Static(8, 3, 2), "Name a colour."
-    greedy = specdec.decode(pair, asked, tree, 12)
-    only = typical(pair, asked, tree, top_k=1)
-    assert only.tokens == greedy.tokens, "one token is left of each row, and it is sure of itself"
-    assert only.text == pair.text_of(only.tokens) == greedy.text
-    wide, strict = specdec.Static(20, 4, 4), dict(threshold=0.3, alpha=1e9)
-    hot, cold = (typical(pair, asked, wide, temperature=temperature, **strict) for temperature in (5.0, 0.05))
-    assert hot.tau == 1.0 < cold.tau, "at a high temperature no token is likelier than three in ten"

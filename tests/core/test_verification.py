@@ -180,7 +180,7 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
     assert general == (path, picked)
 
 
-def test_equal_siblings_and_stop_tokens_by_hand():
+def test_the_seeded_walk_has_the_same_lengths_and_ends_by_hand():
     said = [7, 1, 8, 0]
     assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: said[node]) == ([0, 1], [7, 1])
     for tokens, stops, most, kept in (
@@ -192,6 +192,15 @@ def test_equal_siblings_and_stop_tokens_by_hand():
         ([5, 6], (5,), 1, [5]),
     ):
         assert truncate(tokens, stops, most) == kept
+    tree = random_tree(5, 12, 5)
+    logits = logits_of(6, len(tree), 5, spread=1.0)
+    lengths = np.zeros(tree.levels + 1)
+    for seed in range(2000):
+        path, _ = Picker.from_settings(1.0, seed).walk(tree, logits, torch.tensor([1, 0]))
+        lengths[len(path) - 1] += 1
+    expected = acceptance_distribution(tree, logits.softmax(-1))
+    assert (expected > 0).sum() >= 3
+    assert chi_square(lengths, expected).passed
 
 
 class Fork:
@@ -263,15 +272,3 @@ def test_sequential_rejection_has_the_same_lengths(seed):
         lengths[len(path) - 1] += weight
     expected = acceptance_distribution(tree, probs).tolist()
     np.testing.assert_allclose([lengths[n] for n in range(len(expected))], expected, atol=1e-5)
-
-
-def test_the_seeded_walk_has_the_same_lengths():
-    tree = random_tree(5, 12, 5)
-    logits = logits_of(6, len(tree), 5, spread=1.0)
-    lengths = np.zeros(tree.levels + 1)
-    for seed in range(2000):
-        path, _ = Picker.from_settings(1.0, seed).walk(tree, logits, torch.tensor([1, 0]))
-        lengths[len(path) - 1] += 1
-    expected = acceptance_distribution(tree, logits.softmax(-1))
-    assert (expected > 0).sum() >= 3
-    assert chi_square(lengths, expected).passed

@@ -8,13 +8,18 @@ class Bar(contextlib.nullcontext):
 
     made: list["Bar"] = []
 
-    def __init__(self, total, unit, **named):
+    def __init__(self, total, unit="", **named):
         super().__init__(self)
-        self.total, self.unit, self.named, self.n, self.closed = total, unit, named, 0, False
+        self.total, self.unit, self.named, self.n, self.closed, self.told = total, unit, named, 0, False, []
         Bar.made.append(self)
 
     def update(self, count=1):
         self.n += count
 
-    def __exit__(self, *_):
+    def set_postfix(self, numbers, refresh):
+        self.told.append(numbers)
+
+    def close(self, *_):
         self.closed = True
+
+    __exit__ = close

@@ -33,14 +33,9 @@ def judged(name: str) -> str:
     return result
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_families_of_all_ways_tell_their_own_text(name):
-    assert judged(name) == "right"
-
-
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", KNOWN + SAMPLE)
 def test_a_registered_family_tells_its_own_text_or_is_refused_in_one_sentence(name):
-    judged(name)
+    assert judged(name) == "right" or name in SAMPLE
 
 
 @pytest.mark.nightly

@@ -94,13 +94,28 @@ def test_generation(golden, prompt, config):
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_public_functions_give_the_recorded_text(golden, prompt):
+def test_first_forward_and_public_functions_give_what_was_recorded(golden, prompt):
     ids = golden.prompts[prompt]
     plain = specdec.autoregress(golden.pair, ids, max_new_tokens=128)
     drafted = specdec.decode(golden.pair, ids, golden.policies[0], max_new_tokens=128)
     recorded = golden.generations[prompt, 0]
     assert plain.tokens == recorded["ar_greedy_new_ids_128"]
     assert drafted.tokens == recorded["output_new_ids_128"]
+    recorded, ids, pair = part(golden.first, f"p{prompt}"), golden.prompts[prompt], golden.pair
+    with pair.target.inference() as target, pair.drafter.inference():
+        rows = target.forward(ids, target.new_cache(len(ids)))
+        root = rows.logits[-1].argmax()
+        session = pair.drafter.session(len(ids), 0)
+        hidden = session.advance(torch.cat((ids[1:], root[None])), rows.features)
+        found = {
+            "prefill_logits_last": rows.logits[-1],
+            "fused_features": rows.features,
+            "fc_out": pair.drafter.network.fuse(rows.features),
+            "draft_hidden_last_prenorm": hidden[-1],
+            "draft_logits_last": pair.drafter.head(hidden)[-1],
+        }
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, recorded[name], atol=2e-5, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize(("prompt", "config"), GRID)
@@ -119,25 +134,6 @@ def test_first_tree(golden, prompt, config):
     assert torch.equal(pool.score[kept], tree.score[1:])
     numbers = torch.cat((torch.zeros(1, dtype=torch.long), kept))
     assert torch.equal(numbers[tree.parent[1:]], pool.parent[kept])
-
-
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_first_forward(golden, prompt):
-    recorded, ids, pair = part(golden.first, f"p{prompt}"), golden.prompts[prompt], golden.pair
-    with pair.target.inference() as target, pair.drafter.inference():
-        rows = target.forward(ids, target.new_cache(len(ids)))
-        root = rows.logits[-1].argmax()
-        session = pair.drafter.session(len(ids), 0)
-        hidden = session.advance(torch.cat((ids[1:], root[None])), rows.features)
-        found = {
-            "prefill_logits_last": rows.logits[-1],
-            "fused_features": rows.features,
-            "fc_out": pair.drafter.network.fuse(rows.features),
-            "draft_hidden_last_prenorm": hidden[-1],
-            "draft_logits_last": pair.drafter.head(hidden)[-1],
-        }
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, recorded[name], atol=2e-5, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("key", CASES)

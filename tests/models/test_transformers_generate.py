@@ -58,17 +58,6 @@ OUTPUTS = ["output_scores", "output_logits", "output_attentions", "output_hidden
 READERS = [lambda s: s.max() > 0, lambda s: s[0], lambda s: torch.max(s), lambda s: len(s)]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        *((name, {name: True, "return_dict_in_generate": True}) for name in OUTPUTS),
-        *(("reads the scores", {"stopping_criteria": [Scores(read)]}) for read in READERS),
-    ],
-)
-def test_outputs_it_does_not_keep_and_criteria_that_read_scores(call, name, settings):
-    pytest.raises(SpecdecError, call, **settings).match(name)
-
-
 def test_what_it_can(tiny, call):
     plain, positions = call(plain=True), torch.arange(call.ids.shape[1])[None]
     padded = torch.nn.functional.pad(call.ids, (2, 0))
@@ -110,6 +99,8 @@ def test_arguments_that_would_be_passed_over(tiny, call, name, settings):
         ("leave the settings of", dict(dola_layers="high")),
         ("leave token_type_ids out", dict(token_type_ids=torch.zeros(1, 3, dtype=torch.long))),
         ("leave output_router_logits, pixel_values out", dict(pixel_values=ONE, output_router_logits=True)),
+        *((name, {name: True, "return_dict_in_generate": True}) for name in OUTPUTS),
+        *(("reads the scores", {"stopping_criteria": [Scores(read)]}) for read in READERS),
     ],
 )
 def test_what_changes_a_text_and_is_not_followed_is_refused_by_name(tiny, call, name, settings, monkeypatch):

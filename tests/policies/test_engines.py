@@ -80,7 +80,7 @@ def test_sglang_ema_moves_every_fifth_cycle_after_ten_and_turns_drafting_off():
     )  # it had seen nothing: the new candidate's own beginning
 
 
-def test_sglang_throughput_weighs_rates_against_times():
+def test_sglangs_rules_weigh_rates_and_chances_against_times():
     policy = engines.SglangThroughput(candidates=(1, 2), window=2, interval=2).price(FLAT)
     assert levels(policy) == 2
     watch(policy, 1, 1)
@@ -91,9 +91,18 @@ def test_sglang_throughput_weighs_rates_against_times():
     assert levels(policy) == 2  # 3 / 5.95
     other = watch(engines.SglangThroughput(candidates=(1, 2, 3), start=2, window=2).price(FLAT), 1, 2)
     assert other.rates(3) == [1.0, 0.5, 0.25] and levels(other) == 2, "not the tenth cycle"
+    asked = chain(SIZE, 0.9, 0.5, 0.5)  # 1, 1.9, 2.35, 2.575 tokens
+    assert engines.SglangDraftProb(levels=3).price(FLAT).answer(asked) == 3  # over 6.25, 6.35, 6.45, 6.55
+    assert engines.SglangDraftProb(levels=3).price(STEEP).answer(asked) == 2  # over 6.25, 7.25, 8.25, 9.25
+    doubtful = chain(SIZE, 0.01)
+    assert engines.SglangDraftProb(levels=1).price(STEEP).answer(doubtful) == 1, "SGLang verifies one token at least"
+    assert engines.SglangDraftProb(levels=1, least=0).price(STEEP).answer(doubtful) == 0
+    tree = engines.SglangDraftProb(levels=2, top_k=2).price(STEEP)
+    # by score .6 .4 .3 .2 .1 .05: 1, 1.6, 2, 2.3, 2.5 tokens over 5.75, 6.75, 7.75, 8.75, 9.75
+    assert tree.answer(question(TREE_SCORES, 1, SIZE, 2, 6, plan=tree.plan)) == 3
 
 
-def test_vllm_adaptive_k_maximises_goodput():
+def test_vllm_adaptive_k_maximises_goodput_and_adaptive_verification_learns_positions():
     policy = engines.VllmAdaptiveK(explore=0.0).price(FLAT)
     # priors .85: (1, 1.85, 2.57, 3.19, 3.71, 4.15) over (4, 5.35, 5.95, 6.55, 7.15, 7.75): five levels
     assert watch(policy, *[0] * 9).rates[0] == 0.85
@@ -112,6 +121,17 @@ def test_vllm_adaptive_k_maximises_goodput():
     assert levels(steady) == 2
     steady.rates = [1.0] * 5
     assert [levels(steady) for _ in range(3)] == [2, 2, 5], "while it cools it stays put"
+    policy = engines.VllmAdaptiveVerification(levels=3, alpha=0.5).price(STEEP)
+    policy.observe(finished(1, 3))
+    assert policy.rates == pytest.approx([0.925, 0.425, 0.85]), "the third was never reached"
+    policy.observe(finished(1, 3, verify_nodes=1))
+    assert policy.rates == pytest.approx([0.9625, 0.425, 0.85]), "what was cut off says nothing"
+    asked = chain(SIZE, 0.5, 0.5, 0.5)
+    np.testing.assert_allclose(policy.survivals(asked), np.cumprod([0.9625, 0.425, 0.85]))
+    assert policy.answer(asked) == 3  # 1, 1.96, 2.37, 2.72 tokens over 6.25, 7.25, 8.25, 9.25
+    policy.observe(finished(2, 3))
+    assert policy.rates == pytest.approx([0.98125, 0.7125, 0.425])
+    assert policy.answer(asked) == 2  # 1, 1.98, 2.68, 2.98: 0.325 for two, 0.322 for three
 
 
 def test_hf_heuristic_adds_two_and_takes_one_and_trtllm_gate_closes_for_good():
@@ -161,32 +181,6 @@ def test_llamacpp_ev_pays_for_one_more_token():
     asked = chain(EXTEND, 0.7, 0.7, 0.571)  # 0.28: not worth its own 0.3, but the fourth costs 0.1
     assert not near.answer(asked) and far.answer(asked)
     assert far.answer(chain(SIZE, 0.7, 0.7, 0.571, 0.7)) == 4 and near.answer(chain(SIZE, 0.7, 0.7, 0.571)) == 2
-
-
-def test_sglang_draft_prob_divides_expected_tokens_by_time():
-    asked = chain(SIZE, 0.9, 0.5, 0.5)  # 1, 1.9, 2.35, 2.575 tokens
-    assert engines.SglangDraftProb(levels=3).price(FLAT).answer(asked) == 3  # over 6.25, 6.35, 6.45, 6.55
-    assert engines.SglangDraftProb(levels=3).price(STEEP).answer(asked) == 2  # over 6.25, 7.25, 8.25, 9.25
-    doubtful = chain(SIZE, 0.01)
-    assert engines.SglangDraftProb(levels=1).price(STEEP).answer(doubtful) == 1, "SGLang verifies one token at least"
-    assert engines.SglangDraftProb(levels=1, least=0).price(STEEP).answer(doubtful) == 0
-    tree = engines.SglangDraftProb(levels=2, top_k=2).price(STEEP)
-    # by score .6 .4 .3 .2 .1 .05: 1, 1.6, 2, 2.3, 2.5 tokens over 5.75, 6.75, 7.75, 8.75, 9.75
-    assert tree.answer(question(TREE_SCORES, 1, SIZE, 2, 6, plan=tree.plan)) == 3
-
-
-def test_vllm_adaptive_verification_learns_positions():
-    policy = engines.VllmAdaptiveVerification(levels=3, alpha=0.5).price(STEEP)
-    policy.observe(finished(1, 3))
-    assert policy.rates == pytest.approx([0.925, 0.425, 0.85]), "the third was never reached"
-    policy.observe(finished(1, 3, verify_nodes=1))
-    assert policy.rates == pytest.approx([0.9625, 0.425, 0.85]), "what was cut off says nothing"
-    asked = chain(SIZE, 0.5, 0.5, 0.5)
-    np.testing.assert_allclose(policy.survivals(asked), np.cumprod([0.9625, 0.425, 0.85]))
-    assert policy.answer(asked) == 3  # 1, 1.96, 2.37, 2.72 tokens over 6.25, 7.25, 8.25, 9.25
-    policy.observe(finished(2, 3))
-    assert policy.rates == pytest.approx([0.98125, 0.7125, 0.425])
-    assert policy.answer(asked) == 2  # 1, 1.98, 2.68, 2.98: 0.325 for two, 0.322 for three
 
 
 def test_calibrated_probabilities_keep_their_order_and_trees_are_cut_to_their_levels():
@@ -299,13 +293,9 @@ def test_text_stays_what_it_is_something_is_decided_and_saved_rules_come_back(na
     assert rows[0].equals(rows[1]) and rows[0]["new_tok"].sum() == 60
 
 
-@pytest.mark.parametrize("kind", [DDD, SVIP, GammaTune])
-def test_rules_of_the_papers_are_saved_alike(kind, tmp_path):
-    policy = kind(top_k=4)
-    assert load_policy(policy.save(tmp_path)) == policy
-
-
-def test_prices_are_the_cost_models_and_those_of_another_machine_are_told(tmp_path):
+def test_papers_rules_are_saved_alike_and_prices_of_another_machine_are_told(tmp_path):
+    for kind in (DDD, SVIP, GammaTune):
+        assert load_policy(kind(top_k=4).save(tmp_path / kind.__name__)) == kind(top_k=4)
     policy = engines.rule("sglang_draft_prob", FLAT)
     assert policy.priced_for == "round numbers"
     with pytest.warns(UserWarning, match="goes by the prices 'far@away'.* call its price"):

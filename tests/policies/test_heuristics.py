@@ -61,7 +61,7 @@ def level(best_paths) -> np.ndarray:
     return scores
 
 
-def test_ddd_looks_at_the_beams_mass_at_three_depths():
+def test_ddd_looks_at_the_beams_mass_and_gammatune_follows_acceptance():
     rule = DDD()
     assert rule.plan == rule.limits == TreeConfig(61, 12, 10) and rule.asks == {EXTEND}
     low, high = level(np.log([0.2] * 3)), level(np.log([0.25] * 3))  # 0.6 and 0.75; exp(-0.3) = 0.741
@@ -72,6 +72,22 @@ def test_ddd_looks_at_the_beams_mass_at_three_depths():
     assert rule.answer(question(eleven, 5)) is False
     for n in (0, 1, 2, 3, 4, 6, 8, 10, 11):
         assert rule.answer(question(np.full(pool_size(n, 10), -50.0), n)) is True
+    rule = GammaTune()
+    ask = asked(PLAN)
+    assert rule.limits == TreeConfig(61, 12, 10) and rule.answer(ask) == TreeConfig(61, 8, 10)
+    rule.observe(finished(3, 9))
+    assert rule.average_tok == pytest.approx(0.8 * 8 + 0.2 * 3) and rule.answer(ask).depth == 7
+    for _ in range(40):
+        rule.observe(finished(0, 5))
+    assert rule.answer(ask).depth == 4
+    for _ in range(60):
+        depth = rule.answer(ask).depth
+        rule.observe(finished(depth + 1, depth + 1))
+    assert rule.answer(ask).depth == 12
+    rule.reset()
+    assert rule.answer(ask).depth == 8
+    for wrong in ({"eta": 0.0}, {"low": 1.5}, {"high": 0.5}):
+        pytest.raises(AssertionError, GammaTune, **wrong)
 
 
 def root(probs):
@@ -104,25 +120,6 @@ def test_unknown_choices_are_refused(wrong):
         pytest.raises(AssertionError, kind, **other)
     for policy in (SVIP(estimate="full"), Disco(estimate="all")):
         pytest.raises(AssertionError, policy.answer, question(pool(np.random.default_rng(0), 0), 0))
-
-
-def test_gammatune_follows_acceptance_within_bounds():
-    rule = GammaTune()
-    ask = asked(PLAN)
-    assert rule.limits == TreeConfig(61, 12, 10) and rule.answer(ask) == TreeConfig(61, 8, 10)
-    rule.observe(finished(3, 9))
-    assert rule.average_tok == pytest.approx(0.8 * 8 + 0.2 * 3) and rule.answer(ask).depth == 7
-    for _ in range(40):
-        rule.observe(finished(0, 5))
-    assert rule.answer(ask).depth == 4
-    for _ in range(60):
-        depth = rule.answer(ask).depth
-        rule.observe(finished(depth + 1, depth + 1))
-    assert rule.answer(ask).depth == 12
-    rule.reset()
-    assert rule.answer(ask).depth == 8
-    for wrong in ({"eta": 0.0}, {"low": 1.5}, {"high": 0.5}):
-        pytest.raises(AssertionError, GammaTune, **wrong)
 
 
 def classifier(kind, weights, bias, **settings):

@@ -28,14 +28,11 @@ def test_every_number_is_the_one_in_the_table(system, name):
     assert all(len(line) > 30 for line in deviations) and bool(deviations) == (name in ("paper", "official"))
 
 
-@pytest.mark.parametrize("name", engines.NAMES)
-def test_the_engines_rules_ship_with_these_constants(name):
-    assert engines.rule(name).settings() == RECORD["engines"][name] and len(engines.NAMES) == len(RECORD["engines"])
-
-
-@pytest.mark.parametrize("name", RECORD["heuristics"])
-def test_the_papers_heuristics_begin_with_these_constants(name):
-    assert getattr(heuristics, name)().settings() == RECORD["heuristics"][name]
+@pytest.mark.parametrize("name", [*engines.NAMES, *RECORD["heuristics"]])
+def test_rules_of_engines_and_papers_begin_with_these_constants(name):
+    rule = engines.rule(name) if name in engines.NAMES else getattr(heuristics, name)()
+    assert rule.settings() == (RECORD["engines"] | RECORD["heuristics"])[name]
+    assert set(engines.NAMES) == set(RECORD["engines"])
 
 
 def test_rounds_of_ltd_and_every_choice_are_written_down_once():

@@ -44,7 +44,7 @@ def scripted(policy, actions):
     return policy
 
 
-def test_177_trees_in_the_flat_order():
+def test_177_trees_in_the_flat_order_are_kept_while_decoding():
     policy = RespsPolicy(features_size=6)
     flat = [
         (total, depth, top_k)
@@ -64,6 +64,13 @@ def test_177_trees_in_the_flat_order():
     assert small.limits == TreeConfig(8, 3, 4)  # no room for a starter that is never in force
     lagging = dataclasses.replace(small, action_lag=True, starter=(9, 4, 3))
     assert lagging.limits == TreeConfig(9, 4, 4)
+    policy = RespsPolicy(features_size=width(), interval=3, widths=(8, 12))
+    scripted(policy, range(100))
+    rows = specdec.decode(pair(), PROMPT, policy, 24).rows
+    assert len(rows) > 6
+    for row in rows:
+        tree = policy.trees[row.cycle // 3]
+        assert (row.verified_tok, row.expansions, row.top_k) == (tree.total_tokens, tree.depth, tree.top_k)
 
 
 def true_layers(ids) -> np.ndarray:
@@ -171,16 +178,6 @@ def test_a_tree_is_kept_for_an_interval_and_the_official_schedule():
 def test_quirks_one_by_one(quirk, queries, first):
     policy = scripted(RespsPolicy(features_size=6, interval=3, **quirk), range(9))
     assert schedule(policy, 8) == (queries, [policy.trees[action] for action in first])
-
-
-def test_kept_trees_while_decoding():
-    policy = RespsPolicy(features_size=width(), interval=3, widths=(8, 12))
-    scripted(policy, range(100))
-    rows = specdec.decode(pair(), PROMPT, policy, 24).rows
-    assert len(rows) > 6
-    for row in rows:
-        tree = policy.trees[row.cycle // 3]
-        assert (row.verified_tok, row.expansions, row.top_k) == (tree.total_tokens, tree.depth, tree.top_k)
 
 
 def draws(policy, turns=1, count=400) -> list[int]:

@@ -234,7 +234,7 @@ def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
     assert controllers._trees(depth) == [TreeConfig(13, 1, 3), TreeConfig(15, 2, 3)]
 
 
-def test_an_interval_earns_what_its_config_says():
+def test_an_interval_earns_what_its_config_says_and_of_a_grid_stays_what_was_recorded():
     def credited(rows, before=(), first=False, ended=False, interval=2, **flags):
         config = replace(resps.PAPER, **flags)
         given = Outcome(np.ones(2), list(rows), list(before), first, ended)
@@ -252,6 +252,24 @@ def test_an_interval_earns_what_its_config_says():
     assert credited("ab", junk_zero=True) == [(ones, ["a", "b"], False)]
     assert credited("a", **junk, push_partial=True, before="x", start_in_reward=True) == [(ones, ["x", "a"], False)]
     assert credited("a", **junk, interval=1) == [(ones, ["a"], False)], "one cycle cannot be divided"
+    whole = replace(resps.PAPER, totals=(3, 8, 16), depths=(2, 3, 4), widths=(3,), starter=(8, 3, 3), name="fits")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert controllers.recorded_grid(whole, TRACE) is whole
+    wide = replace(whole, totals=(3, 21, 22), depths=(3, 4, 5), widths=(3, 8), first_tree=(22, 5, 8), small=True)
+    told = r"of the 18 trees of the preset 'fits' 4 are learned from, of the widths \(3,\)"
+    with pytest.warns(UserWarning, match=told):
+        kept = controllers.recorded_grid(wide, TRACE)
+    cut = {"totals": (3, 21), "depths": (3, 4), "widths": (3,), "starter": (21, 4, 3), "first_tree": (21, 4, 3)}
+    assert kept == replace(wide, **cut)
+    both = synthetic_trace(turns=2, positions=8, top_ks=(1, 3))
+    with pytest.warns(UserWarning, match=r"widths \(3,\)"):
+        other = controllers.recorded_grid(replace(whole, widths=(8,), starter=(8, 3, 8)), both)
+    assert (other.widths, other.starter, other.first_tree) == ((3,), (16, 4, 3), None), "a chain is no width of a tree"
+    with pytest.warns(UserWarning, match="widths"):  # the tree it begins with was not recorded
+        assert controllers.recorded_grid(replace(whole, starter=(8, 3, 8)), TRACE).starter == (16, 4, 3)
+    none = pytest.raises(SpecdecError, controllers.recorded_grid, replace(whole, depths=(7,)), TRACE)
+    none.match("no tree of the preset 'fits' was recorded: depth 4")
 
 
 @pytest.fixture
@@ -340,24 +358,3 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     for count, (trace, costs, steps) in enumerate(given, 5):
         train_sweep(["ours"], trace, costs, out_dir=tmp_path, preset="paper", steps=steps)
         assert len(trained) == count, "what it would learn from is another"
-
-
-def test_of_a_grid_stays_what_was_recorded():
-    whole = replace(resps.PAPER, totals=(3, 8, 16), depths=(2, 3, 4), widths=(3,), starter=(8, 3, 3), name="fits")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert controllers.recorded_grid(whole, TRACE) is whole
-    wide = replace(whole, totals=(3, 21, 22), depths=(3, 4, 5), widths=(3, 8), first_tree=(22, 5, 8), small=True)
-    told = r"of the 18 trees of the preset 'fits' 4 are learned from, of the widths \(3,\)"
-    with pytest.warns(UserWarning, match=told):
-        kept = controllers.recorded_grid(wide, TRACE)
-    cut = {"totals": (3, 21), "depths": (3, 4), "widths": (3,), "starter": (21, 4, 3), "first_tree": (21, 4, 3)}
-    assert kept == replace(wide, **cut)
-    both = synthetic_trace(turns=2, positions=8, top_ks=(1, 3))
-    with pytest.warns(UserWarning, match=r"widths \(3,\)"):
-        other = controllers.recorded_grid(replace(whole, widths=(8,), starter=(8, 3, 8)), both)
-    assert (other.widths, other.starter, other.first_tree) == ((3,), (16, 4, 3), None), "a chain is no width of a tree"
-    with pytest.warns(UserWarning, match="widths"):  # the tree it begins with was not recorded
-        assert controllers.recorded_grid(replace(whole, starter=(8, 3, 8)), TRACE).starter == (16, 4, 3)
-    none = pytest.raises(SpecdecError, controllers.recorded_grid, replace(whole, depths=(7,)), TRACE)
-    none.match("no tree of the preset 'fits' was recorded: depth 4")

@@ -68,7 +68,7 @@ def test_other_drafters_learn_where_they_were_corrected(name):
     assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.8 * len(cold.rows)
 
 
-def test_it_learns_every_few_cycles_from_the_newest_tokens_of_prompt_and_text(monkeypatch):
+def test_it_learns_every_few_cycles_from_the_newest_tokens_and_heads_their_steps(monkeypatch):
     online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5))
     assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.begins == ()
     assert online.run.objective == objective_named("osd")
@@ -97,9 +97,6 @@ def test_it_learns_every_few_cycles_from_the_newest_tokens_of_prompt_and_text(mo
     assert [len(ids) - 3 for ids, _ in learned] == lengths and {prompt for _, prompt in learned} == {3}
     assert all(ids == [1, 2, 3, *said.tokens][: len(ids)] for ids, _ in learned)
     assert said.prompt_tok == 3 and said.text == online.pair.text_of(said.tokens)
-
-
-def test_heads_learn_as_many_steps_as_they_are(monkeypatch):
     target = Target(random_target(24, seed=3))
     heads = OnlineDrafter(Pair(target, OTHERS["hydra++"](target), name="heads"))
     assert heads.run.objective == Supervised(LossRules(3), labels="soft", errors_only=True)

@@ -31,7 +31,7 @@ from workbook.pictures import training_curves, training_results
 TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
 
 
-def test_rates_rise_and_fall_as_their_settings_say():
+def test_rates_rise_and_fall_and_curves_and_results_of_several_runs(tmp_path):
     assert [rate_factor(step, 100, 4) for step in (0, 1, 3, 50)] == [0.25, 0.5, 1.0, 1.0]
     assert [rate_factor(step, 100, 0) for step in (65, 72, 86, 100)] == pytest.approx([1.0, 0.8, 0.4, 0.0])
     assert [rate_factor(step, None, 10, 110) for step in (4, 10, 60, 110, 200)] == pytest.approx([0.5, 1, 0.5, 0, 0])
@@ -45,6 +45,26 @@ def test_rates_rise_and_fall_as_their_settings_say():
     assert found == pytest.approx(wanted)
     assert [step for step in range(80) if continued.is_measured(step)] == [0, 25, 50, 75]
     assert [step for step in range(600) if kept.is_measured(step)] == [64, 91, 128, 182, 256, 363, 512]
+    names = {"first": tmp_path / "a", "second": tmp_path / "b"}
+    for number, folder in enumerate(names.values()):
+        steps = np.arange(1, 7) * 10
+        curve = {"steps": steps, "reward": steps + number, "entropy": 1.0, "tok_per_ms": 0.5}
+        runs.write_table(folder / "curve.parquet", pd.DataFrame(curve))
+        found = {"steps": 60, "elapsed_s": 120.0, "answers": 3, "most_common": [4, number], "most_common_frac": 0.5}
+        runs.write_json(folder / "plan.json", {"results": found})
+    drawn = training_curves(names, points=3)
+    assert list(drawn) == ["run", "steps", "what", "value"] and drawn.index.tolist() == list(range(18))
+    first = drawn[(drawn["run"] == "second") & (drawn["what"] == "reward")]
+    assert first["steps"].tolist() == [20, 40, 60] and first["value"].tolist() == [16.0, 36.0, 56.0]
+    assert drawn["what"].unique().tolist() == ["reward", "entropy", "tok_per_ms"] and len(training_curves(names)) == 36
+    told = {"run": ["first", "second"], "steps": [60] * 2, "minutes": [2.0] * 2, "steps_per_s": [0.5] * 2}
+    told |= {"answers": [3] * 2, "commonest": ["4/0", "4/1"], "commonest_frac": [0.5] * 2}
+    assert training_results(names).to_dict("list") == told
+    torch.manual_seed(0)
+    parts = list(batches(7, 3))
+    assert [len(part) for part in parts] == [3, 3, 1] and sorted(torch.cat(parts).tolist()) == list(range(7))
+    seeds = {mixed_seed(seed, number) for seed in range(4) for number in range(-1, 4)}
+    assert len(seeds) == 20 and all(0 <= seed < 2**63 for seed in seeds)
 
 
 def network_for(settings, kind="eagle3"):
@@ -238,26 +258,3 @@ def test_measures_of_windows_by_hand():
     body -= 0 if tied else model.model.embed_tokens.weight.numel()
     assert Ppow(gamma=None)._gamma(drafter, target) == pytest.approx(weights / body)
     assert Ppow()._gamma(drafter, target) == 0.12
-
-
-def test_curves_and_results_of_several_runs(tmp_path):
-    names = {"first": tmp_path / "a", "second": tmp_path / "b"}
-    for number, folder in enumerate(names.values()):
-        steps = np.arange(1, 7) * 10
-        curve = {"steps": steps, "reward": steps + number, "entropy": 1.0, "tok_per_ms": 0.5}
-        runs.write_table(folder / "curve.parquet", pd.DataFrame(curve))
-        found = {"steps": 60, "elapsed_s": 120.0, "answers": 3, "most_common": [4, number], "most_common_frac": 0.5}
-        runs.write_json(folder / "plan.json", {"results": found})
-    drawn = training_curves(names, points=3)
-    assert list(drawn) == ["run", "steps", "what", "value"] and drawn.index.tolist() == list(range(18))
-    first = drawn[(drawn["run"] == "second") & (drawn["what"] == "reward")]
-    assert first["steps"].tolist() == [20, 40, 60] and first["value"].tolist() == [16.0, 36.0, 56.0]
-    assert drawn["what"].unique().tolist() == ["reward", "entropy", "tok_per_ms"] and len(training_curves(names)) == 36
-    told = {"run": ["first", "second"], "steps": [60] * 2, "minutes": [2.0] * 2, "steps_per_s": [0.5] * 2}
-    told |= {"answers": [3] * 2, "commonest": ["4/0", "4/1"], "commonest_frac": [0.5] * 2}
-    assert training_results(names).to_dict("list") == told
-    torch.manual_seed(0)
-    parts = list(batches(7, 3))
-    assert [len(part) for part in parts] == [3, 3, 1] and sorted(torch.cat(parts).tolist()) == list(range(7))
-    seeds = {mixed_seed(seed, number) for seed in range(4) for number in range(-1, 4)}
-    assert len(seeds) == 20 and all(0 <= seed < 2**63 for seed in seeds)

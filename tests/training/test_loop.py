@@ -6,6 +6,7 @@ import time
 import pandas as pd
 import pytest
 import torch
+from fakes.bars import Bar
 from safetensors.torch import save_file
 
 from specdec import runs
@@ -115,22 +116,7 @@ def test_other_runs_are_refused_in_a_sentence_and_a_text_that_grows_makes_stages
 
 
 def test_the_plan_and_the_bar_say_where_a_run_is(tmp_path, monkeypatch):
-    bars = []
-
-    class Bar:
-        def __init__(self, **options):
-            bars.append(self)
-            self.options, self.n, self.total, self.told = options, 0, options["total"], []
-
-        def update(self):
-            self.n += 1
-
-        def set_postfix(self, numbers, refresh):
-            self.told.append(numbers)
-
-        def close(self):
-            self.closed = True
-
+    monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(loop, "tqdm", Bar)
     run = TrainingRun(tmp_path, {"steps": 3})
     run.track({})
@@ -138,9 +124,9 @@ def test_the_plan_and_the_bar_say_where_a_run_is(tmp_path, monkeypatch):
     rows = iter([{"loss": 0.123456, "other": 1.0}, None, {"loss": float("nan"), "accuracy_0": 2.0}])
     run.run(lambda number, factor: next(rows) if factor == 1.0 else None, "label")
     (bar,) = bars
-    wanted = {"initial": 0, "total": 3, "desc": "label", "disable": False}
-    assert {name: bar.options[name] for name in wanted} == wanted
-    assert bar.n == 3 and bar.closed and bar.told == [{"loss": "0.1235"}, {"accuracy_0": "2"}]
+    wanted = {"initial": 0, "desc": "label", "disable": False}
+    assert {name: bar.named[name] for name in wanted} == wanted
+    assert bar.n == bar.total == 3 and bar.closed and bar.told == [{"loss": "0.1235"}, {"accuracy_0": "2"}]
     assert run.curve.table()["step"].tolist() == [0, 2]
     run.finish(best=4)
     plan = runs.read_json(tmp_path / "plan.json")

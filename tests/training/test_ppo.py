@@ -55,7 +55,7 @@ def curve_of(folder):
     return pd.read_parquet(folder / "curve.parquet").drop(columns="elapsed_s")
 
 
-def test_learning_rate_and_running_moments_by_hand():
+def test_rates_moments_draws_and_a_dropped_interval_by_hand():
     falling = PPOConfig(learning_rate=2.0, warmup_frac=0.01, linear_decay=True)
     rates = [ppo_module.learning_rate(falling, progress) for progress in (0.0, 0.005, 0.01, 0.505, 1.0)]
     assert rates == pytest.approx([0, 1, 2, 1, 0])
@@ -72,6 +72,18 @@ def test_learning_rate_and_running_moments_by_hand():
     still = RunningMoments(2)
     still.add(np.array([[3.0, 1.0], [3.0, 1.02]]))
     assert still.scale()[1].tolist() == pytest.approx([1.0, 0.01]), "what never changes has a deviation of one"
+    runner = EnvRunner(make_env(sizes())(0), 0, 0, each_alone, None)
+    logits = np.array([0.0, 1.0, -1.0, 0.5])
+    counts = np.bincount([runner.draw(logits) for _ in range(20_000)], minlength=4)
+    assert counts / 20_000 == pytest.approx(np.exp(logits) / np.exp(logits).sum(), abs=0.015)
+    policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
+    rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.PAPER, 10))
+    model = build_ppo(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
+    with rollouts.opened(0, 0):
+        rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
+    starts = model.rollout_buffer.episode_starts[:, 0]
+    assert 1 < starts.sum() < len(starts)
+    assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -133,21 +145,6 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     assert np.allclose(buffer.log_probs.ravel(), log_probs.numpy(), atol=1e-6)
     assert found["entropy"] == pytest.approx(float(entropy.mean()))
     assert sum(found["actions"]) == 90
-
-
-def test_actions_are_drawn_from_the_softmax_and_a_dropped_interval_ends_its_episode():
-    runner = EnvRunner(make_env(sizes())(0), 0, 0, each_alone, None)
-    logits = np.array([0.0, 1.0, -1.0, 0.5])
-    counts = np.bincount([runner.draw(logits) for _ in range(20_000)], minlength=4)
-    assert counts / 20_000 == pytest.approx(np.exp(logits) / np.exp(logits).sum(), abs=0.015)
-    policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
-    rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.PAPER, 10))
-    model = build_ppo(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
-    with rollouts.opened(0, 0):
-        rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
-    starts = model.rollout_buffer.episode_starts[:, 0]
-    assert 1 < starts.sum() < len(starts)
-    assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
 
 
 def rounds_of(trace_turn_tok, flags, interval=10):

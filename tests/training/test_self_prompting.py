@@ -171,7 +171,7 @@ def test_own_texts_are_many_and_of_no_benchmark(path):
     assert not set(digests) & {prompt_digest(text) for text in benchmark_texts()}
 
 
-def test_around_what_a_user_says_tokens_are_drawn_with_their_probabilities(tiny):
+def test_tokens_are_drawn_around_what_a_user_says_and_only_new_ones_are_read(tiny):
     before, after = self_prompting.around_user_text(tiny)
     said = tiny.tokenizer.encode("Hi", add_special_tokens=False)
     assert [*before, *said, *after] == tiny.ids_of([{"role": "user", "content": "Hi"}])
@@ -180,6 +180,18 @@ def test_around_what_a_user_says_tokens_are_drawn_with_their_probabilities(tiny)
     counts = torch.bincount(torch.tensor([draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]), minlength=4)
     expected = 4000 * (logits / 0.5).softmax(-1)
     assert counts[3] == 0 and float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8  # 2 degrees, p = 0.001
+    kept = []
+    cache = SimpleNamespace(append=kept.append, truncate=kept.append)
+    text = self_prompting._Text(SimpleNamespace(device=torch.device("cpu")), cache, "opened", [1, 2, 3])
+    for replies, ids, most, stops, wanted, shared in (
+        ([10, 11, 12], [1, 2, 3, 4, 5], 8, {12}, ([[4, 5], [10], [11]], [10, 11, 12]), 3),
+        ([20, 21], [1, 2, 3, 9, 9], 2, {12}, ([[9, 9], [20]], [20, 21]), 3),  # what differs is read
+        ([30], [1, 2, 3], 1, {}, ([[3]], [30]), 2),  # the last one is read in any case
+        ([], [1, 2, 3], 0, {}, ([], []), 2),
+    ):
+        assert continued(text, replies, ids, most, frozenset(stops), 0.0, None) == wanted and kept[-1] == shared
+        assert text.held == [*ids, *replies[:-1]]
+    assert kept == ["opened", 3, 3, 2, 2]
 
 
 def test_the_command_says_what_the_folder_holds(tiny, tmp_path, config, capsys):
@@ -208,21 +220,6 @@ def continued(text, replies, *arguments):
         return read, None
     except StopIteration as ended:
         return read, ended.value
-
-
-def test_only_what_a_cache_lacks_is_read_again():
-    kept = []
-    cache = SimpleNamespace(append=kept.append, truncate=kept.append)
-    text = self_prompting._Text(SimpleNamespace(device=torch.device("cpu")), cache, "opened", [1, 2, 3])
-    for replies, ids, most, stops, wanted, shared in (
-        ([10, 11, 12], [1, 2, 3, 4, 5], 8, {12}, ([[4, 5], [10], [11]], [10, 11, 12]), 3),
-        ([20, 21], [1, 2, 3, 9, 9], 2, {12}, ([[9, 9], [20]], [20, 21]), 3),  # what differs is read
-        ([30], [1, 2, 3], 1, {}, ([[3]], [30]), 2),  # the last one is read in any case
-        ([], [1, 2, 3], 0, {}, ([], []), 2),
-    ):
-        assert continued(text, replies, ids, most, frozenset(stops), 0.0, None) == wanted and kept[-1] == shared
-        assert text.held == [*ids, *replies[:-1]]
-    assert kept == ["opened", 3, 3, 2, 2]
 
 
 def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, monkeypatch):
