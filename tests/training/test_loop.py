@@ -105,12 +105,12 @@ def test_other_runs_are_refused_in_a_sentence_and_a_text_that_grows_makes_stages
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
     pytest.raises(SpecdecError, trained, tmp_path).match("cannot be read")
     assert trained(tmp_path, resume=False)[0].step == 6
-    run = TrainingRun(tmp_path, {"steps": None})
+    run = TrainingRun(tmp_path / "grown", {"steps": None})
     key = [runs.content_key(items=list("abcde")[:count]) for count in (3, 5)]
     assert run.grown(list("abc")) == [3] == run.grown(list("abc"))
     assert run.grown(list("abcde")) == [3, 5]
     assert run.plan["stages"] == [{"items": 3, "key": key[0]}, {"items": 5, "key": key[1]}]
-    assert TrainingRun(tmp_path, {"steps": None}).grown(list("abcde")) == [3, 5], "the folder remembers"
+    assert TrainingRun(tmp_path / "grown", {"steps": None}).grown(list("abcde")) == [3, 5], "the folder remembers"
     for other in ("abc", "abxde", "bcdea"):
         pytest.raises(SpecdecError, run.grown, list(other)).match("learned from other text")
 

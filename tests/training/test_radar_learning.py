@@ -220,7 +220,7 @@ def test_reinforce_learns_as_well_and_a_constant_is_reported(tmp_path):
     assert found.policy.temperature == 1.0 and found.results["tok_per_ms"] > found.curve["tok_per_ms_drawn"].iloc[0]
     with pytest.warns(UserWarning, match="collapsed to a constant"):
         settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
-        found = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path)
+        found = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path / "constant")
     assert found.results["most_common_stop"] == 7
 
 
