@@ -60,11 +60,11 @@ def workbook() -> Path:
     return notebooks.parent
 
 
-def workbook_module(name: str) -> Any:
-    """A module of notebooks/workbook. SpecdecError without notebooks."""
+def workbook_module(name: str, room: str = "workbook") -> Any:
+    """A module of notebooks/workbook, or of notebooks/experiments. SpecdecError without notebooks."""
     workbook()
     machine.find_workbook()
-    return importlib.import_module(f"workbook.{name}")
+    return importlib.import_module(f"{room}.{name}")
 
 
 def runs_dir(scale: str = "laptop") -> Path:

@@ -152,7 +152,7 @@ def gradient_agreement(
         run, found = prepared(model, tokenizer, text, objective, settings, budget, start_from), []
         run.refresh()
         for step in range(batches):
-            run.gradients(objective.collect(run.working, run.target, text.batch(step)))
+            run.gradients(run.objective.collect(run.working, run.target, text.batch(step)))
             parts = [torch.zeros_like(w) if w.grad is None else w.grad for w in run.network.parameters()]
             found.append(torch.cat([part.flatten() for part in parts]))
         agree, means[name] = common_direction(found)

@@ -6,6 +6,8 @@ Knows nothing about policies, nor about what encodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -14,6 +16,8 @@ from specdec.core.together import decode_many
 from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError
 from specdec.replays.trace import Trace
+
+from experiments import sentences
 
 EVERY_TOK = 8  # tokens between two embeddings of a text: a tree is kept for longer than that
 
@@ -40,6 +44,14 @@ def with_text_states(pair: Pair, trace: Trace, encoder, *, every_tok: int = EVER
         texts = [pair.tokenizer.decode([*prompt, *answer[: start + 1]], skip_special_tokens=True) for start in starts]
         states.append(np.repeat(encoder.of(texts), every_tok, axis=0)[: max(0, len(answer) - 1)])
     return trace.beside("text_state", np.concatenate(states), f"{encoder.name}, every {every_tok} tokens")
+
+
+def embedded(trace: Trace, load: Callable[[], Pair]) -> Trace:
+    """The recording with the sentence encoder's embeddings, where that is at hand. load: gives the recorded pair."""
+    encoder, why = sentences.encoder_at_hand()
+    if encoder is None:
+        raise SpecdecError(why)
+    return with_text_states(load(), trace, encoder)
 
 
 def texts_of(pair: Pair, trace: Trace) -> list[tuple[list[int], list[int]]]:

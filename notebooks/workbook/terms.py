@@ -36,8 +36,8 @@ from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, best_static, fastest, setting, static_grid
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.env import LiveSource
-from specdec.training.radar import latency_ms, train_radar
-from specdec.training.radar_data import from_trace, training_turns
+from specdec.training.radar import latency_ms, rows_for, train_radar
+from specdec.training.radar_data import distributions_of, training_turns
 from specdec.training.value import train_value
 
 RESPS, LTD, RADAR, OURS = "Re-SpS", "LTD", "RADAR", "ours"
@@ -264,10 +264,21 @@ def length(arena: Arena, config) -> float:
     if isinstance(config, value.ValueConfig):
         return config.steps * config.batch
     if isinstance(config, radar.RadarConfig):
-        return config.epochs * len(training_turns(arena.trace, config.prompts))
+        turns = training_turns(radar_recording(arena, config), config.prompts)
+        exact = distributions_of(turns, config.exact, config.tree)
+        return config.epochs * len(turns if exact is None else exact[0])
     if isinstance(config, resps.RespsConfig):
         return config.ppo.total_steps
     return sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
+
+
+def radar_recording(arena: Arena, config: radar.RadarConfig):
+    """What RADAR learns from. As published: the recording with exact distributions, at temperature one by what they are, else
+    the one that was sampled at temperature one."""
+    if config.exact is False:
+        return arena.trace
+    held = [one for one in (arena.sampled, arena.wide, arena.trace) if one is not None]
+    return next((one for one in held if distributions_of(one, config.exact, config.tree) is not None), held[0])
 
 
 def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source=None) -> Policy:
@@ -281,11 +292,9 @@ def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source
         trained = train(trace, arena.costs, config, **options)
         return trained if job.system == RESPS else trained.policy
     if job.system == RADAR:
-        wanted = trace if job.terms == EQUAL else arena.sampled or trace
-        turns, flat = training_turns(wanted, config.prompts), config.flat_nodes
-        data = from_trace(turns, exact=False, flat_nodes=flat, tree=config.tree)
+        data = rows_for(config, radar_recording(arena, config))
         costs = dataclasses.replace(arena.costs, policy_ms={"radar": policy_ms})
-        latency = latency_ms(costs, data.context_tok, flat, config.tree)
+        latency = latency_ms(costs, data.context_tok, config.flat_nodes, config.tree)
         facts = {"pair": trace.header["pair"], "costs": arena.costs.name}
         return train_radar(data, latency, config, trained_for=facts, **options).policy
     tune = trace.select(part="tune")
@@ -371,7 +380,8 @@ def train(arena: Arena, job: Job) -> Policy:
         chose(policy, choice, part, picked)
     save(policy, folder)
     facts = {"learned_from": length(arena, config), "seconds": time.perf_counter() - began}
-    runs.write_json(folder / "trained.json", facts | {"deviations": list(getattr(config, "deviations", ()))})
+    counted = policy.policies[0].trained_for.get("deviations", [])
+    runs.write_json(folder / "trained.json", facts | {"deviations": counted})
     # As every later run finds it: what it remembers of its training would make that run another one.
     return saved(folder)
 

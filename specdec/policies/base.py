@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import json
 import math
 import pkgutil
 from collections.abc import Iterable
@@ -319,10 +320,34 @@ def changed(config: C, changes: dict[str, Any]) -> C:
     values: dict[str, Any] = {}
     for name, value in changes.items():
         field, _, inner = name.partition(".")
-        if not hasattr(config, field):
-            raise nearest_name_error(f"field of {type(config).__name__}", field, vars(config))
+        known = vars(config) if dataclasses.is_dataclass(config) else {}
+        if field not in known:
+            raise nearest_name_error(f"field of {type(config).__name__}", field, known or ["none"])
         values[field] = changed(values.get(field, getattr(config, field)), {inner: value}) if inner else value
     return dataclasses.replace(config, **values)  # type: ignore[type-var]  # any dataclass
+
+
+def setting(option: str, example: str, text: str, worded: Iterable[str] | None = None) -> tuple[str, Any]:
+    """NAME=VALUE as the two. The value is as JSON writes it; what is no JSON is the text itself, such as fc_norm=each.
+
+    worded: names whose values may be such a text; None: all.
+    """
+    name, given, value = text.partition("=")
+    name = name.strip()
+    try:
+        found = json.loads(value)
+        return name, tuple(found) if isinstance(found, list) else found
+    except ValueError:
+        if not (given and name) or not (worded is None or (name in worded and value.strip())):
+            raise SpecdecError(f"{option} takes name=value such as {example}, not {text!r}.") from None
+        return name, value
+
+
+def deviations_of(config: Any, **counted: object) -> list[str]:
+    """The config's `deviations` with what was counted in place of {names}; a line "flag=False: ..." goes where it is set."""
+    numbers = {name: f"{value:,}" if isinstance(value, int) else value for name, value in counted.items()}
+    lines = [line for line in config.deviations if not getattr(config, line.partition("=False:")[0], False)]
+    return [line.format_map(numbers) for line in lines]
 
 
 class Config:
@@ -341,7 +366,7 @@ class Config:
         super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, interval=(1, math.inf), stride=(1, math.inf))
 
     def shared_with(self, kind: type) -> dict[str, Any]:
         """The fields that a policy's class has as well."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TREES, TreeConfig
-from specdec.errors import SpecdecError, check_fields, unreadable
+from specdec.errors import SpecdecError, check_fields, nearest_name_error, unreadable
 from specdec.policies.base import NOWHERE, Config, Learned, as_array
 
 Memory = tuple[np.ndarray, np.ndarray]
@@ -193,8 +193,10 @@ class RadarConfig(Config, RadarSettings):
     gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline). "exact" sums over all stops.
     "advantage" pulls every decision towards the better side, as hard as it is better.
     select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
+    exact: learn from exact distributions of accepted lengths, a length drawn anew at every visit, of the positions where
+    they were recorded; False: from every position and the one length that its text had; None: the first where there are any.
     prompts: the suites whose training part is learned from; () for all.
-    deviations: in what training here differs from what `name` says.
+    deviations: in what training here differs from what `name` says; see `base.deviations_of`.
     """
 
     name: str = "paper"
@@ -207,6 +209,7 @@ class RadarConfig(Config, RadarSettings):
     gamma: float = 0.99  # 1, Eq. 5
     count_bonus: bool = False  # 6: L leaves the bonus token out, L + 1 is what decoding yields
     select_by: str = "surrogate"  # 1, 6
+    exact: bool | None = None  # 3, Eqs. 8-10
     split_by: str = "cycle"  # 3; 6: neighbours then stand on both sides
     held_out_frac: float = 0.2  # 3
     learning_rate: float = 1e-4  # 1 [P], with cosine decay down to
@@ -219,13 +222,17 @@ class RadarConfig(Config, RadarSettings):
     continue_bias: float = 0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried at first
     entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
     prompts: tuple[str, ...] = ("mt_bench",)  # 3
-    deviations: tuple[str, ...] = ("prompts of mt_bench in place of ShareGPT's",)
+    deviations: tuple[str, ...] = (
+        "prompts of mt_bench in place of ShareGPT's",
+        "{rows} cycles of {questions} questions, with {lengths}; in the paper 188,408 with exact distributions",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, continue_bias=(-math.inf, math.inf), batch=(1, math.inf))
-        assert self.objective in ("ratio", "lagrangian"), self.objective
-        assert self.gradient in ("sampled", "exact", "advantage"), self.gradient
-        assert self.select_by in ("surrogate", "throughput"), f"select_by={self.select_by!r}"
+        choices = ("ratio", "lagrangian"), ("sampled", "exact", "advantage"), ("surrogate", "throughput")
+        for name, known in zip(("objective", "gradient", "select_by"), choices, strict=True):
+            if getattr(self, name) not in known:
+                raise nearest_name_error(name, getattr(self, name), known)
         if self.epochs < 1 or not 0 <= self.last_rate <= self.learning_rate or not 0 < self.gamma <= 1:
             raise SpecdecError("training needs epochs >= 1, 0 <= last_rate <= learning_rate and 0 < gamma <= 1.")
 
@@ -252,6 +259,7 @@ OURS = dataclasses.replace(
     gamma=1.0,
     count_bonus=True,
     select_by="throughput",
+    exact=False,  # single lengths are many, and its gradient takes their mean anyway
     split_by="prompt",
     learning_rate=1e-3,
     weight_decay=0.0,

@@ -260,7 +260,9 @@ OPTIONS: dict[str, dict] = {
         nargs="*",
     ),
     "--most-nodes": _option("largest number of verified nodes that can be judged later", 240),
-    "--lengths": _option("positions per turn at which RADAR's exact distributions of accepted length are recorded", 0),
+    "--lengths": _option(
+        "positions per turn with RADAR's exact distributions (default: 16 with trees of width 10 and depth 7)", type=int
+    ),
     "--estimate": _option("only say what time and space it would take", False),
     "--seconds": _option("how long to measure, in seconds", 45.0),
     # evidence
@@ -282,7 +284,13 @@ OPTIONS: dict[str, dict] = {
     "--minutes": _option("stop after this many minutes instead of the preset's steps", type=float),
     "--steps": _option("optimiser steps (default: the preset's)", type=int),
     "--data": _option("conversations: a JSONL file or a folder of such files (default: the toy pair's corpus)"),
-    "--set": _option("change settings of the preset, such as passes=2", [], nargs="+", metavar="NAME=VALUE"),
+    "--set": _option(
+        "change settings of the preset, such as passes=2 (repeatable)",
+        [],
+        nargs="+",
+        action="extend",
+        metavar="NAME=VALUE",
+    ),
     "--objective": _option("what to optimise: ppow, cst, kl_only, distillspec-reverse, ...", "ppow"),
     "--fields": _option("change settings of the objective, such as beta=0.1", [], nargs="+", metavar="NAME=VALUE"),
     "--start-from": _option("folder of the drafter to continue from (default: the one that ships for the target)"),
@@ -310,6 +318,8 @@ OPTIONS: dict[str, dict] = {
         "controllers to train", ["resps", "ltd", "radar", "ours"], nargs="+", choices=["resps", "ltd", "radar", "ours"]
     ),
     "--seeds": _option("seeds to train each of them with", [0], nargs="+", metavar="SEED"),
+    "--variant": _option("variant of Re-SpS", "max_entropy", choices=["max_entropy", "standard"]),
+    "--order": _option("section of LTD's paper whose order of rounds is followed", "6.1", choices=["6.1", "4"]),
     "--budget": _option(
         "how many decisions to learn from: few, or as many as the paper", "laptop", choices=["laptop", "paper"]
     ),
@@ -332,7 +342,7 @@ PAIR = f"{NAMED} --dtype --device"
 DECODING = f"{PAIR} --max-new-tokens --temperature --seed"
 SUITES = "--suites --folder --limit --part --repeats"
 WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
-CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --out --seed --restart"
+CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --set --out --seed --restart"
 ELSEWHERE = "--on --jobs"
 _ANY_DEVICE = {"device": dict(default=None, help="where to train: cpu or cuda (default: a GPU where there is one)")}
 _LEARNER = _ANY_DEVICE | {
@@ -344,6 +354,7 @@ _RECORDED = {
     "preset": dict(default="ours", choices=["paper", "official", "ours"], help="settings by name"),
     "steps": "decisions (resps, ltd), passes (radar) or steps (ours) to learn from (default: the preset's)",
     "out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
+    "set": "change any field of the preset, such as interval=3 or ppo.gamma=0.9 or state=text (repeatable)",
 }
 _POLICIES = dict(nargs="+", default=[], dest="policies", help="learned policies to add, by folder or shipped name")
 
@@ -573,11 +584,13 @@ def _plan(path: str) -> None:
 def _record(args) -> None:
     """record what every tree would do, so that any policy can be judged by replay"""
     from specdec import runs
-    from specdec.replays.record import record
+    from specdec.replays.record import record, usual_lengths
     from specdec.tools import places
     from specdec.tools.estimate import estimate_record
 
     pair, suites = _load(args), _suites(args)
+    if args.lengths is None:
+        args.lengths = usual_lengths(pair, (*args.top_ks, *args.trees), args.depth)
     settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
     settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
     needed = estimate_record(pair, suites, **settings)
@@ -829,6 +842,9 @@ def _card(args) -> None:
 
 
 def _train_controller(args) -> None:
+    from specdec import runs
+    from specdec.policies import ltd
+    from specdec.policies.base import setting
     from specdec.tools import places
     from specdec.training import controllers
 
@@ -836,13 +852,21 @@ def _train_controller(args) -> None:
     pair, dtype = trace.header["pair"], trace.header["dtype"]
     costs = places.costs(args.costs, pair, dtype)
     out_dir = Path(args.out or places.policy_folder(pair, args.system, dtype))
+    changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in args.set)
+    if "order" in args:
+        changes = {"rounds": ltd.ORDERS[args.order]} | changes
+    if changes.get("state") == "text" and "text_state" not in trace.header:
+        which = args.which if args.which.typed else places.which(pair)
+        trace = runs.workbook_module("texts", "experiments").embedded(trace, lambda: places.load(which, dtype))
     options = dict(seed=args.seed, out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper")
+    options |= {"changes": changes} | (_pick(args, "variant") if "variant" in args else {})
     controllers.train_system(args.system, trace, costs, args.preset, args.steps, **options)
     print(out_dir)
 
 
 for _name, _whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}.items():
-    TRAININGS[_name] = (f"train {_whose} controller on a recording", _train_controller, CONTROLLER, _RECORDED)
+    _options = CONTROLLER + {"resps": " --variant", "ltd": " --order"}.get(_name, "")
+    TRAININGS[_name] = (f"train {_whose} controller on a recording", _train_controller, _options, _RECORDED)
 
 
 @_command(

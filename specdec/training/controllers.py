@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from specdec.core.policy import Policy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error, warn
 from specdec.policies import ltd, resps
-from specdec.policies.base import Learned, changed, chose, named
+from specdec.policies.base import Learned, changed, chose, deviations_of, named
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.training import radar, value
@@ -66,14 +67,15 @@ def train_resps(
     replayed = ReplaySource(training_turns(trace, config.prompts), costs, policy_ms=policy_ms)
     task = Task(
         source or replayed,
-        reward_of(config, replayed, learner.trees),
+        reward_of(config, replayed, [[tree] for tree in learner.trees]),
         episode="interval" if config.terminal else "turn",
         credit=interval_credit(config, learner.interval),
         adapt_rate=config.reward == "lagrangian",
         reseed_each_turn=config.reseed_each_turn,
+        clear_each_turn=config.clear_buffer,
     )
     judge = _judge(config, trace, costs, policy_ms, decoding.with_weights)
-    run = RunOptions(out_dir, seed, trained_for=_facts(config, trace, costs), **options)
+    run = RunOptions(out_dir, seed, trained_for=_facts(config, replayed, config.ppo.total_steps), **options)
     train_policy(learner, task, config.ppo, run, judge)
     return _saved(decoding.with_weights(learner), config, out_dir)
 
@@ -127,6 +129,7 @@ def train_ltd(
     if not config.rounds:
         raise SpecdecError("rounds is empty; give at least one, such as ltd.ROUNDS[:2].")
     replayed = ReplaySource(training_turns(trace, config.prompts), costs, policy_ms=policy_ms)
+    decisions = sum(getattr(config, stage.learner).ppo.total_steps for stage in config.rounds)
     latest: dict[str, Learned] = {}
     folders: dict[str, Path] = {}
     policies, rows = {}, []
@@ -138,14 +141,15 @@ def train_ltd(
             )
         part, partner = getattr(config, kind), latest.get(stage.frozen)
         learner, decoding = part.policy(training=True), part.policy()
+        alone = _random_depth(config, learner) if partner is None else None
         task = Task(
             source or replayed,
-            reward_of(config, replayed, _trees(learner)),
-            others=_random_depth(config, learner) if partner is None else partner,
+            reward_of(config, replayed, _constants(learner, partner is not None, alone is not None)),
+            others=alone or partner,
             adapt_rate=config.reward == "lagrangian",
         )
         judge = _judge(config, trace, costs, policy_ms, functools.partial(_beside, decoding, partner))
-        facts = {**_facts(config, trace, costs), "round": stage.name, "frozen": stage.frozen}
+        facts = {**_facts(config, replayed, decisions), "round": stage.name, "frozen": stage.frozen}
         run = RunOptions(folder, seed, start_from=folders.get(kind), trained_for=facts, **options)
         train_policy(learner, task, part.ppo, run, judge)
         latest[kind] = policies[folder.name] = _saved(decoding.with_weights(learner), config, folder)
@@ -175,12 +179,19 @@ def _random_depth(config: ltd.LtdConfig, learner: Learned):
     return random_depth
 
 
-def _trees(learner: Learned) -> list[TreeConfig]:
-    """The constant trees that the learner could imitate; where a pool is smaller than a size, all of the pool."""
+def _constants(learner: Learned, beside: bool = False, at_random: bool = False) -> list[list[TreeConfig]]:
+    """What the learner could do by one answer alone: for each, the trees that come of it, all equally often.
+
+    Alone, a size policy meets trees as deep as its plan, or `at_random` all depths; `beside` a partner, trees of any depth.
+    Where a pool is smaller than a size, all of the pool is verified.
+    """
     own, sizes = learner.limits, getattr(learner, "sizes", (learner.plan.verify_nodes,))
-    pools = {depth: pool_size(depth, own.top_k, own.beam) for depth in range(1, learner.depth + 1)}
-    wanted = {(min(size, pool) + 1, depth) for depth, pool in pools.items() for size in sizes}
-    return [TreeConfig(total, depth, own.top_k, beam=own.beam) for total, depth in sorted(wanted)]
+    alone = isinstance(learner, ltd.SizePolicy) and not (beside or at_random)
+    depths = [learner.plan.depth] if alone else range(1, learner.depth + 1)
+    pools = {depth: pool_size(depth, own.top_k, own.beam) + 1 for depth in depths}
+    shape = dict(top_k=own.top_k, beam=own.beam)
+    trees = [[TreeConfig(min(size + 1, pools[depth]), depth, **shape) for depth in depths] for size in sizes]
+    return trees if at_random else [[tree] for tree in dict.fromkeys(itertools.chain(*trees))]
 
 
 def train_system(
@@ -194,25 +205,29 @@ def train_system(
     out_dir: Path,
     paper: bool = False,
     resume: bool = True,
+    variant: str = "max_entropy",
+    changes: dict | None = None,
 ):
     """Train "resps", "ltd", "radar" or "ours" on what a recording holds, whatever it holds; policies land in out_dir.
 
     preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in place of the preset's.
-    paper: LTD's decisions as the paper counts them. resume: False starts over.
+    paper: LTD's decisions as the paper counts them. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`).
+    changes: fields of the config with other values, by name, such as {"ppo.gamma": 0.9}.
     """
     options = {"seed": seed, "out_dir": out_dir}
     if system == "ours":
-        config = changed(value.OURS, {"steps": steps} if steps else {})
+        config = changed(value.OURS, ({"steps": steps} if steps else {}) | (changes or {}))
         return value.train_recording(trace, costs, config, **options)
     trainers = {  # by whom, from which configs, and where these say how long
-        "resps": (train_resps, resps.CONFIGS, ("ppo.total_steps",)),
+        "resps": (train_resps, named(variant, resps.VARIANTS, "Re-SpS's variants"), ("ppo.total_steps",)),
         "ltd": (train_ltd, ltd.CONFIGS if paper else ltd.LAPTOP, ("depth.ppo.total_steps", "size.ppo.total_steps")),
         "radar": (radar.train_radar, radar.CONFIGS, ("epochs",)),
     }
     if system not in trainers:
         raise nearest_name_error("system", system, [*trainers, "ours"])
     train, configs, counted = trainers[system]
-    config = changed(named(preset, configs, system), dict.fromkeys(counted, steps) if steps else {})
+    config = named(preset, configs, system)
+    config = changed(config, (dict.fromkeys(counted, steps) if steps else {}) | (changes or {}))
     if system == "resps":
         config = recorded_grid(config, trace)
     return train(trace, costs, config, resume=resume, **options)
@@ -286,11 +301,11 @@ def _saved(policy: Learned, config, folder: Path):
     return policy
 
 
-def reward_of(config, source: ReplaySource, trees: list[TreeConfig]) -> Reward:
+def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -> Reward:
     """The environment's reward for config.reward, with time over config.timed.
 
-    "lagrangian" starts from the rate of the fastest constant one of `trees`: a learner that prices time must not stay
-    below it.
+    "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the learner can reach: one that
+    prices time must not stay below it, and one that prices it above what it can reach stops too early.
     """
     if config.reward not in REWARDS:
         raise nearest_name_error("reward", config.reward, REWARDS)
@@ -298,11 +313,17 @@ def reward_of(config, source: ReplaySource, trees: list[TreeConfig]) -> Reward:
     rate = 0.0
     if kind == "lagrangian":
         shapes: dict[tuple, list[int]] = {}
-        for tree in trees:
+        for tree in dict.fromkeys(itertools.chain(*constants)):
             shapes.setdefault((tree.depth, tree.top_k, tree.beam), []).append(tree.total_tokens)
+        of_cycle = {}  # tree -> kept tokens and milliseconds of a cycle
         for (depth, top_k, beam), totals in shapes.items():
             table = static_grid(source.trace, source.costs, totals, [depth], [top_k], [beam])
-            rate = max(rate, float((table["cycle_tok"] / table["time_ms"]).max()) * unit_ms)
+            sums = table[["new_tok", "time_ms"]].to_numpy() / table[["cycles"]].to_numpy()
+            of_cycle |= {
+                TreeConfig(total, depth, top_k, beam=beam): row for total, row in zip(totals, sums, strict=True)
+            }
+        tokens, ms = np.array([sum(of_cycle[tree] for tree in trees) for trees in constants]).T
+        rate = float((tokens / ms).max()) * unit_ms
     return Reward(kind, mean, tuple(f"{part}_ms" for part in config.timed), unit_ms, rate)
 
 
@@ -316,7 +337,9 @@ def _judge(config, trace, costs, policy_ms: float, decoding: Callable[[Learned],
     return lambda learner: 1 / replay(held_out, decoding(learner), costs, policy_ms=policy_ms).ms_per_tok
 
 
-def _facts(config, trace, costs) -> dict:
-    """What a policy remembers of its training."""
+def _facts(config, source: ReplaySource, decisions: int) -> dict:
+    """What a policy remembers of its training, among it what was counted of its deviations."""
     facts = {"preset": config.name, "config": dataclasses.asdict(config)}
-    return facts | {"pair": trace.header["pair"], "costs": costs.name}
+    questions = source.trace.turns.groupby(["suite", "prompt"], sort=False).ngroups
+    facts["deviations"] = deviations_of(config, decisions=decisions, questions=questions)
+    return facts | {"pair": source.trace.header["pair"], "costs": source.costs.name}

@@ -31,8 +31,8 @@ LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
 class Reward:
     """What a decision earned, from the cycles that finished before the next one.
 
-    kind: "ratio" (new_tok / time: the papers' E[L / T]), "lagrangian" (new_tok - rate * time: maximises E[L] / E[T] when
-    rate is the throughput reached), "accepted" (new_tok) or "time" (-time), LTD's Table 2 and ours.
+    kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time: maximises E[L] / E[T] when
+    rate is the throughput reached), "accepted" (kept_tok) or "time" (-time), LTD's Table 2 and ours; not what overshoots.
     mean: average the cycles' own rewards (Re-SpS Eq. 5) instead of rewarding their sums. laps: the parts of a cycle that
     count as time (Re-SpS's code leaves the draft out). unit_ms: time is counted in units of so many milliseconds.
     rate: tokens per unit, for "lagrangian".
@@ -58,7 +58,7 @@ class Reward:
             return 0.0
         if self.mean and len(rows) > 1:
             return sum(self([row]) for row in rows) / len(rows)
-        tokens = sum(row.new_tok for row in rows)
+        tokens = sum(row.kept_tok for row in rows)
         if self.kind == "accepted":
             return float(tokens)
         time = sum(getattr(row, lap) for row in rows for lap in self.laps) / self.unit_ms
@@ -202,7 +202,7 @@ class Env(gymnasium.Env):
                 rows.append(row)
                 for policy in self._policies:
                     policy.observe(row)
-                self.tokens, self.time_ms = self.tokens + row.new_tok, self.time_ms + row.total_ms
+                self.tokens, self.time_ms = self.tokens + row.kept_tok, self.time_ms + row.total_ms
                 if self._engine.finished:
                     ended = True
                     self._open_if_needed()

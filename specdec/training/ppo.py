@@ -49,6 +49,7 @@ class Task:
     credit: what a decision earns (`Credit`), by default one transition per decision.
     adapt_rate: with reward "lagrangian", measure against the throughput of recent rollouts (Dinkelbach's iteration), and
     never against less than reward.rate. reseed_each_turn: exploration draws the same random numbers in every turn.
+    clear_each_turn: a turn's end drops what has not filled the buffer yet.
     """
 
     source: object
@@ -58,6 +59,7 @@ class Task:
     credit: Credit | None = None
     adapt_rate: bool = False
     reseed_each_turn: bool = False
+    clear_each_turn: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def train_policy(
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = _settings(learner, task, ppo, options, judge is not None)
     make_env = _env_maker(learner, task)
-    rollouts = Rollouts(make_env, options.envs, task.credit or each_alone, task.reseed_each_turn)
+    rollouts = Rollouts(make_env, options.envs, task.credit or each_alone, task.reseed_each_turn, task.clear_each_turn)
     model, state = build_ppo(lambda: make_env(seed), ppo, options.envs, seed), State(learner)
     settings |= {"steps": math.ceil(ppo.total_steps / segment_steps)}
     run = TrainingRun(out_dir, settings, options.resume, "curve")
@@ -176,7 +178,7 @@ def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: P
         left -= 1
         rows = runner.step(int(learner.network(runner.observation).argmax()))
         counts.update(tuple(getattr(row, name) for name in DECIDED[learner.kind]) for row in runner.outcome.rows)
-        tokens, total_ms = tokens + sum(row.new_tok for row in rows), total_ms + sum(row.total_ms for row in rows)
+        tokens, total_ms = tokens + sum(row.kept_tok for row in rows), total_ms + sum(row.total_ms for row in rows)
     runner.env.close()
     answers = pd.DataFrame(list(counts), columns=DECIDED[learner.kind]).assign(cycles=list(counts.values()))
     runs.write_table(out_dir / "answers.parquet", answers.sort_values("cycles", ascending=False))
@@ -225,7 +227,7 @@ class EnvRunner:
         self.random = np.random.default_rng(seed if each_turn is None else each_turn)
         self.observation = env.reset(seed=seed)[0]
         self.pending: deque = deque()
-        self.starts, self.filled, self.idle = True, 0, 0
+        self.starts, self.filled, self.most, self.idle = True, 0, 0, 0
         self._first, self._before = True, []
         self.outcome: Outcome | None = None  # of the latest step
 
@@ -256,11 +258,13 @@ class EnvRunner:
 class Rollouts:
     """Fills stable-baselines3's rollout buffer from `count` environments.
 
-    make_env(seed) builds one. scale: (mean, deviation) of observations, both [observation_size], or None.
+    make_env(seed) builds one. scale: (mean, deviation) of observations, both [observation_size], or None. clear: the end of
+    a turn empties what is not full.
     """
 
-    def __init__(self, make_env: Callable[[int], Env], count: int, credit: Credit, reseed_each_turn: bool = False):
+    def __init__(self, make_env: Callable[[int], Env], count: int, credit: Credit, reseed_each_turn=False, clear=False):
         self.make_env, self.count, self.credit, self.reseed = make_env, count, credit, reseed_each_turn
+        self.clear = clear
         self.runners: list[EnvRunner] = []
         self.scale: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -286,11 +290,11 @@ class Rollouts:
     def fill(self, policy, buffer, reward: Reward) -> dict:
         """Collect until the buffer is full, with values and log-probabilities; `last` holds what follows its last row.
 
-        Returns reward and entropy (means), cycles, new_tok, total_ms, time (what the reward counts), and the actions.
+        Returns reward and entropy (means), cycles, new_tok (those kept), total_ms, time (what the reward counts), and the actions.
         """
         buffer.reset()
         for runner in self.runners:
-            runner.filled = 0
+            runner.filled = runner.most = 0
             self._take(runner, buffer, reward)
         finished: list[Cycle] = []
         while active := [runner for runner in self.runners if runner.filled < buffer.buffer_size]:
@@ -298,11 +302,12 @@ class Rollouts:
             for runner, row in zip(active, logits, strict=True):
                 finished += runner.step(runner.draw(row))
                 self._take(runner, buffer, reward)
-                runner.idle = runner.idle + 1 if runner.filled == 0 else 0
+                runner.idle = runner.idle + 1 if runner.filled <= runner.most else 0
+                runner.most = max(runner.most, runner.filled)
                 if runner.idle > PATIENCE:
                     raise SpecdecError(
-                        f"{PATIENCE} decisions gave no transition to learn from: every turn ends before its first "
-                        "interval does; shorten the interval, keep partial ones or use longer turns."
+                        f"{PATIENCE} decisions gave no transition to learn from: every turn ends before its first interval does "
+                        "(with clear_buffer: before n_steps do); shorten the interval, keep partial ones or use longer turns."
                     )
         buffer.pos, buffer.full = buffer.buffer_size, True
         entropy = self._evaluate(policy, buffer)
@@ -310,7 +315,7 @@ class Rollouts:
             "reward": float(buffer.rewards.mean()),
             "entropy": entropy,
             "cycles": len(finished),
-            "new_tok": sum(row.new_tok for row in finished),
+            "new_tok": sum(row.kept_tok for row in finished),
             "total_ms": sum(row.total_ms for row in finished),
             "time": sum(getattr(row, lap) for row in finished for lap in reward.laps) / reward.unit_ms,
             "actions": np.bincount(buffer.actions.astype(int).ravel(), minlength=int(policy.action_space.n)).tolist(),
@@ -321,7 +326,7 @@ class Rollouts:
         while runner.pending and runner.filled < buffer.buffer_size:
             transition = runner.pending.popleft()
             if transition is None:
-                runner.starts = True
+                runner.starts, runner.filled = True, 0 if self.clear else runner.filled
                 continue
             action, observation, rows, done = transition
             at = runner.filled, runner.column

@@ -28,7 +28,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.policies import radar as published
-from specdec.policies.base import chose, named
+from specdec.policies.base import chose, deviations_of, named
 from specdec.policies.radar import CONFIGS, CONTINUE, DECISIONS, STOP, LstmNetwork, RadarConfig, RadarPolicy
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
@@ -229,7 +229,7 @@ def train_radar(
     config, out_dir, facts = named(config, CONFIGS, "RADAR"), Path(out_dir), dict(trained_for or {})
     if isinstance(data, Trace):
         facts = {"pair": data.header["pair"], "costs": getattr(costs, "name", None), **facts}
-        data = from_trace(training_turns(data, config.prompts), flat_nodes=config.flat_nodes, tree=config.tree)
+        data = rows_for(config, data)
     if isinstance(costs, CostModel):
         costs = latency_ms(costs, data.context_tok, data.header.get("flat_nodes"), config.tree)
     latency = _checked_latency(costs, len(data))
@@ -244,6 +244,9 @@ def train_radar(
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
     policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.weights.items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
+    lengths = "exact distributions" if data.header.get("exact") else "one length each"
+    counted = dict(rows=len(train.scores), questions=len(np.unique(data.prompts[split[0]])), lengths=lengths)
+    policy.trained_for["deviations"] = deviations_of(config, **counted)
     chose(policy, "weights and epoch", "train", f"recipe {config.name!r}, chosen before")
     results = trainer.judge(policy.temperature is None)
     policy.save(out_dir / "policy")
@@ -252,6 +255,12 @@ def train_radar(
     stops = f"this RADAR policy stops after {results['most_common_stop']} expansions"
     warn_of_a_constant(stops, results["most_common_frac"])
     return Trained(policy, run.table(), results)
+
+
+def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
+    """The rows of `trace` that a training of `config` learns from: those of part "train" of its suites, see `config.exact`."""
+    turns = training_turns(trace, config.prompts)
+    return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
 
 
 def _checked_latency(latency_ms, rows: int) -> np.ndarray:

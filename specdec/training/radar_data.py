@@ -120,13 +120,9 @@ def from_trace(
         raise SpecdecError(
             f"RADAR's data needs trees of depth {DECISIONS} (recorded: {depth}) and flat_nodes None or {VERIFY_NODES}."
         )
-    recorded = trace.acceptance_distributions
-    exact = recorded is not None and tree == TREE if exact is None else exact
-    if exact and tree != TREE:
-        raise SpecdecError(f"distributions are recorded of {TREE} alone; pass exact=False for other trees.")
-    if exact and recorded is None:
-        raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
-    if exact:
+    recorded = distributions_of(trace, exact, tree)
+    exact = recorded is not None
+    if recorded is not None:
         rows, distributions = np.asarray(recorded[0]), recorded[1] if flat_nodes else _ten_children(recorded[1])
     else:
         rows = np.arange(len(trace))
@@ -137,6 +133,17 @@ def from_trace(
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
     header = {name: trace.header.get(name) for name in names} | {"flat_nodes": flat_nodes, "exact": exact}
     return RadarData(_states(trace, rows, tree), distributions, prompts, trace.context_tok[rows], header)
+
+
+def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
+    """`trace.acceptance_distributions`, or None where `exact` (of `from_trace`) or what was recorded says otherwise."""
+    recorded = trace.acceptance_distributions
+    if exact and tree != TREE:
+        raise SpecdecError(f"distributions are recorded of {TREE} alone; pass exact=False for other trees.")
+    if exact and recorded is None:
+        raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
+    usable = exact is not False and recorded is not None and len(recorded[0]) and tree == TREE
+    return recorded if usable else None
 
 
 def _states(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:

@@ -31,7 +31,7 @@ def finished(accepted_tok, draft_calls, total_ms=1.0, verify_nodes=None) -> type
     """A cycle as rules observe it; without a number every drafted token is verified, as those of a chain are."""
     verified = draft_calls if verify_nodes is None else verify_nodes
     rows = dict(accepted_tok=accepted_tok, draft_calls=draft_calls, verify_nodes=verified, total_ms=total_ms)
-    return types.SimpleNamespace(new_tok=accepted_tok + 1, **rows)
+    return types.SimpleNamespace(new_tok=accepted_tok + 1, kept_tok=accepted_tok + 1, **rows)
 
 
 def asked(kind, expansions=0, cycle=1, plan=None, context_tok=100, largest=1, **seen) -> Question:

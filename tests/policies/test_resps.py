@@ -73,6 +73,17 @@ def test_177_trees_in_the_flat_order_are_kept_while_decoding():
         assert (row.verified_tok, row.expansions, row.top_k) == (tree.total_tokens, tree.depth, tree.top_k)
 
 
+def test_the_early_break_stops_at_the_level_that_holds_enough():
+    """Algorithm 2: the root and k tokens, then k * k at each level, until token_count >= TT."""
+    policy = RespsPolicy(features_size=6, early_break=True)
+    for tree, whole in zip(policy.trees, RespsPolicy(features_size=6).trees, strict=True):
+        count, depth = 1 + whole.top_k, 0
+        while depth < whole.depth and count < whole.total_tokens:
+            count, depth = count + whole.top_k**2, depth + 1
+        assert tree == dataclasses.replace(whole, depth=depth)
+    assert {tree.depth for tree in policy.trees} == {0, 1, 2}
+
+
 def true_layers(ids) -> np.ndarray:
     """float32 [3, hidden]: the inputs of layers 2, L // 2 and L - 3 at the last of `ids`, by transformers."""
     model = pair().target.model

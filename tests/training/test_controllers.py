@@ -20,11 +20,14 @@ from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of, load_policy
 from specdec.replays.replay import replay
 from specdec.replays.trace import Trace
-from specdec.tools import cli
+from specdec.tools import cli, places
 from specdec.training import controllers
+from specdec.training import radar as radar_training
 from specdec.training.controllers import interval_credit, train_ltd, train_resps, train_sweep, train_system
 from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import Outcome, RunOptions, Task, train_policy
+
+from experiments import sentences, texts
 
 pytestmark = pytest.mark.filterwarnings("ignore:this .* gave the answer")
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
@@ -117,6 +120,58 @@ def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
     assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
 
 
+def test_the_command_line_reaches_every_field(monkeypatch, tmp_path, capsys):
+    COSTS.save(tmp_path / "costs.json")
+    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: TRACE)
+    monkeypatch.setattr(controllers, "recorded_grid", lambda config, trace: config)
+    trained = []
+    for place, name in ((controllers, "train_resps"), (controllers, "train_ltd"), (radar_training, "train_radar")):
+        monkeypatch.setattr(place, name, lambda trace, costs, config, **options: trained.append(config))
+
+    def train(system, *given):
+        common = ("--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper")
+        return cli.main(["train", system, *common, *given])
+
+    assert (
+        train("resps", "--variant", "standard", "--set", "interval=3", "--set", "ppo.pi=[64, 64]", "early_break=true")
+        == 0
+    )
+    changes = {"interval": 3, "ppo.pi": (64, 64), "early_break": True}
+    assert trained.pop() == changed(resps.STANDARD["paper"], changes)
+    assert train("ltd", "--order", "4", "--set", "depth.ppo.normalise_observations=true") == 0
+    changes = {"rounds": ltd.ORDERS["4"], "depth.ppo.normalise_observations": True}
+    assert trained.pop() == changed(ltd.LAPTOP["paper"], changes)
+    assert train("radar", "--set", "alpha=0.05", "exact=false") == 0
+    assert trained.pop() == changed(radar.PAPER, {"alpha": 0.05, "exact": False})
+    for system, wrong, told in (
+        ("resps", "intervall=3", "unknown field of RespsConfig 'intervall'; did you mean 'interval'"),
+        ("resps", "interval=0", "interval of RespsConfig must be"),
+        ("ltd", "depth.strid=2", "unknown field of DepthConfig 'strid'; did you mean 'stride'"),
+        ("ltd", "name.size=2", "unknown field of str 'size'"),
+        ("radar", "gradient=exakt", "unknown gradient 'exakt'; did you mean 'exact'"),
+        ("radar", "alpha=much", "alpha of RadarConfig must be float"),
+        ("radar", "alpha", "--set takes name=value such as ppo.gamma=0.9, not 'alpha'"),
+    ):
+        assert train(system, "--set", wrong) == 2 and not trained
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1
+
+
+def test_the_command_line_embeds_the_text_for_the_state_that_reads_it(monkeypatch, tmp_path, capsys):
+    COSTS.save(tmp_path / "costs.json")
+    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: TRACE)
+    monkeypatch.setattr(places, "load", lambda which, dtype: (which.name, dtype))
+    monkeypatch.setattr(sentences, "encoder_at_hand", lambda: ("encoder", ""))
+    monkeypatch.setattr(texts, "with_text_states", lambda pair, trace, encoder: (pair, encoder))
+    seen = []
+    monkeypatch.setattr(controllers, "train_system", lambda system, trace, *given, **options: seen.append(trace))
+    given = ["train", "resps", "--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--set"]
+    assert cli.main([*given, "state=text", "--pair", "tiny"]) == cli.main([*given, "state=concat"]) == 0
+    assert seen == [(("tiny", TRACE.header["dtype"]), "encoder"), TRACE]
+    monkeypatch.setattr(sentences, "encoder_at_hand", lambda: (None, "it is not installed."))
+    assert cli.main([*given, "state=text", "--pair", "tiny"]) == 2 and "not installed" in capsys.readouterr().err
+
+
 @pytest.fixture
 def untaught(monkeypatch):
     """Trainings are noted and leave random weights."""
@@ -139,9 +194,12 @@ def test_resps_is_taught_as_its_config_says(tmp_path, untaught):
     first, second = untaught
     assert isinstance(first.task.source, ReplaySource) and first.task.source.policy_ms == 0.0
     assert set(first.task.source.trace.turns["part"]) == {"train"}
-    assert first.task.reward == controllers.reward_of(plain, first.task.source, first.learner.trees)
+    assert first.task.reward == controllers.reward_of(
+        plain, first.task.source, [[tree] for tree in first.learner.trees]
+    )
     assert (first.task.episode, first.task.adapt_rate, first.task.reseed_each_turn) == ("turn", True, False)
     facts = {"preset": "ours", "config": asdict(plain), "pair": "synthetic", "costs": "round numbers"}
+    facts["deviations"] = []
     assert first.run == RunOptions(tmp_path / "plain", 0, trained_for=facts) and first.judge is None
     assert second.task.source == "live" and second.task.reward.rate > 0 and second.ppo == official.ppo
     assert (second.task.episode, second.task.adapt_rate, second.task.reseed_each_turn) == ("interval", True, True)
@@ -172,6 +230,7 @@ def test_ltds_rounds_go_on_from_each_other_with_the_partner_frozen(tmp_path, unt
     assert [one.run.trained_for["round"] for one in untaught] == [part.name for part in config.rounds]
     assert [one.run.trained_for["frozen"] for one in untaught] == [None, None, "depth", "size", "depth"]
     facts = {"preset": "ours", "config": asdict(config), "pair": "synthetic", "costs": "round numbers"}
+    facts["deviations"] = []
     assert size.run.trained_for == facts | {"round": "iter0", "frozen": None}
     assert depth.task.others is None and size_1.task.others is trained.rounds["iter0-depth"]
     assert depth_2.task.others is trained.rounds["iter1-size"] and size_3.task.others is trained.rounds["iter2-depth"]
@@ -210,14 +269,13 @@ def test_a_round_is_judged_beside_its_partner(tmp_path, untaught):
 def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
     source = ReplaySource(TRACE.select(part="train"), COSTS)
     trees = [TreeConfig(total, depth, 3) for total, depth in ((1, 1), (4, 1), (8, 2), (16, 3), (21, 4), (4, 3))]
-    lived = [replay(source.trace, Static.of(tree), COSTS, keep_cycles=True).cycles for tree in trees]
-    rates = [cycles["new_tok"].sum() / cycles["total_ms"].sum() for cycles in lived]
+    rates = [1 / replay(source.trace, Static.of(tree), COSTS).ms_per_tok for tree in trees]
     config = small_resps("ours", timed=("draft", "verify"))
-    found = controllers.reward_of(config, source, trees)
-    assert found.rate == pytest.approx(10 * max(rates), rel=0.03), "the last cycle of a text may be cut"
+    found = controllers.reward_of(config, source, [[tree] for tree in trees])
+    assert found.rate == pytest.approx(10 * max(rates)), "of the tokens that are kept"
     assert found == Reward("lagrangian", False, ("draft_ms", "verify_ms"), 10.0, found.rate)
-    slow = controllers.reward_of(config, source, [trees[int(np.argmin(rates))]])
-    assert slow.rate == pytest.approx(10 * min(rates), rel=0.03) and slow.rate < found.rate
+    slow = controllers.reward_of(config, source, [[trees[int(np.argmin(rates))]]])
+    assert slow.rate == pytest.approx(10 * min(rates)) and slow.rate < found.rate
     for name, kind, mean, unit in (
         ("mean_of_ratios", "ratio", True, 1000.0),
         ("ratio_of_sums", "ratio", False, 1000.0),
@@ -226,12 +284,45 @@ def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
         ("time_cost", "time", False, 10.0),
     ):
         reward = Reward(kind, mean, ("draft_ms", "verify_ms"), unit, 0.0)
-        assert controllers.reward_of(replace(config, reward=name), source, trees) == reward
+        assert controllers.reward_of(replace(config, reward=name), source, [trees]) == reward
     size = ltd.SizePolicy(sizes=(1, 4, 20), depth=2, top_k=3, drafted=None)  # which constants LTD's could imitate
     wanted = [(2, 1), (2, 2), (5, 1), (5, 2), (13, 1), (21, 2)]  # pools of 12 and 21 nodes
-    assert controllers._trees(size) == [TreeConfig(total, depth, 3) for total, depth in wanted]
+    beside = sorted(controllers._constants(size, beside=True), key=str)
+    assert beside == sorted([[TreeConfig(total, depth, 3)] for total, depth in wanted], key=str)
+    assert controllers._constants(size) == [[TreeConfig(total, 2, 3)] for total in (2, 5, 21)], "as deep as planned"
     depth = ltd.DepthPolicy(total_tokens=15, depth=2, top_k=3)
-    assert controllers._trees(depth) == [TreeConfig(13, 1, 3), TreeConfig(15, 2, 3)]
+    assert controllers._constants(depth) == [[TreeConfig(13, 1, 3)], [TreeConfig(15, 2, 3)]]
+
+
+def test_a_size_policy_at_random_depths_is_priced_at_what_it_can_reach():
+    source, config = ReplaySource(TRACE.select(part="train"), COSTS), small_ltd("ours")
+    learner = config.size.policy(training=True)
+    alone = controllers._constants(learner, at_random=True)
+    assert [len(trees) for trees in alone] == [learner.depth] * len(learner.sizes)
+    priced = controllers.reward_of(config, source, alone).rate
+    reached = []
+    for size in learner.sizes:
+        drafting = ltd.RandomDepth(learner.depth, learner.top_k, size, seed=1)
+        reached.append(10 / np.mean([replay(source.trace, drafting, COSTS).ms_per_tok for _ in range(40)]))
+    assert priced == pytest.approx(max(reached), rel=0.03)
+    any_depth = controllers.reward_of(config, source, controllers._constants(learner, beside=True)).rate
+    assert priced < 0.97 * any_depth, "the best tree of any depth is out of its reach"
+
+
+def test_a_policy_remembers_what_its_training_lacked(tmp_path):
+    config = small_resps("paper", **{"ppo.total_steps": 128, "prompts": ("hard",), "early_break": True})
+    policy = train_resps(TRACE, COSTS, config, out_dir=tmp_path, progress=False)
+    told = load_policy(tmp_path / "policy").trained_for["deviations"]
+    count = TRACE.select(part="train").turns.query("suite == 'hard'")["prompt"].nunique()
+    assert any(line.startswith(f"128 decisions on {count} questions") for line in told)
+    assert any("clear_buffer=False" in line for line in told) and not any("early_break" in line for line in told)
+    broken, whole = policy.trees, replace(config, early_break=False).policy(8).trees
+    assert len(broken) == len(whole) and all(a.depth <= b.depth for a, b in zip(broken, whole, strict=True))
+    trained = train_ltd(
+        TRACE, COSTS, small_ltd("paper", rounds=ltd.ROUNDS[:2]), out_dir=tmp_path / "ltd", progress=False
+    )
+    steps = sum(getattr(small_ltd("paper"), part.learner).ppo.total_steps for part in ltd.ROUNDS[:2])
+    assert f"{steps} decisions over all rounds" in trained.policy.policies[0].trained_for["deviations"][-1]
 
 
 def test_an_interval_earns_what_its_config_says_and_of_a_grid_stays_what_was_recorded():

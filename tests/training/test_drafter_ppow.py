@@ -233,6 +233,29 @@ def test_proximity_is_paid_by_the_distance_to_the_targets_own_window(scene):
     assert torch.equal(near[8.0], 0.25 * (none & (best - says < 8.0)))
 
 
+def test_epsilon_is_measured_so_that_the_stated_share_is_paid(scene):
+    _, network, target, batch = scene
+    batches = [replace(batch, step=step) for step in range(6)]
+    shape = dict(window=3, group=4, places_per_row=8)
+    paid = []
+    for frac in (0.2, 0.5):
+        asked = Ppow(**shape, epsilon=None, paid_frac=frac)
+        objective = asked.measured(network, target, iter(batches))
+        rows = [objective.collect(network, target, one).collected for one in batches]
+        none = torch.cat([windows.accepted == 0 for windows, _ in rows])
+        near = torch.cat([windows.gap < objective.epsilon for windows, _ in rows]) & none
+        assert float(near.sum() / none.sum()) == pytest.approx(frac, abs=0.02)
+        shares = [measures["paid_frac"] for _, measures in rows]
+        assert np.mean(shares) == pytest.approx(frac, abs=0.1) and rows[0][1]["epsilon"] == objective.epsilon > 0
+        paid.append(objective.epsilon)
+        assert objective == asked.measured(network, target, iter(batches)), "a run that goes on measures the same"
+    assert paid[0] < paid[1]
+    for fixed in (Ppow(**shape), Ppow(**shape, epsilon=None, eta=0.0), Ppow(**shape, epsilon=None, reward="none")):
+        assert fixed.measured(network, target, iter(batches)) is fixed
+    assert objective_named("ppow").epsilon is None and objective_named("ppow-paper").epsilon == 2.0
+    pytest.raises(AssertionError, Ppow(**shape, epsilon=None).collect, network, target, batch).match("measured")
+
+
 @pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "jsd", "tv", "k3"])
 def test_the_gradient_is_that_of_the_loss(name):
     """Finite differences in float64, the windows as they were drafted; the ratio is not one, so that the clip is in it."""
@@ -442,7 +465,8 @@ def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, capsys):
     assert same_weights(whole, continued(tmp_path / "cut", objective, first))
     curve = curve_of(tmp_path / "whole")
     pd.testing.assert_frame_equal(curve, curve_of(tmp_path / "cut"))
-    logged = "reward accepted_tok kl zero_variance_frac proximity_frac clip_frac hard_frac none_frac".split()
+    logged = "reward accepted_tok kl zero_variance_frac proximity_frac paid_frac epsilon clip_frac hard_frac none_frac".split()
+    assert curve["epsilon"].nunique() == 1 and curve["paid_frac"].max() > 0
     assert curve[logged].notna().all().all() and (curve["clip_frac"] > 0).any()
     assert curve["held_out_tau_chain"].notna().tolist() == [True, False] * 3
 

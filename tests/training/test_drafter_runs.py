@@ -237,7 +237,7 @@ def test_measures_of_windows_by_hand():
     rewards = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 9.0, 9.0]])
     accepted = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 0.0, 9.0, 9.0]])
     log_p = torch.tensor([0.5, 0.25]).log().expand(2, 4, 3, 2)
-    windows = Windows(None, None, None, log_p, None, accepted, rewards, usable)
+    windows = Windows(None, None, None, log_p, None, accepted, rewards, usable, None)
     none = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     near = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.5]])
     found = Ppow(group=2)._measures(windows, none, near, 0.75)
@@ -246,6 +246,8 @@ def test_measures_of_windows_by_hand():
         "accepted_tok": pytest.approx(1.0),
         "none_frac": pytest.approx(0.5),
         "proximity_frac": pytest.approx(2 / 6),
+        "paid_frac": pytest.approx(2 / 3),
+        "epsilon": 2.0,
         "zero_variance_frac": pytest.approx(2 / 3),
         "missing_mass_frac": pytest.approx(0.25),
         "hard_frac": 0.75,

@@ -108,7 +108,7 @@ def test_the_environment_decodes_what_the_policy_decodes(kind, interval):
     chain = Chain(again, RandomPolicy(LIMITS, 7, others_ask))
     expected = [row for turn in replay(trace, chain, costs, keep_cycles=True).rows for row in turn]
     assert rows[: len(expected)] == expected
-    assert env.tokens / env.time_ms == pytest.approx(sum(r.new_tok for r in rows) / sum(r.total_ms for r in rows))
+    assert env.tokens / env.time_ms == pytest.approx(sum(r.kept_tok for r in rows) / sum(r.total_ms for r in rows))
 
 
 def test_live_and_replayed_agree():
@@ -215,8 +215,8 @@ def test_the_partner_is_told_of_every_cycle_and_a_source_opens_turns_that_hold_s
     pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
 
-def row(new_tok, **laps) -> SimpleNamespace:
-    return SimpleNamespace(new_tok=new_tok, **dict.fromkeys(LAPS, 0.0) | laps)
+def row(kept_tok, **laps) -> SimpleNamespace:
+    return SimpleNamespace(kept_tok=kept_tok, new_tok=99, **dict.fromkeys(LAPS, 0.0) | laps)
 
 
 def test_rewards_by_hand():
@@ -280,7 +280,7 @@ def test_an_environment_goes_on_with_its_text_until_another_is_asked_for():
     observation, reward, terminated, truncated, info = env.step(2)
     assert set(info) == {"cycles", "turn_ended"} and truncated is False and terminated is True
     assert reward == Reward()(info["cycles"])
-    assert (env.tokens, env.time_ms) == (info["cycles"][0].new_tok, info["cycles"][0].total_ms)
+    assert (env.tokens, env.time_ms) == (info["cycles"][0].kept_tok, info["cycles"][0].total_ms)
     goes_on = env.reset()[0]
     assert (goes_on == observation).all() and goes_on[2] == 1
     fresh = [env.reset(options={"new_turn": True})[0] for _ in range(8)]

@@ -133,7 +133,7 @@ def test_the_buffer_holds_what_the_environments_did(episode):
             assert (buffer.observations[row, column] == (observation - 0.5) / 2).all()
             assert buffer.episode_starts[row, column] == starts
             observation, _, _, _, info = env.step(int(buffer.actions[row, column, 0]))
-            assert buffer.rewards[row, column] == sum(one.new_tok for one in info["cycles"])
+            assert buffer.rewards[row, column] == sum(one.kept_tok for one in info["cycles"])
             starts = info["turn_ended"] or (episode == "cycle" and bool(info["cycles"]))
             cycles += len(info["cycles"])
         assert rollouts.last[1][column] == starts
@@ -145,6 +145,31 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     assert np.allclose(buffer.log_probs.ravel(), log_probs.numpy(), atol=1e-6)
     assert found["entropy"] == pytest.approx(float(entropy.mean()))
     assert sum(found["actions"]) == 90
+
+
+def test_a_cleared_buffer_holds_one_turn_for_each_environment(tmp_path):
+    trace = synthetic_trace(turns=6, positions=40)
+    policy = resps.RespsPolicy(**GRID | {"interval": 2}, features_size=8)
+
+    def filled(n_steps: int, clear: bool):
+        made = lambda seed: Env(policy, ReplaySource(trace, COSTS), reward=Reward(), episode="turn")  # noqa: E731
+        rollouts = Rollouts(made, 2, interval_credit(resps.PAPER, 2), clear=clear)
+        model = build_ppo(lambda: made(0), replace(PPO, n_steps=n_steps, batch_size=4), 2, 0)
+        with rollouts.opened(0, 0):
+            rollouts.fill(model.policy, model.rollout_buffer, Reward())
+        return model.rollout_buffer.episode_starts
+
+    assert filled(8, clear=True)[1:].sum() == 0, "no turn follows another"
+    assert filled(80, clear=False)[1:].sum() > 0
+    with pytest.raises(SpecdecError, match="with clear_buffer: before n_steps do"):
+        filled(80, clear=True)
+    task = Task(
+        ReplaySource(trace, COSTS), Reward(), "turn", clear_each_turn=True, credit=interval_credit(resps.PAPER, 2)
+    )
+    with pytest.raises(SpecdecError, match="longer turns"):
+        ppo_module.train_policy(
+            policy, task, replace(PPO, activation="tanh"), RunOptions(tmp_path, envs=1, progress=False)
+        )
 
 
 def rounds_of(trace_turn_tok, flags, interval=10):

@@ -248,7 +248,7 @@ def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     data, wrong = two_kinds(40), {"gamma": 0.0, "epochs": 0, "last_rate": 1.0, "select_by": "loss"}
     for name, value in wrong.items():
         pytest.raises((SpecdecError, AssertionError), RadarConfig, **{name: value}).match(name)
-    pytest.raises(AssertionError, RadarConfig, objective="ration").match("ratio")
+    pytest.raises(SpecdecError, RadarConfig, objective="ration").match("did you mean 'ratio'")
     for latency, match in ((LATENCY[:7], "shape"), (LATENCY[::-1], "grow"), (LATENCY - 72, "above 0")):
         pytest.raises(SpecdecError, train_radar, data, latency, SHORT, out_dir=tmp_path).match(match)
     pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
@@ -441,6 +441,7 @@ def test_a_run_leaves_what_it_was_taught_for(tmp_path):
     config = dataclasses.replace(CONFIGS["ours"], epochs=2, batch=64, flat_nodes=59)
     found = train_radar(data, LATENCY, config, seed=6, out_dir=tmp_path, trained_for={"pair": "toy"})
     facts = {"seed": 6, "data": data.header, "training": radar_module.runs.plain(config), "pair": "toy"}
+    facts["deviations"] = []
     choice = {"choice": "weights and epoch", "part": "train", "value": "recipe 'ours', chosen before"}
     assert found.policy.trained_for == load_policy(tmp_path / "policy").trained_for == {**facts, "choices": [choice]}
     assert found.policy.seed == 6 and found.policy.flat_nodes == 59
@@ -453,6 +454,30 @@ def test_a_run_leaves_what_it_was_taught_for(tmp_path):
     curve = pd.read_parquet(tmp_path / "loss.parquet")
     judged = ["held_out_loss", "tok_per_ms", "tok_per_ms_drawn", "draft_calls", "draft_calls_drawn"]
     assert list(curve) == ["step", "loss", "rate_per_ms", *judged, "elapsed_s"] and curve.equals(found.curve)
+
+
+def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(tmp_path):
+    trace = synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
+    rows, half = np.arange(0, 80, 2), np.zeros((40, 8, 9), np.float32)
+    half[:, :, :2] = 0.5  # nothing or one token, at even odds
+    trace.acceptance_distributions = rows, half
+    paper = dataclasses.replace(CONFIGS["paper"], epochs=1, prompts=())
+    data = radar_module.rows_for(paper, trace)
+    assert data.header["exact"] and len(data) == len(trace.select(part="train").acceptance_distributions[0]) < 40
+    assert not radar_module.rows_for(CONFIGS["ours"], trace).header["exact"], "many single lengths"
+    batch, seen = Rows.of(data, np.tile(LATENCY, (len(data), 1))), set()
+    torch.manual_seed(0)
+    for _ in range(5):
+        seen.add(float(radar_module.loss_of(paper, torch.zeros(len(data), 7, 2), batch, 1.0, 1.0)))
+    assert len(seen) == 5, "the same rows earn something else at the next visit"
+    found = train_radar(trace, round_costs(), paper, out_dir=tmp_path)
+    count = len(data) - round(0.2 * len(data))
+    questions = trace.select(part="train").turns["prompt"].nunique()
+    wanted = f"{count} cycles of {questions} questions, with exact distributions; in the paper 188,408"
+    assert any(line.startswith(wanted) for line in found.policy.trained_for["deviations"])
+    trace.acceptance_distributions = None
+    again = train_radar(trace, round_costs(), paper, out_dir=tmp_path / "single").policy.trained_for["deviations"]
+    assert "with one length each" in again[-1]
 
 
 def test_a_recording_is_taken_with_its_prompts_and_prices(tmp_path, monkeypatch):

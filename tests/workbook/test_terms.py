@@ -273,7 +273,8 @@ def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
     alone = {"out_dir": tmp_path / "b", "policy_ms": 0.25, "source": "live", "envs": 1}
     assert trainers[1] == ("train_ltd", (wide, COSTS, "config"), common | alone)
     config = changed(radar.OURS, {"top_k": 3, "total_tokens": 16, "prompts": ("hard",)})
-    for name, trace in ((EQUAL, here.trace), ("paper", sampled)):
+    drawn = changed(config, {"exact": None})
+    for config, name, trace in ((config, EQUAL, here.trace), (drawn, "paper", sampled)):  # noqa: B020
         assert terms.learn(here, Job("RADAR", name, 4), config, tmp_path / "c", 0.5) == "stops"
         _, (data, latency, used), options = trainers[-1]
         rows = from_trace(training_turns(trace, ("hard",)), exact=False, tree=config.tree)
@@ -282,8 +283,15 @@ def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
         np.testing.assert_allclose(latency, latency_ms(priced, data.context_tok, None, config.tree))
         facts = {"pair": "synthetic", "costs": "round numbers"}
         assert options == {"seed": 4, "out_dir": tmp_path / "c", "trained_for": facts}
-    terms.learn(dataclasses.replace(here, sampled=None), Job("RADAR", "paper", 4), config, tmp_path, 0.5)
+    terms.learn(dataclasses.replace(here, sampled=None), Job("RADAR", "paper", 4), drawn, tmp_path, 0.5)
     assert trainers[-1][1][0].key == from_trace(training_turns(wide, ("hard",)), exact=False, tree=config.tree).key
+    exact = recording()
+    exact.acceptance_distributions = np.arange(0, 360, 30), np.zeros((12, 8, 9), np.float32)
+    both = dataclasses.replace(here, trace=exact)
+    assert terms.radar_recording(both, radar.PAPER) is exact, "distributions go before single lengths at T = 1"
+    assert terms.radar_recording(here, radar.PAPER) is sampled and terms.radar_recording(both, config) is sampled
+    counted = changed(radar.PAPER, {"epochs": 3, "prompts": ()})
+    assert terms.length(both, counted) == 3 * 4, "one position in each of four turns"
     ours = changed(value.OURS, {"top_k": 3})
     assert terms.learn(here, Job("ours", EQUAL, 4), ours, tmp_path, 0.5) == "values"
     _, (learned, costs, used), options = trainers[-1]
@@ -320,7 +328,14 @@ def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
 def taught(monkeypatch):
     """(job, config, folder, price, source) of what was trained; (key, trace) of what was priced."""
     taught, priced = [], []
-    monkeypatch.setattr(terms, "learn", lambda arena, *given: taught.append(given) or Static(1, 0, 1))
+
+    def learn(arena, *given):
+        taught.append(given)
+        policy = Static(1, 0, 1)
+        policy.trained_for = {"deviations": ["counted"]}
+        return policy
+
+    monkeypatch.setattr(terms, "learn", learn)
     monkeypatch.setattr(terms, "priced", lambda arena, *given: priced.append(given) or len(given[0]))
     monkeypatch.setattr(terms, "save", lambda policy, folder: taught.append(choices_of(policy)))
     monkeypatch.setattr(terms, "saved", lambda folder: "kept" if (folder / "trained.json").is_file() else None)
@@ -357,8 +372,8 @@ def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch)
         assert given == (job, config, tmp_path / job.folder, len(key), source)
         assert choices == log and asked[0] == key and asked[1] is home
         note = terms.runs.read_json(tmp_path / job.folder / "trained.json")
+        assert note["deviations"] == terms.deviations(here, job) == ["counted"]
         assert note["learned_from"] == terms.length(here, config) and note["seconds"] >= 0
-        assert note["deviations"] == list(getattr(config, "deviations", ())) == terms.deviations(here, job)
 
 
 def test_an_estimate_pays_for_trials_once_and_nothing_for_what_is_there(tmp_path, monkeypatch):

@@ -121,6 +121,7 @@ def of_all_ranks(row: dict) -> dict:
     return {name: round(mean * ranks.world()) if isinstance(value, int) else mean for (name, value), mean in means}
 
 
+MEASURED_BATCHES = 8  # what an objective measures before the first step
 ESTIMATED_STEPS = 100  # a fresh training of fewer is not worth two steps of measuring
 
 
@@ -135,9 +136,10 @@ class DrafterRun:
         self, target: FrozenTarget, network: EagleNetwork, text: Text, objective: Objective, settings: Settings
     ):
         self.target, self.network, self.text = target, network, text
-        self.objective, self.settings = objective, settings
+        self.settings = settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
+        self.objective = objective.measured(self.working, target, map(text.batch, range(MEASURED_BATCHES)))
         keeps_best = isinstance(settings, Continued) and text.held_out
         self.best = Best(network, torch.float32) if keeps_best else None
         self.average = copy.deepcopy(network) if settings.average_frac and not keeps_best else None

@@ -7,6 +7,7 @@ sees the drafter, the frozen target and one batch. Knows nothing about optimiser
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -209,6 +210,10 @@ class Objective(Protocol):
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
         """Called once with the drafter as it begins: to change its modules in place, or to refuse one that does not fit."""
+
+    def measured(self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Objective:
+        """Called once behind `prepare`: the objective with what only a measurement can tell. batches: the first ones."""
+        return self
 
     def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
         """Called once per step, before the loss: the batch, with what an objective gathers with the weights as they are."""

@@ -12,6 +12,7 @@ distillation on the drafter's own text, or on the target's. Knows nothing about 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -51,7 +52,8 @@ class Ppow(Objective):
     reward: "cost_aware" k / (k gamma + 1); "raw" k; "ratio" (k + 1) / (K gamma + 1); "measured": speedups[k]; "none".
     gamma: cost of a drafted token over one of the target; None counts parameters.
     eta, epsilon: proximity reward, paid where k = 0 and the target finds the window less than epsilon nats worse than its
-        own greedy one. eta 0 leaves it out.
+        own greedy one. eta 0 leaves it out. epsilon None: before the first step it is measured how far windows are, and
+        `paid_frac` of those with k = 0 are near enough.
     clip, delta, updates: of the clipped objective; `updates` optimiser steps share one set of windows.
     after_rejection: tokens behind the first rejected one are reinforced, too.
     beta, divergence: the hold on the target at every drafted token. Forward KL takes the target renormalised over the
@@ -73,7 +75,8 @@ class Ppow(Objective):
     gamma: float | None = 0.12  # the paper's
     speedups: tuple[float, ...] = ()  # ours: measured per accepted length 0 .. K
     eta: float = 0.5  # ours: below the reward of one accepted token
-    epsilon: float = 2.0  # ours
+    epsilon: float | None = 2.0  # ours, as a constant; over six tokens it pays 0.03 to 0.5 % of all windows
+    paid_frac: float = 0.2  # ours
     clip: float = 0.2  # ours
     delta: float = 1e-6  # ours
     updates: int = 1  # ours
@@ -99,14 +102,28 @@ class Ppow(Objective):
             raise SpecdecError(
                 f"the measured reward needs speedups for 0 to {self.window} tokens, got {self.speedups}."
             )
-        if not (self.temperature > 0 and 0 <= self.hard_from <= 1 and 0 <= self.hard_to <= 1):
-            raise SpecdecError("temperature must be above 0, hard_from and hard_to from 0 to 1.")
+        fracs = self.hard_from, self.hard_to, self.paid_frac
+        if not (self.temperature > 0 and 0 <= min(fracs) and max(fracs) <= 1):
+            raise SpecdecError("temperature must be above 0, hard_from, hard_to and paid_frac from 0 to 1.")
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
         if drafter.config.generation != 3:
             raise SpecdecError("windows are drafted by EAGLE-3 drafters; this one has no vocabulary of its own.")
         if target.embedding.device.type == "cpu":
             fuse_norms(drafter)
+
+    def measured(self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Ppow:
+        """With the epsilon below which `paid_frac` of the windows with k = 0 in these batches lie, where it is None."""
+        if self.epsilon is not None or self.reward == "none" or not self.eta:
+            return self
+        unpaid, gaps = replace(self, epsilon=0.0), []
+        for batch in batches:
+            found, _ = unpaid.collect(drafter, target, batch).collected
+            usable = found.usable.repeat_interleave(self.group, 1)
+            gaps.append(found.gap[usable & (found.accepted < 1)].cpu())
+        far = torch.cat(gaps).double()
+        epsilon = float(far.quantile(self.paid_frac)) if len(far) else 0.0
+        return replace(self, epsilon=ranks.broadcast(epsilon))
 
     def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
         """The batch with its `Windows`: drafted, verified and rewarded with the weights as they are."""
@@ -120,6 +137,7 @@ class Ppow(Objective):
         )
         logits = logits / self.temperature
         compared = self.reward != "none" and self.eta > 0  # with the target's own windows
+        assert self.epsilon is not None or not compared, "epsilon is to be `measured` first"
         caches: list | None = [] if compared else None
         says = target.continued(batch, slots, drafted, caches)
         said, ids = says / self.temperature, vocabulary_ids(drafter)
@@ -133,10 +151,10 @@ class Ppow(Objective):
             own, along = windows.greedy_windows(target, batch, places, says[:, :: self.group], caches, needed)
             best = windows.token_log_probs(along / self.temperature, own).sum(-1)
             gap = best.repeat_interleave(self.group, 1) - log_p_drafted.sum(-1)
-        near = self.eta * none_frac * (gap < self.epsilon)
+        near = self.eta * none_frac * (gap < (self.epsilon or 0.0))
         rewards = self._speed_reward(accepted, self._gamma(drafter, target)) + near
         log_p = said[..., ids] - said.logsumexp(-1, keepdim=True)
-        found = Windows(slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable)
+        found = Windows(slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable, gap)
         measures = self._measures(found, none_frac, near, hard_frac)
         return replace(batch, collected=(found, measures))
 
@@ -212,6 +230,8 @@ class Ppow(Objective):
             "accepted_tok": mean(found.accepted),
             "none_frac": mean(none_frac),
             "proximity_frac": mean((near > 0).float()),
+            "paid_frac": mean((near > 0).float()) / max(mean(none_frac), 1e-9),
+            "epsilon": self.epsilon or 0.0,
             "zero_variance_frac": float(same),
             "missing_mass_frac": 1 - mean(mass),
             "hard_frac": hard_frac,
@@ -249,6 +269,7 @@ class Windows:
     slots [B, A]; drafted [B, A, K] target ids; columns: the same as columns of the head, -1 for a token of the text that
     cannot be drafted. log_p [B, A, K, Vd]: the target along it, over the draft vocabulary, its mass outside missing.
     log_q [B, A, K]: of the drafted tokens when they were drafted. accepted, rewards [B, A]. usable [B, places].
+    gap [B, A]: nats by which the target finds the window worse than its own greedy one, infinite where nobody asked.
     """
 
     slots: Tensor
@@ -259,6 +280,7 @@ class Windows:
     accepted: Tensor
     rewards: Tensor
     usable: Tensor
+    gap: Tensor
 
 
 def group_advantages(rewards: Tensor, group: int, delta: float) -> Tensor:

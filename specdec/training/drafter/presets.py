@@ -11,9 +11,7 @@ supervises all that is drafted from there, accepted or not.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -24,7 +22,7 @@ from specdec import ranks, runs
 from specdec.errors import SpecdecError, check_fields, nearest_name_error
 from specdec.models import drafters, spread
 from specdec.models.load import config_of, own_drafter, placement
-from specdec.policies.base import changed
+from specdec.policies.base import changed, setting
 from specdec.training.drafter.features import CacheConfig
 from specdec.training.drafter.networks import check_start
 from specdec.training.drafter.objective import Objective
@@ -33,7 +31,7 @@ from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
-_PPOW = Ppow(window=6, curriculum_steps=300)  # ours, for small models: they accept less
+_PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)  # ours, for small models: they accept less
 _DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
 _ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
 _HASS = Supervised(LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True)
@@ -288,8 +286,8 @@ def training_named(
     (whether conversations are given; without them ppow's target writes its answers first). SpecdecError for what is unknown.
     """
     worded = [name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))]
-    settings_changes = dict(_setting("--set", "passes=2", text, worded) for text in changes)
-    fields = dict(_setting("--fields", "beta=0.1", text) for text in more.get("fields", ()))
+    settings_changes = dict(setting("--set", "passes=2", text, worded) for text in changes)
+    fields = dict(setting("--fields", "beta=0.1", text) for text in more.get("fields", ()))
     start_from = Path(start_from) if start_from else None
     if system == "ppow":
         usual = "continued" if more.get("own_text") else "continued-corpus"
@@ -314,18 +312,3 @@ def _check_kind(start_from: Path | None, network: str) -> None:
         raise SpecdecError(
             f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}; name another."
         )
-
-
-def _setting(option: str, example: str, text: str, worded: Sequence[str] | None = None) -> tuple[str, object]:
-    """NAME=VALUE as the two. The value is as JSON writes it; what is no JSON is the text itself, such as fc_norm=each.
-
-    worded: names whose values may be such a text; None: all.
-    """
-    name, given, value = text.partition("=")
-    name = name.strip()
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        if not given or not (worded is None or (name in worded and value.strip())):
-            raise SpecdecError(f"{option} takes name=value such as {example}, not {text!r}.") from None
-        return name, value
