@@ -964,6 +964,17 @@ def _book_contents(args) -> None:
 
 
 @_command(
+    "pages", "--only --scale --notebooks", table=BOOK, only="names of notebooks (default: all with an executed copy)"
+)
+def _book_pages(args) -> None:
+    """write the executed notebooks as pages with pictures into figures/book"""
+    from specdec import runs
+    from specdec.tools import book
+
+    print("\n".join(map(str, runs.workbook_module("executed").write_pages(book.Book(args.scale), args.only))))
+
+
+@_command(
     "student", "--out --notebooks", table=BOOK, out=dict(required=False, help="folder for them (default: runs/student)")
 )
 def _book_student(args) -> None:
@@ -994,7 +1005,7 @@ def _book_tidy(args) -> int:
 
 
 COMMANDS["train"] = ("train a target, a drafter or a controller", None, TRAININGS)
-COMMANDS["book"] = ("the notebooks: run, contents, lab, student (without solutions) or tidy", None, BOOK)
+COMMANDS["book"] = ("the notebooks: run, contents, pages, lab, student (without solutions) or tidy", None, BOOK)
 
 if __name__ == "__main__":
     sys.exit(main())
