@@ -417,11 +417,13 @@ class Workers:
             if self.on is None:
                 self._settled.append((shard, shard.call(*shard.arguments)))
                 return  # what is done is told before the next begins
+            why = "pickle cannot send it"
             try:
                 job = pickle.dumps(shard), shard.key(own_code()), own_code(), self.settings
+                why = "its worker was lost"
                 self._running[self.engine.submit(work, *job, timed=shard.timed)] = shard
             except Exception as error:
-                self._lost(shard, error)
+                self._lost(shard, error, why)
 
     def _is_done(self, task) -> bool:
         try:
@@ -440,8 +442,8 @@ class Workers:
         else:
             self._settled.append((shard, answer["result"]))
 
-    def _lost(self, shard: Shard, error: Exception) -> None:
-        self._failed(shard, f"its worker was lost, {type(error).__name__}: {first_line(error)}")
+    def _lost(self, shard: Shard, error: Exception, why: str = "its worker was lost") -> None:
+        self._failed(shard, f"{why}, {type(error).__name__}: {first_line(error)}")
 
     def _failed(self, shard: Shard, reason: str) -> None:
         self._failures[shard.name] += 1
