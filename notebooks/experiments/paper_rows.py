@@ -1,7 +1,7 @@
 """Rows of measurements under the names that a paper prints: long rows for its tables, and the data of its figures.
 
 Long rows have the columns LONG: whose they are (pair), the paper's row and column, the metric, the value,
-its interval and the prompts that it rests on.
+its interval and the prompts that it rests on. A row has the paper's name only where it is made with the paper's settings.
 Knows nothing about where rows come from or how they are shown.
 """
 
@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from specdec.core.tree_config import PAPER_TREES
+from specdec.evaluation import stats
 from specdec.identity import DEFAULT, EQUAL, GRID, LIVE, OFFICIAL, PAPER, STATIC, TERMS, TUNED
 
 from workbook.items import read_published
 
 KEYS = ["pair", "row", "column", "metric"]
-LONG = [*KEYS, "value", "value_low", "value_high", "prompts"]
+COUNTED = ["prompts", "turns"]  # what a value rests on; of a table without prompts its turns
+LONG = [*KEYS, "value", "value_low", "value_high", *COUNTED]
 BARS = ["panel", "row", "column", "whose", "value", "published"]
 
 
@@ -27,12 +30,11 @@ class Row:
     """A row of a paper's table: how it is called there, and which of our methods it holds.
 
     where: fields of a method (`identity.FIELDS`), or another column of our rows, and their values; the label may name fields
-    in braces. of: the row of the paper to which it belongs, where it is called otherwise.
+    in braces.
     """
 
     label: str
     where: dict[str, str]
-    of: str = ""
 
 
 def named(names: dict[str, str], column: str = "system") -> list[Row]:
@@ -41,13 +43,13 @@ def named(names: dict[str, str], column: str = "system") -> list[Row]:
     return [Row(label, {column: name} | untrained) for name, label in names.items()]
 
 
-def default_row(paper: str, label: str, of: str = "") -> Row:
+def default_row(paper: str, label: str) -> Row:
     """The row of the tree that a paper calls EAGLE-3.
 
     >>> default_row("ltd", "Eagle3").where["preset"]
     '60,8,10'
     """
-    return Row(label, {"system": STATIC, "terms": DEFAULT, "preset": PAPER_TREES[paper].text}, of)
+    return Row(label, {"system": STATIC, "terms": DEFAULT, "preset": PAPER_TREES[paper].text})
 
 
 TUNED_ROW = Row("tuned static (ours)", {"system": STATIC, "terms": TUNED})  # in every table
@@ -62,11 +64,35 @@ def grid_rows(system: str, label: str = "best static tree of the paper's own gri
 def on_terms(system: str, printed: str) -> list[Row]:
     """The rows of a controller: as the paper trains it, under the paper's name; on each of the other terms, said beside it."""
     labels = {PAPER: printed} | {term: f"{printed}, {TERMS[term]}" for term in (EQUAL, OFFICIAL, LIVE)}
-    return [Row(label, {"system": system, "terms": term}, printed) for term, label in labels.items()]
+    return [Row(label, {"system": system, "terms": term}) for term, label in labels.items()]
+
+
+def by_recipe(names: dict[str, str], column: str = "system") -> list[Row]:
+    """Rows of trainings: with the paper's settings under the paper's names, with ours under names that say so.
+
+    names: ours, as they stand in `column`, -> the paper's.
+    """
+    said = {"paper": "", "official": ", the released settings", "ours": ", our settings"}
+    return [
+        Row(label + how, {column: name, "recipe": recipe})
+        for recipe, how in said.items()
+        for name, label in names.items()
+    ]
+
+
+def with_deviations(long: pd.DataFrame) -> pd.DataFrame:
+    """Long or published rows in which the rows of a metric "x_sd" have become the column value_sd of those of "x"."""
+    long = long.reset_index(drop=True)
+    told = long["metric"].astype(str).str.endswith("_sd")
+    if not told.any():
+        return long
+    keys = [key for key in ("target", "temperature", *KEYS) if key in long]
+    spread = long[told].assign(metric=long["metric"].str.removesuffix("_sd"))[[*keys, "value"]]
+    return long[~told].merge(spread.rename(columns={"value": "value_sd"}), on=keys, how="left")
 
 
 def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Those rows of `table` that one of `rows` names, with its label as `row`, the paper's row as `of`, and its place in `rows`.
+    """Those rows of `table` that one of `rows` names, with its label as `row` and its place in `rows`.
 
     Methods at prices that are not their own (`identity.CARRIED`) belong to no row of a paper.
     """
@@ -75,7 +101,7 @@ def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
     for place, row in enumerate(rows):
         part = table[at_home & (table[list(row.where)] == pd.Series(row.where)).all(axis=1)]
         labels = [row.label.format(**fields) for fields in part.to_dict("records")] if "{" in row.label else row.label
-        parts.append(part.assign(row=labels, of=row.of or labels, place=place))
+        parts.append(part.assign(row=labels, place=place))
     return pd.concat(parts).sort_values("at", kind="stable").drop(columns="at")
 
 
@@ -92,48 +118,47 @@ def as_printed(
     how: str = "",
     mean: str = "Mean",
 ) -> pd.DataFrame:
-    """Long rows (`LONG`, and `of`: the row of the paper) of a table, under the names that a paper prints.
+    """Long rows (`LONG`) of a table, under the names that a paper prints.
 
     table: with pair, suite, `metrics` and what `rows` look at.
 
     rows: in the paper's order, or a dict of printed names of our methods. suites: our name -> the paper's, in its order; what
     is not named is left out, and a suite is known by its benchmark. metrics: our column -> the paper's name. how: added to the
-    pair. Rows of several seeds are averaged, and then have no interval. A column called `mean` ("" for none) is the mean over
-    the paper's columns, where all of them are there.
+    pair, with a run's clock for "{clock}". Rows of several seeds are averaged, and then have no interval. A column called `mean`
+    ("" for none) is the mean over the paper's columns, where all of them are there.
     """
     if table.empty:
-        return pd.DataFrame(columns=[*LONG, "of"])
+        return pd.DataFrame(columns=LONG)
     metrics = metrics if isinstance(metrics, dict) else {name: name for name in metrics}
     rows = named(rows, "method") if isinstance(rows, dict) else rows
-    pair, column = table["pair"] + f", {how}" * bool(how), benchmark(table["suite"]).map(suites)
+    clocks = table.get("clock", pd.Series("", table.index))
+    pair = table["pair"] + [f", {how.format(clock=clock)}" * bool(how) for clock in clocks]
+    column = benchmark(table["suite"]).map(suites)
     shown = labelled(table.assign(pair=pair, column=column), rows).dropna(subset=["column"])
     parts = []
     for name, label in metrics.items():
         ends = {f"{name}_{end}": f"value_{end}" for end in ("low", "high") if f"{name}_{end}" in shown}
-        counted = ["prompts"] if "prompts" in shown else []
-        part = (
-            shown[[*KEYS[:3], "of", name, *ends, *counted]].rename(columns={name: "value", **ends}).assign(metric=label)
-        )
-        parts.append(part.reindex(columns=[*LONG, "of"]))
+        counted = [column for column in COUNTED if column in shown]
+        part = shown[[*KEYS[:3], name, *ends, *counted]].rename(columns={name: "value", **ends})
+        parts.append(part.assign(metric=label).reindex(columns=LONG))
     long = pd.concat(parts, ignore_index=True).astype({"value": float})
-    keys = [*KEYS, "of"]
-    groups = long.groupby(keys, sort=False)
-    once = groups.size().eq(1).reindex(pd.MultiIndex.from_frame(long[keys])).to_numpy()
+    groups = long.groupby(KEYS, sort=False)
+    once = groups.size().eq(1).reindex(pd.MultiIndex.from_frame(long[KEYS])).to_numpy()
     long.loc[~once, ["value_low", "value_high"]] = float("nan")
-    long = groups[["value", "value_low", "value_high", "prompts"]].mean().reset_index()
+    long = groups[LONG[len(KEYS) :]].mean().reset_index()
     labels = shown.sort_values("place", kind="stable")["row"]
     order = {name: place for place, name in enumerate(dict.fromkeys([*labels, *suites.values()]))}
-    if mean:
+    if mean and len(set(suites.values())) > 1:
         long = pd.concat([long, means(long, list(dict.fromkeys(suites.values())), mean)], ignore_index=True)
     return long.sort_values(KEYS[1:3], key=lambda names: names.map(order), kind="stable", ignore_index=True)
 
 
 def means(long: pd.DataFrame, columns: list[str], name: str = "Mean") -> pd.DataFrame:
     """Rows of the mean over `columns`, as the papers average, where every one of them is there."""
-    keys = [key for key in (*KEYS, "of") if key != "column"]
+    keys = [key for key in KEYS if key != "column"]
     own = long[long["column"].isin(columns)].groupby(keys, sort=False)["value"].agg(["mean", "size"]).reset_index()
     own = own[own["size"] == len(columns)].rename(columns={"mean": "value"})
-    return own.assign(column=name).reindex(columns=[*LONG, "of"])
+    return own.assign(column=name).reindex(columns=LONG)
 
 
 def long_rows(table: pd.DataFrame, row: str, values: dict[str, str], metric: str = "") -> pd.DataFrame:
@@ -154,6 +179,7 @@ def spread(table: pd.DataFrame, row: str, column: str, values: dict[str, str], n
     """Long rows of a table in which both `row` (under `names`) and `column` are columns; values: our column -> its metric."""
     if table.empty:
         return pd.DataFrame(columns=LONG)
+    table = table.sort_values(column, kind="stable")
     keys = {"row": table[row].map(names), "column": table[column].astype(str)}
     parts = [table[["pair"]].assign(**keys, metric=metric, value=table[name]) for name, metric in values.items()]
     return pd.concat(parts, ignore_index=True).dropna(subset=["row"]).reindex(columns=LONG)
@@ -189,6 +215,21 @@ def taus(prompts: pd.DataFrame, row: str, column: str, methods: dict[str, str]) 
     kept = prompts.assign(row=prompts[row].map(methods), column=prompts[column].astype(str)).dropna(subset=["row"])
     sums = kept[kept["cycles"] > 0].groupby(KEYS[:3], sort=False)[["cycle_tok", "cycles"]].sum().reset_index()
     return sums.assign(metric="tau", value=sums["cycle_tok"] / sums["cycles"]).reindex(columns=LONG)
+
+
+def of_chains(chained: pd.DataFrame, rows: Sequence[Row], suites: dict[str, str], tau: str) -> pd.DataFrame:
+    """Long rows of chains (`drafters.compare_tau` over the start): tokens per cycle, and their ratio to the start's.
+
+    tau: what the paper's table calls tokens per cycle. Of trainings in several runs the first counts. A column "All" pools the
+    suites.
+    """
+    if chained.empty:
+        return chained
+    first = chained.drop_duplicates(["pair", "suite", "drafter"])
+    first = first.rename(columns={"low": "over_baseline_low", "high": "over_baseline_high"})
+    metrics = {"tau": tau, "over_baseline": "tau over its start's"}
+    own = as_printed(first, rows, suites, metrics, how="one chain")
+    return pd.concat([own, as_printed(first, rows, {"all": "All"}, metrics, how="one chain")])
 
 
 def of_windows(windows: pd.DataFrame, drafters: dict[str, str]) -> pd.DataFrame:
@@ -246,12 +287,67 @@ def whose(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(whose=table["target"] + " (published)" if published else table["pair"], published=published)
 
 
+def signed_ranks(turns: pd.DataFrame, rows: Sequence[Row], against: Row) -> pd.DataFrame:
+    """Long rows of the column "p-value": of "it is not faster than `against`", by Wilcoxon's signed-rank test over prompts.
+
+    turns: of replay, with pair, run and the fields of a method; rates are means over seeds.
+    """
+    from scipy.stats import wilcoxon
+
+    found = []
+    for (pair, _), own in turns.groupby(["pair", "run"], sort=False) if len(turns) else ():
+        shown = labelled(own, [against, *rows])
+        if against.label not in set(shown["row"]):
+            continue
+        quantities = stats.per_prompt(shown.assign(method=shown["row"]), ("new_tok", "time_ms"))
+        rates = (quantities["new_tok"] / quantities["time_ms"]).T.groupby(level="method").mean().T
+        for row in dict.fromkeys(shown["row"]):
+            if row != against.label:
+                p_value = float(wilcoxon(rates[row], rates[against.label], alternative="greater").pvalue)
+                found.append((f"{pair}, replayed", row, "p-value", "p_below", p_value, len(rates)))
+    return pd.DataFrame(found, columns=[*KEYS, "value", "prompts"]).reindex(columns=LONG)
+
+
+def constants(facts: pd.DataFrame, rows: Sequence[Row]) -> list[str]:
+    """A sentence for each of `rows` in cycle_facts (with pair) that gives one answer nearly always: it became a static tree."""
+    if facts.empty:
+        return []
+    alike = labelled(facts[facts["collapsed"].astype(bool) & (facts["system"] != STATIC)], rows)
+    return [
+        f"{row.row} of {row.pair} became a constant: {row.commonest} (nodes and root, depth, width) in "
+        f"{row.commonest_frac:.0%} of its cycles."
+        for row in alike.drop_duplicates(["pair", "row"]).itertuples()
+    ]
+
+
+def best_and_last(curves: pd.DataFrame, drafters: dict[str, str]) -> list[str]:
+    """A sentence per pair and drafter: tokens per cycle on held-out text at its start, at its best and when last measured."""
+    lines = named_lines(curves, drafters, "held_out_tau_chain")
+    told = []
+    for line, own in lines.groupby("line", sort=False) if len(lines) else ():
+        values = own.set_index("step")["value"]
+        shown = f"{values.iloc[0]:.3f}, {values.max():.3f} (step {values.idxmax()}), {values.iloc[-1]:.3f}"
+        told.append(f"{line}: held-out chains at the start, at best and last (step {values.index[-1]}): {shown}.")
+    return told
+
+
+def unmoved(long: pd.DataFrame, start: str) -> list[str]:
+    """A sentence for each row with the very tokens per cycle of `start`, from which its training began."""
+    taus = long[long["metric"].str.startswith("tau")]
+    values, told = taus.pivot_table("value", ["pair", "row"], ["column", "metric"]), []
+    for (pair, row), own in values.iterrows():
+        begun = values.loc[(pair, start)].reindex(own.dropna().index) if (pair, start) in values.index else []
+        if row != start and len(begun) and np.allclose(own.dropna(), begun, rtol=1e-9):
+            told.append(f"{row} ({pair}) has the numbers of its start: it is no better than its start.")
+    return told
+
+
 def mean_bars(measured: dict[str, pd.DataFrame], paper: str) -> pd.DataFrame:
     """Bars of mean speedups of several tables: name of a published table -> our long rows of the same; one panel each."""
     parts = []
     for name, rows in measured.items():
         for side in (rows, read_published(paper, name)):
-            if len(side):
+            if len(side) and (side["column"] == "Mean").any():
                 part = whose(side[(side["column"] == "Mean") & (side["metric"] == "speedup")])
                 parts.append(part.assign(panel=f"Table {name.removeprefix('table')}"))
     return pd.concat([part[BARS] for part in parts if len(part)], ignore_index=True)

@@ -15,9 +15,10 @@ import pandas as pd
 
 from specdec import runs
 from specdec.identity import identified
+from specdec.report import provenance
 from specdec.report.figures import drawn
 
-from experiments.paper_rows import benchmark
+from experiments.paper_rows import benchmark, with_deviations
 from workbook import items
 from workbook.paper_table import PaperTable
 
@@ -50,7 +51,8 @@ class Shown:
     missing: list[str] = dataclasses.field(default_factory=list)
 
     def read(self, name: str | tuple, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
-        """Rows of `table` of each pair's finished runs `name`, with columns pair and run; an empty frame where there is none.
+        """Rows of `table` of each pair's finished runs `name`, with columns pair, run, recipe (whose settings were trained
+        with: paper, official or ours) and clock (wall or processor); an empty frame where there is none.
 
         A method's rows come from one run: the one that measured it on most suites, of equal ones the first of `name`, then
         the newest. Tables without methods come from that run as a whole.
@@ -63,7 +65,7 @@ class Shown:
                 run for one in names for run in items.measured(one, self.page.run.scale, pair=pair, **parameters)
             ]
             measured = [run for run in measured if run.path(f"{table}.parquet").is_file()]
-            rows = _each_from_one_run([identified(run.read_table(table)).assign(run=run.key) for run in measured])
+            rows = _each_from_one_run([identified(run.read_table(table)).assign(**_facts_of(run)) for run in measured])
             self.sources += [run for run in measured if run.key in set(rows.get("run", ())) and run not in self.sources]
             found += [rows.assign(pair=pair)] * bool(len(rows))
         if not found:
@@ -83,16 +85,16 @@ class Shown:
         if not items.published_file(self.item.paper, self.item.name).is_file():
             return None
         printed = items.read_published(self.item.paper, self.item.name)
-        printed = printed.astype({"row": str, "column": str})
+        printed = with_deviations(printed.astype({"row": str, "column": str}))
         if printed["temperature"].nunique() > 1:
             printed["metric"] += ", T=" + printed["temperature"].astype(str)
         return printed.assign(target=printed["target"].fillna("the paper"))
 
-    def table(self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits: int | None = 2) -> None:
+    def table(self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits=2, notes=()) -> None:
         """Show the paper's rows as it prints them, and long rows of ours (`paper_rows.LONG`) below, with the same columns.
 
-        metric: only this one. Rows of the paper that nothing here measures, and columns that a row of ours lacks, are what
-        the item lacks.
+        metric: only this one. notes: sentences below the table, beside what each training took. Rows of the paper that
+        nothing here measures, and columns that a row of ours lacks, are what the item lacks.
         """
         printed = self.printed
         if metric:
@@ -106,12 +108,19 @@ class Shown:
         self.missing += [f"{row} (not measured here)" for row in content.lacking]
         self.missing += _empty_cells(ours, printed, content.lacking)
         sources = [] if ours is None else self.sources
+        if trained := list(filter(None, map(_training_of, sources))):
+            notes = [*notes, f"Trainings: {'; '.join(trained)}."]
+        content = dataclasses.replace(content, notes=(*content.notes, *notes))
         self.page.run.show_item(self.item.id, content, sources=sources, missing=self.missing)
 
-    def figure(self, draw, data: pd.DataFrame) -> None:
-        """Show draw(data), or a sentence in its place where data has no rows. A true `published` marks rows not ours."""
+    def figure(self, draw, data: pd.DataFrame, lacking=()) -> None:
+        """Show draw(data), or a sentence in its place where data has no rows. A true `published` marks rows not ours.
+
+        lacking: what the paper draws and nothing here measured.
+        """
         if data.empty:
             return self._nothing()
+        self.missing += [f"{name} (not measured here)" for name in lacking]
         theirs = int(data["published"].sum()) if "published" in data else 0
         data.attrs["rows"] = {"measured": len(data) - theirs, "published_only": theirs, "not_measured": 0}
         sources = self.sources if len(data) > theirs else []
@@ -130,17 +139,44 @@ class Shown:
         self.page.run.show_item(self.item.id, content, sources=[], missing=self.missing or [why])
 
 
+def _facts_of(run: runs.Run) -> dict[str, str]:
+    """Key of a run, whose settings it trained with, and what its clock counted."""
+    settings = _settings(run)
+    clock = provenance.of([run]).rows[0]["clock"] or ("processor" if settings.get("cpu_time") else "wall")
+    return {"run": run.key, "recipe": settings.get("preset", "ours"), "clock": clock}
+
+
+def _settings(run: runs.Run) -> dict:
+    config = run.record()["config"]
+    return config.get("parameters", config)
+
+
+def _training_of(run: runs.Run) -> str:
+    """What a training run took, as a sentence; '' for a run that trains nothing."""
+    settings, name = _settings(run), f"{run.name} of {_settings(run).get('pair')}"
+    took = [f"{value:,} {key.replace('_', ' ')}" for key, value in settings.items() if key.endswith("steps") and value]
+    if (
+        not took
+        and (rounds := run.path("training.parquet")).is_file()
+        and "steps" in (table := pd.read_parquet(rounds))
+    ):
+        took = [f"{table['steps'].min():,} to {table['steps'].max():,} steps a round"]
+    took += [f"effort {settings['effort']:g}"] if settings.get("effort") else []
+    seeds = ", ".join(map(str, settings.get("seeds", ())))
+    return f"{name}, {', '.join([*took, f'seeds {seeds}'])}" if took and seeds else ""
+
+
 def _each_from_one_run(found: list[pd.DataFrame]) -> pd.DataFrame:
     """Of the same table of several runs, the rows of each method from the run that measured it on most benchmarks."""
     if not found or "method" not in found[0]:
         return found[0] if found else pd.DataFrame()
-    rows = pd.concat(found, ignore_index=True)
+    rows, one = pd.concat(found, ignore_index=True), ["method", "recipe"]
     if "suite" not in rows:
-        return rows[rows["run"] == rows.groupby("method")["run"].transform("first")]
+        return rows[rows["run"] == rows.groupby(one)["run"].transform("first")]
     suites = benchmark(rows["suite"]).where(rows["suite"] != "all")
-    counts = rows.assign(suite=suites).groupby(["method", "run"], sort=False)["suite"].nunique()
-    chosen = counts.groupby(level="method").idxmax()  # the first of equal ones
-    return rows[pd.MultiIndex.from_frame(rows[["method", "run"]]).isin(chosen.tolist())]
+    counts = rows.assign(suite=suites).groupby([*one, "run"], sort=False)["suite"].nunique()
+    chosen = counts.groupby(level=one).idxmax()  # the first of equal ones
+    return rows[pd.MultiIndex.from_frame(rows[[*one, "run"]]).isin(chosen.tolist())]
 
 
 def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame | None, lacking) -> list[str]:
@@ -149,9 +185,8 @@ def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame | None, lackin
     told = []
     if ours is None or printed is None or not set(ours["column"]) & set(printed["column"]):
         return told
-    of = ours["of"].fillna(ours["row"]) if "of" in ours else ours["row"]
     for row, theirs in printed[~printed["row"].isin(lacking)].groupby("row", sort=False):
-        known = set(ours.loc[of == row, "column"])
+        known = set(ours.loc[ours["row"] == row, "column"])
         columns = [column for column in dict.fromkeys(theirs["column"]) if column not in known]
         told += [f"{row}: {', '.join(columns)} (not measured here)"] * bool(columns)
     return told

@@ -133,7 +133,8 @@ def save(
     about["doubts"] = facts["doubts"]
     stem = runs.figure_path(item.paper, item.name, scale)
     if isinstance(content, PaperTable):
-        return tables.write(stem, content.markdown(), content.to_csv(), content.latex, sources=sources, about=about)
+        origin = provenance.of(sources)  # how many prompts a row rests on stands in its name
+        return tables.write(stem, content.markdown(), content.to_csv(), content.latex, origin=origin, about=about)
     if is_table:
         return tables.save(content, stem, sources=sources, digits=digits, about=about)
     return figures.save(content, stem, sources=sources, data=data, about=about)
@@ -166,7 +167,7 @@ def measured(name: str, scale: str = "laptop", shipped: bool = False, **paramete
     return list(chosen.values())
 
 
-REGENERATED, PARTLY, NOT_MEASURED = "regenerated", "partly", "not measured"
+SAME, PARTLY, STATED, NOT_MEASURED = "same layout, our pairs", "partly", "diagram or settings", "not measured"
 
 
 def figures_dir() -> Path:
@@ -195,12 +196,20 @@ class Drawn:
 
     @property
     def state(self) -> str:
-        """REGENERATED, PARTLY (facts["missing"] says what is not there) or NOT_MEASURED."""
+        """SAME, PARTLY (facts["missing"] says what is not there), NOT_MEASURED, or STATED, which measures nothing."""
         if self.incomplete:
             return NOT_MEASURED
-        if self.item.kind not in UNMEASURED and not self.facts["rows"]["measured"]:
+        if self.item.kind in UNMEASURED:
+            return STATED
+        if not self.facts["rows"]["measured"]:
             return NOT_MEASURED
-        return PARTLY if self.facts["missing"] else REGENERATED
+        return PARTLY if self.facts["missing"] else SAME
+
+    @property
+    def lacking(self) -> str:
+        """What is not there, in words; '' where nothing is said to be missing."""
+        said = (sentence.removesuffix(" (not measured here)") for sentence in self.facts["missing"])
+        return f"without {'; '.join(said)}" if self.state == PARTLY else ""
 
     @functools.cached_property
     def sources(self) -> list[runs.Run]:
@@ -256,7 +265,7 @@ def status(scale: str = "laptop") -> pd.DataFrame:
         one = there.get(item.id)
         facts = one.facts if one else {}
         state = one.state if one else NOT_MEASURED
-        missing = ", ".join(facts.get("missing", ())) if state == PARTLY else item.not_here * (state == NOT_MEASURED)
+        missing = one.lacking if one and state == PARTLY else item.not_here * (state == NOT_MEASURED)
         row = dict(item=item.id, title=item.title, state=state, missing=missing)
         rows.append(row | {"scale": facts.get("label", ""), "notebook": item.notebook})
     return pd.DataFrame(rows)
@@ -340,7 +349,8 @@ def contents() -> str:
         one = there.get(item.id)
         link = f"[{item.id}]({item.id}.{FILES[item.kind][0]})" if one else item.id
         label = one.facts["label"] if one else ""
-        lines.append(f"| {link} | {item.title} | {one.state if one else NOT_MEASURED} | {label} |")
+        state = ": ".join(filter(None, (one.state, one.lacking))) if one else NOT_MEASURED
+        lines.append(f"| {link} | {item.title} | {state} | {label} |")
     end = "Written by `make figures`; where each comes from stands in the json file beside it."
     return "\n".join([*lines, "", end, ""])
 

@@ -41,11 +41,13 @@ class PaperTable:
     doubts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, measured, published, value: str = "value", *, how: str = "", digits: int | None = 2) -> PaperTable:
+    def of(cls, measured, published, value: str = "value", *, how: str = "", digits=2) -> PaperTable:
         """From long rows with row, column, metric and `value`, or None where there are none.
 
-        measured: also pair, perhaps `of` (the paper's row to which a row belongs), prompts and the ends of an interval.
+        measured: also pair, perhaps prompts (else turns) and the ends of an interval. Rows that are equal in every digit are
+        named below.
         published: also target and doubt. how: the command that measures what is missing, said once below the table.
+        digits: as in `tables.cells`, or {metric: digits}.
         """
         sides = [_filled(side, whose, value) for side, whose in ((published, "target"), (measured, "pair"))]
         if not any(map(len, sides)):
@@ -59,9 +61,12 @@ class PaperTable:
         doubts = [doubt for doubt in dict.fromkeys(sides[0]["doubt"]) if doubt]
         marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
         blocks = [_block(side, value, heads, several, marks, digits) for side in sides]
-        known = set(sides[1]["of"])
+        known = set(sides[1]["row"])
         lacking = [row for row in dict.fromkeys(sides[0]["row"]) if row not in known]
-        notes = [f"({mark}) {doubt}" for doubt, mark in marks.items()]
+        notes = [
+            *(f"({mark}) {doubt}" for doubt, mark in marks.items()),
+            *_equal(sides[1], _texts(sides[1], value, digits)),
+        ]
         if lacking:
             notes.append(f"Not measured here: {', '.join(lacking)}." + (f" To measure: `{how}`." if how else ""))
         return cls(*blocks, tuple(notes), tuple(lacking), tuple(doubts))
@@ -130,26 +135,27 @@ class PaperTable:
 
 def _filled(side, whose: str, value: str) -> pd.DataFrame:
     """Long rows of one side with all columns that are read; an empty frame for None."""
-    columns = ["whose", "of", "row", "column", "metric", "doubt", "prompts", value]
+    columns = ["whose", "row", "column", "metric", "doubt", "prompts", "turns", value]
     if side is None or side.empty:
         return pd.DataFrame(columns=columns)
     need(side, "row", "column", value)
+    side = side.reset_index(drop=True)
     usual = {
         "metric": "",
         "doubt": "",
         "prompts": np.nan,
-        "of": side["row"],
+        "turns": np.nan,
         "whose": side.get(whose, BLOCKS["published"]),
     }
     side = side.assign(**{name: content for name, content in usual.items() if name not in side})
     texts = {name: side[name].astype(str) for name in ("row", "column", "metric", "whose")}
-    return side.assign(**texts, of=side["of"].fillna(side["row"]), doubt=side["doubt"].fillna(""))
+    return side.assign(**texts, doubt=side["doubt"].fillna(""))
 
 
 def _block(side: pd.DataFrame, value: str, heads: list, several: bool, marks: dict[str, str], digits) -> pd.DataFrame:
     if side.empty:
         return pd.DataFrame(columns=pd.MultiIndex.from_tuples(heads))
-    texts = zip(tables.cells(side, value, digits), side["doubt"], strict=True)
+    texts = zip(_texts(side, value, digits), side["doubt"], strict=True)
     cells = [f"{text} ({marks[doubt]})" if doubt and text else text for text, doubt in texts]
     long, keys = side.assign(cell=cells, row=side["row"] + _counted(side)), ["whose", "row"][not several :]
     twice = long[long.duplicated([*keys, "column", "metric"])]
@@ -167,14 +173,37 @@ def _rows(table: pd.DataFrame, columns: list[str]):
 
 
 def _counted(side: pd.DataFrame) -> pd.Series:
-    """', n = 3' behind the name of a row whose cells say how many prompts they rest on, 'n = 3 to 5' where they differ."""
-    counts = pd.to_numeric(side["prompts"], errors="coerce").groupby([side["whose"], side["row"]])
-    least, most = counts.transform("min"), counts.transform("max")
-    texts = [
-        "" if np.isnan(low) else f", n = {low:.0f}" + (f" to {high:.0f}" if high > low else "")
-        for low, high in zip(least, most, strict=True)
-    ]
-    return pd.Series(texts, side.index, dtype=object)
+    """', n = 3' behind the name of a row whose cells say how many prompts they rest on, 'n = 3 to 5' where they differ; of
+    cells that only know how many turns that is, 'n = 3 turns'."""
+    said = pd.Series("", side.index, dtype=object)
+    for column, unit in {"turns": " turns", "prompts": ""}.items():
+        counts = pd.to_numeric(side[column], errors="coerce").groupby([side["whose"], side["row"]])
+        ends = zip(counts.transform("min"), counts.transform("max"), strict=True)
+        ranges = [f", n = {low:.0f}" + f" to {high:.0f}" * (high > low) + unit if low > 0 else "" for low, high in ends]
+        ranges = pd.Series(ranges, side.index, dtype=object)
+        said = ranges.where(ranges != "", said)
+    return said
+
+
+def _equal(side: pd.DataFrame, texts: list) -> list[str]:
+    """Sentences that name the rows of several numbers which are equal in every printed digit: they decode alike."""
+    found: dict[tuple, list[str]] = {}
+    for (whose, row), cells in side.assign(text=texts).groupby(["whose", "row"], sort=False):
+        if len(cells) > 1 and cells["text"].notna().all():
+            facts = sorted(zip(cells["column"], cells["metric"], cells["text"], strict=True))
+            found.setdefault((whose, *facts), []).append(row)
+    alike = [(whose, rows) for (whose, *_), rows in found.items() if len(rows) > 1]
+    return [f"Equal in every digit ({whose}): {'; '.join(rows)}." for whose, rows in alike]
+
+
+def _texts(side: pd.DataFrame, value: str, digits) -> list:
+    """The printed form of each row; digits: of all, or {metric: digits} where 2 is usual."""
+    if not isinstance(digits, dict):
+        return tables.cells(side, value, digits)
+    texts = pd.Series(None, side.index, dtype=object)
+    for metric, rows in side.groupby("metric"):
+        texts[rows.index] = tables.cells(rows, value, digits.get(metric, 2))
+    return texts.tolist()
 
 
 def _flat(heads: list[tuple[str, str]], metric: str) -> list[str]:

@@ -127,17 +127,18 @@ class Comparison:
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
-        """One row per suite ("all" pools them), method and seed: these, turns, MEASURES and policy_ms.
+        """One row per suite ("all" pools them), method and seed: these, turns, prompts, MEASURES and policy_ms.
 
         speedup is over plain decoding, over_default and over_tuned the same over those trees. draft_calls and verify_nodes
         are means per cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs:
         whether over_tuned lies further from 1 than the costs' own uncertainty; what does not is no finding. At the end what
         `identified` adds.
         """
-        pooled = pd.concat([self.turns, self.turns.assign(suite="all")])
+        turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))
+        pooled = pd.concat([turns, turns.assign(suite="all")])
         groups = pooled.groupby(["suite", "method", "seed"], sort=False)
         sums = groups[[*SUMS, "draft_calls", "verified_tok", "policy_ms"]].sum()
-        table = with_rates(sums).assign(turns=groups.size()).reset_index()
+        table = with_rates(sums).assign(turns=groups.size(), prompts=groups["of"].nunique()).reset_index()
         assert (table.groupby("suite")["new_tok"].nunique() == 1).all(), "the methods did not decode the same turns"
 
         def of(method: str) -> pd.Series:
@@ -151,7 +152,9 @@ class Comparison:
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
         table["beyond_costs"] = self.beyond_costs(table["over_tuned"])
-        return self.with_identity(table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms", "beyond_costs"]])
+        return self.with_identity(
+            table[["suite", "method", "seed", "turns", "prompts", *MEASURES, "policy_ms", "beyond_costs"]]
+        )
 
     def with_identity(self, table: pd.DataFrame) -> pd.DataFrame:
         """The table with the fields of every row's method (`identity.FIELDS`), the temperature and the machine."""

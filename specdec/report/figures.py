@@ -57,7 +57,7 @@ def save(figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, ab
     """
     import matplotlib
 
-    stem, origin = Path(stem), provenance.of(sources)
+    stem, origin = Path(stem), provenance.of(sources, data)
     labelled(figure, origin.label)
     described = runs.canonical({"scale": origin.scale, "runs": [row["key"] for row in origin.rows]})
     metadata = {

@@ -26,17 +26,21 @@ POOLED = ("all",)  # what tables call several suites together
 SAID = ("pair", "dtype", "device", "temperature", "clock")
 
 
-def of(sources) -> Provenance:
-    """The provenance of `sources`: Runs, or dicts with the columns of a row where there is no run (a training's curve)."""
-    return Provenance(tuple(_row(source) for source in sources))
+def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
+    """The provenance of `sources`: Runs, or dicts with the columns of a row where there is no run (a training's curve).
+
+    shown: the rows that are shown of them, whose suites and prompts the caption counts.
+    """
+    return Provenance(tuple(_row(source) for source in sources), _counts(shown))
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
     """rows: one dict per source: run, pair, dtype, device, machine, suites, prompts, seeds, prices, commit; None where
-    the run does not say."""
+    the run does not say. shown: suites and prompts of what is shown, in words."""
 
     rows: tuple[dict, ...]
+    shown: str = ""
 
     @property
     def scale(self) -> str:
@@ -49,25 +53,29 @@ class Provenance:
 
     @property
     def label(self) -> str:
-        """What stands in every picture and over every table: the scale, and the pairs, dtypes and devices measured."""
+        """What stands in every picture and over every table: for each scale the pairs, dtypes and devices measured."""
         if not self.rows:
             return "nothing measured here"
-        models = [" ".join(filter(None, (row["pair"] or "unknown pair", row["dtype"]))) for row in self.rows]
-        devices = [{"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device") for row in self.rows]
-        return f"{self.scale} scale: {_joined(models)} on {_joined(devices)}"
+        by_scale: dict[str, list[dict]] = {}
+        for row in self.rows:
+            by_scale.setdefault(_scale(row), []).append(row)
+        parts = []
+        for scale, rows in by_scale.items():
+            models = [" ".join(filter(None, (row["pair"] or "unknown pair", row["dtype"]))) for row in rows]
+            devices = [{"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device") for row in rows]
+            parts.append(f"{scale} scale: {_joined(models)} on {_joined(devices)}")
+        return "; ".join(parts)
 
     @property
     def caption(self) -> str:
-        """The label, and what a reader needs to judge it: machine, suites, prompts, seeds, prices of replayed time."""
+        """The label, and what a reader needs to judge it: machine, what is shown, seeds, prices of replayed time."""
         if not self.rows:
             return "Nothing measured here."
         suites, seeds = (sorted({one for row in self.rows for one in row[name]}) for name in ("suites", "seeds"))
-        written = " written for this workbook" if any("/" in suite for suite in suites) else ""
-        prompts = max((row["prompts"] or 0 for row in self.rows), default=0)
+        written = "prompts written for this workbook" if any("/" in suite for suite in suites) else ""
         prices = _joined(row["prices"] for row in self.rows)
         facts = [self.label, _joined(row["machine"] for row in self.rows)]
-        facts.append(f"{len(suites)} suite{'s' * (len(suites) != 1)}{written}" if suites else "")
-        facts.append(f"{prompts} prompts" if prompts else "")
+        facts += [self.shown, written]
         facts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "")
         facts.append(f"time by the prices of {prices}" if prices else "")
         return ", ".join(filter(None, facts)) + "."
@@ -75,6 +83,17 @@ class Provenance:
     def record(self) -> dict:
         """What the file beside a table or figure says."""
         return {"scale": self.scale, "label": self.label, "caption": self.caption, "measured": list(self.rows)}
+
+
+def _counts(shown: pd.DataFrame | None) -> str:
+    """How many suites the rows are of, and how many prompts each of them rests on, as far as their columns say."""
+    facts, table = [], pd.DataFrame() if shown is None else shown
+    if "suite" in table and (count := table.loc[~table["suite"].isin(POOLED), "suite"].nunique()):
+        facts.append(f"{count} suite{'s' * (count != 1)}")
+    if "prompts" in table and len(counts := pd.to_numeric(table["prompts"], errors="coerce").dropna()):
+        low, high = int(counts.min()), int(counts.max())
+        facts.append(f"{low}{f' to {high}' * (high > low)} prompt{'s' * (high != 1)} a row")
+    return ", ".join(facts)
 
 
 def _joined(values) -> str:

@@ -48,7 +48,8 @@ def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suit
 
 
 def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str | None]:
-    """The printed form of each row's value, with its interval where there is one; None for a missing value.
+    """The printed form of each row's value, with its interval where there is one, or else its deviation (<value>_sd); None for
+    a missing value.
 
     digits: decimals, of which a smaller number has as many as it needs; None for as few as each number needs.
 
@@ -60,7 +61,11 @@ def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str |
     for numbers in table[[name for name in names if name in table]].itertuples(index=False):
         shown = [_number(number, digits) for number in numbers if pd.notna(number)]
         found.append(f"{shown[0]} [{shown[1]}, {shown[2]}]" if len(shown) == 3 else shown[0] if shown else None)
-    return found
+    spreads = table.get(f"{value}_sd", pd.Series(float("nan"), table.index))
+    return [
+        text + f" ± {_number(sd, digits)}" * pd.notna(sd) if text else text
+        for text, sd in zip(found, spreads, strict=True)
+    ]
 
 
 def _number(number: float, digits: int | None) -> str:
@@ -155,12 +160,12 @@ def save(table: pd.DataFrame, stem: Path, *, sources=(), digits: int = 2, about:
     """
     csv = table.to_csv(index=table.index.name is not None)
     in_latex = lambda caption, label: latex(table, caption, label, digits)  # noqa: E731
-    return write(stem, markdown(table, digits), csv, in_latex, sources=sources, about=about)
+    return write(stem, markdown(table, digits), csv, in_latex, origin=provenance.of(sources, table), about=about)
 
 
-def write(stem: Path, shown: str, csv: str, in_latex, *, sources=(), about: dict | None = None) -> list[Path]:
-    """The files of `save` from their texts. in_latex: function of a caption and a label."""
-    stem, origin, about = Path(stem), provenance.of(sources), about or {}
+def write(stem: Path, shown: str, csv: str, in_latex, *, origin, about: dict | None = None) -> list[Path]:
+    """The files of `save` from their texts. in_latex: function of a caption and a label. origin: a Provenance."""
+    stem, about = Path(stem), about or {}
     texts = {"md": f"*{origin.label}*\n\n{shown}\n", "csv": csv}
     if "title" in about:
         caption = f"{about['title']} ({origin.caption.rstrip('.')})."

@@ -75,26 +75,28 @@ def test_rows_get_the_papers_names_and_means():
         ("Re-SpS", "Mean"): 2.25,
     }, "EAGLE-3 has no mean, for one of its columns is missing"
     nothing = paper_rows.as_printed(pd.DataFrame(), METHODS, SUITES, ["speedup"])
-    assert nothing.columns.tolist() == [*paper_rows.LONG, "of"]
+    assert nothing.columns.tolist() == paper_rows.LONG
     assert set(rows["pair"]) == {"tiny, replayed"} and set(rows["metric"]) == {"Speedup"}
     once = rows.set_index(["row", "column"]).loc[("Re-SpS", "MT-Bench")]
     assert (once["value_low"], once["value_high"]) == (2.5, 3.5)
     assert rows.set_index(["row", "column"]).loc[("Re-SpS", "GSM8K")].isna()[["value_low", "value_high"]].all()
 
 
-def test_terms_are_rows_of_their_controller(opened):
+def test_only_the_papers_settings_have_the_papers_name(opened):
     released = Method("Re-SpS", "released", "llama3")
     table = measured().query("method != 'unnamed'")
     table = pd.concat([table, table.head(1).assign(method=str(released), **released.fields)])
     carried = table.head(1).assign(adapted="carried", speedup=99.0)
-    weights = paper_rows.Row("Re-SpS, weights {preset}", {"system": "Re-SpS", "terms": "released"}, "Re-SpS")
+    weights = paper_rows.Row("Re-SpS, weights {preset}", {"system": "Re-SpS", "terms": "released"})
     named = [*paper_rows.on_terms("Re-SpS", "Re-SpS"), weights]
     rows = paper_rows.as_printed(pd.concat([table, carried]), named, SUITES, ["speedup"])
-    assert set(rows["row"]) == {"Re-SpS, equal terms", "Re-SpS, weights llama3"} and set(rows["of"]) == {"Re-SpS"}
+    assert set(rows["row"]) == {"Re-SpS, equal terms", "Re-SpS, weights llama3"}
     assert rows["value"].max() < 99, "what was made for another machine is no row of the paper"
     item = opened("resps", "table1")
     item.table(rows)
-    assert "Re-SpS (not measured here)" not in item.page.run.shown.missing
+    assert "Re-SpS (not measured here)" in item.page.run.shown.missing, (
+        "what was trained otherwise is not the paper's row"
+    )
 
 
 def test_static_trees_are_called_as_the_comparison_calls_them():
@@ -200,7 +202,7 @@ def test_two_temperatures_stand_in_columns_of_their_own(opened):
     assert table.published.loc[("LLaMA-3.1-8B-Instruct", "PPOW"), ("GSM8K", "tau, T=1")] == "5.63"
     assert item.page.run.shown.missing == [
         "GRIFFIN (not measured here)",
-        *(f"{row}: MT-Bench, HumanEval (not measured here)" for row in ("EAGLE-3", "PPOW")),
+        *(f"{row}: MT-Bench, HumanEval, Mean (not measured here)" for row in ("EAGLE-3", "PPOW")),
     ]
 
 
@@ -297,3 +299,59 @@ def test_fixed_trees_take_the_nearest_that_is_there():
     left, right = panels.fixed_trees(grid).axes
     assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [4.32, 9.32]
     assert right.lines[0].get_xdata().tolist() == [8, 32]
+
+
+def test_settings_are_part_of_a_rows_name(opened):
+    """A training with our settings never has the name of the paper's row, whichever run is the newer."""
+    for preset, speed in (({"preset": "paper"}, 0.5), ({}, 1.5)):  # what names no preset was ours
+        run = runs.start("train_ltd", {"parameters": {"pair": "tiny", "dtype": "float32", **preset}})
+        rows = pd.DataFrame({"suite": ["gsm8k"], "method": ["iter3, seed 0"], "seed": 0, "speedup": speed})
+        run.write_table("compared", rows)
+        run.finish()
+    item = opened("ltd", "table7")
+    names = paper_rows.by_recipe({"iter3": "Iter3"}, "preset")
+    found = paper_rows.as_printed(item.read("train_ltd", "compared"), names, {"gsm8k": "GSM8K"}, ["speedup"])
+    assert found.set_index("row")["value"].to_dict() == {"Iter3": 0.5, "Iter3, our settings": 1.5}
+
+
+def test_what_learned_nothing_is_said():
+    rows = [("LTD", True, "3/7/4", 0.99), ("RADAR", False, "60/7/10", 0.4), ("default 60,7,10", True, "60/7/10", 1.0)]
+    facts = identified(pd.DataFrame(rows, columns=["method", "collapsed", "commonest", "commonest_frac"]))
+    named = [*paper_rows.on_terms("LTD", "LTD"), *paper_rows.on_terms("RADAR", "RADAR")]
+    (told,) = paper_rows.constants(facts.assign(pair="tiny"), named)
+    assert told.startswith("LTD, equal terms of tiny became a constant: 3/7/4") and "99%" in told
+    assert paper_rows.constants(pd.DataFrame(), named) == []
+    long = [("start", "tau", 2.0), ("ppow", "tau", 2.0), ("ppow", "speedup", 1.1), ("cst", "tau", 2.1)]
+    long = pd.DataFrame(long, columns=["row", "metric", "value"]).assign(pair="tiny", column="GSM8K")
+    assert paper_rows.unmoved(long, "start") == [
+        "ppow (tiny) has the numbers of its start: it is no better than its start."
+    ]
+    curve = pd.DataFrame({"pair": "tiny", "drafter": "ppow", "step": [0, 20, 40]})
+    (told,) = paper_rows.best_and_last(curve.assign(held_out_tau_chain=[2.0, 2.5, 1.5]), {"ppow": "PPOW"})
+    assert told.endswith("(step 40): 2.000, 2.500 (step 20), 1.500.")
+
+
+def test_deviations_stand_behind_their_means(opened):
+    long = pd.DataFrame(
+        {"row": "EAGLE-3", "column": "GSM8K", "metric": ["length", "length_sd"], "value": [23.0, 3.674]}
+    )
+    (row,) = paper_rows.with_deviations(long.assign(pair="tiny")).to_dict("records")
+    assert (row["metric"], row["value"], row["value_sd"]) == ("length", 23.0, 3.674)
+    item = opened("resps", "table6")
+    assert not item.printed["metric"].str.endswith("_sd").any()
+    item.table(pd.DataFrame([row]).assign(metric="acceptance_length"))
+    assert "23.00 ± 3.67" in item.page.run.shown.content.markdown()
+
+
+def test_the_papers_own_test_pools_prompts_over_seeds():
+    prompts = [(suite, number) for suite in ("a", "b") for number in range(6)]
+    turns = [(suite, number, "default 60,5,10", 0, 10.0) for suite, number in prompts]
+    turns += [(s, n, "Re-SpS", seed, 9.0 - n / 10 + seed / 9) for s, n in prompts for seed in (0, 1)]
+    table = pd.DataFrame(turns, columns=["suite", "prompt", "method", "seed", "time_ms"]).assign(new_tok=8)
+    named = paper_rows.on_terms("Re-SpS", "Re-SpS")
+    against = paper_rows.default_row("resps", "EAGLE-3")
+    table = identified(table).assign(pair="tiny", run="x")
+    (row,) = paper_rows.signed_ranks(table, named, against).to_dict("records")
+    assert (row["row"], row["column"], row["prompts"]) == ("Re-SpS, equal terms", "p-value", 12)
+    assert row["value"] == pytest.approx(0.5**12), "all twelve prompts are faster"
+    assert paper_rows.signed_ranks(table[table["system"] == "Re-SpS"], named, against).empty

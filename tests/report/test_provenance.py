@@ -51,8 +51,9 @@ def test_budgets_of_the_paper_do_not_make_a_laptop_a_cluster(home):
 
 def test_several_sources_are_as_small_as_the_smallest_and_all_are_named(home):
     origin = provenance.of([finished(pair, ["laptop/gsm8k"], device="cpu") for pair in ("smollm2", "small")])
-    assert origin.scale == "toy" and origin.label == "toy scale: smollm2 float16 and small float16 on CPU"
-    assert "1 suite written for this workbook, 2 prompts, seed 3" in origin.caption
+    both = "laptop scale: smollm2 float16 on CPU; toy scale: small float16 on CPU"
+    assert origin.scale == "toy" and origin.label == both, "a larger row is not called by the smallest's scale"
+    assert "prompts written for this workbook, seed 3" in origin.caption
     assert provenance.of([]).label == "nothing measured here" and provenance.of([]).scale == "none"
 
 
@@ -68,6 +69,15 @@ def test_a_notebook_says_what_it_read(home):
     (row,) = provenance.of([run]).rows
     assert row["suites"] == ["laptop/nq"] and row["prompts"] == 12 and row["seeds"] == [0, 1]
     assert "time by the prices of this machine" in provenance.of([run]).caption
+
+
+def test_the_caption_counts_what_is_shown(home):
+    """Not the largest table of the run."""
+    run = finished("smollm2", ["gsm8k", "nq", "alpaca"], device="cpu")
+    shown = pd.DataFrame({"suite": ["gsm8k", "nq", "all"], "prompts": [2, 3, 5]})
+    assert "2 suites, 2 to 5 prompts a row" in provenance.of([run], shown).caption
+    assert "1 prompt a row" in provenance.of([run], pd.DataFrame({"prompts": [1.0, None]})).caption
+    assert "suite" not in provenance.of([run]).caption and "prompts" not in provenance.of([run]).caption
 
 
 def test_a_source_must_be_a_run_or_facts():

@@ -394,7 +394,7 @@ def test_items_are_listed_and_published(home, capsys):
     assert run("items", "--publish") == 0 and "hold no item" in capsys.readouterr().out
     items.save("ltd/table3", pd.DataFrame({"method": ["LTD"]}))
     assert run("items") == 0
-    assert "46 not measured, 1 regenerated, of 47." in capsys.readouterr().out
+    assert "46 not measured, 1 diagram or settings, of 47." in capsys.readouterr().out
     assert run("items", "--publish") == 0 and (home / "figures" / "ltd" / "table3.md").is_file()
     items.save("ltd/table1", pd.DataFrame({"method": ["LTD"]}))[0].unlink()
     assert run("items", "--publish") == 1 and "table1.md is not there" in capsys.readouterr().out

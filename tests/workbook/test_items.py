@@ -112,8 +112,8 @@ def test_all_items_are_listed_and_say_what_is_there(run):
     items.save("radar/table1", TABLE, sources=[run])
     runs.figure_path("radar", "table1").with_suffix(".tex").unlink()
     table = items.status().set_index("item")
-    assert table.loc["resps/table1", ["state", "missing"]].tolist() == [items.PARTLY, "Medusa, Hydra"]
-    assert table.loc["resps/table2", "state"] == table.loc["ltd/table3", "state"] == items.REGENERATED
+    assert table.loc["resps/table1", ["state", "missing"]].tolist() == [items.PARTLY, "without Medusa; Hydra"]
+    assert (table.loc["resps/table2", "state"], table.loc["ltd/table3", "state"]) == (items.SAME, items.STATED)
     assert table.loc["resps/table3", "state"] == items.NOT_MEASURED, "published numbers alone are no measurement"
     assert table.loc["radar/table1", "state"] == items.NOT_MEASURED, "a file is gone"
     assert table.loc["resps/table2", "scale"] == "laptop scale: smollm2 float32 on CPU"
@@ -135,7 +135,7 @@ def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypat
     (home / "runs").rename(home / "gone")
     (found,) = items.measured("evaluate", pair="smollm2")
     assert found.directory == shipped / run.directory.name and found.read_table("prompts")["prompt"].tolist() == ["a"]
-    assert items.status().set_index("item").loc["resps/table1", "state"] == items.REGENERATED
+    assert items.status().set_index("item").loc["resps/table1", "state"] == items.SAME
     items.save("resps/table2", TABLE, sources=[found])
     assert items.publish().values.tolist() == [["resps/table2", "published", ""]]
     assert (home / "figures" / "resps" / "table1.md").is_file() and shipped.is_dir(), "what was there stays"

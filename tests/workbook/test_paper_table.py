@@ -8,10 +8,10 @@ from specdec.errors import SpecdecError
 from workbook.paper_table import MAX_COLUMNS, PaperTable
 
 OURS = pd.DataFrame(
-    [("small", "ours, replayed", "Ours", "chat", "speedup", 1.5, 1.25, 3.0, 20),
-     ("small", "ours, replayed", "Ours", "maths", "speedup", 2.0, 1.0, 3.0, 5),
-     ("small", "tree", None, "chat", "speedup", 1.0, None, None, 20)],
-    columns=["pair", "row", "of", "column", "metric", "value", "value_low", "value_high", "prompts"],
+    [("small", "Ours", "chat", "speedup", 1.5, 1.25, 3.0, 20),
+     ("small", "Ours", "maths", "speedup", 2.0, 1.0, 3.0, 5),
+     ("small", "tree", "chat", "speedup", 1.0, None, None, 20)],
+    columns=["pair", "row", "column", "metric", "value", "value_low", "value_high", "prompts"],
 )  # fmt: skip
 THEIRS = pd.DataFrame(
     [(model, row, column, metric, 2.0 + place, "copied" if (row, model) == ("Medusa", "13B") else "")
@@ -39,7 +39,7 @@ def test_the_papers_block_and_ours_below_it():
         "| 13B | Medusa | 14.00 (a) | 15.00 (a) | 16.00 (a) | 17.00 (a) |",
         "*Measured here*",
         "| model | row | maths, speedup | maths, tau | chat, speedup | chat, tau |",
-        "| small | ours, replayed, n = 5 to 20 | 2.00 | - | 1.50 [1.25, 3.00] | - |",
+        "| small | Ours, n = 5 to 20 | 2.00 | - | 1.50 [1.25, 3.00] | - |",
         "| small | tree, n = 20 | - | - | 1.00 | - |",
         "(a) copied",
         "Not measured here: Medusa. To measure: `make book`.",
@@ -88,3 +88,18 @@ def test_bad_input():
         "two rows stand for .*'chat', 'speedup'"
     )
     pytest.raises(SpecdecError, PaperTable.of, OURS, None, "valu").match("did you mean 'value'")
+
+
+def test_rows_that_are_equal_in_every_digit_are_named():
+    same = [(row, column, value) for row in ("P+L", "P+D") for column, value in (("maths", 1 / 3), ("chat", 0.5))]
+    other = [("P", "maths", 1 / 3), ("P", "chat", 0.51), ("one", "maths", 0.1), ("two", "maths", 0.1)]
+    long = pd.DataFrame([*same, *other], columns=["row", "column", "value"]).assign(pair="small", turns=5)
+    table = PaperTable.of(long, None)
+    assert table.notes == ("Equal in every digit (small): P+L; P+D.",), "one number may be equal by chance"
+    assert "| P+L, n = 5 turns |" in lines(table.markdown())[2]
+
+
+def test_metrics_have_digits_of_their_own():
+    long = pd.DataFrame({"row": "a", "column": ["x", "y"], "metric": ["ratio", "trees"], "value": [1.04512, 8.0]})
+    table = PaperTable.of(long.assign(pair="small"), None, digits={"ratio": 3, "trees": 0})
+    assert lines(table.markdown())[-1] == "| a | 1.045 | 8 |"
