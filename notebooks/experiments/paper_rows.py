@@ -295,7 +295,7 @@ def signed_ranks(turns: pd.DataFrame, rows: Sequence[Row], against: Row) -> pd.D
     from scipy.stats import wilcoxon
 
     found = []
-    for (pair, _), own in turns.groupby(["pair", "run"], sort=False) if len(turns) else ():
+    for (pair, _), own in turns.groupby(["pair", "run_key"], sort=False) if len(turns) else ():
         shown = labelled(own, [against, *rows])
         if against.label not in set(shown["row"]):
             continue
@@ -349,7 +349,10 @@ def mean_bars(measured: dict[str, pd.DataFrame], paper: str) -> pd.DataFrame:
         for side in (rows, read_published(paper, name)):
             if len(side) and (side["column"] == "Mean").any():
                 part = whose(side[(side["column"] == "Mean") & (side["metric"] == "speedup")])
-                parts.append(part.assign(panel=f"Table {name.removeprefix('table')}"))
+                how = part["row"].str.extract(r"(, [^,]* settings)$", expand=False).fillna("")
+                row = part["row"].str.replace(r", [^,]* settings$", "", regex=True)
+                panel = f"Table {name.removeprefix('table')}"
+                parts.append(part.assign(panel=panel, row=row, whose=part["whose"] + how))
     return pd.concat([part[BARS] for part in parts if len(part)], ignore_index=True)
 
 

@@ -51,7 +51,7 @@ class Shown:
     missing: list[str] = dataclasses.field(default_factory=list)
 
     def read(self, name: str | tuple, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
-        """Rows of `table` of each pair's finished runs `name`, with columns pair, run, recipe (whose settings were trained
+        """Rows of `table` of each pair's finished runs `name`, with columns pair, run_key, recipe (whose settings were trained
         with: paper, official or ours) and clock (wall or processor); an empty frame where there is none.
 
         A method's rows come from one run: the one that measured it on most suites, of equal ones the first of `name`, then
@@ -66,7 +66,9 @@ class Shown:
             ]
             measured = [run for run in measured if run.path(f"{table}.parquet").is_file()]
             rows = _each_from_one_run([identified(run.read_table(table)).assign(**_facts_of(run)) for run in measured])
-            self.sources += [run for run in measured if run.key in set(rows.get("run", ())) and run not in self.sources]
+            self.sources += [
+                run for run in measured if run.key in set(rows.get("run_key", ())) and run not in self.sources
+            ]
             found += [rows.assign(pair=pair)] * bool(len(rows))
         if not found:
             whose = " or ".join(self.page.pairs) or "a second pair"
@@ -143,7 +145,7 @@ def _facts_of(run: runs.Run) -> dict[str, str]:
     """Key of a run, whose settings it trained with, and what its clock counted."""
     settings = _settings(run)
     clock = provenance.of([run]).rows[0]["clock"] or ("processor" if settings.get("cpu_time") else "wall")
-    return {"run": run.key, "recipe": settings.get("preset", "ours"), "clock": clock}
+    return {"run_key": run.key, "recipe": settings.get("preset", "ours"), "clock": clock}
 
 
 def _settings(run: runs.Run) -> dict:
@@ -172,11 +174,11 @@ def _each_from_one_run(found: list[pd.DataFrame]) -> pd.DataFrame:
         return found[0] if found else pd.DataFrame()
     rows, one = pd.concat(found, ignore_index=True), ["method", "recipe"]
     if "suite" not in rows:
-        return rows[rows["run"] == rows.groupby(one)["run"].transform("first")]
+        return rows[rows["run_key"] == rows.groupby(one)["run_key"].transform("first")]
     suites = benchmark(rows["suite"]).where(rows["suite"] != "all")
-    counts = rows.assign(suite=suites).groupby([*one, "run"], sort=False)["suite"].nunique()
+    counts = rows.assign(suite=suites).groupby([*one, "run_key"], sort=False)["suite"].nunique()
     chosen = counts.groupby(level=one).idxmax()  # the first of equal ones
-    return rows[pd.MultiIndex.from_frame(rows[[*one, "run"]]).isin(chosen.tolist())]
+    return rows[pd.MultiIndex.from_frame(rows[[*one, "run_key"]]).isin(chosen.tolist())]
 
 
 def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame | None, lacking) -> list[str]:

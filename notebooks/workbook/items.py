@@ -337,7 +337,10 @@ def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
 
 
 def _rank(one: Drawn) -> int:
-    return ("none", *provenance.LEVELS).index(one.facts.get("scale", "none"))
+    """Place of the largest scale of its rows: rows of a toy pair beside others make an item no smaller."""
+    levels, rows = ("none", *provenance.LEVELS), one.facts.get("measured", ())
+    scales = [provenance.of([row]).scale for row in rows] or [one.facts.get("scale", "none")]
+    return max(map(levels.index, scales))
 
 
 def contents() -> str:

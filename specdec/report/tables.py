@@ -121,7 +121,7 @@ def latex(table: pd.DataFrame, caption: str, label: str, digits: int = 2) -> str
 def latex_table(tabular: str, caption: str, label: str, notes: str = "") -> str:
     """A tabular as a float that shrinks to the width of the text, with its caption above and notes in LaTeX below."""
     fitted = f"\\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%\n{tabular}}}"
-    below = f"\n\n\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright {notes}}}" if notes else ""
+    below = f"\n\n\\parbox{{\\linewidth}}{{\\scriptsize\\raggedright {notes}}}" if notes else ""
     head = f"\\begin{{table}}[t]\n\\centering\n\\caption{{{escaped(caption)}}}\n\\label{{{label}}}"
     return f"{head}\n{fitted}{below}\n\\end{{table}}\n"
 

@@ -148,9 +148,12 @@ def test_a_methods_rows_come_from_one_run(opened):
     first, second = finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
     item = opened("resps", "table1")
     read = item.read(papers.COMPARED, "replay_t0")
-    assert (read.groupby("method")["run"].nunique() == 1).all()
-    assert set(read.loc[read["run"] == second.key, "method"]) == {"Re-SpS, equal terms", "DDD"}
-    assert "default 60,5,10" in set(read.loc[read["run"] == first.key, "method"]) and item.sources == [first, second]
+    assert (read.groupby("method")["run_key"].nunique() == 1).all()
+    assert set(read.loc[read["run_key"] == second.key, "method"]) == {"Re-SpS, equal terms", "DDD"}
+    assert "default 60,5,10" in set(read.loc[read["run_key"] == first.key, "method"]) and item.sources == [
+        first,
+        second,
+    ]
     item.read("heuristics", "replay_t0")
     assert item.sources == [first, second]
 
@@ -170,6 +173,10 @@ def test_without_a_run_the_item_is_the_papers_alone(opened):
     table, figure = opened("ltd", "table2"), opened("ltd", "figure3")
     table.table(paper_rows.as_printed(table.read("ablate_ltd", "size_alone"), METHODS, SUITES, ["speedup"]))
     figure.figure(None, figure.read("train_ltd", "curves"))
+    run = runs.start("train_radar", {"parameters": {"pair": "tiny", "dtype": "float32"}})
+    run.write_table("curves", pd.DataFrame({"run": ["iter0 size 0"], "value": [1.0]}))
+    read = opened("ltd", "figure3").read(run.finish().name, "curves")
+    assert read["run"].tolist() == ["iter0 size 0"], "a table's own columns stay as they are"
     shown = table.page.run.shown
     assert shown.sources == [] and "no finished run ablate_ltd" in shown.missing[0]
     assert figure.page.run.shown.missing == ["no finished run train_ltd with a table curves for tiny"]
@@ -228,11 +235,11 @@ def test_rows_of_drafters():
 
 
 def test_bars_of_means_take_both_sides():
-    long = pd.DataFrame([("tiny", "Iter0", "Mean", "speedup", 1.25)], columns=[*paper_rows.KEYS, "value"])
+    long = pd.DataFrame([("tiny", "Iter0, our settings", "Mean", "speedup", 1.25)], columns=[*paper_rows.KEYS, "value"])
     bars = paper_rows.mean_bars({"table7": long, "table8": pd.DataFrame()}, "ltd")
     assert list(bars.groupby("panel").size()) == [5, 4] and bars["published"].sum() == 8
     ours = bars[~bars["published"].astype(bool)]
-    assert ours[["whose", "row", "value"]].to_numpy().tolist() == [["tiny", "Iter0", 1.25]]
+    assert ours[["whose", "row", "value"]].to_numpy().tolist() == [["tiny, our settings", "Iter0", 1.25]]
     figure = panels.bar_panels(bars, "row", "value", by="whose", panel="panel", labels=("", "times"))
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert sorted(heights) == sorted([1.25, 3.87, 3.90, 3.92, 3.92])
@@ -350,7 +357,7 @@ def test_the_papers_own_test_pools_prompts_over_seeds():
     table = pd.DataFrame(turns, columns=["suite", "prompt", "method", "seed", "time_ms"]).assign(new_tok=8)
     named = paper_rows.on_terms("Re-SpS", "Re-SpS")
     against = paper_rows.default_row("resps", "EAGLE-3")
-    table = identified(table).assign(pair="tiny", run="x")
+    table = identified(table).assign(pair="tiny", run_key="x")
     (row,) = paper_rows.signed_ranks(table, named, against).to_dict("records")
     assert (row["row"], row["column"], row["prompts"]) == ("Re-SpS, equal terms", "p-value", 12)
     assert row["value"] == pytest.approx(0.5**12), "all twelve prompts are faster"

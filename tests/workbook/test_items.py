@@ -1,19 +1,21 @@
 """The 47 items: all listed once, saved with where they come from, byte for byte alike."""
 
 import json
+import re
 import shutil
+import subprocess
 
 import pandas as pd
 import pytest
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.data.suites import SUITES
 from specdec.errors import SpecdecError
 from specdec.models.load import PRESETS, SHIPPED
 from specdec.report import figures, provenance
 
 from workbook import items
-from workbook.paper_table import PaperTable
+from workbook.paper_table import MAX_COLUMNS, PaperTable
 
 COUNTS = {"resps": (8, 3), "ltd": (11, 7), "radar": (2, 2), "ppow": (10, 4)}
 BARS = pd.DataFrame({"suite": ["laptop/nq"], "method": ["plain"], "tau": [1.5]})
@@ -196,3 +198,30 @@ def test_neither_a_smaller_scale_nor_fewer_rows_replace_what_was_published(home)
     assert state == "kept" and note.startswith("one with more rows: 5 in evaluate/prompts, here 2 ")
     assert drawn_from(3)[0] == "published", "more than half of them"
     assert drawn_from(1)[0] == "published", "replaced, as asked"
+
+
+COMMITTED = machine.checkout() / "figures"
+TABLES = sorted(path.with_suffix("") for path in COMMITTED.glob("*/table*.md"))
+
+
+def test_no_committed_table_is_wider_than_a_page():
+    assert len(TABLES) == 31
+    for stem in TABLES:
+        rows = [line for line in stem.with_suffix(".md").read_text().splitlines() if line.startswith("|")]
+        assert rows and max(line.count("|") - 1 for line in rows) <= MAX_COLUMNS, stem
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+def test_committed_tables_compile_onto_a_page(tmp_path):
+    """All of them in one document, none more than 5 pt wider than its text."""
+    packages = "\\usepackage{booktabs,graphicx}\\usepackage[T1]{fontenc}"
+    inputs = "\n".join(f"\\input{{{stem.with_suffix('.tex').as_posix()}}}\\clearpage" for stem in TABLES)
+    document = f"\\documentclass{{article}}{packages}\\begin{{document}}\n{inputs}\n\\end{{document}}\n"
+    (tmp_path / "all.tex").write_text(document)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    log = told.stdout.decode("latin-1")
+    assert told.returncode == 0, log[-2000:]
+    too_wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", log)]
+    assert not too_wide or max(too_wide) < 5, log[-2000:]
+    assert "Float too large" not in log, re.findall(r"Float too large.*", log)
