@@ -193,8 +193,8 @@ class RadarConfig(Config, RadarSettings):
     gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline). "exact" sums over all stops.
     "advantage" pulls every decision towards the better side, as hard as it is better.
     select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
-    exact: learn from exact distributions of accepted lengths, a length drawn anew at every visit, of the positions where
-    they were recorded; False: from every position and the one length that its text had; None: the first where there are any.
+    exact: learn from recorded distributions of lengths, one drawn anew at every visit; False: from every position and the one
+    length that its text had; None: the first where there are any.
     prompts: the suites whose training part is learned from; () for all.
     deviations: in what training here differs from what `name` says; see `base.deviations_of`.
     """

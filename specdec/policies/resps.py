@@ -279,8 +279,7 @@ OURS = replace(  # 5.3
     select=True,
     prompts=(),
     deviations=(),
-    # Observations normalised by running moments as well: .977 of the tuned tree in place of .981 (three seeds; small, 20,480
-    # decisions, replayed, answers free).
+    # With normalise_observations .977 of the tuned tree in place of .981 (three seeds; small, 20,480 decisions, replayed).
     ppo=replace(
         PAPER.ppo,
         n_steps=512,

@@ -43,13 +43,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         told = action.help or ""
         if not action.option_strings or action.nargs == 0 or "default" in told:
             return told
-        return f"{told} (required)" if action.required else f"{told} (default: {_as_typed(action.default)})"
-
-
-def _as_typed(default) -> str:
-    if default is None or default == []:
-        return "none"
-    return " ".join(map(str, default)) if isinstance(default, list | tuple) else f"{default}".replace("%", "%%")
+        typed = action.default if isinstance(action.default, list | tuple) else [action.default]
+        shown = "none" if typed in ([], [None]) else " ".join(map(str, typed)).replace("%", "%%")
+        return f"{told} (required)" if action.required else f"{told} (default: {shown})"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -549,7 +545,11 @@ def _evaluate(args) -> None:
 def _estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
     if args.command == "estimate" and args.plan:
-        return _plan(args.plan)
+        from specdec.report import tables
+        from specdec.tools import estimate as priced
+
+        plan = priced.price(priced.read_plan(args.plan))  # a row per pair, then all of it in a sentence
+        return print(f"{tables.markdown(plan.table)}\n\n{plan.sentence}")
     from specdec.core.tree_config import TreeConfig
     from specdec.tools import places
     from specdec.tools.estimate import estimate
@@ -563,15 +563,6 @@ def _estimate(args) -> None:
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
-
-
-def _plan(path: str) -> None:
-    """What the grid of a plan will take: a row per pair, then all of it in a sentence."""
-    from specdec.report import tables
-    from specdec.tools import estimate
-
-    priced = estimate.price(estimate.read_plan(path))
-    print(f"{tables.markdown(priced.table)}\n\n{priced.sentence}")
 
 
 @_command(

@@ -172,11 +172,8 @@ def _random_depth(config: ltd.LtdConfig, learner: Learned):
     """What drafts while the size policy learns alone; None where every tree is as deep as planned."""
     if isinstance(learner, ltd.DepthPolicy) or not config.random_depth:
         return None
-
-    def random_depth(seed: int) -> Policy:
-        return ltd.RandomDepth(learner.depth, learner.top_k, learner.limits.verify_nodes, seed, learner.limits.beam)
-
-    return random_depth
+    own = learner.limits
+    return lambda seed: ltd.RandomDepth(learner.depth, learner.top_k, own.verify_nodes, seed, own.beam)
 
 
 def _constants(learner: Learned, beside: bool = False, at_random: bool = False) -> list[list[TreeConfig]]:
@@ -211,8 +208,8 @@ def train_system(
     """Train "resps", "ltd", "radar" or "ours" on what a recording holds, whatever it holds; policies land in out_dir.
 
     preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in place of the preset's.
-    paper: LTD's decisions as the paper counts them. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`).
-    changes: fields of the config with other values, by name, such as {"ppo.gamma": 0.9}.
+    paper: LTD's decisions as the paper counts them. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`). changes:
+    of the config, as in `changed`.
     """
     options = {"seed": seed, "out_dir": out_dir}
     if system == "ours":
@@ -312,16 +309,12 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
     kind, mean, unit_ms = REWARDS[config.reward]
     rate = 0.0
     if kind == "lagrangian":
-        shapes: dict[tuple, list[int]] = {}
+        of_shape, of_cycle = {}, {}  # trees; tree -> kept tokens and milliseconds of a cycle
         for tree in dict.fromkeys(itertools.chain(*constants)):
-            shapes.setdefault((tree.depth, tree.top_k, tree.beam), []).append(tree.total_tokens)
-        of_cycle = {}  # tree -> kept tokens and milliseconds of a cycle
-        for (depth, top_k, beam), totals in shapes.items():
-            table = static_grid(source.trace, source.costs, totals, [depth], [top_k], [beam])
-            sums = table[["new_tok", "time_ms"]].to_numpy() / table[["cycles"]].to_numpy()
-            of_cycle |= {
-                TreeConfig(total, depth, top_k, beam=beam): row for total, row in zip(totals, sums, strict=True)
-            }
+            of_shape.setdefault(((tree.depth,), (tree.top_k,), (tree.beam,)), []).append(tree)
+        for shape, trees in of_shape.items():
+            table = static_grid(source.trace, source.costs, [tree.total_tokens for tree in trees], *shape)
+            of_cycle |= zip(trees, table[["new_tok", "time_ms"]].to_numpy() / table[["cycles"]].to_numpy(), strict=True)
         tokens, ms = np.array([sum(of_cycle[tree] for tree in trees) for trees in constants]).T
         rate = float((tokens / ms).max()) * unit_ms
     return Reward(kind, mean, tuple(f"{part}_ms" for part in config.timed), unit_ms, rate)

@@ -258,8 +258,7 @@ class EnvRunner:
 class Rollouts:
     """Fills stable-baselines3's rollout buffer from `count` environments.
 
-    make_env(seed) builds one. scale: (mean, deviation) of observations, both [observation_size], or None. clear: the end of
-    a turn empties what is not full.
+    make_env(seed) builds one. scale: (mean, deviation) of observations, or None. clear: a turn's end empties what is not full.
     """
 
     def __init__(self, make_env: Callable[[int], Env], count: int, credit: Credit, reseed_each_turn=False, clear=False):

@@ -64,6 +64,10 @@ def test_settings_and_drafters_at_the_edge_are_not_refused():
         drafter = pair_of(copied_levels=5, forwards=forwards).drafter
         assert record_module.copies_of(drafter) == {"copies": {"levels": 5, "forwards": forwards}}
     assert record_module.copies_of(Drafter()) == {}
+    usual = record_module.usual_lengths  # of RADAR's distributions: its trees have ten children and seven levels
+    assert usual(shared_pair(), (4, 10), 7) == record_module.USUAL_LENGTHS == 16
+    assert usual(shared_pair(), (4, 8), 12) == usual(shared_pair(), (10,), 6) == 0
+    assert usual(pair_of(copied_levels=5), (10,), 12) == 0
 
 
 def test_prompts_go_into_parts(monkeypatch):

@@ -75,7 +75,7 @@ class Ppow(Objective):
     gamma: float | None = 0.12  # the paper's
     speedups: tuple[float, ...] = ()  # ours: measured per accepted length 0 .. K
     eta: float = 0.5  # ours: below the reward of one accepted token
-    epsilon: float | None = 2.0  # ours, as a constant; over six tokens it pays 0.03 to 0.5 % of all windows
+    epsilon: float | None = 2.0  # ours, as a constant; over six tokens it pays 0.03 to 1 % of all windows
     paid_frac: float = 0.2  # ours
     clip: float = 0.2  # ours
     delta: float = 1e-6  # ours
