@@ -28,11 +28,8 @@ GATE = engines.rule("trtllm_gate", window=4, threshold=0.9)  # it closes in the 
 METHODS = {"plain": "autoregressive", "tree": specdec.Static(6, 2, 2), "rule": "static:4,1,2", "gate": GATE}
 PROMPTS = {"mine": ["What is 2 + 3?", "Name a colour.", "Good morning."]}
 DECODED = ["suite", "prompt", "turn", "method", "repeat", "new_tok", "cycles", "cycle_tok", "text_hash", "accepted_tok"]
-EVERYWHERE = [
-    "sent",
-    pytest.param("local", marks=pytest.mark.nightly),
-    *CLUSTERS,
-]  # a worker takes long to import torch
+# A worker takes long to import torch.
+EVERYWHERE = ["sent", pytest.param("local", marks=pytest.mark.nightly), *CLUSTERS]
 SMALL = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=(3,), progress=False)
 
 

@@ -291,10 +291,8 @@ def heads(request, tmp_path):
 
 def test_heads_are_measured_before_they_are_made(heads, small_target):
     """Sizes in config.json that no weights bear out; layers, and configs, without end; weights that lie elsewhere."""
-    kept, wrong = (
-        (heads / "config.json").read_text(),
-        [{"draft_vocab_size": 10**9}, {f"{heads.name}_num_layers": 10**9}],
-    )
+    kept = (heads / "config.json").read_text()
+    wrong = [{"draft_vocab_size": 10**9}, {f"{heads.name}_num_layers": 10**9}]
     for changes in [*wrong, *[{"hydra_head_arch": [1]}] * (heads.name == "hydra")]:
         edited(heads / "config.json", changes)
         refusal(lambda: load_drafter(heads, small_target), str(heads))

@@ -52,11 +52,8 @@ def test_static_is_never_asked_and_has_room_for_its_shape():
     pytest.raises(SpecdecError, Static.of, None).match("the tree of Static.of")
     wide = StaticShape([path for length in (1, 2, 3) for path in itertools.product((0, 1), repeat=length)])
     assert (wide.top_k, wide.widest, wide.depth) == (2, 4, 2)
-    assert (
-        wide.limits.top_k == 4
-        and 1 + wide.limits.pool_size >= 1 + 2 + 4 + 8
-        and Static(shape=wide).limits == wide.limits
-    )
+    assert wide.limits.top_k == 4 and 1 + wide.limits.pool_size >= 1 + 2 + 4 + 8
+    assert Static(shape=wide).limits == wide.limits
 
 
 @pytest.mark.parametrize("asks", [set(c) for n in range(4) for c in itertools.combinations(KINDS, n)])

@@ -15,18 +15,13 @@ COMPARED = pd.DataFrame(
     columns=["suite", "method", "speedup", "speedup_low", "speedup_high"],
 )
 CYCLES = pd.DataFrame(
-    {
-        "method": ["eagle3"] * 4,
-        "draft_calls": [3, 3, 3, 1],
-        "accepted_tok": [3, 1, 0, 1],
-        "verified_tok": [60, 60, 30, 30],
-        "draft_ms": [4.0, 4.0, 4.0, 4.0],
-        "policy_ms": [0.0, 0.0, 0.0, 0.0],
-        "verify_ms": [5.0, 5.0, 3.0, 3.0],
-        "commit_ms": [0.5, 0.5, 0.5, 0.5],
-        "host_ms": [0.5, 0.5, 0.5, 0.5],
-        "total_ms": [10.0, 10.0, 8.0, 8.0],
-    }
+    [
+        ("eagle3", 3, 3, 60, 4.0, 0.0, 5.0, 0.5, 0.5, 10.0),
+        ("eagle3", 3, 1, 60, 4.0, 0.0, 5.0, 0.5, 0.5, 10.0),
+        ("eagle3", 3, 0, 30, 4.0, 0.0, 3.0, 0.5, 0.5, 8.0),
+        ("eagle3", 1, 1, 30, 4.0, 0.0, 3.0, 0.5, 0.5, 8.0),
+    ],
+    columns="method draft_calls accepted_tok verified_tok draft_ms policy_ms verify_ms commit_ms host_ms total_ms".split(),
 )
 
 

@@ -94,11 +94,6 @@ SMALL = dict(pi=(16,), vf=(16,), n_steps=64, batch_size=32, n_epochs=1)
 # The same as changes of a config (`policies.base.changed`).
 SMALL_PPO = {**SMALL, "total_steps": 64}
 SMALL_RESPS = {**GRID, "per_layer": False, "select": False} | {f"ppo.{name}": SMALL_PPO[name] for name in SMALL_PPO}
-SMALL_LTD = {
-    "select": False,
-    "depth.total_tokens": 8,
-    "size.sizes": (1, 4, 8, 20),
-    "size.drafted": 4,
-    **{f"{kind}.{name}": TREE[name] for kind in ("depth", "size") for name in TREE},
-    **{f"{kind}.ppo.{name}": SMALL_PPO[name] for kind in ("depth", "size") for name in SMALL_PPO},
-}
+SMALL_LTD = {"select": False, "depth.total_tokens": 8, "size.sizes": (1, 4, 8, 20), "size.drafted": 4}
+SMALL_LTD |= {f"{kind}.{name}": TREE[name] for kind in ("depth", "size") for name in TREE}
+SMALL_LTD |= {f"{kind}.ppo.{name}": SMALL_PPO[name] for kind in ("depth", "size") for name in SMALL_PPO}

@@ -111,10 +111,8 @@ def test_the_text_is_that_of_the_model_as_it_is(change, drafter):
 
 @pytest.mark.parametrize("change", ["merged", "an adapter of an MLP"])
 def test_a_batch_that_comes_first_after_a_change_sees_it(change):
-    pair, settings = (
-        specdec.load_pair("tiny", drafter="suffix", dtype="float32"),
-        dict(max_new_tokens=16, stop_tokens=()),
-    )
+    pair = specdec.load_pair("tiny", drafter="suffix", dtype="float32")
+    settings = dict(max_new_tokens=16, stop_tokens=())
     before = specdec.decode(pair, PROMPT, **settings).tokens
     with torch.no_grad():
         CHANGES[change](pair.target.model)

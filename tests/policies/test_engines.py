@@ -65,19 +65,15 @@ def test_sglang_ema_moves_every_fifth_cycle_after_ten_and_turns_drafting_off():
     late = engines.SglangEma(warmup=8)
     assert after(late, *[0] * 12) == 5
     assert after(late, 0) == 1, "every fifth cycle is counted from the end of the warm-up"
-    for ceiling, expected in (
-        (0.0, 5),
-        (0.5, 3),
-    ):  # 4 + 2 * 0.8 ** 15 = 4.07: at most 5 - 0.75, and half of it rounds up to 3
+    # 4 + 2 * 0.8 ** 15 = 4.07: at most 5 - 0.75, and half of it rounds up to 3
+    for ceiling, expected in ((0.0, 5), (0.5, 3)):
         assert after(engines.SglangEma(start=7, ceiling=ceiling), *[4] * 15) == expected
     policy = engines.SglangEma(candidates=(0, 1, 3), start=1)
     assert after(policy, *[0] * 15) == 0  # 0 <= 0.5 - 0.25
     assert after(policy, *[0] * 4) == 0 and policy.average_tok == 0.0
     assert after(policy, 0) == 1
     begun = engines.SglangEma(candidates=(0, 2), start=0)
-    assert (
-        after(begun, *[0] * 15) == 2 and begun.average_tok == 1.0
-    )  # it had seen nothing: the new candidate's own beginning
+    assert after(begun, *[0] * 15) == 2 and begun.average_tok == 1.0, "it had seen nothing: its own beginning"
 
 
 def test_sglangs_rules_weigh_rates_and_chances_against_times():

@@ -90,12 +90,9 @@ def test_ddd_looks_at_the_beams_mass_and_gammatune_follows_acceptance():
         pytest.raises(AssertionError, GammaTune, **wrong)
 
 
-def root(probs):
-    return question(np.log(np.sort(probs)[::-1]), 0)
-
-
 def test_svip_stops_at_high_entropy_of_the_best_path_or_the_whole_beam():
-    flat, peaked = root(np.full(10, 0.02)), root([0.9, 0.05] + [0.001] * 8)
+    chances = np.full(10, 0.02), [0.9, 0.05] + [0.001] * 8
+    flat, peaked = (question(np.log(one), 0) for one in chances)
     nats = 10 * 0.02 * -math.log(0.02) + 0.8 * -math.log(0.8)
     assert 1 - math.sqrt(0.15 * nats) > 0.3  # by "bound" even this goes on: the estimate's entropy is bounded
     assert SVIP().answer(flat) is True and SVIP(minimum=0.7).answer(flat) is False

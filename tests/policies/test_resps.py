@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -46,12 +47,7 @@ def scripted(policy, actions):
 
 def test_177_trees_in_the_flat_order_are_kept_while_decoding():
     policy = RespsPolicy(features_size=6)
-    flat = [
-        (total, depth, top_k)
-        for total in (32, 48, 64, 80, 96, 128)
-        for depth in (3, 4, 5, 6, 7, 8)
-        for top_k in (8, 12, 16, 20, 32)
-    ]
+    flat = list(itertools.product((32, 48, 64, 80, 96, 128), range(3, 9), (8, 12, 16, 20, 32)))
     dropped = [flat.index(tree) for tree in ((80, 3, 8), (96, 3, 8), (128, 3, 8))]
     trees = [(tree.total_tokens, tree.depth, tree.top_k) for tree in policy.trees]
     assert trees == [tree for number, tree in enumerate(flat) if number not in dropped]

@@ -328,11 +328,6 @@ def test_losses_by_their_definition():
     assert full < float(loss), "the entropy bonus counts whole where no factor is given"
 
 
-def always(stop: int, rows: int) -> np.ndarray:
-    """P(stop = a) [rows, 8] of a constant."""
-    return np.eye(8)[[stop] * rows]
-
-
 def by_definition(network, rows: Rows) -> dict[bool, np.ndarray]:
     """P(stop = a) [Q, 8] by whether the likelier action is taken (True) or one is drawn."""
     with torch.no_grad():
@@ -372,13 +367,13 @@ def test_epochs_are_judged_on_held_out_rows_beside_the_best_constant():
         "draft_calls_drawn": pytest.approx((probs[False] @ calls).mean(), rel=1e-5),
     }
     train = trainer.train
-    rates = [rate_of(always(a, 40), train) for a in range(8)]
+    rates = [rate_of(np.eye(8)[[a] * 40], train) for a in range(8)]
     assert trainer.constant == int(np.argmax(rates)) and trainer.constant_rate == pytest.approx(max(rates), rel=1e-6)
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
     trainer = mixed_trainer()
     trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
     held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)
-    constant = rate_of(always(trainer.constant, 30), held)
+    constant = rate_of(np.eye(8)[[trainer.constant] * 30], held)
     for greedy in (True, False):
         rate, shares = rate_of(probs[greedy], held), probs[greedy].mean(0)
         assert trainer.judge(greedy) == {
