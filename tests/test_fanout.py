@@ -131,7 +131,7 @@ def test_workers_share_home_and_threads_and_find_what_lies_beside_the_notebooks(
     assert Workers("local", 2).portions([], dealt=False) == [] == Workers("local", 2).portions([])
 
 
-def test_bad_places():
+def test_bad_places_and_no_slurm_are_one_sentence(monkeypatch, tmp_path):
     for place in (None, "slurm:local"):
         pytest.raises(SpecdecError, Workers, place, 0, timed=True).match("jobs must be an integer of at least 1, got 0")
     for place, said in [("lokal", "unknown place to run on 'lokal'; did you mean 'local'"), ("local", "jobs must be")]:
@@ -149,9 +149,6 @@ def test_bad_places():
     for place, said in refused.items():
         pytest.raises(SpecdecError, Workers(place).__enter__).match(said)
     assert time.monotonic() - began < 10
-
-
-def test_no_slurm_is_one_sentence(monkeypatch, tmp_path):
     pytest.importorskip("submitit", reason="the package submitit is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
     pytest.raises(SpecdecError, Workers("slurm").__enter__).match("SLURM cannot be reached .*there is no scontrol")

@@ -84,7 +84,7 @@ def test_evaluate_and_record(place, tiny, home, monkeypatch):
     specdec.record(tiny, PROMPTS, name="two", on=place, **SMALL)
 
 
-def test_other_weights_are_refused(tiny):
+def test_other_weights_and_a_pair_in_memory_are_refused(tiny, home):
     from specdec.models import load
 
     source = load.source_of(tiny)
@@ -98,9 +98,6 @@ def test_other_weights_are_refused(tiny):
     assert load.load_again(**source).name == "tiny"
     with pytest.raises(SpecdecError, match="the pair 'tiny' with different weights; copy the same files"):
         load.load_again(**other)
-
-
-def test_a_pair_in_memory_stays_here(tiny, home):
     own = specdec.load_pair(target=tiny.target.model, tokenizer=tiny.tokenizer)
     own.drafter = tiny.drafter
     with pytest.raises(SpecdecError, match="was made in memory, so no other process can load it"):

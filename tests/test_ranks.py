@@ -128,7 +128,7 @@ def test_rank_0_picks_answers_and_fails_for_all_and_the_slowest_is_timed(shared)
     assert shared[1]["failed"][0] == "RankZeroFailed"
 
 
-def test_one_process_is_left_as_it_is_and_accelerates_models_run_by_their_own_code(alone):
+def test_one_process_is_left_as_it_is_and_weights_that_lie_elsewhere_are_refused(alone):
     engine, policy = specdec.core.decode.opened(alone, PROMPT, None, 8)
     assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, RankZeroPolicy)
     assert not isinstance(engine.clock, SlowestClock) and "root" not in vars(engine)
@@ -149,6 +149,12 @@ def test_one_process_is_left_as_it_is_and_accelerates_models_run_by_their_own_co
     pair = specdec.load_pair("tiny", dtype="float32", spread="auto")
     text = specdec.decode(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens
     assert text == specdec.autoregress(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens and pair.in_step is None
+    model = loaded()
+    model.model.layers[3].mlp.to("meta")
+    with pytest.raises(specdec.SpecdecError, match="3 weights of the target do not fit on the devices here"):
+        specdec.load_pair(target=model)
+    with pytest.raises(specdec.SpecdecError, match="a loaded model keeps its dtype and device"):
+        specdec.load_pair(target=loaded(), spread="auto")
 
 
 def trained(folder, steps=20, **more):
@@ -334,15 +340,6 @@ def test_missing_packages_and_backends_are_said_in_a_sentence(monkeypatch, sever
     monkeypatch.setattr(spread.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(specdec.SpecdecError, match="needs the package accelerate; pip install accelerate"):
         specdec.load_pair("tiny", spread="auto")
-
-
-def test_weights_that_lie_elsewhere_are_refused():
-    model = loaded()
-    model.model.layers[3].mlp.to("meta")
-    with pytest.raises(specdec.SpecdecError, match="3 weights of the target do not fit on the devices here"):
-        specdec.load_pair(target=model)
-    with pytest.raises(specdec.SpecdecError, match="a loaded model keeps its dtype and device"):
-        specdec.load_pair(target=loaded(), spread="auto")
 
 
 def test_other_ranks_say_nothing(several, monkeypatch, capfd):

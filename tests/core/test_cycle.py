@@ -84,7 +84,7 @@ def drive(engine, asks, plan, answers):
         return questions, finished.value
 
 
-def test_everything_is_asked_in_order_and_nothing_of_a_static_tree():
+def test_everything_is_asked_in_order_and_sizes_are_limited_by_candidates_and_limits():
     engine = ScriptedEngine()
     questions, row = drive(engine, (), LIMITS, [])
     assert questions == [] and engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
@@ -100,9 +100,6 @@ def test_everything_is_asked_in_order_and_nothing_of_a_static_tree():
     assert all(q.view is engine for q in questions)
     assert engine.calls == ["root", "expand", "expand", "verify 5", "commit"]
     assert (row.cycle, row.context_tok, row.top_k, row.questions, row.verify_nodes) == (4, 10, 3, 4, 5)
-
-
-def test_extend_stops_drafting_and_sizes_are_limited_by_candidates_and_limits():
     for plan, answers in ((LIMITS, [True, False]), (LIMITS, [True] * 3), (TreeConfig(4, 0, 4), [])):
         questions, row = drive(ScriptedEngine(), {EXTEND}, plan, [*answers])  # depth 3 allows no fourth
         assert [q.kind for q in questions] == [EXTEND] * len(answers) and row.expansions == sum(answers)

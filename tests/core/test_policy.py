@@ -166,7 +166,7 @@ def test_what_is_like_a_policy_may_hand_on_what_it_is_asked():
     assert not like(SimpleNamespace(**view), Engine), "what a protocol inherits counts, and so does its own"
 
 
-def test_flags_and_sizes():
+def test_flags_sizes_and_bad_plans():
     for answer in (True, False, 1, 0, 1.0, np.True_, np.int64(0), torch.tensor(True), torch.tensor(0)):
         assert checked_flag(answer) is bool(answer)
     for answer in (0, 7, 3.0, np.int64(7), np.float32(2), torch.tensor(5)):
@@ -176,11 +176,7 @@ def test_flags_and_sizes():
         pytest.raises(SpecdecError, checked_flag, answer).match("EXTEND with True or False")
     for answer in (*neither, 8, float("inf"), True):
         pytest.raises(SpecdecError, checked_size, answer, 7).match("SIZE with an integer from 0 to 7")
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
+    for answer, message in (
         (None, "a TreeConfig, a StaticShape or a CopiedTree"),
         ((12, 3, 4), "a TreeConfig, a StaticShape or a CopiedTree"),
         (TreeConfig(13, 3, 4), "total_tokens=13"),
@@ -188,7 +184,5 @@ def test_flags_and_sizes():
         (TreeConfig(2, 0, 5), "top_k=5"),
         (StaticShape([(rank,) for rank in range(5)]), "top_k=5"),
         (StaticShape([(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]), "depth=4"),
-    ],
-)
-def test_bad_plans(answer, message):
-    pytest.raises(SpecdecError, checked_plan, answer, LIMITS).match(message)
+    ):
+        pytest.raises(SpecdecError, checked_plan, answer, LIMITS).match(message)

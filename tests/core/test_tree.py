@@ -90,7 +90,7 @@ def test_a_certain_child_does_not_displace_its_parent_and_a_kept_tree_survives()
     assert growing.whole().token.tolist() == [9, 8, 8]
 
 
-def test_a_tree_by_hand_and_the_root_alone():
+def test_a_tree_by_hand_the_root_alone_and_bad_ones():
     #        0
     #      / | \
     #     1  2  3
@@ -112,6 +112,19 @@ def test_a_tree_by_hand_and_the_root_alone():
     unread = GrowingTree("meta")  # a device whose values cannot be read back
     unread.restart(torch.tensor(3, device="meta"))
     assert unread.size == 1
+    for make, message in (
+        (lambda: DraftTree.from_arrays([1, 2], [-1]), "one parent per token"),
+        (lambda: DraftTree.from_arrays([], []), "one parent per token"),
+        (lambda: DraftTree.from_arrays([1, 2], [0, 0]), "parent -1"),
+        (lambda: DraftTree.from_arrays([1, 2], [-1, 0], [0.0, float("nan")]), "whole numbers"),
+        (lambda: DraftTree.from_arrays([1.5, 2.0], [-1, 0]), "whole numbers"),
+        (lambda: DraftTree.from_arrays([1, 2], [-1.0, 0.0]), "whole numbers"),
+        (lambda: StaticShape(((0, 0),)), "without its parent"),
+        (lambda: StaticShape(((0,), (0, -1))), "ranks from 0"),
+        (lambda: StaticShape(()), "at least one"),
+        (lambda: StaticShape((0, 1)), "child ranks"),
+    ):
+        pytest.raises(SpecdecError, make).match(message)
 
 
 @QUICK
@@ -131,7 +144,7 @@ def test_masks_and_paths_equal_the_slow_way(places):
     assert tree.paths().shape[1] == 1 + int(tree.depth.max())
 
 
-def test_static_shapes_by_hand():
+def test_static_shapes_and_scores_by_hand():
     shape = StaticShape(EAGLE1_TREE)
     assert len(set(EAGLE1_TREE)) == len(EAGLE1_TREE) == shape.verify_nodes == 25
     assert (shape.top_k, shape.depth, shape.total_tokens) == (4, 4, 26)
@@ -147,6 +160,16 @@ def test_static_shapes_by_hand():
     assert [level.tolist() for level in expanded] == [[1, 2], [4], []]
     assert kept.tolist() == [0, 1, 2, 3, 4, 8, 10] and kept.dtype == expanded[2].dtype == torch.long
     assert StaticShape([(0,)]).widest == 1 and shape.on(torch.device("meta"))[1].device.type == "meta"
+    scored = DraftTree.from_arrays([9, 5, 6], [-1, 0, 1], [0.0, -0.5, -1.5])
+    assert scored.score.tolist() == [0.0, -0.5, -1.5] and scored.score.dtype == torch.float32
+    plain = DraftTree.from_arrays([9, 5, 6], [-1, 0, 1])
+    assert plain.score.tolist() == [0.0] * 3 and plain.depth.tolist() == [0, 1, 2]
+    for parent in (1, 2, -1):
+        names = pytest.raises(SpecdecError, DraftTree.from_arrays, [9, 5, 6], [-1, parent, 0])
+        names.match(f"^node 1 names parent {parent}; parents must precede")
+    whole = DraftTree.from_arrays([9, 5, 6, 7], [-1, 0, 0, 2], [0.0, -2.0, -0.5, -1.0])
+    kept = whole.select(torch.tensor([0, 2, 3]))
+    assert kept.token.tolist() == [9, 6, 7] and kept.score.tolist() == [0.0, -0.5, -1.0]
 
 
 def grown_static(shape: StaticShape) -> DraftTree:
@@ -177,35 +200,3 @@ def test_any_prefix_closed_list_is_a_tree(data):
             choices.add((*stem, data.draw(st.integers(0, 2))))
     tree = grown_static(StaticShape(data.draw(st.permutations(sorted(choices)))))
     assert path_set(tree) == paths_listed(choices)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DraftTree.from_arrays([1, 2], [-1]), "one parent per token"),
-        (lambda: DraftTree.from_arrays([], []), "one parent per token"),
-        (lambda: DraftTree.from_arrays([1, 2], [0, 0]), "parent -1"),
-        (lambda: DraftTree.from_arrays([1, 2], [-1, 0], [0.0, float("nan")]), "whole numbers"),
-        (lambda: DraftTree.from_arrays([1.5, 2.0], [-1, 0]), "whole numbers"),
-        (lambda: DraftTree.from_arrays([1, 2], [-1.0, 0.0]), "whole numbers"),
-        (lambda: StaticShape(((0, 0),)), "without its parent"),
-        (lambda: StaticShape(((0,), (0, -1))), "ranks from 0"),
-        (lambda: StaticShape(()), "at least one"),
-        (lambda: StaticShape((0, 1)), "child ranks"),
-    ],
-)
-def test_bad_trees_are_refused(make, message):
-    pytest.raises(SpecdecError, make).match(message)
-
-
-def test_scores_of_a_tree_from_arrays():
-    scored = DraftTree.from_arrays([9, 5, 6], [-1, 0, 1], [0.0, -0.5, -1.5])
-    assert scored.score.tolist() == [0.0, -0.5, -1.5] and scored.score.dtype == torch.float32
-    plain = DraftTree.from_arrays([9, 5, 6], [-1, 0, 1])
-    assert plain.score.tolist() == [0.0] * 3 and plain.depth.tolist() == [0, 1, 2]
-    for parent in (1, 2, -1):
-        names = pytest.raises(SpecdecError, DraftTree.from_arrays, [9, 5, 6], [-1, parent, 0])
-        names.match(f"^node 1 names parent {parent}; parents must precede")
-    whole = DraftTree.from_arrays([9, 5, 6, 7], [-1, 0, 0, 2], [0.0, -2.0, -0.5, -1.0])
-    kept = whole.select(torch.tensor([0, 2, 3]))
-    assert kept.token.tolist() == [9, 6, 7] and kept.score.tolist() == [0.0, -0.5, -1.0]

@@ -50,7 +50,7 @@ def names(cache: TreeCache) -> list[int]:
     return [int(name) for name in held]
 
 
-def test_memory_takes_after_the_layer_on_first_use_or_another_cache():
+def test_memory_takes_after_its_first_use_and_rows_are_appended_in_place():
     cache, other = filled(range(3)), filled(range(5), capacity=5)
     cache.truncate(2)
     cache.append(other)
@@ -65,9 +65,6 @@ def test_memory_takes_after_the_layer_on_first_use_or_another_cache():
     assert cache.layers[0].keys.dtype == torch.bfloat16
     for capacity in (0, -1):
         pytest.raises(AssertionError, TreeCache, 1, capacity).match("at least one row")
-
-
-def test_rows_are_appended_in_place_and_overflow_is_refused_before_writing():
     cache = filled(range(4))
     memory = cache.layers[0].keys.data_ptr()
     keys, values = cache.update(*block([4, 5]), 0)

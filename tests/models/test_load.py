@@ -126,7 +126,7 @@ def test_stop_tokens(places, tmp_path, stops, expected):
     assert load_pair(target=folder).stop_tokens == expected
 
 
-def test_own_embedding_is_kept_only_if_it_differs(pair, tmp_path):
+def test_drafters_that_do_not_fit_and_an_own_embedding_that_differs(pair, tmp_path):
     network, model = random_network(replace(DRAFTER, own_embedding=True)), pair.target.model
     different = load_drafter(save_drafter(network, tmp_path / "different"), model)
     assert different.config.own_embedding and different.embedding is different.network.embed_tokens
@@ -134,9 +134,6 @@ def test_own_embedding_is_kept_only_if_it_differs(pair, tmp_path):
     same = load_drafter(save_drafter(network, tmp_path / "same"), model)
     assert not same.config.own_embedding and same.embedding is pair.target.embedding
     assert not hasattr(same.network, "embed_tokens")
-
-
-def test_drafters_that_do_not_fit(pair, tmp_path):
     for change, words in (
         (dict(target_hidden_size=40), "features of width 40"),
         (dict(hidden_size=64), "brings no embedding"),
@@ -278,16 +275,12 @@ def test_agreement_equals_the_slow_way(pair, norm_output):
     assert slow > 0
 
 
-def test_own_text_is_greedy(pair):
+def test_own_text_is_greedy_and_calibration_keeps_what_scores_best(pair, monkeypatch):
     text = own_text(pair.target, torch.tensor([1, 5]), 10)
     plain = pair.target.model.generate(
         torch.tensor([[1, 5]]), max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     assert text.tolist() == plain[0].tolist()
-
-
-def test_calibration_keeps_what_scores_best(pair, monkeypatch):
-    """With planted scores: the true reading is found through several wrong fields, near-ties keep the file's word."""
     target = Target(pair.target.model)
     wrong = replace(DRAFTER, taps=(1, 3, 4), norm_output=True, norm_before_residual=True, rope_theta=5e5)
     true = replace(DRAFTER, taps=(2, 4, 5))

@@ -45,13 +45,33 @@ def test_products_equal_the_plain_ones_within_rounding(outputs, inputs, bias, dt
     assert torch.allclose(forward(strided), F.linear(strided, weight, offset), atol=1e-4 if dtype == F32 else 0.5)
 
 
-def test_what_cannot_be_packed_runs_plainly(monkeypatch):
+def test_modules_come_back_after_errors_and_what_cannot_be_packed_runs_plainly(monkeypatch):
     assert can_prepack(random(8, 8)) == torch.backends.mkldnn.is_available()
     assert can_prepack(random(8, 8).to(BF16)) == CAN_BF16
     half = random(8, 8, dtype=torch.float16)
     assert not can_prepack(half) and not can_prepack(half.double())
     x = random(2, 8, dtype=torch.float16)
     assert torch.equal(prepacked_linear(half)(x), F.linear(x, half))
+    model, x = Block(), random(5, 16)
+    packed = observed(model, x)
+    replaced = model.out.forward = lambda x: F.linear(x, model.out.weight)  # as accelerate does
+    handle = model.twice.register_forward_hook(lambda module, args, output: output + 1)
+    expected = model(x)
+    with pytest.raises(RuntimeError, match="stop"), packed.active():
+        assert "forward" in model.a.__dict__ and model.out.forward is replaced and "forward" not in model.twice.__dict__
+        assert torch.allclose(model(x), expected, atol=1e-5)
+        raise RuntimeError("stop")
+    assert not any("forward" in m.__dict__ for m in (model.a, model.b, model.c, model.twice))
+    assert model.out.forward is replaced
+    handle.remove()
+    with pytest.raises(RuntimeError, match="stop"), packed.observing():
+        raise RuntimeError("stop")
+    assert not any(m._forward_pre_hooks for m in model.modules())
+    model = nn.Sequential(type("Quantised", (nn.Linear,), {})(8, 8), nn.Linear(8, 8))
+    with PrepackedLinears(model).active():
+        assert "forward" not in model[0].__dict__ and "forward" in model[1].__dict__
+    with PrepackedLinears(model, most_bytes=8).active():
+        assert not any("forward" in m.__dict__ for m in model)
     monkeypatch.undo()
     assert not can_prepack(random(8, 8))
 
@@ -117,29 +137,6 @@ def test_a_changed_weight_is_seen_at_the_next_lending(which):
         with packed.active():
             inside = model(x)
         assert torch.allclose(inside, model(x), atol=1e-5)
-
-
-def test_modules_come_back_after_errors_and_foreign_or_large_ones_are_left_alone():
-    model, x = Block(), random(5, 16)
-    packed = observed(model, x)
-    replaced = model.out.forward = lambda x: F.linear(x, model.out.weight)  # as accelerate does
-    handle = model.twice.register_forward_hook(lambda module, args, output: output + 1)
-    expected = model(x)
-    with pytest.raises(RuntimeError, match="stop"), packed.active():
-        assert "forward" in model.a.__dict__ and model.out.forward is replaced and "forward" not in model.twice.__dict__
-        assert torch.allclose(model(x), expected, atol=1e-5)
-        raise RuntimeError("stop")
-    assert not any("forward" in m.__dict__ for m in (model.a, model.b, model.c, model.twice))
-    assert model.out.forward is replaced
-    handle.remove()
-    with pytest.raises(RuntimeError, match="stop"), packed.observing():
-        raise RuntimeError("stop")
-    assert not any(m._forward_pre_hooks for m in model.modules())
-    model = nn.Sequential(type("Quantised", (nn.Linear,), {})(8, 8), nn.Linear(8, 8))
-    with PrepackedLinears(model).active():
-        assert "forward" not in model[0].__dict__ and "forward" in model[1].__dict__
-    with PrepackedLinears(model, most_bytes=8).active():
-        assert not any("forward" in m.__dict__ for m in model)
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "mixtral", "gpt-oss", "gpt2"])

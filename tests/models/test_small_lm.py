@@ -38,16 +38,13 @@ def test_drafted_trees_equal_the_models_own_forwards(model):
     assert_drafted(Pair(target, drafter), PROMPT, Static(31, 3, 3), slow, range(20, 26))
 
 
-def test_chains_and_beams_are_lossless(tmp_path):
+def test_chains_and_beams_are_lossless_and_bad_models_get_one_sentence(tmp_path):
     target, model = Target(random_target(24, seed=3)), windowed()
     model.save_pretrained(tmp_path)
     pair = Pair(target, load_small_lm(tmp_path, target), name="lm")
     found = audit(pair, [PROMPT, PROMPT[:1]], {"chain": Static(5, 3, 1), "beam": Static(10, 2, 3)}, 14, progress=False)
     assert found.passed
     assert specdec.load_drafter(f"lm:{tmp_path}", target).model.vocab_size == 24
-
-
-def test_bad_models_get_one_sentence(tmp_path):
     target = Target(random_target(24, seed=3))
     pytest.raises(SpecdecError, SmallLM, windowed(30), target).match("knows 30 tokens, the target 24")
     (tmp_path / "config.json").write_text("{}")

@@ -41,7 +41,7 @@ def seen_by(tree: DraftTree, prefix: int) -> TreeMask:
     return TreeMask(tree.depth + prefix, prefix, tree.ancestors)
 
 
-def test_no_mask_is_made_only_where_causal_order_says_it_all():
+def test_no_mask_is_made_where_causal_order_says_it_all_and_windows_are_the_layers_own_word():
     for prefix, count, window in itertools.product((0, 1, 7), (1, 2, 5), (None, 1, 3, 6, 20)):
         state = TreeMask(torch.arange(count) + prefix, prefix)
         causal = torch.ones(count, prefix + count, dtype=torch.bool).tril_(prefix)
@@ -49,6 +49,30 @@ def test_no_mask_is_made_only_where_causal_order_says_it_all():
             assert torch.equal(state.visible(window), causal) and (prefix == 0 or count == 1)
     assert TreeMask(torch.arange(9), 0).is_causal(None) and TreeMask(torch.tensor([9]), 9).is_causal(None)
     assert not seen_by(random_tree(0), 0).is_causal(None)
+    generator = torch.Generator().manual_seed(0)
+    module = nn.Module()
+    for prefix, rows in ((0, 6), (5, 1), (5, 3)):
+        query, key, value = (torch.randn(1, 2, n, 8, generator=generator) for n in (rows, prefix + rows, prefix + rows))
+        state = TreeMask(torch.arange(rows) + prefix, prefix)
+        with tree_mask(state):
+            out, _ = tree_attention(module, query, key, value)
+        assert torch.allclose(out, naive(query, key, value, state.visible(None), 8**-0.5), atol=1e-5)
+        assert bool(state.windows) == (prefix > 0 and rows > 1)
+    state, module = TreeMask(torch.arange(3), 0), nn.Module()
+    assert window_of(module, state, {}) is None
+    module.layer_idx, module.config = 1, type("Config", (), dict(sliding_window=9, layer_types=None))()
+    assert window_of(module, state, {}) is None  # a config alone proves nothing: some models never use it
+    state.widths.add(7)
+    assert window_of(module, state, {}) == 7  # the model's masks are all of this width
+    state.widths.add(None)
+    assert window_of(module, state, {}) is None
+    module.config.layer_types = ["full_attention", "sliding_attention"]
+    assert window_of(module, state, {}) == 9
+    module.layer_idx = 0
+    assert window_of(module, state, {}) is None
+    module.sliding_window = 5
+    assert window_of(module, state, {}) == 5
+    assert all(window_of(module, state, {"sliding_window": window}) is window for window in (None, 4))
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 40])
@@ -116,33 +140,6 @@ def test_two_products_attend_as_the_kernel_does(monkeypatch, rows, prefix):
         assert torch.allclose(out, exact, atol=0.03)
     assert (outs[0] - exact).abs().mean() < 0.005
     assert not tree_attention_module.products_pay(query.float(), key.float())
-
-
-def test_prompts_need_no_mask_and_the_window_is_the_layers_own_word_first():
-    generator = torch.Generator().manual_seed(0)
-    module = nn.Module()
-    for prefix, rows in ((0, 6), (5, 1), (5, 3)):
-        query, key, value = (torch.randn(1, 2, n, 8, generator=generator) for n in (rows, prefix + rows, prefix + rows))
-        state = TreeMask(torch.arange(rows) + prefix, prefix)
-        with tree_mask(state):
-            out, _ = tree_attention(module, query, key, value)
-        assert torch.allclose(out, naive(query, key, value, state.visible(None), 8**-0.5), atol=1e-5)
-        assert bool(state.windows) == (prefix > 0 and rows > 1)
-    state, module = TreeMask(torch.arange(3), 0), nn.Module()
-    assert window_of(module, state, {}) is None
-    module.layer_idx, module.config = 1, type("Config", (), dict(sliding_window=9, layer_types=None))()
-    assert window_of(module, state, {}) is None  # a config alone proves nothing: some models never use it
-    state.widths.add(7)
-    assert window_of(module, state, {}) == 7  # the model's masks are all of this width
-    state.widths.add(None)
-    assert window_of(module, state, {}) is None
-    module.config.layer_types = ["full_attention", "sliding_attention"]
-    assert window_of(module, state, {}) == 9
-    module.layer_idx = 0
-    assert window_of(module, state, {}) is None
-    module.sliding_window = 5
-    assert window_of(module, state, {}) == 5
-    assert all(window_of(module, state, {"sliding_window": window}) is window for window in (None, 4))
 
 
 class Capped(nn.Module):

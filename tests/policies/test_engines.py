@@ -148,7 +148,7 @@ def test_hf_heuristic_adds_two_and_takes_one_and_trtllm_gate_closes_for_good():
     assert levels(policy) == 0
 
 
-def test_llamacpp_p_min_stops_at_an_unlikely_token_of_the_best_path():
+def test_llamacpp_p_min_stops_at_an_unlikely_token_and_ev_pays_for_one_more():
     policy = engines.LlamacppPMin()
     assert policy.p_min == 0.75 and policy.plan.verify_nodes == 16
     assert policy.answer(chain(EXTEND, 0.9)) and policy.answer(chain(EXTEND, 0.9, 0.8))
@@ -164,9 +164,6 @@ def test_llamacpp_p_min_stops_at_an_unlikely_token_of_the_best_path():
     assert policy.answer(tree)  # 0.4 / 0.6 is above a half
     assert not policy.with_settings(p_min=0.7).answer(tree)
     assert policy.answer(question(TREE_SCORES, 1, SIZE, 2, 5, plan=policy.plan)) == 5
-
-
-def test_llamacpp_ev_pays_for_one_more_token():
     policy = engines.LlamacppEv().price(STEEP)  # each verified token costs a quarter of a plain step
     assert policy.marginal(20)[:3] == pytest.approx([0.25] * 3)
     assert policy.answer(chain(EXTEND, 0.9, 0.8, 0.7)) and not policy.answer(chain(EXTEND, 0.9, 0.8, 0.7, 0.4))

@@ -120,7 +120,7 @@ def test_the_best_probabilities(best):
     np.testing.assert_allclose(policy.observation(question), expected, rtol=1e-6)
 
 
-def test_half_precision_is_read_and_one_length_never_changes():
+def test_what_is_seen_in_half_precision_and_before_the_first_expansion():
     seen = dict(scores=torch.linspace(-9, -1, 110).bfloat16(), features=torch.ones(6, dtype=torch.float16))
     policy = SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6)
     seen = policy.observation(asked(SIZE, 1, largest=110, **seen))
@@ -129,6 +129,24 @@ def test_half_precision_is_read_and_one_length_never_changes():
         question = asked(EXTEND, 3, context_tok=context_tok, newest_scores=torch.zeros(100))
         assert DepthPolicy(constant_length=True).observation(question)[100:114].tolist() == [np.float32(0.01)] * 14
         assert DepthPolicy().observation(question)[100:114].tolist() == [np.float32(context_tok / 1000)] * 14
+    policy = DepthPolicy(ask_at_zero=True)
+    assert not policy.observation(asked(EXTEND, 0))[:100].any()
+    last = torch.linspace(-4, -1, 100)
+    expected = last.numpy().copy()
+    policy.observation(asked(EXTEND, 2, newest_scores=last))
+    last.zero_()  # the engine uses its memory again
+    seen = policy.observation(asked(EXTEND, 0, newest_scores=torch.ones(10)))
+    np.testing.assert_array_equal(seen[:100], expected)
+    assert policy.meaning(0, asked(EXTEND, 0)) is True  # whatever the answer
+    assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
+    policy = RandomDepth(seed=1)
+    twin = RandomDepth(seed=1)
+    answers = [policy.answer(asked(PLAN)) for _ in range(2400)]
+    assert answers == [twin.answer(asked(PLAN)) for _ in range(2400)]
+    counts = np.bincount([plan.depth for plan in answers], minlength=13)
+    assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60
+    assert {plan.top_k for plan in answers} == {10} and policy.limits == TreeConfig(241, 12, 10)
+    assert next(plan for plan in answers if plan.depth == 1).verify_nodes == 110  # all there is
 
 
 @pytest.mark.parametrize(
@@ -174,27 +192,6 @@ def test_official_first_tree_is_never_asked_for_and_sizes_alone_draft_to_a_fixed
     assert {(row.expansions, row.verify_nodes) for row in rows[1:]} == {(3, 240)}
     rows = specdec.decode(shared_bigrams(), PROMPT, fixed(SizePolicy(drafted=3), 1), 8).rows
     assert {(row.expansions, row.verify_nodes, row.questions) for row in rows} == {(3, 40, 1)}
-
-
-def test_before_the_first_expansion_it_sees_the_tree_before_and_random_depths_are_uniform():
-    policy = DepthPolicy(ask_at_zero=True)
-    assert not policy.observation(asked(EXTEND, 0))[:100].any()
-    last = torch.linspace(-4, -1, 100)
-    expected = last.numpy().copy()
-    policy.observation(asked(EXTEND, 2, newest_scores=last))
-    last.zero_()  # the engine uses its memory again
-    seen = policy.observation(asked(EXTEND, 0, newest_scores=torch.ones(10)))
-    np.testing.assert_array_equal(seen[:100], expected)
-    assert policy.meaning(0, asked(EXTEND, 0)) is True  # whatever the answer
-    assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
-    policy = RandomDepth(seed=1)
-    twin = RandomDepth(seed=1)
-    answers = [policy.answer(asked(PLAN)) for _ in range(2400)]
-    assert answers == [twin.answer(asked(PLAN)) for _ in range(2400)]
-    counts = np.bincount([plan.depth for plan in answers], minlength=13)
-    assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60
-    assert {plan.top_k for plan in answers} == {10} and policy.limits == TreeConfig(241, 12, 10)
-    assert next(plan for plan in answers if plan.depth == 1).verify_nodes == 110  # all there is
 
 
 @pytest.mark.parametrize(("expansions", "most"), [(1, 110), (2, 210), (12, 240)])

@@ -157,7 +157,7 @@ def schedule(policy, cycles):
     return queries, trees
 
 
-def test_a_tree_is_kept_for_an_interval_and_the_official_schedule():
+def test_a_tree_is_kept_for_an_interval_by_the_official_schedule_and_each_quirk():
     policy = scripted(RespsPolicy(features_size=6, interval=10), [5, 6, 7, 8])
     queries, trees = schedule(policy, 25)
     assert queries == [0, 10, 20]
@@ -172,19 +172,13 @@ def test_a_tree_is_kept_for_an_interval_and_the_official_schedule():
     assert trees == expected + [policy.trees[7]] * 3
     assert schedule(policy, 3)[1] == [TreeConfig(97, 8, 20), starter, policy.trees[8]]
     assert schedule(scripted(config.policy(12), range(9)), 62)[0] == [1, 31, 61]
-
-
-@pytest.mark.parametrize(
-    ("quirk", "queries", "first"),
-    [
+    for quirk, queries, first in (
         ({"action_lag": True}, [0, 3, 6], [146, 0, 0, 0, 1, 1, 1, 2]),
         ({"first_tree": (96, 8, 20)}, [1, 4, 7], [146, 0, 0, 0, 1, 1, 1, 2]),
         ({}, [0, 3, 6], [0, 0, 0, 1, 1, 1, 2, 2]),
-    ],
-)
-def test_quirks_one_by_one(quirk, queries, first):
-    policy = scripted(RespsPolicy(features_size=6, interval=3, **quirk), range(9))
-    assert schedule(policy, 8) == (queries, [policy.trees[action] for action in first])
+    ):
+        policy = scripted(RespsPolicy(features_size=6, interval=3, **quirk), range(9))
+        assert schedule(policy, 8) == (queries, [policy.trees[action] for action in first])
 
 
 def draws(policy, turns=1, count=400) -> list[int]:

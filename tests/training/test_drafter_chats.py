@@ -145,7 +145,7 @@ def document(length: int, token: int = 7, kind: int = ANSWER) -> Document:
     return Document(np.full(length, token), np.full(length, kind, np.uint8))
 
 
-def test_the_longest_documents_are_placed_first_and_gaps_are_filled():
+def test_documents_are_placed_longest_first_and_blocks_keep_their_shares():
     documents = [document(2, 2), document(5, 5), document(3, 3, PROMPT), document(9, 9)]
     packed = chats.pack(documents, 2, 6, None)
     assert packed.ids.tolist() == [[9] * 6, [5] * 5 + [0]] and packed.document.tolist() == [[0] * 6, [1] * 5 + [-1]]
@@ -160,9 +160,6 @@ def test_the_longest_documents_are_placed_first_and_gaps_are_filled():
     assert filled.ids.tolist() == [[3, 3, 3, 4], [2, 2, 4, 4]]
     assert filled.document.tolist() == [[0, 0, 0, 2], [1, 1, 3, 3]]
     assert rooms == [1, 2] and chats.pack([], 1, 2, None).ids.tolist() == [[0, 0]]
-
-
-def test_blocks_keep_their_shares_of_copy_tasks_and_of_pieces_of_the_library():
     library = [np.arange(100, 160), np.arange(200, 230)]
     options = dict(seed=3, length=20, block_rows=32)
 

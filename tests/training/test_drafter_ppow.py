@@ -33,7 +33,7 @@ LN2 = math.log(2)
 log = lambda *values: torch.tensor(values, dtype=torch.float64).log()  # noqa: E731
 
 
-def test_advantages_criticality_and_the_clip_by_hand():
+def test_windows_rewards_advantages_criticality_and_the_clip_by_hand():
     found = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
     # groups (1, 3), (0, 0), (0, 4): means 2, 0, 2; deviations 1, 0, 2; delta 1
     assert found.tolist() == [[-0.5, 0.5, 0.0, 0.0, pytest.approx(-2 / 3), pytest.approx(2 / 3)]]
@@ -50,9 +50,6 @@ def test_advantages_criticality_and_the_clip_by_hand():
     gain, clipped = clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
     assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
     assert clipped.tolist() == [True, False, False, True, False]
-
-
-def test_windows_begin_inside_one_answer():
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1]])
     # a window of 2 at slot i needs answers at i + 1 .. i + 3; from slot 2 on it would straddle two documents
     for documents, begins in ((None, [1, 2, 6]), (torch.tensor([[0] * 5 + [1] * 5]), [1, 6])):
@@ -60,11 +57,7 @@ def test_windows_begin_inside_one_answer():
         assert found.nonzero().flatten().tolist() == begins
     means = windows_module.window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2)
     assert means.tolist() == [[1.5, 3.0, 7.5, 4.5]]
-
-
-@pytest.mark.parametrize(
-    ("config", "accepted", "reward"),
-    [
+    for config, accepted, reward in (
         (Ppow(), 3.0, 3 / 1.36),  # k / (k gamma + 1)
         (Ppow(), 10.0, 10 / 2.2),
         (Ppow(reward="raw"), 3.0, 3.0),
@@ -72,10 +65,8 @@ def test_windows_begin_inside_one_answer():
         (Ppow(window=2, reward="measured", speedups=(0.5, 1.0, 3.0)), 1.5, 2.0),
         (Ppow(window=2, reward="measured", speedups=(0.5, 1.0, 3.0)), 2.0, 3.0),
         (Ppow(reward="none"), 3.0, 0.0),
-    ],
-)
-def test_what_accepted_tokens_earn(config, accepted, reward):
-    assert float(config._speed_reward(torch.tensor(accepted), 0.12)) == pytest.approx(reward)
+    ):
+        assert float(config._speed_reward(torch.tensor(accepted), 0.12)) == pytest.approx(reward)
 
 
 def test_verification_and_divergences_by_hand():
@@ -287,8 +278,7 @@ def test_the_gradient_is_that_of_the_loss(name):
         assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-8)
 
 
-def test_a_constant_reward_leaves_the_divergence(scene):
-    """No error: no advantage anywhere, the share says so, and the hold on the target still teaches."""
+def test_a_constant_reward_leaves_the_divergence_and_windows_are_what_is_collected(scene):
     _, network, target, batch = scene
     config = Ppow(window=3, group=4, reward="raw", verify="greedy", eta=0.0)
     windows, measures = (batch := config.collect(network, target, batch)).collected
@@ -299,6 +289,15 @@ def test_a_constant_reward_leaves_the_divergence(scene):
     loss, row = config(network, target, replace(batch, collected=(flat, measures)))
     assert float(loss.detach()) == pytest.approx(config.beta * row["kl"], rel=1e-5) and row["kl"] > 0
     assert float(torch.autograd.grad(loss, network.fc.weight)[0].abs().sum()) > 0
+    config = Ppow(window=3, group=2, places_per_row=5)
+    windows, measures = config.collect(network, target, batch).collected
+    assert config(network, target, batch)[1]["clip_frac"] == 0, "nothing has moved yet"
+    assert isinstance(windows, Windows) and windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
+    assert bool(network.t2d[windows.drafted].all())
+    again, _ = config.collect(network, target, batch).collected
+    assert torch.equal(windows.drafted, again.drafted) and torch.equal(windows.rewards, again.rewards)
+    other, _ = config.collect(network, target, replace(batch, step=1)).collected
+    assert not torch.equal(windows.drafted, other.drafted)
 
 
 def test_tokens_behind_a_rejected_one_are_left_out_and_windows_hold_the_text_where_asked(scene):
@@ -520,16 +519,3 @@ def test_bad_requests_get_one_sentence(first, tmp_path):
         (Ppow(), networks["wide"], "trained on features of width 64"),
     ):
         pytest.raises(SpecdecError, continued, tmp_path / "new", objective, start, resume=False).match(message)
-
-
-def test_windows_is_what_an_objective_collects(scene):
-    _, network, target, batch = scene
-    config = Ppow(window=3, group=2, places_per_row=5)
-    windows, measures = config.collect(network, target, batch).collected
-    assert config(network, target, batch)[1]["clip_frac"] == 0, "nothing has moved yet"
-    assert isinstance(windows, Windows) and windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
-    assert bool(network.t2d[windows.drafted].all())
-    again, _ = config.collect(network, target, batch).collected
-    assert torch.equal(windows.drafted, again.drafted) and torch.equal(windows.rewards, again.rewards)
-    other, _ = config.collect(network, target, replace(batch, step=1)).collected
-    assert not torch.equal(windows.drafted, other.drafted)

@@ -111,7 +111,7 @@ def test_the_environment_decodes_what_the_policy_decodes(kind, interval):
     assert env.tokens / env.time_ms == pytest.approx(sum(r.kept_tok for r in rows) / sum(r.total_ms for r in rows))
 
 
-def test_live_and_replayed_agree():
+def test_live_and_replayed_agree_and_the_partner_is_told_of_every_cycle():
     pair, prompt = random_pair(), list(range(3, 12))
     trace = record(pair, [prompt], max_new_tokens=40, depth=4, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
     found = []
@@ -126,6 +126,32 @@ def test_live_and_replayed_agree():
         env.close()
         found.append(steps)
     assert found[0] == found[1]
+    partner = Partner()
+    env = Env(Toy(kind_asked=SIZE), replayed(turns=3, positions=8), partner)
+    env.reset(seed=0)
+    assert (partner.turns, partner.cycles) == (1, 0)
+    turns, cycles = 1, 0
+    for _ in range(30):
+        _, _, over, _, info = env.step(1)
+        turns, cycles = turns + info["turn_ended"], cycles + len(info["cycles"])
+        if over:
+            env.reset()
+    assert (partner.turns, partner.cycles) == (turns, cycles) and turns > 3 and cycles > turns
+    trace, costs = synthetic_trace(turns=3, positions=8), round_costs(question_ms=0.5)
+    turns = trace.turns.assign(positions=[8, 0, 8])
+    source = ReplaySource(Trace(trace.header, turns, dict(trace._columns)), costs, 0.25)
+    opened, random = [], np.random.default_rng(0)
+    engine = source.next(random, LIMITS)
+    for _ in range(40):
+        assert source.next(random, LIMITS) is engine
+        opened.append(engine.row)
+    assert set(opened) == {0, 16}
+    other = source.next(random, TreeConfig(4, 1, 3))
+    assert other is not engine and other.limits == TreeConfig(4, 1, 3)
+    question_ms = ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
+    assert other.clock.question_ms == engine.clock.question_ms == question_ms
+    assert source.priced("as it is") == "as it is"
+    pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
 
 def test_bad_input(tmp_path):
@@ -184,35 +210,6 @@ class Partner(Policy):
 
     def observe(self, cycle):
         self.cycles += 1
-
-
-def test_the_partner_is_told_of_every_cycle_and_a_source_opens_turns_that_hold_something():
-    partner = Partner()
-    env = Env(Toy(kind_asked=SIZE), replayed(turns=3, positions=8), partner)
-    env.reset(seed=0)
-    assert (partner.turns, partner.cycles) == (1, 0)
-    turns, cycles = 1, 0
-    for _ in range(30):
-        _, _, over, _, info = env.step(1)
-        turns, cycles = turns + info["turn_ended"], cycles + len(info["cycles"])
-        if over:
-            env.reset()
-    assert (partner.turns, partner.cycles) == (turns, cycles) and turns > 3 and cycles > turns
-    trace, costs = synthetic_trace(turns=3, positions=8), round_costs(question_ms=0.5)
-    turns = trace.turns.assign(positions=[8, 0, 8])
-    source = ReplaySource(Trace(trace.header, turns, dict(trace._columns)), costs, 0.25)
-    opened, random = [], np.random.default_rng(0)
-    engine = source.next(random, LIMITS)
-    for _ in range(40):
-        assert source.next(random, LIMITS) is engine
-        opened.append(engine.row)
-    assert set(opened) == {0, 16}
-    other = source.next(random, TreeConfig(4, 1, 3))
-    assert other is not engine and other.limits == TreeConfig(4, 1, 3)
-    question_ms = ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
-    assert other.clock.question_ms == engine.clock.question_ms == question_ms
-    assert source.priced("as it is") == "as it is"
-    pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
 
 def row(kept_tok, **laps) -> SimpleNamespace:

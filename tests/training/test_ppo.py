@@ -55,7 +55,7 @@ def curve_of(folder):
     return pd.read_parquet(folder / "curve.parquet").drop(columns="elapsed_s")
 
 
-def test_rates_moments_draws_and_a_dropped_interval_by_hand():
+def test_rates_moments_draws_and_intervals_by_hand():
     falling = PPOConfig(learning_rate=2.0, warmup_frac=0.01, linear_decay=True)
     rates = [ppo_module.learning_rate(falling, progress) for progress in (0.0, 0.005, 0.01, 0.505, 1.0)]
     assert rates == pytest.approx([0, 1, 2, 1, 0])
@@ -84,6 +84,16 @@ def test_rates_moments_draws_and_a_dropped_interval_by_hand():
     starts = model.rollout_buffer.episode_starts[:, 0]
     assert 1 < starts.sum() < len(starts)
     assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
+    for config, rounds, expected in (
+        # rewards of rounds 0-9, a junk one of round 10 with no state, 11-20, 21-24 (sheet 1.5)
+        (resps.OFFICIAL, 25, [(0, 9, False, True), (10, 10, True, True), (11, 20, False, True), (21, 24, False, True)]),
+        (resps.OFFICIAL, 9, [(0, 8, False, True)]),
+        (resps.OFFICIAL, 11, [(0, 9, False, True), (10, 10, True, True)]),
+        (resps.PAPER, 25, [(1, 10, False, False), (11, 20, False, False)]),
+        (resps.OURS, 25, [(1, 10, False, False), (11, 20, False, False), (21, 24, False, True)]),
+        (resps.PAPER, 21, [(1, 10, False, False), (11, 20, False, True)]),
+    ):
+        assert rounds_of(rounds, config) == expected
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -191,22 +201,6 @@ def rounds_of(trace_turn_tok, flags, interval=10):
                 current.append((rows[0].cycle, rows[-1].cycle, not observation.any(), done))
     assert turns[1] == turns[2]
     return turns[1]  # the first turn of a segment does not know its first cycle
-
-
-@pytest.mark.parametrize(
-    ("config", "rounds", "expected"),
-    [
-        # rewards of rounds 0-9, a junk one of round 10 with no state, 11-20, 21-24 (sheet 1.5)
-        (resps.OFFICIAL, 25, [(0, 9, False, True), (10, 10, True, True), (11, 20, False, True), (21, 24, False, True)]),
-        (resps.OFFICIAL, 9, [(0, 8, False, True)]),
-        (resps.OFFICIAL, 11, [(0, 9, False, True), (10, 10, True, True)]),
-        (resps.PAPER, 25, [(1, 10, False, False), (11, 20, False, False)]),
-        (resps.OURS, 25, [(1, 10, False, False), (11, 20, False, False), (21, 24, False, True)]),
-        (resps.PAPER, 21, [(1, 10, False, False), (11, 20, False, True)]),
-    ],
-)
-def test_intervals_are_those_of_their_config(config, rounds, expected):
-    assert rounds_of(rounds, config) == expected
 
 
 RUNS = {
@@ -433,7 +427,7 @@ def test_every_environment_has_a_source_and_a_partner_of_its_own():
     assert ppo_module._env_maker(learner, Task(source))(0).others is None
 
 
-def test_a_checkpoint_remembers_the_moments_the_rate_and_the_best():
+def test_a_checkpoint_remembers_moments_rate_and_best_and_rewards_are_divided():
     state = ppo_module.State(sizes())
     assert state.rate(0.25) == 0.25 and state.best_score is None and state.rate_sums == [0.0, 0.0]
     state.note_rate(10.0, 4.0)
@@ -463,9 +457,6 @@ def test_a_checkpoint_remembers_the_moments_the_rate_and_the_best():
     assert empty.network is None and empty.best_score is None
     mean, deviation = empty.observations.scale()
     assert (mean == 0).all() and (deviation == 1).all() and mean.dtype == deviation.dtype == np.float32
-
-
-def test_rewards_are_divided_by_their_deviation_so_far():
     # 2, 4, 6, 8 deviate by sqrt(5), and with four tens after them all eight by sqrt(65 - 7.5 ** 2)
     state, rows, given = ppo_module.State(SimpleNamespace(observation_size=1, activation="tanh")), [], []
     buffer = SimpleNamespace(compute_returns_and_advantage=lambda *last: rows.append(buffer.rewards.copy()))

@@ -49,7 +49,7 @@ def test_every_number_is_on_record(group, name):
     assert told == wanted
 
 
-def test_objectives_by_name():
+def test_objectives_and_presets_are_changed_by_name():
     for name, objective in OBJECTIVES.items():
         kind = TrainingTimeTest if name == "cst" else Supervised if "labels" in RECORD["objectives"][name] else Ppow
         assert type(objective) is kind and objective.updates == 1
@@ -66,9 +66,6 @@ def test_objectives_by_name():
     fresh = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")}
     assert FRESH == fresh | {"hass": "hass-eagle1"}
     pytest.raises(SpecdecError, objective_named, "pow").match("unknown objective 'pow'")
-
-
-def test_a_preset_is_changed_by_name():
     settings, objective = presets.preset("tiny", {"steps": 7, "muon": False}, unroll=2)
     assert settings == replace(presets.TINY, steps=7, muon=False)
     assert objective == TrainingTimeTest(LossRules(2)) and presets.preset("tiny")[1] == TrainingTimeTest(LossRules(7))

@@ -494,7 +494,7 @@ def test_a_recording_is_taken_with_its_prompts_and_prices(tmp_path, monkeypatch)
     assert (bare["pair"], bare["costs"], bare["seed"]) == ("synthetic", None, 0)
 
 
-def test_rows_know_where_they_come_from():
+def test_rows_know_where_they_come_from_and_only_suites_that_are_meant_are_learned():
     trace = toy_trace(temperature=0.5)
     trace.header.update(key="k", pair_key="p", dtype="float32", seed=3, other="not told")
     told = {"key": "k", "pair": "toy", "pair_key": "p", "dtype": "float32", "temperature": 0.5, "seed": 3}
@@ -515,9 +515,6 @@ def test_rows_know_where_they_come_from():
     other = TreeConfig(8, 7, 10)
     pytest.raises(SpecdecError, from_trace, known, exact=True, tree=other).match("exact=False for other trees")
     assert len(from_trace(known, tree=other)) == 30, "of another tree every position, drawn"
-
-
-def test_only_suites_that_are_meant_are_learned_from():
     trace = synthetic_trace(turns=8, positions=4)
     trace.turns["suite"] = ["laptop/easy", "hard"] * 4
     train = trace.select(part="train")

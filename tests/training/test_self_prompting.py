@@ -133,7 +133,7 @@ def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(
     assert parts[::2] == parts[1::2] and 20 < parts[::2].count("held-out") < 80
 
 
-def test_a_share_is_held_out_by_what_the_prompt_says(tmp_path, monkeypatch):
+def test_prompts_of_a_file_and_the_share_that_is_held_out(tmp_path, monkeypatch):
     monkeypatch.setattr(chat_files, "SHARD", 400)
     parts = []
     for folder, order in (("a", 1), ("b", -1)):
@@ -144,9 +144,6 @@ def test_a_share_is_held_out_by_what_the_prompt_says(tmp_path, monkeypatch):
         parts.append({row["messages"][0]["content"] for row in rows if row["part"] == "held-out"})
         assert files.counts["held_out_tok"] == 2 * len(parts[-1])
     assert parts[0] == parts[1] and 70 < len(parts[0]) < 130
-
-
-def test_prompts_of_a_file_and_real_suites_of_a_folder(tmp_path):
     row = {"question_id": 1, "turns": ["How many eggs?", "And now?"], "reference": ["Seven eggs."]}
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps(row) + "\n")
     more = set(benchmark_texts(tmp_path)) - set(benchmark_texts())
