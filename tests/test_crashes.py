@@ -1,7 +1,4 @@
-"""kill -9 at random moments: what continues equals what was never interrupted, and nothing is lost.
-
-Each job runs in a process of its own, is killed, and is run again until it ends by itself.
-"""
+"""kill -9 at random moments until a job ends by itself: it equals what was never interrupted, and nothing is lost."""
 
 import json
 import multiprocessing

@@ -33,9 +33,7 @@ EVERYWHERE = ["sent", pytest.param("local", marks=pytest.mark.nightly), *CLUSTER
 SMALL = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=(3,), progress=False)
 
 
-class _Sent(fanout._Engine):
-    """In place of processes: work is pickled, and done when it is unpickled."""
-
+class _Sent(fanout._Engine):  # in place of processes: work is pickled, and done when it is unpickled
     def submit(self, function, *arguments, timed: bool) -> Future:
         function, arguments = pickle.loads(pickle.dumps((function, arguments)))
         done = Future()

@@ -32,9 +32,7 @@ def loaded():
     return load.load_model(load.target_place("tiny"), torch.float32, torch.device("cpu"))
 
 
-class OwnSeed(RandomPolicy):
-    """Answers at random, otherwise on every rank."""
-
+class OwnSeed(RandomPolicy):  # answers at random, otherwise on every rank
     def __init__(self):
         super().__init__(TREE, seed=ranks.rank())
         self.shown = []
@@ -43,9 +41,7 @@ class OwnSeed(RandomPolicy):
         self.shown.append(cycle.total_ms)
 
 
-class Failing(Policy):
-    """Fails on rank 0, which alone is asked."""
-
+class Failing(Policy):  # fails on rank 0, which alone is asked
     asks, limits, plan = frozenset({"plan"}), TREE, TREE
 
 

@@ -28,9 +28,7 @@ def four(monkeypatch):
     return numbers
 
 
-class Time:
-    """Passes only where somebody sleeps."""
-
+class Time:  # passes only where somebody sleeps
     now_s = 0.0
 
     def sleep(self, seconds):
@@ -79,9 +77,7 @@ def test_a_large_model_is_timed_once_and_others_when_the_load_changes(four, cloc
     assert measured == ["", "others", ""] and other.count is None
 
 
-class Load:
-    """Others that use the cores or do not, as is said from outside."""
-
+class Load:  # others that use the cores or do not, as is said from outside
     busy = ""
 
     def seconds(self):

@@ -25,9 +25,7 @@ SUBSETS = [frozenset(c) for n in range(4) for c in itertools.combinations(KINDS,
 WIDE = StaticShape([c for n in (1, 2, 3) for c in itertools.product((0, 1), repeat=n)])  # expands 4 nodes, top_k = 2
 
 
-class ScriptedEngine:
-    """A cycle's engine without tensors: every forward looks at the clock as the live one does."""
-
+class ScriptedEngine:  # a cycle's engine without tensors: every forward looks at the clock as the live one does
     def __init__(self, limits=LIMITS, room=99):
         self.clock, self.limits = FakeClock(), limits
         self.context_tok, self.cycles, self.most_expansions = 10, 4, room
@@ -57,9 +55,7 @@ class ScriptedEngine:
         return 3
 
 
-class Recorder(RandomPolicy):
-    """A random policy that writes down what it was asked."""
-
+class Recorder(RandomPolicy):  # a random policy that writes down what it was asked
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs, own_beams=True)
         self.questions, self.rows = [], []
@@ -225,9 +221,7 @@ def test_a_shape_is_a_legal_plan_cut_short_by_a_policy_or_the_end_of_the_context
     pytest.raises(SpecdecError, specdec.decode, pair, PROMPT, max_new_tokens=room + 1).match("context ends at 24")
 
 
-class FailsLater(RandomPolicy):
-    """Answers legally for two cycles; then `fail` decides."""
-
+class FailsLater(RandomPolicy):  # answers legally for two cycles; then `fail` decides
     def __init__(self, kind, fail):
         super().__init__(LIMITS, seed=1, asks={kind})
         self.kind, self.fail, self.done = kind, fail, 0
@@ -274,9 +268,7 @@ def test_bad_answers_lose_nothing(kind, fail, message):
     assert pair.target.model.config._attn_implementation != "specdec_tree"
 
 
-class Alternating(Static):
-    """`plain` plain steps, then a tree; writes down the trees' scores by where their roots are."""
-
+class Alternating(Static):  # `plain` plain steps, then a tree; writes down the trees' scores by where their roots are
     asks = frozenset({PLAN, SIZE})
 
     def __init__(self, plain: int):

@@ -17,9 +17,7 @@ from specdec.replays.replay import replay
 FLAT = TreeConfig(15, 3, 3, flat_nodes=12)
 
 
-class StopsEarly(RandomPolicy):
-    """Extends now and then, on a plan with a flat tree."""
-
+class StopsEarly(RandomPolicy):  # extends now and then, on a plan with a flat tree
     def __init__(self, seed, plan=FLAT):
         super().__init__(plan, seed, (EXTEND,))
 

@@ -13,9 +13,7 @@ from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError
 
 
-class Words:
-    """A tokenizer of numbered words; the token 1 is special."""
-
+class Words:  # a tokenizer of numbered words; the token 1 is special
     chat_template = "yes"
 
     def encode(self, text):

@@ -22,9 +22,7 @@ def question(kind, most=None) -> Question:
     return Question(kind, 10, 0, 0, LIMITS if kind == PLAN else most, None, None)
 
 
-class Answers:
-    """Answers with what it was given, and remembers what it was asked and shown."""
-
+class Answers:  # answers with what it was given, and remembers what it was asked and shown
     def __init__(self, answers: dict, limits=LIMITS, plan=LIMITS):
         self.answers, self.asks = answers, frozenset(answers)
         self.limits, self.plan = limits, plan

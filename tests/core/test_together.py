@@ -145,9 +145,7 @@ def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message, monkeypatc
     pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match("^pair must be Pair, got the str 'tiny'")
 
 
-class Stops(specdec.Static):
-    """Ends its first text, or the text after so many, as Ctrl-C does or by failing."""
-
+class Stops(specdec.Static):  # ends its first text, or the text after so many, as Ctrl-C does or by failing
     asks = frozenset({"size"})
 
     def __init__(self, stop, after=0):

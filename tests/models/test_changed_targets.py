@@ -11,9 +11,7 @@ import specdec
 PROMPT = list(range(5, 25))
 
 
-class Adapter(nn.Module):
-    """Low-rank change beside a layer, as adapters are injected."""
-
+class Adapter(nn.Module):  # low-rank change beside a layer, as adapters are injected
     def __init__(self, layer):
         super().__init__()
         torch.manual_seed(3)

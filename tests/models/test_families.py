@@ -55,9 +55,7 @@ def test_a_joined_forward_that_mixes_sequences_is_not_used(monkeypatch):
     assert [text.tokens for text in decode_many(pair, prompts, SMALL, **SETTINGS)] == alone
 
 
-class Wrapper(nn.Module):
-    """Somebody's module around a model. change: of its logits."""
-
+class Wrapper(nn.Module):  # somebody's module around a model. change: of its logits
     def __init__(self, inside, change=lambda logits: logits):
         super().__init__()
         self.inside, self.change = inside, change

@@ -1,7 +1,4 @@
-"""The caches: rows in place, paths kept, tails dropped, overflow refused before anything is written.
-
-Sequences on borrowed pages say what they say alone, and give their pages back.
-"""
+"""The caches: rows in place, paths kept, tails dropped, overflow refused; sequences on borrowed pages say what they say alone."""
 
 import copy
 import inspect

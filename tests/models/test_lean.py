@@ -113,31 +113,23 @@ def test_changed_weights_are_seen_at_the_next_use_and_groups_of_three_run_lean()
         assert modules == set(model.model.layers)
 
 
-class Clamped(llama.LlamaAttention):
-    """A limit that nothing in the probe reaches."""
-
+class Clamped(llama.LlamaAttention):  # a limit that nothing in the probe reaches
     def forward(self, hidden_states, *others, **kwargs):
         return super().forward(hidden_states.clamp(-1e4, 1e4), *others, **kwargs)
 
 
-class Halved(llama.LlamaMLP):
-    """Mentions what others mention and computes something else."""
-
+class Halved(llama.LlamaMLP):  # mentions what others mention and computes something else
     def forward(self, x):
         return 0.5 * self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Extra(llama.LlamaMLP):
-    """A parameter more."""
-
+class Extra(llama.LlamaMLP):  # a parameter more
     def __init__(self, config):
         super().__init__(config)
         self.offset = nn.Parameter(torch.zeros(()))
 
 
-class Broken(llama.LlamaMLP):
-    """Not a number: equal to nothing."""
-
+class Broken(llama.LlamaMLP):  # not a number: equal to nothing
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * (1e38 * 1e38 * 0.0)
 

@@ -85,9 +85,7 @@ def test_a_suffix_trie_holds_the_best_of_all_copies(config):
     assert max(sizes) == config.nodes and min(sizes) == 0
 
 
-class SlowLookahead:
-    """The window of lookahead row by row: each of its rows is a text of its own for the target."""
-
+class SlowLookahead:  # the window of lookahead row by row: each of its rows is a text of its own for the target
     def __init__(self, pair, ids: list[int], config: ngrams.LookaheadConfig):
         self.pair, self.ids, self.config, self.pool, self.known = pair, ids, config, ngrams.NgramPool(config), 0
         self.levels = [[ids[(7 * c + 3) % len(ids)] for c in range(config.columns)]]

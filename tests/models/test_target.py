@@ -1,7 +1,4 @@
-"""Every family: a tree gives each node what the plain model gives its path, text stays identical, nothing is left behind.
-
-Whatever cannot carry a tree is refused with one sentence.
-"""
+"""Every family: a tree gives each node what the plain model gives its path, and nothing is left behind; others are refused."""
 
 import copy
 

@@ -265,18 +265,13 @@ def test_make_goes_on_without_a_registry(tmp_path, shown, installs, said):
     assert done.returncode == 0 and done.stderr.strip().endswith(said) and bool(done.stderr.strip()) == bool(said)
 
 
-def real_file() -> Path | None:
-    """The GGUF of the installed wheel or of the user's own cache; nothing is downloaded for a test."""
-    cached = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec" / "models"
-    found = [find_installed(SMOLLM2)[1], cached / SMOLLM2.cached_path.name]
-    return next((path for path in found if path is not None and path.is_file()), None)
-
-
 def test_the_real_model(cache, monkeypatch):
-    if real_file() is None:
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec" / "models"
+    found = [find_installed(SMOLLM2)[1], cached / SMOLLM2.cached_path.name]  # nothing is downloaded for a test
+    if (real_file := next((path for path in found if path is not None and path.is_file()), None)) is None:
         pytest.skip(f"{SMOLLM2.requirement} is neither installed nor in the user's cache")
     SMOLLM2.cached_path.parent.mkdir(parents=True)
-    SMOLLM2.cached_path.symlink_to(real_file())
+    SMOLLM2.cached_path.symlink_to(real_file)
     pair = load_pair(target="smollm2")
     assert load.at_hand("smollm2")
     assert (pair.target.num_layers, pair.target.hidden_size, pair.target.vocab_size) == (30, 576, 49152)

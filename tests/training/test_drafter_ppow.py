@@ -289,7 +289,7 @@ def test_a_constant_reward_leaves_the_divergence_and_windows_are_what_is_collect
     loss, row = config(network, target, replace(batch, collected=(flat, measures)))
     assert float(loss.detach()) == pytest.approx(config.beta * row["kl"], rel=1e-5) and row["kl"] > 0
     assert float(torch.autograd.grad(loss, network.fc.weight)[0].abs().sum()) > 0
-    config = Ppow(window=3, group=2, places_per_row=5)
+    batch, config = scene[-1], Ppow(window=3, group=2, places_per_row=5)
     windows, measures = config.collect(network, target, batch).collected
     assert config(network, target, batch)[1]["clip_frac"] == 0, "nothing has moved yet"
     assert isinstance(windows, Windows) and windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
@@ -338,9 +338,7 @@ def test_places_follow_the_curriculum_and_the_scores(scene, monkeypatch):
         assert windows.slots.unique().tolist() == begins
 
 
-class Unigram(EagleNetwork):
-    """A drafter that can only say how likely each token is anywhere."""
-
+class Unigram(EagleNetwork):  # a drafter that can only say how likely each token is anywhere
     def __init__(self, vocabulary: int):
         super().__init__(EagleConfig(16, 16, 2, 1, vocabulary, vocabulary, 16, taps=TAPS))
         self.likely = torch.nn.Parameter(torch.zeros(vocabulary))
@@ -349,9 +347,7 @@ class Unigram(EagleNetwork):
         return self.likely + 0 * hidden.sum(-1, keepdim=True)
 
 
-class Bigrams:
-    """A target whose next token follows from the last one: 3 -> 0 -> 1 -> 1 -> 1 ..."""
-
+class Bigrams:  # a target whose next token follows from the last one: 3 -> 0 -> 1 -> 1 -> 1 ...
     dtype = torch.float32
 
     def __init__(self):

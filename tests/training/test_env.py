@@ -29,9 +29,7 @@ LIMITS = TreeConfig(21, 4, 3)
 
 
 @dataclasses.dataclass
-class Toy(Learned):
-    """Answers `kind_asked` from three numbers."""
-
+class Toy(Learned):  # answers `kind_asked` from three numbers
     kind_asked: str = SIZE
     interval: int = 1
     observation_size: ClassVar[int] = 3
@@ -195,9 +193,7 @@ def test_fast_enough_for_training():
     assert 600 / (time.perf_counter() - begin) > 1500
 
 
-class Partner(Policy):
-    """Answers EXTEND and counts what it is told."""
-
+class Partner(Policy):  # answers EXTEND and counts what it is told
     asks = frozenset({EXTEND})
     plan = limits = LIMITS
     turns = cycles = 0

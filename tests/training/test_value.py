@@ -216,9 +216,7 @@ def test_a_net_begins_near_the_mean_answer_and_is_noisy_only_while_it_learns(mon
     assert seen == [(6, 0.5, True), (24, 0.5, True), (24, 0.5, False)]
 
 
-class Teacher:
-    """Says 5 everywhere."""
-
+class Teacher:  # says 5 everywhere
     def state(self, features):
         return features.shape
 
