@@ -36,8 +36,7 @@ def test_warnings_point_at_who_calls(wrapped):
     assert (Path(caught[0].filename), line.strip()) == (HERE, 'wrapped("look")')
 
 
-def test_warnings_of_public_functions_point_at_who_calls(monkeypatch):
-    """However deep inside they are raised."""
+def test_warnings_of_public_functions_point_at_who_calls_or_the_outermost(monkeypatch):
     monkeypatch.setattr(model, "_warned", set())  # other tests were warned of such models
     narrow = round_costs(name="narrow", ranges={"verify_nodes": (1, 2)})
     policy = DepthPolicy(depth=2, top_k=3, total_tokens=8)
@@ -50,9 +49,6 @@ def test_warnings_of_public_functions_point_at_who_calls(monkeypatch):
         with pytest.warns(UserWarning) as caught:
             call()
         assert Path(caught[0].filename) == HERE, caught[0].message
-
-
-def test_warnings_without_a_caller_outside_go_to_the_outermost(monkeypatch):
     monkeypatch.setattr("specdec.errors.__file__", str(Path("/errors.py")))  # everything lies in the package then
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -62,7 +58,6 @@ def test_warnings_without_a_caller_outside_go_to_the_outermost(monkeypatch):
 
 @pytest.mark.parametrize("reader", [stored.read_json, runs.read_yaml, read_columns, read_checkpoint, read_weights])
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, reader):
-    """Missing, a folder, and content of another kind are three sentences, whoever reads."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "junk").write_bytes(b"\x00{\xff")
     assert "there is no" in refusal(reader, tmp_path / "nothing")

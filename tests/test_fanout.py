@@ -60,7 +60,6 @@ def test_this_process_keeps_order_and_keys_follow_from_the_content():
 
 @pytest.mark.parametrize("place", ["local", *CLUSTERS])
 def test_results_come_once_whatever_dies_and_what_fails_is_named(place, home):
-    """A shard kills two workers; two cannot be done; the others are neither lost nor done twice."""
     work = of(shards.killed, (3,), home, 2) + of(shards.noted, (0, 1, 2), home) + of(shards.refused, (5,))
     work += of(shards.broken, (6,))
     results = {}

@@ -65,7 +65,6 @@ def same(one, other) -> bool:
 
 @everywhere
 def test_evaluate_and_record(place, tiny, home, monkeypatch):
-    """Texts, accepted lengths and recorded columns are equal; the second call computes nothing."""
     options = dict(max_new_tokens=8, progress=False, warmup=0)
     here = bench.evaluate(METHODS, PROMPTS, tiny, name="here", **options).read_table("prompts")
     run = bench.evaluate(METHODS, PROMPTS, tiny, name="there", on=place, jobs=2, **options)
@@ -159,7 +158,6 @@ def test_a_recording_is_opened_again_where_it_is_needed(tiny, home):
 
 @everywhere
 def test_chats(place, tiny, home, monkeypatch, tmp_path):
-    """Chats of shards that ended in any order; stopped after some, the others follow and none comes twice."""
     monkeypatch.setattr(chat_files, "SHARD", 3)
     (tmp_path / "given.txt").write_text("What is 3 plus 4?\nSay hello.\n")
     config = ChatConfig(seed=5, rows=3, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt")

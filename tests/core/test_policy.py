@@ -87,7 +87,6 @@ def test_chain_sends_each_question_to_the_first_that_answers_it():
 
 
 def test_random_answers_reach_all_that_is_allowed():
-    """Every width, depth and size, and beams of their own only where they are asked for."""
     limits = TreeConfig(6, 2, 3, beam=(4,))
     for own_beams in (False, True):
         policy = RandomPolicy(limits, seed=1, smallest_top_k=2, own_beams=own_beams)

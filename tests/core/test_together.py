@@ -75,7 +75,6 @@ def test_in_every_family(name):
 
 
 def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
-    """Each prompt's own tree, its text and its length, and a bar that counts texts."""
     prompts, options = [[1, 2, 3], [4, 5]], dict(max_new_tokens=10, stop_tokens=())
     monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(module, "tqdm", Bar)

@@ -41,7 +41,7 @@ def logits_of(seed: int, *shape: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def test_what_is_picked_by_hand_with_noise_of_seed_and_position():
+def test_what_is_picked_by_hand_with_noise_of_seed_and_position_and_bad_settings():
     picker = Picker.from_settings(0.0)
     assert not picker.sample and not picker.warpers
     assert picker.pick(torch.tensor([0.0, 2.0, -1.0, 2.0]), IDS) == 1
@@ -62,11 +62,23 @@ def test_what_is_picked_by_hand_with_noise_of_seed_and_position():
     assert torch.equal(first, gumbel_noise(3, 10, 100)) and first.dtype == torch.float64
     for seed, position in ((3, 11), (4, 10), (10, 3), (-3, 10)):
         assert abs(float(np.corrcoef(first, gumbel_noise(seed, position, 100))[0, 1])) < 0.35
+    for config, message in (
+        (dict(temperature=-0.1), "temperature must be at least 0"),
+        (dict(temperature=float("nan")), "temperature must be a finite number"),
+        (dict(temperature="hot"), "temperature must be a finite number"),
+        (dict(temperature=1e-40), "temperature must be 0 .greedy. or at least 1e-12"),
+        (dict(temperature=1.0, top_k=-1), "top_k must be an integer"),
+        (dict(temperature=1.0, top_p=1.1), "top_p must be between 0 and 1"),
+        (dict(temperature=1.0, min_p=-0.5), "min_p must be between 0 and 1"),
+        (dict(temperature=1.0, repetition_penalty=0.0), "repetition_penalty must be at least"),
+        (dict(temperature=1.0, seed=1 << 63), "seed must fit into 64 bits"),
+    ):
+        sentence = refusal(Picker.from_settings, **config)
+        assert re.search(message, sentence) and sentence.count(". ") == 0 and sentence.endswith(".")
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 def test_picks_follow_the_softmax(temperature):
-    """And are not those of a slightly warmer distribution."""
     logits = logits_of(1, 8)
     picks = [Picker.from_settings(temperature, seed).pick(logits, IDS) for seed in range(4000)]
     for warmer in (1.0, 1.3):
@@ -131,25 +143,6 @@ def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch
         assert walked == (expected, tokens)
         lengths.add(len(expected))
     assert len(lengths) > 1
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (dict(temperature=-0.1), "temperature must be at least 0"),
-        (dict(temperature=float("nan")), "temperature must be a finite number"),
-        (dict(temperature="hot"), "temperature must be a finite number"),
-        (dict(temperature=1e-40), "temperature must be 0 .greedy. or at least 1e-12"),
-        (dict(temperature=1.0, top_k=-1), "top_k must be an integer"),
-        (dict(temperature=1.0, top_p=1.1), "top_p must be between 0 and 1"),
-        (dict(temperature=1.0, min_p=-0.5), "min_p must be between 0 and 1"),
-        (dict(temperature=1.0, repetition_penalty=0.0), "repetition_penalty must be at least"),
-        (dict(temperature=1.0, seed=1 << 63), "seed must fit into 64 bits"),
-    ],
-)
-def test_bad_settings(config, message):
-    sentence = refusal(Picker.from_settings, **config)
-    assert re.search(message, sentence) and sentence.count(". ") == 0 and sentence.endswith(".")
 
 
 @QUICK
@@ -264,7 +257,6 @@ def test_acceptance_lengths_are_exact(seed, nodes, zeros):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_sequential_rejection_has_the_same_lengths(seed):
-    """The official engine's rule accepts exactly as often as ours, length by length."""
     tree = random_tree(seed, 9, 5)
     probs = logits_of(seed, len(tree), 5).softmax(-1)
     lengths, tokens, parents = defaultdict(float), tree.token.tolist(), tree.parent.tolist()

@@ -65,7 +65,6 @@ def fused(name: str) -> str:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_written_drafts_the_same(engine, tiny, served, tmp_path):
-    """Export, read back, decode: the same candidates with the same scores, so the same cycles."""
     export(shipped_folder("tiny") / "drafter", engine, tmp_path, served, TreeConfig(5, 3, 1))
     if engine == "llama.cpp":
         again = EagleDrafter(read_gguf(tmp_path / "drafter.gguf").float(), tiny.target)

@@ -35,7 +35,7 @@ def file(tmp_path_factory):
     return path, write_gguf(path, llama())
 
 
-def test_the_folder_gives_the_logits_of_the_files_weights(file):
+def test_the_folder_gives_the_files_logits_settings_ends_and_tokenizer(file, tmp_path):
     path, kept = file
     pair = load_pair(target=path)
     model = llama()
@@ -47,6 +47,21 @@ def test_the_folder_gives_the_logits_of_the_files_weights(file):
         expected, logits = model(ids).logits, pair.target.model(ids).logits
         unlike = llama()(ids).logits
     assert torch.equal(logits, expected) and (logits - unlike).abs().max() > 0.01
+    pair = load_pair(target=file[0])
+    config, own = pair.target.config, llama().config
+    for name in "hidden_size intermediate_size num_hidden_layers num_key_value_heads vocab_size head_dim".split():
+        assert getattr(config, name) == getattr(own, name)
+    assert config.rope_parameters == own.rope_parameters and config.rms_norm_eps == pytest.approx(own.rms_norm_eps)
+    assert config.tie_word_embeddings and pair.target.position_limit == 128
+    assert pair.stop_tokens == {2} and pair.drafter is None and pair.name.startswith("tiny-llama-")
+    words = [TOKENS[number] for number in pair.ids_of("the the 1200", raw=True)]
+    assert words == ["the", "Ġthe", "Ġ", "1", "2", "0", "0"]  # never "12", although there is such a token
+    words = [TOKENS[number] for number in pair.ids_of(MESSAGES)]
+    assert words[:2] == ["<|im_start|>", "u"] and words[-2:] == ["t", "Ċ"] and words.count("<|im_start|>") == 2
+    assert pair.text_of(pair.ids_of(MESSAGES)) == "user\nthe 1200\nassistant\n"
+    write_gguf(tmp_path / "model.gguf", llama(), fields={"tokenizer.ggml.pre": "gpt-2"})
+    ids = load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)
+    assert [TOKENS[number] for number in ids] == ["12", "0", "0"]
 
 
 @pytest.mark.parametrize("kind", "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0".split())
@@ -68,24 +83,6 @@ def test_every_type_that_is_promised_is_known_to_the_library(name):
     kind = gguf.GGMLQuantizationType[name]
     size = gguf.quant_shape_to_byte_shape((3, 256), kind)
     assert gguf.dequantize(np.ones(size, np.uint8), kind).shape == (3, 256)
-
-
-def test_settings_ends_and_a_tokenizer_by_its_rule_for_digits_that_knows_chat(file, tmp_path):
-    pair = load_pair(target=file[0])
-    config, own = pair.target.config, llama().config
-    for name in "hidden_size intermediate_size num_hidden_layers num_key_value_heads vocab_size head_dim".split():
-        assert getattr(config, name) == getattr(own, name)
-    assert config.rope_parameters == own.rope_parameters and config.rms_norm_eps == pytest.approx(own.rms_norm_eps)
-    assert config.tie_word_embeddings and pair.target.position_limit == 128
-    assert pair.stop_tokens == {2} and pair.drafter is None and pair.name.startswith("tiny-llama-")
-    words = [TOKENS[number] for number in pair.ids_of("the the 1200", raw=True)]
-    assert words == ["the", "Ġthe", "Ġ", "1", "2", "0", "0"]  # never "12", although there is such a token
-    words = [TOKENS[number] for number in pair.ids_of(MESSAGES)]
-    assert words[:2] == ["<|im_start|>", "u"] and words[-2:] == ["t", "Ċ"] and words.count("<|im_start|>") == 2
-    assert pair.text_of(pair.ids_of(MESSAGES)) == "user\nthe 1200\nassistant\n"
-    write_gguf(tmp_path / "model.gguf", llama(), fields={"tokenizer.ggml.pre": "gpt-2"})
-    ids = load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)
-    assert [TOKENS[number] for number in ids] == ["12", "0", "0"]
 
 
 @pytest.mark.parametrize("fields", [{"pre": "llama-bpe"}, {"model": "llama"}, {"add_bos_token": True}, {"model": None}])

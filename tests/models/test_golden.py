@@ -159,7 +159,6 @@ def test_verification(golden, key):
 
 @pytest.mark.parametrize("prompt", [0, 3])
 def test_logits_over_the_verified_trees(golden, prompt):
-    """One forward of the target over the recorded tree gives the recorded logits at every node."""
     key = next(name for name, case in golden.cases.items() if case["prompt"] == prompt)
     tensors, ids = part(golden.verify, key), golden.prompts[prompt]
     tree = DraftTree.from_arrays(tensors["draft_tokens"], parents_of(tensors["tree_mask"]))
@@ -172,7 +171,6 @@ def test_logits_over_the_verified_trees(golden, prompt):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(golden, variant):
-    """Drafters of another width, without a reduced vocabulary, and with their own RoPE base."""
     tensors = load_file(GOLDEN / "variants" / "first_call.safetensors")
     book = read("variants/variants.json")
     records = [record for record in book if record.get("variant") == variant]

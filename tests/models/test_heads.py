@@ -89,7 +89,6 @@ def test_drafted_trees_equal_the_slow_way(config, target):
 
 @pytest.mark.parametrize("name", ["medusa, shared", "hydra++"])
 def test_the_text_is_the_targets_own_and_replays(name, target, home):
-    """Trees, a static tree and random answers change nothing; what was recorded tells what live trees accept."""
     pair = Pair(target, drafter_of(KINDS[name], target), name="heads")
     table = [[0.5, 0.3, 0.1], [0.4, 0.2], [0.3]]
     policies = {"tree": Static(10, 4, 3), "static": specdec.Static(shape=tree_from_table(table, 5))}

@@ -54,7 +54,6 @@ def test_what_is_registered(own, given, target, drafter, monkeypatch):
 
 
 def test_a_registered_name_is_a_name_everywhere(own, capsys):
-    """In load_pair, as a target alone, in other processes, in the commands' estimates, and in the list."""
     assert cli.main(["register", "model-1", "--target", "mine"]) == 0 and cli.main(["pairs"]) == 0
     assert f"{own}/drafter" in capsys.readouterr().out.split("| model-1")[1]
     pair, text = load.load_pair("model-1", dtype="float32"), [3, 4, 5]
@@ -105,7 +104,6 @@ def test_what_is_refused(own, call, sentence):
 
 
 def test_commands_and_notebooks_meet(own, monkeypatch, capsys):
-    """The last recording of a pair, by whoever made it, is found by its pair, folder and files, from anywhere."""
     options = dict(max_new_tokens=6, depth=3, top_ks=(2, 3), trees=(3,), features=False, progress=False)
     trace = record(shared_pair(), [[3, 4, 5]], **options)
     folder = next(run.directory for run in runs.find("record"))

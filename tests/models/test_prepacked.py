@@ -200,7 +200,6 @@ def test_every_choice_computes_the_same(kernels, monkeypatch):
 
 
 def test_the_fastest_kernel_is_chosen(monkeypatch):
-    """Time is faked: the prepacked product takes long for few rows, the plain one for many."""
     spent = {"now": 0.0}
 
     def product(x):

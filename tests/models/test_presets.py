@@ -52,7 +52,6 @@ def test_the_papers_pairs_are_there():
 
 @pytest.mark.parametrize(("name", "narrow"), [*((name, {}) for name in HUB), ("llama-3.3-70b", NARROW)])
 def test_target_and_drafter_fit(name, narrow, tmp_path):
-    """The engine takes the architecture, the reader every weight of the file, and the one can read the other."""
     config, counted = shapes_of(name)
     target = Target(on_meta(config))
     raw, tensors = published(name, **narrow)

@@ -216,7 +216,7 @@ def test_text_equals_plain_decoding(preset, temperature):
             assert specdec.decode(pair, PROMPT, policy, 12, temperature, seed=3).tokens == plain
 
 
-def test_combined_policies_fit_and_foreign_trees_or_features_are_refused(tmp_path):
+def test_combined_policies_fit_and_bad_settings_trees_or_features_are_refused(tmp_path):
     depth, size = DepthPolicy(), SizePolicy()
     both = combine(depth, size)
     assert (both.asks, both.plan, both.limits) == ({EXTEND, SIZE}, TreeConfig(61, 12, 10), TreeConfig(241, 12, 10))
@@ -232,6 +232,22 @@ def test_combined_policies_fit_and_foreign_trees_or_features_are_refused(tmp_pat
     policy = armed(SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6))
     with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 8"):
         policy.answer(asked(SIZE, 1, scores=torch.zeros(110), features=torch.zeros(8)))
+    for make, message in (
+        (lambda: DepthPolicy(temperature=-1.0), "above 0"),
+        (lambda: ltd.DepthConfig(depth=3, stride=3).policy(), "never asked"),
+        (lambda: DepthPolicy(total_tokens=5000), "lower total_tokens"),
+        (lambda: SizePolicy(parts=("length", "scores")), "begin with 'scores'"),
+        (lambda: SizePolicy(parts=("scores", "depth", "length")), "order"),
+        (lambda: SizePolicy(parts=("scores", "colour")), "keep the order"),
+        (lambda: SizePolicy(parts=()), "begin with 'scores'"),
+        (lambda: SizePolicy(sizes=()), "numbers of nodes"),
+        (lambda: SizePolicy(sizes=(-1, 4)), "numbers of nodes"),
+        (lambda: SizePolicy(best=-1), "numbers of nodes"),
+        (lambda: SizePolicy(drafted=13), "drafted at most depth"),
+        (lambda: SizePolicy(parts=ltd.OBSERVATIONS["+hidden"]), "needs features_size"),
+        (lambda: DepthPolicy(activation="gelu").build_network({}), "unknown activation 'gelu'"),
+    ):
+        pytest.raises(SpecdecError, make).match(message)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -299,25 +315,3 @@ def test_foreign_trees_are_refused(policy, plan):
     (kind,) = policy.asks
     with pytest.raises(SpecdecError, match="top_k=10 and at most depth=12, but the plan in force is"):
         armed(policy).answer(asked(kind, 1, plan=plan, scores=torch.zeros(30), newest_scores=torch.zeros(16)))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DepthPolicy(temperature=-1.0), "above 0"),
-        (lambda: ltd.DepthConfig(depth=3, stride=3).policy(), "never asked"),
-        (lambda: DepthPolicy(total_tokens=5000), "lower total_tokens"),
-        (lambda: SizePolicy(parts=("length", "scores")), "begin with 'scores'"),
-        (lambda: SizePolicy(parts=("scores", "depth", "length")), "order"),
-        (lambda: SizePolicy(parts=("scores", "colour")), "keep the order"),
-        (lambda: SizePolicy(parts=()), "begin with 'scores'"),
-        (lambda: SizePolicy(sizes=()), "numbers of nodes"),
-        (lambda: SizePolicy(sizes=(-1, 4)), "numbers of nodes"),
-        (lambda: SizePolicy(best=-1), "numbers of nodes"),
-        (lambda: SizePolicy(drafted=13), "drafted at most depth"),
-        (lambda: SizePolicy(parts=ltd.OBSERVATIONS["+hidden"]), "needs features_size"),
-        (lambda: DepthPolicy(activation="gelu").build_network({}), "unknown activation 'gelu'"),
-    ],
-)
-def test_bad_settings(make, message):
-    pytest.raises(SpecdecError, make).match(message)

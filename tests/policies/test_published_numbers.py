@@ -49,14 +49,11 @@ def test_rounds_of_ltd_and_every_choice_are_written_down_once():
     ]
 
 
-@pytest.mark.parametrize("name", ["n_steps", "batch_size", "n_epochs", "total_steps"])
-def test_what_is_counted_is_at_least_one(name):
-    assert getattr(PPOConfig(**{name: 1}), name) == 1
-    pytest.raises(SpecdecError, PPOConfig, **{name: 0}).match(name)
-
-
-@pytest.mark.parametrize("bad", [{"last_rate": 2e-4}, {"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}])
-def test_radar_learns_at_rates_that_fall_and_for_an_epoch_at_least(bad):
-    pytest.raises(SpecdecError, dataclasses.replace, radar.PAPER, **bad).match("training needs epochs")
+def test_what_is_counted_is_at_least_one_and_radar_learns_at_rates_that_fall():
+    for name in ("n_steps", "batch_size", "n_epochs", "total_steps"):
+        assert getattr(PPOConfig(**{name: 1}), name) == 1
+        pytest.raises(SpecdecError, PPOConfig, **{name: 0}).match(name)
+    for bad in ({"last_rate": 2e-4}, {"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}):
+        pytest.raises(SpecdecError, dataclasses.replace, radar.PAPER, **bad).match("training needs epochs")
     assert dataclasses.replace(radar.PAPER, last_rate=0.0).last_rate == 0.0
     assert dataclasses.replace(radar.PAPER, last_rate=1e-4, gamma=1.0, epochs=1).epochs == 1

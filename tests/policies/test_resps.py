@@ -255,7 +255,7 @@ def test_saved_policies_are_the_same(preset, tmp_path):
         assert twin.choose(twin.observation(question)) == policy.choose(policy.observation(question))
 
 
-def test_settings_of_the_configs_and_variants_and_changes_between_them():
+def test_settings_of_the_configs_changes_between_them_and_bad_ones():
     assert resps.STANDARD["paper"].temperature == 1.0 and resps.STANDARD["ours"] is resps.OURS
     assert resps.STANDARD["official"].temperature is None and resps.VARIANTS["max_entropy"] == resps.CONFIGS
     ppo = {name: resps.STANDARD[name].ppo for name in ("paper", "official")}
@@ -275,11 +275,7 @@ def test_settings_of_the_configs_and_variants_and_changes_between_them():
         assert changed(own, vars(other) | {"ppo": own.ppo} | flat) == other
     with pytest.raises(SpecdecError, match="unknown field of PPOConfig 'gama'; did you mean 'gamma'"):
         changed(resps.OURS, {"ppo.gama": 1})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+    for settings, message in (
         ({"state": "mean"}, "unknown state of Re-SpS 'mean'"),
         ({}, "needs features_size"),
         ({"state": "normalised"}, "needs features_size"),
@@ -288,10 +284,8 @@ def test_settings_of_the_configs_and_variants_and_changes_between_them():
         ({"features_size": 6, "temperature": float("nan")}, "above 0"),
         ({"features_size": 6, "totals": (64,), "depths": (2,), "widths": (8,)}, "no tree of the grid"),
         ({"features_size": 6, "starter": (5000, 3, 8)}, "lower total_tokens"),
-    ],
-)
-def test_bad_settings(settings, message):
-    pytest.raises(SpecdecError, RespsPolicy, **settings).match(message)
+    ):
+        pytest.raises(SpecdecError, RespsPolicy, **settings).match(message)
     pytest.raises(AssertionError, RespsPolicy, features_size=6, interval=0)
 
 

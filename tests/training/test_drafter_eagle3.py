@@ -303,7 +303,6 @@ def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
 
 
 def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
-    """tau_chain, computed from the training forward, equals the cycles that decoding takes with one chain per cycle."""
     model, tokenizer = toy
     folder = trained(toy, tmp_path, replace(TOY, steps=25, learning_rate=0.02, regenerated_frac=1.0))
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)

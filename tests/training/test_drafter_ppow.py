@@ -137,7 +137,6 @@ def text_before(batch, row: int, slot: int):
 
 
 def test_windows_are_what_the_engine_drafts(scene):
-    """From every slot the drafter's own chain, with features and tokens as a cycle of decoding has them."""
     model, network, target, batch = scene
     slots = torch.tensor([[1, 4, 6, 12, 18], [2, 3, 9, 10, 17]])
     drafted, _ = drafted_from(network, target, batch, slots)

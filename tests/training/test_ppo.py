@@ -128,7 +128,6 @@ def make_env(learner, episode="cycle"):
 
 @pytest.mark.parametrize("episode", ["cycle", "turn"])
 def test_the_buffer_holds_what_the_environments_did(episode):
-    """Stepping fresh environments through the buffer's actions gives its observations, rewards and episode ends."""
     learner = ltd.DepthPolicy(total_tokens=8, **TREE)
     rollouts, reward = Rollouts(make_env(learner, episode), 3, each_alone), Reward("accepted")
     model = build_ppo(lambda: make_env(learner)(0), replace(PPO, n_steps=90, batch_size=30), 3, 0)

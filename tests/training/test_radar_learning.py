@@ -123,7 +123,6 @@ def test_rows_of_a_greedy_recording_and_recorded_distributions():
 
 
 def test_replay_does_what_the_data_say():
-    """The policy in replay stops where the network on the data's rows stops, and gets the tokens the data promise."""
     trace = synthetic_trace(turns=4, positions=30, depth=8, top_ks=(10,), most_nodes=60)
     data = from_trace(trace)
     torch.manual_seed(0)
