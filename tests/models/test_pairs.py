@@ -86,6 +86,7 @@ def test_a_folder_stands_for_its_pair(own, monkeypatch):
         (lambda: load.load_pair("mien"), "unknown preset 'mien'; did you mean 'mine'"),
         (lambda: pairs.named("no/such/place"), "there is no folder no/such/place"),
         (lambda: pairs.named("other/mine"), "would be called 'mine', as another one is; .*register"),
+        (lambda: load.load_pair("mine", drafter="medusa"), "kind 'medusa' has weights: name their folder"),
         (lambda: load.register("tiny", "mine"), "the name is taken"),
         (lambda: load.register("a b", "mine"), "letters, digits"),
         (lambda: load.register("a"), "needs a target"),
