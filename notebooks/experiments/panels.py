@@ -146,12 +146,12 @@ def _nearest(values: pd.Series, wanted: int) -> int:
     return int(min(values.unique(), key=lambda value: abs(value - wanted)))
 
 
-def learning(table: pd.DataFrame):
-    """Lines of trainings, run by run: one panel per value of `what`, each with a scale of its own.
+def learning(table: pd.DataFrame, labels=("decisions", "")):
+    """Lines of trainings, run by run: one panel per value of `what`, each with a scale of its own. labels: of the axes.
 
     table: run, steps, what, value.
     """
-    figure = curves(table, "steps", "value", by="run", panel="what", labels=("decisions", ""))
+    figure = curves(table, "steps", "value", by="run", panel="what", labels=labels)
     for axes in figure.axes:
         axes.set_ylim(auto=True)
         axes.autoscale(axis="y")

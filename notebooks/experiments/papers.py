@@ -143,19 +143,20 @@ class Shown:
 
 def _facts_of(run: runs.Run) -> dict[str, str]:
     """Key of a run, whose settings it trained with, and what its clock counted."""
-    settings = _settings(run)
+    settings = settings_of(run)
     clock = provenance.of([run]).rows[0]["clock"] or ("processor" if settings.get("cpu_time") else "wall")
     return {"run_key": run.key, "recipe": settings.get("preset", "ours"), "clock": clock}
 
 
-def _settings(run: runs.Run) -> dict:
+def settings_of(run: runs.Run) -> dict:
+    """What a run was asked for: the parameters of its notebook."""
     config = run.record()["config"]
     return config.get("parameters", config)
 
 
 def _training_of(run: runs.Run) -> str:
     """What a training run took, as a sentence; '' for a run that trains nothing."""
-    settings, name = _settings(run), f"{run.name} of {_settings(run).get('pair')}"
+    settings, name = settings_of(run), f"{run.name} of {settings_of(run).get('pair')}"
     took = [f"{value:,} {key.replace('_', ' ')}" for key, value in settings.items() if key.endswith("steps") and value]
     if (
         not took
