@@ -32,7 +32,8 @@ def picture(width: int) -> str:
 
 HEAD = cell(
     "markdown",
-    "# A title\n\n> A promise.\n\n[next →](11_draft_trees.ipynb) and [a guide](teaching.md), [out](https://x.org), [later](12_decisions.ipynb)",
+    "# A title\n\n> A promise.\n\n[next →](11_draft_trees.ipynb) and [a guide](teaching.md), "
+    "[out](https://x.org), [later](12_decisions.ipynb)",
 )
 SOURCE = {"cells": [HEAD, cell("code", "limit: int = 3  # prompts", tags=["parameters"]), cell("code", "show()")]}
 STREAMS = [{"output_type": "stream", "name": name, "text": [f"on {name}\n"]} for name in ("stdout", "stderr")]
