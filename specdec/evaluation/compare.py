@@ -299,7 +299,7 @@ def references(trace, costs, *, train="train", test="test", defaults=DEFAULTS, *
     trees = {(PER_SUITE, suite): tree for suite, tree in baselines.per_suite.items()}
     trees |= {(name, suite): tree for name, tree in baselines.trees.items() for suite in table["suite"]}
     named = [trees.get(key) for key in zip(table["method"], table["suite"], strict=True)]
-    table.insert(2, "tree", [tree.text if tree else "" for tree in named])
+    table = table.assign(tree=[tree.text if tree else "" for tree in named])
     return table[["suite", "method", "tree", "ms_per_tok", "tau", *RATIOS, "headroom_frac"]]
 
 

@@ -317,7 +317,7 @@ def test_papers_rules_are_saved_alike_and_prices_of_another_machine_are_told(tmp
         (lambda: engines.HfHeuristic(start=0), "start must be at least 1, got 0"),
         (lambda: engines.Ucb(arms=()), "arms must be whole numbers"),
         (lambda: engines.Exp3(mixing=0.0), "mixing must lie in"),
-        (lambda: engines.VllmAdaptiveVerification(top_k=3), "for chains 'position'"),
+        (lambda: engines.VllmAdaptiveVerification(top_k=3), "for chains 'position', got 'position'"),
         (lambda: engines.HfHeuristic(most_levels=0), "most_levels must be at least 1"),
         (lambda: engines.SglangEma(most_levels=10**9), "GiB"),  # before there is a tree of each number of levels
         (lambda: engines.SglangDraftProb().answer(chain(SIZE, 0.5)), "SglangDraftProb has no prices yet; call price"),

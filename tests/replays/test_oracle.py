@@ -261,3 +261,7 @@ def test_what_was_not_recorded_is_refused(ask):
     ):
         pytest.raises(SpecdecError, ask, made_up([9, 4]), COSTS, **asked).match(message)
     pytest.raises(SpecdecError, ask, made_up([0, 0]), COSTS).match("no position")
+    with pytest.raises(SpecdecError, match=r"of part 'tets' \(there are (train|tune|test)"):
+        made_up([9, 4]).select(part="tets")
+    too_large = TreeConfig(15, 3, 3), "total_tokens must be whole numbers from 1 to 13"
+    pytest.raises(SpecdecError, static_trees.static_turns, made_up([9, 4]), COSTS, too_large[0]).match(too_large[1])

@@ -14,7 +14,7 @@ from fakes.chats import CHATS, chat_target, curve_of
 from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig, default_taps
-from specdec.training.drafter import accuracy, chats, texts
+from specdec.training.drafter import accuracy, chats, networks, texts
 from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.networks import new_network
@@ -99,7 +99,7 @@ def test_matrices_go_to_muon_and_noise_on_features_is_as_wide_as_rows_are_short(
     assert Supervised()._noisy(output, batch) is output.features
 
 
-def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():
+def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_path):
     model, _ = chat_target()
     vocabulary, text = model.config.vocab_size, model.config
     warm, cold = network_for(Settings(48)), network_for(Settings(48, warm_start=False))
@@ -123,6 +123,14 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():
         assert (made.path, made.taps, made.draft_vocab_size, made.vocab_size) == (path, last, 48, vocabulary)
         assert (made.layer is None) == (kind != "hydra++")
     pytest.raises(SpecdecError, network_for, TOY, "eagle4").match("unknown kind of drafter 'eagle4'")
+    written = json.loads((networks.save_trained(warm, tmp_path / "warm", model) / "config.json").read_text())
+    assert written["max_position_embeddings"] == text.max_position_embeddings != 2048
+    assert networks.check_start(tmp_path / "warm") == tmp_path / "warm" and networks.check_start(None) is None
+    pytest.raises(SpecdecError, networks.check_start, tmp_path).match("there is no drafter in .* to go on from")
+    model.save_pretrained(tmp_path / "target")
+    pytest.raises(SpecdecError, networks.load_target, tmp_path / "target", torch.device("cpu")).match(
+        "has no tokenizer"
+    )
 
 
 def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
