@@ -248,7 +248,7 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
     members = groups[0]
     sizes = "+".join(str(w.shape[0]) for w in members)
     key = f"{dtype_name(members[0].dtype)} {sizes}x{members[0].shape[1]}"
-    book = _book(torch.get_num_threads(), str(machine.cache_folder()))
+    book = _book(str(machine.cache_folder()))
     if key not in book.kernels:
         book.add(key, _measure(groups))
     measured = book.kernels[key]
@@ -257,7 +257,20 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def _measure(groups: list[list[Tensor]]) -> list[int]:
-    """The fastest kernel for every count of ROWS; a plain product wins ties, because it needs no copy."""
+    """The fastest kernel for every count of ROWS; a plain product wins ties, because it needs no copy.
+
+    By one thread: of several the clock of this one would not count the work of the others, nor how long it waits for them. The
+    number of threads that the model gets is chosen afterwards (`specdec.threads`), with these kernels.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _timed(groups)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _timed(groups: list[list[Tensor]]) -> list[int]:
     frac = min(1.0, _MOST_WEIGHTS / sum(w.numel() for w in groups[0]))
     groups = [[w[: max(1, int(frac * w.shape[0]))] for w in group] for group in groups]
     joined = [torch.cat(group) for group in groups] if len(groups[0]) > 1 else []
@@ -281,7 +294,7 @@ def _measure(groups: list[list[Tensor]]) -> list[int]:
 
 
 class KernelTimes:
-    """What was measured on this machine with this PyTorch and this number of threads, kept in the user's cache.
+    """What was measured on this machine with this PyTorch, kept in the user's cache.
 
     kernels: "float32 768+256+256x512" -> the fastest kernel for every count of ROWS. Where the cache cannot be written the
     next process measures again, which takes a fraction of a second.
@@ -301,6 +314,6 @@ class KernelTimes:
 
 
 @functools.lru_cache(maxsize=8)
-def _book(threads: int, folder: str) -> KernelTimes:
-    described = f"{machine.hardware()['cpu']} {machine.hardware()['cpu_flags']} {torch.__version__} {threads} {ROWS}"
+def _book(folder: str) -> KernelTimes:
+    described = f"{machine.hardware()['cpu']} {machine.hardware()['cpu_flags']} {torch.__version__} one thread {ROWS}"
     return KernelTimes(Path(folder) / f"kernels-{hashlib.sha256(described.encode()).hexdigest()[:12]}.json")

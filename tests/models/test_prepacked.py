@@ -187,6 +187,20 @@ def test_kernels_are_measured_once_per_machine_and_kept(measuring, monkeypatch):
     assert len(prepacked.best_kernels([[random(64, 64)]])) == ROWS[-1] + 1
 
 
+def test_kernels_are_measured_by_one_thread_whatever_the_number_is(measuring, monkeypatch):
+    """With several, this thread's clock leaves out the work of the others and takes a kernel that is slower with one and with two."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(prepacked, "_timed", lambda groups: [torch.get_num_threads()] * len(ROWS))
+    try:
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            assert (
+                set(prepacked.best_kernels([[random(16 * threads, 64)]])) == {1} and torch.get_num_threads() == threads
+            )
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kernels", [(OWN,) * 65, (PACKED,) * 65, (prepacked.JOINT,) * 65, (OWN,) * 4 + (PACKED,) * 61])
 def test_every_choice_computes_the_same(kernels, monkeypatch):
     monkeypatch.setattr(prepacked, "best_kernels", lambda groups: kernels)
