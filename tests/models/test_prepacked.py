@@ -188,7 +188,7 @@ def test_kernels_are_measured_once_per_machine_and_kept(measuring, monkeypatch):
 
 
 def test_kernels_are_measured_by_one_thread_whatever_the_number_is(measuring, monkeypatch):
-    """With several, this thread's clock leaves out the work of the others and takes a kernel that is slower with one and with two."""
+    """With several, the clock of this thread leaves out the work of the others, and a slower kernel wins."""
     before = torch.get_num_threads()
     monkeypatch.setattr(prepacked, "_timed", lambda groups: [torch.get_num_threads()] * len(ROWS))
     try:
