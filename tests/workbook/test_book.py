@@ -205,6 +205,7 @@ def test_a_folder_is_a_pair_of_notebooks(no_kernels, folder, monkeypatch, capsys
         "- {name: 00_first, writes: ['runs/{pair}.txt']}\n- {name: 10_second}\n- {name: 20_third}"
     )
     monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("SPECDEC_CONFIG", str(folder.parent / "config"))  # the folder gets a name there
     opened = book.Book(folder=folder)
     settings = book._settings_of(opened, opened.entries, False, {"pair": "mine", "seed": 4})
     assert "-p pair is no parameter of 20_third, which runs without it" in capsys.readouterr().out
