@@ -104,29 +104,22 @@ def _item(one: items.Drawn) -> str:
     return f'{shown}<p class="label">{caption}</p><details><summary>where from</summary><pre>{facts}</pre></details>'
 
 
-MARKED = {
-    "findings": "what the rows that came with the checkout say",
-    "verdicts": "how many claims hold, by those rows",
-}
+MARKED = ("findings", "verdicts")  # what code writes into README.md, between marks of these names
 
 
-def filled(readme: str) -> str:
-    """The text of README.md with what code writes between its marks (MARKED): by what came with the checkout alone."""
+def filled(readme: str, ledger: pd.DataFrame) -> str:
+    """The text of README.md with what code writes between its marks (MARKED). ledger: by what came with the checkout alone."""
     found = findings.read()
-    texts = {
-        "findings": found.markdown() if found else "",
-        "verdicts": tables.markdown(claims.summary(claims.ledger(shipped=True))),
-    }
-    for name, text in texts.items():
+    texts = found.markdown() if found else "", tables.markdown(claims.summary(ledger))
+    for name, text in zip(MARKED, texts, strict=True):
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, _, rest = readme.partition(begin)
         readme = f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
     return readme
 
 
-def claims_page() -> str:
+def claims_page(ledger: pd.DataFrame) -> str:
     """figures/claims.md: every claim with its verdict by what came with the checkout, paper by paper."""
-    ledger = claims.ledger(shipped=True)
     parts = [
         "# Claims and their verdicts",
         "Written by `make figures` from the runs in `measured/`. [claims.yml](claims.yml) holds the test of each claim, and "
@@ -143,9 +136,11 @@ def claims_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_claims(folder: Path) -> Path:
-    """Write `claims_page` into the folder of published items."""
-    return runs.write_text(folder / "claims.md", claims_page())
+def write_verdicts(readme: Path, folder: Path) -> None:
+    """Write README.md and, into the folder of published items, `claims_page`, both by the same ledger."""
+    ledger = claims.ledger(shipped=True)
+    runs.write_text(folder / "claims.md", claims_page(ledger))
+    runs.write_text(readme, filled(readme.read_text(encoding="utf-8"), ledger))
 
 
 ASIDE = ("autoregressive", "random", "per-suite tuned static")  # rows of the comparison that the first page leaves out

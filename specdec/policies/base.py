@@ -404,8 +404,7 @@ def policy_parts(folder: Path | str) -> list[Path]:
             return [own]
         if all((own / part / "policy.json").is_file() for part in two):
             return [own / part for part in two]
-    number = lambda path: int(path.parts[-3].removeprefix("iter").partition("-")[0])  # noqa: E731
-    rounds = [sorted(place.glob(f"iter*-{part}/policy/policy.json"), key=number) for part in two]
+    rounds = [sorted(place.glob(f"iter*-{part}/policy/policy.json"), key=_round_of) for part in two]
     if all(rounds):
         return [paths[-1].parent for paths in rounds]
     written = [path for below in ("*", "*/policy", "*/*") for path in place.glob(f"{below}/policy.json")]
@@ -424,6 +423,11 @@ def policy_parts(folder: Path | str) -> list[Path]:
     near = difflib.get_close_matches(str(folder), shipped, n=3, cutoff=0.6)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; check the path."
     raise SpecdecError(f"there is no policy {folder}: neither a folder nor one that ships (no policy.json){hint}")
+
+
+def _round_of(path: Path) -> int:
+    """The number of LTD's round in iter<number>-<policy>/policy/policy.json."""
+    return int(path.parts[-3].removeprefix("iter").partition("-")[0])
 
 
 def combine(depth_policy: Any, size_policy: Any) -> Chain:

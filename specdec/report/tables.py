@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +160,7 @@ def save(table: pd.DataFrame, stem: Path, *, sources=(), digits: int = 2, about:
     is written too.
     """
     csv = table.to_csv(index=table.index.name is not None)
-    in_latex = lambda caption, label: latex(table, caption, label, digits)  # noqa: E731
+    in_latex = functools.partial(latex, table, digits=digits)
     return write(stem, markdown(table, digits), csv, in_latex, origin=provenance.of(sources, table), about=about)
 
 

@@ -909,11 +909,9 @@ def _items(args) -> int:
 
     if args.publish:
         done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
-        readme = runs.home() / "README.md"
         if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
             page.write_speeds(items.figures_dir())
-            page.write_claims(items.figures_dir())
-            runs.write_text(readme, page.filled(readme.read_text(encoding="utf-8")))
+            page.write_verdicts(runs.home() / "README.md", items.figures_dir())
         nothing = f"The runs of scale {args.scale} hold no item; run make book first."
         print(tables.markdown(done) if len(done) else nothing)
         return int((done["state"] == "refused").any())
