@@ -40,10 +40,10 @@ def links_of(path: Path) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """The headings of a file as GitHub and JupyterLab link to them."""
+    """The headings of a file as GitHub and JupyterLab link to them, and places that are named in HTML."""
     titles = re.findall(r"^#+ +(.+?)\s*$", prose(path), re.M)
     plain = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
-    return {*plain, *(title.replace(" ", "-") for title in titles)}
+    return {*plain, *re.findall(r'<a id="([^"]+)"', prose(path)), *(title.replace(" ", "-") for title in titles)}
 
 
 def broken(root: Path) -> list[str]:

@@ -7,6 +7,7 @@ are. A notebook is stale when its source, its parameters, the package, or a file
 from __future__ import annotations
 
 import base64
+import collections
 import functools
 import itertools
 import re
@@ -601,9 +602,9 @@ def minutes_of(cost: str, values: dict) -> float:
 
 def write_page(book: Book, headlines) -> Path:
     """Write the page of all results, and print how many claims and items stand, and its path."""
-    from workbook import claims, items, page
+    from workbook import claims, items, report
 
-    path = page.write(book.scale, headlines, contents(book.scale, book.folder, executed=True))
+    path = report.write(book.scale, headlines, contents(book.scale, book.folder, executed=True))
     told = {"claims": claims.ledger(book.scale)["verdict"], "items": items.status(book.scale)["state"]}
     for what, column in told.items():
         print(f"{what}: {', '.join(f'{count} {name}' for name, count in column.value_counts().items())}")
@@ -625,11 +626,16 @@ def _result(book: Book, entry: Entry, values: dict, key: str, seconds: float, fa
 def contents(scale: str = "laptop", folder: Path | None = None, executed: bool = False) -> str:
     """The table of contents in markdown: notebook, promise, paper items, cost, and whether its copy is fresh.
 
-    executed: links lead to the executed copies, from the folder of the runs; else to the sources, from theirs.
+    executed: links lead to the executed copies, from the folder of the runs; else to the sources, from theirs. What was never
+    run is one row: of executed copies all of it, else the notebooks with other parameters.
     """
-    book = Book(scale, folder)
+    book, idle = Book(scale, folder), collections.Counter()
     lines = ["| notebook | what it gives | paper items | cost | state |", "|---|---|---|---|---|"]
     for entry in book.entries:
+        state = book.state(entry)
+        if state == "never run" and (executed or entry.notebook):
+            idle[entry.stem] += 1
+            continue
         title, promise = notebooks.title_and_promise(notebooks.read_notebook(book.source(entry)))
         if entry.notebook:
             title, promise = "", f"{entry.stem} with other parameters"
@@ -638,7 +644,10 @@ def contents(scale: str = "laptop", folder: Path | None = None, executed: bool =
             there = book.copy(entry).is_file()
             link = f"[{entry.name}](notebooks/{entry.name}.ipynb)" if there else entry.name
         cost = entry.cost.get(scale, "seconds")
-        lines.append(f"| {link} {title} | {promise} | {entry.items} | {cost} | {book.state(entry)} |")
+        lines.append(f"| {link} {title} | {promise} | {entry.items} | {cost} | {state} |")
+    if idle:
+        told = (name + f" ({count} sets of parameters)" * (count > 1) for name, count in idle.items())
+        lines.append(f"| {idle.total()} more | {', '.join(told)} | | | never run |")
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from specdec.evaluation import stats
 from specdec.identity import identified
 from specdec.report import provenance
 
-from workbook import items, verdicts
+from workbook import evidence, items, verdicts
 from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 
 PAIRS = ("smollm2", "small", "tiny")  # those that ship; the first with rows is the one whose pictures are shown
@@ -178,7 +178,12 @@ def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.D
         silent = still | ((prompts < LEAST_PROMPTS) & ("prompts" in rows))
         low, high = low.mask(silent), high.mask(silent)
     shown = [name for name in ("target", "drafter", "method", "row", "choice", "suite", "column") if name in rows]
-    names = [" ".join(map(str, row)) or value for row in rows[shown].itertuples(index=False)]
+    plain = value.rpartition(".")[2].removesuffix("_frac").replace("_", " ")
+    named = rows[shown].replace({"suite": {"all": "all suites"}}) if "suite" in shown else rows[shown]
+    names = [
+        ", ".join(dict.fromkeys(str(one) for one in row if pd.notna(one))) or plain
+        for row in named.itertuples(index=False)
+    ]
     kept = {name: rows[name] for name in (*SOURCE, *test.get("match", ()))}
     parts = dict(name=names, value=numbers, low=low, high=high, prompts=prompts, still=still)
     parts = pd.DataFrame({**parts, **kept})
@@ -272,7 +277,7 @@ def signed_rank(table: pd.DataFrame, test: dict) -> list[Part]:
         above, under = (stats.per_prompt(rows, test["rate"])[name] for name in test["rate"])
         rates = (above / under).T.groupby(level="method").mean().T
         p_value = float(wilcoxon(rates["first"], rates["second"], alternative="greater").pvalue)
-        parts.append(Part(f"Wilcoxon's p of {_versus(test)}", p_value, p_value, p_value, len(rates), source))
+        parts.append(Part(f"{_versus(test)}, Wilcoxon's test", p_value, p_value, p_value, len(rates), source))
     return parts
 
 
@@ -296,7 +301,7 @@ def ordering(table: pd.DataFrame, test: dict) -> list[Part]:
         for larger, smaller in zip(order, order[1:], strict=False):
             sides = {"first": {test["by"]: larger}, "second": {test["by"]: smaller}}
             for part in difference_above(table, {**test, **sides}):
-                parts.append(dataclasses.replace(part, name=f"{part.name} minus {smaller}"))
+                parts.append(dataclasses.replace(part, name=f"{part.name}, minus {smaller}"))
     return parts
 
 
@@ -336,7 +341,9 @@ def extreme(table: pd.DataFrame, test: dict) -> list[Part]:
     if not values:
         return []
     found = float(getattr(np, test["stat"])(values))
-    return [Part(f"{test['stat']} {found:.4g}, stated {test['stated']:g}, apart", *[abs(found - test["stated"])] * 3)]
+    which = {"max": "The largest", "min": "The smallest", "mean": "The mean"}[test["stat"]]
+    told = f"{which} is {found:.4g}, the paper says {test['stated']:g}"
+    return [Part(told, *[abs(found - test["stated"])] * 3)]
 
 
 TESTS: dict[str, Callable] = {
@@ -368,11 +375,11 @@ class Judged:
             id=claim.id, paper=claim.paper, about=claim.about, says=claim.says, where=claim.where, item=claim.item
         )
         source = provenance.of(list(self.runs)).label if self.runs else "printed" if "published" in claim.test else ""
-        verdict, evidence = self.note if self.note[0] else (self.finding.verdict(p_value), "")
+        verdict, why = self.note if self.note[0] else (self.finding.verdict(p_value), "")
         return {
             **facts,
             "verdict": verdict,
-            "evidence": ". ".join(filter(None, [self._worst(p_value), evidence])),
+            "evidence": ". ".join(filter(None, [self._worst(p_value), why])),
             "parts": len(self.parts),
             "p_holm": p_value if self.finding.tested else np.nan,
             "source": source,
@@ -382,23 +389,19 @@ class Judged:
         """The number furthest to the wrong side, among those that have an interval where any has, and the limit."""
         if not self.parts:
             return ""
-        limit, below = self.limit
+        below = self.limit[1]
         telling = [part for part in self.parts if part.told] or self.parts
         worst = min(telling, key=lambda part: -part.value if below else part.value)
-        corrected = f", p {p_value:.2g} after Holm" if self.finding.tested else ""
-        return f"{worst}; must be {'below' if below else 'above'} {limit:g}{corrected}"
+        return evidence.sentence(worst, self.claim.test, p_value if self.finding.tested else None)
 
 
 def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> Judged:
     """The rows of a claim, and what they say by themselves."""
     if not claim.test:
-        return Judged(claim, note=(verdicts.UNTESTABLE, claim.why))
+        return Judged(claim, note=(verdicts.UNTESTABLE, claim.why[:1].upper() + claim.why[1:]))
     sources = runs_of(claim.test, scale, pair, shipped)
     if "run" in claim.test and not sources:
-        wanted = " or ".join(_tables(claim.test))
-        return Judged(
-            claim, note=(verdicts.UNMEASURED, f"no rows yet: a run {claim.test['run']!r} would write {wanted}")
-        )
+        return Judged(claim, note=(verdicts.UNMEASURED, evidence.unmeasured(claim.test, _tables(claim.test))))
     judged = Judged(claim, tuple(sources))
     try:
         rows = rows_of(claim.test, sources)
@@ -406,7 +409,9 @@ def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool =
     except SpecdecError as error:  # rows of another make; the other claims go on
         return dataclasses.replace(judged, note=(verdicts.UNMEASURED, str(error)))
     if not parts:
-        return dataclasses.replace(judged, note=(verdicts.UNMEASURED, "no such rows"))
+        return dataclasses.replace(
+            judged, note=(verdicts.UNMEASURED, "The runs here hold none of the rows that it compares")
+        )
     judged = dataclasses.replace(judged, parts=parts)
     judged = dataclasses.replace(judged, finding=verdicts.weigh(parts, *judged.limit))
     return dataclasses.replace(judged, note=_note(judged, rows))
@@ -416,7 +421,7 @@ def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
     """The verdict that takes the place of the one by numbers, and why; ("", "") where none does."""
     test, alone = judged.claim.test, judged.finding.verdict(judged.finding.p_value)
     if all(part.still for part in judged.parts):
-        return verdicts.UNLEARNED, "what was trained does just what it did before"
+        return verdicts.UNLEARNED, "What was trained does just what it did before"
     if alone != HOLDS and (short := _too_short(judged)):
         return verdicts.SHORT, short
     if alone == HOLDS:
@@ -425,7 +430,8 @@ def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
             parts = TESTS[test["kind"]](rows, {**test, side: {**test.get(side, {}), "terms": "", **where}})
             beside = verdicts.weigh(parts, *judged.limit)
             if beside.verdict(beside.p_value) == HOLDS:
-                return verdicts.VACUOUS, f"beside it {min(parts, key=lambda part: part.value)}"
+                worst = evidence.number(min(parts, key=lambda part: part.value), test, judged.limit[0])
+                return verdicts.VACUOUS, f"What learned nothing meets it, too: {worst}"
     return "", ""
 
 
@@ -435,8 +441,8 @@ def _too_short(judged: Judged) -> str:
     for name, paper in judged.claim.test.get("trained", {}).items():
         trained = max(_parameter(run, name) for run in judged.runs)
         if trained < LEAST_TRAINED * paper:
-            short.append(f"{trained:,} of {paper:,} {name}")
-    return ", ".join(short)
+            short.append(f"Only {trained:,} of {paper:,} {name.replace('_', ' ')} were trained")
+    return ". ".join(short)
 
 
 def _parameter(run: runs.Run, name: str) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -55,6 +56,16 @@ class Item:
     @property
     def name(self) -> str:
         return self.id.partition("/")[2]
+
+    @property
+    def label(self) -> str:
+        """Its name in the paper: 'Table 10' of "ltd/table10"."""
+        return re.sub(r"\D+", lambda word: f"{word[0].capitalize()} ", self.name)
+
+    @property
+    def anchor(self) -> str:
+        """Its place on the pages that list all items."""
+        return self.id.replace("/", "-")
 
     @property
     def how(self) -> str:
@@ -343,19 +354,48 @@ def _rank(one: Drawn) -> int:
     return max(map(levels.index, scales))
 
 
-def contents() -> str:
-    """What figures/ holds, in markdown: every item, its state, and a link where there is one."""
-    there = drawn(published=True)
-    head = "| item | what it shows | state | measured on |"
-    lines = ["# The papers' tables and figures", "", head, "|---|---|---|---|"]
-    for item in read_items().values():
-        one = there.get(item.id)
-        link = f"[{item.id}]({item.id}.{FILES[item.kind][0]})" if one else item.id
-        label = one.facts["label"] if one else ""
-        state = ": ".join(filter(None, (one.state, one.lacking))) if one else NOT_MEASURED
-        lines.append(f"| {link} | {item.title} | {state} | {label} |")
-    end = "Written by `make figures`; where each comes from stands in the json file beside it."
-    return "\n".join([*lines, "", end, ""])
+PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
+ABOUT = (
+    "Written by `make figures`. Each item has our rows in the layout of the paper, and a json file that says where they come "
+    "from. [claims.md](claims.md) holds the claims that are decided by them."
+)
+
+
+def contents(ledger: pd.DataFrame | None = None) -> str:
+    """figures/README.md: paper by paper every item with a thumbnail, its state, its files, and the verdicts of its claims.
+
+    ledger: the claims, as `claims.ledger` gives them.
+    """
+    there, parts = drawn(published=True), ["# The papers' tables and figures", ABOUT]
+    for paper, name in PAPERS.items():
+        lines = [f"## {name}", "", "| picture | what it shows | claims about it | files |", "|---|---|---|---|"]
+        for item in (item for item in read_items().values() if item.paper == paper):
+            files, one = [], there.get(item.id)
+            state, about = NOT_MEASURED, ""
+            if one:
+                files, state = one.files(), ": ".join(filter(None, (one.state, one.lacking)))
+                about = f"<br><sub>{one.facts.get('label', '')}</sub>"
+            links = " ".join(f"[{path.suffix[1:]}]({paper}/{path.name})" for path in files)
+            shown = f'<a id="{item.anchor}"></a>**{item.label}** {item.title}<br>{state}{about}'
+            lines.append(f"| {_thumbnail(item, files)} | {shown} | {_verdicts(item, ledger)} | {links} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _thumbnail(item: Item, files: list[Path]) -> str:
+    pictures = [path.name for path in files if path.suffix == ".svg"]
+    return f'<img src="{item.paper}/{pictures[0]}" width="160" alt="{item.title}">' if pictures else ""
+
+
+def _verdicts(item: Item, ledger: pd.DataFrame | None) -> str:
+    """'holds: 1, 2<br>does not hold: 1', each number a link to its claim."""
+    if ledger is None:
+        return ""
+    groups = ledger[ledger["item"] == item.id].groupby("verdict", sort=False)["id"]
+    links = {
+        verdict: [f"[{place}](claims.md#{claim})" for place, claim in enumerate(ids, 1)] for verdict, ids in groups
+    }
+    return "<br>".join(f"{verdict}: {', '.join(some)}" for verdict, some in links.items())
 
 
 def published_file(paper: str, item: str) -> Path:

@@ -51,11 +51,6 @@ class Part:
         """Whether there is an interval, or no spread."""
         return not (np.isnan(self.low) or np.isnan(self.high))
 
-    def __str__(self) -> str:
-        interval = f" [{self.low:.4g}, {self.high:.4g}]" if self.told and not self.exact else ""
-        count = f", n = {self.prompts}" if self.prompts and not self.exact else ""
-        return f"{self.name} {self.value:.4g}{interval}{count}"
-
 
 def one_sided(part: Part, limit: float) -> tuple[float, float]:
     """p-values of "the number is at most `limit`" and of "it is at least `limit`"; 1 and 1 without an interval.

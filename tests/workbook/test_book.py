@@ -313,7 +313,9 @@ def test_one_line_stands_for_an_entry_per_combination(folder):
     assert book.Book("paper", folder).parameters(last, {})["rate"] == 4.0
     assert opened.source(last).name == "20_third.ipynb" and opened.copy(last).name == "20_third__2__1.ipynb"
     assert opened.writes(last, {"seed": 2}) == ["runs/laptop/third-2.txt"]
-    assert "[20_third__2__1](20_third.ipynb)  | 20_third with other parameters |" in book.contents(folder=folder)
+    rows = [book.contents(folder=folder, executed=executed).splitlines()[2:] for executed in (False, True)]
+    assert rows[0][2:] == [rows[0][2], "| 4 more | 20_third (4 sets of parameters) | | | never run |"]
+    assert rows[1] == ["| 7 more | 00_first, 10_second, 20_third (5 sets of parameters) | | | never run |"]
     book.tidy_all(folder)
     assert book.tidy_all(folder, check=True) == [], "of entries that share a notebook, the first heads it"
 

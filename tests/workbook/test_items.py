@@ -132,7 +132,8 @@ def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypat
     assert {path.name for path in (home / "figures" / "resps").iterdir()} == wanted
     shipped = home / "figures" / "measured"
     assert {path.name for path in (shipped / run.directory.name).iterdir()} == {"run.json", "prompts.parquet"}
-    assert "| [resps/table1](resps/table1.md) |" in (home / "figures" / "README.md").read_text()
+    listed = (home / "figures" / "README.md").read_text()
+    assert "[md](resps/table1.md) [csv](resps/table1.csv)" in listed and '<img src="resps/figure1.svg"' in listed
     monkeypatch.setattr(runs, "shipped_dir", lambda: shipped)  # a fresh clone: nothing but what was committed
     (home / "runs").rename(home / "gone")
     (found,) = items.measured("evaluate", pair="smollm2")

@@ -1,6 +1,7 @@
 """The page of all results: one file, nothing outside it, everything in it."""
 
 import dataclasses
+import html
 import re
 
 import pandas as pd
@@ -9,10 +10,11 @@ import pytest
 from specdec import machine, runs
 from specdec.report import figures
 
-from workbook import claims, findings, items, page
+from workbook import claims, findings, items, page, report
 
 
-def test_the_page_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):
+def test_the_report_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):
+    """With links both ways between claims and items, a filter without a script, and the claims that fail unfolded."""
     run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
     run.write_table(
         "prompts", pd.DataFrame({"suite": ["laptop/nq"], "prompt": ["a"], "dtype": "float32", "same": [False]})
@@ -22,28 +24,40 @@ def test_the_page_holds_items_verdicts_and_provenance_and_needs_nothing_else(hom
     items.save("ltd/figure5", figures.tau_bars(bars), sources=[run], data=bars, missing=["a panel"])
     items.save("ltd/table3", bars)
     headline = runs.write_text(home / "headline.md", "*laptop scale*\n\n| a | b |\n|---|---|\n| 1 | 2.31 |\n")
-    path = page.write("laptop", [headline], "| [30](notebooks/30.ipynb) | what it gives |\n|---|---|\n")
+    path = report.write("laptop", [headline], "| [30](notebooks/30.ipynb) | what it gives |\n|---|---|\n")
     text = path.read_text()
     assert path == runs.runs_dir() / "report.html"
-    assert "<td>2.31</td>" in text and 'href="notebooks/30.ipynb"' in text
-    assert text.count("data:image/svg+xml;base64,") == 1 and f'alt="{items.find_item("ltd/figure5").title}"' in text
+    assert '<td class="number">2.31</td>' in text and 'href="notebooks/30.ipynb"' in text
+    assert text.count("data:image/svg+xml;base64,") == 1 + 1, "with that of the first screen"
+    assert f'alt="{items.find_item("ltd/figure5").title}"' in text and "data:image/png;base64," in text
     assert "&lt;plain&gt;" in text and "<plain>" not in text
-    assert (
-        "partly: without a panel; by 61_ltd" in text
-        and run.key in text
-        and "laptop scale: smollm2 float32 on CPU" in text
-    )
+    assert "partly: without a panel; drawn by 61_ltd" in text and f"evaluate-{run.key[:12]}" in text
+    assert "laptop scale: smollm2 float32 on CPU" in text and findings.read().sentences()[:30].strip("*") in text
     for claim in claims.read_claims().values():
-        assert page.html.escape(claim.says) in text, claim.id
-    assert re.search(
-        r'<td class="fails">does not hold</td><td>ours</td><td>It is so in every measured comparison', text
-    )
-    for item in items.read_items():
-        assert f'id="{item.replace("/", "-")}"' in text
+        assert claim.says in html.unescape(text), claim.id
+        assert f'href="#{claim.id}"' in text or not claim.item, "its item leads to it"
+    failing = '" open>\n<summary><span class="chip fails">does not hold</span> <span class="grow">It is so in every'
+    assert failing in text
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids)) and {item.anchor for item in items.read_items().values()} <= set(ids)
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids), "every link leads somewhere"
+    hidden = set(re.findall(r"body:has\(#([^:]+):checked\)", text))
+    assert {f"paper-{paper}" for paper in report.PAPERS} < hidden <= set(ids)
     outside = [
         link for link in re.findall(r'(?:src|href)="([^"]*)"', text) if not re.match(r"#|data:|notebooks/", link)
     ]
     assert not outside and "<script" not in text and "@import" not in text
+    assert 'name="viewport"' in text and "color-scheme: light dark" in text
+
+
+def test_tables_of_the_report_have_numbers_on_the_right_and_models_above_their_rows():
+    rows = [["8B", "LTD", "1.06 [1.02, 1.10]"], ["1B", "GS", "-"], ["8B", "GS, <b>ours</b>", "6.39 (a)"]]
+    lines = report.table(["model", "row", "speed"], rows).split("<tr")[1:]
+    assert '><th>row</th><th class="number">speed</th>' in lines[0]
+    assert ["8B" in lines[1], "LTD" in lines[2], "ours" in lines[3], "1B" in lines[4]] == [True] * 4
+    assert '<td class="number">1.06 [1.02, 1.10]</td>' in lines[2] and "8B" not in lines[3]
+    text = ["2.74 ×", "0.46 to 0.90", "1e-06", "20.1 ± 0.3", "3,000"]
+    assert all(map(report.NUMBER.fullmatch, text)) and not report.NUMBER.fullmatch("60 tokens")
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +96,15 @@ def test_findings_are_the_rows_of_one_comparison():
     assert "some intervals exclude 0" in dataclasses.replace(found, replayed=better).sentences()
 
 
-def test_every_claim_stands_with_its_verdict_in_figures(shipped):
-    """`make figures` writes them."""
-    text = (machine.checkout() / "figures" / "claims.md").read_text(encoding="utf-8")
-    assert text == page.claims_page(shipped)
-    assert all(claim.says in text for claim in claims.read_claims().values())
+def test_every_claim_and_every_item_stands_with_its_verdicts_in_figures(shipped, monkeypatch):
+    """`make figures` writes them; their links lead to one another (.ci/links.py looks at all)."""
+    monkeypatch.setattr(runs, "home", machine.checkout)
+    pages = [machine.checkout() / "figures" / name for name in ("claims.md", "README.md")]
+    text, listed = (path.read_text(encoding="utf-8") for path in pages)
+    assert text == page.claims_page(shipped) and listed == items.contents(shipped)
+    for claim in claims.read_claims().values():
+        assert claim.says in text and (f"claims.md#{claim.id})" in listed) == bool(claim.item), claim.id
+    assert all(f'<a id="{item.anchor}"></a>' in listed for item in items.read_items().values())
 
 
 def test_readme_shows_figures_that_code_drew(home):
