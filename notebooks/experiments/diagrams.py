@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from specdec.report.figures import RULES, WIDTH_IN
+from specdec.report.figures import COLOURS, RULES, WIDTH_IN
 
 ONE_COLUMN_IN = 5.5  # the text width of papers set in one column
 TARGET, DRAFTER, POLICY, TIME, TEXT = range(5)  # what a colour stands for, in every diagram
@@ -94,7 +94,7 @@ class Sheet:
 def sheet(width: float, height: float) -> Iterator[tuple]:
     """(figure, Sheet) of a page of so many inches, in the look of all figures."""
     import matplotlib
-    import seaborn
+    from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(RULES):
@@ -102,8 +102,8 @@ def sheet(width: float, height: float) -> Iterator[tuple]:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, width), ylim=(0, height))
         axes.set_axis_off()
-        palette = seaborn.color_palette("colorblind")
-        yield figure, Sheet(axes, [palette[0], palette[1], palette[2], palette[3], (0.45, 0.45, 0.45)])
+        blue, yellow, red, *_, green = map(to_rgb, COLOURS)
+        yield figure, Sheet(axes, [blue, yellow, green, red, (0.45, 0.45, 0.45)])
 
 
 FIXED = [[0, 0, 0], [0, 0, 1, 2], [0, 1, 1, 3]]  # parents of the nodes of each level

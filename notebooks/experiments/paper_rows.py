@@ -195,17 +195,75 @@ def settings(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
 
 
 def named_lines(table: pd.DataFrame, drafters: dict[str, str], what: str, points: int = 0) -> pd.DataFrame:
-    """Lines of a training: step, value of the column `what`, line (the drafter's name and its pair), what.
+    """Lines of trainings: panel (the pair), name (the drafter's), step, and of the column `what` over seeds the mean (value), the
+    least (low) and the largest (high).
 
     points: means over so many blocks of steps; 0 takes every step.
     """
     if table.empty:
         return pd.DataFrame()
     kept = table[table["drafter"].isin(list(drafters)) & table[what].notna()]
-    lines = kept.assign(line=kept["drafter"].map(drafters) + ", " + kept["pair"], value=kept[what], what=what)
-    block = max(1, -(-int(lines["step"].max() + 1) // points)) if points and len(lines) else 1
-    lines["step"] = lines["step"] // block * block
-    return lines.groupby(["what", "line", "step"], sort=False)["value"].mean().reset_index()
+    block = max(1, -(-int(kept["step"].max() + 1) // points)) if points and len(kept) else 1
+    keys = [kept["pair"].rename("panel"), kept["drafter"].map(drafters).rename("name"), kept["step"] // block * block]
+    of_seeds = kept.groupby([*keys, kept.get("seed", keys[0]).rename("of")], sort=False)[what].mean()
+    return over_seeds(of_seeds.rename("value").reset_index())
+
+
+def over_seeds(lines: pd.DataFrame) -> pd.DataFrame:
+    """Lines by panel, name and step: the mean of their values, with the least and the largest as low and high."""
+    groups = lines.groupby(["panel", "name", "step"], sort=False)["value"]
+    return groups.agg(value="mean", low="min", high="max").reset_index()
+
+
+def seeds_of(curves: pd.DataFrame, drafters: dict[str, str]) -> str:
+    """How many seeds each drafter was trained with, pair by pair: 'PPOW 3 and 3; CST 1 and 3'."""
+    if curves.empty:
+        return ""
+    named = curves["drafter"].map(drafters).rename("drafter")
+    counts = curves.groupby([named, "pair"], sort=False)["seed"].nunique().unstack(fill_value=0)
+    return "; ".join(f"{name} {' and '.join(map(str, row))}" for name, *row in counts.itertuples())
+
+
+def over_start(lines: pd.DataFrame) -> pd.DataFrame:
+    """The same lines in % of change against their first step's value."""
+    columns = ["value", "low", "high"]
+    first = lines.groupby(["panel", "name"])["value"].transform("first") if len(lines) else 1.0
+    return lines.assign(**{name: 100 * (lines[name] / first - 1) for name in columns if len(lines)})
+
+
+def of_rounds(curves: pd.DataFrame, recipe: str) -> tuple[pd.DataFrame, int]:
+    """LTD's Figure 3: lines of its rounds of one recipe, panel by what was measured; and how many seeds each line rests on.
+
+    curves: run ("iter0 size 0": round, policy, seed), steps, what (reward or score), value, recipe.
+    """
+    if curves.empty:
+        return curves, 0
+    own = curves[curves["recipe"] == recipe]
+    parts = own["run"].str.split(" ", expand=True)
+    reward = "reward (tokens per 10 ms)" if recipe == "paper" else "reward (tokens less priced time)"
+    units = {"reward": (reward, 1.0), "score": ("speed on tuning prompts (tokens/s)", 1e3)}  # scores are tokens per ms
+    named = own.assign(panel=own["what"].map(lambda what: units[what][0]), step=own["steps"])
+    named["name"] = parts[0].str.capitalize() + ", " + parts[1]
+    named["value"] *= own["what"].map(lambda what: units[what][1])
+    return over_seeds(named), parts[2].nunique()
+
+
+def of_intervals(sweep: pd.DataFrame, turns: pd.DataFrame) -> pd.DataFrame:
+    """Re-SpS's Figure 3: pair, interval, and by how many % speed differs from that of the shortest interval (gain).
+
+    sweep: pair, interval, tok_per_s. turns: the test turns behind it, for paired intervals (gain_low, gain_high) and prompts.
+    """
+    if sweep.empty:
+        return sweep
+    rows, parts = sweep.sort_values("interval", kind="stable"), []
+    rows["gain"] = 100 * (rows["tok_per_s"] / rows.groupby("pair")["tok_per_s"].transform("first") - 1)
+    for pair, own in turns.groupby("pair", sort=False) if len(turns) else ():
+        shortest = {"over": str(own["interval"].min())}
+        table = stats.summarise(own, shortest, rate=("new_tok", "time_ms"), pool=True).query("suite == 'all'")
+        ends = {f"gain_{end}": 100 * (table[f"over_{end}"] - 1) for end in ("low", "high")}
+        parts.append(table.assign(pair=pair, interval=table["method"].astype(int), **ends))
+    named = ["pair", "interval", "prompts", "gain_low", "gain_high"]
+    return rows.merge(pd.concat(parts)[named], how="left") if parts else rows
 
 
 def taus(prompts: pd.DataFrame, row: str, column: str, methods: dict[str, str]) -> pd.DataFrame:
@@ -324,10 +382,12 @@ def best_and_last(curves: pd.DataFrame, drafters: dict[str, str]) -> list[str]:
     """A sentence per pair and drafter: tokens per cycle on held-out text at its start, at its best and when last measured."""
     lines = named_lines(curves, drafters, "held_out_tau_chain")
     told = []
-    for line, own in lines.groupby("line", sort=False) if len(lines) else ():
+    for (name, pair), own in lines.groupby(["name", "panel"], sort=False) if len(lines) else ():
         values = own.set_index("step")["value"]
         shown = f"{values.iloc[0]:.3f}, {values.max():.3f} (step {values.idxmax()}), {values.iloc[-1]:.3f}"
-        told.append(f"{line}: held-out chains at the start, at best and last (step {values.index[-1]}): {shown}.")
+        told.append(
+            f"{name}, {pair}: held-out chains at the start, at best and last (step {values.index[-1]}): {shown}."
+        )
     return told
 
 
@@ -342,46 +402,60 @@ def unmoved(long: pd.DataFrame, start: str) -> list[str]:
     return told
 
 
-def mean_bars(measured: dict[str, pd.DataFrame], paper: str) -> pd.DataFrame:
-    """Bars of mean speedups of several tables: name of a published table -> our long rows of the same; one panel each."""
+def gain_bars(measured: dict[str, pd.DataFrame], paper: str, over: dict[str, str], shared: str) -> pd.DataFrame:
+    """Bars of mean speedups of several tables, in % of change against a row of each: one panel per table.
+
+    measured: name of a published table -> our long rows of the same. over: name -> the row. shared: a row that was measured once
+    for all settings.
+    """
     parts = []
-    for name, rows in measured.items():
-        for side in (rows, read_published(paper, name)):
-            if len(side) and (side["column"] == "Mean").any():
-                part = whose(side[(side["column"] == "Mean") & (side["metric"] == "speedup")])
-                how = part["row"].str.extract(r"(, [^,]* settings)$", expand=False).fillna("")
-                row = part["row"].str.replace(r", [^,]* settings$", "", regex=True)
-                panel = f"Table {name.removeprefix('table')}"
-                parts.append(part.assign(panel=panel, row=row, whose=part["whose"] + how))
-    return pd.concat([part[BARS] for part in parts if len(part)], ignore_index=True)
+    for name, long in measured.items():
+        wide, models = [], []
+        for side in (long, read_published(paper, name)):
+            own = side[(side["column"] == "Mean") & (side["metric"] == "speedup")] if len(side) else side
+            if len(own):
+                own, settings = whose(own), own["row"].str.extract(r", ([^,]* settings)$", expand=False)
+                published = own["published"].iloc[0]
+                how = "published" if published else "measured here, " + settings.fillna("the paper's settings")
+                own = own.assign(how=how, row=own["row"].str.replace(r", [^,]* settings$", "", regex=True))
+                models.append(own["target" if published else "pair"].iloc[0])
+                wide.append(own.pivot_table("value", "how", "row", sort=False))
+                if shared in wide[-1]:
+                    wide[-1][shared] = wide[-1][shared].fillna(wide[-1][shared].max())
+        table = pd.concat(wide)
+        gains = 100 * (table.div(table[over[name]], axis=0) - 1).drop(columns=over[name])
+        bars = gains.stack().dropna().rename("gain").rename_axis(["whose", "row"]).reset_index()
+        panel = f"Table {name.removeprefix('table')}, over {over[name]}: {'; '.join(models)}"
+        parts.append(bars.assign(panel=panel, published=bars["whose"] == "published"))
+    return pd.concat(parts, ignore_index=True)
 
 
 def cost_bars(pairs: pd.DataFrame, split: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    """LTD's Figure 2: ms of drafting and verifying by (depth, nodes), and both as shares of the default tree's cycle.
+    """LTD's Figure 2: published, whose, x, part, kind, value: ms of drafting and of verifying by (depth, nodes), and both as %
+    of the default tree's cycle.
 
-    pairs: pair, machine, depth, nodes, draft_ms, verify_ms. split: pair, method and its fields, draft_ms, verify_ms, total_ms
-    of the default tree and of LTD.
+    pairs: pair, depth, nodes, draft_ms, verify_ms, of which the first pair's are shown. split: pair, method and its
+    fields, draft_ms, verify_ms, total_ms of the default tree and of LTD.
     """
-    parts, left, right = [], "ms by (depth, nodes)", "% of the default's cycle"
+    parts, columns = [], ["published", "whose", "x", "part", "kind", "value"]
     for part in ("draft", "verify"):
-        theirs = printed[printed["metric"] == f"{part}_ms"]
-        parts.append(theirs.assign(panel=f"{theirs['target'].iloc[0]} (published): {left}", x=theirs["row"], part=part))
-        theirs = printed[printed["metric"] == f"{part}_pct"]
-        name = theirs["target"].str.extract(r"^(\w+-?[\w.]*)", expand=False) + " " + theirs["row"]
-        parts.append(theirs.assign(panel=f"published: {right}", x=name, part=part))
         if len(pairs):
-            x = "(" + pairs["depth"].astype(str) + ", " + pairs["nodes"].astype(str) + ")"
-            panel = pairs["pair"] + ", " + pairs["machine"] + f": {left}"
-            parts.append(pd.DataFrame({"panel": panel, "x": x, "part": part, "value": pairs[f"{part}_ms"]}))
+            first = pairs[pairs["pair"] == pairs["pair"].iloc[0]]
+            x = [f"({depth}, {nodes})" for depth, nodes in zip(first["depth"], first["nodes"], strict=True)]
+            own = first.assign(published=False, whose=first["pair"], kind="ms")
+            parts.append(own.assign(x=x, part=part, value=first[f"{part}_ms"]))
         for pair, rows in split.groupby("pair", sort=False) if len(split) else ():
             default = labelled(rows, [default_row("radar", "default")])
             shown = pd.concat([default, rows[rows["system"] == "LTD"].assign(row=lambda some: some["method"])])
             value = 100 * shown[f"{part}_ms"] / default["total_ms"].iloc[0]
-            parts.append(pd.DataFrame({"panel": f"{pair}: {right}", "x": shown["row"], "part": part, "value": value}))
-    table = pd.concat(parts, ignore_index=True)
-    table = table.assign(published=table["panel"].str.contains("published"))
-    table = table[["panel", "x", "part", "value", "published"]]
-    return table.sort_values("published", kind="stable", ignore_index=True)
+            own = shown.assign(published=False, whose=pair, kind="pct", x=shown["row"])
+            parts.append(own.assign(part=part, value=value))
+        for kind in ("ms", "pct"):
+            theirs = printed[printed["metric"] == f"{part}_{kind}"]
+            own = theirs.assign(published=True, whose=theirs["target"], kind=kind, x=theirs["row"])
+            parts.append(own.assign(part=part))
+    table = pd.concat([part[columns] for part in parts], ignore_index=True)
+    return table.sort_values(["published", "kind"], kind="stable", ignore_index=True)
 
 
 def shares_by_accepted(counts: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
@@ -402,17 +476,14 @@ def shares_by_accepted(counts: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFram
 
 
 def of_subjects(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """LTD's Figure 7: subject, method, gain (speed over the default tree) and that tree's speed over plain decoding.
+    """LTD's Figure 7: subject, method, and its speed over the tuned tree and over the default tree.
 
-    table: subject, method and its fields, speedup, over_default of one pair's run, the default tree's rows among them.
+    table: subject, method and its fields, over_tuned, over_default of one pair's run.
     """
     if table.empty:
         return table
-    alone = table[table["subject"] != "all"]
-    default = alone[alone["terms"] == DEFAULT].set_index("subject")["speedup"]
-    own = labelled(alone, rows).sort_values("place", kind="stable")
-    own = own.assign(method=own["row"], gain=own["over_default"], speedup=own["subject"].map(default))
-    return own[["subject", "method", "gain", "speedup"]]
+    own = labelled(table[table["subject"] != "all"], rows).sort_values("place", kind="stable")
+    return own.assign(method=own["row"])[["subject", "method", "over_tuned", "over_default"]]
 
 
 def length_and_calls(counts: pd.DataFrame, rows: Sequence[Row], printed: pd.DataFrame) -> pd.DataFrame:
@@ -421,8 +492,8 @@ def length_and_calls(counts: pd.DataFrame, rows: Sequence[Row], printed: pd.Data
     counts: pair, method and its fields, accepted_tok, draft_calls, cycles.
     """
     parts, keys, ours = [], ["pair", "row"], labelled(counts, rows) if len(counts) else counts
-    accepted = "accepted", "accepted_tok", "(a) accepted draft tokens"
-    for metric, column, panel in (accepted, ("calls", "draft_calls", "(b) draft calls of RADAR")):
+    accepted = "accepted", "accepted_tok", "accepted draft tokens of a cycle"
+    for metric, column, panel in (accepted, ("calls", "draft_calls", "draft calls of RADAR in a cycle")):
         ours = ours[ours["system"] == "RADAR"] if metric == "calls" and len(ours) else ours
         if len(ours):
             shares = ours.groupby([*keys, column], sort=False)["cycles"].sum()

@@ -27,6 +27,7 @@ from workbook.paper_table import PaperTable
 FILES = {"figure": ("svg", "pdf", "png"), "table": ("md", "csv", "tex")}
 FILES |= {"diagram": FILES["figure"], "settings": FILES["table"]}
 UNMEASURED = ("diagram", "settings")  # kinds that state and measure nothing
+ILLUSTRATION = "illustration"  # what stands below a diagram in place of what was measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +143,7 @@ def save(
     about = {"item": item.id, "title": item.title, "notebook": item.notebook, "missing": list(map(str, missing))}
     about["rows"] = facts["rows"] or {"measured": facts["count"] if sources else 0}
     about["doubts"] = facts["doubts"]
+    about |= {"label": ILLUSTRATION} if item.kind == "diagram" else {}
     stem = runs.figure_path(item.paper, item.name, scale)
     if isinstance(content, PaperTable):
         origin = provenance.of(sources)  # how many prompts a row rests on stands in its name
@@ -239,7 +241,7 @@ class Drawn:
             return "it shows measured rows and names no run"
         if len(self.sources) < len(self.facts["measured"]):
             return "a run that it comes from is not there any more"
-        label = provenance.of(self.sources).label
+        label = ILLUSTRATION if self.item.kind == "diagram" else provenance.of(self.sources).label
         shown = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}").read_text(encoding="utf-8")
         if label != self.facts["label"] or label not in shown:
             return f"it does not bear the label of its runs, {label!r}"

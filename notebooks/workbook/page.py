@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec import runs
-from specdec.report import figures, tables
+from specdec.report import tables
 
 from workbook import claims, findings, items
 
@@ -52,24 +52,3 @@ def write_verdicts(readme: Path, folder: Path) -> None:
     runs.write_text(folder / "README.md", items.contents(ledger))
     runs.write_text(folder / "claims.md", claims_page(ledger))
     runs.write_text(readme, filled(readme.read_text(encoding="utf-8"), ledger))
-
-
-ASIDE = ("autoregressive", "random", "per-suite tuned static")  # rows of the comparison that the first page leaves out
-
-
-def write_speeds(folder: Path) -> list[Path]:
-    """Draw speed.svg for README.md: the live speeds of the newest comparison that came with the checkout, of the first pair
-    that has one (`claims.PAIRS`); [] without one.
-    """
-    test = {"run": "controllers", "table": "one_table"}
-    compared = next(filter(None, (claims.runs_of(test, pair=pair, shipped=True) for pair in claims.PAIRS)), [])[:1]
-    if not compared:
-        return []
-    rows = compared[0].read_table("one_table")
-    rows = rows[(rows["how"] == "live") & ~rows["method"].isin(ASIDE)]
-    named = {"speedup_low": "low", "speedup_high": "high"}
-    rows = rows.assign(at=rows["temperature"].map("temperature {:g}".format)).rename(columns=named)
-    label = "times as fast as plain decoding (dashed), live, with 95 % intervals over prompts"
-    figure = figures.intervals(rows, "method", "speedup", panel="at", label=label)
-    data = rows[["method", "temperature", "prompts", "speedup", "low", "high"]].reset_index(drop=True)
-    return figures.save(figure, folder / "speed", sources=compared, data=data)

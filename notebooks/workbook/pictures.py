@@ -1,7 +1,11 @@
-"""Pictures that single notebooks draw, and the tables of trainings behind some of them."""
+"""Pictures that notebooks draw: lines, dots, bars and heat maps in panels; and the tables of trainings behind some of them.
+
+Each takes long rows and returns a figure. Knows nothing about whose rows they are.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +13,8 @@ import pandas as pd
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.report.figures import HEIGHT_IN, WIDTH_IN, draw_line, drawn, legend_above
-from specdec.report.tables import need
+from specdec.report.figures import ABOVE, COLOURS, HEIGHT_IN, WIDTH_IN, draw_line, drawn, grouped_bars, ink, name_ends
+from specdec.report.tables import need, surely
 
 
 def training_curves(
@@ -38,27 +42,147 @@ def training_results(folders: dict[str, Path]) -> pd.DataFrame:
 
 
 def depth_and_size(
-    by_depth: pd.DataFrame, by_size: pd.DataFrame, value: str, *, label: str, lines=("total_tokens", "depth"), title=""
+    by_depth: pd.DataFrame,
+    by_size: pd.DataFrame,
+    value: str,
+    *,
+    label: str,
+    lines=("total_tokens", "depth"),
+    heads=("", ""),
 ):
     """Two panels: `value` against depth, one line per size, and against total_tokens, one line per depth.
 
-    lines: the column that names the lines of the left and of the right panel. One axis of values for both, from 0.
+    lines: the column that names the lines of the left and of the right panel. heads: over the panels. One axis of values for
+    both, from 0.
     """
     panels = [(by_depth, "depth", lines[0], "depth"), (by_size, "total_tokens", lines[1], "tree size (tokens)")]
     for table, x, by, _ in panels:
         need(table, x, value, by)
     highest = max(by_depth[value].max(), by_size[value].max())
-    with drawn(title=title) as (figure, palette):
+    with drawn() as (figure, _):
         both = figure.subplots(1, 2, sharey=True)
-        for axes, (table, x, by, x_label) in zip(both, panels, strict=True):
-            for number, line in enumerate(table[by].unique()):
-                draw_line(axes, table[table[by] == line], x, value, palette[number % len(palette)], str(line))
-            axes.set(xlabel=x_label, ylim=(0, 1.05 * highest))
+        for axes, head, (table, x, by, x_label) in zip(both, heads, panels, strict=True):
+            unit = {"total_tokens": "{} tokens", "depth": "depth {}"}.get(by, "{}")
+            names = {line: unit.format(line) for line in table[by].unique()}
+            for number, (line, name) in enumerate(names.items()):
+                draw_line(axes, table[table[by] == line], x, value, number, name)
+            axes.set(xlabel=x_label, ylim=(0, 1.05 * highest), title=head)
             axes.locator_params(axis="x", integer=True)
             if axes is both[1] or lines[0] != lines[1]:  # the same lines in both panels are named once
-                axes.legend(title=by.replace("_", " "), fontsize=7, title_fontsize=7)
+                name_ends(axes, names.values())
         both[0].set_ylabel(label)
     return figure
+
+
+def intervals(table: pd.DataFrame, name: str, value: str, *, panel: str | None = None, label="", line=1.0, title=""):
+    """Dots of `value` with columns low and high, one row per `name`, one panel per value of `panel`; a line at `line`."""
+    need(table, name, value, "low", "high", *([panel] if panel else []))
+    table = surely(table)
+    panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
+    with drawn(height_in=0.8 + 0.24 * len(table) + 0.3 * len(panels), title=title) as (figure, _):
+        heights = [len(rows) + 1 for _, rows in panels]
+        all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (head, rows) in zip(all_axes, panels, strict=True):
+            dots(axes, np.arange(len(rows)), rows, value)
+            axes.axvline(line, color="0.3", linewidth=1, linestyle="--")
+            axes.set(yticks=np.arange(len(rows)), yticklabels=rows[name], ylim=(len(rows) - 0.3, -0.7), title=str(head))
+        all_axes[-1].set_xlabel(label or value)
+    return figure
+
+
+def dots(axes, places, rows: pd.DataFrame, value: str, number: int = 0, ends=("low", "high"), **look) -> None:
+    """Dots of a column at these places from the top down, in the colour of this number, with their intervals."""
+    look = dict(linestyle="", marker="o", markersize=4.5, color=COLOURS[number]) | look
+    axes.hlines(places, *(rows[end] for end in ends), color=look["color"], linewidth=1.5)
+    axes.plot(rows[value], places, **look)
+
+
+def under_heads(axes, heads: pd.Series, names: pd.Series) -> np.ndarray:
+    """Name the rows of axes from the top down, with a bold line inside above those of each head; returns the rows' places."""
+    places, free = [], 0
+    for head, own in names.groupby(heads, sort=False):
+        axes.text(0.01, free, head, transform=axes.get_yaxis_transform(), va="center", weight="bold", fontsize=8)
+        places += range(free + 1, free + 1 + len(own))
+        free += 1 + len(own)
+    axes.set(yticks=places, yticklabels=names, ylim=(free - 0.4, -0.6))
+    axes.grid(axis="y", visible=False)
+    return np.array(places)
+
+
+def bar_panels(table: pd.DataFrame, x: str, y: str, *, by: str, panel: str, labels=("", ""), note=""):
+    """Bars of long rows: `y` over the values of `x`, one look per value of `by`, one panel per value of `panel`.
+
+    labels: of the axes; without the first, a panel's name stands there, else over the panel. Where the column <y>_low is there,
+    whiskers show the intervals; few bars have their numbers. Values and panels keep their order of appearance.
+    """
+    need(table, x, y, by, panel)
+    parts, looks = list(table.groupby(panel, sort=False)), list(dict.fromkeys(table[by]))
+    with drawn(note=note) as (figure, _):
+        wide = [2 + rows[x].nunique() for _, rows in parts]
+        all_axes = figure.subplots(1, len(parts), squeeze=False, width_ratios=wide)[0]
+        for axes, (head, rows) in zip(all_axes, parts, strict=True):
+            grouped_bars(axes, rows, x, y, by, looks)
+            head = textwrap.fill(str(head), 90 // len(parts))
+            axes.set(xlabel=labels[0] or head, title=head if labels[0] else "")
+            if rows[y].min() < 0:
+                axes.axhline(0, color="0.3", linewidth=1)
+            for bars in axes.containers if len(rows) <= 12 else ():
+                if hasattr(bars, "datavalues"):
+                    axes.bar_label(bars, [_short(one) for one in bars.datavalues], padding=2, fontsize=7)
+            names = [textwrap.fill(text.get_text(), 11) for text in axes.get_xticklabels()]
+            axes.set_xticks(axes.get_xticks(), names)
+            axes.margins(y=0.1)
+        all_axes[0].set_ylabel(labels[1])
+        if len(looks) > 1:
+            handles = dict(
+                pair[::-1] for axes in all_axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)
+            )
+            handles = {look: handles[look] for look in map(str, looks)}
+            place = dict(loc="lower left", bbox_to_anchor=(0.05, 1.0))
+            figure.legend(handles.values(), handles, ncols=2 if max(map(len, handles)) > 20 else len(looks), **place)
+    return figure
+
+
+def _short(value: float) -> str:
+    """The number of a bar: '' for 0, no digit behind the point from 10 on."""
+    return f"{value:.{int(abs(value) < 9.95)}f}" if abs(value) >= 0.05 else ""
+
+
+def heat_panels(table: pd.DataFrame, x: str, y: str, value: str, *, rows: str, columns: str, labels=("", ""), note=""):
+    """Heat maps of shares of `cycles` over x and y, one row of panels per value of `rows`, one column per value of `columns`.
+
+    All panels share their axes and one scale of colours, in which small shares differ as well; cells of 1 % and more have their
+    number, in %.
+    """
+    from matplotlib.colors import PowerNorm
+
+    need(table, x, y, value, rows, columns, "cycles")
+    down, across = list(dict.fromkeys(table[rows])), list(dict.fromkeys(table[columns]))
+    at_x, at_y = sorted(table[x].unique()), sorted(table[y].unique())
+    look = dict(origin="lower", aspect="auto", cmap="Blues", norm=PowerNorm(0.5, 0.0, float(table[value].max())))
+    with drawn(WIDTH_IN, 0.7 + (0.9 + 0.22 * min(10, len(at_y))) * len(down), note=note) as (figure, _):
+        grid = figure.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
+        for axes, (row, column) in zip(grid.flat, ((row, column) for row in down for column in across), strict=True):
+            part = table[(table[rows] == row) & (table[columns] == column)]
+            cells = part.pivot_table(value, y, x, aggfunc="sum").reindex(index=at_y, columns=at_x).fillna(0.0)
+            shown = axes.imshow(cells, **look)
+            written = cells.stack() if cells.size <= 120 else pd.Series(dtype=float)
+            for (of_y, of_x), share in written[written >= 0.01].items():
+                colour = ink(shown.cmap(shown.norm(share)))
+                place = at_x.index(of_x), at_y.index(of_y)
+                axes.text(*place, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=colour)
+            axes.set_title(f"{row}: {column}\nn = {int(part['cycles'].sum()):,} cycles", fontsize=8)
+            axes.set_xticks(*_few(at_x))
+            axes.set_yticks(*_few(at_y))
+            axes.grid(visible=False)
+            axes.set(xlabel=labels[0] if row == down[-1] else "", ylabel=labels[1] if column == across[0] else "")
+    return figure
+
+
+def _few(values: list, most: int = 8) -> tuple[list[int], list[str]]:
+    """Places and names of at most `most` ticks."""
+    step = -(-len(values) // most)
+    return list(range(0, len(values), step)), [f"{value:g}" for value in values[::step]]
 
 
 def speed_surface(table: pd.DataFrame, marks: dict[str, tuple[float, float]], *, value="speedup", title=""):
@@ -70,7 +194,7 @@ def speed_surface(table: pd.DataFrame, marks: dict[str, tuple[float, float]], *,
     surface = table.groupby(["total_tokens", "depth"])[value].max().unstack()
     if min(surface.shape) < 2:
         raise SpecdecError("a surface needs two or more depths and sizes; widen the grid.")
-    with drawn(height_in=1.2 * HEIGHT_IN) as (figure, _):
+    with drawn(height_in=1.2 * HEIGHT_IN, title=title) as (figure, _):
         axes = figure.subplots()
         levels = np.unique(np.linspace(np.nanmin(surface), np.nanmax(surface), 15))
         filled = axes.contourf(surface.columns, surface.index, surface, max(2, len(levels)), cmap="viridis")
@@ -87,7 +211,7 @@ def speed_surface(table: pd.DataFrame, marks: dict[str, tuple[float, float]], *,
         axes.set(xlabel="depth", ylabel="tree size (tokens)")
         axes.grid(visible=False)
         if marks:
-            legend_above(axes, title, columns=len(marks))
+            axes.legend(ncols=len(marks), **ABOVE)
     return figure
 
 

@@ -6,7 +6,8 @@ when a figure is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +19,22 @@ from specdec.report import provenance
 from specdec.report.tables import PARTS, need, surely
 
 WIDTH_IN, HEIGHT_IN = 7.0, 3.2
+# Apart in every pair for readers who see no green or no colour at all; a dash, a marker or a hatch goes with each.
+COLOURS = ("#004488", "#ddaa33", "#bb5566", "#6699cc", "#222222", "#1b6e3c")
+DASHES, MARKERS = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5))), "osD^v"
+HATCHES = ("", "///", "...", "xxx")
 RULES = {
     "font.size": 9,
     "axes.titlesize": 9,
+    "axes.titlelocation": "left",
     "axes.labelsize": 9,
+    "axes.edgecolor": "0.6",
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "grid.color": "0.88",
+    "hatch.linewidth": 0.6,
     "legend.fontsize": 8,
+    "legend.title_fontsize": 8,
     "legend.frameon": False,
     "figure.dpi": 110,
     "savefig.dpi": 160,
@@ -30,35 +42,43 @@ RULES = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
-BESIDE = dict(loc="center left", bbox_to_anchor=(1.0, 0.5))  # where a legend covers nothing
 ABOVE = dict(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
 
 
 @contextmanager
-def drawn(width_in: float = WIDTH_IN, height_in: float = HEIGHT_IN, title: str = "") -> Iterator[tuple]:
-    """(figure, palette) in the one look of all figures; laid out, with its title, when the with block ends."""
+def drawn(width_in: float = WIDTH_IN, height_in: float = HEIGHT_IN, title: str = "", note: str = "") -> Iterator[tuple]:
+    """(figure, palette) in the one look of all figures. When the with block ends it is laid out, with its title, a letter at
+    each of several panels, and a `note` below them."""
     import matplotlib
     import seaborn
     from matplotlib.figure import Figure
 
     with seaborn.axes_style("whitegrid"), matplotlib.rc_context(RULES):
         figure = Figure(figsize=(width_in, height_in))
-        yield figure, seaborn.color_palette("colorblind")
+        yield figure, COLOURS
+        panels = [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
+        for letter, axes in zip("abcdefgh", panels[: 8 * (len(panels) > 1)], strict=False):
+            place = dict(xy=(0, 1), xytext=(-14, 4), xycoords="axes fraction", textcoords="offset points")
+            axes.annotate(letter, **place, ha="right", weight="bold")
         if title:
             figure.suptitle(title, x=0.02, ha="left")
-        figure.tight_layout()
+        written = textwrap.fill(note, round(17 * width_in))
+        figure.text(0.01, 0.01, written, va="bottom", fontsize=8, color="0.3")
+        figure.tight_layout(rect=(0, (written.count("\n") + 1) * 0.15 / height_in if note else 0, 1, 1), w_pad=1.8)
 
 
 def save(figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, about: dict | None = None) -> list[Path]:
     """Write <stem>.svg, .pdf and .png, byte for byte the same for the same figure, its `data` as <stem>.csv, and
     <stem>.json with where it comes from. The label of its provenance is written into the picture.
 
-    sources: the Runs whose rows are drawn, as `provenance.of` takes them. about: more facts for the json file.
+    sources: the Runs whose rows are drawn, as `provenance.of` takes them. about: more facts for the json file, perhaps
+    another `label`.
     """
     import matplotlib
 
     stem, origin = Path(stem), provenance.of(sources, data)
-    labelled(figure, origin.label)
+    record = {**origin.record(), **(about or {})}
+    labelled(figure, record["label"])
     described = runs.canonical({"scale": origin.scale, "runs": [row["key"] for row in origin.rows]})
     metadata = {
         "svg": {"Title": stem.name, "Description": described, "Date": None},
@@ -74,7 +94,7 @@ def save(figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, ab
     if data is not None:
         text = data.to_csv(index=data.index.name is not None)
         written.append(runs.write_text(stem.with_name(f"{stem.name}.csv"), text))
-    return [*written, runs.write_json(stem.with_name(f"{stem.name}.json"), {**origin.record(), **(about or {})})]
+    return [*written, runs.write_json(stem.with_name(f"{stem.name}.json"), record)]
 
 
 def labelled(figure, label: str):
@@ -86,97 +106,109 @@ def labelled(figure, label: str):
     return text
 
 
-def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, published=None, title=""):
-    """Grouped bars of stats.compare's `value` with intervals, one group per suite; the line at 1 is the baseline.
-
-    published: rows with suite, method and `value`, drawn as open diamonds over the bars they belong to.
-    """
+def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, title=""):
+    """Grouped bars of stats.compare's `value` with intervals, one group per suite; the line at 1 is the baseline."""
     shown = table if baseline is None else table[table["method"] != baseline]
-    figure = _bars(shown, value, f"times as fast as {baseline or 'the baseline'}", published, title)
+    figure = _by_suite(shown, value, f"times as fast as {baseline or 'the baseline'}", title)
     figure.axes[0].axhline(1.0, color="0.3", linewidth=1, linestyle="--")
     return figure
 
 
-def tau_bars(table: pd.DataFrame, *, published=None, title=""):
+def tau_bars(table: pd.DataFrame, *, title=""):
     """Grouped bars of tau (new tokens per cycle, bonus token included) with intervals, one group per suite."""
-    return _bars(table[table["tau"].notna()], "tau", "new tokens per cycle (tau)", published, title)
+    return _by_suite(table[table["tau"].notna()], "tau", "new tokens per cycle (tau)", title)
 
 
-def _bars(table: pd.DataFrame, value: str, label: str, published, title: str):
+def _by_suite(table: pd.DataFrame, value: str, label: str, title: str):
     need(table, "suite", "method", value)
-    suites, methods, table = table["suite"].unique(), table["method"].unique(), surely(table)
-    width = 0.8 / len(methods)
-    with drawn(max(WIDTH_IN, 0.3 * len(suites) * len(methods))) as (figure, palette):
+    names = table["suite"].astype(str).str.rpartition("/")[2]
+    if "prompts" in table:
+        names += "\nn = " + table.groupby("suite")["prompts"].transform("max").astype(str)
+    shown, methods = surely(table).assign(suite=names), table["method"].nunique()
+    with drawn(max(WIDTH_IN, 0.3 * names.nunique() * methods), title=title) as (figure, _):
         axes = figure.subplots()
-        for number, method in enumerate(methods):
-            rows = table[table["method"] == method].set_index("suite").reindex(suites)
-            centres = np.arange(len(suites)) + (number - (len(methods) - 1) / 2) * width
-            axes.bar(centres, rows[value], width, color=palette[number % len(palette)], label=method)
-            if f"{value}_low" in rows:
-                reach = np.abs(rows[[f"{value}_low", f"{value}_high"]].T.to_numpy() - rows[value].to_numpy())
-                axes.errorbar(centres, rows[value], yerr=np.nan_to_num(reach), fmt="none", ecolor="0.2", capsize=1.5)
-            if published is not None:
-                theirs = published[published["method"] == method].set_index("suite").reindex(suites)[value]
-                axes.plot(centres, theirs, "D", color="0.1", markerfacecolor="none", markersize=4)
-        axes.set_xticks(range(len(suites)), [str(suite).rpartition("/")[2] for suite in suites])
-        axes.tick_params(axis="x", rotation=0 if len(suites) <= 6 else 25)
+        grouped_bars(axes, shown, "suite", value, "method")
         axes.set_ylabel(label)
-        axes.grid(axis="x", visible=False)
-        legend_above(axes, title, columns=min(4, len(methods)))
+        axes.legend(ncols=min(4, methods), **ABOVE)
     return figure
 
 
-def legend_above(axes, title: str, columns: int) -> None:
-    """The legend above the axes, the title above the legend: neither covers a bar."""
-    legend = axes.legend(ncols=columns, **ABOVE)
-    rows = -(-len(legend.get_texts()) // columns)
-    axes.set_title(title, loc="left", pad=8 + 14 * rows)
+def grouped_bars(axes, rows: pd.DataFrame, x: str, y: str, by: str, looks: Sequence | None = None) -> None:
+    """Bars side by side: `y` over the values of `x`, one look per value of `by`, whiskers from <y>_low to <y>_high.
+
+    looks: the values of `by` in the order of their looks, for axes that hold some of them.
+    """
+    looks, values = list(looks or dict.fromkeys(rows[by])), list(dict.fromkeys(rows[x]))
+    present = [name for name in looks if (rows[by] == name).any()]
+    width = 0.8 / len(present)
+    for number, name in enumerate(present):
+        part = rows[rows[by] == name].drop_duplicates(x)
+        centres = part[x].map(values.index).to_numpy(float) + (number - (len(present) - 1) / 2) * width
+        axes.bar(centres, part[y], width, label=str(name), **bar_look(looks.index(name)))
+        if f"{y}_low" in part:
+            reach = np.abs(part[[f"{y}_low", f"{y}_high"]].T.to_numpy(float) - part[y].to_numpy(float))
+            axes.errorbar(centres, part[y], yerr=np.nan_to_num(reach), fmt="none", ecolor="0.2", capsize=1.5)
+    axes.set_xticks(range(len(values)), list(map(str, values)))
+    axes.grid(axis="x", visible=False)
+
+
+def bar_look(number: int) -> dict:
+    """Colour and hatch of the bars of this number, which differ in print without colours, too."""
+    colour, hatch = COLOURS[number % len(COLOURS)], HATCHES[number % len(HATCHES)]
+    return dict(color=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
+
+
+def ink(colour) -> str:
+    """The colour of a number on this colour: black or white."""
+    from matplotlib.colors import to_rgb
+
+    return "white" if np.dot(to_rgb(colour), (0.3, 0.59, 0.11)) < 0.6 else "black"
 
 
 def time_split(table: pd.DataFrame, *, title=""):
     """Stacked bars of tables.time_split: where the milliseconds of a cycle go, one bar per row, shares written in."""
     need(table, *PARTS, "total_ms")
-    with drawn(height_in=1.0 + 0.42 * len(table)) as (figure, palette):
+    with drawn(height_in=1.0 + 0.42 * len(table), title=title) as (figure, palette):
         axes = figure.subplots()
         left = np.zeros(len(table))
         for part, colour in zip(PARTS, palette, strict=False):
             lengths = table[part].to_numpy(float)
             axes.barh(table.index.astype(str), lengths, left=left, color=colour, label=part.removesuffix("_ms"))
             for row, length in enumerate(lengths):
-                share = length / table["total_ms"].iloc[row]
+                share, place = length / table["total_ms"].iloc[row], left[row] + length / 2
                 if share >= 0.06:  # narrower slices have no room for a number
-                    axes.text(left[row] + length / 2, row, f"{share:.0%}", ha="center", va="center", color="w")
+                    axes.text(place, row, f"{share:.0%}", ha="center", va="center", color=ink(colour))
             left += lengths
         axes.invert_yaxis()
         axes.set_xlabel("ms per cycle")
         axes.grid(axis="y", visible=False)
-        legend_above(axes, title, columns=len(PARTS))
+        axes.legend(ncols=len(PARTS), **ABOVE)
     return figure
 
 
 def curves(
-    table: pd.DataFrame, x: str, y: str, *, by: str, panel: str | None = None, labels=(), sharey=False, title=""
+    table: pd.DataFrame, x: str, y: str, *, by: str, panel=None, labels=(), sharey=False, zero=True, title="", note=""
 ):
-    """Lines of long rows: y against x, one line per value of `by`, one panel per value of `panel`.
+    """Lines of long rows: y against x, one line per value of `by`, named at its end, one panel per value of `panel`.
 
-    labels: what to write at the two axes, default the columns' names. sharey: one scale of y for all panels.
+    labels: what to write at the two axes, default the columns' names. sharey: one scale of y in all panels. zero: it begins
+    at 0.
     """
     need(table, x, y, by, *([panel] if panel else []))
     panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
     lines, (x_label, y_label) = list(table[by].unique()), labels or (x, y)
-    with drawn(title=title) as (figure, palette):
+    named = lines if isinstance(lines[0], str) else [f"{by.replace('_', ' ')} {line}" for line in lines]
+    with drawn(title=title, note=note) as (figure, _):
         all_axes = figure.subplots(1, len(panels), sharey=sharey, squeeze=False)[0]
-        for axes, (name, rows) in zip(all_axes, panels, strict=True):
+        for axes, (head, rows) in zip(all_axes, panels, strict=True):
             for number, line in enumerate(lines):
                 if (rows[by] == line).any():
-                    draw_line(axes, rows[rows[by] == line], x, y, palette[number % len(palette)], str(line))
-            axes.set(xlabel=x_label if len(panels) == 1 else "", ylim=(0, None))
-            axes.set_ylabel("" if sharey and axes is not all_axes[0] else y_label)
-            axes.set_title(str(name))
-        if len(panels) > 1:
-            figure.supxlabel(x_label, fontsize=RULES["axes.labelsize"])  # once: panels are narrow
-        if panel != by:
-            all_axes[-1].legend(title=by.replace("_", " "), **BESIDE)
+                    draw_line(axes, rows[rows[by] == line], x, y, number, named[number])
+            axes.set(xlabel=x_label, ylabel=y_label if axes is all_axes[0] else "", title=str(head))
+            axes.set_ylim(bottom=0 if zero else None)
+        left = set(named if panel != by else ())
+        for axes in all_axes[::-1]:
+            left -= name_ends(axes, left)
     return figure
 
 
@@ -190,27 +222,29 @@ def node_curve(table: pd.DataFrame, *, by="method", parts=("draft_ms", "verify_m
     return curves(long, "verified_tok", "ms", by="part", panel=by, labels=labels, sharey=True, title=title)
 
 
-def draw_line(axes, rows: pd.DataFrame, x: str, y: str, colour, label: str) -> None:
-    rows = rows.sort_values(x)
-    marker = "o" if len(rows) <= 12 else ""  # so few are measurements, more are a curve
-    axes.plot(rows[x], rows[y], marker=marker, markersize=3.5, color=colour, label=label)
+def draw_line(axes, rows: pd.DataFrame, x: str, y: str, number: int, label: str) -> None:
+    """A line in the look of this number, with marks where there are few points; a band where rows have low and high."""
+    rows, colour = rows.sort_values(x), COLOURS[number % len(COLOURS)]
+    marker = MARKERS[number % len(MARKERS)] if len(rows) <= 12 else ""  # so few are measurements, more are a curve
+    look = dict(color=colour, linestyle=DASHES[number % len(DASHES)], marker=marker, markersize=3.5)
+    axes.plot(rows[x], rows[y], label=label, **look)
+    if {"low", "high"} <= set(rows):
+        axes.fill_between(rows[x], rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
+    if rows[x].max() >= 1e4:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e3:g}k" if value else "0")
 
 
-def intervals(table: pd.DataFrame, name: str, value: str, *, panel: str | None = None, label="", line=1.0, title=""):
-    """Dots of `value` with columns low and high, one row per `name`, one panel per value of `panel`; a line at `line`."""
-    need(table, name, value, "low", "high", *([panel] if panel else []))
-    table = surely(table)
-    panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
-    with drawn(height_in=0.8 + 0.24 * len(table) + 0.3 * len(panels), title=title) as (figure, palette):
-        heights = [len(rows) + 1 for _, rows in panels]
-        all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        for number, (axes, (head, rows)) in enumerate(zip(all_axes, panels, strict=True)):
-            places, colour = np.arange(len(rows))[::-1], palette[number % len(palette)]
-            axes.hlines(places, rows["low"], rows["high"], color=colour, linewidth=1.5)
-            axes.plot(rows[value], places, linestyle="", marker="o", markersize=4, color=colour)
-            axes.axvline(line, color="0.3", linewidth=1, linestyle="--")
-            axes.set_yticks(places, rows[name], fontsize=7)
-            axes.set_ylim(-0.7, len(rows) - 0.3)
-            axes.set_title(str(head), fontsize=8, loc="left")
-        all_axes[-1].set_xlabel(label or value)
-    return figure
+def name_ends(axes, names: Collection[str]) -> set[str]:
+    """Write these lines' names at their right ends, moved apart where ends meet; returns those that are there."""
+    lines = [line for line in axes.lines if line.get_label() in names]
+    lines.sort(key=lambda line: line.get_ydata()[-1])
+    ends = [axes.transData.transform(line.get_xydata()[-1]) for line in lines]
+    places = [axes.transAxes.inverted().transform(end)[1] for end in ends]
+    gap = 0.15 / (axes.get_position().height * axes.figure.get_figheight())
+    for number in range(1, len(places)):
+        places[number] = max(places[number], places[number - 1] + gap)
+    over = max(0.0, places[-1] - 1) if places else 0.0
+    for line, place in zip(lines, places, strict=True):
+        look = dict(color=line.get_color(), fontsize=8, va="center")
+        axes.annotate(line.get_label(), (1, place - over), (4, 0), "axes fraction", "offset points", **look)
+    return {line.get_label() for line in lines}

@@ -905,12 +905,12 @@ def _items(args) -> int:
     from specdec import runs
     from specdec.report import tables
 
-    claims, items, page = map(runs.workbook_module, ("claims", "items", "page"))
+    claims, items, page, speeds = map(runs.workbook_module, ("claims", "items", "page", "speeds"))
 
     if args.publish:
         done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
         if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
-            page.write_speeds(items.figures_dir())
+            speeds.write(items.figures_dir())
             page.write_verdicts(runs.home() / "README.md", items.figures_dir())
         nothing = f"The runs of scale {args.scale} hold no item; run make book first."
         print(tables.markdown(done) if len(done) else nothing)

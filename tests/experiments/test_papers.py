@@ -12,7 +12,7 @@ from specdec.evaluation import compare
 from specdec.identity import Method, identified
 
 from experiments import panels, paper_rows, papers
-from workbook import items
+from workbook import items, pictures
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 METHODS = [paper_rows.default_row("resps", "EAGLE-3"), paper_rows.Row("Re-SpS", {"system": "Re-SpS"})]
@@ -158,15 +158,16 @@ def test_a_methods_rows_come_from_one_run(opened):
     assert item.sources == [first, second]
 
 
-def test_subjects_stand_beside_the_default_tree():
-    rows = [("anatomy", "default 60,8,10", 1.5, 1.0), ("anatomy", "LTD", 1.8, 1.2), ("virology", "LTD", 2.0, 0.8)]
-    rows += [("virology", "default 60,8,10", 2.5, 1.0), ("all", "LTD", 1.9, 1.0), ("anatomy", "random", 1.0, 0.6)]
-    table = pd.DataFrame(rows, columns=["subject", "method", "speedup", "over_default"])
+def test_subjects_stand_beside_the_tuned_tree():
+    rows = [("anatomy", "default 60,8,10", 0.5, 1.0), ("anatomy", "LTD", 0.9, 1.2), ("virology", "LTD", 1.1, 0.8)]
+    rows += [("all", "LTD", 1.9, 1.0), ("anatomy", "random", 1.0, 0.6)]
+    table = pd.DataFrame(rows, columns=["subject", "method", "over_tuned", "over_default"])
     named = [paper_rows.Row(name, {"system": name}) for name in ("ours", "LTD")]
     shown = paper_rows.of_subjects(identified(table), named)
-    assert shown.values.tolist() == [["anatomy", "LTD", 1.2, 1.5], ["virology", "LTD", 0.8, 2.5]]
-    left = panels.by_subject(shown, label="gain").axes[0]
+    assert shown.values.tolist() == [["anatomy", "LTD", 0.9, 1.2], ["virology", "LTD", 1.1, 0.8]]
+    left, right = panels.by_subject(shown, note="one question").axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["virology", "anatomy"]
+    assert left.get_title(loc="left") == right.get_title(loc="left") == "LTD: faster on 1 of 2 subjects"
 
 
 def test_without_a_run_the_item_is_the_papers_alone(opened):
@@ -231,19 +232,41 @@ def test_rows_of_drafters():
     curve = pd.DataFrame({"pair": "tiny", "drafter": "ppow", "step": range(8), "kl": [1.0, 3.0] * 4})
     lines = paper_rows.named_lines(curve, names, "kl", points=4)
     assert lines["value"].tolist() == [2.0] * 4 and lines["step"].tolist() == [0, 2, 4, 6]
-    assert paper_rows.named_lines(curve, names, "kl")["value"].tolist() == [1.0, 3.0] * 4
+    seeds = pd.concat([curve.assign(seed=0), curve.assign(seed=1, kl=curve["kl"] + 2)])
+    lines = paper_rows.over_start(paper_rows.named_lines(seeds, names, "kl"))
+    assert lines["value"].tolist() == [0.0, 100.0] * 4 and lines["high"].tolist() == [50.0, 150.0] * 4
+    rounds = pd.DataFrame({"run": ["iter0 size 0", "iter0 size 1", "iter0 depth 0"], "steps": 8, "what": "score"})
+    rounds = rounds.assign(value=[0.01, 0.03, 0.5], recipe=["ours", "ours", "paper"])
+    lines, count = paper_rows.of_rounds(rounds, "ours")
+    assert count == 2 and lines[["name", "value", "low", "high"]].values.tolist() == [["Iter0, size", 20.0, 10.0, 30.0]]
 
 
-def test_bars_of_means_take_both_sides():
-    long = pd.DataFrame([("tiny", "Iter0, our settings", "Mean", "speedup", 1.25)], columns=[*paper_rows.KEYS, "value"])
-    bars = paper_rows.mean_bars({"table7": long, "table8": pd.DataFrame()}, "ltd")
-    assert list(bars.groupby("panel").size()) == [5, 4] and bars["published"].sum() == 8
-    ours = bars[~bars["published"].astype(bool)]
-    assert ours[["whose", "row", "value"]].to_numpy().tolist() == [["tiny, our settings", "Iter0", 1.25]]
-    figure = panels.bar_panels(bars, "row", "value", by="whose", panel="panel", labels=("", "times"))
+def test_intervals_are_compared_with_the_shortest():
+    sweep = pd.DataFrame({"pair": "tiny", "interval": [1, 5], "tok_per_s": [40.0, 39.0]})
+    assert paper_rows.of_intervals(sweep, pd.DataFrame())["gain"].tolist() == [0.0, pytest.approx(-2.5)]
+    turns = [("a", place, interval, 100.0, 40 - (interval == 5), 10) for place in range(9) for interval in (1, 5)]
+    turns = pd.DataFrame(turns, columns=["suite", "prompt", "interval", "time_ms", "new_tok", "cycles"])
+    turns = turns.assign(method=turns["interval"].astype(str), pair="tiny", seed=0, cycle_tok=9)
+    found = paper_rows.of_intervals(sweep, turns)
+    assert found["prompts"].tolist() == [9, 9] and found["gain_low"].tolist() == pytest.approx([0.0, -2.5])
+
+
+def test_bars_of_gains_take_both_sides():
+    rows = [("Iter0, our settings", 1.25), ("Iter1, our settings", 1.5), ("Eagle3", 0.5)]
+    long = pd.DataFrame(rows, columns=["row", "value"]).assign(pair="tiny", column="Mean", metric="speedup")
+    over = {"table7": "Iter0", "table8": "Iter0"}
+    bars = paper_rows.gain_bars({"table7": long, "table8": pd.DataFrame()}, "ltd", over, "Eagle3")
+    assert list(bars.groupby("panel").size()) == [5, 3] and bars["published"].sum() == 6
+    ours = bars[~bars["published"]]
+    assert ours[["whose", "row", "gain"]].to_numpy().tolist() == [
+        ["measured here, our settings", "Iter1", pytest.approx(20.0)],
+        ["measured here, our settings", "Eagle3", pytest.approx(-60.0)],
+    ]
+    figure = pictures.bar_panels(bars, "row", "gain", by="whose", panel="panel", labels=("", "%"))
     heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert sorted(heights) == sorted([1.25, 3.87, 3.90, 3.92, 3.92])
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Table 7", "Table 8"]
+    assert sorted(heights) == pytest.approx(sorted([20, -60, *(100 * (x / 3.87 - 1) for x in (3.90, 3.92, 3.92))]))
+    names = [axes.get_xlabel().replace("\n", " ") for axes in figure.axes]
+    assert names[0] == "Table 7, over Iter0: tiny; Llama-3.1-8B-Instruct" and names[1].startswith("Table 8, over Iter0")
 
 
 def test_stacked_bars_end_at_the_sum():
@@ -252,16 +275,18 @@ def test_stacked_bars_end_at_the_sum():
     costs = pd.DataFrame({"pair": "tiny", "machine": "here", "depth": [1, 2], "nodes": [20, 40]})
     costs = costs.assign(draft_ms=[1.0, 2.0], verify_ms=[3.0, 5.0])
     bars = paper_rows.cost_bars(costs, identified(split), items.read_published("ltd", "figure2"))
-    ours = bars[~bars["published"]].groupby(["panel", "x"], sort=False)["value"].sum()
+    ours = bars[~bars["published"]].groupby(["whose", "x"], sort=False)["value"].sum()
     assert ours.to_dict() == {
-        ("tiny, here: ms by (depth, nodes)", "(1, 20)"): 4.0,
-        ("tiny, here: ms by (depth, nodes)", "(2, 40)"): 7.0,
-        ("tiny: % of the default's cycle", "default"): 80.0,
-        ("tiny: % of the default's cycle", "LTD, equal terms"): 50.0,
+        ("tiny", "(1, 20)"): 4.0,
+        ("tiny", "(2, 40)"): 7.0,
+        ("tiny", "default"): 80.0,
+        ("tiny", "LTD, equal terms"): 50.0,
     }
-    figure = panels.bar_panels(bars, "x", "value", by="part", panel="panel", stacked=True)
-    tops = [bar.get_y() + bar.get_height() for bar in figure.axes[0].patches]
-    assert max(tops) == 7.0 and len(figure.axes) == 4
+    ms, pct, *published = panels.cost_panels(bars).axes
+    assert max(bar.get_y() + bar.get_height() for bar in ms.patches) == 7.0 and len(published) == 2
+    assert max(bar.get_x() + bar.get_width() for bar in pct.patches) == 80.0
+    assert [text.get_text() for text in pct.get_yticklabels()] == ["default", "LTD, equal terms"]
+    assert [text.get_text() for text in pct.texts] == ["tiny", "b"]
 
 
 LONG = (7, 60, 6, 8)
@@ -277,11 +302,11 @@ def test_lengths_and_calls_are_shares_of_cycles():
     bars = paper_rows.length_and_calls(COUNTS, names, items.read_published("radar", "figure2"))
     ours = bars[~bars["published"].astype(bool)].set_index(["panel", "whose", "column"])["value"]
     assert ours.to_dict() == {
-        ("(a) accepted draft tokens", "RADAR, tiny", 0): 40.0,
-        ("(a) accepted draft tokens", "RADAR, tiny", 6): 60.0,
-        ("(a) accepted draft tokens", "EAGLE-3, tiny", 6): 100.0,
-        ("(b) draft calls of RADAR", "RADAR, tiny", 3): 40.0,
-        ("(b) draft calls of RADAR", "RADAR, tiny", 8): 60.0,
+        ("accepted draft tokens of a cycle", "RADAR, tiny", 0): 40.0,
+        ("accepted draft tokens of a cycle", "RADAR, tiny", 6): 60.0,
+        ("accepted draft tokens of a cycle", "EAGLE-3, tiny", 6): 100.0,
+        ("draft calls of RADAR in a cycle", "RADAR, tiny", 3): 40.0,
+        ("draft calls of RADAR in a cycle", "RADAR, tiny", 8): 60.0,
     }
     assert bars["published"].sum() == 26
     nothing = paper_rows.length_and_calls(pd.DataFrame(), names, items.read_published("radar", "figure2"))
@@ -293,8 +318,10 @@ def test_heat_maps_hold_shares_of_each_class():
     assert cells.groupby(["method", "accepted"], sort=False)["share"].sum().tolist() == pytest.approx([1.0, 1.0])
     assert cells["accepted"].unique().tolist() == ["0 or 1 accepted", "5 and more"]
     options = dict(rows="method", columns="accepted", labels=("expansions", "nodes"))
-    figure = panels.heat_panels(cells, "expansions", "verify_nodes", "share", **options)
-    image = figure.axes[0].images[0].get_array()
+    axes = pictures.heat_panels(cells, "expansions", "verify_nodes", "share", **options).axes[0]
+    image = axes.images[0].get_array()
+    assert {text.get_text() for text in axes.texts} == {"a", "75", "25"}
+    assert axes.get_title(loc="left") == "RADAR: 0 or 1 accepted\nn = 40 cycles"
     assert image.shape == (2, 2) and image.max() == pytest.approx(0.75) and image.sum() == pytest.approx(1.0)
 
 
@@ -302,8 +329,9 @@ def test_fixed_trees_take_the_nearest_that_is_there():
     grid = pd.DataFrame(
         [(t, d, k, 1 + d + t / 100 + k / 10) for t in (8, 32) for d in (2, 7) for k in (4, 10)],
         columns=["total_tokens", "depth", "top_k", "tau"],
-    ).assign(pair="tiny")
+    ).assign(pair="tiny", new_tok=9)
     left, right = panels.fixed_trees(grid).axes
+    assert left.get_title(loc="left") == "trees of 32 tokens, width 10"
     assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [4.32, 9.32]
     assert right.lines[0].get_xdata().tolist() == [8, 32]
 

@@ -9,6 +9,7 @@ import pytest
 from fakes.rows import COMPARED, CYCLES
 from fakes.traces import round_costs, synthetic_trace
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError
@@ -18,18 +19,42 @@ from specdec.report import figures, tables
 from workbook import pictures
 
 
-def test_bars_have_the_heights_and_intervals_of_the_table_beside_what_was_published():
+def test_bars_have_the_heights_and_intervals_of_the_table():
     figure = figures.speedup_bars(COMPARED)
     bars, _ = figure.axes[0].containers[:2]
     assert [bar.get_height() for bar in bars] == [2.0, 1.5]
     (segments,) = figure.axes[0].containers[1].lines[2]
     reach = [sorted(points[:, 1]) for points in segments.get_segments()]
     assert np.allclose(reach, [[1.9, 2.1], [1.25, 1.75]])
-    published = pd.DataFrame({"suite": ["maths"], "method": ["tuned"], "speedup": [4.4]})
-    axes = figures.speedup_bars(COMPARED, baseline="eagle3", published=published).axes[0]
+    axes = figures.speedup_bars(COMPARED, baseline="eagle3").axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tuned"]
-    diamonds = [line for line in axes.lines if line.get_marker() == "D"]
-    assert 4.4 in diamonds[0].get_ydata()
+    few = figures.speedup_bars(COMPARED.assign(prompts=3)).axes[0]
+    assert [text.get_text() for text in few.get_xticklabels()][0].endswith("\nn = 3")
+
+
+def test_looks_differ_without_colours_and_for_readers_who_see_no_green():
+    """Pairs of bars differ by hatch or lightness, pairs of lines by dash or marker; colours stay apart without the green cones."""
+    looks = [figures.bar_look(number) for number in range(6)]
+    for one, other in itertools.combinations(looks, 2):
+        assert one["hatch"] != other["hatch"] or abs(lightness(one["color"]) - lightness(other["color"])) > 10
+    lines = [(figures.DASHES[number % 4], figures.MARKERS[number % 5]) for number in range(6)]
+    assert len(set(lines)) == 6
+    seen = [linear(colour) @ NO_GREEN.T for colour in figures.COLOURS[:5]]
+    assert min(np.abs(one - other).max() for one, other in itertools.combinations(seen, 2)) > 0.1
+
+
+NO_GREEN = np.array(
+    [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+)  # Machado 2009, deuteranopia
+
+
+def linear(colour: str) -> np.ndarray:
+    parts = np.array(to_rgb(colour))
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lightness(colour: str) -> float:
+    return 116 * np.cbrt(linear(colour) @ (0.2126, 0.7152, 0.0722)) - 16
 
 
 def test_time_split_stacks_to_the_total():
@@ -41,18 +66,19 @@ def test_time_split_stacks_to_the_total():
 def test_node_curve_draws_every_part_and_in_three_panels_covers_no_text():
     """Labels, titles and ticks of three panels, drawn, lie apart and inside the picture."""
     axes = figures.node_curve(tables.node_curve(CYCLES)).axes[0]
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"draft", "verify", "host", "total"}
+    assert {line.get_label() for line in axes.lines} == {"draft", "verify", "host", "total"}
     three = pd.concat([CYCLES.assign(context=context) for context in (64, 256, 768)])
     figure = figures.node_curve(tables.node_curve(three, by="context"), by="context", title="one cycle")
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    texts = [figure._supxlabel, figure._suptitle]
-    texts += [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label, axes.title)]
-    texts += [text for axes in figure.axes for text in axes.get_xticklabels()]
+    texts = [figure._suptitle]
+    texts += [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label, axes._left_title)]
+    texts += [text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.texts)]
     texts = [text for text in texts if text.get_visible() and text.get_text()]
     boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
-    assert [text.get_text() for text in texts].count("tokens verified in one forward") == 1
-    assert [axes.get_title() for axes in figure.axes] == ["context 64", "context 256", "context 768"]
+    written = [text.get_text() for text in texts]
+    assert {"a", "b", "c"} <= set(written) and [written.count(name) for name in ("draft", "total")] == [1, 1]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["context 64", "context 256", "context 768"]
     for (text, box), (other, second) in itertools.combinations(zip(texts, boxes, strict=True), 2):
         assert not box.overlaps(second), (text.get_text(), other.get_text())
     assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
@@ -81,7 +107,7 @@ def test_the_label_covers_nothing_that_is_drawn():
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     box = text.get_window_extent(canvas.get_renderer())
-    drawn = [figure._supxlabel, *(axes.xaxis.label for axes in figure.axes), *figure.axes[0].get_xticklabels()]
+    drawn = [*(axes.xaxis.label for axes in figure.axes), *figure.axes[0].get_xticklabels()]
     assert not any(box.overlaps(one.get_window_extent(canvas.get_renderer())) for one in drawn)
 
 
@@ -89,8 +115,9 @@ def test_curves_draw_one_line_per_name_and_panel():
     rows = [(1, 4.0, "target", 0), (2, 2.0, "target", 0), (1, 9.0, "drafter", 0), (2, 3.0, "drafter", 0)]
     table = pd.DataFrame([*rows, (1, 5.0, "drafter", 1)], columns=["step", "loss", "model", "seed"])
     axes = figures.curves(table, "step", "loss", by="seed", panel="model", labels=("steps done", "loss")).axes
-    assert [axis.get_title() for axis in axes] == ["target", "drafter"]
-    assert axes[0].figure.get_supxlabel() == "steps done"
+    assert [axis.get_title(loc="left") for axis in axes] == ["target", "drafter"]
+    assert [axis.get_xlabel() for axis in axes] == ["steps done"] * 2
+    assert [text.get_text() for text in axes[1].texts] == ["seed 0", "seed 1", "b"], "at the ends, from below"
     assert [line.get_ydata().tolist() for line in axes[1].lines] == [[9.0, 3.0], [5.0]]
     pytest.raises(SpecdecError, figures.curves, table, "step", "los", by="seed").match("did you mean 'loss'")
 
@@ -105,8 +132,8 @@ def test_curves_over_depth_and_size_name_the_same_lines_once():
     left, right = wide[wide["total_tokens"].isin([4, 16])], wide[wide["depth"].isin([1, 2, 4])]
     figure = pictures.depth_and_size(left, right, "tau", label="tokens per cycle (tau)")
     by_depth, by_size = figure.axes
-    assert [line.get_label() for line in by_depth.lines] == ["4", "16"]
-    assert [line.get_label() for line in by_size.lines] == ["1", "2", "4"]
+    assert [line.get_label() for line in by_depth.lines] == ["4 tokens", "16 tokens"]
+    assert [line.get_label() for line in by_size.lines] == ["depth 1", "depth 2", "depth 4"]
     rows = left[left["total_tokens"] == 16].sort_values("depth")
     np.testing.assert_array_equal(by_depth.lines[1].get_xdata(), rows["depth"])
     np.testing.assert_array_equal(by_depth.lines[1].get_ydata(), rows["tau"])
@@ -118,7 +145,7 @@ def test_curves_over_depth_and_size_name_the_same_lines_once():
     sides = (("depth", 2), ("total_tokens", 9))
     left, right = (pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in sides)
     figure = pictures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
-    assert [axes.get_legend() is None for axes in figure.axes] == [True, False]
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["a"], ["64", "b"]]
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() == (0, pytest.approx(9.45))
 
 
@@ -159,13 +186,13 @@ def test_bad_tables_are_refused():
 def test_intervals_show_every_row():
     rows = [("a", 1.1, 1.0, 1.2, "x"), ("b", 0.9, 0.8, 1.0, "x"), ("c", 1.0, 0.9, 1.1, "y")]
     table = pd.DataFrame(rows, columns=["choice", "gain", "low", "high", "of"])
-    figure = figures.intervals(table, "choice", "gain", panel="of", label="speed", title="choices")
+    figure = pictures.intervals(table, "choice", "gain", panel="of", label="speed", title="choices")
     first, second = figure.axes
     assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b"] and first.get_title(loc="left") == "x"
     assert first.lines[0].get_xdata().tolist() == [1.1, 0.9] and second.lines[0].get_xdata().tolist() == [1.0]
-    assert first.lines[0].get_ydata().tolist() == [1, 0], "the first row is the topmost"
+    assert first.lines[0].get_ydata().tolist() == [0, 1] and first.yaxis_inverted(), "the first row is the topmost"
     reach = first.collections[0].get_segments()
     assert [segment[:, 0].tolist() for segment in reach] == [[1.0, 1.2], [0.8, 1.0]]
-    assert second.get_xlabel() == "speed" and len(figures.intervals(table, "choice", "gain").axes) == 1
+    assert second.get_xlabel() == "speed" and len(pictures.intervals(table, "choice", "gain").axes) == 1
     endless = table.drop(columns="high")
-    pytest.raises(SpecdecError, figures.intervals, endless, "choice", "gain").match("high")
+    pytest.raises(SpecdecError, pictures.intervals, endless, "choice", "gain").match("high")

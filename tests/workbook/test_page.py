@@ -10,7 +10,7 @@ import pytest
 from specdec import machine, runs
 from specdec.report import figures
 
-from workbook import claims, findings, items, page, report
+from workbook import claims, findings, items, page, report, speeds
 
 
 def test_the_report_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):
@@ -115,6 +115,6 @@ def test_readme_shows_figures_that_code_drew(home):
     assert shown == ["figures/speed.svg", "figures/ltd/figure5.svg", "figures/radar/figure2.svg"]
     for picture in shown:
         assert (top / picture).is_file() and runs.read_json((top / picture).with_suffix(".json"))["measured"], picture
-    for path in page.write_speeds(home):
+    for path in speeds.write(home):
         if path.suffix in (".csv", ".json"):
             assert path.read_bytes() == (top / "figures" / path.name).read_bytes(), "run `make figures`"
