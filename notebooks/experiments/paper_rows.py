@@ -18,6 +18,7 @@ from specdec.evaluation import stats
 from specdec.identity import DEFAULT, EQUAL, GRID, LIVE, OFFICIAL, PAPER, STATIC, TERMS, TUNED
 
 from workbook.items import read_published
+from workbook.pictures import over_seeds
 
 KEYS = ["pair", "row", "column", "metric"]
 COUNTED = ["prompts", "turns"]  # what a value rests on; of a table without prompts its turns
@@ -209,28 +210,6 @@ def named_lines(table: pd.DataFrame, drafters: dict[str, str], what: str, points
     return over_seeds(of_seeds.rename("value").reset_index())
 
 
-def over_seeds(lines: pd.DataFrame) -> pd.DataFrame:
-    """Lines by panel, name and step: the mean of their values, with the least and the largest as low and high."""
-    groups = lines.groupby(["panel", "name", "step"], sort=False)["value"]
-    return groups.agg(value="mean", low="min", high="max").reset_index()
-
-
-def seeds_of(curves: pd.DataFrame, drafters: dict[str, str]) -> str:
-    """How many seeds each drafter was trained with, pair by pair: 'PPOW 3 and 3; CST 1 and 3'."""
-    if curves.empty:
-        return ""
-    named = curves["drafter"].map(drafters).rename("drafter")
-    counts = curves.groupby([named, "pair"], sort=False)["seed"].nunique().unstack(fill_value=0)
-    return "; ".join(f"{name} {' and '.join(map(str, row))}" for name, *row in counts.itertuples())
-
-
-def over_start(lines: pd.DataFrame) -> pd.DataFrame:
-    """The same lines in % of change against their first step's value."""
-    columns = ["value", "low", "high"]
-    first = lines.groupby(["panel", "name"])["value"].transform("first") if len(lines) else 1.0
-    return lines.assign(**{name: 100 * (lines[name] / first - 1) for name in columns if len(lines)})
-
-
 def of_rounds(curves: pd.DataFrame, recipe: str) -> tuple[pd.DataFrame, int]:
     """LTD's Figure 3: lines of its rounds of one recipe, panel by what was measured; and how many seeds each line rests on.
 
@@ -418,7 +397,8 @@ def gain_bars(measured: dict[str, pd.DataFrame], paper: str, over: dict[str, str
                 published = own["published"].iloc[0]
                 how = "published" if published else "measured here, " + settings.fillna("the paper's settings")
                 own = own.assign(how=how, row=own["row"].str.replace(r", [^,]* settings$", "", regex=True))
-                models.append(own["target" if published else "pair"].iloc[0])
+                count = "" if published else f" (n = {long['turns'].groupby(long['row']).sum().max():.0f} turns)"
+                models.append(own["target" if published else "pair"].iloc[0] + count)
                 wide.append(own.pivot_table("value", "how", "row", sort=False))
                 if shared in wide[-1]:
                     wide[-1][shared] = wide[-1][shared].fillna(wide[-1][shared].max())

@@ -41,6 +41,28 @@ def training_results(folders: dict[str, Path]) -> pd.DataFrame:
     return table[["run", "steps", "minutes", "steps_per_s", "answers", "commonest", "commonest_frac"]]
 
 
+def over_seeds(lines: pd.DataFrame) -> pd.DataFrame:
+    """Lines by panel, name and step: the mean of their values, with the least and the largest as low and high."""
+    groups = lines.groupby(["panel", "name", "step"], sort=False)["value"]
+    return groups.agg(value="mean", low="min", high="max").reset_index()
+
+
+def seeds_of(curves: pd.DataFrame, drafters: dict[str, str]) -> str:
+    """How many seeds each drafter was trained with, pair by pair: 'PPOW 3 and 3; CST 1 and 3'."""
+    if curves.empty:
+        return ""
+    named = curves["drafter"].map(drafters).rename("drafter")
+    counts = curves.groupby([named, "pair"], sort=False)["seed"].nunique().unstack(fill_value=0)
+    return "; ".join(f"{name} {' and '.join(map(str, row))}" for name, *row in counts.itertuples())
+
+
+def over_start(lines: pd.DataFrame) -> pd.DataFrame:
+    """The same lines in % of change against their first step's value."""
+    columns = ["value", "low", "high"]
+    first = lines.groupby(["panel", "name"])["value"].transform("first") if len(lines) else 1.0
+    return lines.assign(**{name: 100 * (lines[name] / first - 1) for name in columns if len(lines)})
+
+
 def depth_and_size(
     by_depth: pd.DataFrame,
     by_size: pd.DataFrame,

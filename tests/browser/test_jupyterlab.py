@@ -1,6 +1,6 @@
 """Notebook 11 in a JupyterLab that was really started: run all, step, slide, switch, play, decode, stop, restart.
 
-Takes minutes: `make test-browser` runs it, `make test` does not. Pictures land in SPECDEC_SHOTS.
+Takes minutes: `make test-browser` runs it, `make test` does not.
 """
 
 import json
@@ -66,15 +66,6 @@ def answered(address: str, server, log: Path) -> None:
             assert server.poll() is None, log.read_text()
             time.sleep(0.5)
     raise AssertionError(f"JupyterLab did not answer: {log.read_text()}")
-
-
-def shot(page, name: str, view) -> None:
-    """A picture of one view with its controls."""
-    folder = Path(os.environ["SPECDEC_SHOTS"])
-    folder.mkdir(parents=True, exist_ok=True)
-    view.scroll_into_view_if_needed()
-    page.wait_for_timeout(300)
-    view.screenshot(path=folder / f"{name}.png")
 
 
 def settled(view, words: str) -> None:
@@ -150,7 +141,6 @@ def explored(page, view) -> None:
     assert view.locator(".tree [data-kind=accepted]").evaluate_all(FILL) == ["rgb(0, 102, 75)"] * accepted
     assert panels.ACCEPTED == "#00664b"
     assert view.locator(".tree [data-kind=verified]").count() == verified - accepted
-    shot(page, "easy", view)
     before = int(view.locator(".specdec-explorer").get_attribute("data-drawn"))
     begin = time.perf_counter()
     slide(view, "total_tokens", "ArrowLeft")
@@ -159,7 +149,6 @@ def explored(page, view) -> None:
     print(view.locator(".specdec-explorer").get_attribute("data-draw-ms"), "ms")
     assert int(view.locator(".specdec-explorer").get_attribute("data-drawn")) == before + 1
     assert view.locator(".tree [data-kind=verified], .tree [data-kind=accepted]").count() == 58
-    shot(page, "what_if", view)
     view.get_by_text("own tree").click()
     view.locator(".counts", has_text="59 verified").wait_for()
     view.locator(".specdec-explorer").focus()
@@ -186,19 +175,16 @@ def decided(page, view) -> None:
         view.locator(
             ".answers", has_text=re.compile(f"{re.escape(name)}.*{words}".replace(" ", "\\s"), re.S)
         ).wait_for()
-        shot(page, name.lower().replace("-", ""), view)
     pick(view, "turn", view.locator(".turn option").nth(2).text_content())
     view.locator(".prompt", has_text="night bus").wait_for()
     settled(view, "cycle 1/")
     slide(view, "cycle", "ArrowRight")
     settled(view, "cycle 2/")
-    shot(page, "hard", view)
     pick(view, "policy", "LTD")
     pick(view, "other", "RADAR")
     view.locator(".control.bound input").check()
     view.locator(".lane").nth(2).wait_for()
     settled(view, "clairvoyant")
-    shot(page, "comparison", view)
 
 
 def live(page, view) -> None:
@@ -210,7 +196,6 @@ def live(page, view) -> None:
     view.locator("button", has_text="stop").click()
     view.locator(".message", has_text=re.compile(r"(Stopped|Finished): \d+ tokens in \d+ cycles")).wait_for()
     assert view.locator(".tree [data-kind=root]").count() == 1
-    shot(page, "live", view)
     words = view.locator("textarea")
     words.fill("   ")
     words.press("Tab")

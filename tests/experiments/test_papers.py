@@ -233,7 +233,7 @@ def test_rows_of_drafters():
     lines = paper_rows.named_lines(curve, names, "kl", points=4)
     assert lines["value"].tolist() == [2.0] * 4 and lines["step"].tolist() == [0, 2, 4, 6]
     seeds = pd.concat([curve.assign(seed=0), curve.assign(seed=1, kl=curve["kl"] + 2)])
-    lines = paper_rows.over_start(paper_rows.named_lines(seeds, names, "kl"))
+    lines = pictures.over_start(paper_rows.named_lines(seeds, names, "kl"))
     assert lines["value"].tolist() == [0.0, 100.0] * 4 and lines["high"].tolist() == [50.0, 150.0] * 4
     rounds = pd.DataFrame({"run": ["iter0 size 0", "iter0 size 1", "iter0 depth 0"], "steps": 8, "what": "score"})
     rounds = rounds.assign(value=[0.01, 0.03, 0.5], recipe=["ours", "ours", "paper"])
@@ -253,7 +253,7 @@ def test_intervals_are_compared_with_the_shortest():
 
 def test_bars_of_gains_take_both_sides():
     rows = [("Iter0, our settings", 1.25), ("Iter1, our settings", 1.5), ("Eagle3", 0.5)]
-    long = pd.DataFrame(rows, columns=["row", "value"]).assign(pair="tiny", column="Mean", metric="speedup")
+    long = pd.DataFrame(rows, columns=["row", "value"]).assign(pair="tiny", column="Mean", metric="speedup", turns=7)
     over = {"table7": "Iter0", "table8": "Iter0"}
     bars = paper_rows.gain_bars({"table7": long, "table8": pd.DataFrame()}, "ltd", over, "Eagle3")
     assert list(bars.groupby("panel").size()) == [5, 3] and bars["published"].sum() == 6
@@ -266,7 +266,9 @@ def test_bars_of_gains_take_both_sides():
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert sorted(heights) == pytest.approx(sorted([20, -60, *(100 * (x / 3.87 - 1) for x in (3.90, 3.92, 3.92))]))
     names = [axes.get_xlabel().replace("\n", " ") for axes in figure.axes]
-    assert names[0] == "Table 7, over Iter0: tiny; Llama-3.1-8B-Instruct" and names[1].startswith("Table 8, over Iter0")
+    assert names[0] == "Table 7, over Iter0: tiny (n = 7 turns); Llama-3.1-8B-Instruct" and names[1].startswith(
+        "Table 8, over Iter0"
+    )
 
 
 def test_stacked_bars_end_at_the_sum():
