@@ -1,7 +1,5 @@
 """The view alone in a real browser: explorer.js gets what Python would send it, and tells what people do."""
 
-import base64
-import io
 import os
 from pathlib import Path
 
@@ -9,28 +7,12 @@ import pytest
 from PIL import Image
 
 import specdec
-from specdec.replays import snapshots
 from specdec.report import explorer_panels as panels
-from specdec.report.explorer import FOLDER, explore
+from specdec.report.explorer import explore
 
-# A model as anywidget hands it to a view: the page to draw, and a list of what the view sent back.
-HARNESS = """async ({source, page, wide}) => {
-  document.body.innerHTML = `<div id="here" style="width: ${wide}px"></div>`;
-  window.escaped = [];
-  document.body.onkeydown = (event) => window.escaped.push(event.key);
-  const heard = {};
-  window.model = {
-    data: {page, width: 1080}, sent: [],
-    get(name) { return this.data[name]; },
-    set(name, value) { this.data[name] = value; },
-    save_changes() {},
-    on(event, then) { (heard[event] ||= []).push(then); },
-    send(what) { this.sent.push(what); },
-  };
-  window.fire = (event) => (heard[event] || []).forEach((then) => then());
-  const view = await import("data:text/javascript;base64," + source);
-  view.default.render({model: window.model, el: document.getElementById("here")});
-}"""
+from workbook import shots
+from workbook.shots import show
+
 # Pairs of texts that cover each other, as the browser laid them out.
 OVERLAPS = """() => {
   const found = [];
@@ -50,12 +32,6 @@ FILL = "nodes => nodes.map(node => getComputedStyle(node).fill)"
 @pytest.fixture(scope="module")
 def explorer():
     return explore()
-
-
-def show(page, explorer, wide=1080):
-    source = base64.b64encode((FOLDER / "explorer.js").read_bytes()).decode()
-    page.evaluate(HARNESS, {"source": source, "page": explorer.view.page, "wide": wide})
-    page.add_style_tag(content=(FOLDER / "explorer.css").read_text())
 
 
 def redraw(page, explorer) -> float:
@@ -178,91 +154,16 @@ def test_names_keys_and_the_theme(page, explorer):
     explorer.own.click()
 
 
-# README's width in pixels, drawn twice as fine; the question that its pictures are about, and a word of a sensible answer.
-WIDE, FINE = 830, 2
-QUESTION, SENSIBLE = "What is the capital of France, and what is it known for?", "Paris"
-POLICIES = {"Re-SpS": "resps", "LTD": "ltd", "RADAR": "radar", "ours": "ours"}
-
-
-@pytest.fixture
-def asked(explorer):
-    """(pair, explorer over a recording of its answer to QUESTION), with the prices and policies of the recording that ships."""
-    pair = specdec.load_pair("smollm2", dtype="float32")
-    known, kept = explorer.recordings["smollm2"], ("depth", "top_ks", "trees", "max_new_tokens")
-    settings = {name: known.trace.header[name] for name in kept}
-    trace = specdec.record(pair, {"asked": [QUESTION]}, **settings, progress=False)
-    own = explore(snapshots.recording_of(trace, pair, known.costs), policies=explorer.policies)
-    own.view.width = WIDE
-    return pair, own
-
-
-@pytest.fixture
-def camera(browser):
-    """(page, take): take(viewer, name) draws what is shown now, looks for overlaps, and saves <name>.png in SPECDEC_SHOTS."""
-    folder = Path(os.environ["SPECDEC_SHOTS"])
-    folder.mkdir(parents=True, exist_ok=True)
-    page = browser.new_page(viewport={"width": WIDE + 20, "height": 740}, device_scale_factor=FINE)
-
-    def take(viewer, name: str = ""):
-        show(page, viewer, WIDE)
-        page.wait_for_timeout(200)
-        assert page.evaluate(OVERLAPS) == [], name
-        picture = Image.open(io.BytesIO(page.locator(".specdec-explorer").screenshot())).convert("RGB")
-        picture = picture.quantize(64, dither=Image.Dither.NONE)
-        if name:
-            picture.save(folder / f"{name}.png", optimize=True)
-        return picture
-
-    yield folder, take
-    page.close()
-
-
 @pytest.mark.skipif("SPECDEC_SHOTS" not in os.environ, reason="writes pictures: run `make test-browser`")
-def test_pictures_for_the_readme(asked, camera):
-    """Stills of the explorer on a real answer, one of `watch`, and the comparison of three lanes, step by step, as a GIF."""
-    (pair, explorer), (folder, take) = asked, camera
-    explorer.policy.value = "fixed 60,7,10"
-    cycles = explorer.shown[0][0].cycles[:-1]
-    for name, choose in (("easy", max), ("hard", min)):
-        number = choose(range(len(cycles)), key=lambda one: cycles[one].accepted_tok)
-        explorer.cycle.value = number + 1
-        take(explorer, name)
-    own, tree = cycles[number], best_tree(explorer)
-    explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value = tree
-    faster = explorer.drawn()[0][0].cycles[number]
-    assert faster.kept_tok / faster.total_ms > 2 * own.kept_tok / own.total_ms, "the change does not matter"
-    take(explorer, "what_if")
-    for policy, name in POLICIES.items():
-        explorer.policy.value, explorer.cycle.value = policy, 2
-        take(explorer, name)
-    explorer.policy.value, explorer.other.value, explorer.bound.value = "fixed 60,7,10", "ours", True
-    frames = []
-    for number in range(1, 9):
-        explorer.cycle.value = number
-        frames.append(take(explorer, "comparison" if number == 3 else ""))
-    animated(frames, folder / "comparison.gif")
-    live = specdec.watch(pair, QUESTION, {"tuned": specdec.Static(6, 2, 3)}, max_new_tokens=48)
-    live.view.width = WIDE
-    assert SENSIBLE in live.start().wait().text
-    live.cycle.value = 3
-    take(live, "live")
-
-
-def best_tree(explorer) -> tuple[int, int, int]:
-    """The fixed tree that is fastest on the recording."""
-    fastest = next(policy for name, policy in explorer.policies.items() if name.endswith("(fastest)"))
-    return fastest.plan.total_tokens, fastest.plan.depth, fastest.plan.top_k
-
-
-def animated(frames: list, path: Path) -> None:
-    """Frames as a GIF of one size and one set of colours, below 2 MB, that pauses at its end."""
-    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
-    pages = [Image.new("RGB", size, "white") for _ in frames]
-    for page, frame in zip(pages, frames, strict=True):
-        page.paste(frame.convert("RGB"))
-    first = pages[0].quantize(64, dither=Image.Dither.NONE)
-    rest = [page.quantize(palette=first, dither=Image.Dither.NONE) for page in pages[1:]]
-    times = [1500] * len(rest) + [3500]
-    first.save(path, save_all=True, append_images=rest, duration=times, loop=0, optimize=True)
-    with Image.open(path) as shown:
-        assert shown.n_frames == len(frames) and path.stat().st_size < 2e6
+def test_pictures_for_the_readme(browser, explorer):
+    """Nothing overlaps on any of them, the changed tree is twice as fast, the answer is right, the animation is small."""
+    pair = specdec.load_pair("smollm2", dtype="float32")
+    overlaps = []
+    camera = shots.Camera(browser, os.environ["SPECDEC_SHOTS"], lambda page: overlaps.append(page.evaluate(OVERLAPS)))
+    own = shots.asked(pair, explorer.recordings["smollm2"])
+    before, after = shots.stills(own, camera)
+    assert after > 2 * before, (before, after)
+    with Image.open(shots.comparison(own, camera, cycles=8)) as shown:
+        assert shown.n_frames == 8 and Path(shown.filename).stat().st_size < shots.MOST_BYTES
+    assert "Paris" in shots.live(pair, camera)
+    assert overlaps == [[]] * len(overlaps) and len(overlaps) == len(list(camera.folder.glob("*.png"))) + 7
