@@ -13,7 +13,6 @@ from pathlib import Path
 
 import specdec
 from specdec.replays import snapshots
-from specdec.report import explorer_panels as panels
 from specdec.report.explorer import FOLDER, explore
 
 WIDE_PX, FINE = 830, 2  # README's width on GitHub, drawn twice as fine
@@ -53,13 +52,15 @@ class Camera:
         self.browser, self.folder, self.seen = browser, Path(folder), seen
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def take(self, viewer, name: str = "", high_px: int = 560):
-        """What the view shows now, in few colours, for a window of this height; saved as <name>.png."""
+    def take(self, viewer, name: str = "", high_px: int = 560, fit: bool = False):
+        """What the view shows now, in few colours, for a window of this height; saved as <name>.png. fit: whole trees."""
         from PIL import Image
 
         page = self.browser.new_page(viewport={"width": WIDE_PX + 20, "height": high_px}, device_scale_factor=FINE)
         try:
             show(page, viewer, WIDE_PX)
+            if fit:
+                page.click("button:text('fit')")
             page.wait_for_timeout(200)
             self.seen(page)
             content = page.locator(".specdec-explorer").screenshot()
@@ -119,8 +120,7 @@ def comparison(explorer, camera: Camera, cycles: int = 8) -> Path:
     frames = []
     for number in range(1, cycles + 1):
         explorer.cycle.value = number
-        explorer.fold(0, panels.foldable(explorer.shown[0][0].cycles[number - 1]))
-        frames.append(camera.take(explorer, "comparison" if number == 3 else "", high_px=740))
+        frames.append(camera.take(explorer, "comparison" if number == 3 else "", high_px=740, fit=True))
     return animated(frames, camera.folder / "comparison.gif")
 
 
