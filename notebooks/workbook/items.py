@@ -393,9 +393,9 @@ def _verdicts(item: Item, ledger: pd.DataFrame | None) -> str:
     """'holds: 1, 2<br>does not hold: 1', each number a link to its claim."""
     if ledger is None:
         return ""
-    groups = ledger[ledger["item"] == item.id].groupby("verdict", sort=False)["id"]
     links = {
-        verdict: [f"[{place}](claims.md#{claim})" for place, claim in enumerate(ids, 1)] for verdict, ids in groups
+        verdict: [f"[{place}](claims.md#{claim})" for place, claim in enumerate(rows["id"], 1)]
+        for verdict, rows in ledger[ledger["item"] == item.id].groupby("verdict")
     }
     return "<br>".join(f"{verdict}: {', '.join(some)}" for verdict, some in links.items())
 

@@ -38,12 +38,18 @@ def claims_page(ledger: pd.DataFrame) -> str:
     ]
     for paper, rows in ledger.groupby("paper", sort=False):
         parts.append(f"## {items.PAPERS.get(paper, 'This workbook')}")
-        says = [f'<a id="{row.id}"></a>{row.says}' for row in rows.itertuples()]
-        found = [items.find_item(item) if item else None for item in rows["item"]]
-        items_of = [f"[{item.label}](README.md#{item.anchor})" if item else "" for item in found]
-        shown = {name: rows[name].tolist() for name in ("where", "about", "verdict", "evidence")}
-        parts.append(tables.markdown(pd.DataFrame({"claim": says, **shown, "item": items_of})))
+        shown = [(f"**{row.verdict}**", _claim(row), row.evidence) for row in rows.itertuples()]
+        parts.append(tables.markdown(pd.DataFrame(shown, columns=["verdict", "claim", "evidence"])))
     return "\n\n".join(parts) + "\n"
+
+
+def _claim(row) -> str:
+    """What a claim says, and below it where, whether it is about the method or about printed numbers, and its item."""
+    facts = [row.where, row.about] if row.about != row.paper else [row.where]
+    if row.item:
+        item = items.find_item(row.item)
+        facts.append(f"[our {item.label}](README.md#{item.anchor})")
+    return f'<a id="{row.id}"></a>{row.says}<br><sub>{" · ".join(facts)}</sub>'
 
 
 def write_verdicts(readme: Path, folder: Path) -> None:
