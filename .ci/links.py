@@ -15,7 +15,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|<\w[^<>]* (?:src|href)=\"([^\"]+)\"")
 GONE = (404, 410)
 
 
@@ -36,7 +36,8 @@ def prose(path: Path) -> str:
 
 
 def links_of(path: Path) -> list[str]:
-    return LINK.findall(re.sub(r"`[^`\n]*`", "", prose(path)))
+    """The goals of links in Markdown, and of pictures and links in HTML."""
+    return [link or other for link, other in LINK.findall(re.sub(r"`[^`\n]*`", "", prose(path)))]
 
 
 def anchors(path: Path) -> set[str]:

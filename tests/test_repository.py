@@ -89,8 +89,7 @@ def test_issue_forms_ask_for_something(path):
 
 def test_links_lead_somewhere_and_broken_ones_are_seen(tmp_path):
     assert not links.broken(ROOT)
-    (tmp_path / "a.md").write_text(
-        "# One `two`\n[x](b.md) [y](#one-two) [z](#three) [w](c.md#one) [v](c.md#row) `[no](code.md)`\n"
-    )
+    text = "# One `two`\n[x](b.md) [y](#one-two) [z](#three) [w](c.md#one) [v](c.md#row) `[no](code.md)`"
+    (tmp_path / "a.md").write_text(f'{text} [<img src="d.png" width="9">](c.md)\n')
     (tmp_path / "c.md").write_text('# Two\n<a id="row"></a>\n')
-    assert links.broken(tmp_path) == ["a.md: b.md", "a.md: #three", "a.md: c.md#one"]
+    assert links.broken(tmp_path) == ["a.md: b.md", "a.md: #three", "a.md: c.md#one", "a.md: d.png"]

@@ -27,6 +27,7 @@ from workbook import lab, notebooks
 from workbook.items import read_items
 
 CONTENTS = "00_start_here"
+PAGES = "../figures/book"  # executed pages, from the notebooks; executed.py writes them
 CELL_PT = 690  # width of an output of JupyterLab beside its list of files, 1366 pixels for all
 UNTRAINED = "toy"  # a pair that notebook 90 alone knows, because it makes it
 ADVICE = "correct it"  # what to do about a book.yml that is wrong
@@ -651,23 +652,27 @@ def contents(scale: str = "laptop", folder: Path | None = None, executed: bool =
     return "\n".join(lines)
 
 
-def header(notebook: dict, entry: Entry, entries: list[Entry], contents: bool = True) -> str:
-    """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on among `entries`.
+def header(notebook: dict, entry: Entry, entries: list[Entry], contents: bool = True, page: str = "") -> str:
+    """The first cell: title, promise, the way to its executed `page` and on among `entries`, cost, and its files, folded.
 
-    contents: whether there are any to go to.
+    contents: whether there are any to go to. page: the path from the notebook; '' for none.
     """
     title, promise = notebooks.title_and_promise(notebook)
     files = {what: ", ".join(f"`{pattern}`" for pattern in patterns) or "nothing"
              for what, patterns in (("Reads", (*entry.reads.values(), *entry.may_read)), ("Writes", entry.writes))}  # fmt: skip
     cost = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
-    facts = {**files, "Paper items": entry.items, "Cost": cost}
-    line = " · ".join(f"**{what}** {text}" for what, text in facts.items())
+    told, folded = (
+        " · ".join(f"**{what}** {text}" for what, text in facts.items())
+        for facts in ({"Cost": cost, "Paper items": entry.items}, files)
+    )
     order = list(dict.fromkeys(entry.stem for entry in entries))
     here = order.index(entry.stem)
-    links = [f"[← previous]({order[here - 1]}.ipynb)"] if here > 0 else []
+    links = [f"[executed page]({page})"] if page else []
+    links += [f"[← previous]({order[here - 1]}.ipynb)"] if here > 0 else []
     links += [f"[contents]({CONTENTS}.ipynb)"] if contents else []
     links += [f"[next →]({order[here + 1]}.ipynb)"] if here + 1 < len(order) else []
-    return f"# {title}\n\n> {promise}\n\n{line}\n\n{' · '.join(links)}"
+    parts = [f"# {title}", f"> {promise}", " · ".join(links), told]
+    return "\n\n".join([*parts, f"<details><summary>Files</summary>\n\n{folded}\n\n</details>"])
 
 
 def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
@@ -678,7 +683,8 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     for entry in firsts.values():
         path = folder / f"{entry.stem}.ipynb"
         notebook = notebooks.read_notebook(path)
-        text = notebooks.tidy(notebook, header(notebook, entry, entries))
+        page = f"{PAGES}/{entry.stem}.md" if (folder / PAGES / f"{entry.stem}.md").is_file() else ""
+        text = notebooks.tidy(notebook, header(notebook, entry, entries, page=page))
         if text != path.read_text(encoding="utf-8"):
             changed[path] = text
     for path, text in ({} if check else changed).items():

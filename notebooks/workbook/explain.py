@@ -1,4 +1,4 @@
-"""Why some suites are faster than others, and what the host does with its time: tables of a finished run of the bench.
+"""Why some suites are faster than others, what the host does with its time, and what rows say in a sentence.
 
 speedup = tau / cycle_steps,    less what the prompt's own forward takes in both
 """
@@ -17,6 +17,7 @@ from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.pair import Pair
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.report import tables
 
 # The files whose own time is the host's, and what they do in a cycle; all else belongs to the forwards or the stop-watch.
 HOST_WORK = {
@@ -82,3 +83,35 @@ def host_work(pair: Pair, prompts, policy, max_new_tokens: int = 64) -> pd.DataF
             own_ms[work] = own_ms.get(work, 0.0) + 1e3 * own_s / cycles
     table = pd.DataFrame({"own_ms": own_ms}).sort_values("own_ms", ascending=False).rename_axis("work")
     return table.assign(frac=table["own_ms"] / table["own_ms"].sum())
+
+
+def clear_of_one(table: pd.DataFrame, name: str, value: str) -> str:
+    """How many rows have an interval (`low`, `high`) without one, and which: the smallest ratio first.
+
+    >>> rows = pd.DataFrame({"choice": ["a", "b"], "gain": [0.9, 1.0], "low": [0.8, 0.9], "high": [0.95, 1.1]})
+    >>> clear_of_one(rows, "choice", "gain")
+    '1 of 2: a **0.90 [0.80, 0.95]**'
+    """
+    clear = table[(table["low"] > 1) | (table["high"] < 1)].sort_values(value)
+    cells = tables.cells(clear.rename(columns={"low": f"{value}_low", "high": f"{value}_high"}), value)
+    told = ", ".join(f"{label} **{cell}**" for label, cell in zip(clear[name], cells, strict=True))
+    return f"{len(clear)} of {len(table)}{': ' * bool(told)}{told}"
+
+
+def of_rows(long: pd.DataFrame, metric: str, printed: int = 2) -> str:
+    """What long rows (`paper_rows.LONG`) of one metric say of the first pair: each row's mean over the benchmarks it has.
+
+    >>> columns = {"pair": "tiny", "metric": "speedup", "column": ["GSM8K", "Alpaca", "Mean"]}
+    >>> of_rows(pd.DataFrame({**columns, "row": "EAGLE-3", "value": [0.4, 0.6, 0.5]}), "speedup")
+    'tiny: EAGLE-3 **0.50** (2 benchmarks)'
+    """
+    own = long.dropna(subset=["value"]) if len(long) else long
+    own = own[(own["metric"] == metric) & ~own["column"].isin(["Mean", "All"])] if len(own) else own
+    if own.empty:
+        return "Nothing was measured here"
+    pair = own["pair"].iloc[0]
+    means = own[own["pair"] == pair].groupby("row", sort=False)["value"].agg(["mean", "size"])
+    told = [
+        f"{row} **{mean:.{printed}f}** ({size} benchmark{'s' * (size > 1)})" for row, mean, size in means.itertuples()
+    ]
+    return f"{pair}: {', '.join(told)}"

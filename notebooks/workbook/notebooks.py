@@ -1,7 +1,7 @@
 """One notebook: its parameters, its tidy form on disk, and its execution in a Jupyter kernel of this interpreter.
 
 Knows nothing about other notebooks (book.py) or about what the cells compute. Execution goes through papermill, needs no
-installed kernelspec and opens no network port. Progress bars come out as text, on the terminal and in the executed copy.
+installed kernelspec and opens no network port. Progress bars come out as text on the terminal; the executed copy has none.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ LAUNCH = (
     "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
 )
 BAR_INTERVAL_S = "2"
+BAR = re.compile(r"\d%\||\[\d+:\d\d(<[\d:?]+)?, [^]]*/[^]]*\]")  # a line of tqdm, with or without a total
+WIDGET = "application/vnd.jupyter.widget-view+json"
+EXECUTED = "executed"  # the copy's metadata that say by which commit it was executed, and on which machine
 
 
 def read_notebook(path: Path) -> dict:
@@ -118,21 +121,49 @@ def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
     return {**notebook, "cells": cells}
 
 
+def readable(outputs: list[dict]) -> list[dict]:
+    """Outputs without what only a kernel can use: progress bars, and the views of widgets.
+
+    >>> readable([{"output_type": "stream", "name": "stderr", "text": "100%|##| 3/3 [00:01<00:00, 2.9it/s]\\nWarning: hot\\n"}])
+    [{'output_type': 'stream', 'name': 'stderr', 'text': 'Warning: hot'}]
+    """
+    kept = []
+    for output in outputs:
+        if output.get("name") == "stderr":
+            lines = re.split(r"[\r\n]+", "".join(output["text"]))
+            output = {**output, "text": "\n".join(line for line in lines if line.strip() and not BAR.search(line))}
+        if WIDGET not in output.get("data", {}) and output.get("text") != "":
+            kept.append(output)
+    return kept
+
+
+def _tell(copy: Path) -> None:
+    """Leave the executed copy readable, with what it was executed by in its metadata."""
+    executed = read_notebook(copy)
+    for cell in executed["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"] = readable(cell["outputs"])
+    executed["metadata"][EXECUTED] = {**machine.commit(), "cpu": machine.hardware()["cpu"]}
+    runs.write_text(copy, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")
+
+
 def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -> tuple[float, str]:
     """Execute `source` with `parameters` into `copy`, which is left as far as it came when a cell fails.
 
     progress: also on the terminal. Returns the seconds it took, and '' or one sentence that says what went wrong.
+    The copy has a cell of the parameters that differ from the source's, none where all are the same.
     """
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    started = time.monotonic()
+    started, usual = time.monotonic(), default_parameters(read_notebook(source))
+    changed = {name: value for name, value in parameters.items() if repr(value) != repr(usual.get(name))}
     runs.write_text(copy, source.read_text(encoding="utf-8"))  # a folder that cannot be written is known at once
     try:
         papermill.execute_notebook(
             source,
             copy,
-            parameters=parameters,
+            parameters=changed,
             kernel_name="python3",
             cwd=source.parent,
             progress_bar=progress,
@@ -146,7 +177,9 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
         fault = f"cell {error.exec_count} raised {error.ename}: {''.join(first_line)}"
     except (RuntimeError, OSError) as error:  # the kernel died or never came up
         fault = f"the kernel stopped ({type(error).__name__}: {error})"
-    return time.monotonic() - started, fault
+    seconds = time.monotonic() - started
+    _tell(copy)
+    return seconds, fault
 
 
 def _kernel_manager() -> type:

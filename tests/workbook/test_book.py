@@ -78,14 +78,19 @@ def test_the_main_notebooks_run_once_and_again_when_stale(no_kernels, folder, mo
 
 
 def test_force_and_parallel_order(folder):
-    """Side by side, the notebook that reads a file still waits for the one that writes it; of a bar only its end is kept."""
+    """Side by side, the notebook that reads a file still waits for the one that writes it. A copy holds no bar, and of the
+    parameters only those that are not the notebook's own."""
     bar = "import time\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): time.sleep(0.01)"
     (folder / "20_third.ipynb").write_text(notebook("Third", bar))
     report = run(folder=folder, everything=True, jobs=2)
     assert states(report) == {"00_first": "done", "10_second": "done", "20_third": "done"}
     assert "laptop 1 0.5" in outputs("10_second")
-    assert "3/3" in outputs("20_third") and "1/3" not in outputs("20_third")
-    assert states(run(folder=folder, only="20", force=True)) == {"20_third": "done"}
+    copy = runs.runs_dir() / "notebooks" / "20_third.ipynb"
+    assert outputs("20_third") == "" and len(notebooks.read_notebook(copy)["cells"]) == 3
+    assert states(run(folder=folder, only="20", force=True, parameters={"seed": 4})) == {"20_third": "done"}
+    executed = notebooks.read_notebook(copy)
+    assert notebooks.source_of(executed["cells"][2]) == "# Parameters\nseed = 4\n"
+    assert executed["metadata"]["executed"]["cpu"] == machine.hardware()["cpu"]
 
 
 def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, folder):
@@ -418,8 +423,12 @@ def test_tidy_strips_outputs_and_writes_headers(folder):
     assert "papermill" not in clean["metadata"]
     first = notebooks.source_of(clean["cells"][0]).splitlines()
     assert first[0] == "# Second" and first[2] == "> Promises Second."
-    assert first[4].startswith("**Reads** `runs/{scale}/first.txt` · **Writes** `runs/{scale}/second.txt`")
-    assert first[6] == "[← previous](00_first.ipynb) · [contents](00_start_here.ipynb) · [next →](20_third.ipynb)"
+    links = "[← previous](00_first.ipynb) · [contents](00_start_here.ipynb) · [next →](20_third.ipynb)"
+    assert first[4] == links and first[6] == "**Cost** seconds · **Paper items** none"
+    assert first[10] == "**Reads** `runs/{scale}/first.txt` · **Writes** `runs/{scale}/second.txt`"
+    runs.write_text(folder / book.PAGES / "10_second.md", "# Second")
+    book.tidy_all(folder)
+    assert f"[executed page](../figures/book/10_second.md) · {links}" in path.read_text()
 
 
 CHECK = 'from specdec.tools import book\n\nfrom workbook.exercises import check\n\ncheck("12.when", solved=True)'

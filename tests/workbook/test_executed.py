@@ -2,8 +2,10 @@
 
 import base64
 import io
+import re
 
 import pytest
+from fakes.notebooks import cell
 from PIL import Image
 
 from specdec import machine, runs
@@ -12,16 +14,9 @@ from specdec.errors import SpecdecError
 from workbook import book, executed, notebooks
 
 
-def cell(kind: str, source: str, outputs=(), tags=()) -> dict:
-    return {"cell_type": kind, "source": source, "metadata": {"tags": list(tags)}, "outputs": list(outputs)}
-
-
 def shown(**data) -> dict:
-    return {
-        "output_type": "display_data",
-        "metadata": {},
-        "data": {name.replace("_", "/"): text for name, text in data.items()},
-    }
+    kinds = {name.replace("_", "/"): text for name, text in data.items()}
+    return {"output_type": "display_data", "metadata": {}, "data": kinds}
 
 
 def picture(width: int) -> str:
@@ -30,47 +25,36 @@ def picture(width: int) -> str:
     return base64.b64encode(written.getvalue()).decode()
 
 
-HEAD = cell(
-    "markdown",
-    "# A title\n\n> A promise.\n\n[next →](11_draft_trees.ipynb) and [a guide](teaching.md), "
-    "[out](https://x.org), [later](12_decisions.ipynb)",
-)
-SOURCE = {"cells": [HEAD, cell("code", "limit: int = 3  # prompts", tags=["parameters"]), cell("code", "show()")]}
+GUIDES = "[a guide](teaching.md#exercises), [out](https://x.org), [all](../figures/book/README.md)"
+HEAD = cell("markdown", "# A title\n\n> A promise.\n\n[executed page](x.md) · [next →](11_draft_trees.ipynb)", 0)
+GIVEN = cell("code", "limit: int = 3  # prompts", 1, ["parameters"])
+TEXT = cell("markdown", f"{GUIDES}, [later](12_decisions.ipynb)", 2)
+SOURCE = {"cells": [HEAD, GIVEN, TEXT, cell("code", "show()", 3, ["found"])]}
 STREAMS = [{"output_type": "stream", "name": name, "text": [f"on {name}\n"]} for name in ("stdout", "stderr")]
-WIDGET = {
-    "output_type": "display_data",
-    "data": {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "View()"},
-}
-TEXTS = [shown(text_plain=text) for text in ("<Axes>", "42")]
-OUTPUTS = [
-    *STREAMS,
-    WIDGET,
-    shown(text_markdown="| a |\n|---|", text_plain="x"),
-    shown(image_png=picture(3000)),
-    *TEXTS,
-]
-DONE = {
-    "cells": [
-        HEAD,
-        SOURCE["cells"][1],
-        cell("code", "limit = 5", tags=["injected-parameters"]),
-        cell("code", "show()", OUTPUTS),
-    ],
-    "metadata": {"papermill": {"parameters": {"limit": 5}, "end_time": "2026-01-02T03:04:05"}},
-}
+WIDGET = shown(**{notebooks.WIDGET: {}}, text_plain="View()")
+TEXTS = [shown(text_plain=text) for text in ("<Axes>", "TreeConfig(depth=1)", "42")]
+TABLE = shown(text_markdown="| a |\n|---|", text_plain="x")
+FOUND = SOURCE["cells"][3] | {"outputs": [*STREAMS, WIDGET, TABLE, shown(image_png=picture(3000)), *TEXTS]}
+INJECTED = cell("code", "limit = 5", 4, ["injected-parameters"])
+PAPERMILL = {"parameters": {"limit": 5}, "end_time": "2026-01-02T03:04:05", "duration": 90.0}
+FACTS = {"papermill": PAPERMILL, notebooks.EXECUTED: {"commit": "0123456789abcdef", "dirty": True, "cpu": "Z80"}}
+DONE = {"cells": [HEAD, GIVEN, INJECTED, TEXT, FOUND], "metadata": FACTS}
 
 
 def test_a_page_holds_what_a_reader_needs_and_nothing_else():
-    text, pictures = executed.page_of(DONE, SOURCE, "10_title", "on 2026-01-02", {"11_draft_trees"})
-    assert [line for line in text.splitlines() if line][:2] == ["# A title", "> A promise."]
-    assert "[next →](11_draft_trees.md) and [a guide](../../notebooks/teaching.md), [out](https://x.org)" in text
+    text, pictures = executed.page_of(DONE, "10_title", {"11_draft_trees"})
+    title, promise, links, about = [line for line in text.splitlines() if line][:4]
+    assert [title, promise] == ["# A title", "> A promise."]
+    assert links == "[notebook](../../notebooks/10_title.ipynb) · [contents](README.md) · [next →](11_draft_trees.md)"
+    assert "commit 0123456789ab with local changes on 2026-01-02 in 1.5 min on Z80, with the parameters" in about
+    assert "below but `limit = 5`." in about
+    assert "[a guide](../../notebooks/teaching.md#exercises), [out](https://x.org), [all](README.md)" in text
     assert "[later](../../notebooks/12_decisions.ipynb)" in text
     assert "<details><summary>parameters</summary>\n\n```python\nlimit: int = 3" in text and "limit = 5\n" not in text
-    assert "```\non stdout\n```" in text and "stderr" not in text and "View" not in text and "Axes" not in text
+    assert "```\non stdout\n```" in text and not re.search("stderr|View|Axes|TreeConfig", text)
     assert "| a |\n|---|" in text and "```\n42\n```" in text and "![Figure](10_title-1.png)" in text
-    assert text.rstrip().endswith(
-        f"but limit=5. Source: [10_title.ipynb](../../notebooks/10_title.ipynb), {executed.source_hash(SOURCE)}.</sub>"
-    )
+    source = f"[10_title.ipynb](../../notebooks/10_title.ipynb), {executed.source_hash(SOURCE)}"
+    assert text.rstrip().endswith(f"Source: {source}.</sub>")
     (content,) = pictures.values()
     small = Image.open(io.BytesIO(content))
     assert small.size == (executed.WIDEST_PX, 13) and len(small.getcolors()) <= executed.COLOURS
@@ -84,15 +68,18 @@ def test_pages_are_written_from_copies_and_say_when_their_source_has_changed(hom
     )
     runs.write_json(opened.copy(entry), DONE)
     page, contents = executed.write_pages(opened, to=to)
-    assert page.name == "70_claims.md" and "at commit" in page.read_text() and (to / "70_claims-1.png").is_file()
-    line = next(line for line in contents.read_text().splitlines() if "70_claims" in line)
-    assert "changed since" not in line and '<img src="70_claims-1.png"' in line
-    runs.write_text(
-        page, page.read_text().replace(executed.source_hash(notebooks.read_notebook(opened.source(entry))), "0" * 12)
-    )
-    assert "(its source has changed since)" in executed.contents(opened, to)
-    failed = {**DONE, "cells": [cell("code", "1 / 0", [{"output_type": "error"}])]}
-    runs.write_json(opened.copy(entry), failed)
+    assert page.name == "70_claims.md" and (to / "70_claims-1.png").is_file()
+
+    def line() -> str:
+        return next(line for line in executed.contents(opened, to).splitlines() if "70_claims" in line)
+
+    assert line() in contents.read_text() and '<img src="70_claims-1.png"' in line() and "<br>on stdout<br>" in line()
+    assert "changed since" in line()  # it was executed from other cells than the notebook has
+    of_source = executed.source_hash(notebooks.read_notebook(opened.source(entry)))
+    runs.write_text(page, page.read_text().replace(executed.source_hash(SOURCE), of_source))
+    assert "changed since" not in line()
+    failed = FOUND | {"outputs": [{"output_type": "error"}]}
+    runs.write_json(opened.copy(entry), DONE | {"cells": [HEAD, failed]})
     pytest.raises(SpecdecError, executed.write_pages, opened, (), to).match("ends in an error")
 
 
@@ -103,4 +90,4 @@ def test_the_pages_here_belong_to_their_sources_or_say_that_they_are_older():
     assert sum(path.stat().st_size for path in where.iterdir()) < 6 << 20
     for page in where.glob("[0-9]*.md"):
         text = page.read_text(encoding="utf-8")
-        assert "Traceback" not in text and "it/s]" not in text and "PosixPath(" not in text, page
+        assert not re.search(r"Traceback|it/s\]|PosixPath\(|^TreeConfig\(", text, re.M), page

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import itertools
 import re
 import subprocess
 import sys
@@ -23,7 +24,8 @@ FOLDER = machine.checkout() / "notebooks"
 ENTRIES = book.read_book(FOLDER)
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 NOTEBOOKS = {name: notebooks.read_notebook(FOLDER / f"{name}.ipynb") for name in NAMES}
-TAGS = {"parameters", "teach", "interactive", "exercise", "solution", "check"}
+TAGS = {"parameters", "teach", "interactive", "exercise", "solution", "check", "found"}
+SHOWN = {"Markdown", "print", "show", "show_table", "show_item", "check", "table", "figure", "diagram", "display"}
 MAX_CELL_LINES, MAX_FUNCTION_LINES = 20, 5
 
 every_notebook = pytest.mark.parametrize("name", NAMES)
@@ -36,6 +38,8 @@ def prose(name: str) -> list[str]:
 def test_every_notebook_is_in_the_book_tidy_and_passes_the_linter():
     """No outputs, no stray metadata, header lines as book.yml says; `specdec book tidy` mends them."""
     assert set(NAMES) == {entry.stem for entry in ENTRIES}
+    for opened, entry in itertools.product((book.Book("laptop", FOLDER), book.Book("paper", FOLDER)), ENTRIES):
+        assert all(opened.parameters(entry, some)["scale"] == opened.scale for some in ({}, entry.smoke))
     assert book.tidy_all(FOLDER, check=True) == []
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *command, str(FOLDER)], capture_output=True, text=True)
@@ -44,7 +48,7 @@ def test_every_notebook_is_in_the_book_tidy_and_passes_the_linter():
 
 @every_notebook
 def test_it_is_a_valid_notebook_with_headings(name):
-    """One H1 with a promise below it; nothing numbered by hand."""
+    """One H1 with a promise and the link to its page below it, nothing numbered by hand; it ends in what was found, computed."""
     nbformat.validate(nbformat.from_dict(NOTEBOOKS[name]))
     for cell in NOTEBOOKS[name]["cells"]:
         assert set(cell["metadata"].get("tags", [])) <= TAGS
@@ -54,7 +58,12 @@ def test_it_is_a_valid_notebook_with_headings(name):
     headings = [line for text in prose(name) for line in re.sub(r"```.*?```", "", text, flags=re.S).splitlines()]
     headings = [line for line in headings if re.match(r"#+ ", line)]
     assert sum(line.startswith("# ") for line in headings) == 1
-    assert not [line for line in headings if re.match(r"#+ \d+[.)]", line)]
+    assert not [line for line in headings if re.match(r"#+ \d+[.)]", line)] and "## What was found" in headings
+    there = (FOLDER / "../figures/book" / f"{name}.md").is_file()
+    assert (f"[executed page](../figures/book/{name}.md)" in prose(name)[0]) == there
+    cells = code_cells(NOTEBOOKS[name])
+    assert [place for place, (tags, _) in enumerate(cells, 1) if "found" in tags] == [len(cells)]
+    assert re.search(r'f".*\{.*\}', cells[-1][1]), "a sentence that was typed"
 
 
 @every_notebook
@@ -77,19 +86,16 @@ def test_parameters_are_literal_typed_commented_and_checked_before_they_are_used
     assert checked and all(node.lineno > checked[0] for node in names if node.id in given)
 
 
-@pytest.mark.parametrize("scale", ["laptop", "paper"])
-def test_the_book_passes_known_parameters(scale):
-    opened = book.Book(scale, FOLDER)
-    for entry in ENTRIES:
-        opened.parameters(entry, {})
-        opened.parameters(entry, entry.smoke)
-
-
 @every_notebook
 def test_cells_are_short_and_simple(name):
-    for tags, source in code_cells(NOTEBOOKS[name]):
+    for (tags, source), (_, following) in itertools.pairwise([*code_cells(NOTEBOOKS[name]), ({}, "")]):
+        assert "interactive" not in tags or ".picture(" in following, "a widget without a still picture"
         lines = [line for line in source.splitlines() if line.strip()]
         assert len(lines) <= MAX_CELL_LINES or "parameters" in tags, source
+        last = ast.parse(source).body[-1]
+        if isinstance(last, ast.Expr) and "interactive" not in tags:
+            function = getattr(last.value, "func", None)
+            assert getattr(function, "attr", getattr(function, "id", "")) in SHOWN, f"an object's repr: {source}"
         assert not re.search(r"(?<![\w.])/(home|root|tmp|usr|work|mnt)/", source), "an absolute path"
         if "teach" in tags:
             continue
@@ -127,11 +133,10 @@ def test_pictures_that_some_readers_hide_are_noticed():
     def executed(**data):
         return {"cells": [{"outputs": [{"data": data, "metadata": {"image/png": {"alt": "a line"}}}]}]}
 
-    both = {"image/svg+xml": "<svg/>", "image/png": "...", "text/plain": "a line"}
-    check_pictures(executed(**both))
-    for fault in ({"text/plain": "<IPython.core.display.SVG object>"}, {**both, "image/png": None}):
-        shown = {kind: data for kind, data in fault.items() if data}
-        pytest.raises(AssertionError, check_pictures, executed(**shown))
+    hidden = {"image/svg+xml": "<svg/>", "text/plain": "a line"}
+    check_pictures(executed(**hidden, **{"image/png": "..."}))
+    for fault in ({"text/plain": "<IPython.core.display.SVG object>"}, hidden):
+        pytest.raises(AssertionError, check_pictures, executed(**fault))
 
 
 @pytest.mark.filterwarnings("ignore")
