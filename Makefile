@@ -2,7 +2,8 @@
 #
 #   make reproduce   run the main notebooks; results land in runs/
 #   make test        run the tests
-#   make test-browser  run notebook 11 in a real JupyterLab and Chromium (apt-get install chromium); pictures in SHOTS
+#   make test-browser  run notebook 11 in a real JupyterLab and Chromium (apt-get install chromium), and take the explorer's
+#                    pictures into SHOTS (README's: SHOTS=figures/explorer)
 #   make train WHAT=...  train a pair or its drafters, which goes on where it was stopped:
 #                    toy (the small pair, from scratch), ppow (PPOW and its rivals), data (text for smollm2's drafters, written
 #                    by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)

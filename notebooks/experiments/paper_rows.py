@@ -390,18 +390,17 @@ def gain_bars(measured: dict[str, pd.DataFrame], paper: str, over: dict[str, str
     parts = []
     for name, long in measured.items():
         wide, models = [], []
-        for side in (long, read_published(paper, name)):
-            own = side[(side["column"] == "Mean") & (side["metric"] == "speedup")] if len(side) else side
-            if len(own):
-                own, settings = whose(own), own["row"].str.extract(r", ([^,]* settings)$", expand=False)
-                published = own["published"].iloc[0]
-                how = "published" if published else "measured here, " + settings.fillna("the paper's settings")
-                own = own.assign(how=how, row=own["row"].str.replace(r", [^,]* settings$", "", regex=True))
-                count = "" if published else f" (n = {long['turns'].groupby(long['row']).sum().max():.0f} turns)"
-                models.append(own["target" if published else "pair"].iloc[0] + count)
-                wide.append(own.pivot_table("value", "how", "row", sort=False))
-                if shared in wide[-1]:
-                    wide[-1][shared] = wide[-1][shared].fillna(wide[-1][shared].max())
+        for side in filter(len, (long, read_published(paper, name))):
+            speeds = whose(side[side["metric"] == "speedup"])
+            own, published = speeds[speeds["column"] == "Mean"], "target" in side
+            settings = own["row"].str.extract(r", ([^,]* settings)$", expand=False)
+            how = "published" if published else "measured here, " + settings.fillna("the paper's settings")
+            own = own.assign(how=how, row=own["row"].str.replace(r", [^,]* settings$", "", regex=True))
+            count = "" if published else f" (n = {speeds.groupby('row')['turns'].sum().max():.0f} turns)"
+            models += [f"{model}{count}" for model in side["target" if published else "pair"].head(min(1, len(own)))]
+            wide.append(own.pivot_table("value", "how", "row", sort=False))
+            if shared in wide[-1]:
+                wide[-1][shared] = wide[-1][shared].fillna(wide[-1][shared].max())
         table = pd.concat(wide)
         gains = 100 * (table.div(table[over[name]], axis=0) - 1).drop(columns=over[name])
         bars = gains.stack().dropna().rename("gain").rename_axis(["whose", "row"]).reset_index()

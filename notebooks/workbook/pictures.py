@@ -140,7 +140,7 @@ def bar_panels(table: pd.DataFrame, x: str, y: str, *, by: str, panel: str, labe
     need(table, x, y, by, panel)
     parts, looks = list(table.groupby(panel, sort=False)), list(dict.fromkeys(table[by]))
     with drawn(note=note) as (figure, _):
-        wide = [2 + rows[x].nunique() for _, rows in parts]
+        wide = [rows[x].nunique() for _, rows in parts]
         all_axes = figure.subplots(1, len(parts), squeeze=False, width_ratios=wide)[0]
         for axes, (head, rows) in zip(all_axes, parts, strict=True):
             grouped_bars(axes, rows, x, y, by, looks)

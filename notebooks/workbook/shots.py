@@ -83,17 +83,21 @@ def asked(pair, known, question: str = QUESTION):
 
 
 def stills(explorer, camera: Camera) -> tuple[float, float]:
-    """An easy and a hard place for EAGLE-3's tree, one tree changed, and each controller. Returns the tokens/s of that one cycle
-    before and after the change.
+    """An easy and a hard place, one tree of EAGLE-3's changed, and each controller at work. Returns the tokens/s of the changed
+    cycle, before and after.
     """
+    for policy, name in {"Re-SpS": "resps", "LTD": "ltd", "RADAR": "radar", "ours": "ours"}.items():
+        explorer.policy.value, explorer.cycle.value = policy, 1
+        camera.take(explorer, name)
+    cycles = explorer.shown[0][0].cycles[1:-1]
+    for name, choose in (("easy", max), ("hard", min)):
+        explorer.cycle.value = 2 + choose(range(len(cycles)), key=lambda number: cycles[number].accepted_tok)
+        camera.take(explorer, name)
     explorer.policy.value = "fixed 60,7,10"
     cycles = explorer.shown[0][0].cycles[:-1]
-    for name, choose in (("easy", max), ("hard", min)):
-        explorer.cycle.value = 1 + choose(range(len(cycles)), key=lambda number: cycles[number].accepted_tok)
-        camera.take(explorer, name, high_px=740)
     small = next(policy.plan for name, policy in explorer.policies.items() if name.endswith("(fastest)"))
-    explorer.cycle.value = 1 + best_change(explorer, cycles, small)
-    (_, number), own = explorer.shown[0], cycles[explorer.cycle.value - 1]
+    number = best_change(explorer, cycles, small)
+    explorer.cycle.value = 1 + number
     explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value = (
         small.total_tokens,
         small.depth,
@@ -101,10 +105,8 @@ def stills(explorer, camera: Camera) -> tuple[float, float]:
     )
     changed = explorer.drawn()[0][0].cycles[number]
     camera.take(explorer, "what_if")
-    for policy, name in {"Re-SpS": "resps", "LTD": "ltd", "RADAR": "radar", "ours": "ours"}.items():
-        explorer.policy.value, explorer.cycle.value = policy, 2
-        camera.take(explorer, name, high_px=640)
-    return tuple(1e3 * cycle.kept_tok / cycle.total_ms for cycle in (own, changed))
+    before, after = (1e3 * cycle.kept_tok / cycle.total_ms for cycle in (cycles[number], changed))
+    return before, after
 
 
 def best_change(explorer, cycles: list, tree) -> int:
@@ -128,12 +130,12 @@ def animated(frames: list, path: Path) -> Path:
     """Frames as a GIF of one size and one set of colours, which stays on its last."""
     from PIL import Image
 
-    size = max(frame.width for frame in frames), max(frame.height for frame in frames)
-    pages = [Image.new("RGB", size, "white") for _ in frames]
-    for page, frame in zip(pages, frames, strict=True):
-        page.paste(frame.convert("RGB"))
-    first = pages[0].quantize(COLOURS, dither=Image.Dither.NONE)
-    rest = [page.quantize(palette=first, dither=Image.Dither.NONE) for page in pages[1:]]
+    wide, high = max(frame.width for frame in frames), max(frame.height for frame in frames)
+    together = Image.new("RGB", (wide, high * len(frames)), "white")
+    for number, frame in enumerate(frames):
+        together.paste(frame.convert("RGB"), (0, high * number))
+    together = together.quantize(COLOURS, dither=Image.Dither.NONE)
+    first, *rest = (together.crop((0, high * number, wide, high * (number + 1))) for number in range(len(frames)))
     times_ms = [1500] * len(rest) + [3500]
     first.save(path, save_all=True, append_images=rest, duration=times_ms, loop=0, optimize=True)
     return path

@@ -21,7 +21,7 @@ from workbook.pictures import dots, under_heads
 LIVE, REPLAYED = "live", "replayed"
 SHOWN = {  # head -> name -> system, terms and preset of a method
     "one tree for all": {"EAGLE-3's default, 60 tokens": (STATIC, DEFAULT, "60,7,10"), "tuned here": (STATIC, TUNED)},
-    "learned, on equal terms": {name: (name, EQUAL) for name in findings.SYSTEMS},
+    "learned, equal terms": {name: (name, EQUAL) for name in findings.SYSTEMS},
     "ours": {"value forecasts": ("ours", EQUAL)},
     "bound": {"clairvoyant": ("clairvoyant", "")},
 }

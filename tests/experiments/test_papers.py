@@ -254,6 +254,7 @@ def test_intervals_are_compared_with_the_shortest():
 def test_bars_of_gains_take_both_sides():
     rows = [("Iter0, our settings", 1.25), ("Iter1, our settings", 1.5), ("Eagle3", 0.5)]
     long = pd.DataFrame(rows, columns=["row", "value"]).assign(pair="tiny", column="Mean", metric="speedup", turns=7)
+    long = pd.concat([long, long.assign(metric="tau")])
     over = {"table7": "Iter0", "table8": "Iter0"}
     bars = paper_rows.gain_bars({"table7": long, "table8": pd.DataFrame()}, "ltd", over, "Eagle3")
     assert list(bars.groupby("panel").size()) == [5, 3] and bars["published"].sum() == 6

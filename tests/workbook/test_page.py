@@ -92,6 +92,12 @@ def test_findings_are_the_rows_of_one_comparison():
     assert table.loc["clairvoyant bound"].tolist() == ["-", "{:.2f} [{:.2f}, {:.2f}]".format(*bound)]
     assert f"would add {100 * (bound.iloc[0] - 1):.0f} %" in found.sentences()
     assert "no interval excludes 0" in found.sentences() and f"Live: {live['prompts'].max()} prompts" in found.caption()
+    shown = speeds.rows(found)
+    drawn = shown.set_index("method")
+    assert drawn.loc["tuned here", "speedup_low"] == tuned["speedup_low"] and len(drawn) <= 8
+    assert drawn.loc["clairvoyant", ["over_tuned", "speedup_how"]].tolist() == [bound.iloc[0], speeds.REPLAYED]
+    slowest = f"◂ {replayed.loc['default 60,7,10', 'over_tuned']:.2f}"
+    assert slowest in {text.get_text() for text in speeds.draw(shown).axes[1].texts}, "left of the axis"
     better = found.replayed.assign(over_tuned_low=1.01)
     assert "some intervals exclude 0" in dataclasses.replace(found, replayed=better).sentences()
 
