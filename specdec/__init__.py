@@ -1,6 +1,6 @@
-"""specdec: reinforcement learning in speculative decoding, four systems under one fair protocol.
+"""specdec: reinforcement learning for speculative decoding, four systems compared under one protocol.
 
-The public names are imported on first use, so that `import specdec` costs nothing.
+Public names are imported on first use, so `import specdec` is cheap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""So that `python -m specdec.book` is `specdec book`: the same commands and options, the same exit statuses (`tools.cli`)."""
+"""Makes `python -m specdec.book` the same as `specdec book`: commands, options, exit statuses (`tools.cli`)."""
 
 import sys
 

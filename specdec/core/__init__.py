@@ -1,1 +1,1 @@
-"""The idea: draft trees, one verification rule, the cycle that asks, policies that answer, and decode."""
+"""The core: draft trees, one verification rule, the draft-and-verify cycle, policies and decoding."""

@@ -1,4 +1,4 @@
-"""What a drafter's card says of it, and whether its first drafts bear that out. Knows nothing about files or models."""
+"""What a drafter's card promises, and a check of it while the drafter runs. Uses no files and no models."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from specdec.errors import check_fields, check_number, warn
 
 CHECKED_AT = (64, 128, 256, 512)  # cycles
-FEWER = 0.85  # so much of what the card says is enough
-UNLIKELY = 1e-5  # the chance that a drafter as good as that is doubted
-SURE, ERRORS = 0.9, 2.0  # hard text makes a drafter unsure: it is doubted where it is right less often than it was sure
+FEWER = 0.85  # this fraction of the card's figure is enough
+UNLIKELY = 1e-5  # significance level: how often a drafter as good as its card is warned of
+SURE, ERRORS = 0.9, 2.0  # hard text lowers a drafter's own probabilities too: only accuracy well below them counts
 
 
 @dataclass
 class Claims:
-    """What was measured of a drafter beside its own target, as its config.json keeps it; and what is counted while it drafts.
+    """A drafter's accuracy as measured with its own target, from its config.json, and the counts taken while it drafts.
 
-    first_drafts_frac: how often, where a cycle of greedy text begins, the likeliest draft is the target's token; None: not
-    measured. taught_drafts: how many drafts in a row it was trained on; None: not known. outside_frac: share of the target's
-    own tokens that its vocabulary lacks, by kind of text.
+    first_drafts_frac: share of greedy cycles in which the likeliest first draft is the target's token; None: not measured.
+    taught_drafts: draft steps unrolled in training; None: unknown. outside_frac: share of the target's own tokens outside the
+    draft vocabulary, by kind of text.
 
     >>> claims = Claims(first_drafts_frac=0.5)
     >>> claims.count(torch.tensor(7), torch.tensor(0.75).log(), 7)
@@ -41,13 +41,13 @@ class Claims:
             check_number(f"outside_frac of {name}", frac, 0.0, 1.0)
         self.cycles, self.right, self.warned = 0, 0, False
         self._unread: list[tuple[Tensor, Tensor, int]] = []
-        self.confident = self.variance = 0.0  # how many should be right by the drafter's own probabilities
+        self.confident = self.variance = 0.0  # correct drafts expected from the drafter's own probabilities
 
     def count(self, token: Tensor, log_prob: Tensor, picked: int) -> None:
-        """A cycle of greedy text has ended with `picked` as its first token, where the likeliest draft was `token`.
+        """Record a greedy cycle: `picked` is the target's first token, `token` the likeliest draft.
 
-        Warns, once, where too few first drafts are right both for what the card says and for their own probabilities. Tensors
-        are read back when that is looked at, and no more are kept after that: an accelerator is not made to wait.
+        Warns once if too few first drafts are right for both the card and their own probabilities. Tensors are read back only at
+        the check points, so that an accelerator does not wait, and none are kept after the last.
         """
         if self.cycles == CHECKED_AT[-1]:
             return
@@ -58,7 +58,7 @@ class Claims:
             self._check()
 
     def settle(self) -> None:
-        """Count what has not been read back yet."""
+        """Read back and count the pending cycles."""
         if self._unread:
             tokens, log_probs, picked = zip(*self._unread, strict=True)
             chances = torch.stack(log_probs).float().exp().tolist()
@@ -81,5 +81,5 @@ class Claims:
 
 
 def at_most(right: int, cycles: int, chance: float) -> float:
-    """How likely `right` or fewer of so many are, each with this chance."""
+    """Probability of at most `right` successes in so many trials, each with this chance."""
     return sum(math.comb(cycles, n) * chance**n * (1 - chance) ** (cycles - n) for n in range(right + 1))

@@ -1,10 +1,10 @@
-"""The one place for time: laps of a cycle.
+"""Timing of a cycle by laps.
 
     start ──▶ mark ═══▶ lap("policy") ──▶ mark ═══▶ lap("draft") ──▶ ... ──▶ stop
-               what lies between a mark and a lap is the lap's;  all the rest is host time, and it is reported
+                          time between a mark and a lap belongs to the lap;  the rest is host time and is reported
 
-On a device that works on its own (a GPU), moments are events in its stream. They are read when the cycle has ended, so that
-nobody waits for the device before that. Knows nothing about what is timed.
+On an asynchronous device (a GPU) times are events in its stream, read after the cycle, so that nothing waits for the device
+before that. Knows nothing about what is timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _counter: ContextVar[Callable[[], float]] = ContextVar("counter", default=time.p
 
 
 def now() -> float:
-    """Seconds of the counter in force: the wall clock, or processor time inside `by_processor_time`."""
+    """Seconds of the active counter: the wall clock, or processor time inside `by_processor_time`."""
     return _counter.get()()
 
 
@@ -41,7 +41,7 @@ def counted_by(counter: Callable[[], float]) -> Iterator[None]:
 def by_processor_time(used: bool = True) -> AbstractContextManager[None]:
     """Inside this block decoding is timed by the processor time of this process. Does nothing unless `used`.
 
-    Of use where others keep the machine busy, and only with one thread on a CPU: threads that wait count as busy.
+    For machines that other processes keep busy; one CPU thread only, since waiting threads count as busy.
     """
     return counted_by(time.process_time if used else _counter.get())
 
@@ -80,7 +80,7 @@ class Clock:
             end = self.now()
         else:
             end = self._events.record()
-            end.synchronize()  # the one time that the device is waited for
+            end.synchronize()  # the only wait for the device
         total_ms = self.ms_between(self._begin, end)
         laps = {f"{name}_ms": sum(self.ms_between(*moments) for moments in laps) for name, laps in self._laps.items()}
         return {**laps, "host_ms": total_ms - sum(laps.values()), "total_ms": total_ms}
@@ -90,7 +90,7 @@ class Clock:
         return float(1e3 * (later - earlier) if self._events is None else earlier.elapsed_time(later))
 
     def _finished(self) -> Moment:
-        """The moment at which all work so far is done."""
+        """The current time; on a device, when all work queued so far is done."""
         if self._events is not None:
             return self._events.record()
         self.wait()
@@ -98,7 +98,7 @@ class Clock:
 
 
 class _Events:
-    """A device's timing events, made once and used again in every cycle. stream: called for the one that is in use."""
+    """A device's timing events, reused in every cycle. stream: a function that returns the current stream."""
 
     def __init__(self, make: Callable[..., Moment], stream: Callable[[], Any]):
         self._make, self._stream = make, stream
@@ -109,7 +109,7 @@ class _Events:
         self._used = 0
 
     def record(self) -> Moment:
-        """An event that the device passes when it has done what it was given until now."""
+        """An event after all work queued so far."""
         if self._used == len(self._made):
             self._made.append(self._make(enable_timing=True))
         event = self._made[self._used]

@@ -1,4 +1,4 @@
-"""Tensors that never change, made once per device, so that no cycle has to build them: nothing goes from host to device.
+"""Constant tensors, built once per device, so that a cycle copies none of them from the host.
 
 Knows nothing about what they are used for.
 """
@@ -20,7 +20,7 @@ def counting(count: int, device: torch.device | str) -> Tensor:
 
 def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
-    make = _table if count <= _MOST_KEPT else _table.__wrapped__  # a long prompt's would fill memory for good
+    make = _table if count <= _MOST_KEPT else _table.__wrapped__  # a long prompt's would stay in memory for good
     return make("causal", _room(count), str(device))[:count, :count]
 
 
@@ -50,7 +50,7 @@ def _table(kind: str, count: int, device: str) -> Tensor:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """An attention mask [count, count] under which everyone sees itself alone: 0 on the diagonal, -inf elsewhere."""
+    """An attention mask [count, count] in which every row sees only itself: 0 on the diagonal, -inf elsewhere."""
     return additive(identity(count, device), dtype).clone()
 
 

@@ -1,10 +1,10 @@
-"""The draft-and-verify cycle, once, as a generator that asks: PLAN, EXTEND, SIZE.
+"""The draft-and-verify cycle as a generator that asks a policy three questions: PLAN, EXTEND, SIZE.
 
     PLAN? ─▶ root ─▶ EXTEND? ─▶ expand ─▶ EXTEND? ─▶ ... ─▶ SIZE? ─▶ verify ─▶ commit ─▶ one row
 
-Decoding sends the policy's answers, an environment sends its learner's, replay runs the same lines over recorded trees. The
-`Engine` does the work (live: `engine.py`); this file decides nothing and touches no token. The forwards that a live engine
-waits for are passed to the driver as well, so that several turns can share them. (EAGLE-2 section 4; LTD section 3.)
+Decoding sends the answers of a policy, a training environment those of its learner; replay runs the same code on recorded
+trees. The `Engine` does the work (live: `engine.py`); this file decides nothing and touches no token. Forwards of a live
+engine are yielded to the driver too, so that several turns can share them. (EAGLE-2 section 4; LTD section 3.)
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ A = TypeVar("A")  # the answer
 
 
 class Engine(View, Protocol):
-    """What a cycle needs. Live or replayed, the same methods in the same order; each charges its forward to the clock.
+    """What a cycle needs, live or replayed: the same methods in the same order. Each charges its forward to the clock.
 
     A step that needs a model returns a generator of the forwards it waits for; any other returns its value at once.
     """
 
     limits: TreeConfig  # the largest tree there is room for
     cycles: int  # finished cycles of this turn
-    forwards: bool  # False for a drafter that has nothing but copied candidates
-    extra_rows: int  # of the target's forward, beside the tree: a window that is never committed
+    forwards: bool  # False for a drafter that only copies
+    extra_rows: int  # rows of the target's forward beside the tree: a window that is never committed
 
     @property
     def clock(self) -> Clock: ...
@@ -57,9 +57,9 @@ class Engine(View, Protocol):
 
 
 def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Question | Forward, Any, Cycle]:
-    """One cycle. Kinds not in `asks` keep `plan`'s values. Returns the finished row.
+    """One cycle. Kinds of questions outside `asks` keep the values of `plan`. Returns the cycle's row.
 
-    Yields questions, to be sent their answers, and a live engine's forwards, to be sent their results (`at_once` does).
+    Yields questions, which expect an answer, and a live engine's forwards, which expect a result (`at_once` runs them).
     """
     clock = engine.clock
     clock.start()
@@ -76,14 +76,14 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
 
     # How many nodes, how deep, how wide?
     plan = (yield from asked(PLAN, engine.limits, checked_plan)) if PLAN in asks else checked_plan(plan, engine.limits)
-    plain = plan.verify_nodes == 0  # a plan of one token is a plain step: nothing is drafted, nothing more is asked
-    drafted = plan.drafted and engine.forwards  # else the tree is what was copied, if anything
-    yield from done(engine.root(plan))  # the drafter reads what was committed last and proposes the root's children
+    plain = plan.verify_nodes == 0  # a plan of one token is a plain step: no draft, no further question
+    drafted = plan.drafted and engine.forwards  # else the tree has copied candidates only, if any
+    yield from done(engine.root(plan))  # the drafter reads the tokens committed last and proposes the root's children
     deepest = min(plan.depth, engine.most_expansions) if drafted else 0
     while expansions < deepest:
         if EXTEND in asks and not (yield from asked(EXTEND, 1, checked_flag)):
             break
-        yield from done(engine.expand())  # one draft forward over the best leaves: a level more
+        yield from done(engine.expand())  # one draft forward over the best leaves: one more level
         expansions += 1
     candidates = engine.candidates
     verify_nodes = min(plan.verify_nodes, candidates)
@@ -91,7 +91,7 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
         verify_nodes = yield from asked(SIZE, min(engine.limits.verify_nodes, candidates), checked_size)
     # one target forward over the best nodes; walk while the target agrees
     accepted_tok = yield from done(engine.verify(verify_nodes))
-    kept_tok = engine.commit()  # the path walked and the target's own next token join the text, all else is forgotten
+    kept_tok = engine.commit()  # the accepted path and the target's own next token join the text
     return Cycle(
         cycle=index,
         context_tok=context_tok,
@@ -110,19 +110,19 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
 
 
 def done(step: Step[A] | A) -> Step[A]:
-    """Wait for a step's forwards; a step that is no generator is its own value."""
+    """Run a step and yield its forwards; a value that is no generator is returned as it is."""
     return (yield from step) if isinstance(step, Generator) else step
 
 
 def run_cycle(engine: Engine, policy: Policy) -> Cycle:
-    """Drive one cycle with a policy, its forwards one by one."""
+    """Run one cycle with a policy, one forward at a time."""
     return finish(driven(engine, policy))
 
 
 def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
-    """One cycle with a policy's answers; only forwards are left to the driver. Returns the finished row.
+    """One cycle with a policy's answers; the driver runs only the forwards. Returns the cycle's row.
 
-    Whatever goes wrong inside the policy is reported as the policy's fault.
+    Errors inside the policy are reported as the policy's.
     """
     steps = cycle(engine, policy.asks, policy.plan)
     try:
@@ -137,10 +137,10 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
 
 
 def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
-    """Tell the policy that a turn begins; an exception inside it names the policy.
+    """Start a turn of the policy; an exception inside it names the policy.
 
-    It is reseeded with the prompt's length, so that what a policy draws in a turn depends on its seed and that length alone,
-    in whatever order turns are decoded or replayed.
+    It is reseeded with the prompt's length. So its random draws depend on its seed and that length alone, whatever the order
+    in which turns are decoded or replayed.
     """
     with blamed(policy, "when a turn began"):
         policy.reset()
@@ -156,7 +156,7 @@ def answer_of(policy: Policy, question: Question) -> Any:
 
 @contextlib.contextmanager
 def blamed(policy: Policy, where: str) -> Iterator[None]:
-    """What the policy fails with becomes a sentence that names it; one of its own stays."""
+    """Turn the policy's exception into a SpecdecError that names it; a SpecdecError of its own passes."""
     try:
         yield
     except SpecdecError:

@@ -1,7 +1,7 @@
-"""Decoding for people: `decode`, `stream`, `autoregress` and `chat`.
+"""The functions for decoding: `decode`, `stream`, `autoregress` and `chat`.
 
-Everything here opens an engine, drives cycles and packs what they leave behind. The plain baseline runs on the same target,
-the same cache and the same picker, one token at a time.
+Each opens an engine, runs cycles and packs the results. The baseline, `autoregress`, uses the same target, cache and picker,
+one token at a time.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def decode(
     picker: Picker | None = None,
     **sampling: Any,
 ) -> Generation:
-    """Decode `prompt` speculatively with the tree that `policy` shapes (default: the tree that was tuned for the pair, else a
-    small one on a CPU and EAGLE-3's, `Static(60, 7, 10)`, on a GPU).
+    """Decode `prompt` speculatively with trees shaped by `policy` (default: the tree tuned for the pair, else a small one on a
+    CPU and EAGLE-3's, `Static(60, 7, 10)`, on a GPU).
 
     prompt: text (a user's message where the tokenizer has a chat template; raw=True: as it is), token ids, or chat messages
     ({"role", "content"}).
     stop_tokens: ids that end the text, default the model's own; `()` for none.
     sampling: top_k, top_p, min_p, repetition_penalty, as transformers means them.
-    picker: a rule of its own in place of temperature, seed and sampling, such as `verification.TypicalPicker()`.
+    picker: a picking rule in place of temperature, seed and sampling, such as `verification.TypicalPicker()`.
 
-    Without such a rule the text equals `autoregress` with the same arguments, whatever the policy. Raises SpecdecError
-    for bad input. If a policy fails midway or Ctrl-C ends it, the error's `so_far` is the Generation until then.
+    Without `picker` the text equals that of `autoregress` with the same arguments, whatever the policy. Raises SpecdecError
+    for bad input. If a policy fails midway or Ctrl-C ends it, the error's `so_far` holds the Generation until then.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -65,7 +65,7 @@ def decode(
     settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
     engine, own = opened(pair, prompt, policy, max_new_tokens, picker, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
-    # Without a bar no tqdm: its lock is lost for good where Ctrl-C strikes while it is taken.
+    # No tqdm without a bar: Ctrl-C while its lock is taken loses the lock for good.
     with engine.inference(), tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar:
         try:
             with keeping(lambda _: generation):
@@ -89,7 +89,7 @@ def stream(
     raw: bool = False,
     **sampling: Any,
 ) -> Iterator[list[int]]:
-    """Like `decode`, but yields the new token ids as soon as a cycle has finished (first the prefill's own token).
+    """Like `decode`, but yields the new token ids after each cycle (first the prefill's token).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -103,7 +103,7 @@ def stream(
 
 def _streamed(engine: LiveEngine, steps: Iterator[list[int]]) -> Iterator[list[int]]:
     while not engine.finished:
-        with engine.inference():  # never across a yield: in between the caller may do anything with the model
+        with engine.inference():  # never across a yield: the caller may use the model in between
             tokens = next(steps)
         yield tokens
 
@@ -114,7 +114,7 @@ def turn(engine: LiveEngine, policy: Policy, generation: Generation | None = Non
 
 
 def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generator[Forward | list[int], Any, None]:
-    """`turn` with its forwards left to the driver."""
+    """`turn` that yields its forwards to the driver."""
     begin = now()
     begin_turn(policy, engine.prompt_tok)
     yield from engine.prefilling()
@@ -152,7 +152,7 @@ def autoregress(
 
 
 def plain_steps(pair: Pair, prompt: Prompt, max_new_tokens: int, **settings: Any) -> Step[Generation]:
-    """`autoregress` with its forwards left to the driver. Bad input is refused when it is called."""
+    """`autoregress` that yields its forwards to the driver. Bad input is refused at the call."""
     return _plain_steps(pair, max_new_tokens, *_checked(pair, prompt, max_new_tokens, **settings))
 
 
@@ -193,7 +193,7 @@ def chat(
 ) -> list[Generation]:
     """Answer user `turns` one after the other through the tokenizer's chat template; each answer joins the conversation.
 
-    plain=True answers with `autoregress`. settings: those of `decode`. What ends it midway has the answers as `so_far`.
+    plain=True answers with `autoregress`. settings: those of `decode`. An interruption carries the answers as `so_far`.
 
     >>> import specdec
     >>> answers = chat(specdec.load_pair("tiny"), ["Hello.", "And then?"], max_new_tokens=4)
@@ -217,7 +217,7 @@ def chat(
 def ids_of_all(
     pair: Pair, prompts: Sequence[Any], new_tok: int = 1, names: Sequence[str] | None = None, raw: bool = False
 ) -> list[list[int]]:
-    """Token ids of every prompt. SpecdecError names the first that is none, or leaves no room for `new_tok` tokens more."""
+    """Token ids of every prompt. SpecdecError names the first that is invalid or leaves no room for `new_tok` more tokens."""
     check_integer("max_new_tokens", new_tok, 1)
     read = []
     for name, prompt in zip(names or map(str, range(len(prompts))), prompts, strict=True):
@@ -237,7 +237,7 @@ def opened(
     picker: Picker | None = None,
     **settings: Any,
 ) -> tuple[LiveEngine, Policy]:
-    """The engine of a turn and its policy."""
+    """The engine and the policy of a turn."""
     ids, stops, lossless = _checked(pair, prompt, max_new_tokens, **settings)
     if picker is not None:
         check_kind("picker", picker, Picker)

@@ -1,10 +1,10 @@
 """The live engine of the cycle: one turn of one prompt, with a pair and a picker.
 
 Invariant between cycles: the target's cache holds every committed token but the last, which is the next tree's root. The
-drafter's cache holds one entry per target feature it has been given; features of plain steps wait for the next root pass.
+drafter's cache holds one entry per target feature it was given; features of plain steps wait for the next root pass.
 
-One prompt each. Several prompts are several engines whose forwards are run together (`together.py`): rows of all of them are
-laid side by side in one product, so that nothing is padded and every turn keeps its own tree, length and policy.
+An engine holds one prompt. Several prompts use several engines whose forwards run together (`together.py`): their rows lie
+side by side in one product, without padding, and every turn keeps its own tree, length and policy.
 
 Knows nothing about policies.
 """
@@ -28,9 +28,9 @@ from specdec.errors import SpecdecError
 
 
 class LiveEngine:
-    """Implements `cycle.Engine`. Everything but opening it happens inside `inference`; `prefill` must come first.
+    """Implements `cycle.Engine`. Everything but the constructor runs inside `inference`; `prefill` comes first.
 
-    prompt: int64 [T]. limits: the largest tree any answer may ask for; the caches reserve room for it at once.
+    prompt: int64 [T]. limits: the largest tree a policy may ask for; the caches reserve room for it at once.
     stop_early: called with ids [T] after every new token; True ends the text (transformers' stopping criteria).
     """
 
@@ -56,14 +56,14 @@ class LiveEngine:
         self.cache = target.new_cache(longest + limits.total_tokens + self.drafter.extra_rows)
         self.drafting = self.drafter.session(longest, limits.widest * max(1, limits.depth))
         self.growing = GrowingTree(target.device)
-        self._flat: tuple[Tensor, Tensor] | None = None  # the root's children where more than the beam's were drafted
+        self._flat: tuple[Tensor, Tensor] | None = None  # the root's children, if there are more than the beam takes
         self._copies, self._copied, self._copied_at = bool(copied_levels), Trie(), -1
         self._merged: Merged | None = None
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt
         self._length = self.prompt_tok  # of prompt and text so far
         self.tokens: list[int] = []  # new tokens that count
-        # features of the last commits; the drafter has not read those of `_unread_tok`. None without taps
+        # features of the last commits; the drafter has not read those of `_unread_tok` yet. None without taps
         self._pending: list[Tensor | None] = []
         self._unread_tok = 0
         self._first_draft: tuple[Tensor, Tensor] | None = None  # the root's likeliest child and its log-probability
@@ -71,7 +71,7 @@ class LiveEngine:
         self.cycles = 0
 
     def inference(self) -> AbstractContextManager[None]:
-        """The pair ready to decode; outside, its models are their owner's."""
+        """The pair ready to decode; outside this block the models behave as usual."""
         return self.pair.inference()
 
     def prefill(self) -> int:
@@ -79,7 +79,7 @@ class LiveEngine:
         return finish(self.prefilling())
 
     def prefilling(self) -> Step[int]:
-        """`prefill`, leaving its forward to the driver."""
+        """`prefill` that yields its forward to the driver."""
         prompt = self._ids[: self.prompt_tok]
         rows = yield TargetForward(self.target, prompt, self.cache, last_only=True)
         first = self.picker.pick(rows.logits[-1], prompt)
@@ -107,7 +107,7 @@ class LiveEngine:
 
     @property
     def copied(self) -> Trie:
-        """Candidates at this position that cost no forward."""
+        """Candidates at this position that need no forward."""
         if self._copies and self._copied_at != self._length:
             found = self.drafting.copied(self._ids[: self._length])
             self._copied, self._copied_at = found.within(self.most_expansions + 1), self._length
@@ -115,7 +115,7 @@ class LiveEngine:
 
     @property
     def merged(self) -> Merged | None:
-        """What was drafted and what was copied; None where all was drafted, or the plan says which of it is verified."""
+        """Drafted and copied candidates together; None if all were drafted, or if the plan chooses one kind."""
         if self._shape is not None or self._flat_now is not None or not (self._plan.verify_nodes and len(self._copied)):
             return None
         if self._merged is None or self._merged.size != self.growing.size:
@@ -124,14 +124,14 @@ class LiveEngine:
 
     @property
     def _flat_now(self) -> tuple[Tensor, Tensor] | None:
-        """The root's children, where they alone are the tree so far and are more than the beam holds."""
+        """The root's children, if they are the whole tree so far and more than the beam holds."""
         return self._flat if self.growing.level == 1 else None
 
     @property
     def most_expansions(self) -> int:
-        """Levels below the root's children that still have a position below the target's limit; -1: not even those.
+        """Levels below the root's children that fit below the target's context limit; -1: not even those children fit.
 
-        No more than the drafter can draft.
+        At most what the drafter can draft.
         """
         limit, deepest = self.target.position_limit, self.drafter.deepest
         room = 1 << 30 if limit is None else limit - self._length - 1
@@ -143,7 +143,7 @@ class LiveEngine:
         self.growing.restart(self._ids[self._length - 1])
         if self._copies and plan.verify_nodes:
             self.clock.mark()
-            assert self.copied is self._copied  # looked for now, and timed as drafting
+            assert self.copied is self._copied  # looked up here, so that it is timed as drafting
             self.clock.lap("draft")
         if not (plan.drafted and self.forwards):
             return
@@ -187,7 +187,7 @@ class LiveEngine:
         return len(self.path) - 1
 
     def _beside(self, tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, depths and who sees whom, of the tree's rows and of the drafter's window, which sees the root alone of it."""
+        """Tokens, depths and ancestors of the tree's rows and of the drafter's window, whose rows see only the root of the tree."""
         window = self.drafting.window(self.most_expansions + 1)
         self.extra_rows = 0 if window is None else len(window[0])
         if window is None:
@@ -198,7 +198,7 @@ class LiveEngine:
         return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), seen
 
     def _tree(self, verify_nodes: int) -> DraftTree:
-        """The drafted nodes to verify: the planned shape where all of it was drafted, else the best ones."""
+        """The drafted nodes to verify: the planned shape if it is complete, else the best nodes."""
         shape = self._shape
         if shape is not None and verify_nodes == shape.verify_nodes and self.growing.level == shape.depth + 1:
             return self.growing.select(shape.on(self.target.device)[1])
@@ -224,7 +224,7 @@ class LiveEngine:
         return self._take(self._picked, picked, features)
 
     def _take(self, tokens: list[int], ids: Tensor, features: Tensor | None) -> int:
-        """Commit new tokens, also given as `ids`; stop where plain decoding would stop. Returns how many of them count."""
+        """Commit new tokens, also given as `ids`; stop where plain decoding would. Returns how many of them count."""
         start, end = self._length, self._length + len(tokens)
         self._ids[start:end] = ids
         self._length = end
@@ -264,7 +264,7 @@ class LiveEngine:
 
     @property
     def draft_state(self) -> Tensor:
-        """[H]: the drafter's state at the root, once its children are drafted."""
+        """[H]: the drafter's state at the root, available once its children are drafted."""
         state = self.drafting.root_state
         if state is None:
             raise SpecdecError("this drafter has no state to look at; use a policy without the drafter's state.")

@@ -1,4 +1,4 @@
-"""A target, its drafter and its tokenizer; from what people call a prompt to token ids, and back.
+"""A target, its drafter and its tokenizer; conversion between prompts and token ids.
 
 Knows nothing about loading, cycles, policies or trees.
 """
@@ -28,7 +28,7 @@ OnePicker = TypeVar("OnePicker")
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer. Chats need a `chat_template` and `apply_chat_template` as well, as transformers has them."""
+    """What a tokenizer needs to have. Chats also need `chat_template` and `apply_chat_template`, as in transformers."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
 
 class InStep(Protocol):
-    """What makes the processes decode alike that share a target: picker, engine and policy of a turn become those of all."""
+    """Keeps processes that share a target in step: it wraps the picker, engine and policy of a turn."""
 
     def picker(self, picker: OnePicker) -> OnePicker: ...
 
@@ -47,11 +47,11 @@ class InStep(Protocol):
 
 @dataclass
 class Pair:
-    """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say.
+    """A target and its drafter. stop_tokens: the ids that end a text, from the model's generation settings.
 
-    in_step: for a target that lies in shares among several processes, what makes them decode alike (`models/spread.py`).
-    tree: the tree where no policy is given, as it was tuned for this pair; None: see `usual_tree`.
-    source: what `load_pair` was given, for another process to load the same; None where a model in memory was.
+    in_step: keeps the processes in step that hold shares of one target (`models/spread.py`).
+    tree: the tree tuned for this pair, used without a policy; None: see `usual_tree`.
+    source: the arguments of `load_pair`, with which another process loads the same pair; None for a model in memory.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -70,7 +70,7 @@ class Pair:
 
     @property
     def usual_tree(self) -> TreeConfig:
-        """The tree where no policy is given: the tuned one, else a small one on a CPU and EAGLE-3's on a GPU.
+        """The tree used without a policy: the tuned one, else a small one on a CPU and EAGLE-3's on a GPU.
 
         >>> import specdec
         >>> specdec.load_pair("tiny", device="cpu").usual_tree == specdec.TreeConfig(6, 2, 3)
@@ -80,20 +80,20 @@ class Pair:
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
-        """Target and drafter ready to decode; outside, the models are their owner's. plain: the target alone, untapped."""
+        """Target and drafter ready to decode; outside this block they behave as usual. plain: the target alone, untapped."""
         if plain:
             with self.target.inference(taps=False):
                 yield
             return
         drafter = self.needed_drafter()
-        self.target.taps = drafter.taps  # drafters that share a target tap it differently
+        self.target.taps = drafter.taps  # drafters that share a target may tap other layers
         with self.target.inference(taps=True):
             drafter.refresh()
             with drafter.inference():
                 yield
 
     def refresh(self) -> None:
-        """See changes of the models since they were last used: adapters, other layers, weights that were cast or loaded."""
+        """Update to changes of the models since their last use: adapters, other layers, weights cast or loaded."""
         self.target.refresh()
         if self.drafter is not None:
             self.drafter.refresh()
@@ -107,9 +107,9 @@ class Pair:
     def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]], raw: bool = False) -> list[int]:
         """Token ids of a text, of ids (list or 1-D tensor), or of chat messages [{"role", "content"}, ...].
 
-        Messages go through the tokenizer's chat template with the cue for the assistant's answer. A text is the message of a
-        user where there is a template. Without one, or with raw=True, it is tokenised as it is (the tokenizer's own begin
-        token included). SpecdecError says what is wrong with a prompt.
+        Messages go through the tokenizer's chat template with the assistant's cue. Where there is a template, a text is a user's
+        message. Without one, or with raw=True, it is tokenised as it is, with the tokenizer's own begin token. SpecdecError says
+        what is wrong with a prompt.
         """
         check_kind("raw", raw, bool)
         if isinstance(prompt, str):
@@ -135,7 +135,7 @@ class Pair:
 
     @property
     def chats(self) -> bool:
-        """Whether the tokenizer has a chat template, so that a text is a user's message."""
+        """Whether the tokenizer has a chat template, so that a text is taken as a user's message."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def text_of(self, tokens: Sequence[int]) -> str | None:
@@ -144,7 +144,7 @@ class Pair:
 
     @property
     def reader(self) -> Callable[[Sequence[int]], str] | None:
-        """`text_of` without the pair: who keeps it keeps no model."""
+        """`text_of` as a function that keeps no model alive."""
         return None if self.tokenizer is None else partial(_text_of, self.tokenizer)
 
     def _tokenizer(self, what: str) -> Tokenizer:
@@ -173,7 +173,7 @@ class Pair:
 
 
 def _is_text(message: dict[str, Any]) -> bool:
-    """Whether a template can write the message's content; a call of tools has none, and parts of it may be texts."""
+    """Whether the template can write the message's content; a tool call has none, and parts of it may be texts."""
     content = message["content"]
     if content is None:
         return bool(message.get("tool_calls"))
@@ -183,7 +183,7 @@ def _is_text(message: dict[str, Any]) -> bool:
 
 
 def _integers(prompt: Any) -> list[int]:
-    """The ids of a sequence or 1-D tensor of integers; a leading batch of one is taken off."""
+    """The ids of a sequence or 1-D tensor of integers; a leading batch dimension of one is dropped."""
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor, an array, a column
     if isinstance(values, list | tuple) and len(values) == 1 and isinstance(values[0], list | tuple):
         values = values[0]
@@ -197,7 +197,7 @@ def _integers(prompt: Any) -> list[int]:
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:
-    """What a torch dtype is called in files, tables and on the command line: "bfloat16"."""
+    """The name of a torch dtype in files, tables and on the command line: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 

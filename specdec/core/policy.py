@@ -1,7 +1,7 @@
-"""Policies answer questions with small integers; nothing they do can change the text.
+"""Policies answer questions with small integers; no answer can change the text.
 
-Here: the protocol, the constant policy, a random one for audits, and the composition of several. Learned policies live in
-the room `policies` and know nothing about each other or about the cycle.
+Here: the base class, the constant policy, a random one for audits, and a chain of several. Learned policies are in
+`policies` and know nothing about each other or about the cycle.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from specdec.errors import SpecdecError, check_integer, check_kind, door, first_
 
 
 class Policy:
-    """What shapes the trees of a turn, cycle by cycle.
+    """Shapes the trees of a turn, cycle by cycle.
 
-    A base class: what a subclass does not state has the default given here. An object of any other class is taken in a
-    policy's place if it has asks, limits, plan, reset, answer and observe; for the rest it, too, gets these defaults.
+    A base class with defaults for everything that a subclass does not define. Any object with asks, limits, plan, reset,
+    answer and observe also works as a policy and gets the same defaults for the rest.
     """
 
-    asks: frozenset[str] = frozenset()  # the kinds it answers
-    limits: TreeConfig = TreeConfig()  # the largest tree it may ever ask for; memory is reserved for it
-    plan: Plan = TreeConfig()  # what holds where it does not answer PLAN
-    choices: Sequence[Any] = ()  # what those outputs stand for, where there is one for each
-    outputs: Any = None  # what its network said last, for people to look at
+    asks: frozenset[str] = frozenset()  # the kinds of questions it answers
+    limits: TreeConfig = TreeConfig()  # the largest tree it may ask for; memory is reserved for it
+    plan: Plan = TreeConfig()  # used for questions that it does not answer
+    choices: Sequence[Any] = ()  # what the outputs stand for, if there is one for each
+    outputs: Any = None  # the network's last output, for display
     trained_for: dict[str, Any] = {}  # noqa: RUF012  pair, costs and choices of one that was trained; never changed in place
-    tuned_on: Sequence[Any] = ()  # prompts whose answers it has seen: no benchmark for it
+    tuned_on: Sequence[Any] = ()  # prompts whose answers it has seen: not to be evaluated on
 
     @property
     def policies(self) -> Sequence[Policy]:
-        """The policies that it consists of; itself where it is no Chain."""
+        """The policies it consists of; itself if it is no Chain."""
         return (self,)
 
     @property
     def remembers(self) -> bool:
-        """Whether what it has seen is meant to outlive a text, as an engine's counters do."""
+        """Whether its memory should last beyond a text, as an engine's counters do."""
         return False
 
     def reset(self) -> None:
         """A turn begins."""
 
     def reseed(self, number: int) -> None:
-        """Draw from here on by the policy's own seed and this number; for policies that draw their answers."""
+        """Seed further random draws with the policy's own seed and this number."""
 
     def answer(self, question: Question) -> Any:
         """A TreeConfig or StaticShape to PLAN, a flag to EXTEND, a number of nodes to SIZE."""
@@ -56,7 +56,7 @@ class Policy:
 
 
 class Static(Policy):
-    """The same tree in every cycle: EAGLE-2's and EAGLE-3's way, or a `StaticShape` (EAGLE-1, Medusa).
+    """The same tree in every cycle, as in EAGLE-2 and EAGLE-3, or a `StaticShape` (EAGLE-1, Medusa).
 
     >>> Static(total_tokens=60, depth=7, top_k=10).plan
     TreeConfig(total_tokens=60, depth=7, top_k=10, flat_nodes=0, beam=())
@@ -89,9 +89,9 @@ class Static(Policy):
 
 
 class RandomPolicy(Policy):
-    """Answers anything legal at the kinds it is told to answer. For audits and property tests.
+    """Random legal answers to the given kinds of questions. For audits and property tests.
 
-    own_beams: plan beams apart from children as well; only recordings of a family can judge those.
+    own_beams: also plan beams other than the number of children; only recordings of a family can replay those.
 
     >>> policy = RandomPolicy(TreeConfig(12, 3, 4), seed=1, asks=("extend",))
     >>> sorted(policy.asks), policy.plan == policy.limits
@@ -132,7 +132,7 @@ class RandomPolicy(Policy):
 
 
 class Chain(Policy):
-    """Several policies as one: each kind of question goes to the first that answers it, every cycle is shown to all.
+    """Several policies as one: each question goes to the first policy that answers its kind; all observe every cycle.
 
     >>> limits = TreeConfig(12, 3, 4)
     >>> chain = Chain(RandomPolicy(limits, asks=("extend",)), RandomPolicy(limits, asks=("size",)))
@@ -173,7 +173,7 @@ class Chain(Policy):
 
 
 class PolicyLike(Protocol):
-    """What an object needs to be taken for a policy."""
+    """What an object needs to be accepted as a policy."""
 
     asks: frozenset[str]
     limits: TreeConfig
@@ -187,7 +187,7 @@ class PolicyLike(Protocol):
 
 
 class _Completed(Policy):
-    """An object that is like a policy: what it has is its own, what it lacks is Policy's default."""
+    """A policy-like object completed with Policy's defaults."""
 
     def __init__(self, policy: PolicyLike):
         self.policy = policy
@@ -201,7 +201,7 @@ class _Completed(Policy):
 
 
 def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
-    """The policy, EAGLE-3's default tree for None, an object like a policy with Policy's defaults; all else is refused."""
+    """The policy; EAGLE-3's default tree for None; a policy-like object with Policy's defaults. SpecdecError for all else."""
     if policy is None:
         return Static()
     if not isinstance(policy, Policy) and not like(policy, PolicyLike):
@@ -211,7 +211,7 @@ def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
 
 
 def unused(policy: PolicyLike) -> Policy:
-    """A copy for a text of its own, which leaves the policy as it was given; the policy itself where it is never asked."""
+    """A copy for one text, so that the given policy stays unchanged; the policy itself if it is never asked."""
     given = checked_policy(policy)
     if not given.asks:
         return given
@@ -225,7 +225,7 @@ def unused(policy: PolicyLike) -> Policy:
 
 
 def check_asks(asks: Any) -> frozenset[str]:
-    """The kinds of questions as a set; SpecdecError for one text, which would count as its letters, and unknown kinds."""
+    """The kinds of questions as a set; SpecdecError for a plain string (it would count as its letters) and unknown kinds."""
     if isinstance(asks, str) or not isinstance(asks, Iterable):
         raise SpecdecError(f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}.")
     for kind in asks:

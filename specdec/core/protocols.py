@@ -1,11 +1,11 @@
-"""What the core needs of a target and of a drafter, and the forwards that a turn waits for.
+"""Interfaces of targets and drafters, and the forwards that a turn waits for.
 
-A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with everything that was committed since,
-then `expand` once per further level. A session never decides anything: which nodes to expand is the tree's business.
-`Drafter`, `DraftSession` and `TargetModel` are base classes: what a subclass does not state has the default given here. Their
+A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with the tokens committed since the last,
+then `expand` once per further level. A session decides nothing: the tree chooses the nodes to expand.
+`Drafter`, `DraftSession` and `TargetModel` are base classes with defaults for what a subclass does not define. Their
 implementations live in `models`.
 
-Whoever drives turns runs their forwards: one at once, or those of several turns together.
+The driver of the turns runs their forwards: one at a time, or those of several turns together.
 
     turn 1  ──▶ DraftForward ┐                      turn 1 ──▶ TargetForward ┐
     turn 2  ──▶ DraftForward ┴▶ together ──▶ ...    turn 2 ──▶ TargetForward ┴▶ together ──▶ ...
@@ -31,10 +31,10 @@ from specdec.core.tries import Trie
 class DraftSession:
     """One turn of drafting. Shapes: A newly committed tokens, W frontier nodes, k children per node, E rows of a window.
 
-    A session implements `root` and `expand`, or `copied` (its drafter then says `copied_levels`), or all three.
+    A session implements `root` and `expand`, or `copied` (its drafter then sets `copied_levels`), or all three.
     """
 
-    root_state: Tensor | None = None  # [H], the network's state at the root after `root`, for policies to look at
+    root_state: Tensor | None = None  # [H], the network's state at the root after `root`; policies may read it
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         """Consume `tokens` int64 [A] (the last one is the tree's root) with the target features [A, F] *before* each of them.
@@ -48,9 +48,9 @@ class DraftSession:
         raise NotImplementedError
 
     def copied(self, ids: Tensor) -> Trie:
-        """Candidates that cost no forward after the committed tokens, int64 [T], the last of which is the root.
+        """Candidates that need no forward, after the committed tokens int64 [T], the last of which is the root.
 
-        A turn's ids only ever grow.
+        Within a turn the ids only grow.
         """
         return Trie()
 
@@ -67,23 +67,23 @@ class DraftSession:
 
 
 class Drafter:
-    """Weights plus what the target must provide."""
+    """A draft model and what it needs from the target."""
 
-    network: Any = None  # its weights, a torch module; None for a drafter without
+    network: Any = None  # its weights, a torch module; None without weights
     target_id: Tensor | None = None  # the target's ids of a reduced draft vocabulary, int64 [Vd]
-    fingerprinted: dict[str, Any] | None = None  # what a result depends on beside the weights
+    fingerprinted: dict[str, Any] | None = None  # what else results depend on
     taps: tuple[int, ...] = ()  # the `hidden_states` indices whose features `root` receives
-    forwards: bool = True  # False where its sessions have no `root` and `expand`
+    forwards: bool = True  # False if its sessions have no `root` and `expand`
     copied_levels: int = 0  # the longest path that its sessions' `copied` proposes
     extra_rows: int = 0  # the most rows of its sessions' `window`
-    claims: Claims | None = None  # what its card says of it
-    deepest: int | None = None  # the most expansions of one with a last level: trees end there, whatever is planned
+    claims: Claims | None = None  # what its card promises
+    deepest: int | None = None  # with a last level: the most expansions; trees end there whatever is planned
 
     def refresh(self) -> None:
-        """Fit a target that has changed: its dtype, its device, its embedding or its head."""
+        """Adapt to a changed target: its dtype, device, embedding or head."""
 
     def inference(self) -> AbstractContextManager[Any]:
-        """Whatever the drafter must switch on while it drafts."""
+        """A context in which the drafter can draft."""
         return nullcontext()
 
     def repack(self) -> None:
@@ -94,12 +94,12 @@ class Drafter:
         raise NotImplementedError
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
-        """Results of several sessions' forwards of one kind, in their order; here one after the other."""
+        """Results of several sessions' forwards of one kind, in their order; by default one after the other."""
         return [forward.run() for forward in forwards]
 
 
 class TargetRows(Protocol):
-    """What a target's forward gives."""
+    """The result of a target's forward."""
 
     logits: Tensor  # [T, V]
     features: Tensor | None  # [T, F] at each token, None without taps
@@ -122,11 +122,11 @@ class TargetModel:
 
     @property
     def threads(self) -> int:
-        """CPU threads with which it decoded last."""
+        """CPU threads of its last decoding."""
         return torch.get_num_threads()
 
     def refresh(self) -> None:
-        """See changes of the model's modules and weights since it was last used."""
+        """Update to changes of the model's modules and weights since their last use."""
 
     def inference(self, taps: bool = True) -> AbstractContextManager[Any]:
         """Tree attention switched on; afterwards the model is as it was."""
@@ -147,7 +147,7 @@ class TargetModel:
         raise NotImplementedError
 
     def run_together(self, forwards: Sequence[TargetForward]) -> Sequence[TargetRows]:
-        """Rows of several sequences' forwards, in their order; here one after the other."""
+        """Rows of several sequences' forwards, in their order; by default one after the other."""
         return [forward.run() for forward in forwards]
 
 
@@ -185,11 +185,11 @@ class DraftForward:
 
 Forward = TargetForward | DraftForward
 T = TypeVar("T")
-Step = Generator[Forward, Any, T]  # what it waits for, one after the other, and what it returns
+Step = Generator[Forward, Any, T]  # the forwards it waits for, one after the other, and its result
 
 
 def finish(step: Generator[Forward, Any, T]) -> T:
-    """Run a step's forwards one by one. Returns what it returns."""
+    """Run a step's forwards one by one and return its result."""
     try:
         forward = next(step)
         while True:
@@ -200,7 +200,7 @@ def finish(step: Generator[Forward, Any, T]) -> T:
 
 
 def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-    """The same generator without its forwards: they are run here, all else is passed on."""
+    """The same generator without its forwards: they are run here, everything else is yielded on."""
     try:
         item = next(steps)
         while True:
@@ -211,7 +211,7 @@ def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
 
 
 def together(forwards: Sequence[Any]) -> Sequence[Any]:
-    """Results of several turns' forwards, all of one kind and of one model, in their order."""
+    """Results of several turns' forwards, in their order; all of one kind and of one model."""
     first = forwards[0]
     if len(forwards) == 1:
         return [first.run()]

@@ -1,15 +1,15 @@
-"""What the cycle asks and what it leaves behind: names, units and shapes of everything that is written down.
+"""Questions and results of a cycle: names, units and shapes of everything that is written down.
 
 Shape letters used everywhere: B prompts, T tokens, N tree nodes, W beam width, k children, V vocabulary, H hidden.
 
-How fast decoding was is stated once, as three quotients of sums, never means of quotients:
+Speed is defined once, as three quotients of sums (never means of quotients):
 
     tau        = tokens of the cycles / cycles
     ms_per_tok = milliseconds / tokens that count
     speedup    = milliseconds of plain decoding / milliseconds, both for the same tokens
 
-Tokens of the cycles (`cycle_tok`) include every bonus token, and the last cycle of a turn counts whole. The prefill's own
-token is nobody's. Tokens that count (`new_tok`) end at the stop token or the limit. Takes numbers, arrays and columns alike.
+Tokens of the cycles (`cycle_tok`) include every bonus token, and a turn's last cycle counts whole. The prefill's own token
+belongs to no cycle. Tokens that count (`new_tok`) end at the stop token or the limit. Works on numbers, arrays and columns.
 
 Holds data only; imports no model.
 """
@@ -34,7 +34,7 @@ KINDS = (PLAN, EXTEND, SIZE)
 
 
 class View(Protocol):
-    """What an engine, live or replayed, shows of itself; a Question says what each is."""
+    """What a live or replayed engine lets a policy see; documented in Question."""
 
     @property
     def scores(self) -> Tensor: ...
@@ -57,7 +57,7 @@ class View(Protocol):
 
 @dataclass(slots=True)
 class Question:
-    """What a policy is asked inside a cycle, and what it may look at before it answers.
+    """A question to a policy inside a cycle, and what the policy may look at.
 
     PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper. SIZE: verify_nodes, 0 to `largest`.
 
@@ -85,7 +85,7 @@ class Question:
 
     @property
     def copied_scores(self) -> ArrayLike:
-        """Cumulative log-probabilities of the candidates that cost no forward here, at any question; () for none."""
+        """Cumulative log-probabilities of the candidates that need no forward, at any question; () for none."""
         return self.view.copied_scores
 
     @property
@@ -100,7 +100,7 @@ class Question:
 
     @property
     def text_state(self) -> Tensor:
-        """[E]: an embedding of the text so far, where a recording was given one (notebook 40)."""
+        """[E]: an embedding of the text so far, if the recording has one (notebook 40)."""
         return self.view.text_state
 
 
@@ -116,10 +116,10 @@ class Cycle:
 
     cycle: int
     context_tok: int  # committed tokens before the root
-    top_k: int  # 0 where nothing was drafted: a plain step, or candidates copied from the text
+    top_k: int  # 0 if nothing was drafted: a plain step, or candidates copied from the text
     expansions: int  # n
-    draft_calls: int  # n + 1; 0 where nothing was drafted
-    candidates: int  # nodes in the pool, and those copied beside them
+    draft_calls: int  # n + 1; 0 if nothing was drafted
+    candidates: int  # nodes in the pool, plus copied ones
     verify_nodes: int  # of them sent to verification
     verified_tok: int  # rows of the target forward: verify_nodes + 1, and a drafter's own extra rows
     accepted_tok: int  # accepted draft tokens
@@ -142,7 +142,7 @@ CYCLE_COLUMNS = tuple(Cycle.__dataclass_fields__)
 
 @dataclass
 class Generation:
-    """What decoding returns. `tokens` are the new ids only, truncated at the first stop token and never more than asked.
+    """The result of decoding. `tokens`: the new ids only, cut at the first stop token and never more than asked for.
 
     >>> Generation(tokens=[5, 6, 7], prompt_tok=4, decode_ms=30.0).tokens_per_s
     100.0
@@ -155,7 +155,7 @@ class Generation:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     finish_reason: str = "length"  # "stop", "length"; "unfinished" where a policy failed midway
-    # ids -> text, for who shows it; a plain attribute, so that copies, files and other processes get data alone
+    # ids -> text, for display; a plain attribute, so that copies, files and other processes get data alone
     read_text: ClassVar[Any] = None
 
     @property
@@ -184,7 +184,7 @@ class Generation:
         return pandas.DataFrame([row.row() for row in self.rows], columns=CYCLE_COLUMNS)
 
     def read(self, text_of: Callable[[Sequence[int]], str] | None) -> Generation:
-        """Take the text of the tokens; None for a pair without a tokenizer. Warns of a text that ended before it began."""
+        """Set the text from the tokens; None for a pair without a tokenizer. Warns about an empty answer."""
         self.text = None if text_of is None else text_of(self.tokens)
         if self.finish_reason == "stop" and self.new_tok == 1:
             warn(

@@ -1,6 +1,6 @@
-"""A Generation as a notebook shows it: the text with what was drafted in it, its speed, and where the time went.
+"""A Generation as HTML for notebooks: the text with accepted drafts marked, its speed, and where the time went.
 
-Colours lie over the page's own, so that they can be read on light and on dark.
+Colours work on light and dark pages.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-Generation = Any  # one of `records`, which shows itself by this module
+Generation = Any  # `records.Generation`, which uses this module to show itself
 
-# What the tree explorer paints with, too.
+# The tree explorer uses the same colours.
 ACCEPTED, BONUS = "#00664b", "#f2a93b"
 SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": "#ffffff"}  # light, black, dark, white
 
@@ -23,7 +23,7 @@ LOOKS = {
 
 
 def pieces(generation: Generation) -> list[tuple[str, str]]:
-    """The text in order as (piece, "accepted" drafts, "bonus" or "plain"): joined, the pieces are the text.
+    """The text in order as (piece, "accepted" drafts, "bonus" or "plain"); joined, the pieces are the text.
 
     A character of several tokens belongs to the piece that completes it.
 
@@ -44,7 +44,7 @@ def pieces(generation: Generation) -> list[tuple[str, str]]:
 
 
 def _ends(generation: Generation) -> Iterator[tuple[int, str]]:
-    """After which token a piece ends, and its kind: the prefill's own token, then each cycle's drafts and bonus token."""
+    """Where each piece ends (in tokens), and its kind: the prefill's own token, then each cycle's drafts and bonus token."""
     end = generation.new_tok - sum(row.kept_tok for row in generation.rows)
     yield end, "plain"
     for row in generation.rows:
@@ -54,7 +54,7 @@ def _ends(generation: Generation) -> Iterator[tuple[int, str]]:
 
 
 def html(generation: Generation) -> str:
-    """The page's element for it."""
+    """The HTML element of a Generation."""
     words = "".join(
         f'<span class="{kind}" style="{LOOKS[kind]}">{escape(piece)}</span>' for piece, kind in pieces(generation)
     )
@@ -77,7 +77,7 @@ def html(generation: Generation) -> str:
 
 
 def times(generation: Generation) -> list[tuple[str, float]]:
-    """Milliseconds of the prefill and of the cycles' parts that took any."""
+    """Milliseconds of the prefill and of each part of the cycles, without zeros."""
     sums = {part: sum(getattr(row, f"{part}_ms") for row in generation.rows) for part in ("draft", "policy", "verify")}
     parts = {"prefill": generation.prefill_ms, **sums}
     parts["rest" if generation.rows else "steps"] = max(0.0, generation.total_ms - sum(parts.values()))
@@ -85,7 +85,7 @@ def times(generation: Generation) -> list[tuple[str, float]]:
 
 
 def time_bar(generation: Generation) -> str:
-    """These times as one thin bar; '' where no time was taken."""
+    """These times as one thin bar; '' without times."""
     if not (whole := generation.total_ms):
         return ""
     bars = "".join(

@@ -1,11 +1,11 @@
-"""Several texts at once: every turn keeps its own cycle, tree and policy, and their forwards are run together.
+"""Several texts at once: every turn keeps its own cycle, tree and policy; their forwards run together.
 
     turns     ──▶ each runs until it needs a forward
     drafts    ──▶ together, until every turn waits for the target
     target    ──▶ one forward over the new rows of all turns
-    ended     ──▶ the next prompt takes the place at once
+       ended     ──▶ the next prompt takes the place at once
 
-Rows lie side by side in one product and nothing is padded. Knows nothing about trees, policies or models.
+Rows lie side by side in one product, without padding. Knows nothing about trees, policies or models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec.core.protocols import Forward, T, TargetForward, together
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer, check_kind, keeping
 
-ROWS = 16  # texts at once; more brings little on a CPU, whose products are busy by then
+ROWS = 16  # texts at once; more bring little on a CPU, whose products are busy by then
 
 
 def decode_many(
@@ -40,12 +40,12 @@ def decode_many(
 ) -> list[Generation]:
     """Decode `prompts`, `rows` at a time. Each text equals `decode` (or `autoregress`, for plain=True) of its prompt alone.
 
-    policy: a `Static`, or a function that makes the policy of prompt number i: policies remember their own turn.
-    raw: take texts as they are, as in `decode`. settings: temperature, seed, stop_tokens and sampling of `decode`. Times in a
-    Generation include waiting for the others.
-    In float32 texts are equal token for token; in low precision products of more rows round otherwise.
-    Every prompt is read before the first is decoded. What ends the call midway, Ctrl-C as well, carries the finished
-    Generations as `so_far`, None for each of the other prompts.
+    policy: a `Static`, or a function that returns the policy of prompt number i, since policies remember their own turn.
+    raw: take texts as they are, as in `decode`. settings: temperature, seed, stop_tokens and sampling of `decode`. Times of a
+    Generation include waiting for the other texts.
+    In float32 texts are equal token for token; in low precision, products of more rows round differently.
+    All prompts are checked before the first is decoded. An interruption, Ctrl-C included, carries the finished Generations
+    as `so_far`, with None for each of the other prompts.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -89,9 +89,9 @@ def decode_many(
 
 
 def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[int, T]]:
-    """Drive generators of forwards, at most `rows` at a time. Yields (number, what it returned) as each one ends.
+    """Drive generators of forwards, at most `rows` at a time. Yields (number, return value) as each one ends.
 
-    Drafts go first, so that the target's forward is shared by all. What turns yield beside forwards is passed over.
+    Drafts go first, so that all turns share the target's forward. Anything else that turns yield is dropped.
     """
     source = enumerate(turns)
     under_way: dict[int, Generator[Any, Any, T]] = {}

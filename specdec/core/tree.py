@@ -1,4 +1,4 @@
-"""The draft tree as flat arrays: grow it level by level, keep its best nodes, read off masks and paths.
+"""The draft tree as flat arrays: grow it by levels, keep its best nodes, compute masks and paths.
 
 A node is a row of three int64 arrays and a score:
 
@@ -8,7 +8,7 @@ A node is a row of three int64 arrays and a score:
     depth      0    1    1    2    2               / \
     score      0   -.2  -.9  -.5  -1.              3   4
 
-Everything is a handful of tensor operations per level, without a loop over nodes and without reading a value back to the
+Every level takes a handful of tensor operations, without a loop over nodes and without reading a value back to the
 host. The slow, obvious version is `ReferenceTree` in tests/fakes/reference.py. (EAGLE-2 section 4: expand, then re-rank.)
 """
 
@@ -46,7 +46,7 @@ class DraftTree:
     parent: Tensor
     depth: Tensor
     score: Tensor
-    levels: int  # deepest depth any node can have; known on the host, so that nobody has to ask the device
+    levels: int  # deepest depth of any node; known on the host, so that the device need not be asked
 
     def __len__(self) -> int:
         return self.token.shape[0]
@@ -93,7 +93,7 @@ class DraftTree:
 
     @classmethod
     def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
-        """A tree from plain sequences (tests, static lists, n-grams); parents must precede children, root first."""
+        """A tree from plain sequences (tests, static lists, n-grams); root first, parents before children."""
         try:
             token, parent = torch.as_tensor(token), torch.as_tensor(parent)
             score = None if score is None else torch.as_tensor(score, dtype=torch.float32)
@@ -117,11 +117,11 @@ class DraftTree:
 
 
 class GrowingTree:
-    """The candidate pool while the drafter works, and the current beam.
+    """The candidate pool and the current beam while drafting.
 
-    Levels are kept as they were drafted and are laid end to end when a tree is cut out of them. All nodes of a tree have the
+    Levels are stored as they were drafted and concatenated when a tree is cut out of them. All nodes of a tree have the
     same number of children k, so the pool is a table of k columns with one row per expanded node: node p is a child of
-    the node that row (p - 1) // k stands for.
+    the node of row (p - 1) // k.
     """
 
     def __init__(self, device: torch.device | str | None = None):
@@ -129,11 +129,11 @@ class GrowingTree:
         self._nothing = torch.zeros(1, device=device)  # the root's score
 
     def restart(self, root_token: Tensor | int) -> None:
-        """Forget the last tree; the pool is the root alone."""
+        """Start a new tree whose pool is the root alone."""
         self.size, self.level, self.top_k = 1, 0, 0
         self._tokens = [root_token[None] if isinstance(root_token, Tensor) else torch.full_like(self._root, root_token)]
         self._scores: list[Tensor] = []
-        self._expanded = [self._root]  # pool nodes, level by level, and before them a row that the root itself sits in
+        self._expanded = [self._root]  # pool nodes, level by level, after a row for the root itself
         self._depths = [self._root]  # of their children
         self._beam = (self._root, self._root, self._tokens[0], self._nothing)
         self._choice: tuple[int | None, Tensor | None] | None = None
@@ -160,7 +160,7 @@ class GrowingTree:
 
     @property
     def frontier(self) -> Tensor:
-        """int64 [W]: nodes whose children come next."""
+        """int64 [W]: the nodes to expand next."""
         return self._frontier()[0]
 
     @property
@@ -173,7 +173,7 @@ class GrowingTree:
         return self._frontier()[2]
 
     def _frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Nodes, rows, tokens and scores of the beam; chosen when somebody asks, which after the last level nobody does."""
+        """Nodes, rows, tokens and scores of the beam; computed on demand, since nobody needs it after the last level."""
         if self._choice is not None:
             beam, chosen = self._choice
             tokens, scores = self._tokens[-1], self._scores[-1]
@@ -202,12 +202,12 @@ class GrowingTree:
         self._choice = (beam, chosen)
 
     def as_lists(self) -> tuple[list[int], list[float], list[int], int]:
-        """What a `tries.Pool` holds of the pool: tokens and scores, the root first, whose children they are, and k."""
+        """The fields of a `tries.Pool`: tokens and scores, the root first, the expanded nodes, and k."""
         tokens, scores = torch.cat(self._tokens).tolist(), torch.cat((self._nothing, *self._scores)).tolist()
         return tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k)
 
     def whole(self) -> DraftTree:
-        """Every candidate as a tree (for recording and for looking at)."""
+        """Every candidate as a tree (for recordings and views)."""
         return self.select(counting(self.size, self._root.device))
 
     def prune(self, verify_nodes: int) -> DraftTree:
@@ -220,7 +220,7 @@ class GrowingTree:
 
     def select(self, keep: Tensor) -> DraftTree:
         """The tree of the pool's nodes `keep`, renumbered 0..K-1. int64 [K], ascending, root first, ancestor-closed."""
-        row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1  # the root's own is the first
+        row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1  # the root's own row is the first
         parent, depth = torch.searchsorted(keep, torch.cat(self._expanded)[row]), torch.cat(self._depths)[row]
         parent[0] = -1
         return DraftTree(
@@ -232,7 +232,7 @@ class StaticShape(Plan):
     """A fixed tree given as child-rank paths, as EAGLE-1 and Medusa use it: ((0,), (1,), (0, 0), ...).
 
     Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of (r1, ..., rd-1).
-    top_k: children drafted per node; widest: nodes of the level that expands most of them.
+    top_k: children drafted per node; widest: the largest number of nodes expanded in a level.
     kept: int64 [verify_nodes + 1], the pool nodes that form the tree, root first.
 
     >>> shape = StaticShape([(0,), (1,), (0, 0), (0, 1)])
@@ -260,7 +260,7 @@ class StaticShape(Plan):
         self._placed: dict[torch.device, tuple[list[Tensor], Tensor]] = {}
 
     def _layout(self) -> tuple[list[Tensor], Tensor]:
-        """Per level the flat candidates to expand, and the pool nodes to keep. Pool order is frontier-row-major."""
+        """Per level the flat candidates to expand, and the pool nodes to keep. The pool is in frontier-row-major order."""
         inner = {c[:-1] for c in self.choices if len(c) > 1}
         frontier: list[tuple[int, ...]] = [()]
         start, kept, expanded = 1, [0], []
@@ -279,7 +279,7 @@ class StaticShape(Plan):
         return TreeConfig(self.total_tokens, self.depth, max(self.top_k, self.widest))
 
     def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
-        """Per level the flat candidates that are expanded next, int64 [W], and `kept`; brought to a device once."""
+        """Per level the flat candidates to expand next, int64 [W], and `kept`; copied to a device once."""
         if device not in self._placed:
             self._placed[device] = [level.to(device) for level in self._expanded], self.kept.to(device)
         return self._placed[device]

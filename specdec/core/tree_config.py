@@ -1,7 +1,7 @@
-"""The numbers of a draft tree, the values that the papers' code uses, and one refusal of what does not fit into memory.
+"""The numbers of a draft tree, the values in the papers' code, and checks against available memory.
 
-A tree's size follows from its numbers alone, so it is refused wherever those are written down: by a TreeConfig. What a cache, a
-drafter or a policy would take is refused by `check_memory` before it is made. Knows nothing about models and files.
+A tree's size follows from its numbers alone, so a TreeConfig refuses one that is too large. `check_memory` refuses a cache,
+a drafter or a policy before it is allocated. Knows nothing about models and files.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from specdec.errors import SpecdecError, check_integer
 
 GIB = 1 << 30
-MOST_TREE_BYTES = 4 * GIB  # more than this no cycle can handle in a reasonable time on any machine
-SMALL_BYTES = 64 << 20  # not worth asking the system for
+MOST_TREE_BYTES = 4 * GIB  # no machine handles more per cycle in a reasonable time
+SMALL_BYTES = 64 << 20  # below this the system is not asked
 ADVICE = "lower max_new_tokens, shorten the prompt or use a smaller tree"
 NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
 
 
 class Plan:
-    """What a policy answers to PLAN: a TreeConfig, a StaticShape or a CopiedTree. The face that they have in common."""
+    """An answer to PLAN: the common base of TreeConfig, StaticShape and CopiedTree."""
 
     total_tokens: int  # of the verified tree, the root included
     depth: int = 0  # expansion forwards after the root pass
@@ -36,16 +36,16 @@ class Plan:
 
     @property
     def drafted(self) -> bool:
-        """Whether the drafter's forwards are wanted."""
+        """Whether the drafter's forwards are used."""
         return self.total_tokens > 1
 
     def beam_at(self, level: int) -> int:
-        """Nodes that are expanded once `level` expansions have been made."""
+        """Nodes to expand after `level` expansions."""
         return self.beam[min(level, len(self.beam) - 1)] if self.beam else self.top_k
 
     @property
     def limits(self) -> TreeConfig:
-        """The TreeConfig that has room for it."""
+        """A TreeConfig large enough for it."""
         raise NotImplementedError
 
 
@@ -53,13 +53,12 @@ class Plan:
 class TreeConfig(Plan):
     """The numbers of an EAGLE draft tree.
 
-    total_tokens: verified tree size *including* the root (EAGLE's `total_token`); 1 is a plain step, for which nothing is
-    drafted.
+    total_tokens: verified tree size *including* the root (EAGLE's `total_token`); 1 is a plain step without drafting.
     depth: expansion forwards after the root pass (EAGLE's `depth`); draft calls are depth + 1.
-    top_k: children per node, and how many nodes of a level are expanded where `beam` is ().
-    beam: how many nodes of each level are expanded, the first level first; the last number holds for all levels below.
-    flat_nodes: where drafting stops after the root pass, the root's so many best children take the place of its top_k
-    (RADAR section 4: its tree after one draft call holds 59); 0 for none.
+    top_k: children per node, and the number of nodes expanded per level if `beam` is ().
+    beam: nodes expanded per level, first level first; the last number holds for all levels below.
+    flat_nodes: if drafting stops after the root pass, this many of the root's best children are used in place of top_k
+    (RADAR section 4: its tree after one draft call holds 59); 0: top_k.
     The candidate pool must offer total_tokens - 1 nodes.
 
     >>> tree = TreeConfig(total_tokens=60, depth=7, top_k=10)
@@ -103,25 +102,25 @@ class TreeConfig(Plan):
 
     @property
     def frontiers(self) -> tuple[int, ...]:
-        """Nodes that each of `depth` expansions goes on from."""
+        """Nodes expanded by each of `depth` expansions."""
         return tuple(self.beam_at(level) for level in range(self.depth))
 
     @property
     def widest(self) -> int:
-        """The most nodes that one expansion goes on from."""
+        """The most nodes that one expansion takes."""
         return max(self.beam, default=self.top_k)
 
     @property
     def text(self) -> str:
-        """total_tokens,depth,top_k and the beam, if it has its own; `tree_from` reads it."""
+        """total_tokens,depth,top_k and, if set, the beam; `tree_from` reads it."""
         return ",".join(map(str, (self.total_tokens, self.depth, self.top_k, *self.beam)))
 
 
 @dataclass(frozen=True)
 class CopiedTree(Plan):
-    """A tree of nothing but candidates that cost no forward (n-grams of the text); answers PLAN in place of a TreeConfig.
+    """A tree of copied candidates only, which need no forward (n-grams of the text); an answer to PLAN.
 
-    total_tokens: the most rows to verify, the root included; where the text offers less, the tree is smaller.
+    total_tokens: the most rows to verify, the root included; the tree is smaller if the text offers less.
 
     >>> CopiedTree(12).verify_nodes
     11
@@ -146,7 +145,7 @@ class CopiedTree(Plan):
 
 
 def plain_beam(top_k: int, beam: tuple[int, ...]) -> tuple[int, ...]:
-    """`beam` without what a level cannot offer and what is repeated; () where that leaves top_k everywhere."""
+    """`beam` without repeats and values that a level cannot offer; () if that leaves top_k everywhere."""
     if not isinstance(beam, tuple | list) or not all(type(width) is int and width >= 1 for width in beam):
         raise SpecdecError(f"beam must be a tuple of integers of at least 1, such as (2, 1), got {beam!r}.")
     plain, offered, level = [], top_k, 0
@@ -187,12 +186,12 @@ def tree_from(text: str) -> TreeConfig:
 
 
 def tree_bytes(total_tokens: int, candidates: int) -> int:
-    """The candidates, and the mask [N, N] of the verified nodes, as flags and as float32."""
+    """Memory of the candidates, and of the mask [N, N] of the verified nodes, as flags and as float32."""
     return NODE_BYTES * candidates + 5 * total_tokens**2
 
 
 def refuse_tree(total_tokens: int, candidates: int) -> None:
-    """SpecdecError for a tree that no machine should be asked for."""
+    """SpecdecError for a tree too large for any machine."""
     if (size := tree_bytes(total_tokens, candidates)) > MOST_TREE_BYTES:
         raise SpecdecError(
             f"a tree of total_tokens={total_tokens} out of {candidates} candidates takes {size / GIB:,.0f} GiB per text; "
@@ -201,14 +200,14 @@ def refuse_tree(total_tokens: int, candidates: int) -> None:
 
 
 def check_memory(what: str, size: int, device: torch.device | str = "cpu", advice: str = ADVICE) -> None:
-    """SpecdecError where `size` bytes for `what` are more than `device` has free."""
+    """SpecdecError if `size` bytes for `what` exceed the free memory of `device`."""
     free = free_bytes(device) if size > SMALL_BYTES else None
     if free is not None and size > free:
         raise SpecdecError(f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; {advice}.")
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Memory that can be taken without swapping; None where the system does not say."""
+    """Memory that can be taken without swapping; None if the system does not report it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -227,5 +226,5 @@ TREES = {
     "ltd": TreeConfig(60, 8, 10),  # what LTD compares with
     "ltd-vicuna-13b": TreeConfig(50, 8, 10),  # the same on Vicuna-13B: 49 nodes and the root
 }
-# What each paper calls EAGLE-3, the tree of fixed limits that it compares with.
+# The static tree that each paper calls EAGLE-3.
 PAPER_TREES = {"resps": TREES["eagle3-scripts"], "ltd": TREES["ltd"], "radar": TREES["eagle3"]}

@@ -1,14 +1,14 @@
-"""Candidates that cost no forward: paths of tokens found in the text so far, as a trie beside the tree that is drafted.
+"""Candidates that need no forward: token paths found in the text so far, as a trie beside the drafted tree.
 
-    drafted            trie               merged: what both propose is one node, with the better of two probabilities
+       drafted            trie               merged: a node that both propose exists once, with the larger probability
       root             root                 root
       /  \\              |                  /   \\
     the   a     +      the         =     the     a
      |                  |                / \\
     cat                dog            cat   dog
 
-Both are lists of nodes whose parents come first. All of it is done on the host: tries hold a dozen nodes. Knows nothing about
-where a trie comes from, models or policies.
+Both are lists of nodes, parents first. Everything runs on the host: tries hold a dozen nodes. Knows nothing about where a
+trie comes from, models or policies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Trie:
         return len(self.tokens)
 
     def within(self, levels: int) -> Trie:
-        """Its nodes of at most so many levels below the root."""
+        """Its nodes at most so many levels below the root."""
         if levels >= len(self):
             return self
         depth, number, kept = [0], {0: 0}, []
@@ -54,7 +54,7 @@ class Trie:
 
 @dataclass(frozen=True)
 class Pool:
-    """Drafted candidates as lists: node i of `tokens` and `scores`, the root first; row r of `expanded` is the node whose
+    """Drafted candidates as lists: node i of `tokens` and `scores`, root first; row r of `expanded` is the node whose
     children are the nodes 1 + r * top_k to (r + 1) * top_k."""
 
     tokens: Sequence[int]
@@ -64,10 +64,10 @@ class Pool:
 
 
 class Merged:
-    """A pool and a trie as one list of candidates: those of the pool keep their numbers, the trie's own follow.
+    """A pool and a trie as one list of candidates: the pool's nodes keep their numbers, the trie's own follow.
 
-    An edge that both have gets the larger of its two probabilities; what the trie has below it gains by that. scores, parents
-    and tokens are of all nodes, the root first.
+    An edge in both gets the larger of its two probabilities, which also raises the trie's nodes below it. scores, parents and
+    tokens cover all nodes, root first.
     """
 
     def __init__(self, pool: Pool, trie: Trie):
@@ -75,7 +75,7 @@ class Merged:
         self.tokens, self.scores = list(pool.tokens), list(pool.scores)
         self.parents = [-1, *(node for node in pool.expanded for _ in range(pool.top_k))]
         self._pool, self._row = pool, {node: row for row, node in enumerate(pool.expanded)}
-        self._own: dict[tuple[int, int], int] = {}  # (node, token) -> child that the trie alone has
+        self._own: dict[tuple[int, int], int] = {}  # (node, token) -> child that only the trie has
         place = [0]
         for token, parent, score in zip(trie.tokens, trie.parents, trie.scores, strict=True):
             above, step = place[parent], score - (trie.scores[parent - 1] if parent else 0.0)
@@ -94,7 +94,7 @@ class Merged:
         return len(self.tokens)
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of a node that carries a token."""
+        """The child of a node with this token."""
         row = self._row.get(node)
         if row is not None:
             first = 1 + row * self._pool.top_k
@@ -104,7 +104,7 @@ class Merged:
         return self._own.get((node, token))
 
     def ranked(self) -> list[int]:
-        """All candidates from the best score down; of equals the earlier one, so that parents come first."""
+        """All candidates by descending score; ties keep their order, so that parents come first."""
         return sorted(range(1, len(self)), key=lambda node: (-self.scores[node], node))
 
     def best(self, verify_nodes: int, device: torch.device | None = None) -> DraftTree:

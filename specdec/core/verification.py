@@ -1,13 +1,13 @@
-"""From logits to tokens: one verification rule for every temperature, and what follows from it.
+"""From logits to tokens: one verification rule for every temperature.
 
 At every position T the target picks
 
     token = argmax(warp(logits) + noise(seed, T)),      noise 0 at temperature 0, Gumbel above it.
 
-The noise depends on seed and position alone. So whoever walks down a tree while a child carries the picked token ends up
-with the very text that plain sampling with that seed yields, whatever the tree. Warping is transformers' own.
+The noise depends on seed and position alone. So a walk down a tree, while a child carries the picked token, yields exactly
+the text of plain sampling with that seed, whatever the tree. Warping is transformers' own.
 
-Knows nothing about models, caches or policies. `TypicalPicker` is the one rule here that changes the text.
+Knows nothing about models, caches or policies. `TypicalPicker` is the only rule here that changes the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make_warpers(
 ) -> hf.LogitsProcessorList:
     """transformers' processors in transformers' order: penalty, temperature, top-k, top-p, min-p.
 
-    At temperature 0 only the penalty matters. Bad values are refused with a sentence.
+    At temperature 0 only the penalty matters. SpecdecError for bad values.
     """
     check_number("temperature", temperature)
     if 0 < temperature < 1e-12:  # the logits would overflow
@@ -66,7 +66,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int, device: torch.device
     return exponential.log_().neg_()
 
 
-BY_ROW = (  # processors whose rows do not depend on the order of the ids they are given
+BY_ROW = (  # processors whose rows do not depend on the order of their ids
     hf.RepetitionPenaltyLogitsProcessor,
     hf.TemperatureLogitsWarper,
     hf.TopKLogitsWarper,
@@ -76,7 +76,7 @@ BY_ROW = (  # processors whose rows do not depend on the order of the ids they a
 
 
 class Picker:
-    """The one rule by which every method here turns the target's logits into tokens.
+    """The rule by which every method here turns the target's logits into tokens.
 
     warpers: a `LogitsProcessorList`, called with (ids so far [1, T], logits [1, V]) in float32.
     sample: False picks the arg-max of the processed logits, True samples with the seeded noise.
@@ -90,7 +90,7 @@ class Picker:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it takes the target's likeliest token, whatever stood before."""
+        """Whether it takes the target's likeliest token, whatever came before."""
         return type(self) is Picker and not self.sample and not self.warpers
 
     @staticmethod
@@ -99,11 +99,11 @@ class Picker:
         return Picker(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
 
     def pick_tree(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> Tensor | None:
-        """The picks after all nodes, int64 [N]; None where picking node by node is better, or the only way.
+        """The picks after all nodes, int64 [N]; None if picking node by node is better, or the only way.
 
-        An accelerator makes the host wait for every value that is read back, so there all nodes are picked at once. On a
-        CPU reading costs nothing, and warping rows that nobody visits would. Processors that are not known to take rows of
-        any history (transformers lets users bring their own) always see the node's own path.
+        Reading a value back makes the host wait for an accelerator, so there all nodes are picked at once. On a CPU reading costs
+        nothing, and warping rows off the path would. Processors not known to accept rows of any history (transformers allows
+        custom ones) always see the node's own path.
         """
         if not self.sample and not self.warpers:
             return logits.max(-1).indices
@@ -111,7 +111,7 @@ class Picker:
             return None
         ids = committed[-1:].expand(len(tree), 1)
         if any(type(warper) is hf.RepetitionPenaltyLogitsProcessor for warper in self.warpers):
-            drafted = tree.token[tree.lineage().clamp_(min=0)]  # filled up with the root, which has been seen anyway
+            drafted = tree.token[tree.lineage().clamp_(min=0)]  # padded with the root, which has been seen anyway
             ids = torch.cat((committed.expand(len(tree), -1), drafted), dim=1)
         scores: Tensor = self.warpers(ids, logits.float())
         if self.sample:
@@ -122,7 +122,7 @@ class Picker:
 
     @staticmethod
     def whole_trees(device: torch.device) -> bool:
-        """Whether sampling picks all of a tree's tokens at once."""
+        """Whether sampling picks all tokens of a tree at once."""
         return device.type != "cpu"
 
     def warp(self, logits: Tensor, ids: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class Picker:
         """The path through `tree` that the target takes, and the new tokens: the path's below the root, and the bonus.
 
         logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
-        What is needed is read back to the host once; on a CPU sampling then looks at the rows on the path alone.
+        On an accelerator the result is read back once; on a CPU sampling looks only at the rows on the path.
         """
         picks = self.pick_tree(tree, logits, committed)
         if picks is not None:
@@ -168,15 +168,15 @@ class Picker:
 
 
 class TypicalPicker(Picker):
-    """Medusa's typical acceptance. It is LOSSY: what it lets through is not the target's own text, at no temperature above 0.
+    """Medusa's typical acceptance. It is LOSSY: above temperature 0 the text is not the target's own.
 
     A drafted token x after a node with the target's distribution p is taken if
 
         p(x) > min(threshold, alpha * exp(-H(p))),        H the entropy of p
 
-    so in an uncertain place many tokens pass. The longest path of such tokens is taken, of equally long ones the likeliest,
-    and the target's arg-max follows it. No random number is drawn: the same prompt always gives the same text. (Medusa,
-    section 2.3.1; the constants are its code's.) It stands here to be measured beside the lossless rule.
+    so at an uncertain position many tokens pass. The longest path of such tokens is taken (of equally long ones the likeliest),
+    followed by the target's arg-max. No random number is drawn: the same prompt always gives the same text. (Medusa, section
+    2.3.1; constants from its code.) For comparison with the lossless rule.
 
     sampling: top_k, top_p, min_p, repetition_penalty. SpecdecError at temperature 0, where Medusa, too, takes exact matches.
 
@@ -219,7 +219,7 @@ class TypicalPicker(Picker):
         return path, [*drafted, self.pick(logits[path[-1]], last)]
 
     def _row(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, float]:
-        """(log p [V], the log of what a token must exceed) after `ids`."""
+        """(log p [V], the log of the threshold for a token) after `ids`."""
         log_p = self.warp(logits, ids).log_softmax(-1)
         entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum()
         least = torch.minimum(log_p.new_tensor(self.threshold).log(), log_p.new_tensor(self.alpha).log() - entropy)
@@ -248,8 +248,8 @@ def accept(
 def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
     """Exact distribution of accepted_tok for a tree whose children are fixed given the context. float64 [levels + 1].
 
-    target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with the product of its
-    path's probabilities. The walk ends there with that times the mass its children leave over. (RADAR, section 4.)
+    target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with the product of the
+    probabilities along its path. The walk ends there with that times the mass outside its children. (RADAR, section 4.)
     """
     device = target_probs.device
     own = torch.ones(len(tree), dtype=torch.float64, device=device)
@@ -261,7 +261,7 @@ def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
 
 
 def truncate(tokens: Sequence[int], stop_tokens: Iterable[int] = (), max_new_tokens: int | None = None) -> list[int]:
-    """The tokens that count: at most `max_new_tokens`, ending with the first stop token. One rule for every method."""
+    """The tokens that count: at most `max_new_tokens`, ending with the first stop token. The same rule for every method."""
     counted, stops = [], set(stop_tokens)
     for token in tokens[:max_new_tokens]:
         counted.append(token)

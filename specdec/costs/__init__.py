@@ -1,1 +1,1 @@
-"""What a cycle costs: the model of time, published machines, and this machine measured."""
+"""Times of a cycle: the cost model, published machines, and measurements of this machine."""

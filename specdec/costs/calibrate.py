@@ -1,10 +1,10 @@
-"""Calibration: from timed cycles of many shapes to a cost model of this machine.
+"""Calibration: fits a cost model of this machine to timed cycles of many shapes.
 
     time = base[setting] + (a + b * setting) * context_tok        with a, b >= 0
 
-Attending to the context costs more with more rows, hence b. Trimmed means per setting and a monotone fit keep a few slow
-moments out. A fifth of the cycles and whole turns are held out, and the model carries its errors on them. `measure` does the
-timing.
+Attention over the context costs more with more rows, hence b. Trimmed means per setting and a monotone fit reduce the effect
+of slow outliers. A fifth of the cycles and some whole turns are held out; the model stores its errors on them. `measure`
+does the timing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from specdec.data import suites
 from specdec.errors import SpecdecError, check_number, door, warn
 
 TOP_KS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 20, 32)  # children, and rows of an expansion: both sides of steps
-WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what was held out
-PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit of like size
+WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on held-out measurements
+PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit at a similar scale
 
 
 @runs.with_settings(CalibrateConfig)
@@ -49,21 +49,21 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
 
 
 class Calibration:
-    """A calibration in pieces, for while something else is measured: then a machine that changes its speed changes both.
+    """A calibration in pieces, interleaved with another measurement, so that changes of the machine's speed affect both.
 
-    settings: as of `calibrate`. `go_on` measures for a piece of the config's seconds, `model` what is left of them.
+    settings: as for `calibrate`. `go_on` measures for a part of the config's seconds, `model` for the rest.
     """
 
     @runs.with_settings(CalibrateConfig)
     def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings):
         self.config = config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
-        if pair.drafter.copied_levels:  # copies cost no forward: what is timed is the network's drafter
+        if pair.drafter.copied_levels:  # copies need no forward: only the network's drafter is timed
             pair = dataclasses.replace(pair, drafter=pair.drafter.drafter)
         self.pair, self._measured = pair, None
 
     @property
     def begun(self) -> bool:
-        """Whether anything was measured yet."""
+        """Whether anything has been measured yet."""
         return self._measured is not None
 
     def _measurements(self) -> Measurements:
@@ -73,12 +73,12 @@ class Calibration:
         return self._measured
 
     def go_on(self, frac: float) -> None:
-        """Measure for this part of the config's seconds."""
+        """Measure for this fraction of the config's seconds."""
         with clock.by_processor_time(self.config.cpu_time):
             self._measurements().go_on(frac * self.config.seconds)
 
     def model(self) -> CostModel:
-        """The cost model, after what is left of the seconds."""
+        """The cost model, after the remaining seconds."""
         pair, config = self.pair, self.config
         with clock.by_processor_time(config.cpu_time):
             timings = self._measurements().run(config.seconds, config.progress)
@@ -93,7 +93,7 @@ class Calibration:
 
 
 def _told(model: CostModel, progress: bool) -> CostModel:
-    """`model`, with a line about its errors, and a warning where they are large."""
+    """`model`, after printing its errors and warning if they are large."""
     off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
     if progress:
         tqdm.write(f"{model.name}: {off}; two trees can be told apart beyond {model.uncertainty_frac:.1%}")
@@ -156,7 +156,7 @@ def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
 
 
 def fit(timings: Timings, **facts) -> CostModel:
-    """The calibrated CostModel of `timings`, with its errors on the held-out ones. facts: name, pair, dtype, machine, ..."""
+    """The calibrated CostModel of `timings`, with its errors on held-out ones. facts: name, pair, dtype, machine, ..."""
     cycles = pd.DataFrame(timings.cycles)
     fitted = cycles[~cycles["held"] & cycles["settled"]]
     expanding = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
@@ -196,9 +196,9 @@ def fit(timings: Timings, **facts) -> CostModel:
 def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None = None):
     """(settings ascending, ms at context 0, ms per context token), arrays over the settings; both non-decreasing.
 
-    beside: a column that counts on top of the setting; then the ms per unit of it follow.
-    Trimmed means per (setting, place), so that slow moments count little; non-negative least squares of their relative errors; an
-    isotonic fit of the bases: it follows steps wherever both their sides were measured.
+    beside: a second column that counts on top of the setting; its ms per unit follow.
+    Trimmed means per (setting, place) limit outliers; then non-negative least squares of the relative errors, and an isotonic
+    fit of the bases, which follows steps wherever both sides were measured.
     """
     from scipy.optimize import isotonic_regression, nnls
 
@@ -213,7 +213,7 @@ def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None 
     if beside:
         columns.insert(0, cells[[beside]].to_numpy(float) * PER_THOUSAND)
     ms, weight = cells["ms"].to_numpy(), np.sqrt(cells["count"].to_numpy())
-    weight[ms <= 0] = 0.0  # a counter of processor time may be too coarse to have seen a cell at all
+    weight[ms <= 0] = 0.0  # the processor-time counter may be too coarse for this cell
     solution = nnls(np.hstack(columns) * (weight / np.where(ms > 0, ms, 1.0))[:, None], weight)[0]
     base, flat, growing = solution[-2 - len(settings) : -2], solution[-2] * PER_THOUSAND, solution[-1] * PER_THOUSAND
     counts = np.bincount(which, weights=cells["count"])
@@ -229,7 +229,7 @@ def _usual(rows: pd.DataFrame, widths, expand, expand_per_tok, per_child) -> pd.
 
 
 def _choosing(rows: pd.DataFrame, last: pd.Series) -> tuple[float, float, float]:
-    """(fixed ms, ms per candidate, ms per node) of choosing the nodes: what the last expansion took beyond the others."""
+    """(fixed ms, ms per candidate, ms per node) of choosing the nodes: the extra time of the last expansion."""
     rows, last = rows[last.notna()], last.dropna()
     candidates = rows["top_k"] + rows["expansions"] * rows["rows"] * rows["top_k"]
     columns = np.stack((np.ones(len(rows)), candidates / 1e3, rows["verify_nodes"] / 1e2), axis=1)
@@ -238,7 +238,7 @@ def _choosing(rows: pd.DataFrame, last: pd.Series) -> tuple[float, float, float]
 
 
 def trimmed_nnls(columns: np.ndarray, values: np.ndarray, rounds: int = 3) -> np.ndarray:
-    """Non-negative least squares without the rows that lie far (3 median deviations) from the last round's fit."""
+    """Non-negative least squares without rows more than 3 median deviations from the previous round's fit."""
     from scipy.optimize import nnls
 
     near = np.ones(len(values), dtype=bool)
@@ -249,7 +249,7 @@ def trimmed_nnls(columns: np.ndarray, values: np.ndarray, rounds: int = 3) -> np
 
 
 def _levelled(model: CostModel, rows: pd.DataFrame) -> CostModel:
-    """`model` with all parts of a cycle scaled alike, so that the cycles' sum is right."""
+    """`model` with all parts of a cycle scaled alike, so that the sum over cycles is exact."""
     predicted = model.cycle_ms(*(rows[name].to_numpy() for name in SHAPE))
     ratio = rows["total_ms"].to_numpy() / predicted
     near = _near(ratio - np.median(ratio))
@@ -260,20 +260,20 @@ def _levelled(model: CostModel, rows: pd.DataFrame) -> CostModel:
 
 
 def typical(values) -> float:
-    """The mean without what was interrupted. A median would miss that slower moments belong to every kind of work."""
+    """The mean without outliers. A median would miss that every kind of work has its slower moments."""
     values = np.asarray(values, dtype=float)
     values = values[~np.isnan(values)]
     return float(values[_near(values - np.median(values))].mean()) if len(values) else 0.0
 
 
 def _near(residual: np.ndarray) -> np.ndarray:
-    """bool: within three standard deviations (from the median) of no residual; what lies beyond was interrupted."""
+    """bool: within three robust standard deviations of a zero residual; the rest was interrupted."""
     residual = np.abs(residual)
     return residual <= max(3 * 1.4826 * np.median(residual), 1e-12)
 
 
 def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> CostModel:
-    """`model` with the times of prefill, and of what a first cycle takes longer because the drafter reads the prompt."""
+    """`model` with prefill times, and the extra time of a first cycle, in which the drafter reads the prompt."""
     first = cycles[cycles["first"]]
     usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())  # never plain steps
     turns = pd.DataFrame(timings.turns)
@@ -289,12 +289,12 @@ def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> Cos
 
 
 def errors(model: CostModel, timings: Timings) -> dict[str, float]:
-    """Relative errors on what the fit did not see.
+    """Relative errors on held-out measurements.
 
     cycle_median_frac: of |predicted - measured| / measured over held-out cycles; cycles counts them.
-    total_frac: of the whole time of all held-out turns together, signed; turns counts them.
-    tree_frac: how far the errors of single trees in these turns, prompts excluded, lie from the one they have in common (root
-    mean square); trees counts them. It is what a comparison of two trees may be wrong by.
+    total_frac: of the total time of all held-out turns, signed; turns counts them.
+    tree_frac: root mean square, over single trees in these turns, of the error beyond the one common to all trees (prompts
+    excluded); trees counts them. It bounds the error of a comparison of two trees.
     """
     cycles = pd.DataFrame(timings.cycles)
     held = cycles[cycles["held"] & cycles["settled"]]

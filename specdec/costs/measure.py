@@ -1,7 +1,7 @@
-"""The measurements of a calibration: cycles, plain steps, questions and whole turns, through the very engine that decodes.
+"""Measurements of a calibration: cycles, plain steps, questions and whole turns, through the engine that also decodes.
 
-A job is a few measurements at one setting. Jobs run in random order, so that a machine that slows down slows all settings
-alike. `calibrate` makes a cost model of the rows.
+A job is a few measurements at one setting. Jobs run in random order, so that a slow phase of the machine affects all settings
+alike. `calibrate` fits a cost model to the rows.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import Picker
 from specdec.errors import warn
 
-SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")  # what the time of a cycle depends on
-GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
-# Caches forget larger work slowly: after a prompt or a tree of hundreds of nodes a small one takes up to a fifth longer, for
-# about eight cycles. In decoding a tree follows others like itself, so a job measures rows of one tree among trees of its
-# like, and leaves out the first cycles of a row; not all slow ones, for a turn has some as well. Trees up to so many nodes:
-# cycles left out and kept of a row. The smallest, and plain steps, are what a controller takes now and then between others.
+SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")  # the time of a cycle depends on these
+GROWTH_TOK = 96  # a turn restarts after this many tokens, so that the context stays near its setting
+# Caches recover slowly from larger work: after a prompt or a tree of hundreds of nodes, a small tree takes up to a fifth longer
+# for about eight cycles. In decoding a tree follows similar ones, so a job measures rows of one tree among trees of similar
+# size, and drops the first cycles of a row; not all slow ones, since a turn has some too. Trees up to so many nodes: cycles
+# dropped and kept of a row. The smallest trees, and plain steps, occur in a controller's turn now and then between others.
 ROWS = {0: (0, 2), 3: (1, 3), 8: (3, 5), 32: (2, 2), None: (0, 1)}
-BANDS = (8, 32, None)  # trees up to so many nodes are of a like
-STEPS, SETTLING, QUESTIONS = 30, 2, 4  # of one job: plain steps kept and left out, questions
-WIDEST = 4  # children and rows for each node of a tree: small trees are not what wide drafts are made for
-HELD_ONE_IN = 5  # cycles that the fit does not see
-TURN_TOK = 32  # length of the turns that are held out as a whole
-CHECKED_TREES = 10  # different trees that these turns are decoded with
-PIECE_S = 1.0  # a calibration that has not seen every setting goes on by this
-BUSY_FRAC = 0.9  # of a core: with less of it, others slowed the process down
+BANDS = (8, 32, None)  # upper limits, in nodes, of the bands of similar trees
+STEPS, SETTLING, QUESTIONS = 30, 2, 4  # per job: plain steps kept and dropped, questions
+WIDEST = 4  # children and rows for each node of a tree: small trees do not come from wide drafts
+HELD_ONE_IN = 5  # one cycle in so many is held out of the fit
+TURN_TOK = 32  # length of the turns held out as a whole
+CHECKED_TREES = 10  # different trees in these turns
+PIECE_S = 1.0  # a calibration that misses a setting continues in pieces of this
+BUSY_FRAC = 0.9  # of a core: with less, other processes slowed this one down
 # Kernels work in blocks of rows, the root being one: the time jumps after 7, 15, 31, 63, ... nodes. Every size up to 16 is
-# measured, where the best trees lie, and beyond it both sides of every step, so that no line is drawn across one.
+# measured, where the best trees lie; beyond it both sides of every step, so that no line crosses one.
 NODES = (
     *range(18),
     *(20, 23, 24, 28, 31, 32, 40, 47, 48, 59, 63, 64, 80, 95, 96, 112, 127, 128, 159, 160, 191, 192, 223, 224, 240),
@@ -50,31 +50,30 @@ NODES = (
 
 @dataclass(frozen=True)
 class CalibrateConfig:
-    """What `calibrate` measures, and for how long."""
+    """What `calibrate` measures, and how long."""
 
-    seconds: float = 45.0  # longer only if not every setting was measured by then
+    seconds: float = 45.0  # longer only if some setting is still unmeasured
     seed: int = 0
     contexts: tuple[int, ...] | None = None  # prompt lengths; None: three, up to 900 tokens or the target's limit
     top_ks: tuple[int, ...] | None = None  # beam widths; None: eight, as far as the vocabulary reaches
     nodes: tuple[int, ...] = NODES  # sizes of the verified trees
     depth: int = 12  # expansions run from 1 to this
     prompts: list[list[int]] | None = None  # token ids; None: texts of embedded suites, random ids without a tokenizer
-    cpu_time: bool = False  # processor time in place of the wall clock: one thread on a CPU that others keep busy
+    cpu_time: bool = False  # processor time in place of the wall clock, for one thread on a busy CPU
     name: str | None = None  # of the model; None: the pair's and its dtype
     progress: bool = True
 
 
 @dataclass
 class Timings:
-    """Rows of a calibration, each a dict. place: index of the context a row was measured at.
+    """Rows of a calibration, each a dict. place: index of its context.
 
-    first_ms is the first expansion, expand_ms the mean over those between it and the last, last_ms the last one and choosing
-    the nodes. A stretch
-    that a cycle does not have is NaN.
+    first_ms is the first expansion, expand_ms the mean of those between it and the last, last_ms the last one and choosing
+    the nodes. A stretch that a cycle lacks is NaN.
     """
 
     # place, context_tok, top_k, rows (of an expansion), expansions, verify_nodes, held (out of the fit), first (of its turn),
-    # settled (after others of its like), `stretches`, total_ms
+    # settled (after similar ones), `stretches`, total_ms
     cycles: list[dict] = field(default_factory=list)
     turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
     steps: list[dict] = field(default_factory=list)  # place, context_tok, ms: means of a row of plain steps
@@ -84,7 +83,7 @@ class Timings:
 
 
 class MarkedClock(Clock):
-    """A clock that also keeps when each lap of a cycle was marked: the stretches between marks leave nothing out."""
+    """A clock that also keeps the time of each mark, so that the stretches between marks cover the whole cycle."""
 
     def start(self) -> None:
         super().start()
@@ -95,11 +94,11 @@ class MarkedClock(Clock):
         self.marks.append(self._mark)
 
     def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
-        """Milliseconds of root, expansions, verification and the rest of the cycle that has just ended."""
+        """Milliseconds of root, expansions, verification and the rest of the cycle that just ended."""
         at = [self.ms_between(self.begin, mark) for mark in (self.begin, *self.marks[1:])]  # the root begins the cycle
         *drafting, verify, rest = np.diff(np.append(at, total_ms))  # a plain step drafts nothing
         root, levels = drafting[:1], drafting[1:]
-        # Without an expansion the root's stretch ends with choosing nodes, so it cannot be told from them.
+        # Without an expansion the root's stretch includes choosing nodes; they cannot be separated.
         return {
             "root_ms": root[0] if expansions else np.nan,
             "first_ms": levels[0] if expansions > 1 else np.nan,
@@ -112,7 +111,7 @@ class MarkedClock(Clock):
 
 @dataclass
 class TreeSampler:
-    """Deals trees: rarely dealt nodes and widths first, so that a short calibration measures every one."""
+    """Draws trees; rare node counts and widths first, so that a short calibration covers all of them."""
 
     top_ks: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -127,14 +126,14 @@ class TreeSampler:
         return TreeConfig(self.nodes[-1] + 1, self.depth, self.top_ks[-1])
 
     def bands(self) -> list[tuple[int, ...]]:
-        """Numbers of nodes of like size together, smallest first."""
+        """Node counts grouped into bands of similar size, smallest first."""
         highs = [most or self.nodes[-1] for most in BANDS]
         lows = [-1, *highs[:-1]]
         parts = [tuple(n for n in self.nodes if low < n <= high) for low, high in zip(lows, highs, strict=True)]
         return [part for part in parts if part]
 
     def grid(self, place: int, among: tuple[int, ...]) -> TreeConfig:
-        """A tree of the grid for the context `place`, its number of nodes one of those."""
+        """A grid tree for the context `place` with one of these node counts."""
         nodes = self._rarest(among, (place, "nodes"))
         if not nodes:  # a plain step: nothing is drafted
             return TreeConfig(1, 0, self.top_ks[0])
@@ -144,14 +143,14 @@ class TreeSampler:
         enough = [k for k in narrow if pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes]
         rows = self._rarest(enough, (place, "rows"))
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
-        deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and nobody drafts them
+        deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and nobody uses them
         if min(self.dealt[(place, "top_k"), top_k], self.dealt[(place, "rows"), rows]) == 1:
-            # A width's first tree has an expansion between its first and its last.
+            # A width's first tree needs an expansion between its first and its last.
             fewest = max(fewest, min(3, deepest))
         return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
     def free(self, among: tuple[int, ...] = ()) -> TreeConfig:
-        """Any tree within the limits, on the grid or off it, with as many nodes as those have where its shape offers them."""
+        """Any tree within the limits, on or off the grid; with one of these node counts if its shape offers them."""
         top_k, depth = self._like(self.top_ks[0], self.top_ks[-1]), self.draw.randint(0, self.depth)
         beam = plain_beam(top_k, (self.draw.randint(self.top_ks[0], top_k),))
         least, most = (among[0], among[-1]) if among else (1, self.nodes[-1])
@@ -159,7 +158,7 @@ class TreeSampler:
         return TreeConfig(1 + self._like(max(1, min(least, most)), most), depth, top_k, beam=beam)
 
     def _like(self, low: int, high: int) -> int:
-        """A number from low to high, small ones as often as large ones: trees of all sizes are compared."""
+        """A log-uniform number from low to high, so that all tree sizes are compared."""
         return min(high, int(low * ((high + 1) / low) ** self.draw.random()))
 
     def _rarest(self, values, where):
@@ -169,13 +168,13 @@ class TreeSampler:
         return value
 
     def complete(self, places: int) -> bool:
-        """Whether every number of nodes and every width was dealt in every context."""
+        """Whether every node count and every width occurred in every context."""
         wanted = [("nodes", self.nodes), ("top_k", self.top_ks), ("rows", self.top_ks)]
         return all(self.dealt[(p, what), v] for p in range(places) for what, values in wanted for v in values)
 
 
 class AskingPolicy(Static):
-    """Asks SIZE and does not think about it: what a question costs whatever the answer."""
+    """Asks SIZE and answers without thinking: measures the cost of a question itself."""
 
     asks = frozenset({SIZE})
 
@@ -184,10 +183,10 @@ class AskingPolicy(Static):
 
 
 def answer_ms(pair: Pair, policy: Policy, costs, prompts: list[list[int]], new_tok: int = 48) -> float:
-    """Milliseconds that one answer of `policy` takes inside live decoding, beyond what asking costs (costs.question_ms).
+    """Milliseconds of one answer of `policy` in live decoding, beyond the cost of asking (costs.question_ms).
 
-    Between two answers the models run, so every answer finds the caches as cold as it will. prompts: token ids. The mean
-    without the slowest twentieth of the cycles: interruptions.
+    Between two answers the models run, so every answer finds realistically cold caches. prompts: token ids. The mean without
+    the slowest twentieth of the cycles, which were interrupted.
     """
     spent = []
     with pair.inference():
@@ -198,14 +197,14 @@ def answer_ms(pair: Pair, policy: Policy, costs, prompts: list[list[int]], new_t
             engine.prefill()
             while not engine.finished:
                 row = run_cycle(engine, policy)
-                if row.questions and number:  # the first turn warms up what is made once
+                if row.questions and number:  # the first turn is a warm-up
                     spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
     kept = np.array(sorted(spent)[: max(1, len(spent) - len(spent) // 20)])
     return max(0.0, float(kept[:, 1].sum() / kept[:, 2].sum()) - costs.question_ms) if len(kept) else 0.0
 
 
 class Measurements:
-    """The jobs of a calibration; `timings` collects their rows. config: with its contexts, top_ks and nodes filled in."""
+    """The jobs of a calibration; `timings` collects their rows. config: with contexts, top_ks and nodes filled in."""
 
     def __init__(self, pair: Pair, config: CalibrateConfig, prompts: list[list[int]]):
         self.pair, self.contexts, self.prompts, self.timings = pair, config.contexts, prompts, Timings()
@@ -216,16 +215,16 @@ class Measurements:
         self.engines, self.plain = {}, {}
         self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
         self.turns, self.jobs, self.rounds = 0, [], 0
-        self.spent_s = self.cpu_s = self.wall_s = 0.0  # by the clock that counts, of the processor, by the wall
+        self.spent_s = self.cpu_s = self.wall_s = 0.0  # by the chosen clock, of the processor, by the wall
 
     def warm_up(self) -> None:
-        """One job of each kind, of which nothing is kept."""
+        """One job of each kind, discarded."""
         for job, argument in {job.__name__: (job, argument) for job, argument in self.round()}.values():
             job(argument)
         self.timings, self.trees.dealt, self.engines, self.plain, self.turns = Timings(), Counter(), {}, {}, 0
 
     def go_on(self, seconds: float, bar=None) -> None:
-        """Jobs in rounds for so many seconds more. bar: counts the seconds of all calls."""
+        """Run rounds of jobs for so many more seconds. bar: counts the seconds of all calls."""
         begin, cpu, wall = self.clock.now(), time.process_time(), time.perf_counter()
         before, spent = self.spent_s, 0.0
         while spent < seconds:
@@ -241,7 +240,7 @@ class Measurements:
         self.wall_s += time.perf_counter() - wall
 
     def run(self, seconds: float, progress: bool) -> Timings:
-        """What is left of so many seconds, and longer until every setting was measured."""
+        """Use the remaining seconds, and more until every setting is measured."""
         with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=not progress) as bar:
             self.go_on(seconds - self.spent_s, bar)
             while not self.complete():
@@ -263,37 +262,37 @@ class Measurements:
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
-        """Whether a round has ended and every setting was measured in every context, some of them held out."""
+        """Whether a round has ended with every setting measured in every context, some of it held out."""
         drafted = [row for row in self.timings.cycles if row["expansions"] > 2 and row["settled"] and not row["held"]]
         seen = all({row[name] for row in drafted} >= set(self.trees.top_ks) for name in ("rows", "top_k"))
         held = any(row["held"] for row in self.timings.cycles)
         return bool(self.rounds) and seen and held and self.trees.complete(len(self.contexts))
 
     def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
-        """Rows of cycles of dealt trees in the turn that is open at a context. where: its place, a band's numbers of nodes."""
+        """Rows of cycles of random trees in the open turn of a context. where: its place, a band's node counts."""
         place, nodes = where
         with self.pair.inference():
-            for _ in nodes:  # every size once, and what is held out on top
+            for _ in nodes:  # every size once, plus the held-out ones
                 self._row(place, self.trees.grid(place, nodes), held=False)
                 if self.draw.randrange(HELD_ONE_IN - 1) == 0:
                     self._row(place, self.trees.free(nodes), held=True)
 
     def _row(self, place: int, tree: TreeConfig, held: bool) -> None:
-        """Cycles of one tree in a row, until enough of them were kept."""
+        """Cycles of one tree in a row, until enough are kept."""
         left_out, kept = next(row for most, row in ROWS.items() if most is None or tree.verify_nodes <= most)
         while kept:
             settled = self._cycle(place, tree, held, left_out <= 0)
             left_out, kept = left_out - 1, kept - settled
 
     def _cycle(self, place: int, tree: TreeConfig, held: bool, settled: bool) -> bool:
-        """One cycle, in a turn begun anew where the last one has ended. Whether it counts: not where it reads the prompt."""
+        """One cycle, in a new turn if the last has ended. Returns whether it counts: not if it reads the prompt."""
         engine = self.engines.get(place)
         if first := engine is None or engine.finished:
             prompt = self._prompt(self.contexts[place])
             engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
             self.engines[place] = engine
             self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
-            if not (tree.verify_nodes and tree.depth):  # shows what reading the prompt costs the drafter
+            if not (tree.verify_nodes and tree.depth):  # shows the drafter's time for reading the prompt
                 tree = TreeConfig(2, 2, self.trees.top_ks[0])
         row = run_cycle(engine, Static.of(tree))
         shape = {name: getattr(row, name) for name in (*SHAPE[:-1], "total_ms")} | {"rows": tree.widest}
@@ -303,7 +302,7 @@ class Measurements:
         return kind["settled"]
 
     def steps(self, place: int) -> None:
-        """Plain steps at the context `place`, in a turn that begins anew where its buffer ends."""
+        """Plain steps at the context `place`, in a turn that restarts at the end of its buffer."""
         target = self.pair.target
         with target.inference(taps=False):
             buffer, length, cache = self.plain.get(place, ((), 0, None))
@@ -325,13 +324,13 @@ class Measurements:
                 if number >= SETTLING:
                     spent_ms.append(1e3 * (self.clock.now() - begin))
                 length += 1
-            # One mean a row: its first steps are slower, as a turn's are, and single ones would count as interrupted.
+            # One mean a row: its first steps are slower, as in a turn, and single ones would look interrupted.
             mean = {"context_tok": length - (STEPS + 1) / 2, "ms": float(np.mean(spent_ms))}
             self.timings.steps.append({"place": place, **mean})
             self.plain[place] = (buffer, length, cache)
 
     def questions(self, place: int) -> None:
-        """Questions to a policy at the context `place`."""
+        """Ask a policy questions at the context `place`."""
         top_k = min(4, self.trees.top_ks[-1])
         policy = AskingPolicy(1 + top_k, 1, top_k)
         with self.pair.inference():
@@ -340,7 +339,7 @@ class Measurements:
                 self.timings.questions.append(run_cycle(engine, policy).policy_ms)
 
     def held_turn(self, _) -> None:
-        """A turn with one static tree from its prompt to its last token, held out as a whole."""
+        """A turn with one static tree from prompt to last token, held out as a whole."""
         number = self.turns % len(self.checked)
         self.turns, tree = self.turns + 1, self.checked[number]
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
@@ -359,14 +358,14 @@ class Measurements:
         self.timings.held_turns.append(held)
 
     def _prompt(self, tokens: int) -> list[int]:
-        """The last `tokens` ids of some prompts in a row."""
+        """The last `tokens` ids of several prompts in a row."""
         ids: list[int] = []
         while len(ids) < tokens:
             ids = self.draw.choice(self.prompts) + ids
         return ids[-tokens:]
 
     def _engine(self, prompt: list[int], new_tok: int, limits: TreeConfig) -> tuple[LiveEngine, float]:
-        """A turn that has read its prompt, and the milliseconds that took."""
+        """A turn after its prefill, and the milliseconds of that."""
         ids = torch.tensor(prompt, device=self.pair.target.device)
         self.clock.wait()
         begin = self.clock.now()

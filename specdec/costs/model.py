@@ -1,10 +1,10 @@
-"""The cost model: what everything in a cycle costs in milliseconds on one machine, from a few tables.
+"""The cost model: milliseconds of every part of a cycle on one machine, from a few tables.
 
     cycle_ms = root_ms(k) + first_ms + n * expand_ms(k) + verify_ms(V) + rest_ms + questions * question_ms
 
-for k children and nodes expanded (`levels` has them apart), n expansions (first_ms only if any) and V verified nodes.
-RADAR's Eq. 6 is a special case. `calibrate` fills the tables from measurements, `profiles` from published ones and data sheets.
-`batched` makes of such a model the one of a cycle that several texts take together.
+for k children and k expanded nodes (`levels` separates them), n expansions (first_ms only if any) and V verified nodes.
+RADAR's Eq. 6 is a special case. `calibrate` fills the tables from measurements, `profiles` from publications and data sheets.
+`batched` turns such a model into that of a cycle shared by several texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = ("calibrated", "published", "roofline")
 GRIDS = {"widths": ("root", "root_per_tok", "expand", "expand_per_tok"), "nodes": ("verify", "verify_per_tok")}
 TABLES = (*GRIDS["widths"], *GRIDS["nodes"])
 Numbers = ArrayLike  # a number or an array of them
-_warned: set = set()  # what was said once in this process is not said again
+_warned: set = set()  # warnings given once per process
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Lookup:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Milliseconds of everything a cycle does.
+    """Milliseconds of every part of a cycle.
 
         time = table[setting] + table_per_tok[setting] * context_tok
 
-    widths: rows of a draft forward, ascending: children of the root pass, nodes expanded. candidate_ms: of each child of an
-    expansion, on top. first_ms: of a cycle's first expansion, on top: it meets cold caches. nodes:
-    verify_nodes, ascending from 0; their tables never fall. Between grid points all tables are linear. Past the last nodes the
-    last segment goes on. Outside the widths the nearest width holds. texts: that share every cycle and step, see `batched`.
+    widths: rows of a draft forward, ascending: children of the root pass, nodes expanded. candidate_ms: extra per child of an
+    expansion. first_ms: extra of a cycle's first expansion, which meets cold caches. nodes:
+    verify_nodes, ascending from 0; their tables never fall. Tables are linear between grid points. Past the last nodes the last
+    segment continues. Outside the widths the nearest width holds. texts: number of texts that share every cycle, see `batched`.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = profile("ltd-a100-vicuna-13b")
@@ -63,7 +63,7 @@ class CostModel:
     """
 
     name: str
-    kind: str  # where the numbers come from: one of KINDS
+    kind: str  # the source of the numbers: one of KINDS
     provenance: str  # the same in words
     widths: tuple[int, ...]
     root: tuple[float, ...]
@@ -88,7 +88,7 @@ class CostModel:
     dtype: str | None = None
     machine: dict = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # measured: "verify_nodes": (low, high), ...
-    errors: dict[str, float] = field(default_factory=dict)  # relative, of what a calibration held out
+    errors: dict[str, float] = field(default_factory=dict)  # relative, on what a calibration held out
     texts: int = 1
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class CostModel:
         return numbers
 
     def root_ms(self, top_k: Numbers, context_tok: Numbers) -> np.ndarray:
-        """The drafter's root pass, with the host work of its level."""
+        """The drafter's root pass, with its level's host work."""
         return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
 
     def expand_ms(self, top_k: Numbers, context_tok: Numbers, rows: Numbers | None = None) -> np.ndarray:
@@ -199,18 +199,18 @@ class CostModel:
         return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
 
     def reading_ms(self, prompt_tok: Numbers) -> np.ndarray:
-        """The prompt, read by the drafter: on top of a turn's first root pass, and no part of a cycle's time."""
+        """Reading the prompt with the drafter: extra time of a turn's first root pass, not part of a cycle's time."""
         return self.reading + self.reading_per_tok * np.asarray(prompt_tok)
 
     def batched(self, texts: int) -> CostModel:
-        """The model of a cycle that `texts` texts take together (`core.together`): each advances by it, so that the tokens
-        of them all in the time of one are texts / ms_per_tok.
+        """The model of a cycle shared by `texts` texts (`core.together`). Each text advances in it, so the tokens per ms of
+        all of them are texts / ms_per_tok.
 
             verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
             context, host work (of plain steps as well) and questions count once per text
             expansions: tables of texts * k rows, continued
 
-        Computed, not measured: notebook 53 measures. SpecdecError for a model that holds a batch already.
+        Computed, not measured (notebook 53 measures). SpecdecError for a model that is batched already.
 
         >>> from specdec.costs.profiles import profile
         >>> eight = profile("ltd-a100-vicuna-13b").batched(8)
@@ -267,19 +267,19 @@ class CostModel:
 
     @property
     def uncertainty_frac(self) -> float:
-        """What two predicted times may differ by without a meaning (95 %): how unevenly the model errs on trees.
+        """Relative difference of two predicted times below which it means nothing (95 %), from the model's errors on single trees.
 
-        0 for models that were not measured here, whose errors nobody knows.
+        0 for models that were not measured here: their errors are unknown.
         """
         return 1.96 * 2**0.5 * self.errors.get("tree_frac", 0.0)
 
     def measured(self, quantity: str, values) -> list:
-        """Those of `values` that lie in the range at which `quantity` was measured; all where no range is known."""
+        """Those of `values` in the range at which `quantity` was measured; all if no range is known."""
         low, high = self.ranges.get(quantity, (-np.inf, np.inf))
         return [value for value in values if low <= value <= high]
 
     def _flag(self, quantity: str, values) -> None:
-        """Warn once where a prediction leaves what was measured."""
+        """Warn once about predictions outside the measured range."""
         low, high = self.ranges.get(quantity, (-np.inf, np.inf))
         values = np.asarray(values)
         if ((values < low) | (values > high)).any():
@@ -293,7 +293,7 @@ class CostModel:
             warn(f"the cost model {self.name!r} {what}")
 
     def check_machine(self) -> bool:
-        """Whether this is the machine a calibrated model was measured on; warns once if not. True for profiles."""
+        """Whether this machine is the one of a calibrated model; warns once if not. True for profiles."""
         if self.kind != "calibrated":
             return True
         here = {name: value for name, value in machine.speed_facts().items() if value is not None}

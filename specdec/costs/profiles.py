@@ -1,4 +1,4 @@
-"""Cost models of machines nobody here has: published measurements as PROFILES, and a roofline for other GPUs."""
+"""Cost models of other machines: published measurements as PROFILES, and a roofline for other GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LTD_VERIFY_MS = (33.3, 33.3, 33.3, 33.6, 34.0, 35.4, 35.8, 35.8, 43.9, 43.9, 45.
 
 @dataclass(frozen=True)
 class DataSheet:
-    """A target, its one-layer drafter and a GPU in round numbers, and what the host adds."""
+    """A target, its one-layer drafter and a GPU in round numbers, and the host's share."""
 
     parameters: float  # of the target, those multiplied per row: embeddings left out, the head counted
     drafter_parameters: float
@@ -34,13 +34,13 @@ class DataSheet:
     tflop_per_s: float
     layers: int
     hidden: int
-    kv_frac: float = 1.0  # width of keys and values as a share of `hidden` (grouped heads)
+    kv_frac: float = 1.0  # width of keys and values as a fraction of `hidden` (grouped heads)
     bytes_per_parameter: float = 2.0
     launch_ms_per_layer: float = 0.0
     draft_host_ms: float = 0.0  # per draft forward
     rest_ms: float = 0.0  # per cycle
     most_nodes: int = 512
-    # as far as the draft rows of many texts reach (`CostModel.batched`), past where arithmetic takes over
+    # as far as the draft rows of many texts reach (`CostModel.batched`), beyond the point where arithmetic dominates
     widths: tuple[int, ...] = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
 
     def forward(self, rows, parameters: float, layers: int):
@@ -102,7 +102,7 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
 
 
 def _published(name: str, provenance: str, draft_ms: tuple, verify: dict, **facts) -> CostModel:
-    """What papers print: one width of ten, and nothing about the context. draft_ms: root, expansion; verify: nodes -> ms."""
+    """A model from a paper's numbers: one width of ten, no context dependence. draft_ms: root, expansion; verify: nodes -> ms."""
     root_ms, expand_ms = draft_ms
     drafting = dict(widths=(10,), root=(root_ms,), root_per_tok=(0,), expand=(expand_ms,), expand_per_tok=(0,))
     verifying = dict(nodes=tuple(verify), verify=tuple(verify.values()), verify_per_tok=(0,) * len(verify))
@@ -110,7 +110,7 @@ def _published(name: str, provenance: str, draft_ms: tuple, verify: dict, **fact
 
 
 def _radar(target: str, overhead_ms: float, draft_ms: float, step_ms: float | None) -> CostModel:
-    """RADAR's three constants of one target: l(a) = T_o + a T_d; its first draft call lies inside T_o."""
+    """RADAR's three constants of one target: l(a) = T_o + a T_d; the first draft call is part of T_o."""
     plain = "15 tokens/s as the authors' baseline logs show" if step_ms else "not published, taken as verification"
     verify_ms = overhead_ms - draft_ms
     return _published(
@@ -165,7 +165,7 @@ def profile(name: str) -> CostModel:
 
 
 def prices(given: CostModel | Path | str) -> CostModel:
-    """A cost model: itself, the one in a file (`runs.placed`), or a profile by its name."""
+    """A cost model: the given one, the one in a file (`runs.placed`), or a profile by name."""
     if isinstance(given, CostModel):
         return given
     place = runs.placed(given)
