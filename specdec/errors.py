@@ -1,4 +1,4 @@
-"""The one error for bad input, and the one way to warn. Knows nothing else of the package."""
+"""SpecdecError for bad input, and warnings. Imports nothing else of the package."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-HALF = re.compile("[\ud800-\udfff]")  # a surrogate: Python's texts hold no pair of them
-F = TypeVar("F", bound=Callable[..., Any])  # a function, which `door` leaves as it is
+HALF = re.compile("[\ud800-\udfff]")  # a surrogate; valid Python text has none
+F = TypeVar("F", bound=Callable[..., Any])  # a function, unchanged by `door`
 
 
 class SpecdecError(ValueError):
-    """Bad input. The message is one sentence that says what is wrong and what to do about it.
+    """Bad input. The message is one sentence: what is wrong and what to do.
 
-    so_far: what there was when decoding broke off midway, else None: of `decode` the unfinished Generation, of
-    `decode_many` and `chat` a list. An interrupt (Ctrl-C) carries it as well.
+    so_far: results until decoding broke off, else None: the unfinished Generation of `decode`, a list of `decode_many` and
+    `chat`. An interrupt (Ctrl-C) carries it too.
 
     >>> import specdec
     >>> try:
@@ -48,7 +48,7 @@ class SpecdecError(ValueError):
 
 @contextlib.contextmanager
 def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
-    """Whatever ends the block early carries as `so_far` what this makes of what it carried before, None at first."""
+    """An exception that leaves the block carries so_far(its earlier value, None at first) as `so_far`."""
     try:
         yield
     except BaseException as error:
@@ -56,11 +56,11 @@ def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
         raise
 
 
-RETIRED = {"mini": "small"}  # names of presets that are gone, and what to use instead
+RETIRED = {"mini": "small"}  # removed presets, and their replacements
 
 
 def nearest_name_error(what: str, name: str, known) -> SpecdecError:
-    """The error for an unknown name: it lists the nearest known names (or all of them).
+    """The error for an unknown name, with the nearest known names (or all of them).
 
     >>> nearest_name_error("dtype", "bfloat", ["float32", "bfloat16"])
     SpecdecError("unknown dtype 'bfloat'; did you mean 'bfloat16', 'float32'?")
@@ -72,25 +72,25 @@ def nearest_name_error(what: str, name: str, known) -> SpecdecError:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, as far as it fits into a sentence."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()  # torch paints its messages
+    """The first line of an error's message, shortened to fit into a sentence."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()  # torch colours its messages
     first, *rest = plain.splitlines() or [type(error).__name__]
     return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
 def unreadable(path, error: Exception, kind: str, advice: str, missing: str = "check the path") -> SpecdecError:
-    """The error for a file that is not there (`missing` says what to do), may not be read, or is no `kind` (`advice`)."""
+    """The error for a file that is missing (`missing` says what to do), unreadable, or no `kind` (`advice`)."""
     if isinstance(error, FileNotFoundError):
         return SpecdecError(f"there is no file {path}; {missing}.")
     if Path(path).is_dir():
         return SpecdecError(f"{path} cannot be read: it is a folder; check what stands there.")
-    if isinstance(error, OSError) and type(error) is not OSError:  # one of Python's own: not allowed, ...
+    if isinstance(error, OSError) and type(error) is not OSError:  # a subclass such as PermissionError
         return SpecdecError(f"{path} cannot be read: {error.strerror or first_line(error)}; check what stands there.")
     return SpecdecError(f"{path} cannot be read as {kind} ({first_line(error)}); {advice}.")
 
 
 def warn(message: str) -> None:
-    """Warn of the line that called into this package, through however many functions and wrappers of it."""
+    """Warn at the caller's line outside this package, whatever functions and wrappers lie between."""
     ours, frame, level = str(Path(__file__).parent), sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame, level = frame.f_back, level + 1
@@ -98,7 +98,7 @@ def warn(message: str) -> None:
 
 
 def check_integer(name: str, value: Any, lowest: int | None = None) -> int:
-    """`value` itself where it is an integer of at least `lowest`; SpecdecError otherwise. A bool is no number.
+    """`value` if it is an integer of at least `lowest`; SpecdecError otherwise. A bool is no integer.
 
     >>> check_integer("limit", 3, 1)
     3
@@ -110,7 +110,7 @@ def check_integer(name: str, value: Any, lowest: int | None = None) -> int:
 
 
 def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:
-    """`value` itself where it is a finite number in [low, high]; SpecdecError otherwise."""
+    """`value` if it is a finite number in [low, high]; SpecdecError otherwise."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise SpecdecError(f"{name} must be a finite number, got {value!r}.")
     if not low <= value <= high:
@@ -120,7 +120,7 @@ def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf
 
 
 def check_text(what: str, value: str) -> str:
-    """`value` itself where it can be written as UTF-8; SpecdecError where it holds half of a character.
+    """`value` if it can be encoded as UTF-8; SpecdecError if it holds half of a character.
 
     >>> check_text("the prompt", "a fox")
     'a fox'
@@ -134,9 +134,9 @@ def check_text(what: str, value: str) -> str:
 
 
 def check_fields(config, **limits: tuple[float, float]) -> None:
-    """SpecdecError where a field of a dataclass is not what its annotation says, or a number in it is not finite and in range.
+    """SpecdecError if a dataclass field does not match its annotation, or a number is not finite or out of range.
 
-    limits: (lowest, highest) by name; else a number, alone or in a tuple, is at least 0, and one named ..._frac at most 1.
+    limits: (lowest, highest) by name; otherwise numbers, alone or in a tuple, are at least 0, those named ..._frac at most 1.
     """
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
@@ -149,7 +149,7 @@ def check_fields(config, **limits: tuple[float, float]) -> None:
 
 
 def door(function: F) -> F:
-    """A public function that refuses arguments which are not what its annotations say; others are passed on as they are.
+    """Decorator of public functions: refuses arguments that do not match the annotations.
 
     >>> @door
     ... def double(number: int) -> int:
@@ -165,7 +165,7 @@ def door(function: F) -> F:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments  # its TypeErrors name the argument
+        given = signature.bind(*args, **kwargs).arguments  # raises TypeErrors that name the argument
         for name in named:
             if name in given:
                 check_kind(f"{name} of {function.__name__}()", given[name], _hints(function).get(name, Any))
@@ -175,7 +175,7 @@ def door(function: F) -> F:
 
 
 def check_kind(name: str, value: Any, hint: Any) -> None:
-    """SpecdecError where `value` is not of the annotated kind."""
+    """SpecdecError if `value` does not match the annotation."""
     if not _fits(value, hint):
         shown = reprlib.repr(value)
         wanted = hint.__name__ if isinstance(hint, type) else str(hint)
@@ -184,12 +184,12 @@ def check_kind(name: str, value: Any, hint: Any) -> None:
 
 
 _hints = functools.cache(get_type_hints)
-# NumPy's numbers; people write either kind of list
+# includes NumPy's numbers; lists and tuples are interchangeable
 _WIDER = {int: numbers.Integral, float: numbers.Real, tuple: (tuple, list), list: (tuple, list)}
 
 
 def _fits(value, hint) -> bool:
-    """Whether a value is of an annotated kind, as far as `isinstance` can say; what containers hold is not looked at."""
+    """Whether a value matches an annotation, as far as `isinstance` can tell; container elements are not checked."""
     kind = get_origin(hint) or hint
     if kind in (Union, types.UnionType):
         return any(_fits(value, one) for one in get_args(hint))
@@ -199,12 +199,12 @@ def _fits(value, hint) -> bool:
         return like(value, kind)
     try:
         return isinstance(value, _WIDER.get(kind, kind))
-    except TypeError:  # nothing that can be asked for: Any, a literal
+    except TypeError:  # not checkable: Any, a literal
         return True
 
 
 def like(value: Any, protocol: type) -> bool:
-    """Whether a value has what a protocol names. isinstance() overlooks, from Python 3.12 on, what __getattr__ gives."""
+    """Whether a value has a protocol's attributes. Since Python 3.12 isinstance() ignores those from __getattr__."""
     stated = [one for one in protocol.__mro__ if Protocol in one.__bases__]
     named = {name for one in stated for name in (*inspect.get_annotations(one), *vars(one))}
     return not isinstance(value, type) and all(hasattr(value, name) for name in named if not name.startswith("_"))

@@ -1,16 +1,16 @@
-"""Shards of work on several processes or machines, by one switch. The engines place and run them; here is no scheduler.
+"""Sharded work on several processes or machines, chosen by one option. The engines schedule the shards; this module does not.
 
-    local              processes of this machine
+       local              processes of this machine
     ray                a Ray cluster of this machine's cores, started and stopped here
-    ray://host:port    one that runs already (its client port)
+       ray://host:port    a running cluster (its client port)
     slurm              a job per shard, by submitit; partition, account and time come from sbatch's own SBATCH_... variables
     slurm:local        the same jobs as processes of this machine, without SLURM
 
-A shard is a function of a module, its arguments, and `of`: what its result depends on. That and the code make its key, which
-the worker computes again from its own code and refuses where it differs. A function that lies beside the notebooks is found
-in the worker's own checkout, or in the folder that SPECDEC_NOTEBOOKS names. What a shard leaves in the folder of runs
-stays, so that a second call has less to do; that folder must be one that all machines see. Shards that measure time have
-their machine to themselves. Knows nothing about what shards compute.
+A shard is a function of a module, its arguments, and `of`: what its result depends on. These and the code make its key, which
+the worker computes from its own code; if the keys differ, it refuses. A function beside the notebooks is imported from the
+worker's own checkout, or from the folder SPECDEC_NOTEBOOKS. Files that a shard leaves in the folder of runs stay, so that a
+second call does less; all machines must see that folder. Shards that measure time have their machine to themselves. Knows
+nothing about what shards compute.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError, check_integer, first_line, nearest_name_error
 
 PLACES = ("local", "ray", "slurm", "slurm:local")  # and ray://host:port
-ATTEMPTS = 3  # of a shard
-REACH_S = 5.0  # until a cluster that does not answer is given up
-JOBS_ON_SLURM = 16  # at once, unless told otherwise
-MINUTES_ON_SLURM = 240  # of one job, unless SBATCH_TIMELIMIT says otherwise
-ALONE = "specdec_timing"  # what a Ray node offers one of, so that one shard that measures time runs there
-INSIDE = "SPECDEC_SHARD"  # set in a worker: what it calls must not wait for the machine that it has already
+ATTEMPTS = 3  # per shard
+REACH_S = 5.0  # until an unresponsive cluster is given up
+JOBS_ON_SLURM = 16  # at once, by default
+MINUTES_ON_SLURM = 240  # per job, unless SBATCH_TIMELIMIT is set
+ALONE = "specdec_timing"  # resource of a Ray node: one, so that one shard that measures time runs there
+INSIDE = "SPECDEC_SHARD"  # set in a worker, whose nested shards must not wait for the machine it already holds
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One piece of work: call(*arguments), where what it returns is small.
+    """A piece of work: call(*arguments), with a small result.
 
-    name: for people. of: what the result depends on, as JSON can write it. timed: measures time, so it runs alone.
+    name: for display. of: what the result depends on, as JSON. timed: measures time, so it runs alone.
     """
 
     name: str
@@ -69,30 +69,30 @@ class Shard:
     timed: bool = False
 
     def key(self, code: dict) -> str:
-        """The content key of its result when this code computes it."""
+        """The content key of its result with this code."""
         return runs.content_key(call=f"{self.call.__module__}.{self.call.__qualname__}", of=self.of, code=code)
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What stands in place of a result after the last attempt."""
+    """Replaces a result after the last attempt."""
 
     reason: str
 
 
 @functools.cache
 def own_code() -> dict:
-    """What the results of this process depend on: the package itself, shipped weights included, and its libraries."""
+    """What results of this process depend on: the package, including shipped weights, and its libraries."""
     return {"code": machine.code_hash(), **machine.versions()}
 
 
 def work(pickled: bytes, key: str, code: dict, settings: dict) -> dict:
-    """{"result": what the shard returns}, or {"failed": why not}: an exception of one version may not be one of another.
+    """{"result": the shard's result}, or {"failed": reason}: exceptions may differ between versions.
 
-    pickled: a Shard, which is read here, where its function can be imported also from beside the notebooks.
+    pickled: a Shard; unpickled here, where functions beside the notebooks can be imported too.
     """
     os.environ.update(settings["environment"])
-    std.tqdm.__init__ = functools.partialmethod(std.tqdm.__init__, disable=True)  # bars of several workers cross
+    std.tqdm.__init__ = functools.partialmethod(std.tqdm.__init__, disable=True)  # bars of several workers would mix
     try:
         machine.find_workbook()
         shard = pickle.loads(pickled)
@@ -101,9 +101,9 @@ def work(pickled: bytes, key: str, code: dict, settings: dict) -> dict:
             raise SpecdecError(
                 f"the worker on {platform.node()} has another {', another '.join(other)}; install there what is here"
             )
-        with contextlib.suppress(OSError):  # paths that were given may be relative
+        with contextlib.suppress(OSError):  # given paths may be relative
             os.chdir(settings["folder"])
-        torch = sys.modules.get("torch")  # what the shard calls has imported it, or does without
+        torch = sys.modules.get("torch")  # if the shard's code imported it
         if torch is not None and settings["threads"]:
             torch.set_num_threads(settings["threads"])
         with _machine(shard.timed):
@@ -117,8 +117,8 @@ def work(pickled: bytes, key: str, code: dict, settings: dict) -> dict:
 
 @contextlib.contextmanager
 def _machine(alone: bool) -> Iterator[None]:
-    """Inside, the shards of this machine run together, or one that measures time alone."""
-    if os.environ.get(INSIDE):  # the shard around this one has the machine already
+    """Inside, this machine's shards run together, or one that measures time alone."""
+    if os.environ.get(INSIDE):  # the enclosing shard already holds the machine
         yield
         return
     with runs.locked(Path(tempfile.gettempdir()) / f"specdec-shards-{getattr(os, 'getuid', int)()}", shared=not alone):
@@ -130,7 +130,7 @@ def _machine(alone: bool) -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """An orphan ends itself: nobody would take its result."""
+    """End an orphaned worker: nobody would read its result."""
 
     def watch(sentinel):
         connection.wait([sentinel])
@@ -140,37 +140,37 @@ def _end_with_parent() -> None:
 
 
 class _Engine(ABC):
-    """What places and runs shards. A task is whatever has done(), result() and cancel(), as futures have them."""
+    """Schedules and runs shards. A task has done(), result() and cancel(), like a future."""
 
     @abstractmethod
     def submit(self, function: Callable, *arguments, timed: bool) -> Any: ...
 
     @abstractmethod
     def close(self, running: list) -> None:
-        """Give back what the engine holds; tasks that still run are ended."""
+        """Release the engine's resources; running tasks are ended."""
 
     def wait(self, tasks: list, seconds: float) -> None:
-        """Until one of the tasks is done, but no longer than this."""
+        """Wait until one of the tasks is done, at most so long."""
         time.sleep(seconds)
 
     def offered(self, timed: bool) -> int | None:
-        """How many shards it can hold at once; None where that is for the caller to say."""
+        """How many shards it can hold at once; None: the caller decides."""
         return None
 
 
 class _Local(_Engine):
-    """One process per slot: one that dies takes no other's shard with it."""
+    """One process per slot, so that one that dies affects no other shard."""
 
     def __init__(self):
         self._all: list[ProcessPoolExecutor] = []
-        self._last: dict[ProcessPoolExecutor, Future] = {}  # what each process has done, or is doing
+        self._last: dict[ProcessPoolExecutor, Future] = {}  # the last or current task of each process
 
     def submit(self, function, *arguments, timed: bool) -> Future:
         free = (pool for pool, task in self._last.items() if task.done() and not self._broken(task))
         if (pool := next(free, None)) is None:
             pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent)
             self._all.append(pool)
-        self._last.pop(pool, None)  # one that has died meanwhile is not tried again
+        self._last.pop(pool, None)  # a dead one is not used again
         self._last[pool] = pool.submit(function, *arguments)
         return self._last[pool]
 
@@ -189,7 +189,7 @@ class _Local(_Engine):
 
 
 class _Ray(_Engine):
-    """Ray, in this process's own cluster or as the client of another."""
+    """Ray, in its own local cluster or as the client of another."""
 
     def __init__(self, place: str, slots: int, threads: int, gpus: int):
         self.ray, self.needs = _extra("ray", "ray"), {"num_cpus": threads, "num_gpus": gpus}
@@ -201,7 +201,7 @@ class _Ray(_Engine):
 
     def _start(self, cores: int) -> None:
         size = dict(num_cpus=cores, resources={ALONE: 1}, include_dashboard=False)
-        os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # where others use the machine, too
+        os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # for busy machines
         try:
             self.ray.init("local", log_to_driver=False, logging_level="ERROR", **size)
         except Exception as error:
@@ -219,7 +219,7 @@ class _Ray(_Engine):
             ) from None
 
     def offered(self, timed: bool) -> int:
-        """Shards that the cluster can hold at once. SpecdecError where that is none."""
+        """Number of shards that the cluster can hold at once. SpecdecError if none."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         wanted = {"CPU": self.needs["num_cpus"], "GPU": self.needs["num_gpus"], ALONE: int(timed)}
         fits = [min(int(node.get(name, 0) // count) for name, count in wanted.items() if count) for node in nodes]
@@ -238,7 +238,7 @@ class _Ray(_Engine):
     def wait(self, tasks: list[_RayTask], seconds: float) -> None:
         try:
             self.ray.wait([task.reference for task in tasks], timeout=seconds)
-        except Exception:  # the cluster is gone: `result` says so
+        except Exception:  # the cluster is gone: `result` reports it
             time.sleep(seconds)
 
     def close(self, running) -> None:
@@ -260,12 +260,12 @@ class _RayTask:
         return self.ray.get(self.reference)
 
     def cancel(self) -> None:
-        with contextlib.suppress(Exception):  # it may be gone, and so may be the cluster
+        with contextlib.suppress(Exception):  # task and cluster may be gone
             self.ray.cancel(self.reference, force=True)
 
 
 class _Slurm(_Engine):
-    """submitit: every shard a job."""
+    """submitit: one job per shard."""
 
     def __init__(self, cluster: str, threads: int, gpus: int):
         submitit = _extra("submitit", "slurm")
@@ -279,7 +279,7 @@ class _Slurm(_Engine):
 
     @staticmethod
     def _reach() -> None:
-        """SpecdecError where there is no SLURM, or its controller is down."""
+        """SpecdecError without SLURM, or if its controller is down."""
         try:
             subprocess.run(["scontrol", "ping"], capture_output=True, timeout=REACH_S, check=True)
         except (OSError, subprocess.SubprocessError) as error:
@@ -309,7 +309,7 @@ def _extra(package: str, extra: str):
 
 
 def checked_place(on: str | None, jobs: int | None = None) -> str | None:
-    """`on` where it is one of PLACES, ray://host:port or None (this process); who only says how many jobs means "local"."""
+    """`on` if it is one of PLACES, ray://host:port or None (this process); "local" if only jobs is given."""
     if on is None:
         return None if jobs is None else "local"
     if on not in PLACES and not on.startswith("ray://"):
@@ -318,10 +318,10 @@ def checked_place(on: str | None, jobs: int | None = None) -> str | None:
 
 
 class Workers:
-    """Where shards run; a context. on: None is this process, one shard after the other.
+    """A pool of workers; a context. on: None is this process, one shard after the other.
 
-    jobs: shards at once; default this machine's cores, on a cluster what it holds, on SLURM JOBS_ON_SLURM. timed: whether the
-    shards measure time. gpus: that each needs. On one machine the workers share the threads that torch has here.
+    jobs: shards at once; default this machine's cores, a cluster's capacity, or JOBS_ON_SLURM. timed: whether the shards
+    measure time. gpus: per shard. On one machine the workers share torch's threads.
     """
 
     def __init__(self, on: str | None = None, jobs: int | None = None, *, timed: bool = False, gpus: int = 0):
@@ -337,7 +337,7 @@ class Workers:
         self._running: dict[Any, Shard] = {}
         self._failures: Counter[str] = Counter()
         self._settled: list[tuple[Shard, Any]] = []
-        self._order: dict[str, int] = {}  # in which shards were submitted
+        self._order: dict[str, int] = {}  # order of submission
         self.failed: dict[str, str] = {}
 
     def __enter__(self) -> Workers:
@@ -360,8 +360,8 @@ class Workers:
         self.engine.close(list(self._running))
 
     def portions(self, items: Sequence, per_worker: int = 4, dealt: bool = True) -> list[list]:
-        """`items` in pieces, dealt like cards since neighbours are alike: in this process each alone, a job of SLURM for each
-        worker, elsewhere a few, so that one that is slow holds nobody up. per_worker: how many then; more where each opens
+        """`items` in pieces, dealt like cards since neighbours are similar: single items in this process, one piece per worker on
+        SLURM, a few per worker elsewhere, so that a slow one delays nobody. per_worker: how many; use more if each piece opens
         little. dealt: False keeps neighbours together.
         """
         if self.on is None:
@@ -378,7 +378,7 @@ class Workers:
         self._waiting.append(shard)
 
     def settled(self) -> list[tuple[Shard, Any]]:
-        """(shard, result) of at least one shard, or Failed where no attempt is left; [] when there is nothing to wait for."""
+        """(shard, result) of at least one shard, or Failed after the last attempt; [] if none is running."""
         pause = 0.01
         while True:
             self._fill()
@@ -391,7 +391,7 @@ class Workers:
             pause = min(0.5, 1.3 * pause)
 
     def gather(self, shards: Iterable[Shard], desc: str, progress: bool = True) -> Iterator[tuple[Shard, Any]]:
-        """(shard, result) of each as it comes. SpecdecError at the end that names those that failed."""
+        """(shard, result) as each finishes. SpecdecError at the end that names the failed ones."""
         total, coming = len(shards) if hasattr(shards, "__len__") else None, iter(shards)
         with tqdm(total=total, desc=desc, unit="shard", disable=not progress) as bar:
             while True:
@@ -416,7 +416,7 @@ class Workers:
             shard = self._waiting.popleft()
             if self.on is None:
                 self._settled.append((shard, shard.call(*shard.arguments)))
-                return  # what is done is told before the next begins
+                return  # report finished shards before the next begins
             why = "pickle cannot send it"
             try:
                 job = pickle.dumps(shard), shard.key(own_code()), own_code(), self.settings
@@ -428,7 +428,7 @@ class Workers:
     def _is_done(self, task) -> bool:
         try:
             return task.done()
-        except Exception:  # `result` says what it is
+        except Exception:  # `result` reports it
             return True
 
     def _take(self, task, shard: Shard) -> None:
@@ -455,7 +455,7 @@ class Workers:
 
 
 def run_on(workers: Workers, shards: Iterable[Shard], desc: str, progress: bool = True) -> list:
-    """The results of all shards, in their order, from workers that nobody has opened yet."""
+    """The results of all shards, in order, from unopened workers."""
     shards = list(shards)
     with workers:
         results = {done.name: result for done, result in workers.gather(shards, desc, progress)}

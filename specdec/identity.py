@@ -1,11 +1,11 @@
-"""What a row of a comparison was measured with, as data; its name is made of that when it is printed, and never read.
+"""The identity of a comparison's row as data: which method, under which training conditions. Names are printed from it.
 
     Method("LTD", terms="equal")                     LTD, equal terms
     Method("static", terms="default", preset="60,7,10")   default 60,7,10
 
-A `Method` is its name, a text, and has the fields of which it is made. Tables hold these in the columns FIELDS, and beside
-them seed, temperature and machine. Tables that were written without these columns get them from `identified`, the one place
-that knows how names were written before. Knows nothing about policies, and imports no model.
+A `Method` is its name (a str) with the fields it is made of. Tables hold these in the columns FIELDS, with seed, temperature and
+machine. Older tables without these columns get them from `identified`, the only place that parses old names. Knows nothing
+about policies, and imports no model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 
 FIELDS = ("system", "terms", "preset", "trained_on", "adapted")
-# The one vocabulary for what a controller was trained under.
+# The vocabulary for a controller's training conditions.
 TERMS = {
     "equal": "equal terms",
     "paper": "the paper's settings",
@@ -31,13 +31,13 @@ TREES = {TUNED: "tuned static", PER_SUITE: "per-suite tuned static"}
 
 
 class Method(str):
-    """The name of a method, and what it is made of.
+    """The name of a method, and the fields it is made of.
 
-    system: who decides: a paper's system, a rule, a bound, "static" for a tree that never changes, or any name of the caller's.
-    terms: what it was trained or tuned under, a key of TERMS; of a static tree DEFAULT, TUNED, PER_SUITE or GRID, the fastest
+    system: what decides: a paper's system, a rule, a bound, "static" for a static tree, or any name of the caller's.
+    terms: its training or tuning conditions, a key of TERMS; for a static tree DEFAULT, TUNED, PER_SUITE or GRID, the fastest
     of the trees that a paper's controller chooses between.
     preset: which of several: a static tree's numbers, whose GRID, a round of LTD, a file of released weights.
-    trained_on: the prices that it learned from. adapted: how it came from there to other prices: CARRIED as it is, REPRICED.
+    trained_on: the costs it learned from. adapted: its transfer from there to other costs: CARRIED unchanged, REPRICED.
 
     >>> Method("RADAR", terms="paper"), Method("DDD", terms="tuned"), Method("mine").system
     ('RADAR, the paper's settings', 'DDD, tuned', 'mine')
@@ -56,7 +56,7 @@ class Method(str):
 
     @classmethod
     def of(cls, name: str) -> Method:
-        """`name` itself where it is a Method, else a method of the caller's with that name."""
+        """`name` if it is a Method, else a method of the caller's with that name."""
         return name if isinstance(name, cls) else cls(name)
 
     @property
@@ -64,7 +64,7 @@ class Method(str):
         return {name: getattr(self, name) for name in FIELDS}
 
     def but(self, **changes: str) -> Method:
-        """The same with other fields."""
+        """A copy with some fields changed."""
         return Method(**self.fields | changes)
 
     def __reduce__(self):
@@ -79,7 +79,7 @@ def _printed(system: str, terms: str, preset: str, adapted: str) -> str:
 
 
 def with_fields(table, methods: Iterable[str], **facts):
-    """The table with the columns FIELDS, each row's by its method, found among `methods`, and with `facts`, equal in all rows."""
+    """The table with the columns FIELDS, each row's from its method among `methods`, and with `facts` as constant columns."""
     known = {str(name): name for name in methods}
     rows = [Method.of(known.get(name, name)) for name in table["method"]]
     columns = {field: [getattr(method, field) for method in rows] for field in FIELDS}
@@ -93,7 +93,7 @@ _PATTERNS = {
     r"(\S+) seed \d+": lambda system: Method(system, EQUAL),
     r"(.*), released (\w+)": lambda system, file: Method(system, RELEASED, file),
 }
-_OTHERWISE = {"GS": Method(f"{TREES[TUNED]} of width 10")}  # which once stood for LTD's grid search
+_OTHERWISE = {"GS": Method(f"{TREES[TUNED]} of width 10")}  # which once meant LTD's grid search
 _ENDS = {", paper": PAPER, ", official": OFFICIAL, ", live": LIVE, " as shipped": SHIPPED, ", tuned": TUNED}
 
 
@@ -109,7 +109,7 @@ def identified(table):
 
 
 def _old(name: str) -> Method:
-    """The method that a name said before names were made of fields.
+    """The method of an old-style name, from before names were made of fields.
 
     >>> _old("RADAR, released llama3").fields
     {'system': 'RADAR', 'terms': 'released', 'preset': 'llama3', 'trained_on': '', 'adapted': ''}
@@ -129,6 +129,6 @@ def _old(name: str) -> Method:
 
 
 def _old_seed(name: str) -> int | None:
-    """The number of the seed that a name said."""
+    """The seed in an old-style name."""
     found = re.search(r"seed (\d+)$", name)
     return int(found[1]) if found else None

@@ -1,7 +1,7 @@
-"""What a result depends on besides its inputs: the machine, the package versions, the commit, the source itself.
+"""What a result depends on besides its inputs: the machine, package versions, the commit, the source.
 
-Knows nothing about runs or files of results, and never imports torch: it reports torch's threads and GPU only when
-somebody else has imported it already.
+Knows nothing about runs or result files, and never imports torch: it reports torch's threads and GPU only if torch is
+imported already.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What decides how fast a CPU multiplies matrices, half precision above all.
+# CPU flags that matter for matrix products, above all in half precision.
 CPU_FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
-# Facts of the machine that decide how fast it is; cores and memory differ from one container to the next.
+# Facts that determine the machine's speed; cores and memory differ between containers.
 DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
-ENOUGH_CORES = 0.8  # share of the cores with which times mean something
+ENOUGH_CORES = 0.8  # share of the cores needed for meaningful times
 SHORTEST_LOOK_S = 0.3  # the system counts in hundredths of a second
 NOTEBOOKS_VARIABLE = "SPECDEC_NOTEBOOKS"
 PACKAGES = ("specdec", "torch", "transformers", "stable-baselines3", "gymnasium", "numpy", "pandas", "pyarrow")
 
 
 def checkout() -> Path | None:
-    """The source tree that this package is imported from (pyproject.toml beside specdec/); None where it is installed."""
+    """The source tree that this package is imported from (pyproject.toml beside specdec/); None for an installed package."""
     above = Path(__file__).resolve().parents[1]
     return above if (above / "pyproject.toml").is_file() else None
 
 
 def notebooks_folder() -> Path | None:
-    """The folder of the notebooks, which the library does without: SPECDEC_NOTEBOOKS, or the checkout's; None without both."""
+    """The folder of the notebooks, which the library does not need: SPECDEC_NOTEBOOKS, or the checkout's; None without both."""
     above = checkout()
     named = os.environ.get(NOTEBOOKS_VARIABLE) or (above and above / "notebooks")
     return Path(named).expanduser().resolve() if named else None
 
 
 def find_workbook() -> None:
-    """Make `import workbook` and `import experiments` find the folders beside the notebooks, where there are notebooks."""
+    """Make `import workbook` and `import experiments` find the folders beside the notebooks, if there are notebooks."""
     folder = notebooks_folder()
     if folder and str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 def cache_folder() -> Path:
-    """Where measurements of this machine and unpacked downloads are kept: SPECDEC_CACHE, or the user's cache folder."""
+    """The cache of machine measurements and unpacked downloads: SPECDEC_CACHE, or the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "specdec"
     return Path(os.environ.get("SPECDEC_CACHE") or default).expanduser()
 
 
 def config_folder() -> Path:
-    """Where what the user has registered is kept: SPECDEC_CONFIG, or the user's folder of settings."""
+    """The folder of registered pairs: SPECDEC_CONFIG, or the user's configuration folder."""
     default = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "specdec"
     return Path(os.environ.get("SPECDEC_CONFIG") or default).expanduser()
 
 
 def hardware() -> dict:
-    """What stays the same on this machine from one process to the next: CPU model and flags, cores, memory."""
+    """What is constant on this machine between processes: CPU model and flags, cores, memory."""
     model, flags = _cpu()
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -76,20 +76,20 @@ def multiplies_bfloat16() -> bool:
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use, which a container or taskset can make fewer than the machine has."""
+    """CPU cores available to this process, which a container or taskset can limit."""
     if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def speed_facts() -> dict:
-    """What decides how fast models run here; threads and gpu are None while torch is not imported."""
+    """Facts that determine how fast models run here; threads and gpu are None before torch is imported."""
     facts = {**hardware(), **torch_state()}
     return {name: facts[name] for name in DECISIVE}
 
 
 def short_name(facts: dict) -> str:
-    """Six letters and digits for what decides how fast a machine is: part of the names of prices measured on it.
+    """Six letters and digits that identify the machine's speed facts; part of the names of costs measured on it.
 
     >>> short_name({"cpu": "Z80"}) == short_name({"cpu": "Z80"}) != short_name({"cpu": "6502"})
     True
@@ -98,7 +98,7 @@ def short_name(facts: dict) -> str:
 
 
 def fingerprint() -> dict:
-    """Hardware, threads, GPU, Python and package versions, and the commit: what run.json keeps beside every result."""
+    """Hardware, threads, GPU, Python and package versions, and the commit, as stored in run.json."""
     return {
         **hardware(),
         **torch_state(),
@@ -111,7 +111,7 @@ def fingerprint() -> dict:
 
 
 def versions() -> dict:
-    """Installed version of each package that results depend on; None where it is not installed."""
+    """Installed version of each package that results depend on; None if not installed."""
     installed = {}
     for name in PACKAGES:
         try:
@@ -130,8 +130,8 @@ def commit() -> dict:
 
 
 def code_hash() -> str:
-    """sha256 over all files of the package, shipped weights included, and of the modules that lie beside the notebooks:
-    names and contents."""
+    """sha256 over the names and contents of all files of the package, shipped weights included, and of the modules beside
+    the notebooks."""
     folders = [Path(__file__).resolve().parent, *filter(None, [notebooks_folder()])]
     digest = hashlib.sha256()
     for folder in (folders[0], *(folder / part for folder in folders[1:] for part in ("experiments", "workbook"))):
@@ -144,7 +144,7 @@ def code_hash() -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
-    """`file_hash`, read once for every state of a file: each run that begins asks for the hash of 60 MB of shipped weights."""
+    """`file_hash`, cached by the file's state: every new run asks for the hash of 60 MB of shipped weights."""
     return file_hash(path)
 
 
@@ -155,7 +155,7 @@ def file_hash(path: Path) -> str:
 
 
 def is_crowded(busy_cpus: float) -> bool:
-    """Whether others that keep so many CPUs busy leave this process less than 80 % of its cores.
+    """Whether others keep so many CPUs busy that this process has less than 80 % of its cores.
 
     >>> is_crowded(0.0)
     False
@@ -164,22 +164,22 @@ def is_crowded(busy_cpus: float) -> bool:
 
 
 class Neighbours:
-    """How busy other processes keep this machine; counted from when it is made."""
+    """How busy other processes keep this machine, counted since construction."""
 
     def __init__(self):
         self._begin = self._spent()
 
     def cpus(self) -> float:
-        """CPUs that others kept busy since then, on average; NaN where the system does not say."""
+        """CPUs kept busy by others since then, on average; NaN if the system does not report it."""
         all_s, own_s, wall_s = (now - then for now, then in zip(self._spent(), self._begin, strict=True))
         return max(0.0, all_s - own_s) / wall_s if wall_s else float("nan")
 
     def seconds(self) -> float:
-        """How long ago counting began."""
+        """Seconds since counting began."""
         return os.times().elapsed - self._begin[2]
 
     def crowded(self) -> str:
-        """A sentence where others left this process less than 80 % of its cores; else, or after too short a time, ''."""
+        """A warning if others left this process less than 80 % of its cores; '' otherwise, or after too short a time."""
         if self.seconds() < SHORTEST_LOOK_S or not is_crowded(others := self.cpus()):
             return ""
         return (
@@ -189,7 +189,7 @@ class Neighbours:
 
     @staticmethod
     def _spent() -> tuple[float, float, float]:
-        """Seconds that all processes have spent on all CPUs, that this one has, and of the clock."""
+        """Seconds spent by all processes on all CPUs, by this one, and of the clock."""
         own = os.times()
         try:
             ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
@@ -201,7 +201,7 @@ class Neighbours:
 
 
 def _git(*arguments: str) -> str | None:
-    """Output of one git command in the checkout; None without git, or where the package is installed."""
+    """Output of one git command in the checkout; None without git, or for an installed package."""
     if (folder := checkout()) is None:
         return None
     command = ["git", "-C", str(folder), *arguments]
@@ -214,7 +214,7 @@ def _git(*arguments: str) -> str | None:
 
 @functools.cache
 def _cpu() -> tuple[str, frozenset[str]]:
-    """(model name, feature flags) as the operating system tells them."""
+    """(model name, feature flags) from the operating system."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -228,7 +228,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def _memory_gib() -> float | None:
-    """Physical memory in GiB; None where the system does not say."""
+    """Physical memory in GiB; None if the system does not report it."""
     try:
         return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
     except (AttributeError, ValueError, OSError):
@@ -236,9 +236,9 @@ def _memory_gib() -> float | None:
 
 
 def torch_state() -> dict:
-    """Threads and GPU of an already imported torch; touches no device that is not in use."""
+    """Threads and GPU of an already imported torch; does not initialise an unused device."""
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "get_num_threads"):  # absent, or half-way through its import
+    if torch is None or not hasattr(torch, "get_num_threads"):  # absent, or partially imported
         return {"threads": None, "gpu": None}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"threads": torch.get_num_threads(), "gpu": gpu}

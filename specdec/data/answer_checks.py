@@ -54,7 +54,7 @@ def _check_contains(check: dict, text: str) -> bool:
 
 
 def _check_letter(check: dict, text: str) -> bool:
-    """An article is no answer: a letter counts where a mark, the end of its line or of the text follows, or `answer` leads."""
+    """A leading article "A" is no answer: a letter counts before a mark or the end of its line or text, or after `answer`."""
     led = re.search(r"(?i:answer)(?i:\s+is)?[\s:*(]*([A-D])\b(?![\w'])", text)
     found = led or re.search(r"(?<!\w)([A-D])(?=[).:,*\]]|\s*(?:\n|$))", text)
     return bool(found) and found[1] == check["value"]
@@ -70,9 +70,9 @@ def _check_json(check: dict, text: str) -> bool:
 def _program(check: dict, text: str) -> str:
     """The answer's code, completed by the prompt where that holds the signature.
 
-    Code is what lies between two fences or beside one (an answer may leave out the first or the last): the first part
-    that defines the function, else the first block, else the whole answer. Lines at the margin that follow the function
-    and define nothing are remarks or a try-out, which an answer's length may cut off: they are left out.
+    The code is what lies between two fences, or before or after a single one: the first part that defines the function, else
+    the first block, else the whole answer. Unindented lines after the function that define nothing are remarks or a demo,
+    possibly cut off: they are dropped.
     """
     parts, prompt = re.split("```(?:python|py)?", text), check.get("prompt", "")
     defines = re.compile(rf"def\s+{check['entry']}\b").search
@@ -88,9 +88,9 @@ def _program(check: dict, text: str) -> str:
 def _check_code(check: dict, text: str) -> bool:
     if not hasattr(os, "fork"):
         raise SpecdecError("answers of code can be run on Linux and macOS only; leave suites with code out here.")
-    passed = secrets.token_hex(16)  # said once all tests have passed: leaving early with status 0 is not a pass
+    passed = secrets.token_hex(16)  # printed after all tests have passed: exiting early with status 0 is not a pass
     job = json.dumps({"program": _program(check, text), "tests": check["tests"], "passed": passed}).encode()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the user's own folder stays as it is
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the working directory stays clean
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         command = [sys.executable, "-I", str(Path(__file__).with_name("run_answer.py"))]
         child = subprocess.Popen(command, **pipes, cwd=folder, env={}, start_new_session=True)
@@ -101,7 +101,7 @@ def _check_code(check: dict, text: str) -> bool:
             said = child.communicate()[0]
         answer, _, verdict = said.partition(b"\n")
         with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
-            os.killpg(int(answer), signal.SIGKILL)  # it outlives a judge that it has killed
+            os.killpg(int(answer), signal.SIGKILL)  # it outlives a judge that it killed
     return verdict == passed.encode()
 
 

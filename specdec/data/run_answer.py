@@ -1,9 +1,9 @@
-"""The child in which a code answer is tested: `answer_checks` runs this file by itself, with nothing of the package.
+"""The child process that tests a code answer: `answer_checks` runs this file alone, without the package.
 
-It forks at once. The answer's process gets the program alone, in a session of its own, under limits and without any
-descriptor but the two over which it is called; this one reads the tests, calls the answer's functions as they ask, and
-judges. So what is expected never lies in the memory of the answer, and nothing that it prints or kills is believed.
-Only plain values (`plain_text`) pass between the two, as Python literals. POSIX alone.
+It forks at once. The answer's process gets only the program, in its own session, under limits and without any descriptor but
+the two for calls; this process reads the tests, calls the answer's functions and judges. So the expected values are never in
+the answer's memory, and nothing that it prints or kills is trusted.
+Only plain values (`plain_text`) pass between the two, as Python literals. POSIX only.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import sys
 LIMITS = {"RLIMIT_AS": 2 << 30, "RLIMIT_FSIZE": 16 << 20, "RLIMIT_NOFILE": 64, "RLIMIT_CPU": 5, "RLIMIT_CORE": 0}
 LIMITS |= {"RLIMIT_NPROC": 0}  # root is exempt
 MOST_BYTES = 1 << 20  # of one message
-# What Python itself reports before it does it; compiled code can do it unseen.
+# Events that Python reports beforehand; compiled code can avoid the report.
 REFUSED = "socket. subprocess. shutil. ctypes. signal. fcntl. os.system os.exec os.fork os.posix_spawn os.spawn os.kill".split()
 REFUSED += "os.remove os.rename os.link os.symlink os.truncate os.chmod os.chown os.mkdir os.rmdir os.set".split()
 REFUSED += "os.utime sqlite3. syslog. resource. pty. gc. sys.addaudithook cpython. code.__new__".split()
-UNSEEN = ("mknod", "mkfifo")  # what Python makes without a report
+UNSEEN = ("mknod", "mkfifo")  # what Python creates without a report
 
 
 def plain_text(value) -> str:
-    """A value of plain types as a literal; subclasses and numpy's numbers as what they stand for. TypeError for others."""
+    """A value of plain types as a literal; subclasses and numpy's numbers as their plain equivalents. TypeError for others."""
     if hasattr(value, "item") and hasattr(value, "dtype"):
         value = value.item()
     for kind in (bool, int, str, bytes, complex):
         if isinstance(value, kind):
             return repr(kind(value))
-    if isinstance(value, float):  # infinity has no literal but one that overflows
+    if isinstance(value, float):  # infinity has no literal except an overflowing one
         return repr(float(value)).replace("inf", "1e999")
     if isinstance(value, dict):
         return f"{{{', '.join(f'{plain_text(key)}: {plain_text(item)}' for key, item in value.items())}}}"
@@ -48,7 +48,7 @@ def plain_text(value) -> str:
 
 
 def serve(requests, results) -> None:
-    """Run the program, then call its functions as asked, one line each way."""
+    """Run the program, then call its functions on request, one line each way."""
     program = json.loads(requests.readline())
     for name in UNSEEN:
         for module in (os, sys.modules["posix"]):
@@ -66,9 +66,9 @@ def serve(requests, results) -> None:
 
 
 def guard(folder: str):
-    """The audit hook: refuses REFUSED, to write anywhere but in `folder`, and to look into other processes.
+    """The audit hook: refuses REFUSED, writing outside `folder`, and access to other processes.
 
-    No folder is opened either: below one that is, paths are told that lead elsewhere than they say.
+    Opening folders is refused too: relative to an open folder, reported paths can mislead.
     """
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -77,7 +77,7 @@ def guard(folder: str):
             raise PermissionError(event)
         if event == "open" and isinstance(arguments[0], str | bytes):
             path = os.path.realpath(os.fsdecode(arguments[0]))
-            alien = path.startswith("/proc/") and path.split("/")[2].isdigit()  # the judge knows what is expected
+            alien = path.startswith("/proc/") and path.split("/")[2].isdigit()  # the judge knows the expected values
             if alien or os.path.isdir(path):
                 raise PermissionError(path)
             if arguments[2] & writing and not path.startswith((folder + os.sep, os.devnull)):
@@ -87,7 +87,7 @@ def guard(folder: str):
 
 
 def confine(keep: tuple[int, ...]) -> None:
-    """A session of its own, limits, and no descriptor but those of `keep`; what it prints goes nowhere."""
+    """A session of its own, limits, and only the descriptors in `keep`; its output is discarded."""
     os.setsid()
     for name, most in LIMITS.items():
         hard = resource.getrlimit(getattr(resource, name))[1]
@@ -109,7 +109,7 @@ def send(stream, text: str) -> None:
 
 
 def judge(job: dict, requests, results) -> None:
-    """Run the tests, with a stand-in for every function of the answer. Raises where one fails."""
+    """Run the tests with a proxy for every function of the answer. Raises if one fails."""
     send(requests, json.dumps(job["program"]))
 
     def called(name: str):
@@ -128,7 +128,7 @@ def judge(job: dict, requests, results) -> None:
 
 
 def received(results):
-    """One message of the answer as plain values; ValueError for one that is too long or none."""
+    """One message from the answer as plain values; ValueError if it is too long or missing."""
     line = results.readline(MOST_BYTES)
     if not line.endswith("\n"):
         raise ValueError("the answer has ended, or said too much")
@@ -136,9 +136,9 @@ def received(results):
 
 
 def main() -> None:
-    """Write the answer's process id and, once all tests have passed, the word that the parent waits for."""
+    """Write the answer's process id and, once all tests have passed, the token that the parent waits for."""
     (asked, asking), (told, telling) = os.pipe(), os.pipe()
-    answer = os.fork()  # before the job is read: its tests are in no memory that the answer has
+    answer = os.fork()  # before the job is read, so that the answer's memory holds no tests
     text = dict(encoding="utf-8", errors="replace")
     if answer == 0:
         confine((asked, telling))

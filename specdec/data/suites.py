@@ -1,10 +1,10 @@
-"""Benchmark prompts under one roof: embedded suites, the papers' own from a folder or the hub; checks, parts; `gather`
-takes what is to be decoded from any of them, and `conversation` says it as a pair reads it.
+"""Benchmark prompts: embedded suites, and the papers' own from a folder or the hub; answer checks and splits. `gather`
+collects the prompts to decode, and `conversation` formats one for a pair.
 
-Every suite comes in three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds prompts in its manner that were
-written for this workbook, for models that know the world. `toy/gsm8k` holds generated prompts for the small pairs, which
-know generated text alone. The embedded ones are JSONL files beside this one: `laptop/` in the form of the hub's rows,
-`toy/` with their checks beside them. One more, `mmlu`, holds questions of 57 subjects, each of which counts as a suite of its own
+Every suite has three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds similar prompts written for this workbook,
+for models with knowledge of the world. `toy/gsm8k` holds generated prompts for the small pairs, which know only generated
+text. The embedded ones are JSONL files beside this one: `laptop/` in the form of the hub's rows, `toy/` with their checks.
+A further suite, `mmlu`, holds questions of 57 subjects, each of which counts as a suite of its own
 (`by_subject`); it has no toy form. Loading from the hub was written against the documentation of `datasets` and was NOT
 run where this was developed (no network).
 """
@@ -37,8 +37,8 @@ EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 class Prompt:
     """One prompt to decode.
 
-    turns: texts of the user, or a single turn of token ids. reference: an answer to the first turn, if there is one.
-    check: how to check an answer (see `answer_checks`), if that is possible.
+    turns: texts of the user, or a single turn of token ids. reference: an answer to the first turn, if any.
+    check: how to check an answer (see `answer_checks`), if possible.
     """
 
     id: str
@@ -49,18 +49,18 @@ class Prompt:
 
     @property
     def digest(self) -> str:
-        """What the prompt says, whatever it is called: two prompts with the same turns have the same digest."""
+        """Digest of the turns, whatever the prompt's name: equal turns have equal digests."""
         return runs.content_key(turns=list(self.turns))[:16]
 
     @property
     def texts(self) -> frozenset[bytes]:
-        """Digests of every turn and of the answer: prompts that share one are not held out from each other."""
+        """Digests of every turn and of the answer: prompts that share one must be in the same split."""
         return frozenset(prompt_digest(text) for text in (*self.turns, self.reference) if isinstance(text, str))
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite is and its licence; `file` and `hub` of a real one, the corpus's `family` of a toy one.
+    """Description and licence of a suite; `file` and `hub` of a real one, the corpus's `family` of a toy one.
 
     hub: (repository, configuration or None, split, pinned revision); None for embedded suites.
     """
@@ -73,7 +73,7 @@ class Suite:
 
     @property
     def source(self) -> str:
-        """Where the prompts come from."""
+        """The origin of the prompts."""
         if self.family:
             return f"held-out prompts of the toy corpus, family {self.family}"
         if self.hub is None:
@@ -137,17 +137,17 @@ SUITES: dict[str, Suite] = {
     **{f"toy/{name}": Suite(text, "Apache-2.0 (ours)", family=family) for name, (family, text) in _TOY.items()},
     **{name: Suite(*_REAL[name], hub=_HUB[name]) for name in _REAL},
 }
-# What controllers are trained and judged on, and what commands measure unless suites are named (`embedded_suite`).
+# Controllers are trained and tested on these, and commands use them by default (`embedded_suite`).
 DEFAULT_NAMES = ("mt_bench", "humaneval", "gsm8k", "cnn_dm")
-TIMED_NAMES = ("mt_bench", "gsm8k", "cnn_dm")  # short, middling and long prompts, for calibration
-TOY_PAIRS = ("tiny", "small")  # pairs that were trained on generated text alone
+TIMED_NAMES = ("mt_bench", "gsm8k", "cnn_dm")  # short, medium and long prompts, for calibration
+TOY_PAIRS = ("tiny", "small")  # pairs trained on generated text only
 PARTS = ("train", "tune", "test")
 
 
 def embedded_suite(name: str, pair: str) -> str:
-    """The embedded form of a suite that suits a pair: `toy/...` for TOY_PAIRS, `laptop/...` for all others.
+    """The embedded form of a suite for a pair: `toy/...` for TOY_PAIRS, `laptop/...` for all others.
 
-    name: one of NAMES or SUBJECTS, which has no toy form; a name that says which form it means (`toy/gsm8k`) stays as it is.
+    name: one of NAMES or SUBJECTS, which has no toy form; a name with its form (`toy/gsm8k`) stays as it is.
 
     >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
     ('toy/gsm8k', 'laptop/gsm8k')
@@ -156,16 +156,15 @@ def embedded_suite(name: str, pair: str) -> str:
 
 
 def _is_toy(pair: str) -> bool:
-    """Whether a pair is one of TOY_PAIRS, also with another drafter (`places.Which`)."""
+    """Whether a pair is one of TOY_PAIRS, with any drafter (`places.Which`)."""
     return pair.partition("+")[0] in TOY_PAIRS
 
 
 def usual_suites(names: Iterable[str], pair: str) -> list[str]:
-    """What is measured where nothing else is asked for: those of `names` that the folder in SPECDEC_DATA holds, with a warning
-    that names the others.
+    """The suites measured by default: those of `names` in the folder SPECDEC_DATA, with a warning that names the missing ones.
 
-    Where there is no such folder, and for TOY_PAIRS, whose answers to real prompts mean nothing: their embedded forms. A name
-    that says which form it means (`toy/gsm8k`) stays as it is. SpecdecError for a name that is no suite.
+    Without such a folder, and for TOY_PAIRS (whose answers to real prompts mean nothing): their embedded forms. A name with its
+    form (`toy/gsm8k`) stays as it is. SpecdecError for an unknown name.
     """
     names, folder = list(names), os.environ.get(DATA_VARIABLE)
     for name in names:
@@ -177,14 +176,14 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     embedded = {name: embedded_suite(name, pair) for name in names}
     if any_real and (absent := [embedded[name] for name in names if name not in real]):
         warn(
-            f"{folder} lacks {', '.join(name.rpartition('/')[2] for name in absent)}, so that nothing of the kind is measured; "
-            f"the forms that come with the package must be named: {', '.join(absent)}."
+            f"{folder} lacks {', '.join(name.rpartition('/')[2] for name in absent)}: no prompts of these are measured; "
+            f"for the forms that come with the package, name them: {', '.join(absent)}."
         )
     return real if any_real else list(embedded.values())
 
 
 def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:
-    """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids) and grows with the limit.
+    """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids); larger limits contain smaller ones.
 
     `laptop/...` and `toy/...` suites come with the package. The others come from `folder` (or the folder in the environment
     variable SPECDEC_DATA), else from the hub. Raises SpecdecError for an unknown name, a missing or malformed file, or
@@ -210,7 +209,7 @@ def load_suite(name: str, folder: str | Path | None = None, limit: int | None = 
 
 
 def by_subject(prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int = 0) -> dict[str, list[Prompt]]:
-    """The prompts of SUBJECTS, every subject a suite of its own, at most `limit` of each: what `gather` and `record` take.
+    """The prompts of SUBJECTS by subject, at most `limit` of each: input for `gather` and `record`.
 
     >>> named = by_subject(load_suite("laptop/mmlu"), limit=2)
     >>> len(named), [prompt.id for prompt in named["laptop/mmlu:anatomy"]]
@@ -284,7 +283,7 @@ def _humaneval_row(row: dict) -> tuple:
 def _mbpp_row(row: dict) -> tuple:
     entry = re.search(r"def\s+(\w+)", row["code"])
     check = {"kind": "code", "entry": entry.group(1), "tests": list(row["test_list"])} if entry else None
-    return [f"{row['text']}\n{row['test_list'][0]}"], row["code"], check  # the test tells the name to use
+    return [f"{row['text']}\n{row['test_list'][0]}"], row["code"], check  # the test names the function
 
 
 def _mmlu_row(row: dict) -> tuple:
@@ -320,7 +319,7 @@ def _from_hub(name: str) -> list[Prompt]:
         ) from None
     try:
         rows = datasets.load_dataset(repository, config, split=part, revision=revision)
-    except (OSError, ValueError, RuntimeError) as error:  # offline, gone, or a layout this version cannot read
+    except (OSError, ValueError, RuntimeError) as error:  # offline, removed, or an unreadable layout
         raise SpecdecError(f"cannot load {repository} from the hub ({type(error).__name__}); {folder_hint}.") from error
     return [_from_row(name, index, dict(row)) for index, row in enumerate(rows)]
 
@@ -336,21 +335,21 @@ def _from_row(name: str, index: int, row: dict) -> Prompt:
 
 
 def check_answer(prompt: Prompt, text: str) -> bool | None:
-    """Whether `text` answers the prompt (its last turn); None when the prompt has no check. See `answer_checks.passes`."""
+    """Whether `text` answers the prompt (its last turn); None if the prompt has no check. See `answer_checks.passes`."""
     return None if prompt.check is None else passes(prompt.check, text)
 
 
 def prompt_digest(prompt: str) -> bytes:
-    """sha256 of a prompt in lower case with single spaces: what parts and hold-outs are drawn by."""
+    """sha256 of a prompt in lower case with single spaces, used for splits and hold-outs."""
     return hashlib.sha256(" ".join(prompt.lower().split()).encode()).digest()
 
 
 def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
-    """`train` (40 %), `tune` (20 %) and `test` (40 %) by the hash of the first turn: stable, and blind to other prompts.
+    """`train` (40 %), `tune` (20 %) and `test` (40 %) by the hash of the first turn, independent of other prompts.
 
-    Policies learn on `train`, static trees and thresholds are chosen on `tune`, everything is judged on `test`. The hash
-    uses other bits than the hold-out of the corpus. Who shares any turn or the answer with a prompt of a later part is left
-    out, so that no text stands in two parts.
+    Policies are trained on `train`, static trees and thresholds chosen on `tune`, all evaluated on `test`. The hash uses other
+    bits than the corpus's hold-out. A prompt that shares a turn or the answer with a prompt of a later part is dropped, so
+    that no text is in two parts.
     """
     parts: dict[str, list[Prompt]] = {part: [] for part in PARTS}
     for prompt in prompts:
@@ -403,7 +402,7 @@ def gather(
 
 def _prompts(group: Iterable, suite: str | None, limit: int | None, part: str | None) -> list[Prompt]:
     prompts = [_prompt(source, suite, number) for number, source in enumerate(group)]
-    if part is not None:  # token ids belong to no part
+    if part is not None:  # token ids have no split
         prompts = split(prompt for prompt in prompts if isinstance(prompt.turns[0], str))[part]
     return prompts if limit is None else prompts[:limit]
 
@@ -421,9 +420,9 @@ def _prompt(source, suite: str | None, number: int) -> Prompt:
 
 
 def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> str | list:
-    """What is decoded at `turn` (from 0): chat messages where the tokenizer has a template, else text, or token ids.
+    """The input of `turn` (from 0): chat messages if the tokenizer has a template, else text or token ids.
 
-    answers: those to the turns before. Without a template, turns and answers are joined by blank lines.
+    answers: those to earlier turns. Without a template, turns and answers are joined by blank lines.
     """
     if not isinstance(prompt.turns[turn], str):
         return prompt.turns[turn]
@@ -435,7 +434,7 @@ def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> s
 
 
 def openings(pair: Pair, prompts: Sequence[Prompt], new_tok: int = 1) -> list[list[int]]:
-    """Token ids of the first turn of every prompt. SpecdecError names the first that cannot be decoded, as `ids_of_all` does."""
+    """Token ids of the first turn of every prompt. SpecdecError names the first one that cannot be decoded, as in `ids_of_all`."""
     first = [conversation(pair, item, 0, []) for item in prompts]
     return ids_of_all(pair, first, new_tok, [item.id for item in prompts])
 

@@ -1,11 +1,11 @@
-"""The bench: the same prompts decoded by several methods, interleaved, counted one way for all, written row by row.
+"""The bench: several methods decode the same prompts, interleaved; rows are written as they come.
 
-Every prompt (and every turn of it) is decoded by all methods in a random order, one right after the other, so that a
-machine that slows down slows all of them alike. Rows land in small atomic shards: a killed run continues where it was.
+All methods decode every prompt (and every turn of it) in a random order, one right after the other, so that a slow phase of
+the machine affects all of them alike. Rows go to small atomic shards: a killed run continues.
 
-Policies begin every prompt as they were given. One that `remembers` begins every suite so, in each repeat, and has then seen
-its prompts in their order. Where another process decoded these, or a run is continued, they are decoded again for it and
-not counted. So no row depends on who decoded what; its column `memory` says "prompt" or "suite".
+Policies start every prompt in their given state. A policy that `remembers` starts every suite so, in each repeat, and sees the
+prompts in their order. If another process decoded the earlier ones, or a run continues, it decodes them again, uncounted. So
+no row depends on which process decoded what; the column `memory` is "prompt" or "suite".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from specdec.models.fingerprint import describe_pair, fingerprint
 KEYS = [*TURN, "method", "repeat"]
 COUNTED = ("draft_calls", "accepted_tok", "verified_tok")  # summed over cycles
 SHARES = ("draft", "policy", "verify", "commit", "host")
-MOST_ROUNDS = 10_000  # repeats, and prompts of the warm-up
+MOST_ROUNDS = 10_000  # limit of repeats, and of warm-up prompts
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class EvaluateConfig(Sampling):
     """How `evaluate` decodes, on which prompts, how often, and where its rows go."""
 
     max_new_tokens: int = 128
-    seed: int = 0  # of sampling, of the order of prompts and methods, and of the choice of prompts
+    seed: int = 0  # of sampling, of the order of prompts and methods, and of the subset of prompts
     limit: int | None = None  # prompts per suite
     part: str | None = None  # train, tune or test of each suite
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     repeats: int = 1
-    warmup: int = 1  # prompts decoded first and not counted
-    texts: bool = False  # keep what was written, as a column `text`
-    cpu_time: bool = False  # processor time in place of the wall clock: one thread on a CPU that others keep busy
+    warmup: int = 1  # prompts decoded first, uncounted
+    texts: bool = False  # keep the texts in a column `text`
+    cpu_time: bool = False  # processor time in place of the wall clock, for one thread on a busy CPU
     name: str = "evaluate"  # of the run
     scale: str = "laptop"
     force: bool = False  # start over
     progress: bool = True
-    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # prompts there at once, at most
+    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # the most prompts at once there
 
 
 @runs.with_settings(EvaluateConfig)
@@ -75,21 +75,21 @@ def evaluate(
     between: Callable | None = None,
     **settings,
 ) -> runs.Run:
-    """Decode `suites` with every method; returns the Run that holds prompts.parquet and cycles.parquet.
+    """Decode `suites` with every method; returns the Run with prompts.parquet and cycles.parquet.
 
     methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", one of `peers.peers_of`, or a policy
     `methods.DraftedBy` another drafter on the pair's target.
     suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
-    between: called before each prompt with its share of the prompts, in this process alone: for what is to be measured at
-    the same time.
+    between: called before each prompt with its share of the prompts, in this process only, for measurements at the same
+    time.
 
-    One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat. new_tok counts tokens up to the first
-    stop token, cycle_tok sums new_tok of the cycles (what tau counts), clock says what was counted, machine where, and
-    neighbours how many of its CPUs others kept busy. Later turns of a conversation continue with the *baseline's* answers for
-    all methods.
+    A row of prompts.parquet is one turn of a prompt by a method in a repeat. new_tok counts tokens up to the first stop token,
+    cycle_tok sums new_tok of the cycles (the numerator of tau), clock is the kind of time, machine the hardware, and
+    neighbours the number of CPUs that other processes kept busy. Later turns of a conversation continue with the *baseline's*
+    answers for all methods.
 
-    The same call continues a run that was stopped and reuses a finished one (same methods, prompts, pair, settings,
-    threads, machine, source). SpecdecError for bad input, before anything is decoded.
+    The same call continues a stopped run and reuses a finished one (same methods, prompts, pair, settings, threads, machine,
+    source). SpecdecError for bad input, before anything is decoded.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -136,7 +136,7 @@ def _check_counts(config: EvaluateConfig) -> None:
 
 
 def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig, between: Callable | None) -> None:
-    """SpecdecError for methods and prompts that cannot be measured together, or not in this way, or not at all."""
+    """SpecdecError for methods and prompts that cannot be measured, or not together, or not in this way."""
     openings(pair, items, config.max_new_tokens)
     check_countable(pair, config.cpu_time)
     for label, policy in policies.items():
@@ -152,7 +152,7 @@ def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig, betw
 
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
-    """SpecdecError where processor time would not say how long decoding takes."""
+    """SpecdecError if processor time would not measure decoding time."""
     threads, kind = torch.get_num_threads(), pair.target.device.type
     if cpu_time and (threads != 1 or kind != "cpu"):
         raise SpecdecError(
@@ -162,7 +162,7 @@ def check_countable(pair: Pair, cpu_time: bool) -> None:
 
 
 class _Bench:
-    """One call of `evaluate`: what is measured, and the rows as they come."""
+    """One call of `evaluate`: the task, and the rows as they come."""
 
     def __init__(self, pair, policies, items, config: EvaluateConfig, run, identity: dict):
         self.pair, self.policies, self.items, self.config, self.run = pair, policies, items, config, run
@@ -176,15 +176,15 @@ class _Bench:
             if policy is not None and not isinstance(policy, Peer):
                 self.memory[name] = "suite" if getattr(policy, "remembers", False) else "prompt"
         self.keeping = [name for name, memory in self.memory.items() if memory == "suite"]
-        self._remembered: dict[tuple[int, str], tuple[int, dict]] = {}  # prompts of a suite seen, by which methods
+        self._remembered: dict[tuple[int, str], tuple[int, dict]] = {}  # prompts of a suite seen, and by which methods
 
     def missing(self) -> list[tuple[int, int]]:
-        """(repeat, prompt) of what no shard holds yet. Shard number = repeat x prompts + prompt."""
+        """(repeat, prompt) of every missing shard. Shard number = repeat x prompts + prompt."""
         done = set(self.run.shards("prompts").done())
         jobs = []
         for repeat in range(self.config.repeats):
             order = list(range(len(self.items)))
-            random.Random(f"{self.config.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute hits all of them
+            random.Random(f"{self.config.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute affects all
             if self.keeping:
                 suites = [item.suite for item in self.items]
                 in_turn = {suite: sorted(i for i in order if suites[i] == suite) for suite in set(suites)}
@@ -193,7 +193,7 @@ class _Bench:
         return jobs
 
     def fan_out(self, device: str) -> None:
-        """Have others decode what is missing, each alone on its machine."""
+        """Distribute the missing prompts, each alone on its machine."""
         bench, jobs = copy.copy(self), self.missing()
         for name, policy in self.policies.items() if jobs else ():
             if isinstance(policy, DraftedBy):
@@ -206,7 +206,7 @@ class _Bench:
                 given = bench, source, some
                 return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
 
-            together: dict[tuple, list] = {}  # of what remembers, a suite in a repeat is best done by one process
+            together: dict[tuple, list] = {}  # with memory, one process should do a suite of a repeat
             for repeat, index in jobs:
                 whole = self.items[index].suite if self.keeping else index
                 together.setdefault((repeat, whole), []).append((repeat, index))
@@ -215,7 +215,7 @@ class _Bench:
             fanout.run_on(workers, map(shard, portions), self.run.name, self.config.progress)
 
     def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
-        """Decode what is missing, or of it what is wanted. between: see `evaluate`."""
+        """Decode the missing prompts, or those of them in `wanted`. between: see `evaluate`."""
         with clock.by_processor_time(self.config.cpu_time):
             self._measure([job for job in self.missing() if wanted is None or job in wanted], between)
 
@@ -237,16 +237,16 @@ class _Bench:
                 with runs.locked(self.run.directory):  # another process may measure the same run
                     if number in self.run.shards("prompts").done():
                         continue
-                    # The shard of prompts goes last: it is what marks the job as done.
+                    # The shard of prompts goes last: it marks the job as done.
                     self.run.shards("cycles").write(number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS]))
                     self.run.shards("prompts").write(number, prompts.astype({"correct": "boolean"}))
 
     def unused(self) -> dict:
-        """The methods as they were given."""
+        """The methods in their given state."""
         return {name: unused_method(method) for name, method in self.policies.items()}
 
     def decode_next(self, repeat: int, index: int) -> tuple[list[dict], list[dict]]:
-        """`decode_all` of one prompt, by methods that have seen what they are to remember."""
+        """`decode_all` of one prompt, after methods with memory have seen the earlier ones."""
         item, methods = self.items[index], self.unused()
         before = [other for other in self.items[:index] if other.suite == item.suite] if self.keeping else []
         seen, kept = self._remembered.get((repeat, item.suite), (0, {}))
@@ -261,7 +261,7 @@ class _Bench:
         return rows
 
     def decode_all(self, item, repeat: int, methods: dict) -> tuple[list[dict], list[dict]]:
-        """All turns of one prompt by `methods`, in an order drawn per turn. Returns rows of prompts and of cycles."""
+        """All turns of one prompt by `methods`, in a random order per turn. Returns rows of prompts and of cycles."""
         prompts, cycles, answers = [], [], []
         for turn in range(len(item.turns)):
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
@@ -303,7 +303,7 @@ class _Bench:
         }
 
     def _verdict(self, item, turn: int, text: str) -> bool | None:
-        """Whether the answer to the last turn is right; each distinct text is checked once (code runs for seconds)."""
+        """Whether the answer to the last turn is right; each distinct text is checked once (running code takes seconds)."""
         if item.check is None or turn + 1 < len(item.turns):
             return None
         if (item.id, text) not in self._verdicts:
@@ -323,27 +323,27 @@ class _Bench:
         if crowded := is_crowded(prompts):
             busy = typical_neighbours(prompts)
             warn(
-                f"others kept {busy:.1f} CPUs busy meanwhile; these ratios are no result: measure again when nothing else runs."
+                f"other processes kept {busy:.1f} CPUs busy: these ratios are no result; measure again when nothing else runs."
             )
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
 
 
 def typical_neighbours(prompts: pd.DataFrame) -> float:
-    """CPUs that others kept busy while these rows were measured, on average over the time; 0 where nobody counted."""
+    """CPUs kept busy by others during these rows, averaged over time; 0 if not counted."""
     counted = prompts[prompts["neighbours"].notna()] if "neighbours" in prompts else prompts[:0]
     return float(np.average(counted["neighbours"], weights=counted["total_ms"])) if len(counted) else 0.0
 
 
 def is_crowded(prompts: pd.DataFrame) -> bool:
-    """Whether times of these rows mean little, since others used the cores; processor time knows nothing of others."""
+    """Whether others used too many cores for these times to mean much; processor time is not affected."""
     return "wall" in set(prompts.get("clock", ["wall"])) and machine.is_crowded(typical_neighbours(prompts))
 
 
 def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written, and nothing can be continued.
 
-    methods, settings: as for `evaluate`; of the settings those that say how to decode count. prompts: as in `gather`.
+    methods, settings: as for `evaluate`; only the settings of decoding matter. prompts: as in `gather`.
     """
     config = runs.configured(None, EvaluateConfig, settings)
     _check_counts(config)
@@ -361,17 +361,17 @@ def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.Da
 
 
 def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]]) -> None:
-    """A shard of `evaluate` in another process: the rows of these prompts, in the run's folder."""
+    """A shard of `evaluate` in another process: writes the rows of these prompts into the run's folder."""
     bench.pair, bench.config = load.load_again(**source), replace(bench.config, progress=False)
     bench.measure(jobs)
 
 
 @door
 def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
-    """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
+    """One row per (suite, method), and 'all' suites: the columns of stats.compare and some more.
 
     Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
-    prefill_frac (of all time), crowded (others used the cores: no result) and, of the time in cycles, a <share>_frac for each
+    prefill_frac (of the total time), crowded (others used the cores: no result) and, of the time in cycles, a <share>_frac for
     of SHARES. options: those of stats.interval.
 
     >>> import specdec
@@ -383,7 +383,7 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
     [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
     prompts, cycles, config = run.read_table("prompts"), run.read_table("cycles"), run.record()["config"]
-    # a copy is there for the noise, not a hypothesis
+    # a copy measures the noise and is no hypothesis
     family = set(config["methods"]) - {twin for _, twin in _twins(config["methods"])}
     table = stats.compare(prompts, baseline or config["baseline"], family=family, **options)
     added = _measures(stats.with_all(prompts), stats.with_all(cycles))
@@ -405,7 +405,7 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
 
 @door
 def noise_check(run: runs.Run, **options) -> dict:
-    """Compare two methods of the run that are the same in truth: what this machine cannot tell apart.
+    """Compare two identical methods of the run: the smallest difference that this machine can detect.
 
     Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.interval.
 
@@ -424,7 +424,7 @@ def noise_check(run: runs.Run, **options) -> dict:
 
 
 def _twins(methods: dict) -> list[tuple[str, str]]:
-    """Pairs of a method and a later one that is the same but for its name."""
+    """Pairs of a method and a later one that is identical except for its name."""
     first, twins = {}, []
     for name, described in methods.items():
         if (known := first.setdefault(runs.canonical(described), name)) != name:

@@ -1,7 +1,7 @@
-"""Policies beside everything they must be compared with, on a recording: trees that never change, a random policy, bounds.
+"""Policies compared in replay with static trees, a random policy and bounds.
 
-Static trees are chosen on some parts of the recording, everybody is compared on another one, and every policy pays for its
-answers. `compare_live` measures the same methods by the clock.
+Static trees are chosen on some parts of the recording and all methods compared on another one; the time of a policy's answers
+is included. `compare_live` measures the same methods live.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ MEASURES = ("ms_per_tok", "tau", *RATIOS, "headroom_frac", "draft_calls", "verif
 
 @dataclass(frozen=True)
 class Baselines:
-    """Trees that never change, and what else a policy is compared with."""
+    """Static trees and the other methods that policies are compared with."""
 
     defaults: tuple[TreeConfig, ...]  # published trees; the first is "the default"
-    tuned: TreeConfig  # the fastest for all suites together
-    per_suite: dict[str, TreeConfig]  # the fastest for each alone
-    chosen_on: tuple[str, ...] = CHOSEN_ON  # the parts of the recording that these were chosen on
+    tuned: TreeConfig  # the fastest over all suites
+    per_suite: dict[str, TreeConfig]  # the fastest of each suite
+    chosen_on: tuple[str, ...] = CHOSEN_ON  # the parts of the recording used for the choice
 
     @classmethod
     def choose(cls, trace, costs, *, parts=CHOSEN_ON, defaults=DEFAULTS, **grid) -> Baselines:
@@ -62,18 +62,18 @@ class Baselines:
 
     @classmethod
     def from_race(cls, pair, trace, costs, *, defaults=DEFAULTS, **settings) -> Baselines:
-        """The trees that win a live race among those that replay finds fastest on the tune part (`race_static`)."""
+        """The trees that win a live race among the fastest in replay on the tune part (`race_static`)."""
         race = race_static(pair, trace, costs, **settings)
         return cls(tuple(defaults), race.tuned, race.per_suite, ("tune",))
 
     @property
     def default(self) -> Method:
-        """The default among the methods."""
+        """The default tree's method."""
         return next(iter(self.trees))
 
     @property
     def trees(self) -> dict[Method, TreeConfig]:
-        """The same tree for every suite, by method: the defaults and the tuned one."""
+        """Trees that are the same for every suite, by method: the defaults and the tuned one."""
         return {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults} | {TUNED: self.tuned}
 
     def of_suite(self, suite: str) -> TreeConfig:
@@ -85,21 +85,21 @@ class Baselines:
         return self.per_suite[suite]
 
     def random(self, seed: int = 0) -> RandomPolicy:
-        """Stops drafting and cuts the default tree at random: what any answer at all costs or gains."""
+        """Stops drafting and cuts the default tree at random: the effect of arbitrary answers."""
         return RandomPolicy(self.defaults[0], seed, asks=(EXTEND, SIZE))
 
     @property
     def bounds(self) -> dict[Method, dict]:
-        """What those may answer who know the text, by method, as options of `clairvoyant`.
+        """Options of `clairvoyant` by method: which decisions an oracle that knows the text may take.
 
-        An oracle chooses depth, size or both and takes the rest from the tuned tree. The clairvoyant chooses everything.
+        An oracle chooses depth, size or both; the rest comes from the tuned tree. The clairvoyant chooses everything.
         """
         own = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
         depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
         return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
     def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
-        """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
+        """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names already in use."""
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {}
         for name, some in policies.items():
@@ -115,24 +115,24 @@ class Baselines:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare_replay` found."""
+    """The result of `compare_replay`."""
 
     turns: pd.DataFrame  # one row per turn, method and seed, with the columns of `Replayed.table`
     cycles: pd.DataFrame  # one row per cycle of all methods but the bounds
     baselines: Baselines
-    policy_ms: dict[Method, float]  # what one answer of each policy was charged
-    uncertainty_frac: float = 0.0  # what the costs themselves may be wrong by where two times are compared (95 %)
+    policy_ms: dict[Method, float]  # time charged for one answer of each policy
+    uncertainty_frac: float = 0.0  # relative uncertainty (95 %) of the costs in a comparison of two times
     temperature: float = 0.0  # of the recording
-    machine: str = ""  # whose prices these are
+    machine: str = ""  # whose costs these are
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
         """One row per suite ("all" pools them), method and seed: these, turns, prompts, MEASURES and policy_ms.
 
-        speedup is over plain decoding, over_default and over_tuned the same over those trees. draft_calls and verify_nodes
-        are means per cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs:
-        whether over_tuned lies further from 1 than the costs' own uncertainty; what does not is no finding. At the end what
-        `identified` adds.
+        speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls and verify_nodes are means per
+        cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs: whether over_tuned
+        differs from 1 by more than the costs' uncertainty; otherwise it is no finding. The columns of `identified` come
+        last.
         """
         turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))
         pooled = pd.concat([turns, turns.assign(suite="all")])
@@ -162,38 +162,38 @@ class Comparison:
         return identity.with_fields(table, methods, temperature=self.temperature, machine=self.machine)
 
     def beyond_costs(self, ratio):
-        """Whether a ratio of two times lies further from 1 than the costs themselves may be wrong."""
+        """Whether a ratio of two times differs from 1 by more than the costs' uncertainty."""
         return np.abs(np.log(ratio)) > self.uncertainty_frac
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """How policies are compared in replay.
+    """Settings of a comparison in replay.
 
-    Policies that policy_ms does not name are measured on this machine, the first seed of each: inside live decoding where
+    The answer time of policies missing from policy_ms is measured on this machine with the first seed: in live decoding if
     the `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones.
     """
 
-    baselines: Baselines | None = None  # what they stand beside; None: chosen on the recording
-    part: str = "test"  # of the recording, that is replayed
-    policy_ms: dict | None = None  # name -> what one answer costs; others are measured
-    pair: object = None  # to measure policies in, while it decodes
+    baselines: Baselines | None = None  # None: chosen on the recording
+    part: str = "test"  # the part of the recording to replay
+    policy_ms: dict | None = None  # name -> time of one answer; others are measured
+    pair: object = None  # in which policies are measured while it decodes
     random_seeds: tuple[int, ...] = (0, 1, 2)  # of the random policy
     progress: bool = True
-    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # parts there at once, at most
+    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # the most shards at once there
 
 
 @runs.with_settings(ReplayConfig)
 def compare_replay(
     trace, costs, policies: dict[str, list[Policy]], config: ReplayConfig | None = None, **settings
 ) -> Comparison:
-    """Replay the turns of a part of the recording with `policies` and with everything in the baselines.
+    """Replay the turns of a part of the recording with `policies` and with all baselines.
 
-    trace, costs: also by their folder or file, as `open_trace` and `profiles.prices` take them. policies: name -> its
-    policies or their folders (`load_controller`), one per training seed; they are left as they are. settings: fields of
-    ReplayConfig by name. Where only that part was recorded, trees are tuned on it, with a warning. SpecdecError for a part
-    that choices were made on, and for a policy that this recording cannot judge.
+    trace, costs: also their folder or file, as `open_trace` and `profiles.prices` take them. policies: name -> policies or
+    their folders (`load_controller`), one per training seed; they stay unchanged. settings: fields of ReplayConfig by
+    name. If only that part was recorded, trees are tuned on it, with a warning. SpecdecError for a part used to make choices,
+    and for a policy that this recording cannot replay.
     """
     config, costs = runs.configured(config, ReplayConfig, settings), prices(costs)
     trace = open_trace(trace) if isinstance(trace, str | Path) else trace
@@ -227,7 +227,7 @@ def compare_replay(
         named = ", ".join(f"{name} {seed}" for name, seed, *_ in some)
         return fanout.Shard(f"{next(numbers)}: {named}", _judged, (some, costs), of)
 
-    numbers = itertools.count()  # the tree of each suite has the same name
+    numbers = itertools.count()  # the trees of all suites share one name
     shards = map(shard, workers.portions(judged, per_worker=16, dealt=False))
     found = fanout.run_on(workers, shards, desc="replay", progress=config.progress)
     turns, cycles = (pd.concat(tables, ignore_index=True) for tables in zip(*found, strict=True))
@@ -237,7 +237,7 @@ def compare_replay(
 
 
 def _usual(trace, costs, part: str) -> Baselines:
-    """Baselines chosen on the usual parts; on the part that is judged, with a warning, where it is all that was recorded."""
+    """Baselines chosen on the usual parts; on the test part, with a warning, if nothing else was recorded."""
     if trace.turns["part"].isin(CHOSEN_ON).any():
         return Baselines.choose(trace, costs)
     warn(
@@ -249,7 +249,7 @@ def _usual(trace, costs, part: str) -> Baselines:
 
 @contextlib.contextmanager
 def _named(name: str):
-    """Bad input told with the name of the policy."""
+    """Adds the policy's name to SpecdecErrors."""
     try:
         yield
     except SpecdecError as error:
@@ -257,9 +257,9 @@ def _named(name: str):
 
 
 def _judged(some: list[tuple], costs) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """A shard of `compare_replay`: turns and cycles of its policies; a bound, given by its answers, has no cycles.
+    """A shard of `compare_replay`: turns and cycles of its policies; a bound, given as its answers, has no cycles.
 
-    They are joined here: a few large tables travel and join much faster than thousands of small ones.
+    They are joined here: a few large tables transfer and join much faster than thousands of small ones.
     """
     turns, cycles = [], []
     for name, seed, policy, recorded, policy_ms in some:
@@ -275,7 +275,7 @@ def _judged(some: list[tuple], costs) -> tuple[pd.DataFrame, pd.DataFrame | None
 
 
 def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
-    """SpecdecError where a choice in the making of a policy looked at the part that it is to be judged on."""
+    """SpecdecError if a choice in the making of a policy used the part that it is to be tested on."""
     seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
     if seen:
         why = f"{name!r} looked at part {part!r} for its {seen[0]}"
@@ -283,7 +283,7 @@ def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:
-    """Warn where a policy, or a part of a Chain, was trained for another pair, or for other costs and not priced anew."""
+    """Warn if a policy, or part of a Chain, was trained for another pair, or for other costs without repricing."""
     for part in getattr(policy, "policies", (policy,)):
         if hasattr(part, "warn_elsewhere"):
             settled = {"costs"} if getattr(part, "priced_for", None) == here.get("costs") else set()
@@ -304,9 +304,9 @@ def references(trace, costs, *, train="train", test="test", defaults=DEFAULTS, *
 
 
 def on_machines(trace, models: dict, *, total_tokens=None, depths=None, **options) -> pd.DataFrame:
-    """`references` under every cost model of `models` (name -> CostModel), with a column `machine` in front.
+    """`references` under every cost model of `models` (name -> CostModel), with a first column `machine`.
 
-    total_tokens, depths: to tune over, default all; each machine takes those it was measured at. options: of `references`.
+    total_tokens, depths: tuning grid, default all; each machine uses those in its measured range. options: of `references`.
     """
     tables = []
     for name, costs in models.items():
@@ -323,7 +323,7 @@ def on_machines(trace, models: dict, *, total_tokens=None, depths=None, **option
 
 
 def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
-    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, as far as each machine was measured.
+    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each machine's measured range.
 
     Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as LTD's Figure 2 counts.
     """
@@ -337,7 +337,7 @@ def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300)
 
 
 def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
-    """One row per suite and method, with the spread over training seeds and the one over prompts.
+    """One row per suite and method, with the spreads over training seeds and over prompts.
 
     Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's t-interval
     (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low and _high: paired interval over
@@ -381,7 +381,7 @@ def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
 
 
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
-    """The place of the policy that is fastest on part "tune", written into its log: what to keep of several trainings."""
+    """Index of the fastest policy on part "tune", recorded in its log: which of several trainings to keep."""
     tune = trace.select(part="tune")
     times = [replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms).ms_per_tok for policy in policies]
     best = int(np.argmin(times))
@@ -390,9 +390,9 @@ def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
 
 
 def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
-    """Which part of the prompts each choice in the making of a policy looked at: one row per method, choice and seed's value.
+    """The part of the prompts used for each choice in the making of a policy: one row per method, choice and seed's value.
 
-    Columns method, choice, part, value. Policies whose files say nothing have one row of dashes.
+    Columns method, choice, part, value. Policies without such a record have one row of dashes.
     """
     rows, columns = [], ["method", "choice", "part", "value"]
     for name, seeds in policies.items():
@@ -408,7 +408,7 @@ def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
 
 
 def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
-    """The controllers that ship for a pair and dtype; none where none do.
+    """The shipped controllers of a pair and dtype; empty if there are none.
 
     >>> list(shipped_controllers("small", "float32"))
     ['ours, as shipped']

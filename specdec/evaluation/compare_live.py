@@ -1,4 +1,4 @@
-"""The same methods by the clock: who is faster (`live_table`), and are replay's predictions right (`beside`, `live_check`)?"""
+"""Live comparison of the same methods (`live_table`), and a check of replay's predictions (`beside`, `live_check`)."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from specdec.models.fingerprint import describe_pair
 from specdec.replays.static_trees import SETTING, fastest, judged_shapes, setting, static_grid, static_turns, tree_of
 from specdec.replays.trace import Trace
 
-SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens that trees are picked from
+SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens of the candidate trees
 LIVE = EvaluateConfig(name="controllers")
 CHECKED = EvaluateConfig(name="live_check", limit=2, part="test")
 
 
 @dataclass(frozen=True)
 class Live:
-    """What `decode_live` measured."""
+    """The measurements of `decode_live`."""
 
     runs: tuple[runs.Run, ...]
     prompts: pd.DataFrame  # rows of the runs
     cycles: pd.DataFrame
-    labels: dict[str, tuple[Method, int]]  # name of a method in them -> (method, seed)
-    policies: tuple[Method, ...]  # the methods that are no baselines
+    labels: dict[str, tuple[Method, int]]  # name of a method in the runs -> (method, seed)
+    policies: tuple[Method, ...]  # the methods that are not baselines
     default: str  # the name of the default tree
-    costs: CostModel | None = None  # measured between the prompts, where that was asked for
+    costs: CostModel | None = None  # measured between the prompts, if requested
     temperature: float = 0.0
-    machine: str = ""  # a hash of its hardware, as the runs have it
+    machine: str = ""  # a hash of the hardware, as in the runs
 
 
 @runs.with_settings(LIVE)
@@ -60,12 +60,12 @@ def decode_live(
     calibration: CalibrateConfig | None = None,
     **settings,
 ) -> Live:
-    """Decode the test part of `suites` with plain decoding, baselines and policies; all in turns, prompt by prompt.
+    """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved prompt by prompt.
 
-    policies: name -> its policies, of which the first `seeds` take part; they are left as they are. suites: names, as in
-    the recording that `baselines` come from; each has a run of its own, in which the suite's own tree takes part.
-    calibration: calibrate as well, in pieces between the prompts. settings: fields of EvaluateConfig by name. The same call
-    continues what was stopped.
+    policies: name -> policies, the first `seeds` of which are used; they stay unchanged. suites: names, as in the recording of
+    `baselines`; each has its own run, which includes the suite's own tree.
+    calibration: calibrate too, in pieces between the prompts. settings: fields of EvaluateConfig by name. The same call
+    continues a stopped one.
     """
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
@@ -93,21 +93,21 @@ def decode_live(
 
 
 def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
-    """The cost model that was measured between the prompts of a run, kept beside its rows."""
+    """The cost model measured between the prompts of a run, stored beside its rows."""
     path = run.path("costs.json")
-    if timing.begun or not path.is_file():  # what was decoded now has its own prices
+    if timing.begun or not path.is_file():  # new decodings come with new costs
         timing.model().save(path)
     return CostModel.load(path)
 
 
 def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options) -> pd.DataFrame:
-    """One row per suite ("all" pools several), method and seed, by the clock.
+    """One row per suite ("all" pools several), method and seed, measured live.
 
     Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low, _high), speedup
     over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: after Holm over the policies of
-    a suite. The rest is per cycle, policy_frac of their time, and metrics.text_facts.
+    a suite. draft_calls and others are per cycle; policy_frac of their time; and metrics.text_facts.
 
-    prefill: False counts only what comes after the prompt's own forward, which is what replay predicts. only: (suite,
+    prefill: False leaves out the prompt's own forward, as replay does. only: (suite,
     prompt, turn) to keep. options: of `stats.interval`.
     """
     prompts = live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
@@ -133,14 +133,14 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
 
 
 def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
-    """Tokens after the first, which the prefill brings, and their time; turns that end with it are left out."""
+    """Tokens after the first (which the prefill yields) and their time; turns that end with it are dropped."""
     shortest = prompts.groupby(TURN)["new_tok"].transform("min")
     longer = prompts[shortest > 1]
     return longer.assign(new_tok=longer["new_tok"] - 1, total_ms=longer["decode_ms"])
 
 
 def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
-    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are the same and right."""
+    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are equal and correct."""
     keys = [*TURN, "method", "repeat"]
     cycles, prompts = stats.with_all(cycles.merge(prompts[keys], on=keys)), stats.with_all(prompts)
     groups = cycles.groupby(["suite", "method"], sort=False)
@@ -150,10 +150,10 @@ def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
-    """Replay's prediction next to the live measurement, on the turns that both have and without prefill on both sides.
+    """Replay's predictions next to live measurements, on common turns and without prefill on both sides.
 
-    The clock's first cycle holds the drafter's reading of the prompt, so the prices measured beside it add that to the turns
-    of methods that draft.
+    A live first cycle includes the drafter's reading of the prompt, so costs measured alongside add that to the turns of methods
+    that draft.
 
     Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
     <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt);
@@ -184,10 +184,10 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
 
 
 def agreement(table: pd.DataFrame) -> dict[str, float]:
-    """How right replay's predictions are over all methods of a table of `beside`, all suites together, as numbers by name.
+    """Accuracy of replay's predictions over all methods of a table of `beside`, all suites together, as numbers by name.
 
-    methods; median_frac and worst_frac of the errors of milliseconds per token; spearman: rank correlation of these; gain_median
-    and gain_worst: how far the predicted gain over the tuned tree lies from that by the clock (0.02 is two points).
+    methods; median_frac and worst_frac: errors of milliseconds per token; spearman: their rank correlation; gain_median and
+    gain_worst: difference between predicted and live gain over the tuned tree (0.02 is two percentage points).
     """
     rows = table[table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])]
     off = rows["ms_per_tok_off"].abs()
@@ -200,26 +200,26 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class LiveCheck:
-    """What `live_check` found.
+    """The result of `live_check`.
 
     table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k, predicted_ms and measured_ms
     per token (prefill excluded), error_frac: predicted speed (tokens per second) over the measured one, less 1;
     predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac: their ratio, less 1;
-    within_costs: whether a tree's error, but for the one that all trees share, is one that the costs say of themselves.
+    within_costs: whether a tree's error, beyond the one common to all trees, is within the costs' stated uncertainty.
     """
 
     table: pd.DataFrame
     spearman: float  # rank correlation of the trees' times
-    drift_frac: float  # how much longer all trees together took than predicted
-    turns: int  # compared
-    left_out: int  # turns whose live text differs from the recorded one (half precision)
-    cycles_differing: int  # pairs of turn and tree with other cycles than predicted: 0 wherever the recording is exact
+    drift_frac: float  # relative extra time of all trees together over the prediction
+    turns: int  # number compared
+    left_out: int  # turns whose live text differs from the recording (half precision)
+    cycles_differing: int  # pairs of turn and tree with other cycles than predicted: 0 if the recording is exact
     run: runs.Run  # the bench's
-    costs: CostModel = dataclasses.field(repr=False)  # that predicted
-    trace: Trace = dataclasses.field(repr=False)  # the turns that were compared
+    costs: CostModel = dataclasses.field(repr=False)  # used for the prediction
+    trace: Trace = dataclasses.field(repr=False)  # the compared turns
 
     def priced(self, costs: CostModel) -> LiveCheck:
-        """The same decodings beside what other costs predict."""
+        """The same decodings beside the predictions of other costs."""
         chosen = {row["method"]: tree_of(row) for row in self.trees.to_dict("records")}
         return dataclasses.replace(check_predictions(self.trace, costs, chosen, self.run), left_out=self.left_out)
 
@@ -230,9 +230,9 @@ class LiveCheck:
 
     @property
     def facts(self) -> dict[str, float]:
-        """Everything that is one number; median and worst: a tree's error, of its speed and of that over plain decoding.
+        """All single-number results; median and worst: a tree's error, of its speed and of its speed-up over plain decoding.
 
-        uncertainty_frac: of the costs, what two predicted trees may be wrong by against each other (95 %).
+        uncertainty_frac: the costs' relative uncertainty (95 %) in comparing two predicted trees.
         """
         names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac")
         off = self.trees[["error_frac", "relative_frac"]].abs().astype(float)
@@ -244,9 +244,9 @@ class LiveCheck:
 
 
 def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3") -> dict:
-    """name -> TreeConfig: the default, the tree tuned on `part`, and others spread evenly over the ranking there.
+    """name -> TreeConfig: the default, the tree tuned on `part`, and others evenly spread over the ranking there.
 
-    Sizes are SIZES, depths and widths all that were recorded. default: a name of TREES or a TreeConfig.
+    Sizes are SIZES, depths and widths those of the recording. default: a name of TREES or a TreeConfig.
     """
     default = default if isinstance(default, TreeConfig) else TREES[default]
     trace = trace.select(part=part)
@@ -258,9 +258,9 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
     others = [tree for tree in dict.fromkeys(ranked) if tree not in trees.values()]
     if count < 2 or len(others) < count - 2:
         raise SpecdecError(
-            f"{count} trees were asked for, but {len(others) + 2} are there; record more widths or depths."
+            f"{count} trees were asked for, but there are only {len(others) + 2}; record more widths or depths."
         )
-    points = min(count - 1, len(others))  # the fastest of the others takes part where all of them are needed
+    points = min(count - 1, len(others))  # the fastest of the others is used if all are needed
     places = np.linspace(0, len(others) - 1, points)[points - (count - 2) :].round().astype(int)
     return trees | {tree.text: tree for tree in (others[place] for place in places)}
 
@@ -276,13 +276,13 @@ def live_check(
     config: EvaluateConfig | None = None,
     **settings,
 ) -> LiveCheck:
-    """Decode prompts of the recording with every tree, interleaved, and compare with what replay says of these turns.
+    """Decode prompts of the recording with every tree, interleaved, and compare with replay's predictions for these turns.
 
-    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: where the recording was not made of suites by name,
-    what it was made of. settings: fields of EvaluateConfig; limit (2) counts the recording's first prompts per suite, of
-    its part (test). The recording must be the pair's own and greedy, the cost model of this pair, precision and machine.
-    costs: or how to measure them, in pieces between the prompts: a machine that has changed its speed since it was
-    calibrated is then no error of the prediction.
+    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: those recorded, if the recording is not of suites by
+    name. settings: fields of EvaluateConfig; limit (2) takes the recording's first prompts per suite, of its part
+    (test). The recording must be the pair's own and greedy, the cost model of this pair, precision and machine.
+    costs: or how to measure them, in pieces between the prompts: then a change of the machine's speed since calibration is no
+    error of the prediction.
 
     >>> import specdec
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
@@ -303,7 +303,7 @@ def live_check(
     trace = trace.select(trace.turns["prompt"].isin(first))
     items = _items(trace, prompts, config.folder, header.get("seed", 0))
     for tree in trees.values():
-        judged_shapes(trace, tree)  # refuses what was not recorded, before anything is decoded
+        judged_shapes(trace, tree)  # refuses unrecorded trees before anything is decoded
     methods = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {name: Static.of(tree) for name, tree in trees.items()}
     decoding = dict(max_new_tokens=header["max_new_tokens"], temperature=0.0, limit=None, part=None)
     timing = Calibration(pair, costs) if isinstance(costs, CalibrateConfig) else None
@@ -313,14 +313,14 @@ def live_check(
 
 
 def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run) -> LiveCheck:
-    """The LiveCheck of a finished bench run that decoded the turns of `trace` plainly and with `trees`."""
+    """The LiveCheck of a finished bench run of the turns of `trace`, plain and with `trees`."""
     rows = run.read_table("prompts").merge(trace.turns[[*TURN, "kept_tok"]], on=TURN)
     same_text = (rows["same"] & (rows["new_tok"] == rows["kept_tok"])).groupby([rows[name] for name in TURN]).all()
     index = pd.MultiIndex.from_frame(trace.turns[TURN])
     compared = trace.select(same_text.reindex(index, fill_value=False).to_numpy())
     predicted = {name: static_turns(compared, costs, tree) for name, tree in trees.items()}
     turns = next(iter(predicted.values()))
-    read_ms = costs.reading_ms(compared.turns["prompt_tok"].to_numpy())  # the clock's first cycle holds it
+    read_ms = costs.reading_ms(compared.turns["prompt_tok"].to_numpy())  # the live first cycle includes it
     for name, tree in trees.items():
         predicted[name]["time_ms"] += read_ms * (tree.verify_nodes > 0)
     predicted = {AUTOREGRESSIVE: turns.assign(time_ms=turns["plain_ms"]), **predicted}

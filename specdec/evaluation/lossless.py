@@ -1,6 +1,6 @@
-"""Does drafting change the text? `audit` compares token by token with plain decoding, `distribution_test` with the exact law.
+"""Tests of losslessness: `audit` compares token by token with plain decoding, `distribution_test` with exact probabilities.
 
-The second sees what the first cannot: a rule that is wrong in distribution, whatever its seed.
+Only the second one detects a rule with a wrong distribution that is consistent for every seed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from specdec.evaluation.methods import Sampling, named_methods
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
-RIVALS = 10  # tokens per position whose gaps to one another are watched for noise: a near-tie is between likely tokens
-NOISES = 6  # of them are a tolerance: rounding has long tails, and a text leaves the plain one where it is largest
-MOST_CELLS = 4096  # continuations whose exact probabilities distribution_test is willing to compute
+RIVALS = 10  # top tokens per position whose gaps are used to estimate noise: near-ties are between likely tokens
+NOISES = 6  # a tolerance in units of noise: rounding errors have long tails, and texts diverge at the largest
+MOST_CELLS = 4096  # the most continuations for which distribution_test computes exact probabilities
 # Every node down to three levels of three and two: expands more nodes than it has children.
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
 
 
 @dataclass
 class Audit:
-    """What `audit` found. rows: one row per text, columns COLUMNS.
+    """The result of `audit`. rows: one row per text, columns COLUMNS.
 
-    first_divergence: index of the first token that differs, missing where none does. There, under the target's own
-    token-by-token forward: top2_gap between its two best scores, gap between its choice and the text's, and `audit`'s tolerance.
+    first_divergence: index of the first different token, missing if there is none. At that index, by the target's own
+    token-by-token forward: top2_gap between the two best scores, gap between its choice and the text's, and `audit`'s tolerance.
     """
 
     rows: pd.DataFrame
@@ -50,13 +50,13 @@ class Audit:
 
     @property
     def failures(self) -> pd.DataFrame:
-        """The rows that refute losslessness: any divergence in float32, in other types one that is no near-tie."""
+        """The rows that refute losslessness: any divergence in float32, otherwise any that is no near-tie."""
         rows = self.rows
         return rows[~rows.equal & ((rows.dtype == "float32") | ~rows.near_tie)]
 
     @property
     def unasked(self) -> list[str]:
-        """The policies that answer questions and were asked none: nothing was learned about them."""
+        """Policies that answer questions but were asked none: the audit says nothing about them."""
         asked = self.rows.groupby("policy", sort=False)["questions"].sum()
         return [name for name in asked.index if name in self.asking and not asked[name]]
 
@@ -68,8 +68,8 @@ class Audit:
     def table(self) -> pd.DataFrame:
         """One row per temperature.
 
-        accepted_tok: tokens that were drafted; differing: texts that are not plain decoding's; failures: those of them that
-        refute losslessness; worst_tie: the largest gap of a near-tie in units of its tolerance.
+        accepted_tok: accepted drafts; differing: texts unlike plain decoding's; failures: those of them that refute losslessness;
+        worst_tie: the largest gap of a near-tie in units of its tolerance.
         """
         ties = (self.rows["gap"] / self.rows["tolerance"]).where(~self.rows["equal"] & self.rows["near_tie"])
         failed = self.rows.index.isin(self.failures.index)
@@ -81,7 +81,7 @@ class Audit:
 
 
 def default_policies(seed: int = 0) -> dict[str, Policy]:
-    """Trees of many shapes and random policies over every set of questions, by name. 24 policies."""
+    """Trees of many shapes, and random policies for every set of questions, by name. 24 policies."""
     policies: dict[str, Policy] = {}
     for shape in ("1/0/1", "2/0/1", "4/2/1", "8/6/1", "7/0/6", "12/1/4", "16/3/4", "26/2/6", "40/4/6", "60/5/10"):
         policies[f"static {shape}"] = Static(*map(int, shape.split("/")))
@@ -117,13 +117,13 @@ def audit(
     `default_policies()`. rows: texts decoded at once, by `decode_many` if more than one; the plain text is decoded alone.
     sampling: top_k, top_p, min_p, repetition_penalty.
 
-    In float32 every token must agree. In low precision a tree's forward rounds otherwise, so a text may leave the plain one
-    where two scores differ by no more than
+    In float32 every token must agree. In low precision a tree's forward rounds differently, so a text may diverge where two
+    scores differ by at most
 
         max(NOISES x noise, one rounding of either logit)
 
     noise is how much one causal forward over the same text changes the gap between two likely tokens: the root mean square
-    over all pairs of the RIVALS best at every position. What moves all of them alike decides nothing and does not count.
+    over all pairs of the RIVALS best at every position. A shift common to all of them does not count.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -140,7 +140,7 @@ def audit(
         raise SpecdecError(
             "audit needs a list of at least one prompt, at least one temperature and at least one policy."
         )
-    named_methods(named)  # refuses what is no policy, and names that are the same as text
+    named_methods(named)  # refuses non-policies, and names that are equal as text
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to audit; load one with load_pair(target=..., drafter=...).")
     verdicts, dtype = [], dtype_name(pair.target.dtype)
@@ -170,7 +170,7 @@ def _drafted(pair: Pair, prompt, policies: list[Policy], rows: int, settings: di
 
 
 class _NearTies:
-    """Judges texts against one plain text; the target's token-by-token scores are computed when first needed."""
+    """Compares texts with one plain text; the target's token-by-token scores are computed on first use."""
 
     def __init__(self, pair: Pair, prompt, plain: list[int], picker: Picker, temperature: float):
         self.pair, self.plain, self.picker = pair, plain, picker
@@ -184,7 +184,7 @@ class _NearTies:
             return True, None, none, none, none, False
         shared = min(len(tokens), len(plain))
         first = next((i for i in range(shared) if tokens[i] != plain[i]), shared)
-        if first == shared:  # one text ends where the other goes on: no rounding explains that
+        if first == shared:  # one text is a prefix of the other: rounding does not explain that
             return False, first, none, float("inf"), none, False
         logits, noise = self.measured
         so_far = torch.cat((self.ids, torch.tensor(plain[:first], dtype=torch.long, device=self.ids.device)))
@@ -197,7 +197,7 @@ class _NearTies:
 
     @functools.cached_property
     def measured(self) -> tuple[Tensor, float]:
-        """Token-by-token logits [T, V], and how much one causal forward over the text changes the gap of two rivals."""
+        """Token-by-token logits [T, V], and the noise: how much one causal forward changes the gap of two top tokens."""
         target = self.pair.target
         new = torch.tensor(self.plain, device=target.device)
         text = torch.cat((self.ids, new[:-1]))
@@ -228,7 +228,7 @@ class ChiSquare:
 
 
 def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
-    """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells expecting under five draws are pooled.
+    """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells that expect under five draws are pooled.
 
     A draw of probability zero fails at once.
     """
@@ -251,12 +251,12 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
 
 @dataclass(frozen=True)
 class DistributionConfig(Sampling):
-    """How `distribution_test` draws, and at which level it refuses."""
+    """How `distribution_test` draws, and its level of significance."""
 
     temperature: float = 1.0
     new_tok: int = 3  # tokens of a continuation
     draws: int = 500  # continuations
-    seed: int = 0  # of the first; the next ones count on
+    seed: int = 0  # of the first draw; the next ones count up
     level: float = 1e-3
     progress: bool = True
 
@@ -272,9 +272,9 @@ def distribution_test(
     draw: Callable[[int], list[int]] | None = None,
     **settings,
 ) -> ChiSquare:
-    """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against their exact law.
+    """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against exact probabilities.
 
-    The exact law comes from plain forwards over every possible continuation, so the vocabulary must be small or cut by
+    The probabilities come from plain forwards over every possible continuation, so the vocabulary must be small or cut by
     top_k (4096 continuations at most). draw(seed) -> token ids replaces `decode`, to see a wrong method fail. settings:
     fields of DistributionConfig by name.
 
@@ -302,7 +302,7 @@ def distribution_test(
 
 
 def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[tuple[int, ...], float]:
-    """The exact probability of every continuation of `new_tok` tokens, by plain forwards; impossible ones left out."""
+    """The exact probability of every possible continuation of `new_tok` tokens, by plain forwards."""
     target, law = pair.target, {(): 1.0}
     ids = torch.tensor(pair.ids_of(prompt), device=target.device)
     with target.inference(taps=False):

@@ -1,4 +1,4 @@
-"""Ways of decoding by name: a method is a policy, plain decoding, or a peer's; how tokens are drawn is the same for all."""
+"""Decoding methods by name: a policy, plain decoding, or a peer's decoder; all share the sampling settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AUTOREGRESSIVE = "autoregressive"
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, as transformers means these settings; None leaves one out."""
+    """Sampling settings, as in transformers; None leaves one out."""
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int | None = None
@@ -31,23 +31,23 @@ class Sampling:
 
     @property
     def warping(self) -> dict:
-        """What is set beside the temperature."""
+        """The settings besides temperature."""
         names = ("top_k", "top_p", "min_p", "repetition_penalty")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def sampling(self) -> dict:
-        """All of it, as `decode` takes it."""
+        """All settings, as arguments of `decode`."""
         return {"temperature": self.temperature, **self.warping}
 
 
 @dataclass(frozen=True)
 class DraftedBy:
-    """A policy with a drafter of its own, on the target of the pair that all methods share (`load_drafter(..., pair.target)`)."""
+    """A policy with its own drafter on the target that all methods share (`load_drafter(..., pair.target)`)."""
 
     drafter: Drafter
     policy: Policy
-    name: str = ""  # what the drafter is, for the run's identity: its kind and where its weights come from
+    name: str = ""  # the drafter's identity for the run: its kind and the source of its weights
 
     def __getattr__(self, name: str):
         return getattr(object.__getattribute__(self, "policy"), name)
@@ -64,7 +64,7 @@ class DraftedBy:
 
 
 def unused_method(method):
-    """The method as it was given, for a text of its own."""
+    """The method in its given state, for one text."""
     if isinstance(method, DraftedBy):
         return replace(method, policy=unused(method.policy))
     return method if method is None or isinstance(method, Peer) else unused(method)
@@ -72,7 +72,7 @@ def unused_method(method):
 
 def method_from(text: str) -> Policy | None:
     """A method from text: "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", an engine's
-    rule (a name in `engines.NAMES` that needs no prices), or what `load_controller` takes."""
+    rule (a name in `engines.NAMES` that needs no costs), or what `load_controller` takes."""
     kind, _, numbers = text.partition(":")
     if kind == AUTOREGRESSIVE and not numbers:
         return None
@@ -88,7 +88,7 @@ def method_from(text: str) -> Policy | None:
 
 
 def load_controller(folder: str | Path | list | tuple) -> Policy:
-    """The learned policy of a folder, as `load_policy` takes it; LTD's two policies may also be given as a pair of folders."""
+    """The learned policy of a folder, as in `load_policy`; LTD's two policies also as a pair of folders."""
     if not isinstance(folder, list | tuple):
         return load_policy(folder)
     both = {policy.kind: policy for policy in map(load_policy, folder)}
@@ -98,7 +98,7 @@ def load_controller(folder: str | Path | list | tuple) -> Policy:
 
 
 def named_methods(methods) -> dict[str, Policy | Peer | None]:
-    """{name: policy (perhaps `DraftedBy` another drafter), peer, or None for plain decoding}; texts as `method_from` reads them."""
+    """{name: policy (perhaps `DraftedBy` another drafter), peer, or None for plain decoding}; texts as in `method_from`."""
     if not isinstance(methods, dict) or not methods:
         raise SpecdecError("methods is a dict of names and policies, such as {'plain': 'autoregressive'}.")
     if len(set(map(str, methods))) < len(methods):
@@ -116,5 +116,5 @@ def named_methods(methods) -> dict[str, Policy | Peer | None]:
 
 
 def baseline_of(methods: dict[str, Policy | Peer | None]) -> str:
-    """The method everything is compared with: plain decoding where it takes part, else the first."""
+    """The method that all others are compared with: plain decoding if present, else the first."""
     return next((name for name, policy in methods.items() if policy is None), next(iter(methods)))

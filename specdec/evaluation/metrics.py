@@ -1,7 +1,7 @@
-"""How much of what is drafted is accepted, by every definition in use, what a policy answers, and whether texts are right.
+"""Acceptance by every definition in use, statistics of a policy's answers, and checks of texts.
 
-"Acceptance rate" means another quotient in every paper; here each is named by what it divides. Rows have the columns of
-`records.Cycle` and the turn they belong to. `by` is a column or a list of columns, the index of what comes back.
+"Acceptance rate" is a different quotient in every paper; here each is named by its denominator. Rows have the columns of
+`records.Cycle` and of their turn. `by` is a column or a list of columns, the index of the result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from specdec.policies.base import COLLAPSED_FRAC
 ACTION = ["verified_tok", "expansions", "top_k"]  # total_tokens, depth and width as executed: Re-SpS's action
 ANSWERS = ("expansions", "verify_nodes", "top_k")
 
-# Quotients of sums over cycles: name -> (what is counted, what it is divided by). draft_calls = expansions + 1 is also the
-# longest path a cycle can accept. Re-SpS's Table 6 gives a rate without saying of what: accepted_per_node is
+# Quotients of sums over cycles: name -> (numerator, denominator). draft_calls = expansions + 1 is also the
+# longest path that a cycle can accept. Re-SpS's Table 6 does not define its rate: accepted_per_node is
 # accepted / (TT - 1), accepted_per_level is accepted / (depth + 1).
 RATES = {
     "accepted_per_node": ("accepted_tok", "verify_nodes"),
@@ -28,14 +28,14 @@ _COUNTED = ["cycles", "first_accepted", "all_levels", *dict.fromkeys(name for pa
 
 
 def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
-    """One row per value of `by`. rows: `Replayed.cycles` or cycles.parquet; every repeat or seed decodes a turn again.
+    """One row per value of `by`. rows: `Replayed.cycles` or cycles.parquet; every repeat or seed counts as a turn.
 
-    tau_pooled: new tokens over cycles, as LTD has it. tau_macro: mean over prompts of each one's own, as RADAR's code has
-    it. tau_last_turn: pooled, of each prompt's last turn alone, which LTD's code records.
+    tau_pooled: new tokens over cycles, as in LTD. tau_macro: mean over the prompts' own, as in RADAR's code.
+    tau_last_turn: pooled over each prompt's last turn only, as LTD's code records it.
     calls_pooled, calls_macro: draft calls per cycle; the second is RADAR's "average calls".
-    rounds_per_turn, rounds_per_turn_sd: cycles per turn, Re-SpS's "acceptance length" of Table 6, so less is better.
-    RATES, and <rate>_macro, <rate>_sd: mean and deviation over turns of each one's own.
-    first_accepted_frac, all_levels_frac: cycles that accept a draft token, and one at every drafted depth.
+    rounds_per_turn, rounds_per_turn_sd: cycles per turn, the "acceptance length" of Re-SpS's Table 6; less is better.
+    RATES, and <rate>_macro, <rate>_sd: mean and deviation over the turns' own.
+    first_accepted_frac, all_levels_frac: share of cycles that accept a draft token, or one at every drafted depth.
     And the columns of `actions`.
     """
     by = _list(by)
@@ -58,7 +58,7 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     facts["calls_pooled"] = sums["draft_calls"] / sums["cycles"]
     facts["calls_macro"] = mean(prompts["draft_calls"] / prompts["cycles"])
     facts["rounds_per_turn"], facts["rounds_per_turn_sd"] = rounds.mean(), rounds.std()
-    for name, (number, divisor) in RATES.items():  # missing where nothing was there to be accepted
+    for name, (number, divisor) in RATES.items():  # missing if nothing could be accepted
         facts[name] = sums[number] / sums[divisor].where(sums[divisor] > 0)
         own = (turns[number] / turns[divisor].where(turns[divisor] > 0)).groupby(level=by, sort=False)
         facts[f"{name}_macro"], facts[f"{name}_sd"] = own.mean(), own.std()
@@ -68,10 +68,10 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
 
 
 def text_facts(prompts: pd.DataFrame) -> pd.DataFrame:
-    """What the texts are worth, by suite and method. prompts: prompts.parquet.
+    """Equality and correctness of the texts, by suite and method. prompts: prompts.parquet.
 
-    same_frac: texts equal to the baseline's. checked: answers for which there is a check. accuracy_frac: the share of those
-    that pass it, NaN where there are none; it is the target's own, and an answer that was cut off counts as it stands.
+    same_frac: share of texts equal to the baseline's. checked: number of answers with a check. accuracy_frac: share of those
+    that pass, NaN if there are none; it is the target's own, and truncated answers are checked as they are.
     """
     groups = prompts.groupby(["suite", "method"], sort=False)
     facts = groups["same"].mean().to_frame("same_frac").assign(checked=groups["correct"].count())
@@ -79,10 +79,10 @@ def text_facts(prompts: pd.DataFrame) -> pd.DataFrame:
 
 
 def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
-    """What is answered, one row per value of `by`.
+    """Statistics of the actions, one row per value of `by`.
 
     unique_actions: distinct ACTION as executed, Re-SpS's Tables 2 and 5. effective_actions: exp of the entropy of their
-    shares, so that rare ones hardly count. commonest: "total_tokens/depth/top_k", with its share commonest_frac.
+    shares, which gives rare ones little weight. commonest: "total_tokens/depth/top_k", with its share commonest_frac.
     collapsed: one action makes up COLLAPSED_FRAC of the cycles or more.
     """
     by = _list(by)
@@ -96,7 +96,7 @@ def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
 
 
 def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFrame:
-    """The histogram of actions: `by`, `columns`, cycles, share (of the cycles of that `by`), commonest first."""
+    """The histogram of actions: `by`, `columns`, cycles, share (of the cycles of that `by`), most frequent first."""
     by, columns = _list(by), list(columns)
     assert len(rows), "there are no cycles: decode, or replay with keep_cycles=True"
     counts = rows.groupby([*by, *columns], sort=False).size().rename("cycles").reset_index()
@@ -106,14 +106,14 @@ def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFra
 
 
 def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFrame:
-    """`action_shares` of every column alone, in long form: `by`, answer (the column's name), value, cycles, share."""
+    """`action_shares` of every column separately, in long form: `by`, answer (the column's name), value, cycles, share."""
     by = _list(by)
     parts = [action_shares(rows, by, [name]).rename(columns={name: "value"}).assign(answer=name) for name in columns]
     return pd.concat(parts, ignore_index=True)[[*by, "answer", "value", "cycles", "share"]]
 
 
 def answer_counts(rows: pd.DataFrame, by=("suite", "method", "seed")) -> pd.DataFrame:
-    """How many cycles gave each answer and each accepted length: `by`, ANSWERS, draft_calls, accepted_tok, cycles."""
+    """Number of cycles with each answer and each accepted length: `by`, ANSWERS, draft_calls, accepted_tok, cycles."""
     columns = [*(name for name in by if name in rows), *ANSWERS, "draft_calls", "accepted_tok"]
     return rows.groupby(columns, sort=False).size().rename("cycles").reset_index()
 

@@ -1,8 +1,8 @@
-"""Other people's decoders on a pair's own target, as methods of the bench: what a user has without this package.
+"""Other decoders on a pair's own target, as methods of the bench: the alternatives to this package.
 
-transformers' `generate` as it is, copying from the prompt, and with the target's own first layers as its assistant; and, where
-the package llama-cpp-python is installed and the target came from a GGUF file, llama.cpp on that very file. They decode
-greedily, each at its own defaults. Nothing of them is required.
+transformers' `generate` as it is, with prompt lookup, and with the target's own first layers as assistant; and, if the
+package llama-cpp-python is installed and the target comes from a GGUF file, llama.cpp on that file. They decode greedily
+with their own defaults. None of them is required.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from specdec.models import load
 
 GENERATE, LOOKUP, ASSISTED, LLAMA = "generate", "generate, lookup", "generate, early exit", "llama.cpp"
 NAMES = (GENERATE, LOOKUP, ASSISTED, LLAMA)
-LOOKUP_TOK = 10  # tokens that prompt lookup copies at once
-ASSISTANT_FRAC = 0.2  # of the target's layers that stand in for an assistant
+LOOKUP_TOK = 10  # tokens copied at once by prompt lookup
+ASSISTANT_FRAC = 0.2  # fraction of the target's layers used as an assistant
 PACKAGE = "llama-cpp-python"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Something else that decodes. note: what a reader has to know of it."""
+    """Another decoder. note: a remark for readers."""
 
     name: str
     note: str
 
     def decode(self, pair: Pair, ids: list[int], max_new_tokens: int) -> Generation:
-        """Greedy text up to the first stop token; all of its time counts as decoding, the prompt's forward included."""
+        """Greedy text up to the first stop token; all of its time counts as decoding, including the prompt's forward."""
         watch = clock.Clock(pair.target.device)
         tokens = self.tokens(pair, ids, max_new_tokens)
         watch.wait()
@@ -64,20 +64,20 @@ class Transformers(Peer):
         options |= dict(eos_token_id=sorted(pair.stop_tokens) or None, pad_token_id=0, do_sample=False)
         options |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the assistant's settings are transformers' own affair
+            warnings.simplefilter("ignore")  # the assistant's settings do not concern the user
             return pair.target.model.generate(prompt, **options)[0, len(ids) :].tolist()
 
 
 @dataclass(frozen=True)
 class LlamaCpp(Peer):
-    """llama.cpp on a GGUF file, by its Python binding. The prompt's ids are passed as they are."""
+    """llama.cpp on a GGUF file, by its Python binding. The prompt's ids are passed unchanged."""
 
     file: str = ""
     version: str = ""
 
     def tokens(self, pair: Pair, ids: list[int], max_new_tokens: int) -> list[int]:
         model, tokens = _llama(self.file, pair.target.position_limit or 4096, torch.get_num_threads()), []
-        model.reset()  # nothing of an earlier prompt is reused
+        model.reset()  # no reuse of earlier prompts
         for token in model.generate(ids, temp=0.0):
             tokens.append(token)
             if token in pair.stop_tokens or len(tokens) == max_new_tokens:
@@ -93,7 +93,7 @@ def _llama(file: str, context: int, threads: int):
 
 
 def peers_of(pair: Pair, names=NAMES) -> tuple[dict[str, Peer], dict[str, str]]:
-    """The peers that can run on this pair here, by name; and for each of the others the sentence that says why not.
+    """The peers that can run on this pair here, by name; and the reason for each of the others.
 
     names: some of NAMES. SpecdecError for another name.
 

@@ -1,4 +1,4 @@
-"""The tuned static tree: the fastest constant (total_tokens, depth, top_k) on this machine, found on tuning prompts.
+"""The tuned static tree: the fastest constant (total_tokens, depth, top_k) on this machine, chosen on tuning prompts.
 
 Successive halving: all candidates decode a few prompts, the fastest third decodes more, and so on (Jamieson and Talwalkar
 2016). Each step is a run of the bench: interleaved, warmed up, resumable.
@@ -26,24 +26,24 @@ from specdec.policies.copying import CopyGate
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 
-FINALISTS = 5  # trees that replay finds fastest and that are then raced
+FINALISTS = 5  # trees that replay finds fastest, which then race live
 GATE_COLUMNS = ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
-KEEP = 3  # one in KEEP candidates goes on to the next step, on KEEP times as many prompts
+KEEP = 3  # one in KEEP candidates remains for the next step, on KEEP times as many prompts
 TUNED = EvaluateConfig(name="tune_static")
 RACED = EvaluateConfig(name="race_static")
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune_static` found. table: one row per step and candidate, prompts so far, and whether it was kept."""
+    """The result of `tune_static`. table: one row per step and candidate, prompts so far, and whether it was kept."""
 
-    policy: Static  # the fastest; `evaluate` refuses to judge it on the prompts it was `tuned_on`
+    policy: Static  # the fastest; `evaluate` refuses to measure it on the prompts it was `tuned_on`
     table: pd.DataFrame
     runs: tuple[runs.Run, ...]  # one per step
 
 
 def default_grid() -> list[TreeConfig]:
-    """Plain steps, chains, small trees and the published defaults, to 60 tokens."""
+    """Plain steps, chains, small trees and the published defaults, up to 60 tokens."""
     depths = {8: (3, 5), 16: (3, 5, 7), 24: (5, 7), 32: (5, 7, 9), 48: (5, 7, 9), 60: (5, 7)}
     grid = [TreeConfig(1, 0, 1), *(TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7))]
     for total, levels in depths.items():
@@ -66,8 +66,8 @@ def tune_static(
 ) -> Tuning:
     """Find the fastest static tree for `pair` on this machine.
 
-    prompts: names of suites, of which only the "tune" part is used, or tuning prompts themselves. grid: the trees to try,
-    by default `default_grid()`. first: prompts of the first step. most: prompts used in all. settings: fields of
+    prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid: the trees to try, default
+    `default_grid()`. first: prompts of the first step. most: prompts used in all. settings: fields of
     EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
 
     >>> import specdec
@@ -107,13 +107,13 @@ def tune_static(
 
 @dataclass(frozen=True)
 class Race:
-    """What `race_static` found.
+    """The result of `race_static`.
 
-    table: one row per suite ("all" pools them) and tree that was decoded in it: suite, SETTING, predicted_ms and measured_ms
+    table: one row per suite ("all" pools them) and tree decoded in it: suite, SETTING, predicted_ms and measured_ms
     per token (prefill excluded), fastest.
     """
 
-    tuned: TreeConfig  # the fastest on all suites together, of the trees that all decoded
+    tuned: TreeConfig  # the fastest over all suites, among the trees that all suites decoded
     per_suite: dict[str, TreeConfig]
     table: pd.DataFrame
     tuned_on: frozenset  # digests of the prompts
@@ -121,7 +121,7 @@ class Race:
 
 
 def finalists(trace, costs, count: int = FINALISTS, **grid) -> list[TreeConfig]:
-    """The fastest static trees on a recording, of each depth, width and beam only the best size. grid: of `static_grid`."""
+    """The fastest static trees on a recording; only the best size of each depth, width and beam. grid: of `static_grid`."""
     table = static_grid(trace, costs, **grid).sort_values("time_ms", kind="stable").drop_duplicates(SETTING[1:])
     return list(dict.fromkeys(map(tree_of, table.head(count).to_dict("records"))))
 
@@ -139,7 +139,7 @@ def race_static(
 ) -> Race:
     """The strongest static trees: chosen by replay, then raced live, on the same part of the same suites.
 
-    Every suite is decoded by the `count` trees that replay finds fastest on all suites together and by those it finds fastest
+    Every suite is decoded by the `count` trees that replay finds fastest over all suites, and by those it finds fastest
     on this one. trace: a recording of suites by name. settings: fields of EvaluateConfig by name.
     """
     config = runs.configured(config or RACED, EvaluateConfig, settings)
@@ -153,7 +153,7 @@ def race_static(
         methods = {tree.text: Static.of(tree) for tree in trees}
         done.append(evaluate(methods, suite, pair, replace(config, part=part, name=name)))
         turns = done[-1].read_table("prompts")
-        turns["new_tok"] -= 1  # the first token is the prefill's
+        turns["new_tok"] -= 1  # the first token comes from the prefill
         measured = turns.groupby("method")[["decode_ms", "new_tok"]].sum()
         for tree in trees:
             predicted = static_turns(parts[suite], costs, tree)[["time_ms", "new_tok"]].sum()
@@ -172,10 +172,10 @@ def race_static(
 
 
 def tune_gate(trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), saved=(0.1, 0.2, 0.3, 0.4)) -> pd.DataFrame:
-    """Every `CopyGate` in replay, one row each, the fastest first: GATE_COLUMNS.
+    """Every `CopyGate` in replay, one row each, fastest first: GATE_COLUMNS.
 
-    trace: a recording of a drafter that copies. trees: what is drafted where copies promise too little; each also stands
-    alone, without a gate, with copied_tokens and saved_frac missing.
+    trace: a recording of a drafter that copies. trees: drafted when the copies are too unlikely; each also appears without a
+    gate, with copied_tokens and saved_frac missing.
     """
     if trace.copies is None or not trace.forwards:
         why = "a gate chooses between copies and a network's tree"
@@ -191,7 +191,7 @@ def tune_gate(trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), save
 
 
 def decodings(candidates: int, prompts: int, first: int = 4) -> int:
-    """How many answers `tune_static` decodes for so many trees and single-turn prompts: what an estimate multiplies."""
+    """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for estimates."""
     count, left = 0, candidates
     for start, end in _steps(prompts, candidates, first):
         count, left = count + (end - start) * left, math.ceil(left / KEEP)
@@ -199,7 +199,7 @@ def decodings(candidates: int, prompts: int, first: int = 4) -> int:
 
 
 def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
-    """[start, end) of the prompts of each step; the last step takes what is left, so that the finalists see most."""
+    """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists see most."""
     bounds, size, left = [0], first, candidates
     while left > KEEP and bounds[-1] + size < prompts:
         bounds.append(bounds[-1] + size)
@@ -208,7 +208,7 @@ def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
 
 
 def _ranked(rows: pd.DataFrame, racing: dict[str, TreeConfig]) -> pd.DataFrame:
-    """One row per candidate still in the race, the fastest first; all of them have decoded the same prompts."""
+    """One row per remaining candidate, fastest first; all have decoded the same prompts."""
     rows = rows[rows["method"].isin(list(racing))]
     sums = rows.groupby("method")[["new_tok", "total_ms", "cycles", "cycle_tok"]].sum()
     table = pd.DataFrame([setting(racing[label]) for label in sums.index]).assign(method=sums.index)

@@ -1,1 +1,1 @@
-"""Targets and drafters: tree attention, the key-value cache, EAGLE, and loading them from files or the hub."""
+"""Targets and drafters: tree attention, the key-value cache, EAGLE, and loading from files or the hub."""

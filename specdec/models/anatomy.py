@@ -1,7 +1,7 @@
-"""Sees whether a model still consists of what it did when something was derived from it.
+"""Detects whether a model still consists of the same modules and weights as when something was derived from it.
 
-Adapters are put in, layers replaced, weights cast or loaded after a model's first use. What is recognised, fused or packed
-elsewhere in this room holds for the model as it was, so whoever keeps such things asks here before each use.
+After first use, adapters may be added, layers replaced, weights cast or loaded. Fused or packed copies made elsewhere in this
+folder hold only for the model as it was, so their owners check here before each use.
 
 Knows nothing about what is derived.
 """
@@ -14,7 +14,7 @@ import operator
 import torch
 from torch import Tensor, nn
 
-SPOTS = 17  # values looked at in each weight, spread over it
+SPOTS = 17  # values compared in each weight, spread over it
 SETTING = (int, float, str)
 
 
@@ -30,16 +30,16 @@ class Anatomy:
 
     def __init__(self, model: nn.Module):
         self._modules = list(model.modules())
-        self._settings = [  # without `training`, which is true or false
+        self._settings = [  # except `training`, which may be either
             (module.__dict__, name)
             for module in self._modules
             for name, value in module.__dict__.items()
             if type(value) in SETTING
         ]
-        self._parts, self._facts = self._now()  # kept, so that nothing new gets the identity of what is gone
+        self._parts, self._facts = self._now()  # kept alive, so that nothing new gets the identity of a removed object
 
     def holds(self) -> bool:
-        """Whether the model still consists of the same."""
+        """Whether the model still matches the snapshot."""
         parts, facts = self._now()
         same = len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
         return same and facts == self._facts
@@ -54,13 +54,13 @@ class Anatomy:
 
 
 class Values:
-    """Some values of each weight, for changes that PyTorch does not count: those through `weight.data`."""
+    """Sampled values of each weight, for changes that PyTorch does not count: those through `weight.data`."""
 
     def __init__(self) -> None:
         self._seen: list[Tensor] = []
 
     def changed(self, weights: list[Tensor]) -> bool:
-        """Whether the weights hold other values than at the last call; at the first call they do."""
+        """Whether the weights differ from the last call; True at the first call."""
         with torch.inference_mode():
             now = [weight.detach().flatten()[:: max(1, weight.numel() // SPOTS)] for weight in weights]
             if len(now) == len(self._seen) and all(map(torch.equal, now, self._seen)):

@@ -1,9 +1,9 @@
-"""How likely a copied token is to be the target's own: a table of counts from recorded texts.
+"""The probability that a copied token is the target's own: a table of counts from recorded texts.
 
     matched    1  2  3  4-5  6-8  9-13  14-     tokens that agree before it, copied ones among them
     places     one · several that agree · the best of several that differ · another of those
 
-Laplace's rule keeps a cell between what it counted and the cell's prior. Knows nothing about texts, tries or models.
+Laplace's rule keeps a cell between its counts and its prior. Knows nothing about texts, tries or models.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.stored import CopiesFile
 
-MATCHED = (1, 2, 3, 4, 6, 9, 14)  # the least of each column
+MATCHED = (1, 2, 3, 4, 6, 9, 14)  # lower bound of each column
 PLACES = ("one", "agreed", "best", "other")
 FILE = "copies.json"
-PRIOR_COUNT = 4.0  # what the prior of a cell weighs, in outcomes
+PRIOR_COUNT = 4.0  # weight of a cell's prior, in outcomes
 
 
 class Evidence(NamedTuple):
@@ -35,13 +35,13 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, matched: int, places: int, rank: int, tokens: int) -> Evidence:
-        """matched: tokens that agree; places: that go on so; rank: of this token among `tokens` different ones, from 0."""
+        """matched: tokens that agree; places: number that continue so; rank: of this token among `tokens` different ones, from 0"""
         kind = (1 if places > 1 else 0) if tokens == 1 else (2 if rank == 0 else 3)
         return cls(kind, bisect.bisect_right(MATCHED, matched) - 1)
 
 
 def prior(seen: Evidence) -> float:
-    """The probability before anything is counted: it rises with the match, and the second of two is hardly ever right."""
+    """The probability before any counts: it rises with the match, and the second of two is hardly ever right."""
     matched = MATCHED[seen.matched]
     return {0: 0.9, 1: 0.95, 2: 0.7, 3: 0.2}[seen.places] * matched / (matched + 1.5)
 
@@ -50,9 +50,9 @@ def prior(seen: Evidence) -> float:
 class CopyOdds:
     """Probabilities by Evidence, and the drafter's scale.
 
-    hits, outcomes: per kind of places and column of matches; empty for none counted. scale: a drafter's cumulative
-    log-probabilities times this are the logarithms of how often such nodes were right; 1 without a drafter.
-    learned_from: what was counted, for people.
+    hits, outcomes: per kind of places and column of matches; empty if none are counted. scale: a drafter's cumulative
+    log-probabilities times this are the log of how often such nodes were right; 1 without a drafter.
+    learned_from: what was counted, for display.
     """
 
     hits: tuple[tuple[int, ...], ...] = ()
@@ -73,7 +73,7 @@ class CopyOdds:
         return cls(tuple(map(tuple, hits)), tuple(map(tuple, outcomes)), scale, learned_from)
 
     def probability(self, seen: Evidence) -> float:
-        """That the token is the target's, given that the target said all before it."""
+        """That the token is the target's, given that all tokens before it are."""
         hits, outcomes = (table[seen.places][seen.matched] if table else 0 for table in (self.hits, self.outcomes))
         return (hits + PRIOR_COUNT * prior(seen)) / (outcomes + PRIOR_COUNT)
 
@@ -104,7 +104,7 @@ class CopyOdds:
 
     @property
     def key(self) -> str:
-        """A hash of all of it."""
+        """A hash of the contents."""
         return runs.content_key(**self._fields)
 
     def save(self, folder: str | Path) -> Path:
@@ -135,7 +135,7 @@ class CopyOdds:
 
 
 def fit_scale(scores, right) -> float:
-    """The scale a > 0 under which exp(a x score) best predicts what was right (maximum likelihood).
+    """The scale a > 0 for which exp(a x score) best predicts correct nodes (maximum likelihood).
 
     scores: cumulative draft log-probabilities [N]; right: bool [N].
     """

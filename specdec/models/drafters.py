@@ -1,12 +1,12 @@
-"""The kinds of drafters by name: how each is loaded, and where a shipped pair keeps its weights of that kind.
+"""The kinds of drafters by name: how each is loaded, and where a shipped pair has its weights of that kind.
 
-    "suffix"              a drafter that works without weights
-    "eagle3"              the weights of that kind that ship with the preset
+       "suffix"              a drafter without weights
+       "eagle3"              the shipped weights of that kind
     "hybrid:FOLDER"       a kind, and the folder or hub id of its weights
-    "FOLDER"              whatever its config.json says it is
+       "FOLDER"              the kind that its config.json says
 
-A new kind is one file and one line of KINDS, which also says how large its weights are: those of a folder, or, where there
-is none, those that its authors publish for a target of that shape. Knows nothing about presets, hubs or tokenizers.
+A new kind is one file and one line of KINDS, which also gives the size of its weights: those of a folder or, without one,
+those its authors publish for a target of that shape. Knows nothing about presets, hubs or tokenizers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Kind:
     loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the folder is None for a kind without
     weights. has_readings: the loader takes `reading` and `start` of `load_drafter` as well.
     folder: its name under a shipped pair, "" for a kind without weights. marks: fields of config.json that only checkpoints
-    of this kind have. optional: it works without its folder too.
-    network: (folder or None, the target's transformers config) -> its weights, on the meta device where that will do, to be
-    counted; None: it has none.
+    of this kind have. optional: it also works without its folder.
+    network: (folder or None, the target's transformers config) -> its weights, on the meta device if possible, for counting;
+    None: it has none.
     """
 
     loader: str
@@ -93,7 +93,7 @@ def _small_lm_network(folder: Path | None, config) -> nn.Module:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
 
 
-CLAIMS = "specdec"  # the field of config.json with what was measured
+CLAIMS = "specdec"  # the field of config.json with the measured accuracy
 COPIES = "copies"  # folder of the table of copy odds, beside a pair's own drafter
 _EAGLE = functools.partial(Kind, "eagle.calibrate:load_eagle", has_readings=True)
 _HEADS = functools.partial(Kind, "heads_checkpoints:load_heads")
@@ -113,19 +113,19 @@ KINDS = {
 
 
 def claims_of(config: dict) -> Claims:
-    """What config.json of a drafter says was measured of it."""
+    """The measured accuracy in a drafter's config.json."""
     return stored.checked(Claims, config.get(CLAIMS) or {}, f"{CLAIMS!r} in a drafter's config.json", "leave it out")
 
 
 def write_claims(folder: Path, **measured: Any) -> None:
-    """Put what was measured of the drafter in `folder`, fields of `Claims`, into its config.json; other fields stay."""
+    """Store measurements of the drafter in `folder`, fields of `Claims`, in its config.json; other fields stay."""
     path = Path(folder) / "config.json"
     config = runs.read_json(path)
     runs.write_json(path, {**config, CLAIMS: {**config.get(CLAIMS, {}), **measured}})
 
 
 def kind_and_source(text: str) -> tuple[str | None, str]:
-    """(kind, source) of "kind", "kind:source" or "source"; the kind is None where the text names none."""
+    """(kind, source) of "kind", "kind:source" or "source"; the kind is None if the text names none."""
     kind, colon, source = text.partition(":")
     if kind in KINDS:
         return kind, source
@@ -135,5 +135,5 @@ def kind_and_source(text: str) -> tuple[str | None, str]:
 
 
 def kind_of(config: dict) -> str:
-    """The kind of a checkpoint by the fields of its config.json; what no other kind claims is EAGLE's to judge."""
+    """The kind of a checkpoint from the fields of its config.json; EAGLE handles those without another kind's marks."""
     return next((name for name, kind in KINDS.items() if any(mark in config for mark in kind.marks)), "eagle3")

@@ -270,7 +270,7 @@ def test_real_prompts_are_taken_where_they_are_and_the_pair_understands_them(tmp
     assert suites.usual_suites(names, "smollm2") == ["laptop/gsm8k", "laptop/cnn_dm", "laptop/xsum"]
     for file in ("gsm8k", "sum"):
         (tmp_path / f"{file}.jsonl").write_text('{"question_id": 1, "turns": ["How many?"]}\n')
-    with pytest.warns(UserWarning, match=r"lacks xsum.* must be named: laptop/xsum\."):
+    with pytest.warns(UserWarning, match=r"lacks xsum.* name them: laptop/xsum\."):
         assert suites.usual_suites(names, "smollm2") == ["gsm8k", "cnn_dm"]
     assert suites.usual_suites(names, "small") == ["toy/gsm8k", "toy/cnn_dm", "toy/xsum"]
     assert suites.usual_suites(["toy/nq", *names[:2]], "smollm2") == ["toy/nq", "gsm8k", "cnn_dm"]

@@ -1,8 +1,8 @@
-"""An EAGLE drafter from its folder, and whether its checkpoint is read the right way.
+"""Loads an EAGLE drafter from its folder and checks that its checkpoint is interpreted correctly.
 
-A wrong tap, a norm on the wrong side of a residual or a foreign RoPE base raises no error: only acceptance falls. So the
-drafter can be run along text of the target's own, under each reading of the fields in doubt (`checkpoints.py` names them),
-to see how often the two agree. Knows nothing about layouts of files.
+A wrong tap, a norm on the wrong side of a residual or a different RoPE base raises no error: only acceptance falls. So the
+drafter can be run along the target's own text, under each reading of the fields in doubt (listed in `checkpoints.py`), to
+measure how often the two agree. Knows nothing about file layouts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from specdec.models.families import setting
 from specdec.models.target import Target
 
 CALIBRATION_TOK = 64
-STEPS = 3  # draft steps per position: a state that is fed back wrongly shows from the second step on
-MARGIN_FRAC = 0.03  # how much better another reading must be; 64 x 3 comparisons are not worth more
+STEPS = 3  # draft steps per position: an error in the fed-back state shows from the second step on
+MARGIN_FRAC = 0.03  # required advantage of another reading; 64 x 3 comparisons justify no less
 STRANGER_FRAC = 0.15  # below this, the drafter hardly belongs to the target under any reading
 
 
 def agreement(drafter: EagleDrafter, tokens: Tensor, steps: int = STEPS, count: int = CALIBRATION_TOK) -> float:
     """Fraction of drafted tokens that equal the target's arg-max, over `steps` draft steps from each position.
 
-    tokens int64 [T], of which the last `count` positions are judged. Each step is fed the true next token and the state
-    of the step before, so that one early mistake does not hide the rest.
+    tokens int64 [T], of which the last `count` positions are compared. Each step gets the true next token and the state of
+    the step before, so that one early mistake does not hide the rest.
     """
     target, length = drafter.target, len(tokens)
     first = max(0, length - steps - count)
