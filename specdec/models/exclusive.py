@@ -23,13 +23,13 @@ _locks: dict[int, threading.RLock] = {}
 
 
 def process_lock():
-    """The lock of this process: after a fork the child has one of its own, which no lost thread holds."""
+    """The lock of this process: a forked child has its own, which no lost thread holds."""
     return _locks.setdefault(os.getpid(), threading.RLock())
 
 
 @contextlib.contextmanager
 def in_one_thread(model: nn.Module) -> Iterator[None]:
-    """Refuse a second thread or a fork: a model in use carries one forward's mask and features. One thread may nest."""
+    """Refuse a second thread or a fork: a model in use holds the mask and features of one forward. One thread may nest."""
     here = os.getpid(), threading.get_ident()
     with process_lock():
         user = _users.setdefault(model, [here, 0])
@@ -52,13 +52,13 @@ def in_one_thread(model: nn.Module) -> Iterator[None]:
                 _users.pop(model, None)
 
 
-_eager: list = []  # one entry for each use, the first holds what to leave
+_eager: list = []  # one entry per use; the first holds what to exit
 
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """What torch.compile made runs as it was written inside: trees change their shape in every cycle, and each new one would
-    be compiled. For the whole process, until the last use has ended."""
+    """Inside, code compiled by torch.compile runs uncompiled: trees change shape every cycle, and each new shape would be
+    compiled. Affects the whole process, until the last use ends."""
     if "torch._dynamo" not in sys.modules:  # then nothing has been compiled
         yield
         return
@@ -76,7 +76,7 @@ def uncompiled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C inside is raised at the end. Does nothing in other threads, and where the signal has another handler."""
+    """Delays Ctrl-C to the end of the block. Does nothing in other threads, or if the signal has another handler."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -101,7 +101,7 @@ def atomic_context(enter: Callable[[contextlib.ExitStack], None]) -> Iterator[No
         yield
     finally:
         left = False
-        while not left:  # a key pressed a second time does not stop the handing back
+        while not left:  # a second Ctrl-C does not stop the clean-up
             try:
                 with interrupts_deferred():
                     stack.close()

@@ -1,7 +1,7 @@
-"""What differs between transformers' model families: fields of their configs, names of arguments, where their layers are.
+"""Differences between transformers' model families: config fields, argument names, where the layers are.
 
-Configs and models of transformers have no common class to ask: a field may be missing in a family, or hold None. So they are
-read here and through `setting` alone. Knows nothing about trees, caches or drafters.
+Transformers' configs and models have no common base class: a field may be missing in a family, or be None. So they are read
+only here and through `setting`. Knows nothing about trees, caches or drafters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specdec.errors import SpecdecError
 
 
 def model_in(given: nn.Module) -> nn.Module:
-    """The transformers model in what wraps one (a compiled, parallel or adapted one, somebody's module), or itself."""
+    """The transformers model inside a wrapper (compiled, parallel, adapted, or any module), or the model itself."""
     from transformers import PreTrainedModel
 
     model = next((module for module in given.modules() if isinstance(module, PreTrainedModel)), given)
@@ -28,9 +28,9 @@ def model_in(given: nn.Module) -> nn.Module:
 
 
 def setting(owner, name: str, default=None):
-    """The field of a transformers config, module or tokenizer; the default where it is missing or None.
+    """A field of a transformers config, module or tokenizer; the default if it is missing or None.
 
-    Where layers differ in it, so that a config refuses to name one, it is the largest.
+    If layers differ in it, so that a config refuses to give one value, the largest.
     """
     try:
         value = getattr(owner, name, None)
@@ -41,12 +41,12 @@ def setting(owner, name: str, default=None):
 
 @functools.cache
 def cache_keyword(module: type) -> str:
-    """What the forward of a transformers module calls its cache: "cache" from 5.24 on, "past_key_values" before."""
+    """The name of a transformers module's cache argument: "cache" from 5.24 on, "past_key_values" before."""
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 def attention_configs(model: nn.Module) -> list:
-    """The configs, each once, by which a model's modules choose their attention."""
+    """The distinct configs by which a model's modules choose their attention."""
     configs = {id(config): config for module in model.modules() if (config := setting(module, "config")) is not None}
     return [config for config in configs.values() if hasattr(config, "_attn_implementation")]
 
@@ -65,24 +65,24 @@ def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
 
 
 def has_window(config) -> bool:
-    """Whether any field of a config speaks of attention to what is near alone."""
+    """Whether a config has any form of local attention."""
     named = (value for name, value in config.to_dict().items() if "window" in name or "local" in name)
     return any(isinstance(value, int) and value for value in named)
 
 
 def cache_has_window(config) -> bool:
-    """Whether transformers' own cache for this model forgets what is far, in any layer."""
+    """Whether transformers' own cache for this model drops distant tokens in any layer."""
     return any(setting(layer, "is_sliding") for layer in DynamicCache(config=config).layers)
 
 
 def position_limit(config) -> int | None:
-    """Largest number of positions the model may see without changing meaning, or None.
+    """Largest number of positions the model may see without changing behaviour, or None.
 
-    `longrope` picks its frequencies from the longest position in sight: once a draft peeks across the boundary, committed
-    keys no longer fit. So the boundary is the limit. (For `dynamic` it is max_position_embeddings itself.)
+    `longrope` picks its frequencies from the longest visible position: once a draft crosses the boundary, committed keys no
+    longer fit. So the boundary is the limit. (For `dynamic` it is max_position_embeddings itself.)
     """
     limit, rope = setting(config, "max_position_embeddings"), setting(config, "rope_parameters", {})
-    limit = None if limit is not None and limit < 0 else limit  # what a family without a limit says
+    limit = None if limit is not None and limit < 0 else limit  # a negative value means no limit in some families
     kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
     for kind in kinds:
         if kind.get("rope_type") == "longrope":

@@ -1,4 +1,4 @@
-"""Fingerprints: everything that could change a result as small JSON; a run is resumed only where it is unchanged."""
+"""Fingerprints: everything that could change a result, as small JSON; a run resumes only if it is unchanged."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from specdec.core.protocols import Drafter
 
 
 def fingerprint(value, depth: int = 6):
-    """`value` as small JSON that changes when anything inside does: settings as they are, arrays and weights hashed."""
-    stands_for = getattr(value, "fingerprinted", None)  # of something larger, what a result depends on
+    """`value` as small JSON that changes when anything inside does: settings unchanged, arrays and weights hashed."""
+    stands_for = getattr(value, "fingerprinted", None)  # the part of a larger object that results depend on
     value = value if stands_for is None else stands_for
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return _hash_of(value)
     if isinstance(value, torch.nn.Module):
-        value = {"class": type(value).__name__.removeprefix("FSDP"), **value.state_dict()}  # shares change nothing
+        value = {"class": type(value).__name__.removeprefix("FSDP"), **value.state_dict()}  # sharding changes nothing
     if isinstance(value, dict):
         return {str(name): fingerprint(item, depth) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -47,8 +47,8 @@ def _hash_of(array) -> str:
 
 
 def describe_pair(pair: Pair, samples: int = 64) -> dict:
-    """What a result depends on in a pair: name, dtype, device, a hash of `samples` values of every weight; and of a drafter
-    that is more than its weights, its `fingerprinted`."""
+    """What results depend on in a pair: name, dtype, device, a hash of `samples` values of every weight; and `fingerprinted` of a
+    drafter that is more than its weights."""
     digest = hashlib.sha256()
     drafter = pair.drafter or Drafter()
     modules = [pair.target.model] + ([drafter.network] if drafter.network is not None else [])

@@ -1,7 +1,7 @@
 """GGUF files of Llama models as transformers folders: dequantised to bfloat16 and unpacked once into the user's cache.
 
-What is read is what the `gguf` package and transformers' Llama agree on; anything else in a file is refused rather than
-guessed. Knows nothing about where a file came from, about drafters or pairs.
+Supported is what the `gguf` package and transformers' Llama agree on; anything else in a file is refused, not guessed.
+Knows nothing about where a file came from, about drafters or pairs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tqdm.auto import tqdm
 from specdec import machine, runs
 from specdec.errors import SpecdecError, first_line, warn
 
-UNPACKING = 1  # counts up when the same file is to be unpacked differently
+UNPACKING = 1  # increase when the same file is to be unpacked differently
 TYPES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
 SUPPORTED = f"Llama models without biases, experts and scaled positions are supported, in {', '.join(TYPES)}"
-# What a Llama file may say of its shape. A file that says more (scaled positions, experts) is another kind of model.
+# Fields of a Llama file's shape. More fields (scaled positions, experts) mean another kind of model.
 FIELDS = """vocab_size context_length embedding_length block_count feed_forward_length rope.dimension_count rope.freq_base
     attention.head_count attention.head_count_kv attention.key_length attention.value_length
     attention.layer_norm_rms_epsilon""".split()
@@ -26,12 +26,12 @@ CONTROL, USER_DEFINED = 3, 4  # kinds of tokens, as a GGUF numbers them
 
 
 def folder_of(name: str, sha256: str) -> Path:
-    """Where a file with this hash lies unpacked, or will."""
+    """The folder for the unpacked file with this hash."""
     return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v{UNPACKING}"
 
 
 def unpack_once(path: Path) -> Path:
-    """The transformers folder of a GGUF file, which is made in the user's cache when it is not there."""
+    """The transformers folder of a GGUF file, created in the user's cache if missing."""
     folder = folder_of(path.stem, machine.file_hash(path))
     return folder if folder.is_dir() else unpack(path, folder)
 
@@ -39,7 +39,7 @@ def unpack_once(path: Path) -> Path:
 def unpack(path: Path, folder: Path) -> Path:
     """Write a GGUF file as a folder of config.json, model.safetensors (bfloat16) and its tokenizer; returns the folder.
 
-    SpecdecError for a file that is damaged or of another kind, and where the disk is full; then there is no folder.
+    SpecdecError for a damaged file or one of another kind, or if the disk is full; then there is no folder.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -63,7 +63,7 @@ def unpack(path: Path, folder: Path) -> Path:
 
 
 def read(path: Path):
-    """A GGUFReader of the file; SpecdecError for one that is damaged, or without the package gguf."""
+    """A GGUFReader of the file; SpecdecError for a damaged file, or without the package gguf."""
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -77,7 +77,7 @@ def read(path: Path):
 
 
 def _field(reader, name: str, *default):
-    """A field's value; without it the default, and SpecdecError where that is missing too."""
+    """A field's value, else the default; SpecdecError without both."""
     if name in reader.fields:
         return reader.fields[name].contents()
     if default:
@@ -133,13 +133,13 @@ def _config(reader, path: Path):
 
 
 def _end_tokens(reader) -> dict[str, int | None]:
-    """The ids of the tokens that begin, end and pad a text, as transformers names them."""
+    """The ids of the tokens that begin, end and pad a text, under transformers' names."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     return {name: _field(reader, f"tokenizer.ggml.{stored}_token_id", None) for name, stored in names.items()}
 
 
 def _weights(reader, config, path: Path) -> dict[str, torch.Tensor]:
-    """The state dict of transformers' Llama in bfloat16, all of it and nothing else."""
+    """The complete state dict of transformers' Llama in bfloat16."""
     import gguf
     from transformers import LlamaForCausalLM
 
@@ -157,7 +157,7 @@ def _weights(reader, config, path: Path) -> dict[str, torch.Tensor]:
         tensor = stored.pop(own)
         weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
         for part, count in heads.items():
-            if part in name:  # the two halves of a head's rotary pairs lie interleaved in a GGUF
+            if part in name:  # a GGUF interleaves the two halves of a head's rotary pairs
                 weight = weight.view(count, -1, 2, shape[1]).transpose(1, 2).reshape(shape)
         weights[name] = weight.bfloat16().contiguous()
     if stored:
@@ -166,9 +166,9 @@ def _weights(reader, config, path: Path) -> dict[str, torch.Tensor]:
 
 
 def _tokenizer(reader, path: Path):
-    """The file's byte-level BPE tokenizer with its chat template; None, with a warning, where it is of another kind.
+    """The file's byte-level BPE tokenizer with its chat template; None, with a warning, if it is of another kind.
 
-    Only the name of the rule that splits text before merging is in the file, and the rule itself is here.
+    The file only names the pre-tokenisation rule; the rule itself is here.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

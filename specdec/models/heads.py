@@ -4,13 +4,13 @@
     head i:  state_i = block(...block(path_i)),  block(x) = x + silu(W x + b)          i = 0, 1, ... num_heads - 1
              logits of the i + 1st token after the root = projection(state_i)
 
-    Medusa   path_i = h                                 the tokens in between are not looked at, so one pass gives the
+       Medusa   path_i = h                                 the tokens in between are not read, so one pass gives the
                                                         whole tree: all nodes of a level have the same children
     Hydra    path_i = [s; e(t_0); ...; e(t_i)]          t_0 the root, t_1 .. t_i the drafted tokens down to the node
              s      = h; in Hydra++ the state of one more Llama layer over all of the target's states
 
-The projection is one for all heads over the draft vocabulary, or the target's own, or, as in the first official files, one
-of each head's own. Hydra++'s layer has keys and values of its own, which an `EagleSession` keeps as it does EAGLE's.
+The projection is shared by all heads over the draft vocabulary, or the target's own, or, as in the first official files, one
+per head. Hydra++'s layer has its own keys and values, kept by an `EagleSession` as for EAGLE.
 
 Static trees come from a table of how often each rank of each head is right (`tree_from_table`). Knows nothing about
 training, files or policies.
@@ -41,8 +41,8 @@ class HeadsConfig:
 
     num_layers: how often each head's block is applied (official files name it once per application).
     projections: "shared" (one over the draft vocabulary), "target" (the target's own), or "each" (one per head).
-    head_bias: of the projections. taps: the last hidden state. path: None for Medusa; Hydra's heads read the tokens drafted
-    so far as well, after the target's state ("state") or after one more layer over all of them ("layer", Hydra++).
+    head_bias: of the projections. taps: the last hidden state. path: None for Medusa; Hydra's heads also read the tokens drafted
+    so far, after the target's state ("state") or after one more layer over all states ("layer", Hydra++).
     layer: that layer's shape.
     """
 
@@ -71,7 +71,7 @@ class HeadsConfig:
 
 
 class Block(nn.Module):
-    """x + silu(W x + b), the identity at first; of a wider input `residual` x in place of x."""
+    """x + silu(W x + b), initially the identity; for a wider input, `residual` x in place of x."""
 
     def __init__(self, wide: int, hidden: int):
         super().__init__()
@@ -79,7 +79,7 @@ class Block(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
         self.res_connection = None
-        if wide != hidden:  # at first the target's state, which comes first, and nothing of the tokens
+        if wide != hidden:  # initially the target's state (which comes first), and nothing of the tokens
             self.res_connection = nn.Linear(wide, hidden)
             nn.init.zeros_(self.res_connection.bias)
             with torch.no_grad():
@@ -93,7 +93,7 @@ class Block(nn.Module):
 class HeadsNetwork(nn.Module):
     """Weights of Medusa's heads.
 
-    Called in this order, for N nodes: path = extend(path, embedded) once per level, state(path, level), head(state, level).
+    Call order, for N nodes: path = extend(path, embedded) once per level, state(path, level), head(state, level).
     """
 
     def __init__(self, config: HeadsConfig):
@@ -114,11 +114,11 @@ class HeadsNetwork(nn.Module):
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
 
     def width(self, head: int) -> int:
-        """What a head's first block reads."""
+        """Input width of a head's first block."""
         return self.config.hidden_size
 
     def extend(self, path: Tensor, embedded: Tensor) -> Tensor:
-        """The paths [..., X] of nodes from those of their parents and their tokens' embeddings [..., H]."""
+        """The paths [..., X] of nodes from their parents' paths and their tokens' embeddings [..., H]."""
         return path
 
     def state(self, path: Tensor, level: int) -> Tensor:
@@ -138,7 +138,7 @@ class HeadsNetwork(nn.Module):
         return (self.lm_heads[level] if len(self.lm_heads) else self.lm_head)(state)
 
     def use_head(self, head: nn.Module) -> None:
-        """Use the target's head where these have none; it stays the target's and is not saved."""
+        """Use the target's head if these have none; it stays the target's and is not saved."""
         if self.config.projections == "target":
             self.target_head = lambda state: head(state)
 
@@ -151,7 +151,7 @@ class MedusaDrafter(NetworkDrafter):
 
     def __init__(self, network: HeadsNetwork, target: Target):
         super().__init__(network.requires_grad_(False), target)
-        self.deepest = self.config.num_heads - 1  # expansions: the root's children are the first head's
+        self.deepest = self.config.num_heads - 1  # expansions: the root's children come from the first head
 
     def session(self, context_tok: int, tree_tok: int) -> MedusaSession:
         return MedusaSession(self)
@@ -162,7 +162,7 @@ class MedusaDrafter(NetworkDrafter):
 
 
 class MedusaSession(DraftSession):
-    """One turn. It remembers the paths of the last forward's nodes, and which level they are of."""
+    """One turn, with the paths of the last forward's nodes and their level."""
 
     def __init__(self, drafter: MedusaDrafter):
         self.drafter, self.network = drafter, drafter.network
@@ -176,7 +176,7 @@ class MedusaSession(DraftSession):
         return self._children_of(tokens, top_k)
 
     def context(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """What every path begins with, at each newly committed token. [A, H]"""
+        """The start of every path at each newly committed token. [A, H]"""
         return features
 
     def _children_of(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -191,17 +191,17 @@ class MedusaSession(DraftSession):
 
 
 def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> StaticShape:
-    """The static tree of so many nodes that Medusa's recipe finds: it always adds the node most likely to be reached.
+    """Medusa's static tree with so many nodes: built by repeatedly adding the node most likely to be reached.
 
-    right_frac [heads][ranks]: how often the token of that rank is the target's own, given the tokens before are right; a
-    node's chance is the product along its path.
+    right_frac [heads][ranks]: how often the token of that rank is the target's own, given the tokens before it are right; a
+    node's probability is the product along its path.
 
     >>> tree_from_table([[0.6, 0.2, 0.1], [0.5, 0.1]], 4).choices
     ((0,), (1,), (0, 0), (1, 0))
     """
     if not len(right_frac) or nodes < 1 or not all(len(row) for row in right_frac):
         raise SpecdecError("a static tree needs a table with a row of shares per head, and at least one node.")
-    waiting, chosen = [(-float(right_frac[0][0]), (0,), 1.0)], []  # chance below 0, path, its parent's chance
+    waiting, chosen = [(-float(right_frac[0][0]), (0,), 1.0)], []  # negated probability, path, its parent's
     while waiting and len(chosen) < nodes:
         chance, path, above = heapq.heappop(waiting)
         chosen.append(path)
@@ -214,7 +214,7 @@ def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> Static
 
 
 class PrefixLayer(EagleNetwork):
-    """One Llama layer and a final norm over the target's states alone: an EAGLE-1 layer that fuses nothing."""
+    """One Llama layer and a final norm over the target's states alone: an EAGLE-1 layer without fusion."""
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
@@ -276,5 +276,5 @@ class HydraSession(MedusaSession):
 
 
 def heads_network(config: HeadsConfig) -> HeadsNetwork:
-    """Medusa's or Hydra's network, with weights as they begin."""
+    """Medusa's or Hydra's network, with initial weights."""
     return (HydraNetwork if config.path else HeadsNetwork)(config)

@@ -7,12 +7,12 @@
              hydra_mlp.{i}.{j}.{linear,res_connection}.{weight,bias}   odd j alone in Hydra++, whose even ones are dropout
              hydra_lm_head.{i}[.1].{weight,bias}                       its projection
              prefix_embeding_layer.*                                   Hydra++'s layer
-    ours     in both, in place of a projection per head                lm_head.weight, d2t, t2d: one for all, over a part of
+       ours     both, in place of a projection per head                   lm_head.weight, d2t, t2d: one for all, over a part of
                                                                        the vocabulary; config.json says draft_vocab_size
 
-What the files leave out is the target's: sizes, and the shape of the layer's attention. Reading is strict: every weight is
-there, none is left over. Where config.json counts heads otherwise than the weights do, the weights decide and a warning says
-so. Knows nothing about hubs, decoding or training.
+What the files leave out comes from the target: sizes, and the shape of the layer's attention. Reading is strict: every weight
+is present, none is left over. If config.json and the weights disagree on the number of heads, the weights decide, with a
+warning. Knows nothing about hubs, decoding or training.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from specdec.models.heads import HeadsConfig, HeadsNetwork, HydraDrafter, Medusa
 from specdec.models.target import Target
 from specdec.stored import inside
 
-MEDUSA_2 = "medusa_head."  # where heads were trained with their model, and lie beside its weights
-PREFIX = "prefix_embeding_layer."  # spelled so
+MEDUSA_2 = "medusa_head."  # heads trained together with their model, stored beside its weights
+PREFIX = "prefix_embeding_layer."  # official spelling
 UNREAD = re.compile(rf"^input_embed_fn\.|^{PREFIX}embed_tokens\.|rotary_emb\.inv_freq$")
 SHARED = ("lm_head.weight", "d2t", "t2d")
 
 
 def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
-    """The heads in `folder`, made for `target`. SpecdecError for what is incomplete, left over or does not fit."""
+    """The heads in `folder`, built for `target`. SpecdecError if they are incomplete, have extra weights or do not fit."""
     folder = Path(folder).expanduser()
     fields = Fields.read(folder)
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
@@ -54,13 +54,13 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     stated = fields.get(f"{kind}_num_heads")
     if stated != config.num_heads:
         warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")
-    with torch.device("meta"):  # nothing is made that is as large as config.json says
+    with torch.device("meta"):  # allocates nothing of the size that config.json claims
         network = heads_network(config)
     return with_weights(network, named, folder, "this target")
 
 
 def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
-    """The heads' weights under their official names, those that nobody reads left out."""
+    """The heads' weights under their official names, without unused ones."""
     names = [f"{stem}.safetensors", f"{stem}.pt", "model.safetensors", "pytorch_model.bin"]
     name = next((name for name in names if (folder / name).is_file()), None)
     if name is None:
@@ -92,7 +92,7 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
         raise bad_checkpoint(
             fields.folder, f"Hydra heads of kind {kind!r} with these settings are not supported; only {list(kinds)}."
         )
-    step, first = (2, 1) if kind == "prefix-mlp" else (1, 0)  # dropout layers take a number each
+    step, first = (2, 1) if kind == "prefix-mlp" else (1, 0)  # dropout layers count too
     heads = _count_heads(fields.folder, tensors, rf"hydra_mlp\.(\d+)\.{first}\.linear\.weight")
     named, rest = {}, dict(tensors)
     for head in range(heads):
@@ -115,7 +115,7 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
 
 
 def _with_projection(fields: Fields, named: dict, rest: dict, shape: dict, target: Target):
-    """Add what maps states to tokens, and whatever is left over, for the reader to refuse."""
+    """Add the projection to tokens, and anything left over, which the reader refuses."""
     own = "each" if "lm_heads.0.weight" in named else "shared" if SHARED[0] in rest else "target"
     vocabulary = fields.number("draft_vocab_size", target.vocab_size)
     if own != "shared" and vocabulary != target.vocab_size:
@@ -127,7 +127,7 @@ def _with_projection(fields: Fields, named: dict, rest: dict, shape: dict, targe
 
 
 def _count_heads(folder: Path, tensors: dict[str, Tensor], pattern: str) -> int:
-    """How many heads there are, numbered from 0 without a gap."""
+    """The number of heads, counted from 0 without a gap."""
     found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
     if not found or found != set(range(len(found))):
         raise bad_checkpoint(
@@ -137,7 +137,7 @@ def _count_heads(folder: Path, tensors: dict[str, Tensor], pattern: str) -> int:
 
 
 def _repeated_block(folder: Path, name: str, same: list[Tensor | None]) -> Tensor:
-    """The one block that the layers of a head are applications of."""
+    """The one block that a head's layers repeat."""
     if any(tensor is None for tensor in same):
         raise SpecdecError(f"{folder} lacks {name} of some layer; it is incomplete, fetch or export it again.")
     if not all(torch.equal(tensor, same[0]) for tensor in same[1:]):
@@ -169,7 +169,7 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
 
 
 def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields) -> Path:
-    """Write config.json and the heads' safetensors in the official layout, each file in one step; returns the folder."""
+    """Write config.json and the heads' safetensors in the official layout, each file atomically; returns the folder."""
     folder, config = Path(folder), network.config
     kind, (first, step) = "hydra" if config.path else "medusa", (1, 2) if config.path == "layer" else (0, 1)
     tensors = {}

@@ -1,13 +1,13 @@
-"""Preallocated key-value caches that transformers accepts as a `Cache`: one that keeps a path of a tree, one of shared pages.
+"""Preallocated key-value caches accepted by transformers as a `Cache`: one for tree paths, one of shared pages.
 
 `TreeCache`: rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows and drops
-the rest; `truncate` drops a tail. Sliding layers keep their full history: the window is the mask's business
+the rest; `truncate` drops a tail. Sliding layers keep their full history: the mask implements the window
 (`tree_attention.py`). `JoinedCache` puts several of them into one forward.
 
-`PagedMemory`: the keys and values of many sequences in one memory. A sequence borrows pages of PAGE rows as it grows, and
-they go back when its cache is forgotten. Where sequences add one row each, as plain decoding of many texts does, attention
-is one product of all pages' keys with their owners' queries, a softmax over the pages of every owner, and one product with
-all pages' values. Nothing is padded but the last page of a sequence. For chains only.
+`PagedMemory`: keys and values of many sequences in one memory. A sequence takes pages of PAGE rows as it grows and returns
+them when its cache is deleted. If every sequence adds one row, as in plain decoding of many texts, attention is one product
+of all pages' keys with their owners' queries, a softmax over the pages of every owner, and one product with
+all pages' values. Only the last page of a sequence is padded. For chains only.
 
 Knows nothing about tokens or trees; rows are absolute row numbers.
 """
@@ -37,7 +37,7 @@ class RowLayer(CacheLayerMixin):
         self.capacity, self.rows = capacity, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take memory on first use: the head count, widths, dtype and device are the layer's own."""
+        """Allocate on first use: head count, widths, dtype and device come from the layer."""
         batch, heads, _, width = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys = key_states.new_zeros(batch, heads, self.capacity, width)
@@ -56,7 +56,7 @@ class RowLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def keep(self, start: int, rows: Tensor) -> None:
-        """Move `rows` (int64 [A], absolute, ascending, all >= start) to start..start+A and forget what follows."""
+        """Move `rows` (int64 [A], absolute, ascending, all >= start) to start..start+A and drop what follows."""
         end = start + rows.shape[0]
         self.keys[:, :, start:end] = self.keys.index_select(2, rows)
         self.values[:, :, start:end] = self.values.index_select(2, rows)
@@ -74,7 +74,7 @@ class RowLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
     def crop(self, max_length: int) -> None:
-        """transformers' name for dropping rows: a negative number drops that many; its own layers refuse others too."""
+        """transformers' name for dropping rows: a negative number drops that many; other numbers are refused."""
         if max_length > 0:
             raise SpecdecError("crop takes a negative number, the rows to drop; truncate takes the rows to keep.")
         self.rows = max(0, self.rows + max_length)
@@ -92,7 +92,7 @@ class TreeCache(Cache):
         self.capacity = capacity
 
     def __len__(self) -> int:
-        """Rows that are filled (committed tokens - 1 between cycles)."""
+        """Filled rows (committed tokens - 1 between cycles)."""
         return self.layers[0].rows
 
     def require(self, rows: int) -> None:
@@ -104,7 +104,7 @@ class TreeCache(Cache):
             )
 
     def append(self, other: TreeCache, begin: int = 0, end: int | None = None) -> None:
-        """Take over rows [begin, end) of another cache of the same model, default all, as if their tokens had been read here."""
+        """Copy rows [begin, end) of another cache of the same model, default all, as if their tokens had been read here."""
         end = len(other) if end is None else end
         self.require(end - begin)
         for layer, given in zip(self.layers, other.layers, strict=True):
@@ -114,7 +114,7 @@ class TreeCache(Cache):
     def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
         """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled.
 
-        index: the same numbers as int64 [A] on the cache's device, where the caller has them.
+        index: the same numbers as int64 [A] on the cache's device, if the caller has them.
         """
         end, filled = start + len(rows), len(self)
         ascending = all(a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True))
@@ -129,7 +129,7 @@ class TreeCache(Cache):
                 layer.keep(start, index if index.device == layer.keys.device else index.to(layer.keys.device))
 
     def truncate(self, rows: int) -> None:
-        """Forget everything after the first `rows` rows."""
+        """Drop everything after the first `rows` rows."""
         assert 0 <= rows <= len(self), f"cannot truncate a cache of {len(self)} rows to {rows}"
         for layer in self.layers:
             layer.rows = rows
@@ -142,26 +142,26 @@ class CannotJoin(Exception):
 class JoinedCache(Cache):
     """The caches of several sequences, for one forward over new rows of all of them side by side.
 
-    What the model hands over is split and goes into each sequence's own cache; `keys_of` gives their keys and values back.
+    The model's new keys and values are split into each sequence's own cache; `keys_of` returns their keys and values.
     """
 
     def __init__(self, caches: list[TreeCache], counts: list[int]):
         super().__init__(layers=list(caches[0].layers))
         self.caches, self.counts = caches, counts
-        # id of the new keys -> (these, so that the id stays theirs; values; the parts)
+        # id of the new keys -> (these, to keep the id unique; values; the parts)
         self._stored: dict[int, tuple] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
-        """Store new rows [1, kv heads, T, D] of all sequences, and return them as they came."""
+        """Store new rows [1, kv heads, T, D] of all sequences, and return them unchanged."""
         parts = zip(self.caches, key_states.split(self.counts, 2), value_states.split(self.counts, 2), strict=True)
         stored = [cache.layers[layer_idx].update(keys, values) for cache, keys, values in parts]
         self._stored[id(key_states)] = (key_states, value_states, stored)
         return key_states, value_states
 
     def keys_of(self, new_keys: Tensor, new_values: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """Keys and values [1, kv heads, M, D] by sequence, for the very tensors that `update` returned."""
+        """Keys and values [1, kv heads, M, D] by sequence, for the tensors that `update` returned."""
         _, values, parts = self._stored.get(id(new_keys), (None, None, None))
         if values is None or values is not new_values:
             raise CannotJoin("this model changes keys or values after they were stored")
@@ -174,13 +174,13 @@ class JoinedCache(Cache):
         return query_length, 0
 
 
-PAGE = 64  # rows; larger pages are read in vain at the end of every sequence, smaller ones are slower to multiply
+PAGE = 64  # rows; larger pages waste reads at the end of every sequence, smaller ones multiply slower
 
 
 class PagedMemory:
-    """Pages of keys [P, kv heads, D, PAGE] and of values [P, kv heads, PAGE, D] for each layer, and which of them are free.
+    """Pages of keys [P, kv heads, D, PAGE] and of values [P, kv heads, PAGE, D] for each layer, and a list of free ones.
 
-    Keys lie across, because the scores of a query then lie along, where a softmax is cheap.
+    Keys are stored transposed, so that the scores of a query are contiguous, where a softmax is cheap.
     """
 
     def __init__(self, num_layers: int):
@@ -194,7 +194,7 @@ class PagedMemory:
         return PagedCache(self, capacity)
 
     def take_page(self) -> int:
-        """A free page, the lowest one, so that what is in use stays together."""
+        """The lowest free page, so that used pages stay together."""
         if not self._free:
             more = max(64, self._pages // 4)
             self._free = list(range(self._pages, self._pages + more))
@@ -220,7 +220,7 @@ class PagedMemory:
 
 
 class PagedLayer(RowLayer):
-    """One layer of a sequence: what `RowLayer` does for a chain, on borrowed pages."""
+    """One layer of a sequence: a `RowLayer` for chains, on pages."""
 
     def __init__(self, memory: PagedMemory, layer: int, pages: list[int], capacity: int):
         super().__init__(capacity)
@@ -235,7 +235,7 @@ class PagedLayer(RowLayer):
         return self.read()
 
     def count_rows(self, rows: int) -> None:
-        """Count rows that have been stored."""
+        """Count stored rows."""
         self.rows, self.is_initialized = self.rows + rows, True
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -264,7 +264,7 @@ class PagedCache(TreeCache):
 
 
 class PagedJoin(JoinedCache):
-    """Caches of one memory in one forward. Sequences with a single new row are `side_by_side`, the others go one by one."""
+    """Caches of one memory in one forward. Sequences with a single new row are `side_by_side`, the others run one by one."""
 
     def __init__(self, caches: list[PagedCache], counts: list[int], device: torch.device):
         super().__init__(caches, counts)
@@ -272,11 +272,11 @@ class PagedJoin(JoinedCache):
         self.ends = list(itertools.accumulate(counts))
         self.side_by_side = [number for number, count in enumerate(counts) if count == 1]
         new_rows = [(caches[number].pages, len(caches[number])) for number in self.side_by_side]
-        # of each new row: its column among all new rows, its page, its place in it
+        # of each new row: its column among all new rows, its page, its slot
         columns = [self.ends[number] - 1 for number in self.side_by_side]
         pages, places = [pages[row // PAGE] for pages, row in new_rows], [row % PAGE for _, row in new_rows]
         self.columns, self.page, self.place = torch.tensor([columns, pages, places], dtype=torch.long, device=device)
-        # of each page in use: whose it is (of nobody here: one more than there are), and how much of it is filled
+        # of each page in use: its owner (one more than there are, if not in this forward), and its filled rows
         nobody = len(new_rows)
         in_use = 1 + max((page for pages, _ in new_rows for page in pages), default=-1)
         owned = [[nobody, PAGE]] * in_use
@@ -289,7 +289,7 @@ class PagedJoin(JoinedCache):
 
     @staticmethod
     def share_memory(caches: list) -> bool:
-        """Whether all of them live in one memory."""
+        """Whether all of them use one memory."""
         return all(isinstance(one, PagedCache) and one.memory is caches[0].memory for one in caches)
 
     def update(
@@ -310,7 +310,7 @@ class PagedJoin(JoinedCache):
 
 
 class PagedParts:
-    """What one layer of a `PagedJoin` holds: keys and values by sequence, or attention for those side by side."""
+    """One layer of a `PagedJoin`: keys and values by sequence, or attention for those side by side."""
 
     def __init__(self, join: PagedJoin, layer: int):
         self.join, self.layer = join, layer

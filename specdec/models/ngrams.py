@@ -1,13 +1,13 @@
-"""Drafting by n-grams: `prompt_lookup` and `suffix` copy what followed the same tokens before, `lookahead` makes its own.
+"""Drafting by n-grams: `prompt_lookup` and `suffix` copy what followed the same tokens earlier, `lookahead` generates its own.
 
     text       ... the quick brown fox jumps over ... the quick brown |          longest match: 3 tokens
     copied                          fox jumps over ...                 fox jumps over
 
-`prompt_lookup` copies one path: what followed the first place of the longest match (transformers' rule). `suffix` makes a trie
-of all places: its nodes are weighed by how often such copies were right on recorded texts (`copy_odds`), longer matches and
-more places that agree counting for more. Both depend on the text alone, so that recordings of them are exact.
-`hybrid` puts copies beside the tree of a drafter with a network, on one scale, so that the best nodes of either are
-verified; a plan of CopiedTree leaves the network alone for a cycle. `lookahead`: see below.
+`prompt_lookup` copies one path: the continuation of the longest match's first place (transformers' rule). `suffix` builds a
+trie of all places: its nodes are weighted by how often such copies were right on recorded texts (`copy_odds`); longer matches
+and agreement between places count for more. Both depend on the text alone, so that recordings of them are exact.
+`hybrid` merges copies with the tree of a network's drafter, on one scale, so that the best nodes of both are
+verified; a plan of CopiedTree skips the network for a cycle. `lookahead`: see below.
 
 Knows nothing about trees, policies or networks.
 """
@@ -36,13 +36,13 @@ from specdec.models.target import Target
 
 @dataclass(frozen=True)
 class NgramConfig:
-    """Which places are looked at, and how much is copied from them."""
+    """Which places are searched, and how much is copied from them."""
 
     longest: int = 16  # tokens of a match that are compared
-    shortest: int = 1  # a match of fewer is none
+    shortest: int = 1  # shorter matches are ignored
     levels: int = 10  # tokens copied along a path
     nodes: int = 24  # of a trie
-    places: int = 16  # looked at: the newest that end like the text
+    places: int = 16  # the newest that end like the text
     children: int = 3  # of a node
     first_place: bool = False  # one path, from the first place of the longest match up to `longest`
 
@@ -53,18 +53,18 @@ class NgramConfig:
             raise SpecdecError(f"shortest={self.shortest} exceeds longest={self.longest}; a match has both bounds.")
 
 
-PROMPT_LOOKUP = NgramConfig(longest=2, first_place=True, nodes=10)  # as transformers looks up
+PROMPT_LOOKUP = NgramConfig(longest=2, first_place=True, nodes=10)  # transformers' settings
 
 
 class Text:
-    """A text that grows, and where each of its tokens and pairs of tokens stands."""
+    """A growing text, and the places of its tokens and token pairs."""
 
     def __init__(self):
         self.tokens: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)  # an n-gram of one or two -> where it ends
+        self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram of one or two -> where it ends
 
     def grow_to(self, ids: Tensor) -> None:
-        """Read what `ids` has beyond the tokens read already."""
+        """Read the tokens of `ids` that are new."""
         for token in ids[len(self.tokens) :].tolist():
             self.tokens.append(token)
             end = len(self.tokens) - 1
@@ -73,11 +73,11 @@ class Text:
                 self._places[self.tokens[end - 1], token].append(end)
 
     def ends_like(self, width: int) -> list[int]:
-        """Earlier places where the text's last one or two tokens end, first to last."""
+        """Earlier places that end with the text's last one or two tokens, in order."""
         return self._places[tuple(self.tokens[-width:])][:-1] if len(self.tokens) >= width else []
 
     def match(self, place: int, longest: int) -> int:
-        """How many tokens up to and including `place` are those that the text ends with; at most `longest`."""
+        """Number of tokens up to and including `place` that equal the text's end; at most `longest`."""
         tokens, last, count = self.tokens, len(self.tokens) - 1, 0
         while count < longest and place - count >= 0 and tokens[place - count] == tokens[last - count]:
             count += 1
@@ -85,7 +85,7 @@ class Text:
 
 
 def matches(text: Text, config: NgramConfig) -> list[tuple[int, int]]:
-    """(tokens that match, where the match ends) of the newest places, the longest matches first, of equals the newest."""
+    """(tokens that match, where the match ends) of the newest places, longest matches first, ties by the newest."""
     found = text.ends_like(2)[-config.places :]
     if len(found) < config.places and config.shortest == 1:
         known = set(found)
@@ -117,7 +117,7 @@ def next_tokens(text: Text, places: list[tuple[int, int]], depth: int, children:
 
 
 def trie_of(text: Text, config: NgramConfig, odds: CopyOdds) -> Trie:
-    """The most probable `nodes` copies of up to `levels` tokens."""
+    """The `nodes` most probable copies of up to `levels` tokens."""
     found = first_match(text, config) if config.first_place else matches(text, config)
     nodes, waiting, order = [], [], itertools.count()
 
@@ -147,7 +147,7 @@ class NgramSession(DraftSession):
 
 
 class NgramDrafter(Drafter):
-    """`prompt_lookup` or `suffix` for a target. Trees of any policy are made of what was copied; there is nothing to expand.
+    """`prompt_lookup` or `suffix` for a target. Trees of any policy consist of copies; there is nothing to expand.
 
     >>> import specdec
     >>> from specdec.core.tree_config import CopiedTree
@@ -169,9 +169,9 @@ class NgramDrafter(Drafter):
 
 
 def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
-    """Every copy that stood at a place on the text's own path, from token number `first` on, and whether it came true.
+    """Every copy proposed along the text's own path, from token number `first` on, and whether it was right.
 
-    ids int64 [T]. Each place is looked at as a drafter would, with the text up to there.
+    ids int64 [T]. At each place the drafter sees the text up to there.
     """
     text, tokens = Text(), ids.tolist()
     for end in range(first, len(tokens)):
@@ -187,7 +187,7 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
 
 
 class HybridSession(DraftSession):
-    """A session of the network's drafter, and the turn's text."""
+    """The network drafter's session, and the turn's text."""
 
     def __init__(self, drafting: DraftSession, copying: NgramSession):
         self.drafting, self.copying = drafting, copying
@@ -202,7 +202,7 @@ class HybridSession(DraftSession):
 
 
 class HybridDrafter(Drafter):
-    """`drafter`, any that drafts level by level, and copies of the text beside it.
+    """`drafter`, any that drafts level by level, merged with copies of the text.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="hybrid")
@@ -240,21 +240,21 @@ class HybridDrafter(Drafter):
 #     forward    the target's next tokens after b1 .. b4 are c1 .. c4: n-grams a1 b1 c1, a2 b2 c2, ...; all moves up a level
 #
 # The n-grams go into a pool by their first token; those that begin with the root are the candidates. (Fu et al. 2024,
-# section 3; their code credits a matched n-gram one token short, this does not.) The pool depends on the cycles before, so
+# section 3; their code credits a matched n-gram one token short, this does not.) The pool depends on earlier cycles, so
 # lookahead is measured live and cannot be recorded.
 
-STEP_PROB = 0.7  # of every token of a pooled n-gram, the next best guess having less; it only orders candidates
-NEWER = 0.95  # what an n-gram has left for every newer one of the same first token
+STEP_PROB = 0.7  # of every token of a pooled n-gram, less for lower ranks; only orders candidates
+NEWER = 0.95  # factor of an n-gram for every newer one with the same first token
 
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """The window and the pool. The paper's code takes 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU."""
+    """The window and the pool. The paper's code uses 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU."""
 
     columns: int = 4  # W, of the window
     ngram: int = 4  # N, tokens of an n-gram; the window has N - 1 levels
     kept: int = 4  # G, n-grams per first token, the newest
-    from_prompt: bool = True  # fill the pool from the prompt and the text as well
+    from_prompt: bool = True  # also fill the pool from the prompt and the text
 
     def __post_init__(self):
         for name, low in (("columns", 1), ("ngram", 2), ("kept", 1)):
@@ -262,7 +262,7 @@ class LookaheadConfig:
 
     @property
     def rows(self) -> int:
-        """Of the target's forward, beside the tree."""
+        """Rows of the target's forward, beside the tree."""
         return self.columns * (self.ngram - 1)
 
 
@@ -273,7 +273,7 @@ class NgramPool:
         self.config, self._of = config, {}
 
     def add(self, ngram: list[int]) -> None:
-        """Remember N tokens; what is known already becomes the newest."""
+        """Store N tokens; a known n-gram becomes the newest."""
         found = self._of.setdefault(ngram[0], OrderedDict())
         found.pop(rest := tuple(ngram[1:]), None)
         found[rest] = None
@@ -281,7 +281,7 @@ class NgramPool:
             found.popitem(last=False)
 
     def trie(self, first: int) -> Trie:
-        """The continuations of a token, those that begin alike sharing their nodes; newer ones score higher."""
+        """The continuations of a token as a trie; newer ones score higher."""
         nodes: dict[tuple[int, ...], int] = {(): 0}
         rows = []
         for age, rest in enumerate(reversed(self._of.get(first, ()))):
@@ -293,11 +293,11 @@ class NgramPool:
 
 
 class LookaheadSession(DraftSession):
-    """One turn: the window as it stands, and the pool."""
+    """One turn: the current window, and the pool."""
 
     def __init__(self, config: LookaheadConfig, device: torch.device):
         self.config, self.pool, self.device = config, NgramPool(config), device
-        self.levels: list[list[int]] = []  # of the window, filled one more per forward until there are N - 1
+        self.levels: list[list[int]] = []  # of the window; one more is filled per forward until there are N - 1
         self._read: list[int] = []
         number = torch.arange(config.rows, device=device)
         self._level, self._column = number // config.columns, number % config.columns
@@ -305,7 +305,7 @@ class LookaheadSession(DraftSession):
     def copied(self, ids: Tensor) -> Trie:
         known, count = len(self._read), self.config.ngram
         self._read += ids[known:].tolist()
-        if not self.levels:  # guesses to begin with: tokens of the prompt, round and round
+        if not self.levels:  # initial guesses: tokens of the prompt, cyclically
             self.levels = [[self._read[(7 * c + 3) % len(self._read)] for c in range(self.config.columns)]]
         if self.config.from_prompt:
             for end in range(max(known, count - 1), len(self._read)):
@@ -353,7 +353,7 @@ class LookaheadDrafter(Drafter):
 
 
 def load_suffix(folder: Path | None, target: Target, config: NgramConfig | None = None) -> NgramDrafter:
-    """Copies from all places, with the copy odds in `folder` if there is one."""
+    """Copies from all places, with the copy odds in `folder` if present."""
     return NgramDrafter(target, config, folder and CopyOdds.load(folder))
 
 
@@ -361,7 +361,7 @@ load_prompt_lookup = functools.partial(load_suffix, config=PROMPT_LOOKUP)
 
 
 def load_hybrid(folder: Path, target: Target, reading: str, start: Sequence[int] | None) -> HybridDrafter:
-    """The EAGLE drafter in `folder` and copies; their odds lie in copies/, inside the folder or beside it."""
+    """The EAGLE drafter in `folder` and copies; their odds are in copies/, inside the folder or beside it."""
     places = [place for place in (folder / "copies", folder.parent / "copies") if place.is_dir()]
     drafter = load_eagle(folder, target, reading, start)
     return HybridDrafter(drafter, odds=CopyOdds.load(places[0]) if places else None)

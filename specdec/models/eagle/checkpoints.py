@@ -2,18 +2,18 @@
 
 Official EAGLE-3, SGLang / SpecForge, speculators, EAGLE-1/2 and GRIFFIN files differ in names, fields and defaults:
 
-    layout        told by                                   taps counted as       residual      head
-    official      (none of the others)                      none are stated       not normed    reduced vocabulary
+       layout        recognised by                             taps counted as       residual      head
+       official      (none of the others)                      not stated            not normed    reduced vocabulary
     sglang        "eagle3" architecture, eagle_config       layer outputs         may be normed
-    speculators   speculators_model_type                    hidden_states         must be said
+       speculators   speculators_model_type                    hidden_states         stated
     eagle1        fc of twice the width, narrow queries     (last hidden state)                 the target's own
     griffin       fc.fc, down_proj of twice the width       (last hidden state)                 the target's own
 
-Every rule here fails silently, as low acceptance, when it is got wrong. So loading is strict: every weight is there, none is
-left over, every shape fits. config.json is read as plain JSON, never through a configuration class, which would add defaults
-that the drafter was not trained with (a RoPE base above all). Pickles are unpickled as tensors only, so that a file cannot
-run code. Where a folder holds both, model.safetensors is read and pytorch_model.bin is not; the official engine does the
-reverse, and the two are written together and agree. Knows nothing about targets, hubs or decoding.
+A wrong rule here fails silently, as low acceptance. So loading is strict: every weight is present, none is left over, every
+shape fits. config.json is read as plain JSON, never through a configuration class, which would add defaults that the drafter
+was not trained with (above all a RoPE base). Pickles are unpickled as tensors only, so that a file cannot run code. If a
+folder has both, model.safetensors is read and pytorch_model.bin is not; the official engine does the reverse, and the two
+are written together and agree. Knows nothing about targets, hubs or decoding.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError, first_line, warn
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, network_of
 
-# Looked for in this order; the index files name the shards of a split checkpoint.
+# Searched in this order; the index files name the shards of a split checkpoint.
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 WEIGHT_FILES = tuple(name + ending for name in SINGLE_FILES for ending in ("", ".index.json"))
-# Left behind by trainers and never read: frozen copies of the target, tables that are recomputed.
+# Written by trainers and never read: frozen copies of the target, tables that are recomputed.
 IGNORED = re.compile(r"^(verifier_|target_model\.)|(^|\.)rotary_emb\.inv_freq$")
 EMBEDDING = "embed_tokens.weight"
 QUERY = "midlayer.self_attn.q_proj.weight"
@@ -42,10 +42,10 @@ QUERY = "midlayer.self_attn.q_proj.weight"
 
 @dataclass
 class Checkpoint:
-    """One checkpoint, read but not yet built: the reading its file states, and its tensors under official names.
+    """A checkpoint before its network is built: its config as stated, and its tensors under official names.
 
     layout: "official", "sglang", "speculators", "eagle1" or "griffin". doubts: fields of `config` that files of this layout are
-    known to state wrongly and that `calibrate_reading` can settle.
+    known to state wrongly and that `calibrate_reading` can check.
     """
 
     folder: Path
@@ -55,9 +55,9 @@ class Checkpoint:
     doubts: tuple[str, ...] = ()
 
     def network(self) -> EagleNetwork:
-        """The network with these weights, in the file's dtype. SpecdecError names weights that are missing or unfit."""
+        """The network with these weights, in the file's dtype. SpecdecError names weights that are missing or do not fit."""
         try:
-            with torch.device("meta"):  # nothing is made that is as large as config.json says
+            with torch.device("meta"):  # allocates nothing of the size that config.json claims
                 network = network_of(self.config)
         except RuntimeError as error:
             raise bad_checkpoint(
@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: str | Path) -> Checkpoint:
-    """Find the layout of the checkpoint in `folder` and read it. SpecdecError for what cannot be an EAGLE drafter."""
+    """Detect the layout of the checkpoint in `folder` and read it. SpecdecError if it cannot be an EAGLE drafter."""
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise SpecdecError(f"there is no drafter folder {folder}; check the path.")
@@ -82,7 +82,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def named_target(folder: str | Path) -> str:
-    """The target a speculators checkpoint names (other layouts name none: SpecdecError)."""
+    """The target that a speculators checkpoint names (SpecdecError for other layouts, which name none)."""
     name = Fields.read(Path(folder)).part("speculators_config").part("verifier").get("name_or_path")
     if not isinstance(name, str):
         raise SpecdecError(f"the drafter {folder} does not name its target; give target=... too.")
@@ -109,12 +109,12 @@ class Fields(dict):
         return cls(folder, stored.read_json(path, stored.DrafterFile, "fetch it again"))
 
     def part(self, name: str) -> Fields:
-        """The JSON object `name`, empty when it is absent; what it holds is checked like the file itself."""
+        """The JSON object `name`, empty if absent; checked like the file itself."""
         where = f"{self.folder / 'config.json'}, {name}"
         return Fields(self.folder, stored.checked(stored.DrafterFile, self.get(name) or {}, where, "fetch it again"))
 
     def number(self, name: str, default=None):
-        """The number `name`, or its default; there are numbers that nobody can guess."""
+        """The number `name`, or its default; SpecdecError if it has none."""
         value = default if self.get(name) is None else self[name]
         if value is None:
             raise bad_checkpoint(self.folder, f"config.json has no {name}, and it is not to be guessed; add it.")
@@ -122,7 +122,7 @@ class Fields(dict):
 
 
 def _refuse_other_heads(fields: Fields, names) -> None:
-    """SpecdecError for drafters of other families, recognised by config.json or by their weight names."""
+    """SpecdecError for drafters of other families, recognised by config.json or by weight names."""
     for kind, own in (("hydra", "hydra_"), ("medusa", r"\d+\.\d+\.linear|medusa_head\.")):
         if f"{kind}_num_heads" in fields or any(re.match(own, name) for name in names):
             reason = f"{kind.title()} heads are no EAGLE drafter; give one of EAGLE-1, -2 or -3 or of GRIFFIN."
@@ -140,7 +140,7 @@ def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
     for name in ("fc.fc.weight" if griffin else "fc.weight", QUERY):
         if name not in tensors or tensors[name].ndim != 2:
             raise bad_checkpoint(fields.folder, f"this is not an EAGLE drafter: it has no matrix {name}.")
-    if kind and fields.get("norm_before_residual") is None:  # writers' defaults differ: none is safe to assume
+    if kind and fields.get("norm_before_residual") is None:  # writers' defaults differ: neither is safe to assume
         raise bad_checkpoint(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
     if kind:
         return "speculators"
@@ -154,9 +154,9 @@ def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
 
 
 def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tuple[EagleConfig, tuple[str, ...]]:
-    """The shape and reading that config.json states, and the fields worth checking by `calibrate_reading`.
+    """Shape and reading from config.json, and the fields worth checking with `calibrate_reading`.
 
-    Weights decide where the engines that train or serve a layout are known to ignore a field (attention bias, head size).
+    The weights decide where engines that train or serve a layout ignore a field (attention bias, head size).
     """
     speculators = layout == "speculators"
     layer = Fields(fields.folder, {**fields, **fields.part("transformer_layer_config")}) if speculators else fields
@@ -187,7 +187,7 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         sizes = dict(draft_vocab_size=fields.number("draft_vocab_size", vocabulary), target_hidden_size=hidden)
         return EagleConfig(**shape, **reading, **sizes, generation=1, num_taps=1), ()
     taps = _taps(fields)
-    # Where draft_vocab_size is absent it may have another name; where writers leave it out, there is no reduction.
+    # Without draft_vocab_size it may have another name; if writers leave it out, there is no reduction.
     reduced = fields.get("truncated_vocab_size", None if layout == "official" else vocabulary)
     qwen3 = speculators and layer.get("model_type") == "qwen3"
     config = EagleConfig(
@@ -215,9 +215,9 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
 
 
 def _rope_theta(layer: Fields) -> float:
-    """The drafter's own RoPE base: 10000 unless its own config.json says otherwise, whatever the target uses.
+    """The drafter's own RoPE base: 10000 unless its own config.json has another, whatever the target uses.
 
-    Scaled RoPE is refused. The official engine knows linear and dynamic scaling only and then drops the base to 10000;
+    Scaled RoPE is refused. The official engine knows linear and dynamic scaling only and then resets the base to 10000;
     vLLM and SGLang honour llama3 and yarn in the layouts they serve, which `rotary_tables` cannot express yet.
     """
     rope = layer.part("rope_parameters") or layer.part("rope_scaling")
@@ -234,8 +234,8 @@ def _rope_theta(layer: Fields) -> float:
 def _taps(fields: Fields) -> tuple[int, ...] | None:
     """Indices into `hidden_states`, or None for the default 2, L // 2, L - 3.
 
-    Ids under `eagle_config` (SpecForge, SGLang) count layer outputs, one less than `hidden_states` does; ids at the top
-    level (speculators, vLLM) index `hidden_states`. Converted files carry the former in the place of the latter.
+    Ids under `eagle_config` (SpecForge, SGLang) count layer outputs, one less than in `hidden_states`; ids at the top
+    level (speculators, vLLM) index `hidden_states`. Converted files have the former in the place of the latter.
     """
     name, nested = "eagle_aux_hidden_state_layer_ids", fields.part("eagle_config")
     if nested.get("use_aux_hidden_state") is False:
@@ -245,14 +245,14 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
         return None
     if not step and len(ids) == 3 and ids[0] == 1 and ids[1] == (ids[2] + 4) // 2 - 1:
         warn(
-            f"{fields.folder}: tap ids {ids} look like layer outputs (SpecForge counts so), but stand where they index "
+            f"{fields.folder}: tap ids {ids} look like layer outputs (as SpecForge counts), but are where ids index "
             'hidden_states; load with reading="calibrate" to find out.'
         )
     return tuple(i + step for i in ids)
 
 
 def _fc_norm(fields: Fields, tensors) -> str | None:
-    """How the taps are normed before fc. Weights say which way; a flag without its weights makes them missing."""
+    """How the taps are normed before fc. The weights decide; a flag without its weights makes them missing."""
     if "fc_norm.0.weight" in tensors or fields.get("fc_norm"):
         return "each"
     flag = fields.get("norm_before_fc") or fields.part("eagle_config").get("norm_before_fc")  # NVIDIA nests it
@@ -260,7 +260,7 @@ def _fc_norm(fields: Fields, tensors) -> str | None:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the first of WEIGHT_FILES that exists, on the CPU; shards are put together."""
+    """All tensors of the first of WEIGHT_FILES that exists, on the CPU; shards are combined."""
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if path is None:
         raise SpecdecError(f"{folder} has no weights; expected {' or '.join(SINGLE_FILES)}.")
@@ -273,7 +273,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file, on the CPU. SpecdecError for what is damaged, or more than tensors."""
+    """All tensors of one file, on the CPU. SpecdecError for damaged files, or for more than tensors."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -299,17 +299,17 @@ def _unpickle(path: Path):
 
 
 def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names `EagleNetwork` uses, without those nobody reads. SpecdecError for a second layer."""
+    """The tensors under the names of `EagleNetwork`, without unused ones. SpecdecError for a second layer."""
     if deeper := [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]:
         raise bad_checkpoint(folder, f"there is more than one drafter layer ({deeper[0]}); only one is supported.")
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
 def with_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Path, asked_by: str) -> nn.Module:
-    """A network on the meta device with the tensors as its weights, frozen. asked_by: what its shapes come from, for errors.
+    """A network on the meta device with the tensors as its frozen weights. asked_by: the source of its shapes, for errors.
 
-    SpecdecError for weights that are missing, left over, of another shape or quantised, for values that are not finite and
-    for vocabulary maps that are wrong. The maps may be left out where all of the target's vocabulary is drafted.
+    SpecdecError for weights that are missing, left over, of another shape or quantised, for non-finite values, and for wrong
+    vocabulary maps. The maps may be absent if the whole vocabulary of the target is drafted.
     """
     config, tensors, expected = network.config, dict(tensors), network.state_dict()
     for name, tensor in tensors.items():
@@ -339,7 +339,7 @@ def with_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Path, a
 
 
 def check_vocabulary(folder: Path, config, tensors) -> None:
-    """target_id = draft_id + d2t[draft_id] must name distinct tokens, the very ones that t2d marks."""
+    """target_id = draft_id + d2t[draft_id] must name distinct tokens, exactly those that t2d marks."""
     offsets, member = tensors["d2t"], tensors["t2d"]
 
     def agree(ids: Tensor) -> bool:
@@ -352,10 +352,10 @@ def check_vocabulary(folder: Path, config, tensors) -> None:
 
 
 def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields) -> Path:
-    """Write config.json and model.safetensors in the official layout, each file in one step; returns the folder.
+    """Write config.json and model.safetensors in the official layout, each file atomically; returns the folder.
 
-    dtype: of the floating-point weights, default as they are. fields: more fields for config.json (token ids, lengths).
-    Switches that the official engine does not know are written under the names SGLang and speculators give them.
+    dtype: of the floating-point weights, default unchanged. fields: more fields for config.json (token ids, lengths).
+    Switches unknown to the official engine get their names from SGLang and speculators.
     """
     folder, config = Path(folder), network.config
     layer = "midlayer." if config.generation == 3 else "layers.0."
@@ -370,7 +370,7 @@ def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype |
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a file of safetensors in one step."""
+    """Write a safetensors file atomically."""
     from safetensors.torch import save_file
 
     with runs.atomic(path) as temporary:

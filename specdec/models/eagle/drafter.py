@@ -1,9 +1,9 @@
 """Drafting with an EAGLE network: `EagleSession` cycle by cycle, `BatchedDrafter` from many positions of a text at once.
 
-The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the tree, which is not
-decided here. Positions count from 0 at the first (feature, next token) pair, as the official engine does.
+The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the tree, which is decided
+elsewhere. Positions count from 0 at the first (feature, next token) pair, as in the official engine.
 
-Both ways share the drafter's layer and its candidate children; only where keys are kept and how they are attended to differs.
+Both share the drafter's layer and its candidate children; they differ in where keys are kept and how they are attended to.
 Knows nothing about policies or files.
 """
 
@@ -28,7 +28,7 @@ from specdec.models.tree_attention import grouped_attention
 
 
 class NetworkDrafter(Drafter):
-    """A network bound to a target, whose embedding and head it may use; bound anew where the target has changed.
+    """A network bound to a target, whose embedding and head it may use; bound again if the target changes.
 
     network: with `config`, `use_head` and `prepack`, as `EagleNetwork` has them.
     """
@@ -54,7 +54,7 @@ class NetworkDrafter(Drafter):
         self._bound_to = now
 
     def repack(self) -> None:
-        """Prepare the weights for drafting, at first and after they changed."""
+        """Prepare the weights for drafting, initially and after changes."""
         with torch.inference_mode():
             self.prepacked = self.network.prepack()
 
@@ -97,10 +97,10 @@ class EagleDrafter(NetworkDrafter):
         ]
 
     def layer(self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable) -> Tensor:
-        """One draft step: states [..., W, H] of `tokens` int64 [..., W], given what each step is fed, `hidden` [..., W, H].
+        """One draft step: states [..., W, H] of `tokens` int64 [..., W], given the inputs `hidden` [..., W, H].
 
         cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv heads, D]), rotated where
-        they must be, returns [..., W, heads * D]: who owns the keys decides who sees whom.
+        needed, returns [..., W, heads * D]: the owner of the keys decides which rows see which.
         """
         network, kv_heads = self.network, self.config.num_key_value_heads
         x, residual = network.attention_input(F.embedding(tokens, self.embedding.weight), hidden)
@@ -123,7 +123,7 @@ class EagleDrafter(NetworkDrafter):
 
 
 def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
-    """SpecdecError where a drafter cannot read this target."""
+    """SpecdecError if a drafter cannot read this target."""
     if config.target_hidden_size != target.hidden_size:
         raise SpecdecError(
             f"the drafter was trained on features of width {config.target_hidden_size}, but the target's hidden size is "
@@ -147,7 +147,7 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
 
 @dataclass(slots=True)
 class DraftStep:
-    """W rows ready for the drafter's layer: tokens int64 [W], what each is fed, hidden [W, H], tables, and `attend`."""
+    """W rows ready for the drafter's layer: tokens int64 [W], inputs hidden [W, H], tables, and `attend`."""
 
     tokens: Tensor
     hidden: Tensor
@@ -157,7 +157,7 @@ class DraftStep:
 
 
 class EagleSession(DraftSession):
-    """One turn: the lasting keys and values of true target features, and behind them those of the tree being drafted."""
+    """One turn: keys and values of true target features, kept for good, followed by those of the tree being drafted."""
 
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
         self.drafter, self.network = drafter, drafter.network
@@ -202,7 +202,7 @@ class EagleSession(DraftSession):
         """A level of the tree: the rows of W frontier nodes."""
         width = tokens.shape[0]
         mask = self._level_mask(width, rows)
-        cos, sin = self._tables[:, self.length + self._level]  # every node of a level sits at the same position
+        cos, sin = self._tables[:, self.length + self._level]  # all nodes of a level have the same position
         hidden = self.network.feed_back(self._hidden[rows])
         attend = functools.partial(self._attend, self.length + self._drawn, mask, False)
         self._drawn += width
@@ -210,9 +210,9 @@ class EagleSession(DraftSession):
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def _level_mask(self, width: int, rows: Tensor) -> Tensor:
-        """Additive [W, length + drawn + W]: the text, what the node's parent saw, and the node itself.
+        """Additive [W, length + drafted + W]: the text, what the node's parent saw, and the node itself.
 
-        In the memory for it the tree begins at column `context_tok`; before that all is seen, whatever the text's length.
+        In its buffer the tree begins at column `context_tok`; all earlier columns are visible, whatever the text's length.
         """
         if width > len(self._mask):
             self._mask = F.pad(self._mask, (0, 0, 0, 2 * width - len(self._mask)))
@@ -224,7 +224,7 @@ class EagleSession(DraftSession):
         return mask[:, start - self.length : end + width]
 
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
-        """Keep the states [W, H] of the step just run. Returns those whose children are asked for."""
+        """Keep the states [W, H] of the last step. Returns those whose children are needed."""
         self._hidden = states if kind == "expand" else states[-1:]
         if kind == "root":
             self.root_state = self._hidden[0]
@@ -262,14 +262,14 @@ class TreeBatch:
 
     scores: Tensor  # float32 [P, C]
     tokens: Tensor  # int64 [P, C]
-    beams: Tensor  # int64 [P, depth, k]: flat indices inside level i of the nodes that expansion i goes on from
-    root_tokens: Tensor  # int64 [P, most]: the root's best children, also beyond the beam
+    beams: Tensor  # int64 [P, depth, k]: flat indices inside level i of the nodes that expansion i expands
+    root_tokens: Tensor  # int64 [P, most]: the root's best children, including those beyond the beam
     root_scores: Tensor  # float32 [P, most]
 
 
 @dataclass
 class ChosenTrees:
-    """Trees of P roots that go on from chosen nodes, level by level. Candidates that are none have the score -inf."""
+    """Trees of P roots that expand chosen nodes, level by level. Absent candidates have the score -inf."""
 
     scores: list[Tensor]  # float32 [P, k], then [P, W * k] of every level's W expanded nodes
     tokens: list[Tensor]  # int64, of the same shapes
@@ -280,9 +280,9 @@ class ChosenTrees:
 class BatchedDrafter:
     """Trees at many positions of one text: its keys and values are computed once, then `grow` drafts from any position.
 
-    What `EagleSession` does cycle by cycle, for a batch of roots: the lasting keys of the text are shared, each root brings
-    the keys of its own tree. A test holds both to the same trees. tokens int64 [T]: the text; features [T, F]: the target's
-    taps at every token.
+    Does what `EagleSession` does, for a batch of roots: they share the text's keys, and each root adds the keys of its own
+    tree. A test checks that both give the same trees. tokens int64 [T]: the text; features [T, F]: the target's taps at every
+    token.
     """
 
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
@@ -295,7 +295,7 @@ class BatchedDrafter:
         self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, tokens.device)
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
-        """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root (its features are known)."""
+        """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root (their features are known)."""
 
         def best(scores: Tensor) -> tuple[Tensor, Tensor]:
             beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
@@ -308,9 +308,9 @@ class BatchedDrafter:
         return trees
 
     def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Callable, most: int = 0) -> ChosenTrees:
-        """Trees that go on from the nodes that `choose` says.
+        """Trees that expand the nodes returned by `choose`.
 
-        choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are none bool [P, W]).
+        choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are absent bool [P, W]).
         most: children of each root to name, at least top_k.
         """
         hidden = self.states[contexts - 1][:, None]  # [P, 1, H]
@@ -328,9 +328,9 @@ class BatchedDrafter:
         return trees
 
     def _level(self, contexts, level: int, keys: _TreeKeys, beam: Tensor, scores, tokens, hidden, top_k: int):
-        """Scores and tokens [P, W * k] of the children of the candidates `beam` [P, W], and the states [P, W, H] of these.
+        """Scores and tokens [P, W * k] of the children of the candidates `beam` [P, W], and these candidates' states [P, W, H].
 
-        scores, tokens [P, n]: of the level that `beam` counts in; hidden: states of the nodes whose children they are.
+        scores, tokens [P, n]: of the level that `beam` indexes; hidden: states of the parents of its nodes.
         """
         frontier, best = tokens.gather(1, beam), scores.gather(1, beam)
         rows = torch.div(beam, top_k, rounding_mode="floor") if level else torch.zeros_like(beam)
@@ -361,14 +361,14 @@ class BatchedDrafter:
 
 
 class _TreeKeys:
-    """Keys and values of the trees drawn so far. keys, values [P, kv, rows, D]; seen bool [P, W, rows]: what the newest
-    level's nodes may look at, which is their own branch."""
+    """Keys and values of the trees drafted so far. keys, values [P, kv, rows, D]; seen bool [P, W, rows]: what the newest
+    level's nodes may attend to, which is their own branch."""
 
     def __init__(self):
         self.keys = self.values = self.seen = None
 
     def add(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-        """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: the row of the level before that each came from."""
+        """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: the previous level's row that each came from."""
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), -1, -1)
         if self.keys is None:

@@ -1,13 +1,13 @@
-"""Drafters in the layouts of serving engines: EAGLE-3 for vLLM, SGLang and llama.cpp, and the flags of a tuned tree.
+"""Drafters in the formats of serving engines: EAGLE-3 for vLLM, SGLang and llama.cpp, and the flags of a tuned tree.
 
     engine       what is written                                 drafts    taps are counted as
     vllm         speculators: config.json, model.safetensors     chains    hidden_states
     sglang       official names: config.json, model.safetensors  trees     layer outputs, one less
     llama.cpp    drafter.gguf, with the target's own tokenizer    chains    hidden_states
 
-Names, fields and what a loader does not know (UNSUPPORTED) were read in the engines' public sources in 2026; the engines
-themselves are not run here. What a layout cannot say is refused. What was written is read back and must be the same, bit
-for bit. Knows nothing about recordings and costs: which tree is best is for others to say.
+Names, fields and unsupported features (UNSUPPORTED) were read in the engines' public sources in 2026; the engines themselves
+were not run here. What a format cannot express is refused. The written files are read back and must be equal, bit
+for bit. Knows nothing about recordings and costs: others choose the tree.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from specdec.models.families import setting
 
 ENGINES = ("vllm", "sglang", "llama.cpp")
 CHAINS = ("vllm", "llama.cpp")  # these draft one token after the other
-DEFAULT_TREES = {engine: TreeConfig(4, 2, 1) for engine in ENGINES}  # where nothing was tuned: a chain of three tokens
-# Readings of a drafter that an engine's loader has no name for: field -> the values, and in words.
+DEFAULT_TREES = {engine: TreeConfig(4, 2, 1) for engine in ENGINES}  # without tuning: a chain of three tokens
+# Settings of a drafter that an engine's loader does not support: field -> the values, and in words.
 _ALL = {"fc_bias": (True, "a bias of fc"), "attention_bias": (True, "biases of its attention")}
 UNSUPPORTED: dict[str, dict[str, tuple]] = {
     "vllm": _ALL,
@@ -89,7 +89,7 @@ GGUF_FILE = "drafter.gguf"
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """The target that an engine serves: what it is called there, its transformers config, its GGUF file where it has one."""
+    """The target that an engine serves: its name there, its transformers config, its GGUF file if it has one."""
 
     name: str
     config: object
@@ -97,7 +97,7 @@ class ServedTarget:
 
 
 def served_target(given: str, gguf: str | None = None) -> ServedTarget:
-    """The target of a preset, folder, hub id or GGUF file as an engine finds it. gguf: its GGUF file, where it has one."""
+    """The target of a preset, folder, hub id or GGUF file as an engine finds it. gguf: its GGUF file, if it has one."""
     gguf, place = gguf or (given if given.endswith(".gguf") else load.gguf_of(given)), load.target_place(given)
     name = str(Path(place).resolve()) if Path(place).is_dir() else place
     return ServedTarget(name, load.target_config(given), gguf and Path(gguf))
@@ -106,8 +106,8 @@ def served_target(given: str, gguf: str | None = None) -> ServedTarget:
 def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: TreeConfig | None = None) -> str:
     """Write the EAGLE-3 drafter in `folder` for `engine` into the folder `out`; returns the command that serves it.
 
-    tree: its settings become flags, see `serve_command`. SpecdecError where engine and drafter, or drafter and target, do not
-    go together; then nothing is written.
+    tree: its settings become flags, see `serve_command`. SpecdecError if engine and drafter, or drafter and target, do not
+    fit; then nothing is written.
     """
     if engine not in ENGINES:
         raise nearest_name_error("engine", engine, ENGINES)
@@ -132,10 +132,10 @@ def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: Tre
 
 
 def serve_command(engine: str, out: Path, target: ServedTarget, tree: TreeConfig) -> str:
-    """How the engine is started with this drafter and this tree.
+    """The command that starts the engine with this drafter and this tree.
 
-    A tree of depth n drafts n + 1 levels, and total_tokens counts the root; SGLang counts both so. The others draft chains, of
-    which only the length is a setting. SpecdecError for a tree that the engine cannot draft.
+    A tree of depth n drafts n + 1 levels, and total_tokens counts the root; SGLang counts both the same way. The others draft
+    chains, whose only setting is the length. SpecdecError for a tree that the engine cannot draft.
 
     >>> served = ServedTarget("org/model", None)
     >>> serve_command("sglang", Path("out"), served, TreeConfig(16, 4, 4)).split("path out ")[1]
@@ -172,7 +172,7 @@ def serve_command(engine: str, out: Path, target: ServedTarget, tree: TreeConfig
 
 
 def _check(config: EagleConfig, engine: str, folder: Path, target) -> None:
-    """SpecdecError for a drafter that the engine's loader, or the target, does not fit."""
+    """SpecdecError if the drafter does not fit the engine's loader, or the target."""
     if config.generation != 3:
         raise SpecdecError(f"{folder} is an EAGLE-1 or -2 drafter; only EAGLE-3 is exported.")
     for field, (value, words) in UNSUPPORTED[engine].items():
@@ -187,7 +187,7 @@ def _check(config: EagleConfig, engine: str, folder: Path, target) -> None:
 
 
 def _check_same(network: EagleNetwork, again: EagleNetwork, out: Path) -> None:
-    """What was read back is what was to be written: every weight bit for bit, every field of the config."""
+    """Check that the files read back equal the original: every weight bit for bit, every field of the config."""
     ours, theirs = network.state_dict(), again.state_dict()
     other = [name for name, value in ours.items() if not torch.equal(value, theirs.get(name, value[:0]))]
     read = again.config.to_dict()
@@ -256,7 +256,7 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
 
 
 def _write_fields(writer, config: EagleConfig, longest: int) -> None:
-    """What llama.cpp reads for this architecture."""
+    """The fields that llama.cpp reads for this architecture."""
     stated, head_dims = config.to_dict(), ("attention.value_length", "rope.dimension_count")
     numbers = {"context_length": longest, "block_count": 1} | dict.fromkeys(head_dims, config.head_dim)
     for name, value in (numbers | {name: stated[field] for name, field in GGUF_FIELDS.items()}).items():
@@ -269,7 +269,7 @@ def _write_fields(writer, config: EagleConfig, longest: int) -> None:
 
 
 def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
-    """Every tokenizer field of the target's file, so that both mean the same by an id."""
+    """Every tokenizer field of the target's file, so that ids mean the same tokens."""
     import gguf
 
     reader = gguf_file.read(target)
@@ -284,7 +284,7 @@ def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
 
 
 def _interleave(name: str, value: Tensor, config: EagleConfig, back: bool = False) -> Tensor:
-    """Rows of queries and keys as a GGUF holds them: the two halves of each head's rotary pairs one after the other."""
+    """Rows of queries and keys as in a GGUF: the two halves of each head's rotary pairs interleaved."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     count = next((count for part, count in heads.items() if part in name), None)
     if count is None:
@@ -327,5 +327,5 @@ def read_gguf(path: Path) -> EagleNetwork:
 
 
 def _float_as_written(value) -> float:
-    """A number that was stored as float32, as it was written: 1e-05 and not 9.99999975e-06."""
+    """A number that was stored as float32, as originally written: 1e-05 and not 9.99999975e-06."""
     return float(str(np.float32(value)))

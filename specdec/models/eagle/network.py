@@ -1,7 +1,7 @@
-"""The networks of EAGLE-1, 2, 3 and GRIFFIN: one Llama-style layer over target features, named as the official checkpoints are.
+"""The networks of EAGLE-1, 2, 3 and GRIFFIN: one Llama-style layer over target features, with the official checkpoints' names.
 
-Holds weights and arithmetic only. It knows nothing about trees, caches' owners, policies or files. Decoding (`drafter.py`)
-and training (`training/drafter`) call the same functions, so there is one place where the equations live
+Weights and arithmetic only. Knows nothing about trees, cache owners, policies or files. Decoding (`drafter.py`) and training
+(`training/drafter`) call the same functions, so the equations exist once
 (EAGLE-3 section 3; EAGLE-1 section 4).
 """
 
@@ -21,7 +21,7 @@ from specdec.models.prepacked import PrepackedLinears, prepacked_linear
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Shape and reading of one drafter. Every field that fails *silently* when wrong is explicit here.
+    """Shape and interpretation of a drafter. Every field that fails *silently* when wrong is explicit here.
 
     generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last hidden state, the target's head).
     griffin: generation 1 with a gated fusion and a state of two streams (`GriffinNetwork`).
@@ -77,7 +77,7 @@ class EagleConfig:
 
     @property
     def state_size(self) -> int:
-        """Width of what a draft step leaves."""
+        """Width of a draft step's output state."""
         return self.hidden_size * (2 if self.griffin else 1)
 
     @property
@@ -90,7 +90,7 @@ class EagleConfig:
 
 
 def layer_like(config, vocab_size: int, **fields) -> EagleConfig:
-    """The shape of a layer like those of a target, by its transformers config; `fields` are its others, or differ."""
+    """The shape of a layer like the target's, from its transformers config; `fields` override or add."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     like = dict(
         hidden_size=hidden,
@@ -188,7 +188,7 @@ class EagleNetwork(nn.Module):
     """Weights of one EAGLE drafter; its state dict has the official keys (`midlayer.*`, `fc`, `norm`, `lm_head`, `d2t`, `t2d`).
 
     The pieces are called by their owner in this order, for N tokens with embeddings e [N, H] and states h:
-        h = fuse(features) once per target feature row          [N, 3 * Ht] -> [N, H]   (EAGLE-3, eq. of section 3.1)
+            h = fuse(features) once per target feature row          [N, 3 * Ht] -> [N, H]   (EAGLE-3, eq. of section 3.1)
         x, residual = attention_input(e, h)                      [N, 2H], [N, H]
         q, k, v = project(x)                                     [N, heads, D], [N, kv, D], [N, kv, D]
         ... rotary embedding and attention by the owner ...
@@ -267,17 +267,17 @@ class EagleNetwork(nn.Module):
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
-        """Draft logits [..., Vd] of states, at every level alike; EAGLE-1/2 use the target's head (`use_head`)."""
+        """Draft logits [..., Vd] of states, the same at every level; EAGLE-1/2 use the target's head (`use_head`)."""
         return (
             self.lm_head(self.norm(hidden)) if self.target_head is None else self.target_head(self.head_input(hidden))
         )
 
     def head_input(self, hidden: Tensor) -> Tensor:
-        """What the target's head reads of a state. [..., state_size] -> [..., H]."""
+        """The part of a state that the target's head reads. [..., state_size] -> [..., H]."""
         return hidden
 
     def use_head(self, head: nn.Linear) -> None:
-        """EAGLE-1/2 use the target's head, of a reduced vocabulary its rows alone; it stays the target's and is not saved."""
+        """Use the target's head (EAGLE-1/2), restricted to the draft vocabulary; it stays the target's and is not saved."""
         if self.config.generation == 3:
             return
         weight, bias = head.weight, head.bias
@@ -292,7 +292,7 @@ class EagleNetwork(nn.Module):
             self.target_head = lambda hidden: head(hidden.to(weight.dtype))
 
     def prepack(self) -> PrepackedLinears:
-        """Fuse and pack the weights for decoding; call again after they changed. Returns the packed layers to activate."""
+        """Fuse and pack the weights for decoding; call again after changes. Returns the packed layers to activate."""
         attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         bias = torch.cat([p.bias for p in qkv]) if self.config.attention_bias else None
@@ -301,12 +301,12 @@ class EagleNetwork(nn.Module):
         return PrepackedLinears(self)
 
     def feed_back(self, hidden: Tensor) -> Tensor:
-        """What the next draft step receives in place of target features. [..., H] -> [..., H]."""
+        """The next draft step's input in place of target features. [..., H] -> [..., H]."""
         return self.norm(hidden) if self.config.norm_output else hidden
 
 
 def vocabulary_ids(network: nn.Module) -> Tensor:
-    """The target's id of every token that can be drafted, in the order of the head's columns. int64 [Vd]"""
+    """The target's id of every draft token, in the order of the head's columns. int64 [Vd]"""
     return torch.arange(len(network.d2t), device=network.d2t.device) + network.d2t
 
 
@@ -355,7 +355,7 @@ class FusionMLP(nn.Module):
 
 
 class GatedFusion(nn.Module):
-    """Token embeddings and features to what the layer reads."""
+    """Token embeddings and features to the layer's input."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -380,7 +380,7 @@ class GriffinNetwork(EagleNetwork):
         fused = self.fc(embedded, hidden)
         return fused, fused
 
-    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:  # -> [..., 2H]: both streams begin as the same
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:  # -> [..., 2H]: both streams start equal
         layer = self.midlayer
         hidden = residual + layer.self_attn.o_proj(attended)
         return torch.cat((hidden, hidden), -1) + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -393,5 +393,5 @@ class GriffinNetwork(EagleNetwork):
 
 
 def network_of(config: EagleConfig) -> EagleNetwork:
-    """A network of the kind that `config` says, with weights as they begin."""
+    """A network of the kind in `config`, with initial weights."""
     return (GriffinNetwork if config.griffin else EagleNetwork)(config)
