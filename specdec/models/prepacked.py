@@ -1,12 +1,12 @@
-"""Products of linear layers by the fastest of the CPU's kernels, while a model decodes.
+"""Products of linear layers with the fastest CPU kernel, while a model decodes.
 
 PyTorch re-arranges a weight matrix on every call with few rows, which on a CPU can cost more than the product itself. Here
-the arrangement is made once and kept beside the model ("prepacked"), and layers that were seen to read the very same input
-(queries, keys and values; gate and up) may run as one product. Which kernel is fastest depends on the shape, the dtype,
-the number of rows and the machine, so it is measured, once per machine (`KernelTimes`). The model's own weights are not touched
-and it is handed back as it was. Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
+the arrangement is done once and kept beside the model ("prepacked"), and layers that share an input (queries, keys and
+values; gate and up) may run as one product. The fastest kernel depends on the shape, the dtype, the number of rows and the
+machine, so it is measured once per machine (`KernelTimes`). The model's own weights are not modified, and the model is
+restored afterwards. Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
 
-Knows nothing about model families: it swaps `forward` of plain `nn.Linear` modules, nothing else.
+Knows nothing about model families: it only swaps `forward` of plain `nn.Linear` modules.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError
 from specdec.models.anatomy import Values
 
-PREPACK_FROM_WEIGHTS = 4_096  # below, a call costs more than the product
+PREPACK_FROM_WEIGHTS = 4_096  # below this, call overhead exceeds the product
 MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that fit a CPU comfortably
-OWN, JOINT, PACKED = 0, 1, 2  # each layer by itself; one plain product for layers of one input; one prepacked product
-ROWS = (1, 2, 4, 8, 16, 32, 64)  # measured; other counts go by the next larger one
-_MOST_WEIGHTS = 1 << 21  # a slice of this size tells as much as a larger matrix
-_REPEATS, _COPIES = 4, 6  # the best of so many; layers of one shape in turn, so that no cache holds them all
-_MARGIN = 0.97  # a second copy must be worth its memory
+OWN, JOINT, PACKED = (
+    0,
+    1,
+    2,
+)  # each layer alone; one plain product for layers that share an input; one prepacked product
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # measured; other counts use the next larger one
+_MOST_WEIGHTS = 1 << 21  # a slice of this size is as informative as a larger matrix
+_REPEATS, _COPIES = 4, 6  # best of so many; layers of one shape alternate, so that they do not all fit a cache
+_MARGIN = 0.97  # the gain that justifies a second copy
 
 
 class PrepackedLinears:
@@ -46,7 +50,7 @@ class PrepackedLinears:
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
-        """Watch one forward inside: layers that are given the same tensor one after the other become one group."""
+        """Watch one forward: consecutive layers with the same input tensor become one group."""
         inputs: list[tuple[nn.Linear, Tensor]] = []
         modules = [m for group in self._groups for m in group.modules]
 
@@ -83,7 +87,7 @@ class PrepackedLinears:
                     continue
                 for module, forward in zip(group.modules, forwards, strict=True):
                     swapped.append(module)
-                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
+                    module.__dict__["forward"] = forward  # bypasses nn.Module's checks, the larger part of the cost
             yield
         finally:
             for module in swapped:
@@ -92,12 +96,12 @@ class PrepackedLinears:
                 group.forget()
 
     def renew(self) -> None:
-        """Make copies anew of weights that were changed past PyTorch's count of changes."""
+        """Renew copies of weights that were changed without PyTorch's version counter."""
         for group in self._groups:
             group.renew()
 
     def group_of(self, modules: list[nn.Linear]) -> Group:
-        """The group of these layers that was observed to share its input, else a new one that runs plain products."""
+        """The observed group of these layers that share an input, else a new one that runs plain products."""
         return next((group for group in self._groups if group.modules == modules), None) or Group(modules)
 
     def _alike(self, group: Group) -> list[list[Tensor]]:
@@ -107,14 +111,14 @@ class PrepackedLinears:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """A linear layer whose weight lies here as a whole: no share of one, and none that accelerate moves about."""
+    """A linear layer with its whole weight on this device: not sharded, not moved by accelerate."""
     return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not hasattr(module, "_hf_hook")
 
 
 class Group:
-    """Linear layers that read the same input. The first to be called computes for all, the others pick up their part.
+    """Linear layers that read the same input. The first one called computes all outputs, the others take their part.
 
-    product: x [..., I] -> the outputs of all layers side by side, [..., sum of O], for a caller that wants them so.
+    product: x [..., I] -> the outputs of all layers side by side, [..., sum of O], for callers that want them so.
     """
 
     def __init__(self, modules: list[nn.Linear]):
@@ -137,7 +141,7 @@ class Group:
         return tuple((m.weight.shape, m.weight.dtype, m.bias is None) for m in self.modules)
 
     def renew(self) -> None:
-        """Forget copies of weights that hold other values now."""
+        """Drop copies of weights whose values have changed."""
         if self._forwards and self._values.changed(self._parameters()):
             self._state = None
 
@@ -145,7 +149,7 @@ class Group:
         return [p for m in self.modules for p in m._parameters.values() if p is not None]
 
     def forwards(self, alike: Callable[[Group], list]) -> list[Callable[[Tensor], Tensor]]:
-        """One forward per module, or none if the plain ones are as good; renewed when a weight has changed."""
+        """One forward per module, or none if plain products are as fast; renewed when a weight has changed."""
         state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in self._parameters()]
         if state != self._state:
             self._values.changed(self._parameters())
@@ -190,14 +194,14 @@ class Group:
 
 
 def prepacked_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """x [..., I] -> x @ weight.T + bias [..., O], on a prepacked copy of `weight` [O, I] where that is possible and faster."""
+    """x [..., I] -> x @ weight.T + bias [..., O], on a prepacked copy of `weight` [O, I] if that is possible and faster."""
     weight = weight.detach()
     bias = None if bias is None else bias.detach()
     return _one_product(weight, bias, best_kernels([[weight]]) if can_prepack(weight) else (OWN,))
 
 
 def _one_product(weight: Tensor, bias: Tensor | None, kernels: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """The product of one matrix by the kernels chosen for it; JOINT is the plain product of one."""
+    """The product of one matrix with the kernels chosen for it; JOINT is the plain product."""
     if PACKED not in kernels:
         return lambda x: F.linear(x, weight, bias)
     packed, width, most = _packed_product(weight, bias), weight.shape[1], len(kernels) - 1
@@ -211,7 +215,7 @@ def _one_product(weight: Tensor, bias: Tensor | None, kernels: tuple[int, ...]) 
 
 
 def can_prepack(weight: Tensor) -> bool:
-    """True for a CPU matrix of a size and dtype whose kernels this PyTorch and this processor have."""
+    """True for a CPU matrix whose size and dtype have kernels in this PyTorch and on this processor."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype not in (torch.float32, torch.bfloat16):
@@ -229,7 +233,7 @@ def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
 
 
 def _joint_product(weights: list[Tensor], biases: list, kernels) -> dict[int, Callable[[Tensor], Tensor]]:
-    """The products that `kernels` asks for: each keeps a copy of the weights."""
+    """The products that `kernels` needs: each keeps a copy of the weights."""
     weight, bias = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
     products = {}
     if JOINT in kernels:
@@ -242,7 +246,7 @@ def _joint_product(weights: list[Tensor], biases: list, kernels) -> dict[int, Ca
 def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
     """Entry r is the fastest of OWN, JOINT and PACKED for r rows, the last entry for all larger counts.
 
-    groups: the weights [O, I] of one or more groups of equal shapes; members of a group read the same input. Measured once
+    groups: the weights [O, I] of one or more groups of equal shapes; members of a group share their input. Measured once
     per machine and shape, then read from the user's cache.
     """
     members = groups[0]
@@ -259,8 +263,8 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
 def _measure(groups: list[list[Tensor]]) -> list[int]:
     """The fastest kernel for every count of ROWS; a plain product wins ties, because it needs no copy.
 
-    By one thread: of several the clock of this one would not count the work of the others, nor how long it waits for them. The
-    number of threads that the model gets is chosen afterwards (`specdec.threads`), with these kernels.
+    With one thread: with several, this thread's clock would miss the others' work and the waiting for them. The number of threads
+    of the model is chosen afterwards (`specdec.threads`), with these kernels.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -280,9 +284,9 @@ def _timed(groups: list[list[Tensor]]) -> list[int]:
     kinds[PACKED] = [_packed_product(weight, None) for weight in joined or [group[0] for group in groups]]
     best = []
     for rows in ROWS:
-        x = torch.ones(1, rows, groups[0][0].shape[1], dtype=groups[0][0].dtype)  # draws nothing from torch's generator
+        x = torch.ones(1, rows, groups[0][0].shape[1], dtype=groups[0][0].dtype)  # without torch's random generator
         fastest = dict.fromkeys(kinds, float("inf"))
-        for _ in range(_REPEATS):  # in turns; the thread's own time, so that neighbours disturb little
+        for _ in range(_REPEATS):  # alternating; in thread time, which other processes hardly affect
             for kind, products in kinds.items():
                 begin = time.thread_time()
                 for product in products:
@@ -294,10 +298,10 @@ def _timed(groups: list[list[Tensor]]) -> list[int]:
 
 
 class KernelTimes:
-    """What was measured on this machine with this PyTorch, kept in the user's cache.
+    """Measurements on this machine with this PyTorch, kept in the user's cache.
 
-    kernels: "float32 768+256+256x512" -> the fastest kernel for every count of ROWS. Where the cache cannot be written the
-    next process measures again, which takes a fraction of a second.
+    kernels: "float32 768+256+256x512" -> the fastest kernel for every count of ROWS. If the cache cannot be written, the next
+    process measures again, which takes a fraction of a second.
     """
 
     def __init__(self, path: Path):

@@ -1,6 +1,6 @@
-"""Can this model carry a tree? Its config may say no; a probe of one small tree settles the rest.
+"""Checks whether a model can run trees: first its config, then a probe with one small tree.
 
-The probe runs a tree of five nodes after four tokens, and compares with the model by itself on each of the tree's paths.
+The probe runs a tree of five nodes after four tokens, and compares with the unmodified model on each of the tree's paths.
 Knows nothing about drafters, policies or acceptance.
 """
 
@@ -27,7 +27,7 @@ DEPTH = (0, 1, 1, 2, 2)
 
 
 def why_no_tree(model: nn.Module) -> str | None:
-    """The sentence that refuses a family, or None. What configs do not reveal is left to the probe."""
+    """The sentence that refuses a family, or None. The probe tests what configs do not show."""
     config, name = model.config.get_text_config(), type(model).__name__
     if setting(config, "is_encoder_decoder"):
         return f"{name} is an encoder-decoder; speculative decoding here needs a causal LM that is a decoder alone."
@@ -46,9 +46,9 @@ def why_no_tree(model: nn.Module) -> str | None:
 
 
 def expected_logits(target) -> tuple[Tensor, Tensor]:
-    """Logits [5, V] after each node from the untouched model: given its own path, and given all earlier nodes.
+    """Logits [5, V] after each node from the unmodified model: given its own path, and given all earlier nodes.
 
-    Refuses a model that is wrapped by something which says anything else.
+    Refuses a model inside a wrapper that changes its logits.
     """
     prefix, nodes = _tokens(target)
     rows = [torch.cat((prefix, nodes[list(path)], nodes[:2])) for path in PATHS]
@@ -71,7 +71,7 @@ def expected_logits(target) -> tuple[Tensor, Tensor]:
 
 
 def _says(given: nn.Module, model: nn.Module, asked: dict, logits: Tensor) -> bool:
-    """Whether what was given has the logits of the model inside it."""
+    """Whether the wrapper has the logits of the model inside it."""
     if given is model or setting(given, "_orig_mod") is model:
         return True
     said = setting(tried(given, **asked), "logits")
@@ -80,7 +80,7 @@ def _says(given: nn.Module, model: nn.Module, asked: dict, logits: Tensor) -> bo
 
 
 def joins(target) -> bool:
-    """Whether sequences side by side in one forward get what each gets alone. The model may work on what was stored."""
+    """Whether sequences side by side in one forward get the same as alone. The model may modify stored values."""
     prefix, nodes = _tokens(target)
     caches = [TreeCache(target.num_layers, 16) for _ in PATHS]
     target.forward(prefix, caches[0])
@@ -96,7 +96,7 @@ def joins(target) -> bool:
         return False
     right = torch.cat(alone).float()
     errors = (torch.cat(joined).float() - right).square().mean(-1).sqrt()
-    # The median of the rows: rounding may send one of them to another expert, which moves it by much.
+    # The median of the rows: rounding may route one of them to another expert, a large change.
     return bool(errors.median() <= (3e-3 if target.dtype == torch.float32 else 0.05) * right.std())
 
 
@@ -109,11 +109,11 @@ def _tree(target) -> tuple[Tensor, Tensor]:
 
 
 def probe(target, right: Tensor, blurred: Tensor) -> None:
-    """Refuse any family whose layers do not obey the mask, the positions or the cache. right, blurred: `expected_logits`."""
+    """Refuse any family whose layers ignore the mask, the positions or the cache. right, blurred: `expected_logits`."""
     try:
         _check(target, right, blurred)
     except SpecdecError:
-        if has_window(target.config):  # layers that attend in code of their own do not say how they cut it
+        if has_window(target.config):  # layers with attention code of their own do not report their window
             raise
         target.prepares_masks = True
         try:
@@ -134,7 +134,7 @@ def _check(target, right: Tensor, blurred: Tensor) -> None:
             raise SpecdecError(f"{name} does not keep its keys and values in the cache it is given; {INSTEAD}.")
         logits = target.run(nodes, cache, mask).logits.float()
     error, spread = _rms(logits - right), _rms(right - right.mean(-1, keepdim=True))
-    # Low precision rounds blocks of other sizes otherwise, but how much a mask bug changes is known: `blurred`.
+    # Low precision rounds blocks of other sizes differently, but the effect of a mask bug is known: `blurred`.
     tolerance = 3e-3 * spread if target.dtype == torch.float32 else max(0.01 * spread, _rms(blurred - right) / 4)
     if not error <= tolerance:
         takes = "position_ids" in inspect.signature(type(target.model).forward).parameters
@@ -170,7 +170,7 @@ def _rms(x: Tensor) -> float:
 
 @contextlib.contextmanager
 def in_one_sentence(model: nn.Module) -> Iterator[None]:
-    """Whatever a model raises that was not made for this becomes one sentence."""
+    """Turns any exception of an unsupported model into one sentence."""
     try:
         yield
     except (SpecdecError, torch.OutOfMemoryError, MemoryError):

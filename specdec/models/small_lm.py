@@ -1,7 +1,7 @@
-"""A smaller language model as drafter: chains, beams and trees, with its own keys and values of the text.
+"""A smaller language model as drafter: chains, beams and trees, with its own key-value cache.
 
-It needs no features of the target, only the same tokens. A session is told neither the text's first token nor the target's
-states, so the model's begin token stands in that place; chats begin with it. Knows nothing about training or policies.
+It needs no features of the target, only the same tokens. A session receives neither the text's first token nor the target's
+states, so the model's begin token takes that position; chats begin with it. Knows nothing about training or policies.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from specdec.models.load import read_causal_lm
 from specdec.models.target import Target
 from specdec.models.tree_attention import TreeMask
 
-MARK = "draft_lm"  # field of config.json by which our own trainer marks such drafters
-PADDED_FRAC = 0.01  # vocabularies of one tokenizer are padded to different sizes, but not by more than that
+MARK = "draft_lm"  # field of config.json with which our trainer marks such drafters
+PADDED_FRAC = 0.01  # vocabularies of one tokenizer are padded to different sizes, but by no more than that
 
 
 class BranchMask(TreeMask):
-    """A level of a tree whose earlier levels are cached: ancestors bool [T, drawn + T], drawn int64: where those stand."""
+    """A level of a tree whose earlier levels are cached: ancestors bool [T, drawn + T], drawn int64: their positions."""
 
     def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor, drawn: Tensor):
         super().__init__(positions, prefix, ancestors)
@@ -75,7 +75,7 @@ class SmallLM(Drafter):
 
 
 class SmallLMSession(DraftSession):
-    """One turn: the text's rows stay in the cache, a tree's rows stand behind them until the next root."""
+    """One turn: the text's rows stay in the cache, followed by a tree's rows until the next root."""
 
     def __init__(self, drafter: SmallLM, context_tok: int, tree_tok: int):
         self.drafter, limit = drafter, drafter.model.position_limit
@@ -103,7 +103,7 @@ class SmallLMSession(DraftSession):
         return self.drafter.children(logits, top_k)
 
     def _own_tokens(self, tokens: Tensor) -> Tensor:
-        """Tokens that this model embeds; the others are padding of the target's vocabulary."""
+        """Tokens within this model's embedding; the others are padding of the target's vocabulary."""
         if self._last is not None and len(self.cache) + len(tokens) > self._last:
             raise SpecdecError(
                 f"the drafting model's context ends at {self._last + 1}; decode shorter texts or choose another."
@@ -113,7 +113,7 @@ class SmallLMSession(DraftSession):
 
 @dataclass(frozen=True)
 class LMConfig:
-    """What is asked of any drafter's network; a whole language model drafts over its whole vocabulary."""
+    """The config fields that every drafter's network has; a whole language model drafts over its whole vocabulary."""
 
     vocab_size: int
     hidden_size: int
@@ -129,10 +129,10 @@ class LMConfig:
 
 
 class LMNetwork(nn.Module):
-    """A language model as the drafters' trainer sees it. taps: of the target; nothing is read of them.
+    """A language model as the drafters' trainer sees it. taps: of the target; unused.
 
-    A head that is the embedding becomes one of its own: checkpoints of a run hold every weight once, and a draft's head is
-    not the place to save.
+    A head tied to the embedding becomes its own tensor: checkpoints of a run store every weight once, and the head of a draft
+    model is not the place to save.
     """
 
     def __init__(self, model: nn.Module, taps: tuple[int, ...]):
@@ -147,7 +147,7 @@ class LMNetwork(nn.Module):
         self.register_buffer("d2t", torch.zeros(vocabulary, dtype=torch.long), persistent=False)
 
     def states(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """The last hidden states [B, S, H] of rows of packed texts; transformers keeps those apart whose positions begin again."""
+        """The last hidden states [B, S, H] of rows of packed texts; transformers separates texts whose positions restart."""
         decoder = decoder_of(self.model)
         return decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
 
@@ -156,7 +156,7 @@ class LMNetwork(nn.Module):
 
 
 def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
-    """A model of the same family and width with so few layers, in float32; warm_start: with its embedding and its head."""
+    """A model of the same family and width with so few layers, in float32; warm_start: with its embedding and head."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(model.config)
@@ -172,7 +172,7 @@ def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
 
 
 def save_small_lm(network: LMNetwork, folder: Path, dtype: torch.dtype) -> Path:
-    """Write config.json and model.safetensors as transformers reads them, each in one step; returns the folder."""
+    """Write config.json and model.safetensors for transformers, each atomically; returns the folder."""
     folder, model = Path(folder), copy.deepcopy(network.model).to(device="cpu", dtype=dtype)
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch)
@@ -188,5 +188,5 @@ def load_small_lm(folder: Path, target: Target) -> SmallLM:
 
 
 def read_small_lm(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The causal LM in `folder`, complete. SpecdecError for what is none."""
+    """The causal LM in `folder`, complete; SpecdecError otherwise."""
     return read_causal_lm(folder, "the drafter", dtype=dtype, local_files_only=True).eval()

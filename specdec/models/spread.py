@@ -1,13 +1,13 @@
-"""A target over several GPUs, by transformers and accelerate: how it is loaded, and how its processes decode in step.
+"""A target over several GPUs, with transformers and accelerate: loading, and keeping its processes in step.
 
-    "tp"        each process of torchrun holds a share of every layer, and they compute each forward together
-    "fsdp"      the weights lie in shares, and every process brings together what its own forward needs (training)
+       "tp"        each process of torchrun holds a shard of every layer, and they compute each forward together
+       "fsdp"      the weights are sharded, and every process gathers what its own forward needs (training)
     "auto" ...  one process, the layers one after the other on its GPUs: accelerate's device_map
 
-Nothing is cut here, but bad input is refused. With "tp" all processes take the same steps (`InStep`): every rank drafts with
-its own copy of the drafter and computes its share of the target's forward; rank 0's drafts, policy answers and picked
-tokens count on all; a lap takes as long as it took the slowest rank. So the ranks walk the same tree even where their GPUs
-round otherwise.
+Sharding is left to these libraries; bad input is refused here. With "tp" all processes take the same steps (`InStep`): every
+rank drafts with its own copy of the drafter and computes its share of the target's forward; rank 0's drafts, policy answers
+and picked tokens hold for all; a lap takes as long as on the slowest rank. So all ranks walk the same tree even if their
+GPUs round differently.
 
 Knows nothing about drafters' kinds or files of weights.
 """
@@ -38,7 +38,7 @@ MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_spread(spread: str, device: str) -> None:
-    """Refuse a way to spread, or a machine, with which it cannot work, before anything is loaded."""
+    """Refuse an unknown or unsupported kind of spread before anything is loaded."""
     if spread not in (TP, FSDP, *MAPS):
         raise nearest_name_error("way to spread a target", spread, (TP, *MAPS))
     if spread in MAPS:
@@ -72,7 +72,7 @@ def check_heads(config) -> None:
 
 
 def loading_arguments(spread: str, device: torch.device) -> dict:
-    """What `from_pretrained` is given. Meets the other ranks where there are some."""
+    """The arguments for `from_pretrained`. Joins the other ranks, if any."""
     if spread in MAPS:
         return {"device_map": spread}
     ranks.join(device.type)
@@ -89,7 +89,7 @@ def loading_arguments(spread: str, device: torch.device) -> dict:
 
 
 def whole_head(model: nn.Module) -> nn.Module:
-    """The model's own head, put together on every rank where it lies in shares."""
+    """The model's own head, gathered on every rank if it is sharded."""
     head = model.get_output_embeddings()
     weight = setting(head, "weight")
     if not hasattr(weight, "full_tensor"):
@@ -101,7 +101,7 @@ def whole_head(model: nn.Module) -> nn.Module:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Refuse a model of which accelerate keeps a part on disk or on the host, to be brought in layer by layer."""
+    """Refuse a model that accelerate keeps partly on disk or on the host."""
     if away := sum(weight.device.type == "meta" for weight in model.parameters()):
         raise SpecdecError(
             f"{away} weights of the target do not fit on the devices here, and decoding from disk or from the host is not "
@@ -110,7 +110,7 @@ def check_weights(model: nn.Module) -> None:
 
 
 def prepare_for_drafters(model: nn.Module, spread: str) -> nn.Module:
-    """The loaded model with all weights on devices and, with tp, its embedding whole on every rank, as drafters need it."""
+    """The loaded model with all weights on devices and, with tp, its whole embedding on every rank, as drafters need it."""
     check_weights(model)
     if spread == TP:
         embedding = model.get_input_embeddings()  # every drafter reads it, token by token
@@ -120,7 +120,7 @@ def prepare_for_drafters(model: nn.Module, spread: str) -> nn.Module:
 
 
 class InStep:
-    """What `Pair.in_step` is for: it makes picker, engine and policy of a turn those of all ranks."""
+    """Implements `Pair.in_step`: makes the picker, engine and policy of a turn common to all ranks."""
 
     def picker(self, picker: Picker) -> Picker:
         return RankZeroPicker(picker.warpers, picker.sample, picker.seed)
@@ -145,7 +145,7 @@ class RankZeroPicker(Picker):
 
 
 class RankZeroPolicy(Policy):
-    """A policy that rank 0 alone asks. What it raises ends the decoding on all."""
+    """A policy asked only on rank 0. Its exceptions end the decoding on all ranks."""
 
     def __init__(self, policy: Policy):
         self.policy, self.asks, self.limits, self.plan = policy, policy.asks, policy.limits, policy.plan
@@ -164,7 +164,7 @@ class RankZeroPolicy(Policy):
 
 
 class SlowestClock(Clock):
-    """Every lap takes as long as it took the slowest rank, and a cycle as long as its laps."""
+    """Every lap takes as long as on the slowest rank, and a cycle as long as its laps."""
 
     def stop(self) -> dict[str, float]:
         laps = super().stop()
@@ -174,7 +174,7 @@ class SlowestClock(Clock):
 
 
 def _rank_zero_children(step: Callable[..., Step], *args) -> Step:
-    """A step of the drafter whose children are rank 0's: tokens int64 and log-probabilities float32, [W, k] each."""
+    """A step of the drafter with rank 0's children: tokens int64 and log-probabilities float32, [W, k] each."""
     steps = step(*args)
     try:
         forward = next(steps)

@@ -1,7 +1,7 @@
 """Any unmodified transformers causal LM as the target of speculative decoding.
 
-One forward serves prompt, single token and tree; features are tapped at the inputs of chosen layers on the way.
-Families that cannot carry a tree are refused with a sentence (`probe.py`). Knows nothing about drafters, policies or
+One forward serves prompt, single token and tree; features are tapped at the inputs of chosen layers.
+Families that cannot run trees are refused with a sentence (`probe.py`). Knows nothing about drafters, policies or
 acceptance.
 """
 
@@ -48,7 +48,7 @@ from specdec.threads import Threads
 
 @dataclass
 class Rows:
-    """What one forward leaves behind: logits [R, V] of the rows asked for, features [T, taps * Ht] of all rows."""
+    """The result of a forward: logits [R, V] of the requested rows, features [T, taps * Ht] of all rows."""
 
     logits: Tensor
     features: Tensor | None
@@ -58,9 +58,9 @@ SMALL_TOK = 4
 
 
 class Target(TargetModel):
-    """A causal LM, its limits, and forwards over prompts, tokens and trees, of one sequence or of several at once.
+    """A causal LM, its limits, and forwards over prompts, tokens and trees, of one or several sequences at once.
 
-    model: the transformers model; of one that is wrapped (compiled, parallel, with adapters), the one inside is run.
+    model: the transformers model; inside a wrapper (compiled, parallel, with adapters), the inner model runs.
     taps: layer inputs to collect, as indices into Hugging Face's `hidden_states` (L means the final norm's output).
 
     >>> import specdec, torch
@@ -78,8 +78,8 @@ class Target(TargetModel):
         self._derive()
 
     def refresh(self) -> None:
-        """Derive anew what was recognised, packed or fused, where the model is not what it was: an adapter was put in, layers
-        were replaced, weights cast, loaded or merged. Inside `inference` what counts is what was seen at its beginning."""
+        """Redo recognition, packing and fusion if the model has changed: an adapter added, layers replaced, weights cast, loaded or
+        merged. Inside `inference` the state at its beginning counts."""
         if not has_patched_attention(self.model):
             self._see_changes()
             self._prepacked.renew()
@@ -99,13 +99,13 @@ class Target(TargetModel):
         self.config = config
         self.num_layers = config.num_hidden_layers
         self.hidden_size = config.hidden_size
-        head = setting(self.head, "weight")  # what wraps a head may have none
+        head = setting(self.head, "weight")  # a wrapped head may have none
         self.vocab_size = config.vocab_size if head is None else head.shape[0]
         self.embedding = model.get_input_embeddings()
         self.position_limit = position_limit(config)
         self._on_several = len({weight.device for weight in model.parameters()}) > 1
-        self._probed, self._joins = False, None  # nobody knows yet whether sequences can share a forward
-        self.prepares_masks = False  # whether layers need a mask in hand, since they attend in code of their own
+        self._probed, self._joins = False, None  # unknown yet: whether sequences can share a forward
+        self.prepares_masks = False  # whether layers with attention code of their own need a mask argument
         self._prepacked = PrepackedLinears(model)
         self._lean = LeanModules(model)
         self._configs = attention_configs(model)
@@ -123,12 +123,12 @@ class Target(TargetModel):
 
     @property
     def facts(self) -> tuple:
-        """What a drafter is fitted to; other facts than before, another target (modules are equal only to themselves)."""
+        """The facts that drafters adapt to; if they change, the target counts as another (modules are equal only to themselves)."""
         return self.device, self.dtype, self.hidden_size, self.num_layers, self.embedding, self.head
 
     @property
     def threads(self) -> int:
-        """CPU threads with which it decoded last; torch's number before."""
+        """CPU threads of its last decoding; before that, torch's number."""
         return self._threads.count or torch.get_num_threads()
 
     @property
@@ -141,9 +141,9 @@ class Target(TargetModel):
 
     @property
     def cache_bytes_per_tok(self) -> int:
-        """Keys and values of all layers, as the config has their heads; this process's share of them."""
+        """Keys and values of all layers, from the config; this process's share of them."""
 
-        def number(name: str, default: int) -> int:  # some families have a list of them, one per layer
+        def number(name: str, default: int) -> int:  # some families have a list, one per layer
             value = setting(self.config, name, default)
             return value if isinstance(value, int) else default
 
@@ -152,12 +152,12 @@ class Target(TargetModel):
         return 2 * self.num_layers * width * self.dtype.itemsize // setting(self.model, "_tp_size", 1)
 
     def new_memory(self) -> PagedMemory:
-        """Makes caches for many sequences that grow row by row beside each other, which is cheaper than `new_cache` for each."""
+        """Memory for the caches of many sequences that grow row by row together, cheaper than `new_cache` for each."""
         return PagedMemory(self.num_layers)
 
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
-        """Inside, the model runs tree attention and collects taps; afterwards it is as it was. Probed on first use."""
+        """Inside, the model runs tree attention and collects taps; afterwards it is restored. Probed on first use."""
         with atomic_context(lambda stack: self._enter(stack, self.taps if taps else ())):
             yield self
 
@@ -166,7 +166,7 @@ class Target(TargetModel):
         guards = in_one_thread(self.model), mask_restored(), torch.inference_mode(), eval_mode(self.model), uncompiled()
         for context in guards:
             stack.enter_context(context)
-        # Inside another target's `inference` the model has passed already, and cannot be run by itself.
+        # Inside another target's `inference` the model has passed already, and cannot run unmodified.
         unprobed = not self._probed and not has_patched_attention(self.model)
         expected = expected_logits(self) if unprobed else None
         stack.enter_context(patched_attention(self._configs))
@@ -179,7 +179,7 @@ class Target(TargetModel):
         stack.enter_context(self._threads.used(self._small_forward))
 
     def _small_forward(self) -> None:
-        """A cycle's worth of rows."""
+        """A forward with as many rows as a cycle."""
         ids = torch.zeros(SMALL_TOK, dtype=torch.long, device=self.device)
         self.forward(ids, self.new_cache(SMALL_TOK))
 
@@ -227,22 +227,22 @@ class Target(TargetModel):
     ) -> Rows:
         """One forward over T new rows after the cache's; their keys and values are appended to it.
 
-        tokens int64 [T]. A chain (prompt, single token) needs no more; a tree gives depth int64 [T] and ancestors bool
-        [T, T]. last_only computes the logits of the last row alone. Raises before writing if the cache would overflow.
+        tokens int64 [T]. A chain (prompt, single token) needs no more; a tree needs depth int64 [T] and ancestors bool
+        [T, T]. last_only computes the logits of the last row only. Raises before writing if the cache would overflow.
         """
         cache.require(tokens.shape[0])
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
         return self.run(tokens, cache, mask, 1 if last_only else 0)
 
     def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0) -> Rows:
-        """The forward itself; `mask` says where the rows stand and whom they see, `keep` whose logits are wanted (`_logits`)."""
+        """The forward itself; `mask` gives the rows' positions and visibility, `keep` the rows with logits (`_logits`)."""
         return Rows(self._logits(tokens, cache, mask, keep), self._features())
 
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards as one: their rows lie side by side, each attends within its own sequence.
 
-        Nothing is padded, and nothing is written if one of the caches would overflow. A model that gives other logits so
-        than alone, as one that changes keys or values after they were stored, gets one sequence after the other.
+        Nothing is padded, and nothing is written if one of the caches would overflow. A model whose logits differ from those alone
+        (for instance because it changes stored keys or values) runs one sequence after the other.
         """
         if self._joins is None and len(forwards) > 1:
             self._joins = joins(self)
@@ -257,7 +257,7 @@ class Target(TargetModel):
         return [one.run() for one in forwards]
 
     def run_joined(self, forwards: Sequence[TargetForward]) -> list[Rows]:
-        """The one forward of `run_together`. CannotJoin, with caches half written, where the model shows that it is wrong."""
+        """The joint forward of `run_together`. CannotJoin, with caches partly written, if the model cannot do it."""
         if self.prepares_masks:
             raise CannotJoin("this model's layers attend by themselves, to what the cache gives them")
         caches, counts = [one.cache for one in forwards], [one.tokens.shape[0] for one in forwards]
@@ -280,14 +280,14 @@ class Target(TargetModel):
         return [Rows(*parts) for parts in zip(logits, features, strict=True)]
 
     def _mask(self, forward: TargetForward) -> TreeMask:
-        """Where a forward's rows stand after its cache's, and whom they see."""
+        """Positions of a forward's rows after its cache's, and their visibility."""
         prefix, depth = len(forward.cache), forward.depth
         if depth is None:
             depth = counting(forward.tokens.shape[0], forward.tokens.device)
         return TreeMask(depth + prefix, prefix, forward.ancestors)
 
     def _logits(self, tokens: Tensor, cache, mask: TreeMask | JoinedMask, keep: int | Tensor) -> Tensor:
-        """Logits [R, V] of the rows to keep: all for 0, that many last ones, or those numbered."""
+        """Logits [R, V] of the rows to keep: 0 for all, n for the last n, or row numbers."""
         mask.prepared = self.prepares_masks
         with tree_mask(mask):
             output = self.model(
@@ -300,7 +300,7 @@ class Target(TargetModel):
         logits = output.logits[0]
         rows = keep if isinstance(keep, Tensor) else slice(-keep, None)
         wanted = len(keep) if isinstance(keep, Tensor) else keep or len(tokens)
-        return logits if len(logits) == wanted else logits[rows]  # some families give all, whatever is asked for
+        return logits if len(logits) == wanted else logits[rows]  # some families return all rows regardless
 
     def _features(self) -> Tensor | None:
         if not self._collected:
@@ -313,7 +313,7 @@ class Target(TargetModel):
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Training switched off inside; every module gets its own flag back."""
+    """Training mode off inside; afterwards every module gets its own flag back."""
     awake = [module for module in model.modules() if module.training]
     try:
         if awake:

@@ -1,4 +1,4 @@
-"""`generate`: the cycle behind transformers' `custom_generate`, with the library's own processors, criteria and streamer."""
+"""`generate`: the cycle as transformers' `custom_generate`, with the library's own processors, criteria and streamer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
 
-# of the model's arguments: what `generate` follows or checks, and what cannot change a text
+# the model's arguments that `generate` follows or checks, and those that cannot change a text
 READ = {"attention_mask", "position_ids", "past_key_values", "cache", "cache_params", "cache_position"}
 READ |= {"inputs_embeds", "streamer", "use_cache", "logits_to_keep", "synced_gpus", "return_dict"}
 
@@ -38,11 +38,11 @@ def generate(
 ):
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
-    Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer; tokenizer: for
-    stop_strings, as ever. drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator,
-    so that calls differ and `torch.manual_seed` repeats them.
-    Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (whose random
-    numbers differ).
+    Uses transformers' prepared processors, stopping criteria, GenerationConfig and streamer; tokenizer: for
+    stop_strings, as usual. drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator,
+    so that calls differ and `torch.manual_seed` makes them reproducible.
+    Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (with different
+    random numbers).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -83,8 +83,8 @@ def generate(
 
 
 class _Signature(inspect.Signature):
-    """What transformers reads to learn which arguments `generate` has. It has taken the tokenizer out of them by then and
-    would drop it, and stop strings with it: put back at that moment, it arrives.
+    """The signature that transformers reads to find `generate`'s arguments. By then it has removed the tokenizer from them and
+    would lose it, and stop strings with it: it is put back at that moment.
     """
 
     @property
@@ -100,9 +100,9 @@ generate.__signature__ = _Signature(inspect.signature(generate).parameters.value
 
 
 def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
-    """transformers' criteria as stop tokens, and as a question to ask after every token where others are left.
+    """transformers' criteria as stop tokens, and a function to call after every token if others remain.
 
-    The usual two, an end token and a length, the engine sees for itself.
+    The engine itself handles the usual two, an end token and a length.
     """
     tokens: list[int] = []
     others = StoppingCriteriaList()
@@ -115,7 +115,7 @@ def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
 
 
 class _NoScores:
-    """Stands where transformers hands its criteria the scores; the cycle keeps none, so a criterion that reads them is told."""
+    """Replaces the scores passed to criteria; the cycle keeps none, so a criterion that reads them raises an error."""
 
     @classmethod
     def _refuse(cls, *args, **kwargs):
@@ -127,7 +127,7 @@ class _NoScores:
 
 
 def _refuse_other_decoding(generation_config) -> None:
-    """SpecdecError for settings whose text is not that of greedy decoding or of sampling."""
+    """SpecdecError for settings whose text is neither greedy decoding's nor sampling's."""
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
         raise SpecdecError(
             "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
@@ -142,7 +142,7 @@ def _refuse_other_decoding(generation_config) -> None:
 
 
 def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
-    """SpecdecError for what plain generate would honour and the cycle would not."""
+    """SpecdecError for settings that plain generate would follow and the cycle would not."""
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     if wanted := [name for name in outputs if setting(generation_config, name)]:
         raise SpecdecError(f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out.")
@@ -159,7 +159,7 @@ def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
-    """The single prompt [T] of a batch of one, left padding removed. positions: must count its tokens from 0."""
+    """The single prompt [T] of a batch of one, without left padding. positions: must count its tokens from 0."""
     if input_ids.shape[0] != 1:
         raise SpecdecError(
             f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}; loop over it."

@@ -1,8 +1,8 @@
 """Tree attention for any transformers model, through the library's public `AttentionInterface`.
 
 While a `TreeMask` is active, every attention layer of the model builds its mask from query positions, the ancestor
-matrix and its *own* sliding window, and ignores whatever mask the model prepared. No code depends on a model family:
-layers whose scores are capped or have sinks run their family's own eager attention, all others PyTorch's fused one.
+matrix and its *own* sliding window, and ignores the mask that the model prepared. No code depends on a model family:
+layers with capped scores or sinks run their family's own eager attention, all others PyTorch's fused one.
 
 Knows nothing about tokens, caches or drafters.
 """
@@ -26,25 +26,25 @@ from specdec.errors import SpecdecError
 from specdec.models.families import setting
 
 NAME = "specdec_tree"
-PASSED_ON = ("sliding_window", "softcap", "s_aux")  # what layers say about their attention beside the scale
+PASSED_ON = ("sliding_window", "softcap", "s_aux")  # attention arguments of a layer besides the scale
 _active: ContextVar[TreeMask | JoinedMask | None] = ContextVar("specdec_tree_mask", default=None)
 
 
 class TreeMask:
-    """Who may see whom in one forward of T new rows after `prefix` cached ones.
+    """Which rows see which in one forward of T new rows after `prefix` cached ones.
 
     positions: int64 [T], the absolute position of each new row (cached row i sits at position i).
     ancestors: bool [T, T], row i sees new row j; None means plain causal order (prefill, or a single token).
     """
 
-    prepared = False  # whether the model is given its masks too, for layers that attend in code of their own
+    prepared = False  # whether the model also gets its masks, for layers with attention code of their own
 
     def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor | None = None):
         self.positions, self.prefix, self.ancestors = positions, prefix, ancestors
-        self.widths: set[int | None] = set()  # of the masks the model asked for in this forward; None is unlimited
+        self.widths: set[int | None] = set()  # of the masks that the model prepared in this forward; None is unlimited
         self._masks: dict = {}
         self.rotary: tuple | None = None  # tables of this forward, made by its first layer (`lean.py`)
-        self.noted: dict | None = None  # what every layer passes on, where somebody watches (`lean_layers.py`)
+        self.noted: dict | None = None  # what every layer passes on, while observed (`lean_layers.py`)
 
     def visible(self, window: int | None) -> Tensor:
         """bool [T, prefix + T]: ancestry, cut by a sliding window (a key is seen if query - key < window)."""
@@ -59,7 +59,7 @@ class TreeMask:
     def additive(self, window: int | None, like: Tensor, hidden: float, times: int = 1) -> Tensor:
         """Additive mask [times * T, prefix + T], of dtype and device of `like`: 0 where visible, `hidden` elsewhere.
 
-        Made once per kind of layer, device and pass.
+        Computed once per kind of layer, device and pass.
         """
         key = (window, like.dtype, like.device, hidden, times)
         if key not in self._masks:
@@ -69,11 +69,11 @@ class TreeMask:
 
     @property
     def windows(self) -> set[int | None]:
-        """The sliding windows that the layers' masks were cut by."""
+        """The sliding windows of the layers' masks."""
         return {window for window, *_ in self._masks}
 
     def is_causal(self, window: int | None) -> bool:
-        """True if no mask is needed beyond causal order: a single row, or a prompt; and no window cuts anything."""
+        """True if causal order suffices: a single row, or a prompt, and no window cuts anything."""
         count = self.positions.shape[0]
         if window is not None and self.prefix + count > window:
             return False
@@ -83,8 +83,8 @@ class TreeMask:
 class JoinedMask:
     """The masks of several sequences whose new rows lie side by side in one forward; each keeps its own keys.
 
-    keys_of: what the joined cache gives back for the new keys and values [1, kv heads, T, D]: all of them by sequence.
-    at_once: whether that can also attend for all sequences with a single new row together (`kv_cache.PagedParts`).
+    keys_of: the joined cache's function from new keys and values [1, kv heads, T, D] to all of them by sequence.
+    at_once: whether it can also attend for all single-row sequences together (`kv_cache.PagedParts`).
     """
 
     prepared = False
@@ -99,7 +99,7 @@ class JoinedMask:
         self._plain: dict[int | None, bool] = {}
 
     def single_rows_at_once(self, window: int | None, kwargs: dict) -> bool:
-        """Whether sequences with a single new row see all their keys, under the layer's window, in plain attention."""
+        """Whether single-row sequences see all their keys, under the layer's window, in plain attention."""
         if not self.at_once or kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
             return False
         if window not in self._plain:
@@ -127,7 +127,7 @@ def tree_attention(
 
 
 def _attend_joined(module, query, keys, mask: JoinedMask, window: int | None, scaling, kwargs) -> Tensor:
-    """Every sequence over its own keys. Returns [1, T, heads, D]."""
+    """Every sequence attends to its own keys. Returns [1, T, heads, D]."""
     parts = {}
     if mask.single_rows_at_once(window, kwargs):
         parts = keys.attend(query, scaling)
@@ -138,7 +138,7 @@ def _attend_joined(module, query, keys, mask: JoinedMask, window: int | None, sc
 
 
 def _attend(module, query, key, value, mask: TreeMask, window: int | None, scaling, kwargs) -> Tensor:
-    """One sequence, or several of the same mask. Returns [B, T, heads, D]."""
+    """One sequence, or several with the same mask. Returns [B, T, heads, D]."""
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         return _eager_attention(module, query, key, value, mask, window, scaling, kwargs)
     batch, heads, rows, width = query.shape
@@ -158,9 +158,9 @@ def _attend(module, query, key, value, mask: TreeMask, window: int | None, scali
 def grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Query heads beside the key head they share. query [kv, groups, T, D], key and value [kv, M, D] -> [kv, groups, T, D].
+    """Query heads grouped by the key head they share. query [kv, groups, T, D], key and value [kv, M, D] -> [kv, groups, T, D].
 
-    bias: additive [groups * T, M] or None. The heads of a group are stacked as further rows of one product: no key is
+    bias: additive [groups * T, M] or None. The heads of a group are stacked as rows of one product: no key is
     repeated. (Measured on a CPU: up to 5 times as fast for one row, never slower.)
     """
     kv_heads, groups, rows, width = query.shape
@@ -168,10 +168,10 @@ def grouped_attention(
     if products_pay(query, key):
         return _attention_of_products(query, key, value, bias, causal, scale)
     if groups * rows == 1 and dtype == torch.bfloat16 and query.device.type == "cpu":
-        # The kernel for bfloat16 takes 3 times as long as converting and the one for float32 (without AMX, one row).
+        # The bfloat16 kernel takes 3 times as long as conversion plus the float32 kernel (without AMX, one row).
         query, key, value = query.float(), key.float(), value.float()
-        bias = None if bias is None else bias.float()  # a tree of its root alone has one
-    if causal:  # needs rows in order: the keys are seen through a stride of zero instead
+        bias = None if bias is None else bias.float()  # a tree of only its root has one
+    if causal:  # needs rows in order: the keys are broadcast with a stride of zero instead
         key, value = (x[:, None].expand(-1, groups, -1, -1) for x in (key, value))
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     else:
@@ -180,14 +180,14 @@ def grouped_attention(
     return out.view(kv_heads, groups, rows, -1).to(dtype)
 
 
-PRODUCTS_FROM = 20_000  # products of a row and a key, from which two plain products are faster than torch's kernel
-BLOCK_ROWS = 64  # rows of a causal product at a time: half of what they would multiply in one go is masked
+PRODUCTS_FROM = 20_000  # above so many (row, key) pairs, two plain products are faster than torch's kernel
+BLOCK_ROWS = 64  # rows of a causal product at a time: half of a single large one would be masked
 
 
 def products_pay(query: Tensor, key: Tensor) -> bool:
     """Whether attention is faster as two products: query [kv, groups, T, D], key [kv, M, D].
 
-    torch's kernel for processors makes little of their instructions for bfloat16. (Measured on one that has them: 16 rows
+    torch's CPU kernel hardly uses bfloat16 instructions. (Measured on a processor that has them: 16 rows
     over 800 keys in half the time, a prompt of 600 in two fifths; below about 5,000 products, and in float32, no gain.)
     """
     if query.dtype != torch.bfloat16 or query.device.type != "cpu" or not multiplies_bfloat16():
@@ -197,12 +197,12 @@ def products_pay(query: Tensor, key: Tensor) -> bool:
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for it, and torch makes use of them."""
+    """Whether this processor has the instructions and torch uses them."""
     return machine.multiplies_bfloat16() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _attention_of_products(query, key, value, bias, causal: bool, scale: float | None) -> Tensor:
-    """grouped_attention by two products and a softmax, causal rows in blocks."""
+    """grouped_attention as two products and a softmax, causal rows in blocks."""
     _, groups, rows, width = query.shape
     query = query * (width**-0.5 if scale is None else scale)
     if not causal:
@@ -221,7 +221,7 @@ def _two_products(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
     """softmax(query key.T + bias) value: query [kv, groups, T, D], bias [T, M] or [groups, T, M] -> [kv, groups, T, D]."""
     kv_heads, groups, rows, _ = query.shape
     stacked = query.reshape(kv_heads, groups * rows, -1)
-    scores = torch.bmm(key, stacked.transpose(1, 2))  # the keys first: they are read as they lie
+    scores = torch.bmm(key, stacked.transpose(1, 2))  # keys first: they are read in memory order
     scores = scores.transpose(1, 2).contiguous()
     if bias is not None:
         scores.view(kv_heads, groups, rows, -1).add_(bias)
@@ -229,9 +229,9 @@ def _two_products(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
 
 
 def window_of(module, mask: TreeMask | JoinedMask, kwargs: dict) -> int | None:
-    """The layer's own sliding window: what it passes on, else what it holds, else the width of the model's own masks.
+    """The layer's own sliding window: the argument it passes, else its attribute, else the width of the model's own masks.
 
-    The last serves families that cut the window into a mask alone (it is ignored here). With masks of several widths,
+    The last is for families whose window is only in a mask (which is ignored here). With masks of several widths,
     the layer's kind decides.
     """
     if "sliding_window" in kwargs:
@@ -247,8 +247,8 @@ def window_of(module, mask: TreeMask | JoinedMask, kwargs: dict) -> int | None:
 def note_window(
     *args, local_size: int | None = None, dtype: torch.dtype = torch.float32, device=None, **kwargs
 ) -> Tensor | None:
-    """The registered mask function: remembers how wide the model itself would have made its mask, and makes it, [1, 1, T, M],
-    only where layers of the model need one."""
+    """The registered mask function: records the window of the mask that the model would build, and builds it, [1, 1, T, M],
+    only if layers of the model need one."""
     mask = _active.get()
     if mask is None:
         return None
@@ -259,7 +259,7 @@ def note_window(
 
 
 def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -> Tensor:
-    """Capped scores and sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
+    """Capped scores and sinks: the family's own eager function, with an additive mask (it would add a bool one)."""
     eager = setting(sys.modules[type(module).__module__], "eager_attention_forward")
     if eager is None:
         raise SpecdecError(
@@ -270,13 +270,13 @@ def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -
 
 
 def active_mask() -> TreeMask | JoinedMask | None:
-    """The mask of the forward that runs now, if it is one of ours."""
+    """The mask of the running forward, if it is one of ours."""
     return _active.get()
 
 
 @contextlib.contextmanager
 def tree_mask(mask: TreeMask | JoinedMask) -> Iterator[None]:
-    """Make `mask` the one that the model's layers see."""
+    """Make `mask` the one that the model's layers use."""
     token = _active.set(mask)
     try:
         yield
@@ -286,7 +286,7 @@ def tree_mask(mask: TreeMask | JoinedMask) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mask_restored() -> Iterator[None]:
-    """No mask is active behind this block: Ctrl-C may have come just before `tree_mask` put its own away."""
+    """Ensures that no mask stays active after this block: Ctrl-C may come just before `tree_mask` resets its own."""
     before = _active.get()
     try:
         yield
@@ -295,7 +295,7 @@ def mask_restored() -> Iterator[None]:
 
 
 def has_patched_attention(model) -> bool:
-    """True while somebody runs the model under tree attention."""
+    """True while the model runs under tree attention."""
     return setting(model.config.get_text_config(), "_attn_implementation") == NAME
 
 
@@ -309,7 +309,7 @@ def _register() -> None:
 
 @contextlib.contextmanager
 def patched_attention(configs: list) -> Iterator[None]:
-    """Run a model under tree attention and hand it back with the implementation it had, also after an error.
+    """Run a model under tree attention and restore its implementation, also after an error.
 
     configs: its `attention_configs`.
     """

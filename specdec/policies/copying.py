@@ -1,11 +1,11 @@
-"""Which source a cycle drafts from: where copies of the text promise enough, the network is left alone for that cycle.
+"""Chooses a cycle's draft source: if copies of the text are likely enough, the network is skipped for that cycle.
 
-    promise = sum over the best V copies of exp(score)         tokens that V copied candidates are expected to have accepted
+       promise = sum over the best V copies of exp(score)         expected number of accepted tokens among V copies
     copies alone, if   1 + promise >= (1 - saved_frac) * (1 + drafted)
 
-drafted is the mean number of tokens accepted where the tree was drafted, newer cycles of the turn counting more. So on a text
-that the network cannot follow, few copies are enough, and a cycle without any becomes a plain step. Needs a drafter that copies
-beside its network (`hybrid`); with any other every cycle has its tree. (Ours.)
+drafted is the mean number of accepted tokens in cycles with a drafted tree, with more weight on newer cycles of the turn. So on
+text that the network predicts badly, few copies are enough, and a cycle without any becomes a plain step. Needs a drafter that
+copies beside its network (`hybrid`); with any other, every cycle has its tree. (Ours.)
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from specdec.policies.base import Rule
 
 @dataclasses.dataclass
 class CopyGate(Rule):
-    """PLAN: `copied_tokens` of nothing but copies where they promise enough; else the tree, copies merged into it.
+    """PLAN: a tree of `copied_tokens` copies only, if they promise enough; else the tree, with copies merged into it.
 
-    tree: total_tokens, depth, top_k and the beam, if it has its own. Other policies may answer the questions inside the
+    tree: total_tokens, depth, top_k and, if set, the beam. Other policies may answer the questions inside the
     tree: Chain(CopyGate(...), LTD's depth policy).
 
     >>> gate = CopyGate(tree=(8, 3, 3), copied_tokens=12)
@@ -35,10 +35,10 @@ class CopyGate(Rule):
     """
 
     tree: tuple[int, ...] = (8, 3, 3)
-    copied_tokens: int = 12  # rows to verify where only copies are, the root included
-    saved_frac: float = 0.2  # of the time of a cycle with a drafted tree, what copies alone save
-    drafted_tok: float = 1.0  # accepted tokens that are expected of a drafted tree when a turn begins
-    newest_frac: float = 0.2  # how much the newest cycle counts; 0 never learns
+    copied_tokens: int = 12  # rows to verify in a cycle of copies only, the root included
+    saved_frac: float = 0.2  # fraction of a drafted cycle's time that copies alone save
+    drafted_tok: float = 1.0  # accepted tokens expected of a drafted tree at the start of a turn
+    newest_frac: float = 0.2  # weight of the newest cycle; 0 never learns
 
     asks = frozenset({PLAN})
 
@@ -53,7 +53,7 @@ class CopyGate(Rule):
         self.plan: Plan = TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
         self.copied = CopiedTree(self.copied_tokens)
         tree, most = self.plan.limits, max(self.copied_tokens, total_tokens)
-        # room for the copies' rows; the drafter itself is never asked for more than the tree
+        # room for the copies' rows; the drafter itself is asked for the tree at most
         self.limits = (
             tree if most <= total_tokens else largest([tree, TreeConfig(most, max(depth, 1), max(top_k, most))])
         )
@@ -64,11 +64,11 @@ class CopyGate(Rule):
 
     @property
     def enough_tok(self) -> float:
-        """The promise from which nothing is drafted."""
+        """The promise above which nothing is drafted."""
         return (1 - self.saved_frac) * (1 + self.drafted) - 1
 
     def promise(self, scores: ArrayLike) -> float:
-        """Tokens that the best copies are expected to have accepted. scores: cumulative log-probabilities."""
+        """Expected number of accepted tokens among the best copies. scores: cumulative log-probabilities."""
         best = np.sort(np.asarray(scores, dtype=float))[::-1][: self.copied.verify_nodes]
         return float(np.exp(best).sum())
 

@@ -1,13 +1,13 @@
-"""The rules by which inference engines adapt speculation today, and two bandits; none of them learns before it decodes.
+"""The rules by which current inference engines adapt speculation, and two bandits; none needs training.
 
     PLAN     sglang_ema, sglang_throughput, vllm_adaptive_k, hf_heuristic, trtllm_gate, ucb, exp3     how many levels?
     EXTEND   llamacpp_ev, llamacpp_p_min                                                            one level more?
     SIZE     sglang_draft_prob, vllm_adaptive_verification, llamacpp_ev, llamacpp_p_min             how many nodes?
 
 Engines draft chains, so top_k is 1 and a level is a token; defaults are the engines' own constants, and each class names its
-source. Trees (top_k above 1) are our generalisation: what a chain calls its k-th token is then level k, and a node counts
-with the probability of its path. What an engine keeps for a batch is kept for the one text here, and lives on from
-text to text as it does there (`remembers`). A measurement lets it live through the texts of one suite, in their order.
+source. Trees (top_k above 1) are our generalisation: a chain's k-th token becomes level k, and a node has the probability of
+its path. State that an engine keeps per batch is kept for the single text here, and lasts from text to text as it does
+there (`remembers`). In measurements it lasts through the texts of one suite, in their order.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ PR = TypeVar("PR", bound="Priced")
 
 
 def demand(holds: object, what: str, *values: object) -> None:
-    """SpecdecError unless a setting is what it must be."""
+    """SpecdecError unless a setting is valid."""
     if not holds:
         raise SpecdecError(f"{what}, got {', '.join(map(repr, values))}.")
 
 
 @dataclass
 class Levels(Rule):
-    """What the rules share: the tree of so many drafted levels, a plain step for none.
+    """Common base of the rules: the tree of so many drafted levels, a plain step for none.
 
-    most_levels: at most so many, the root's children counted; a chain's tokens. verify_nodes: at most so many of their nodes.
+    most_levels: upper limit, root's children included; a chain's tokens. verify_nodes: upper limit of their nodes.
     """
 
     top_k: int = 1
@@ -48,14 +48,14 @@ class Levels(Rule):
     most_levels: int = 9
     verify_nodes: int = 60
 
-    kinds: ClassVar[tuple[str, ...]] = ()  # what is asked; set by subclasses
+    kinds: ClassVar[tuple[str, ...]] = ()  # kinds of questions; set by subclasses
 
     def __post_init__(self) -> None:
         super().__post_init__()
         demand(self.most_levels >= 1, "most_levels must be at least 1", self.most_levels)
         demand(self.verify_nodes >= 1, "verify_nodes must be at least 1", self.verify_nodes)
         pool = pool_size(self.most_levels - 1, self.top_k, self.beam)
-        refuse_tree(self.verify_nodes + 1, self.most_levels * pool)  # before there is a tree of each number of levels
+        refuse_tree(self.verify_nodes + 1, self.most_levels * pool)  # before any tree is built
         shape = self.top_k, self.beam
         grown = (tree_of(self.verify_nodes, depth, *shape) for depth in range(self.most_levels))
         self.trees = [TreeConfig(1, 0, 1), *grown]
@@ -64,13 +64,13 @@ class Levels(Rule):
 
     @property
     def remembers(self) -> bool:
-        """What an engine counts outlives a text."""
+        """An engine's counters outlast a text."""
         return type(self).observe is not Policy.observe
 
 
 @dataclass
 class Priced(Levels):
-    """A rule that knows what a cycle costs: milliseconds at context 0 and per context token, set by `price`.
+    """A rule that uses the time of a cycle: milliseconds at context 0 and per context token, set by `price`.
 
     draft_ms: of 0, 1, 2, ... levels together. verify_ms: of 0, 1, 2, ... nodes. priced_for: the cost model's name.
     """
@@ -89,7 +89,7 @@ class Priced(Levels):
         self._tables = [np.array(getattr(self, name)) for name in ("verify_ms", "verify_per_tok")]
 
     def price(self: PR, costs: Any) -> PR:
-        """The same rule at the prices of `costs`, a CostModel."""
+        """The same rule with the times of `costs`, a CostModel."""
         levels = [[0.0, *np.cumsum(part)] for part in costs.levels(self.top_k, self.most_levels - 1, self.beam)]
         table, step = costs.lookup(self.plan.verify_nodes), float(costs.step_ms(0))
         return self.with_settings(
@@ -109,7 +109,7 @@ class Priced(Levels):
         return self.step_ms + self.step_per_tok * context_tok
 
     def cycle_ms(self, levels: int, context_tok: int) -> float:
-        """A cycle of so many levels with all nodes that the plan verifies; 0 levels are a plain step."""
+        """A cycle of so many levels with all nodes of the plan; 0 levels are a plain step."""
         if not levels:
             return self.plain_ms(context_tok)
         return float(self.sizes_ms(levels, context_tok)[self.trees[levels].verify_nodes])
@@ -128,13 +128,13 @@ class Priced(Levels):
 
 @dataclass
 class Candidates(Levels):
-    """Levels that a rule chooses from, ascending; it begins with `start`, or in the middle where that is none of them."""
+    """Levels that a rule chooses from, ascending; it begins with `start`, or in the middle if that is not one of them."""
 
     candidates: tuple[int, ...] = (1, 3, 5, 7)
     start: int = -1
 
     def check_candidates(self, least: int) -> int:
-        """The number of the first candidate; SpecdecError for candidates that cannot be."""
+        """Index of the first candidate; SpecdecError for invalid candidates."""
         wanted = tuple(self.candidates)
         fits = wanted == tuple(sorted(set(wanted))) and wanted and least <= wanted[0] and wanted[-1] <= self.most_levels
         demand(fits, f"candidates must be ascending whole numbers from {least} to {self.most_levels}", wanted)
@@ -145,8 +145,8 @@ class Candidates(Levels):
 class SglangEma(Candidates):
     """`sglang_ema`: one candidate down or up when a moving average of accepted tokens crosses a threshold.
 
-    Source: SGLang, AdaptiveStepSlot in speculative/adaptive_spec_params.py (pull request 21599 and followers), whose
-    constants these are; for batches of 8 and more it has other candidates, [0, 1, 3] and fewer.
+    Source: SGLang, AdaptiveStepSlot in speculative/adaptive_spec_params.py (pull request 21599 and followers), with its
+    constants; for batches of 8 and more it has other candidates, [0, 1, 3] and fewer.
     down, up: hysteresis. ceiling: 0 for none, else moves down end at ceil(average * ceiling).
     """
 
@@ -169,7 +169,7 @@ class SglangEma(Candidates):
 
     @property
     def levels(self) -> int:
-        """What the next cycle drafts."""
+        """Levels of the next cycle."""
         return self.candidates[self._now]
 
     def answer(self, question: Question) -> TreeConfig:
@@ -184,7 +184,7 @@ class SglangEma(Candidates):
 
     def _next(self) -> int:
         steps, now, average = self.candidates, self._now, self.average_tok
-        if not steps[now]:  # nothing is learned from plain steps: try again
+        if not steps[now]:  # plain steps teach nothing: try again
             now = min(now + 1, len(steps) - 1)
             if average < 0:
                 self.average_tok = steps[now] - 1.0
@@ -202,11 +202,11 @@ class SglangEma(Candidates):
 
 @dataclass
 class SglangThroughput(Candidates, Priced):
-    """`sglang_throughput`: the candidate of the most expected tokens per millisecond.
+    """`sglang_throughput`: the candidate with the most expected tokens per millisecond.
 
-    Source: SGLang, pull request 28045 (open), strategy throughput_aware. A level's rate is the share of the last `window`
-    cycles that accepted it; where none drafted it, the known rates go on as they fall (geometrically). It chooses anew
-    every `interval` cycles if all levels that it drafts have full windows; after a step down, windows above begin anew.
+    Source: SGLang, pull request 28045 (open), strategy throughput_aware. A level's rate is the share of the last `window` cycles
+    that accepted it; for undrafted levels the known rates are extrapolated geometrically. It chooses anew
+    every `interval` cycles if all drafted levels have full windows; after a step down, the windows above restart.
     """
 
     window: int = 20
@@ -221,7 +221,7 @@ class SglangThroughput(Candidates, Priced):
         self._accepted: list[deque[float]] = [deque(maxlen=self.window) for _ in range(self.candidates[-1])]
 
     def rates(self, levels: int) -> list[float] | None:
-        """How often each of so many levels was accepted, as far as known or continued; None where nothing is."""
+        """Acceptance rate of each of so many levels, known or extrapolated; None if nothing is known."""
         rates: list[float] = []
         for accepted in self._accepted[:levels]:
             if accepted:
@@ -263,10 +263,10 @@ class VllmAdaptiveK(Priced):
 
         goodput(K) = (1 + a_1 + a_1 a_2 + ... + a_1 ... a_K) / (1 + K c_draft + overhead)
 
-    Source: vLLM, pull requests 44336 (closed) and 47111 (open), whose constants these are; the divisor is the cycle's time
-    over a plain step's here. a_j, how often level j is accepted once it is reached, is counted over `period` cycles and
-    then enters a moving average; untried levels have the prior. With chance `explore` all levels are drafted. K changes
-    by more than one level at a time, or not at all, and then not again for `cooldown` cycles.
+    Source: vLLM, pull requests 44336 (closed) and 47111 (open), with their constants; the divisor here is the cycle's time
+    over a plain step's. a_j, the acceptance rate of level j once it is reached, is counted over `period` cycles and
+    then enters a moving average; untried levels have the prior. With probability `explore` all levels are drafted. K changes
+    by at most one level at a time, and then not again for `cooldown` cycles.
     """
 
     most_levels: int = 5
@@ -329,7 +329,7 @@ class HfHeuristic(Levels):
 
     Source: transformers, AssistedCandidateGenerator.update_candidate_strategy, schedule "heuristic". `start` was its
     num_assistant_tokens while that schedule was the default; 5.x has 20 and a constant schedule.
-    transient: every text begins with `start` again (schedule "heuristic_transient").
+    transient: every text starts with `start` again (schedule "heuristic_transient").
     """
 
     start: int = 5
@@ -353,7 +353,7 @@ class HfHeuristic(Levels):
             self.wanted = self.start
 
     def answer(self, question: Question) -> TreeConfig:
-        return self.trees[min(self.wanted, self.most_levels)]  # an engine, too, drafts no further than there is room
+        return self.trees[min(self.wanted, self.most_levels)]  # engines also draft only as far as there is room
 
     def observe(self, cycle: Cycle) -> None:
         all_of_them = cycle.accepted_tok == cycle.draft_calls
@@ -362,7 +362,7 @@ class HfHeuristic(Levels):
 
 @dataclass
 class TrtllmGate(Levels):
-    """`trtllm_gate`: no more drafting, for good, once the mean acceptance rate of a full window is below a threshold.
+    """`trtllm_gate`: stops drafting for good once the mean acceptance rate of a full window is below a threshold.
 
     Source: TensorRT-LLM, SpeculationGate in _torch/speculative/speculation_gate.py. It ships no values: window, threshold
     and levels are ours. The rate of a cycle is accepted tokens over drafted levels.
@@ -397,8 +397,8 @@ class LlamacppPMin(Levels):
 
     Source: llama.cpp, common/speculative.cpp: p_min 0.75 (0 in the newest), n_max 16, n_min 0. The unlikely token itself is
     not verified; keeps=True verifies it, as llama.cpp did until 2026, and as transformers does (`hf_confidence`: 0.4).
-    least: drafts of fewer tokens are not verified at all.
-    Of a tree, the likeliest path is looked at, by how much less likely it got with the newest level; all nodes stay.
+    least: shorter drafts are not verified at all.
+    In a tree, the probability of a level is that of the best path over that of the best path before; all nodes stay.
     """
 
     most_levels: int = 16
@@ -413,7 +413,7 @@ class LlamacppPMin(Levels):
         demand(0 <= self.p_min <= 1, "p_min must lie from 0 to 1", self.p_min)
 
     def unlikely(self, question: Question) -> bool:
-        """Whether the level drafted last is: how much less likely the best path got with it."""
+        """Whether the level drafted last is unlikely: how much the best path's probability fell with it."""
         scores = as_array(question.scores)
         start = 0 if question.expansions == 0 else pool_size(question.expansions - 1, self.top_k, self.beam)
         before = 0 if question.expansions < 2 else pool_size(question.expansions - 2, self.top_k, self.beam)
@@ -432,11 +432,11 @@ class LlamacppPMin(Levels):
 
 @dataclass
 class LlamacppEv(Priced):
-    """`llamacpp_ev`: draft and verify while the product of probabilities is above what one more verified token costs.
+    """`llamacpp_ev`: draft and verify while the product of probabilities exceeds the cost of one more verified token.
 
-    Source: llama.cpp, pull request 17034 (open): costs by batch size, the plain step being 1. What drafting costs is left
-    out there, and here. look_ahead: levels to draft on for a size whose next token is cheaper.
-    Of a tree, nodes count in the order of their paths' probabilities.
+    Source: llama.cpp, pull request 17034 (open): costs by batch size relative to a plain step. The cost of drafting is ignored
+    there, and here. look_ahead: levels to draft on for a size whose next token is cheaper.
+    In a tree, nodes count in the order of their paths' probabilities.
     """
 
     most_levels: int = 16
@@ -449,12 +449,12 @@ class LlamacppEv(Priced):
         demand(self.look_ahead >= 0, "look_ahead must be 0 or more", self.look_ahead)
 
     def marginal(self, context_tok: int) -> np.ndarray:
-        """What the 1st, 2nd, ... verified node costs, in plain steps."""
+        """Marginal cost of the 1st, 2nd, ... verified node, in plain steps."""
         prices: np.ndarray = np.diff(self._tables[0] + self._tables[1] * context_tok) / self.plain_ms(context_tok)
         return prices
 
     def worth(self, question: Question) -> int:
-        """The most nodes of which the last is worth its price."""
+        """The largest number of nodes whose last one is worth its cost."""
         chances = np.sort(np.exp(as_array(question.scores)))[::-1]
         prices = self.marginal(question.context_tok)[: len(chances)]
         paying = np.flatnonzero(chances[: len(prices)] > prices)
@@ -464,17 +464,17 @@ class LlamacppEv(Priced):
         if question.kind == SIZE:
             return min(self.worth(question), question.largest)
         best, scores = float(question.newest_scores.max()), as_array(question.scores)
-        place = int((scores[: len(scores) - len(question.newest_scores)] >= best).sum())  # better nodes of other levels
+        place = int((scores[: len(scores) - len(question.newest_scores)] >= best).sum())  # better nodes on other levels
         prices = self.marginal(question.context_tok)[place : place + 1 + self.look_ahead]
         return bool(len(prices) and math.exp(best) > prices.min())
 
 
 @dataclass
 class SglangDraftProb(Priced):
-    """`sglang_draft_prob`: always draft `levels`, verify the number of nodes with the most expected tokens per millisecond.
+    """`sglang_draft_prob`: always draft `levels`; verify the number of nodes with the most expected tokens per millisecond.
 
-    Source: SGLang, pull request 28045's DraftProbAdaptiveController, fixed_draft_steps 5: a drafted token counts with the
-    product of the drafter's probabilities down to it, (1 + p_1 + p_1 p_2 + ...) / cost(k). least: nodes at least.
+    Source: SGLang, pull request 28045's DraftProbAdaptiveController, fixed_draft_steps 5: a drafted token is weighted by the
+    product of the drafter's probabilities down to it, (1 + p_1 + p_1 p_2 + ...) / cost(k). least: minimum of nodes.
     """
 
     levels: int = 5
@@ -488,7 +488,7 @@ class SglangDraftProb(Priced):
         self.plan = self.limits = self.trees[self.levels]
 
     def survivals(self, question: Question) -> np.ndarray:
-        """How likely each candidate is to be accepted, [candidates]."""
+        """Probability of each candidate to be accepted, [candidates]."""
         chances: np.ndarray = np.exp(as_array(question.scores))
         return chances
 
@@ -501,12 +501,12 @@ class SglangDraftProb(Priced):
 
 @dataclass
 class VllmAdaptiveVerification(SglangDraftProb):
-    """`vllm_adaptive_verification`: the same choice with other estimates of what will be accepted.
+    """`vllm_adaptive_verification`: the same choice with other estimates of acceptance.
 
     Source: vLLM 0.32, page "Adaptive verification", after DSpark (arXiv 2607.05147): drafted slots are admitted by survival,
     the running product of acceptance estimates, up to the budget of the most expected tokens per second.
-    confidence: "position" estimates a level's acceptance from what was accepted there before, as vLLM does for drafters
-    without a confidence head (chains alone; weight and prior are ours). "probability" takes the drafter's own
+    confidence: "position" estimates a level's acceptance from earlier acceptance at that level, as in vLLM for drafters
+    without a confidence head (chains only; weight and prior are ours). "probability" uses the drafter's own
     probabilities, each with its level's temperature, as DSpark calibrates its confidences: sigmoid(logit / temperature).
     """
 
@@ -530,14 +530,14 @@ class VllmAdaptiveVerification(SglangDraftProb):
         return calibrated(as_array(question.scores), question.plan, self.temperatures)
 
     def observe(self, cycle: Cycle) -> None:
-        """Of the levels that were verified and reached; a level that was cut off says nothing."""
+        """Count the levels that were verified and reached; a level that was cut off gives no information."""
         if self.confidence == "position":
             for level in range(min(cycle.verify_nodes, cycle.accepted_tok + 1)):
                 self.rates[level] += self.alpha * ((cycle.accepted_tok > level) - self.rates[level])
 
 
 def calibrated(scores: np.ndarray, plan: Plan, temperatures: tuple[float, ...]) -> np.ndarray:
-    """Path probabilities [..., pool] of cumulative log-probabilities `scores`, each step at its level's temperature.
+    """Path probabilities [..., pool] from cumulative log-probabilities `scores`, each step at its level's temperature.
 
     temperatures: of the first levels; 1 for all below.
     """
@@ -561,7 +561,7 @@ def calibrated(scores: np.ndarray, plan: Plan, temperatures: tuple[float, ...]) 
 
 @dataclass
 class _Bandit(Levels):
-    """Arms are numbers of levels; the reward of a cycle is its tokens per second. Every text begins anew (BanditSpec)."""
+    """Arms are numbers of levels; a cycle's reward is its tokens per second. Every text starts anew (BanditSpec)."""
 
     arms: tuple[int, ...] = (1, 2, 3, 4)
     per_text: bool = True
@@ -575,15 +575,15 @@ class _Bandit(Levels):
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything."""
+        """Reset."""
         raise NotImplementedError
 
     def choose(self) -> int:
-        """The number of the next arm."""
+        """Index of the next arm."""
         raise NotImplementedError
 
     def learn(self, reward: float) -> None:
-        """What that arm has earned."""
+        """Record the reward of that arm."""
         raise NotImplementedError
 
     @property
@@ -607,7 +607,7 @@ class Ucb(_Bandit):
     """`ucb`: the arm with the largest mean reward + weight * sqrt(log(cycles) / its pulls), after `warmup` pulls of each.
 
     Source: BanditSpec (arXiv 2505.15141) and its code: arms 1 to 4, weight 6 tokens per second, 2 pulls each. Its code
-    divides by the pulls of all arms together, which adds the same to each; here by the arm's own, as its paper does.
+    divides by the pulls of all arms together, which adds the same to each; here by the arm's own, as in its paper.
     """
 
     weight: float = 6.0
@@ -633,10 +633,10 @@ class Ucb(_Bandit):
 
 @dataclass
 class Exp3(_Bandit):
-    """`exp3`: arms are drawn by exponential weights of what they earned.
+    """`exp3`: arms are drawn with exponential weights of their rewards.
 
     Source: Auer, Cesa-Bianchi, Freund and Schapire (2002), after BanditSpec's EXP3Spec. Rewards are divided by the
-    largest so far, and `mixing`, the share of draws that are uniform, is 0.1: both ours.
+    largest so far, and `mixing`, the share of uniform draws, is 0.1: both ours.
     """
 
     mixing: float = 0.1
@@ -651,7 +651,7 @@ class Exp3(_Bandit):
         self.logs, self.largest = [0.0] * len(self.arms), 0.0
 
     def chances(self) -> list[float]:
-        """How likely each arm is to be drawn."""
+        """Probability of each arm to be drawn."""
         weights = [math.exp(log - max(self.logs)) for log in self.logs]
         total, count = sum(weights), len(weights)
         return [(1 - self.mixing) * weight / total + self.mixing / count for weight in weights]
@@ -681,7 +681,7 @@ NAMES = {
 
 
 def rule(name: str, costs: Any = None, **settings: Any) -> Levels:
-    """An engine's rule by its name in NAMES, or "hf_confidence"; rules that go by prices take those of `costs`.
+    """An engine's rule by its name in NAMES, or "hf_confidence"; rules that need times take those of `costs`.
 
     >>> rule("hf_heuristic", most_levels=8).wanted
     5
@@ -700,9 +700,9 @@ def rule(name: str, costs: Any = None, **settings: Any) -> Levels:
 
 
 def unpriced(name: str) -> Levels:
-    """A rule as its engine ships it; SpecdecError for rules that go by prices, which only a cost model can tell."""
+    """A rule with its engine's defaults; SpecdecError for rules that need a cost model."""
     if issubclass(NAMES[name], Priced):
         raise SpecdecError(
-            f"{name} goes by prices: make it with policies.engines.rule({name!r}, costs), or save it and give the folder."
+            f"{name} needs costs: make it with policies.engines.rule({name!r}, costs), or save it and give the folder."
         )
     return rule(name)

@@ -1,18 +1,18 @@
-"""The rules and small classifiers that LTD's Table 1 compares with.
+"""The rules and small classifiers compared in LTD's Table 1.
 
-    DDD         go on while        log of the beam's summed probability >= -0.3, after 5, 7 and 9 expansions
-    SVIP        go on while        1 - sqrt(0.15 H) >= 0.3, with H the draft's entropy
+       DDD         continue while     log of the beam's summed probability >= -0.3, after 5, 7 and 9 expansions
+       SVIP        continue while     1 - sqrt(0.15 H) >= 0.3, with H the draft's entropy
     GammaTune   next depth  =      moving average of accepted tokens
-    Disco       go on while        P(the newest level holds the target's token) >= 1/2, a classifier
-    SpecDec++   go on while        P(a level holds it | those above did) >= 1/2, from the hidden state
-    C2T         verify             the nodes that a classifier finds likely to lie on the target's path
+       Disco       continue while     P(the newest level holds the target's token) >= 1/2, a classifier
+       SpecDec++   continue while     P(a level holds it | those above did) >= 1/2, from the hidden state
+       C2T         verify             the nodes that a classifier considers likely to be on the target's path
 
-Settings as section 4 of LTD's fact sheet lists them. Their code was not published; where its words leave a choice, the
-docstring says which one was made. `training.classifiers` fits the learned ones. A policy sees scores, not distributions:
+Settings are those in section 4 of LTD's fact sheet. Their code was not published; where the text leaves a choice open, the
+docstring states ours. `training.classifiers` fits the learned ones. A policy sees scores, not distributions:
 entropies are estimates from each node's drafted children.
 
-What they read off the scores of a level stands first. It takes arrays with any leading dimensions, so that a live question
-and a whole recording are read by the same lines.
+Functions of a level's scores come first. They take arrays with any leading dimensions, so that a live question and a whole
+recording use the same code.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def child_log_probs(newest: np.ndarray, parents: np.ndarray) -> np.ndarray:
 def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
     """Entropy in nats [...] of distributions of which only the k most likely tokens are known, log_probs [..., k].
 
-    "remainder" counts all other tokens as one more outcome: never above the true entropy. "renormalised" forgets them.
+    "remainder" counts all other tokens as one outcome: never above the true entropy. "renormalised" ignores them.
     """
     assert kind in ("remainder", "renormalised"), kind
     probs = np.exp(log_probs)
@@ -98,7 +98,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 @dataclass
 class DepthRule(Rule):
-    """What rules on depth share: they answer EXTEND over a tree of at most max_depth expansions and 60 nodes."""
+    """Base of the depth rules: they answer EXTEND over a tree of at most max_depth expansions and 60 nodes."""
 
     max_depth: int = 12
     verify_nodes: int = 60
@@ -112,10 +112,10 @@ class DepthRule(Rule):
 
 @dataclass
 class DDD(DepthRule):
-    """Dynamic depth decoding: after some expansions, go on only while the beam's probability is above a threshold.
+    """Dynamic depth decoding: after some expansions, continue only while the beam's probability is above a threshold.
 
-    layers: expansions after which it looks; elsewhere it goes on. threshold: of a log-probability.
-    statistic: "mass", the beam's summed probability, as DDD's authors have it, or "best", that of its best path. The sheet
+    layers: expansions after which it checks; elsewhere it continues. threshold: of a log-probability.
+    statistic: "mass", the beam's summed probability, as in DDD's paper, or "best", that of its best path. The sheet
     says only "cumulative log-prob".
     """
 
@@ -140,11 +140,11 @@ class DDD(DepthRule):
 
 @dataclass
 class SVIP(DepthRule):
-    """Self-verification: stop where the draft's entropy H says that its tokens will be rejected.
+    """Self-verification: stop when the draft's entropy H indicates that its tokens will be rejected.
 
     rule: "bound" stops when the estimated acceptance 1 - sqrt(factor * H) falls below `minimum`, "distance" when
-    sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy 0.3" does not say which. The long
-    acceptances in LTD's Table 1 fit "bound", under which drafting seldom stops.
+    sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy 0.3" leaves that open. The long
+    acceptances in LTD's Table 1 fit "bound", which rarely stops drafting.
     node: H after the beam's "best" path, or the "mean" over the beam, weighted by path probability. estimate: see `entropy`.
     """
 
@@ -173,8 +173,8 @@ class GammaTune(Rule):
     """The depth of the next cycle follows a moving average of accepted tokens, within bounds around the default depth.
 
     Every turn starts at the default. eta: weight of the newest cycle. low, high: bounds as multiples of default_depth.
-    growth: tokens added to a cycle in which the longest path was accepted whole, since more might have been. The sheet
-    names no such step; without it the average could only fall.
+    growth: tokens added to a cycle whose longest path was accepted completely, since more might have been. The sheet
+    has no such step; without it the average could only fall.
     """
 
     default_depth: int = 8
@@ -208,7 +208,7 @@ class GammaTune(Rule):
 
 @dataclasses.dataclass
 class _Classifier(Learned):
-    """A network whose probability is compared with a threshold; nothing is drawn."""
+    """A network whose probability is compared with a threshold; no sampling."""
 
     activation: str = "relu"
     max_depth: int = 12
@@ -224,10 +224,10 @@ class _Classifier(Learned):
 
 @dataclasses.dataclass
 class Disco(_Classifier):
-    """Go on while a classifier finds it likely that the level drafted last holds the target's token.
+    """Continue while a classifier considers it likely that the level drafted last holds the target's token.
 
     Inputs [12] (`disco_inputs`): probabilities of the level's 10 best paths, the entropy estimate after the best parent,
-    depth / 10. One hidden layer of 128. The sheet names probability, entropy, depth and 12 inputs, not their order.
+    depth / 10. One hidden layer of 128. The sheet lists probability, entropy, depth and 12 inputs, not their order.
     """
 
     estimate: str = "remainder"
@@ -264,12 +264,12 @@ class ResidualNetwork:
 
 @dataclasses.dataclass
 class SpecDecPlus(_Classifier):
-    """Stop where the odds of acceptance, read off the hidden state, have become too small.
+    """Stop when the predicted odds of acceptance, from the hidden state, are too small.
 
-    The network gives, per level, the odds that it holds the target's token if those above did. It runs once per cycle.
+    The network predicts, per level, the odds that it holds the target's token if those above did. It runs once per cycle.
     SpecDec++ reads the drafter's state after each token; a policy here sees the target's at the last accepted token.
-    rule: "level" compares a level's odds with the threshold, as the other classifiers do, "path" the product down to it, as
-    its authors do. The sheet names neither; LTD's Table 1 shows mild stopping, which fits "level".
+    rule: "level" compares a level's odds with the threshold, like the other classifiers, "path" the product down to it, as
+    in its paper. The sheet leaves it open; LTD's Table 1 shows mild stopping, which fits "level".
     """
 
     rule: str = "level"
@@ -279,7 +279,7 @@ class SpecDecPlus(_Classifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.rule in ("level", "path"), self.rule
-        self._odds: np.ndarray | None = None  # of each level, for the cycle under way
+        self._odds: np.ndarray | None = None  # of each level, in the current cycle
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [F]: the features, scaled to unit mean square."""
@@ -299,11 +299,11 @@ class SpecDecPlus(_Classifier):
 
 @dataclasses.dataclass
 class C2T(_Classifier):
-    """Verify as many nodes as a classifier finds likely to lie on the target's path; at most 60, at least `least`.
+    """Verify as many nodes as a classifier considers likely to be on the target's path; at most 60, at least `least`.
 
     Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64. Nodes are taken by score, so
-    the classifier decides how many. prunes=False asks the classifier and then verifies the usual 60: in LTD's surviving
-    variant the result is used nowhere, and its Table 1 shows EAGLE-3's own acceptance lengths.
+    the classifier only decides how many. prunes=False asks the classifier and then verifies the usual 60: LTD's published
+    variant does not use the result, and its Table 1 shows EAGLE-3's own acceptance lengths.
     """
 
     max_depth: int = 8

@@ -1,11 +1,11 @@
-"""LTD: one small network decides after a draft forward whether to go on, another how many drafted nodes to verify.
+"""LTD: one small network decides after each draft forward whether to continue, another how many drafted nodes to verify.
 
-    expand -> go on? -> expand -> go on? -> ... stop -> how many nodes? -> verify
+       expand -> continue? -> expand -> continue? -> ... stop -> how many nodes? -> verify
               depth policy                              size policy
 
-Both read what drafting leaves behind anyway: cumulative draft log-probabilities, context length and depth. They learn alone,
-then in turns, each with the other frozen (`ROUNDS`). PAPER follows the text, OFFICIAL the published code in all its
-oddities, OURS what we would defend. Numbers are sections of the fact sheet, [P] what the paper says and [C] what its code does.
+Both read by-products of drafting: cumulative draft log-probabilities, context length and depth. They are trained alone, then
+in turns, each with the other frozen (`ROUNDS`). PAPER follows the text, OFFICIAL the published code with all its oddities,
+OURS what we recommend. Numbers are sections of the fact sheet, [P] marks the paper and [C] its code.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, as_array, changed, tree_of
 from specdec.policies.base import combine as combine
 
-# Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
+# Copies of a scalar among the inputs, which give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES, SIZE_COPIES = 14, 29
 OFFICIAL_SIZES = tuple(range(10, 241, 10))  # 24 sizes (2.2 [C])
 PAPER_SIZES = tuple(range(20, 241, 20))  # 12 sizes (2.2 [P])
-# Machines differ most among small ones: the best static tree of a processor verifies three nodes.
+# Machines differ most for small ones: a CPU's best static tree verifies three nodes.
 OUR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 60, 80, 100, 120, 160, 200, 240)
 
 
 def _check_tree(policy: DepthPolicy | SizePolicy, question: Question) -> None:
-    """The network's inputs are tied to one beam width and a largest depth."""
+    """Check that the plan has the beam width and depth that the network's inputs are made for."""
     plan, own = question.plan, policy.plan
     same = isinstance(plan, TreeConfig) and (plan.top_k, plan.beam) == (own.top_k, own.beam)
     if not same or plan.depth > policy.depth:
@@ -44,22 +44,22 @@ def _check_tree(policy: DepthPolicy | SizePolicy, question: Question) -> None:
 
 @dataclass
 class DepthSettings:
-    """Which trees LTD's depth policy grows, and when it is asked. Numbers are sections of the fact sheet.
+    """The trees of LTD's depth policy, and when it is asked. Numbers are sections of the fact sheet.
 
-    depth, top_k, beam: the largest tree. total_tokens: what is verified without a size policy, root included (0).
+    depth, top_k, beam: the largest tree. total_tokens: verified without a size policy, root included (0).
     stride: it is asked after n = stride, 2 * stride, ... expansions (1.2; 3 makes the code's trees 3, 6, 9 or 12 deep).
-    constant_length: the length feature is 0.01 whatever the context (1.1, the code's inference).
-    first_depth: expansions of a turn's first tree, which is not asked for (0).
-    ask_at_zero: also asked before the first expansion, with the scores of the tree before; the answer is ignored (1.1, the
-    code's training). Its other ignored question, at the largest depth, does not exist here.
-    from_root: asked before the first expansion with the root's own scores, and heeded: a tree may be its root's children.
+    constant_length: the length feature is 0.01 for any context (1.1, the code's inference).
+    first_depth: expansions of a turn's first tree, for which it is not asked (0).
+    ask_at_zero: also asked before the first expansion, with the previous tree's scores; the answer is ignored (1.1, the
+    code's training). Its other ignored question, at the largest depth, is not reproduced here.
+    from_root: asked before the first expansion with the root's own scores, with effect: a tree may be just the root's children.
     """
 
     depth: int = 12  # 1.2
     top_k: int = 10  # 0
     stride: int = 1  # 1.2: after each forward [P], every third [C]
     total_tokens: int = 61  # 0: 60 nodes and the root
-    constant_length: bool = False  # 1.1 [C], by mistake
+    constant_length: bool = False  # 1.1 [C], a bug there
     first_depth: int | None = None  # 0 [C]
     ask_at_zero: bool = False  # 1.1 [C]
     beam: tuple[int, ...] = ()  # 0: as many as children
@@ -90,7 +90,7 @@ class DepthPolicy(DepthSettings, Learned):
         return self.ask_at_zero or self.from_root if n == 0 else n < self.depth and n % self.stride == 0
 
     def otherwise(self, question: Question) -> bool:
-        """The first expansion always happens; between two queries it goes on."""
+        """The first expansion always happens; between two queries it continues."""
         first = self.first_depth if question.cycle == 0 else None
         return question.expansions < (self.depth if first is None else first)
 
@@ -100,7 +100,7 @@ class DepthPolicy(DepthSettings, Learned):
     def observation(self, question: Question) -> np.ndarray:
         """float32 [top_k**2 + 28]: newest scores (beam rank x child rank), context / 1000 and n / 10, 14 times each (1.1).
 
-        Levels of fewer scores, the root's or those of a narrower beam, are filled up with NOWHERE.
+        Levels with fewer scores, the root's or those of a narrower beam, are padded with NOWHERE.
         """
         if question.expansions or self.from_root:
             newest = as_array(question.newest_scores)
@@ -111,11 +111,11 @@ class DepthPolicy(DepthSettings, Learned):
 
 
 class ShortNetwork:
-    """The same answers as `network` for one observation [I], from fewer multiplications.
+    """Equals `network` for one observation [I], with fewer multiplications.
 
-    padded: the first inputs, which may end in zeros. parts: (width, repeated) of the inputs after these; a repeated part
-    holds one scalar `width` times. The first layer is stored input by input: the parts, a repeated one as one input with
-    the sum of its weights, then the padded inputs. So what is in use is one block of memory.
+    padded: the first inputs, which may end in zeros. parts: (width, repeated) of the following inputs; a repeated part
+    holds one scalar `width` times. The first layer is stored by input: the parts, a repeated one as one input with
+    the sum of its weights, then the padded inputs. So the used rows are one block of memory.
     """
 
     def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
@@ -144,7 +144,7 @@ class ShortNetwork:
         return self._rest(hidden)
 
 
-# What the size policy can see, in this order (Table 6).
+# Possible inputs of the size policy, in this order (Table 6).
 PARTS = ("scores", "length", "depth", "hidden", "entropy")
 OBSERVATIONS = {"P+L": PARTS[:2], "P+D": PARTS[0:3:2], "P+D+L": PARTS[:3]}
 OBSERVATIONS |= {"+hidden": PARTS[:4], "+entropy": (*PARTS[:3], "entropy")}
@@ -152,14 +152,14 @@ OBSERVATIONS |= {"+hidden": PARTS[:4], "+entropy": (*PARTS[:3], "entropy")}
 
 @dataclass
 class SizeSettings:
-    """What LTD's size policy chooses from and what it sees. Numbers are sections of the fact sheet.
+    """The choices and inputs of LTD's size policy. Numbers are sections of the fact sheet.
 
-    sizes: verify_nodes per action (2.2). depth, top_k, beam: the largest tree the inputs hold.
-    drafted: depth of its trees where no depth policy stops them; None for the largest.
-    parts: what it sees, in the order of PARTS. features_size: the pair's, for the part "hidden".
-    exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3).
-    best: only so many scores, best first, for what is never verified need not be seen (6.3); 0: all, in creation order.
-    first_nodes: size of a turn's first tree, which is not asked for (0).
+    sizes: verify_nodes per action (2.2). depth, top_k, beam: the largest tree that the inputs hold.
+    drafted: depth of its trees without a depth policy; None for the largest.
+    parts: its inputs, in the order of PARTS. features_size: the pair's, for the part "hidden".
+    exponentiated: use probabilities, whose padding 0 means impossible and not certain (2.1, 6.3).
+    best: only so many scores, best first, since others are never verified (6.3); 0: all, in creation order.
+    first_nodes: size of a turn's first tree, for which it is not asked (0).
     """
 
     sizes: tuple[int, ...] = PAPER_SIZES  # 2.2 [P]
@@ -238,7 +238,7 @@ class SizePolicy(SizeSettings, Learned):
         return features
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
-        """float32 [actions]: the network's answer without multiplying by the padding or 29 times by one scalar."""
+        """float32 [actions]: the network's output without multiplying by the padding or 29 times by one scalar."""
         network = self.trained_network()
         if observation.ndim > 1 or len(network.weights) < 2:
             return super().logits(observation)
@@ -249,9 +249,9 @@ class SizePolicy(SizeSettings, Learned):
 
 
 def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
-    """Entropies in nats [1 + n * top_k] of the draft's answers at the root and at every expanded node, in beam order.
+    """Entropies in nats [1 + n * top_k] of the draft distributions at the root and at every expanded node, in beam order.
 
-    Sums over the drafted children only, since no others are visible. scores: float32 [pool].
+    Sums over the drafted children only, since others are unknown. scores: float32 [pool].
     """
     root, levels = scores[:top_k], scores[top_k:].reshape(-1, top_k * top_k)
     above = np.concatenate((np.sort(root)[None], np.sort(levels[:-1], axis=1)[:, -top_k:]))[: len(levels), ::-1]
@@ -262,7 +262,7 @@ def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
 
 
 class RandomDepth(RandomPolicy):
-    """Drafts a random number of expansions per cycle, 1..depth alike: how the size policy learns alone (3.2 [P])."""
+    """Drafts a random number of expansions per cycle, uniform in 1..depth, while the size policy learns alone (3.2 [P])."""
 
     def __init__(
         self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0, beam: tuple[int, ...] = ()
@@ -278,7 +278,7 @@ class Round(NamedTuple):
     """One training: the policy `learner` ("depth", "size") learns while the latest policy `frozen` answers.
 
     frozen None: it learns alone, the depth policy with 60 nodes, the size policy with random depths.
-    A later round of the same policy goes on from its weights; its steps start over (3.3).
+    A later round of the same policy continues from its weights; its steps start over (3.3).
     """
 
     name: str
@@ -314,7 +314,7 @@ _PPO = PPOConfig(  # 1.4 [P]
 
 @dataclass(unsafe_hash=True)
 class DepthConfig(Config, DepthSettings):
-    """The depth policy as it decodes, what differs while it learns, and its PPO."""
+    """The depth policy's settings, those that differ in training, and its PPO."""
 
     while_training: dict[str, Any] = field(default_factory=dict)
     ppo: PPOConfig = _PPO
@@ -328,11 +328,11 @@ class DepthConfig(Config, DepthSettings):
 
 @dataclass(unsafe_hash=True)
 class SizeConfig(Config, SizeSettings):
-    """The size policy as it decodes, what differs while it learns, and its PPO."""
+    """The size policy's settings, those that differ in training, and its PPO."""
 
     drafted: int | None = 8  # Tables 2 and 4
     while_training: dict[str, Any] = field(default_factory=lambda: {"drafted": None})  # 3.2
-    # 2.3; Table 10 compares pi of (1024,), (1024, 256) and (1024, 512, 256). Episodes of one step: gamma does nothing.
+    # 2.3; Table 10 compares pi of (1024,), (1024, 256) and (1024, 512, 256). Episodes of one step: gamma has no effect.
     ppo: PPOConfig = replace(_PPO, pi=(1024, 256), gamma=0.9, total_steps=100_000)
 
     def policy(self, training: bool = False) -> SizePolicy:
@@ -342,13 +342,13 @@ class SizeConfig(Config, SizeSettings):
 
 @dataclass(frozen=True)
 class LtdConfig:
-    """All in which paper, code and ours differ. Numbers are sections of the fact sheet, [P] paper and [C] code.
+    """Everything in which paper, code and our version differ. Numbers are sections of the fact sheet, [P] paper and [C] code.
 
     reward: "throughput", "accepted" tokens, "time_cost" (Table 2), or "lagrangian", new_tok - lambda * time.
-    timed: the laps of a cycle that its time counts. random_depth: alone, the size policy drafts at random depths.
-    select: the checkpoint is kept that is fastest on part "tune", not the last one.
-    prompts: the suites whose training part is learned from; () for all that were recorded.
-    deviations: in what training here differs from what `name` says.
+    timed: the laps of a cycle that its time includes. random_depth: alone, the size policy drafts at random depths.
+    select: keep the checkpoint that is fastest on part "tune", not the last one.
+    prompts: the suites whose training part is used; () for all recorded ones.
+    deviations: how training here differs from `name`.
     """
 
     name: str = "paper"
@@ -411,5 +411,5 @@ OURS = replace(
     deviations=(),
 )
 CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}
-# The paper's wide networks and 20 epochs are too slow for two cores: all rounds of one seed within 10 minutes.
+# The paper's wide networks and 20 epochs are too slow for two cores: all rounds of one seed take at most 10 minutes.
 LAPTOP = {**CONFIGS, "paper": changed(PAPER, {"depth.ppo.total_steps": 61_440, "size.ppo.total_steps": 20_480})}

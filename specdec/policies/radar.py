@@ -1,11 +1,11 @@
-"""RADAR's controller: after each draft call an LSTM looks at the best path scores and says go on or stop.
+"""RADAR's controller: after each draft call an LSTM reads the best path scores and decides to continue or stop.
 
-    draft call 1 -> s_1 -> LSTM -> go on -> draft call 2 -> s_2 -> LSTM -> go on -> ... -> stop -> verify 60 tokens
-                            |  memory  ------------------------> |
+       draft call 1 -> s_1 -> LSTM -> continue -> draft call 2 -> s_2 -> LSTM -> continue -> ... -> stop -> verify 60 tokens
+                                                       |  memory  --------------------------> |
 
     s_t = the 10 largest cumulative log-probabilities of the level drafted last (Eq. 1)
 
-The network is the published one, names and shapes included (section 2 of the fact sheet), stepped in numpy. Its memory lasts
+The network is the published one, with its names and shapes (section 2 of the fact sheet), in numpy. Its memory lasts
 one cycle. `training.radar` learns the weights. (RADAR, arXiv 2512.14069.)
 """
 
@@ -42,7 +42,7 @@ SHAPES = {
 class LstmNetwork:
     """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in numpy float32.
 
-    Weights are given by their published names (SHAPES), else SpecdecError. `step` takes and returns the memory (h, c), each [128].
+    Weights have their published names (SHAPES), else SpecdecError. `step` takes and returns the memory (h, c), each [128].
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]):
@@ -52,7 +52,7 @@ class LstmNetwork:
             if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
                 raise SpecdecError(f"RADAR's {name} must be of shape {shape} and finite; take another file.")
         self._arrays = w = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
-        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2: one tanh serves all.
+        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2: a single tanh suffices.
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
         self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
         self._gate_bias = half * (w["lstm.bias_ih_l0"] + w["lstm.bias_hh_l0"])
@@ -77,11 +77,11 @@ class LstmNetwork:
 
 @dataclasses.dataclass
 class RadarSettings:
-    """RADAR's tree, and how it sees it: depth 7, beam 10, 60 tokens in all (section 4). Numbers are sections of the fact sheet.
+    """RADAR's tree and its inputs: depth 7, beam 10, 60 tokens in all (section 4). Numbers are sections of the fact sheet.
 
-    total_tokens, top_k, beam: another tree than RADAR's; where a level holds fewer than 10 scores NOWHERE fills it up.
-    half_inputs: round the scores to float16 first, as that code does.
-    flat_nodes: RADAR widens the tree of a single draft call to the 59 best first tokens; None leaves it 10.
+    total_tokens, top_k, beam: another tree than RADAR's; levels with fewer than 10 scores are padded with NOWHERE.
+    half_inputs: round the scores to float16 first, as its code does.
+    flat_nodes: RADAR widens the tree of a single draft call to the 59 best first tokens; None keeps 10.
     """
 
     half_inputs: bool = False  # 2 [C]: scores are cast to float16
@@ -93,7 +93,7 @@ class RadarSettings:
 
 @dataclasses.dataclass
 class RadarPolicy(RadarSettings, Learned):
-    """Asked EXTEND after draft calls 1 to 7: one level more, or stop. temperature: 1.0 draws, as the paper's code does."""
+    """Answers EXTEND after draft calls 1 to 7: one more level, or stop. temperature: 1.0 draws, as the paper's code does."""
 
     activation: str = "relu"  # of the head; the LSTM's are fixed
 
@@ -119,7 +119,7 @@ class RadarPolicy(RadarSettings, Learned):
         return question.expansions < DECISIONS
 
     def otherwise(self, question: Question) -> bool:
-        return False  # a deeper plan than RADAR's: it knows nothing about an eighth decision
+        return False  # a deeper plan than RADAR's: it has no eighth decision
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1)."""
@@ -135,7 +135,7 @@ class RadarPolicy(RadarSettings, Learned):
         return bool(super().answer(question))
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
-        """float32 [2]: stop, continue. Moves the memory on by one step."""
+        """float32 [2]: stop, continue. Advances the memory by one step."""
         logits, self._memory = self.trained_network().step(observation, self._memory)
         self._steps += 1
         answer: np.ndarray = logits
@@ -157,7 +157,7 @@ def released(folder: Path) -> dict[str, RadarPolicy]:
 
 
 def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]) -> np.ndarray:
-    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. tree: what its levels are those of."""
+    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. tree: the tree of these levels."""
     if newest.shape[-1] < min(STATE, tree.top_k):
         raise SpecdecError(
             f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}; plan top_k={tree.top_k}."
@@ -169,7 +169,7 @@ def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """RADAR's tensors from a .safetensors or a .pt file; of the latter only tensors are read, never code."""
+    """RADAR's tensors from a .safetensors or a .pt file; from the latter only tensors, never code."""
     path = Path(path)
     try:
         if path.suffix == ".safetensors":
@@ -180,37 +180,37 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return {name: value.float().numpy() for name, value in tensors.items()}
-    except Exception as error:  # pickle, zip, json and safetensors each have their own for a damaged file
+    except Exception as error:  # pickle, zip, json and safetensors each raise their own for a damaged file
         raise unreadable(path, error, "RADAR's weights", "give a .pt or .safetensors") from error
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class RadarConfig(Config, RadarSettings):
-    """How RADAR decides and what it is trained for. Numbers are sections of the fact sheet, [P] paper and [C] code.
+    """How RADAR decides and its training. Numbers are sections of the fact sheet, [P] paper and [C] code.
 
     objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4). "lagrangian" rewards
-    L - rate * l with the rate of the policy so far (Dinkelbach 1967); its optimum is the best E[L] / E[l].
+    L - rate * l with the rate of the policy so far (Dinkelbach 1967), which maximises E[L] / E[l].
     gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline). "exact" sums over all stops.
-    "advantage" pulls every decision towards the better side, as hard as it is better.
-    select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
-    exact: learn from recorded distributions of lengths, one drawn anew at every visit; False: from every position and the one
-    length that its text had; None: the first where there are any.
-    prompts: the suites whose training part is learned from; () for all.
-    deviations: in what training here differs from what `name` says; see `base.deviations_of`.
+    "advantage" pushes every decision towards the better side, in proportion to the difference.
+    select_by: keep the epoch with the lowest held-out "surrogate" loss or the highest held-out "throughput".
+    exact: use recorded distributions of lengths, drawn anew at every visit; False: every position with the one
+    length of its text; None: the former if available.
+    prompts: the suites whose training part is used; () for all.
+    deviations: how training here differs from `name`; see `base.deviations_of`.
     """
 
     name: str = "paper"
-    temperature: float | None = 1.0  # 2 [C]: an action is drawn; [P] does not say
+    temperature: float | None = 1.0  # 2 [C]: an action is drawn; [P] leaves it open
     flat_nodes: int | None = 59  # 3: the tree of a single draft call holds so many first tokens
     objective: str = "ratio"  # 1, Eq. 4; 6 for ours
-    gradient: str = "sampled"  # 1, Eq. 7; 6: sampling is needless variance
+    gradient: str = "sampled"  # 1, Eq. 7; 6: sampling only adds variance
     alpha: float = 0.02  # 1: of the model shipped for Llama-3.1-8B
     beta_factor: float = 10.0  # 1: beta is so many times T_d + T_p
     gamma: float = 0.99  # 1, Eq. 5
     count_bonus: bool = False  # 6: L leaves the bonus token out, L + 1 is what decoding yields
     select_by: str = "surrogate"  # 1, 6
     exact: bool | None = None  # 3, Eqs. 8-10
-    split_by: str = "cycle"  # 3; 6: neighbours then stand on both sides
+    split_by: str = "cycle"  # 3; 6: neighbouring cycles are then on both sides
     held_out_frac: float = 0.2  # 3
     learning_rate: float = 1e-4  # 1 [P], with cosine decay down to
     last_rate: float = 1e-6  # 1 [C], as all that follows
@@ -219,7 +219,7 @@ class RadarConfig(Config, RadarSettings):
     batch: int = 64
     epochs: int = 100
     clip: float = 1.0
-    continue_bias: float = 0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried at first
+    continue_bias: float = 0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried early
     entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
     prompts: tuple[str, ...] = ("mt_bench",)  # 3
     deviations: tuple[str, ...] = (
@@ -238,7 +238,7 @@ class RadarConfig(Config, RadarSettings):
 
     @property
     def tree(self) -> TreeConfig:
-        """The deepest tree, as it is drafted after the second call."""
+        """The deepest tree, as drafted after the second call."""
         return TreeConfig(self.total_tokens, DECISIONS, self.top_k, beam=self.beam)
 
     def policy(self, **settings: Any) -> RadarPolicy:
@@ -259,7 +259,7 @@ OURS = dataclasses.replace(
     gamma=1.0,
     count_bonus=True,
     select_by="throughput",
-    exact=False,  # single lengths are many, and its gradient takes their mean anyway
+    exact=False,  # single lengths are plentiful, and its gradient takes their mean anyway
     split_by="prompt",
     learning_rate=1e-3,
     weight_decay=0.0,

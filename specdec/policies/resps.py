@@ -4,9 +4,9 @@
     asked     |                 |                 |         state --MLP--> one of 177 trees (total_tokens, depth, top_k)
     tree      a a a a a a a a a b b b b b b b b b c  c c
 
-The network reads the target's features at the last accepted token. The tree is kept for N cycles, so that asking costs next
-to nothing; every turn starts afresh. PAPER follows the text, OFFICIAL the published code in all its oddities, OURS what we
-would defend. Numbers are sections of the fact sheet, [P] what the paper says and [C] what its code does.
+The network reads the target's features at the last accepted token. The tree is kept for N cycles, so that the overhead is
+small; every turn starts anew. PAPER follows the text, OFFICIAL the published code with all its oddities, OURS what we
+recommend. Numbers are sections of the fact sheet, [P] marks the paper and [C] its code.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def valid_trees(
 ) -> list[TreeConfig]:
     """The actions, in order: totals outermost, widths innermost, without those where total > width ** (depth - 1) (1.3).
 
-    So the paper's 6 x 6 x 5 grid loses three of its 180 trees. With narrower beams some trees that the rule lets through
-    are larger than their pool; they go too. small: only these go, and a plain step (total 1) counts once.
-    widths: children per node, or (children, nodes expanded on each level ...) for a beam of its own.
+    So the paper's 6 x 6 x 5 grid loses three of its 180 trees. With narrower beams some trees that satisfy the rule exceed
+    their pool; these are dropped too. small: only these are dropped, and a plain step (total 1) counts once.
+    widths: children per node, or (children, nodes expanded on each level ...) for a separate beam.
     """
     shapes = [tuple(width) if isinstance(width, tuple | list) else (width,) for width in widths]
     trees = [
@@ -49,17 +49,17 @@ def valid_trees(
 
 @dataclass
 class RespsSettings:
-    """Which trees Re-SpS chooses from, when, and by what state. Numbers are sections of the fact sheet, [P] paper, [C] code.
+    """Re-SpS's trees, schedule and state. Numbers are sections of the fact sheet, [P] paper, [C] code.
 
-    state: "concat" the features of all tapped layers as they are [P]; "official" their mean over `layers` where they are
+    state: "concat" the features of all tapped layers unchanged [P]; "official" their mean over `layers` if they are
     layers * hidden_size wide, else cut or zero-padded to hidden_size (1.1) [C]; "normalised" layer-normalised, so that
-    no layer drowns the others (5.3, ours); "text" a sentence embedding of the text so far (1.2), see `attach`.
+    no layer dominates (5.3, ours); "text" a sentence embedding of the text so far (1.2), see `attach`.
     totals, depths, widths, small: the grid of total_tokens, depth and top_k (1.3), see `valid_trees`.
-    interval: N, cycles that share an action (1.5). starter: the tree in force before any action.
+    interval: N, cycles per action (1.5). starter: the tree before any action.
     first_tree: fixed tree of every turn's first cycle (0.4, 1.3), before the first action; None asks at once.
-    action_lag: an action shapes the *next* cycle's tree, its own cycle still runs the tree before it (0.3).
+    action_lag: an action applies to the *next* cycle's tree; its own cycle still runs the previous tree (0.3).
     reseed_each_turn: the draws of every turn use the same random numbers (0.6; the code resets once per question).
-    early_break: drafting stops at the level that holds total_tokens candidates (Algorithm 2, line 25).
+    early_break: drafting stops at the level with total_tokens candidates (Algorithm 2, line 25).
     """
 
     state: str = "concat"  # 1.1 [P]
@@ -69,7 +69,7 @@ class RespsSettings:
     totals: tuple[int, ...] = (32, 48, 64, 80, 96, 128)  # 1.3
     depths: tuple[int, ...] = (3, 4, 5, 6, 7, 8)  # 1.3
     widths: tuple[Any, ...] = (8, 12, 16, 20, 32)  # 1.3
-    small: bool = False  # 1.3: small trees stay that the rule drops
+    small: bool = False  # 1.3: keep small trees that the rule drops
     interval: int = 30  # 1.5
     starter: tuple[int, int, int] = (96, 8, 20)  # 0.4
     first_tree: tuple[int, int, int] | None = None  # 0.4 [C]
@@ -103,12 +103,12 @@ class RespsPolicy(RespsSettings, Learned):
         self.choices, self.actions = self.trees, len(self.trees)
         sizes = {"official": self.hidden_size, "text": TEXT_SIZE}
         self.observation_size = sizes.get(self.state, self.features_size)
-        self.plan = self.trees[0]  # for form's sake: PLAN is always asked
+        self.plan = self.trees[0]  # a formality: PLAN is always asked
         self._starter = TreeConfig(*self.starter)
         self._first = TreeConfig(*self.first_tree) if self.first_tree else None
         fixed = filter(None, (self._first, self._starter if self.action_lag else None))
         self.limits = largest([*self.trees, *fixed])
-        self._tree = self._starter  # without a lag never in force
+        self._tree = self._starter  # never used without a lag
         self._encode: Callable[[str], Any] | None = None
         self._read: Callable[[Question], str] = str
 
@@ -122,7 +122,7 @@ class RespsPolicy(RespsSettings, Learned):
             super().reseed(number)
 
     def decides(self, question: Question) -> bool:
-        """Every `interval` cycles of a turn, from its first on, or from its second where the first tree is fixed."""
+        """Every `interval` cycles of a turn, from its first on, or from its second if the first tree is fixed."""
         since = question.cycle - (self._first is not None)
         return since >= 0 and since % self.interval == 0
 
@@ -140,7 +140,7 @@ class RespsPolicy(RespsSettings, Learned):
             return self._embedding(question)
         try:
             features = None if question.features is None else as_array(question.features)
-        except SpecdecError:  # a drafter that taps no layers
+        except SpecdecError:  # a drafter without taps
             features = None
         if self.state == "official":
             return official_state(features, self.hidden_size, self.layers)
@@ -152,11 +152,11 @@ class RespsPolicy(RespsSettings, Learned):
         return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
 
     def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
-        """Give state "text" its two helpers for decoding; they are not saved. Returns the policy.
+        """Provide the two helpers of state "text" for decoding; they are not saved. Returns the policy.
 
         encode: text -> [384] numbers, such as `experiments.sentences.sentence_encoder()`. read: question -> the text so far. The
-        code cuts it after 256 word pieces, so that its state barely moves during a turn (1.2). On a recording that holds
-        embeddings nothing need be attached.
+        code cuts it after 256 word pieces, so that its state barely changes during a turn (1.2). Recordings with embeddings need
+        no helpers.
         """
         self._encode, self._read = encode, read
         return self
@@ -199,26 +199,26 @@ ALL_LAPS = ("draft", "policy", "verify", "commit", "host")
 
 @dataclass(unsafe_hash=True)
 class RespsConfig(Config, RespsSettings):
-    """All in which paper, code and ours differ: the policy's settings, as it decodes, and how it learns.
+    """Everything in which paper, code and our version differ: the policy's settings, and its training.
 
     reward: "mean_of_ratios" of new_tok / s over the interval's cycles (Eq. 5), "ratio_of_sums" of them, or "lagrangian",
     new_tok - lambda * time with lambda the current throughput.
-    timed: the laps of a cycle that its time counts.
-    terminal: every interval is an episode, a contextual bandit; else a turn is one.
+    timed: the laps of a cycle that its time includes.
+    terminal: every interval is an episode, a contextual bandit; otherwise a turn is one.
     start_in_reward: cycles before a turn's first action count for its first interval.
-    junk_zero: after a turn's first interval comes a transition of one cycle whose observation is all zeros.
-    push_partial: an interval that the turn's end cuts short is kept.
-    clear_buffer: a turn's end drops the transitions that have not filled PPO's buffer yet (Appendix B).
-    select: the checkpoint is kept that is fastest on part "tune", not the last one.
-    prompts: the suites whose training part is learned from; () for all that were recorded.
-    deviations: in what training here differs from what `name` says; see `base.deviations_of`.
+    junk_zero: after a turn's first interval there is a transition of one cycle with an all-zero observation.
+    push_partial: keep an interval that is cut short by the turn's end.
+    clear_buffer: a turn's end drops transitions that have not yet filled PPO's buffer (Appendix B).
+    select: keep the checkpoint that is fastest on part "tune", not the last one.
+    prompts: the suites whose training part is used; () for all recorded ones.
+    deviations: how training here differs from `name`; see `base.deviations_of`.
     """
 
     name: str = "paper"
     temperature: float | None = 1.5  # 2.4, Table 4
     while_training: dict[str, Any] = field(default_factory=lambda: {"interval": 10, "temperature": None})  # 1.5, 2.3
     reward: str = "mean_of_ratios"  # 1.4
-    timed: tuple[str, ...] = ALL_LAPS  # 0.2: the code leaves drafting and committing out
+    timed: tuple[str, ...] = ALL_LAPS  # 0.2: the code excludes drafting and committing
     terminal: bool = False  # 0.5 [C]
     start_in_reward: bool = False  # 1.5 [C]
     junk_zero: bool = False  # 1.5 [C]
@@ -257,7 +257,7 @@ OFFICIAL = replace(
     PAPER,
     name="official",
     state="official",
-    first_tree=(97, 8, 20),  # 1.3: 96 *drafted* nodes and the root, in the first tree alone
+    first_tree=(97, 8, 20),  # 1.3: 96 *drafted* nodes and the root, in the first tree only
     action_lag=True,  # with first_tree two cycles run the starter
     reseed_each_turn=True,
     timed=("policy", "verify"),
@@ -272,7 +272,7 @@ OURS = replace(  # 5.3
     name="ours",
     state="normalised",
     per_layer=True,
-    interval=10,  # as it was trained
+    interval=10,  # as in training
     temperature=None,
     reward="lagrangian",
     push_partial=True,
@@ -292,7 +292,7 @@ OURS = replace(  # 5.3
     ),
 )
 CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}
-# The standard variant, on which table and scripts disagree (2.2, 2.4).
+# The standard variant, for which table and scripts disagree (2.2, 2.4).
 STANDARD = {
     "paper": changed(PAPER, {"temperature": 1.0, "ppo.gamma": 0.99, "ppo.gae_lambda": 0.95, "ppo.ent_coef": 0.01}),
     "official": changed(OFFICIAL, {"temperature": None, "ppo.ent_coef": 0.01}),

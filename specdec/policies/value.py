@@ -1,14 +1,14 @@
-"""Our controller: predict what every continuation of this tree would have accepted, price it, and take the best.
+"""Our controller: predict the accepted tokens of every continuation of this tree, subtract its cost, and take the best.
 
     value(n, V) = E[accepted_tok | n expansions, V nodes] - rate * (draft_ms(n) + verify_ms(V))
 
-    stop here:  max over V of value(now, V)        go on:  max over n > now and V of value(n, V)
+       stop here:  max over V of value(now, V)        continue:  max over n > now and V of value(n, V)
 
-After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still open. It reads what costs nothing:
-the tree's own scores, what the last cycles accepted, and a probe of the models' hidden states. The cost model turns
+After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still possible. Its inputs are free: the
+tree's own scores, the accepted tokens of recent cycles, and a probe of the models' hidden states. The cost model turns
 predictions into value, so that one network serves any hardware.
 
-The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate * E[T] at the rate reached.
+The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate * E[T] at the achieved rate.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import Config, Learned, as_array, check_width, tree_of
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
-# Which hidden states a policy may look at: of the target at the last accepted token, of the drafter at the root.
+# Hidden states that a policy may read: of the target at the last accepted token, of the drafter at the root.
 PROBES = {"none": (), "target": ("features",), "draft": ("draft_state",), "both": ("features", "draft_state")}
-_LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is told apart
+_LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is distinguished
 HISTORY = 5
 
 
@@ -50,7 +50,7 @@ class AcceptanceModel:
         self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"].reshape(self.shape)
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
-        """What the hidden state adds to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
+        """The hidden state's contribution to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
         if features is None:
             return self.hidden_bias
         check_width("ValuePolicy", features.shape[-1], self.probe_weight.shape[1])
@@ -63,7 +63,7 @@ class AcceptanceModel:
     ) -> np.ndarray:
         """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1 - first, S] from `first` expansions on.
 
-        base [D + 1, S]: what to add in place of the output's bias.
+        base [D + 1, S]: replaces the output's bias.
         """
         hidden = np.maximum(inputs @ self.tree_weight.T + state, 0)
         levels, sizes = self.shape
@@ -78,17 +78,17 @@ class AcceptanceModel:
 
 
 class TreeInputs:
-    """The network's view of a growing tree, for training (batches) and decoding. Inputs [I], in this order:
+    """The network's inputs from a growing tree, for training (batches) and decoding. Inputs [I], in this order:
 
         children   scores of the two likeliest children of every node of the newest beam
         masses     per level, the summed path probabilities of its candidates
         bests      per level, the largest of them
-        level      one-hot, the expansions so far
+            level      one-hot, the expansions so far
         sizes      per size above 0, the summed path probabilities of so many best candidates: the drafter's E[accepted_tok]
         context    context_tok / 500
         history    see `history_after`
 
-    An update costs what numpy's calls cost, so there are few.
+    The cost of an update is numpy's call overhead, so there are few calls.
     """
 
     def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...], beam: tuple[int, ...] = ()):
@@ -107,7 +107,7 @@ class TreeInputs:
         self._pools = [pool_size(n, top_k, beam) for n in range(self.levels)]
         self._starts = np.array([0, *self._pools[:-1]])
         self._most = int(counted.max(initial=1))
-        self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may hold fewer than a size
+        self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may be smaller than a size
 
     def begin(self, context_tok: Any, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 5]."""

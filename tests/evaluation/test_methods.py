@@ -63,7 +63,7 @@ def test_methods_from_text():
         "did you mean 'eagle3'": ("eagel3",),
         "neither a folder nor one that ships": ("here/nothing", "here\\nothing"),
         "write static:": ("static", "static:8,3", "static:a,b,c"),
-        "sglang_draft_prob goes by prices": ("sglang_draft_prob",),
+        "sglang_draft_prob needs costs": ("sglang_draft_prob",),
     }
     for message, text in ((message, text) for message, texts in refused.items() for text in texts):
         pytest.raises(SpecdecError, methods.method_from, text).match(message)

@@ -265,7 +265,7 @@ def plain():
     return {hot: autoregress(shared_bigrams(), [3, 1, 4], temperature=hot, **options).tokens for hot in (0.0, 1.0)}
 
 
-@pytest.mark.filterwarnings("ignore:the policy in .* goes by the prices")
+@pytest.mark.filterwarnings("ignore:the policy in .* uses the costs")
 @pytest.mark.parametrize(("name", "settings"), BOTH, ids=IDS)
 def test_text_stays_what_it_is_something_is_decided_and_saved_rules_come_back(name, settings, plain, tmp_path):
     policy, temperature = engines.rule(name, FLAT, **settings), float("top_k" not in settings)
@@ -291,7 +291,7 @@ def test_papers_rules_are_saved_alike_and_prices_of_another_machine_are_told(tmp
         assert load_policy(kind(top_k=4).save(tmp_path / kind.__name__)) == kind(top_k=4)
     policy = engines.rule("sglang_draft_prob", FLAT)
     assert policy.priced_for == "round numbers"
-    with pytest.warns(UserWarning, match="goes by the prices 'far@away'.* call its price"):
+    with pytest.warns(UserWarning, match="uses the costs 'far@away'.* call its price"):
         load_policy(policy.with_settings(priced_for="far@away").save(tmp_path))
     costs = round_costs(root_per_tok=(0.01, 0.01), verify_per_tok=(0.0, 0.01, 0.02), step_per_tok=0.002)
     policy = engines.SglangThroughput(top_k=3, verify_nodes=12).price(costs)

@@ -24,7 +24,7 @@ from workbook.rules import ENGINES, RULES, Tuner, calibration_error, temperature
 from workbook.terms import Arena, EqualTerms
 
 TERMS = EqualTerms(shapes=((3,), (9,)), depth=4, total_tokens=(1, 2, 4, 8, 16))
-pytestmark = pytest.mark.filterwarnings("ignore:the policy in .* goes by the prices")
+pytestmark = pytest.mark.filterwarnings("ignore:the policy in .* uses the costs")
 
 
 def arena(folder, **options) -> Arena:
