@@ -1,10 +1,10 @@
-"""Who am I among the processes that torchrun or accelerate launch started, and what do they agree on?
+"""The processes started by torchrun or accelerate launch: their ranks, and communication between them.
 
-    torchrun --nproc-per-node 2 -m specdec ...   ──▶  rank 0 leads: it prints, writes files, and has the say
+       torchrun --nproc-per-node 2 -m specdec ...   ──▶  rank 0 leads: it prints, writes files, and decides
                                                       rank 1 ... follow
 
-One process is rank 0 of 1: every function here then hands back what it was given, and torch.distributed is not touched.
-What is sent goes from one of our own processes to another, never to or from a file. Knows nothing about models or training.
+A single process is rank 0 of 1: every function here returns its argument, and torch.distributed is not used.
+Data is sent between our own processes only, never to or from a file. Knows nothing about models or training.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ PATIENCE = timedelta(hours=2)  # a rank may load or write for long while the oth
 
 
 class RankZeroFailed(SpecdecError):
-    """Rank 0 failed, and said why."""
+    """Rank 0 failed and reported why."""
 
 
 def world() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def rank() -> int:
-    """Which of them this one is."""
+    """The rank of this process."""
     return int(os.environ.get("RANK") or 0) if world() > 1 else 0
 
 
@@ -38,14 +38,14 @@ def leads() -> bool:
 
 
 def first_here() -> bool:
-    """Whether this is the first on its machine, which says what is wrong before the ranks have met: it is so for all there."""
+    """Whether this is the first process on its machine, which reports errors before the ranks have joined."""
     return world() == 1 or int(os.environ.get("LOCAL_RANK") or 0) == 0
 
 
 def join(device: str = "cpu") -> None:
-    """Meet the other processes, by gloo on a CPU and NCCL between GPUs. Nothing for one process, or a second time.
+    """Join the other processes, with gloo on a CPU and NCCL between GPUs. Does nothing for one process, or a second time.
 
-    SpecdecError where PyTorch has no such backend, a rank has no GPU of its own, or nobody is met.
+    SpecdecError if PyTorch lacks the backend, a rank has no GPU of its own, or the others do not answer.
     """
     if world() == 1:
         return
@@ -79,7 +79,7 @@ def join(device: str = "cpu") -> None:
 
 
 def joined() -> bool:
-    """Whether the processes have met."""
+    """Whether the processes have joined."""
     if world() == 1:
         return False
     from torch import distributed
@@ -88,7 +88,7 @@ def joined() -> bool:
 
 
 def leave() -> None:
-    """Part again, at the end of a command."""
+    """Leave the group, at the end of a command."""
     if joined():
         from torch import distributed
 
@@ -96,12 +96,12 @@ def leave() -> None:
 
 
 def barrier() -> None:
-    """Wait until all are here."""
+    """Wait for all processes."""
     gather(None)
 
 
 def broadcast(value):
-    """Rank 0's value, on all."""
+    """Rank 0's value, on all ranks."""
     return gather(value)[0]
 
 
@@ -117,7 +117,7 @@ def gather(value) -> list:
 
 
 def on_rank_zero(function: Callable):
-    """What `function` returns on rank 0, which alone runs it; where it raises, the others raise RankZeroFailed."""
+    """The result of `function` on rank 0, the only one to run it; if it raises, the others raise RankZeroFailed."""
     if world() == 1:
         return function()
     if not leads():
@@ -134,7 +134,7 @@ def on_rank_zero(function: Callable):
 
 
 def broadcast_tensor(tensor):
-    """Rank 0's values of a tensor that has one shape on all."""
+    """Rank 0's values of a tensor with the same shape on all ranks."""
     if world() == 1:
         return tensor
     from torch import distributed
@@ -145,7 +145,7 @@ def broadcast_tensor(tensor):
 
 
 def all_reduce(tensor, how: str = "SUM"):
-    """The sum over all ranks of a tensor that has one shape on all; how: another of torch.distributed's ReduceOps."""
+    """The sum over all ranks of a tensor with the same shape on all; how: another of torch.distributed's ReduceOps."""
     if world() == 1:
         return tensor
     from torch import distributed
@@ -156,7 +156,7 @@ def all_reduce(tensor, how: str = "SUM"):
 
 
 def slowest(times: Sequence[float]) -> list[float]:
-    """The largest of every number over all ranks."""
+    """The maximum of every number over all ranks."""
     return all_reduce(_doubles(times), "MAX").tolist()
 
 
@@ -172,7 +172,7 @@ def _doubles(numbers: Sequence[float]):
 
 
 def average(tensors: Sequence) -> None:
-    """Put the mean over all ranks into each of these tensors, which have one shape on all, by one message."""
+    """Replace these tensors, which have the same shape on all ranks, by their mean, with one message."""
     if world() == 1 or not tensors:
         return
     import torch
@@ -183,12 +183,12 @@ def average(tensors: Sequence) -> None:
 
 
 def whole(tensor):
-    """A tensor that lies in shares among the ranks, put together on all; any other as it is."""
+    """A sharded tensor gathered on all ranks; any other unchanged."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def share(items: Sequence) -> Sequence:
-    """This rank's part of `items`, one after the other, all parts of one length. SpecdecError where they do not divide."""
+    """This rank's part of `items`, in consecutive parts of equal length. SpecdecError if they do not divide evenly."""
     if world() == 1:
         return items
     if len(items) % world():

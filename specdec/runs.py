@@ -1,7 +1,7 @@
-"""Where results live and how they get there: paths, run directories, provenance, atomic files, shards.
+"""Storage of results: paths, run directories, provenance, atomic files, shards.
 
 Knows nothing about models, notebooks or what the rows mean. Every file is written beside its final place and moved
-there in one step, so that a killed process, a full disk or a read-only folder never leaves half a file behind.
+there in one step, so that a killed process, a full disk or a read-only folder never leaves half a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Shown = TypeVar("Shown", bound=Callable[..., Any])
 
 
 def home() -> Path:
-    """The folder under which runs/ and figures/ are written: SPECDEC_HOME, or the one that holds the notebooks, or the
+    """The folder for runs/ and figures/: SPECDEC_HOME, or the one that holds the notebooks, or the
     working directory."""
     notebooks = machine.notebooks_folder()
     usual = notebooks.parent if notebooks else Path.cwd()
@@ -42,14 +42,14 @@ def home() -> Path:
 
 
 def placed(path: Path | str) -> Path:
-    """`path` as it is or, where nothing is there, below the home of results or the checkout: as commands and files print it."""
+    """`path` or, if it does not exist, the same below the results folder or the checkout, as commands and files print it."""
     path, notebooks = Path(path).expanduser(), machine.notebooks_folder()
     below = [path, home() / path, *([notebooks.parent / path] if notebooks else [])]
     return next((place for place in below if place.exists()), path)
 
 
 def workbook() -> Path:
-    """The folder that holds notebooks/ and, in figures/, what papers print and what was published. SpecdecError without."""
+    """The folder of notebooks/ and of figures/ (published numbers and results). SpecdecError without notebooks."""
     notebooks = machine.notebooks_folder()
     if notebooks is None or not (notebooks / "book.yml").is_file():
         where = f"{notebooks} holds no book.yml" if notebooks else "an installed package has none"
@@ -68,17 +68,17 @@ def workbook_module(name: str, room: str = "workbook") -> Any:
 
 
 def runs_dir(scale: str = "laptop") -> Path:
-    """Everything that runs with the budgets of this scale write; git ignores it."""
+    """The output folder of everything at this scale; ignored by git."""
     return home() / "runs" / known_scale(scale)
 
 
 def recorded(pair: str, scale: str = "laptop") -> Path:
-    """Where `record`, `calibrate` and notebook 21 leave what is known of a pair; one folder for each of its drafters."""
+    """The folder where `record`, `calibrate` and notebook 21 write for a pair; one for each of its drafters."""
     return runs_dir(scale).joinpath("recorded", *map(safe_name, pair.split("+")))
 
 
 def tree_file(pair: str, dtype: str) -> Path:
-    """Where the tree lies that was tuned for a pair on this machine."""
+    """The file of the tree tuned for a pair on this machine."""
     return recorded(pair) / f"tree-{dtype}.json"
 
 
@@ -88,19 +88,19 @@ def safe_name(text: str) -> str:
 
 
 def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
-    """The path without suffix of one figure or table of the runs: runs/<scale>/figures/<paper>/<item>."""
+    """The path, without suffix, of a figure or table of the runs: runs/<scale>/figures/<paper>/<item>."""
     return runs_dir(scale) / "figures" / plain_name(paper) / plain_name(item)
 
 
 def known_scale(scale: str) -> str:
-    """`scale` itself when it is one of SCALES; SpecdecError otherwise."""
+    """`scale` if it is one of SCALES; SpecdecError otherwise."""
     if scale not in SCALES:
         raise nearest_name_error("scale", scale, SCALES)
     return scale
 
 
 def plain_name(name: str) -> str:
-    """`name` itself when it is safe as a file name; SpecdecError otherwise."""
+    """`name` if it is safe as a file name; SpecdecError otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
         raise SpecdecError(f"{name!r} cannot name a file; use letters, digits, '.', '_', '+' and '-' only.")
     return name
@@ -108,10 +108,10 @@ def plain_name(name: str) -> str:
 
 @contextmanager
 def atomic(path: Path):
-    """Yield a temporary path beside `path`; when the block ends well, flush it to the disk and move it into place.
+    """Yield a temporary path beside `path`; after a successful block, flush it to the disk and move it into place.
 
-    On any error `path` stays as it was and the temporary file goes. What goes wrong with the disk (full, read-only), also
-    where a library tells of it in its own words, becomes one SpecdecError sentence.
+    On any error `path` stays unchanged and the temporary file is removed. Disk errors (full, read-only), including those
+    that libraries raise as their own, become one SpecdecError sentence.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -122,15 +122,15 @@ def atomic(path: Path):
             _flush(temporary)
             os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # what went wrong is said already; a clean-up that fails too says less
+        with suppress(OSError):  # the first error was reported; a failing clean-up adds nothing
             temporary.unlink()
 
 
 @contextmanager
 def atomic_folder(path: Path):
-    """Yield a temporary folder beside `path`; when the block ends well, flush its files and let it take `path`'s place.
+    """Yield a temporary folder beside `path`; after a successful block, flush its files and let it replace `path`.
 
-    Two renames, so that there is never half a folder under the name. Errors are told like those of `atomic`.
+    Two renames, so that there is never half a folder under the name. Errors as in `atomic`.
     """
     path = Path(path)
     fresh, old = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
@@ -167,7 +167,7 @@ def replace_folder(place: Path, files: dict[str, Path]) -> Path:
 
 
 def need_space(folder: Path, size: int) -> None:
-    """OSError where `folder` has not so many bytes free; for what is large enough to be worth asking beforehand."""
+    """OSError if `folder` has less free space; only checked for sizes that matter."""
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
@@ -175,7 +175,7 @@ def need_space(folder: Path, size: int) -> None:
 
 @contextmanager
 def _disk_faults_told(path: Path):
-    """Inside, what keeps a file from being written is one sentence; safetensors and torch have errors of their own for that."""
+    """Inside, any failure to write a file becomes one sentence, including safetensors' and torch's own errors."""
     try:
         yield
     except Exception as error:
@@ -185,7 +185,7 @@ def _disk_faults_told(path: Path):
         raise _unwritable(path, error) from error
 
 
-_TODO = {  # the rest is taken for a full disk
+_TODO = {  # everything else is treated as a full disk
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable"),
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT), "look what stands in its way"),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "look what stands in its way"),
@@ -193,7 +193,7 @@ _TODO = {  # the rest is taken for a full disk
 
 
 def _unwritable(path: Path, error: Exception) -> SpecdecError:
-    """The sentence for what went wrong with the disk: at `path` itself, or at another file that writing it reads."""
+    """The sentence for a disk error: at `path` itself, or at another file that is read to write it."""
     told = error if isinstance(error, OSError) else OSError()
     reason, code = told.strerror or first_line(error), told.errno
     other = Path(told.filename) if isinstance(told.filename, str | Path) else path

@@ -29,11 +29,7 @@ from specdec.models.anatomy import Values
 
 PREPACK_FROM_WEIGHTS = 4_096  # below this, call overhead exceeds the product
 MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that fit a CPU comfortably
-OWN, JOINT, PACKED = (
-    0,
-    1,
-    2,
-)  # each layer alone; one plain product for layers that share an input; one prepacked product
+OWN, JOINT, PACKED = 0, 1, 2  # each layer alone; one plain product for layers with one input; one prepacked product
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # measured; other counts use the next larger one
 _MOST_WEIGHTS = 1 << 21  # a slice of this size is as informative as a larger matrix
 _REPEATS, _COPIES = 4, 6  # best of so many; layers of one shape alternate, so that they do not all fit a cache

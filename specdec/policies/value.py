@@ -118,7 +118,7 @@ class TreeInputs:
         return out
 
     def update(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
-        """Fill in what scores float32 [..., pool after `expansions`] show, and return the inputs.
+        """Enter the information in scores float32 [..., pool after `expansions`], and return the inputs.
 
         inputs [..., I]: from `begin`, or from an earlier update of the same tree.
         """
@@ -133,7 +133,7 @@ class TreeInputs:
             by_node = newest.reshape(*newest.shape[:-1], nodes, self.top_k)[..., : self._children]
             count = nodes * self._children
             newest = by_node.reshape(*newest.shape[:-1], count)
-            if count < self._newest:  # a narrower level than one before
+            if count < self._newest:  # a narrower level than an earlier one
                 inputs[..., count : self._newest] = _LEAST
         inputs[..., :count] = np.maximum(newest * np.float32(0.2), _LEAST)
         inputs[..., self._sizes] = self.size_masses(chances, expansions)
@@ -152,7 +152,7 @@ class TreeInputs:
 def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
     """The five numbers of history after one more cycle.
 
-    What the last cycle accepted and the one before, their slow mean (tokens / 8 each), whether the last was cut by its
+    Accepted tokens of the last two cycles and their slow mean (tokens / 8 each), whether the last cycle was limited by its
     depth, and 1 once there is any history.
     """
     slow = 0.8 * history[2] + 0.2 * accepted_tok / 8 if history[4] else accepted_tok / 8
@@ -161,8 +161,8 @@ def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np
 
 @dataclasses.dataclass
 class ValueSettings:
-    """The trees of our controller. most_expansions: never deeper than the recording. beam: nodes that each level expands,
-    where those are other than `top_k` (see TreeConfig)."""
+    """The trees of our controller. most_expansions: at most the recording's depth. beam: nodes expanded per level, if other than
+    `top_k` (see TreeConfig)."""
 
     top_k: int = 6
     most_expansions: int = 12
@@ -172,13 +172,13 @@ class ValueSettings:
 
 @dataclasses.dataclass
 class ValuePolicy(ValueSettings, Learned):
-    """Asked EXTEND and SIZE on a beam of `top_k`. network: an AcceptanceModel; `price` must have been called before use.
+    """Answers EXTEND and SIZE on a beam of `top_k`. network: an AcceptanceModel; `price` must be called before use.
 
-    first_evaluation: expansions before the network runs for the first time; `evaluations` counts its runs, as they cost time.
-    stride: it runs next so many levels before the best stop known so far, or at the next level if that is later.
-    continue_bonus_tok: added to going on. A later evaluation will know more, which the prediction leaves out.
-    probe: the hidden states read, a name of PROBES. rate: tokens per ms that time is worth.
-    verify_ms [S], verify_per_tok [S], expand_ms, expand_per_tok: the prices, of the cost model named in `priced_for`.
+    first_evaluation: expansions before the network's first run; `evaluations` counts its runs, as they cost time.
+    stride: it runs next so many levels before the best known stop, or at the next level if that is later.
+    continue_bonus_tok: added to the value of continuing: a later evaluation will know more, which the prediction ignores.
+    probe: the hidden states it reads, a name of PROBES. rate: value of time in tokens per ms.
+    verify_ms [S], verify_per_tok [S], expand_ms, expand_per_tok: from the cost model named in `priced_for`.
     """
 
     first_evaluation: int = 0
@@ -209,9 +209,9 @@ class ValuePolicy(ValueSettings, Learned):
         self.reset()
 
     def price(self, costs: Any, rate: float) -> ValuePolicy:
-        """The same predictions at the prices of `costs` (a CostModel) and a `rate` in tokens per ms."""
+        """The same predictions with the times of `costs` (a CostModel) and a `rate` in tokens per ms."""
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
-        rows = self.plan.beam_at(self.most_expansions)  # what is still open goes on from the last width of the beam
+        rows = self.plan.beam_at(self.most_expansions)  # later levels continue from the last width of the beam
         expand = float(costs.expand_ms(self.top_k, 0, rows))
         return self.with_settings(
             rate=float(rate),
@@ -249,7 +249,7 @@ class ValuePolicy(ValueSettings, Learned):
         return True
 
     def _evaluate(self, question: Question) -> tuple[float, float, int]:
-        """Value of stopping here, of the best later stop, and after how many expansions that is; remembers the size."""
+        """Value of stopping here, of the best later stop, and that stop's expansions; stores the size."""
         if not self.verify_ms:
             raise SpecdecError("this ValuePolicy has no prices yet; call price(costs, rate) first.")
         if self._state is None:
@@ -266,7 +266,7 @@ class ValuePolicy(ValueSettings, Learned):
         return float(value[0, here]), float(value[1:].flat[later]), now + 1 + later // len(self.sizes)
 
     def _begin(self, question: Question) -> None:
-        """What holds for the whole cycle: the hidden state's part, the prices at this context, the inputs that stay."""
+        """The constants of a cycle: the hidden state's contribution, the costs at this context, the fixed inputs."""
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
         seen = np.concatenate(states) if states else None
         if seen is not None and seen.size != (reads := self.network.probe_weight.shape[1]):
@@ -278,10 +278,10 @@ class ValuePolicy(ValueSettings, Learned):
         self.inputs.begin(question.context_tok, self.history, self._row)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """What the network's answer lacks to be a value: at context 0, and its slope per context token.
+        """Terms that turn the network's output into a value: at context 0, and their slope per context token.
 
-        -rate * time of every (expansions, size), -inf where a size exceeds the pool. float32 [D + 1, S] each. The time of
-        levels already drafted is left out: it is the same for all that is open.
+        -rate * time of every (expansions, size), -inf if a size exceeds the pool. float32 [D + 1, S] each. The time of levels
+        already drafted is left out: it is the same for all options.
         """
         ahead = np.arange(self.most_expansions + 1)[:, None]
         pools = np.array([pool_size(n, self.top_k, self.plan.beam) for n in range(len(ahead))])[:, None]
@@ -296,24 +296,24 @@ class ValuePolicy(ValueSettings, Learned):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ValueConfig(Config, ValueSettings):
-    """What our controller may draw, and how its network learns; the defaults train in about a minute on one core."""
+    """The trees of our controller, and how its network learns; the defaults train in about a minute on one core."""
 
     name: str = "ours"
-    probe: str | None = None  # a name of PROBES; None: "draft" where that was recorded, else "target"
+    probe: str | None = None  # a name of PROBES; None: "draft" if recorded, else "target"
     hidden: int = 64
     probe_width: int = 8
-    steps: int = 2000  # at most: the weights kept are those with the least loss on held-out turns
+    steps: int = 2000  # at most: the weights with the lowest loss on held-out turns are kept
     batch: int = 256
     learning_rate: float = 2e-3
     weight_decay: float = 3e-2
     dropout: float = 0.2  # of features and hidden units: few prompts, many dimensions
     noise: float = 0.3  # on standardised features
-    rounds: int = 2  # of collecting cycle starts, the later ones under the policy itself
-    detours: int = 3  # replays per round that leave the policy's path at random
-    ensemble: int = 3  # networks that learn apart and are averaged
-    distil: bool = True  # one network of their size then learns what they say together, and decides in their place
+    rounds: int = 2  # of collecting cycle starts; later rounds use the policy itself
+    detours: int = 3  # replays per round that deviate from the policy's path at random
+    ensemble: int = 3  # networks trained separately and averaged
+    distil: bool = True  # train one network of the same size on the ensemble's mean, and use it alone
     held_out_frac: float = 0.15
-    patience: int = 4  # held-out losses without a gain before training stops; one per 100 steps
+    patience: int = 4  # held-out losses without improvement before training stops; one per 100 steps
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("top_k", "most_expansions", "steps", "batch", "rounds", "ensemble"), (1, math.inf))

@@ -1,1 +1,1 @@
-"""Record a text once; judge any policy, every static tree and the clairvoyant bound on it."""
+"""Record a text once; evaluate any policy, every static tree and the clairvoyant bound on it."""

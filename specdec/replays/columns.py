@@ -1,6 +1,6 @@
-"""Arrays over the positions of a recording: what each is of, and the files that hold them.
+"""Arrays over the positions of a recording: their keys, and the files that hold them.
 
-A column is known by its key. Its name says the same to people, in files and errors; nothing reads it.
+A column is identified by its key. Its name is for display, in files and errors; no code parses it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from specdec.errors import unreadable
 
 
 class Column(NamedTuple):
-    """What an array is of: a kind alone ("context_tok"), or that of all trees of one width, or of one level of a family.
+    """The key of an array: a kind alone ("context_tok"), or with the width of its trees, or with a level of a family.
 
     >>> Column("ranks", 4, (2, 1)).name, Column("family_beam", level=3).name, Column("text").stored
     ('ranks_4,2,1', 'family_beam_3', {'kind': 'text'})
     """
 
     kind: str
-    top_k: int = 0  # children per node; 0 where it is not of trees of one width
+    top_k: int = 0  # children per node; 0 if not of trees of one width
     beam: tuple[int, ...] = ()  # nodes expanded per level, as in a TreeConfig
     level: int = -1  # of a family's trees
 
@@ -35,15 +35,15 @@ class Column(NamedTuple):
 
     @property
     def stored(self) -> dict[str, Any]:
-        """As files list it; `column_of` gives it back."""
+        """Its form in files; `column_of` reads it."""
         return {name: value for name, value in self._asdict().items() if value != self._field_defaults.get(name)}
 
 
-Columns = Mapping[Any, np.ndarray]  # by Column; a kind alone stands for its Column
+Columns = Mapping[Any, np.ndarray]  # by Column; a kind alone means its Column
 
 
 def column_of(listed: Any) -> Column:
-    """The column that a file lists. Older recordings list names, such as "ranks_10" and "family_beam_3"."""
+    """The column for an entry in a file. Older recordings list names, such as "ranks_10" and "family_beam_3"."""
     if not isinstance(listed, str):
         return Column(**{**listed, "beam": tuple(listed.get("beam", ()))})
     kind, _, numbers = listed.rpartition("_")
@@ -54,12 +54,12 @@ def column_of(listed: Any) -> Column:
 
 
 def keyed(columns: Columns) -> dict[Column, np.ndarray]:
-    """The same with a Column for every kind that stands alone."""
+    """The same mapping, with a Column for every kind given alone."""
     return {Column(key) if isinstance(key, str) else key: array for key, array in columns.items()}
 
 
 def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays one below the other, each made as wide as the widest: with -inf, or -1 where they hold numbers of candidates."""
+    """Arrays concatenated, padded to the widest: with -inf, or -1 for candidate numbers."""
     most = max(part.shape[1:] for part in parts)
     if all(part.shape[1:] == most for part in parts):
         return np.concatenate(parts)
@@ -69,7 +69,7 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_columns(path: Path, columns: Columns) -> Path:
-    """Arrays over the same rows as one parquet file; matrices become lists of fixed length, floats split by byte."""
+    """Write arrays over the same rows to one parquet file; matrices become lists of fixed length, floats split by byte."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -90,7 +90,7 @@ def write_columns(path: Path, columns: Columns) -> Path:
 
 
 def read_columns(path: Path, columns: Sequence[Column] | None = None) -> dict[Column, np.ndarray]:
-    """What `write_columns` wrote, or some of it; a missing or damaged file is a SpecdecError that names it."""
+    """Read `write_columns`'s file, or some columns of it; SpecdecError names a missing or damaged file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,8 +1,8 @@
-"""What is recorded of candidates that were copied from the text: exact as all else, for they depend on the text alone.
+"""Recorded columns of candidates copied from the text. They are exact, since they depend on the text alone.
 
-    copied_ranks      the target's path in the trie by itself, for plans of CopiedTree and drafters that only copy
+       copied_ranks      the target's path in the trie alone, for plans of CopiedTree and drafters that only copy
     copied_scores     the trie's nodes, best first
-    ranks of k        the path in trie and drafted tree merged, in place of its ranks in the tree alone
+       ranks of k        the path in trie and drafted tree merged, replacing its ranks in the tree alone
     candidates of k   nodes of both after each expansion
 
 Knows nothing about files, policies or costs.
@@ -28,7 +28,7 @@ from specdec.replays.trace import NEVER, Trace
 
 
 def tries_of(drafter: Drafter, tokens: Tensor, contexts: Tensor) -> list[Trie]:
-    """What a drafter copies at each context, ascending. tokens int64 [T]: the text."""
+    """The drafter's copies at each context, ascending. tokens int64 [T]: the text."""
     session = getattr(drafter, "copies", drafter).session(0, 0)
     return [session.copied(tokens[: context + 1]) for context in contexts.tolist()]
 
@@ -43,7 +43,7 @@ def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
 
 
 def merged_columns(batch: TreeBatch, tries: list[Trie], path: Tensor, top_k: int) -> Columns:
-    """ranks int16 [R, J, J] and candidates int16 [R, J] of one k, of whole trees (a `TreeBatch`) with tries beside them."""
+    """ranks int16 [R, J, J] and candidates int16 [R, J] of one k, of whole trees (a `TreeBatch`) merged with tries."""
     ranks, candidates = [], []
     for row, (trie, own_path) in enumerate(zip(tries, path.tolist(), strict=True)):
         merged = [Merged(pool, trie) for pool in _pools(batch, row, top_k)]
@@ -65,7 +65,7 @@ def _pools(batch: TreeBatch, row: int, top_k: int) -> Iterator[Pool]:
 
 
 def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
-    """int16 [J]: rank of each node on the path among all candidates, NEVER from the first that is none."""
+    """int16 [J]: rank of each node on the path among all candidates, NEVER from the first missing one."""
     place, node = {node: rank for rank, node in enumerate(merged.ranked())}, 0
     ranks = np.full(len(path), NEVER, dtype=np.int16)
     for level, token in enumerate(path):
@@ -76,9 +76,9 @@ def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
 
 
 def copy_odds_of(trace: Trace, config: NgramConfig | None = None, learned_from: str = "") -> CopyOdds:
-    """How often copies were right on recorded texts, and the scale of the drafter's scores where whole trees were recorded.
+    """How often copies were right on recorded texts, and the scale of the drafter's scores if whole trees were recorded.
 
-    trace: a recording of the part that may be learned from, such as trace.select(part="train").
+    trace: a recording of the training part, such as trace.select(part="train").
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -96,7 +96,7 @@ def copy_odds_of(trace: Trace, config: NgramConfig | None = None, learned_from: 
 
 
 def _scale(trace: Trace) -> float:
-    """`fit_scale` of all recorded candidates of the narrowest whole trees; 1 where there are none."""
+    """`fit_scale` of all recorded candidates of the narrowest whole trees; 1 without any."""
     trees = [k for k in trace.header.get("trees", ()) if k in trace.top_ks]
     if not trees or trace.header.get("copies"):
         return 1.0

@@ -1,11 +1,11 @@
-"""All trees of up to so many children and beams at once: what each of them holds, without growing it again.
+"""All trees up to a number of children and beam widths in one recording, without growing each of them.
 
     recorded    6 children; up to (6, 4, 3, 2, 1, ...) nodes expanded per level
     a member    4 children; 2 nodes of the first level, then 1:  exactly the tree that live decoding drafts
 
-A node is expanded by some member only if few others beat it in every member. u is expanded wherever v is if u and its
-ancestors score, level by level, at least what v and its ancestors do, and u needs no more children. So v can be left out if
-more such u exist than any beam holds: what is left is small, and every member's tree lies in it.
+A node is expanded in some member only if few others beat it in every member. u is expanded wherever v is if u and its
+ancestors score, level by level, at least as high as v and its ancestors, and u needs no more children. So v can be dropped if
+more such u exist than any beam holds: the rest is small, and contains every member's tree.
 
 Knows nothing about models.
 """
@@ -27,13 +27,13 @@ AT_ONCE = 24  # roots grown in one batch: comparing all candidates of a level wi
 
 @dataclass(frozen=True)
 class Family:
-    """top_k: the most children. beams: the most nodes expanded on each level, the last number on all below."""
+    """top_k: the most children. beams: the most nodes expanded on each level, the last number for all below."""
 
     top_k: int
     beams: tuple[int, ...]
 
     def depth_of(self, top_k: int, beam: tuple[int, ...], depth: int) -> int:
-        """How many of `depth` expansions of such a tree are recorded; -1 for none."""
+        """Recorded expansions, up to `depth`, of such a tree; -1 for none."""
         if top_k > self.top_k:
             return -1
         shape = TreeConfig(1, depth, top_k, beam=beam)
@@ -43,16 +43,16 @@ class Family:
 
 
 class Choosing:
-    """Which candidates some member of a family expands, level by level: call it with the scores of each."""
+    """The candidates that some member of a family expands, level by level: call it with each level's scores."""
 
     def __init__(self, family: Family):
         self.family, self.level = family, 0
         self.beam: Tensor | None = None
         self.children: Tensor
-        self.places: list[Tensor] = []  # of each candidate's ancestors and itself, in the order of their level's scores
+        self.places: list[Tensor] = []  # of each candidate's ancestors and itself, in order of their level's scores
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """scores [P, n], -inf for none -> candidates to expand int64 [P, W] by score, and which of them are none."""
+        """scores [P, n], -inf for absent -> candidates to expand int64 [P, W] by score, and which of them are absent."""
         family, (count, width) = self.family, scores.shape
         real, numbers = scores > float("-inf"), torch.arange(width, device=scores.device)
         order = scores.sort(dim=1, descending=True, stable=True).indices
@@ -75,10 +75,10 @@ class Choosing:
 
 
 def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], path: Tensor, top_k: int) -> Columns:
-    """The arrays that are stored of grown trees: family_scores and family_beam of each level, and family_path.
+    """The stored arrays of grown trees: family_scores and family_beam of each level, and family_path.
 
-    path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: which candidate of its level each
-    of them is, -1 from the first that is none.
+    path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: each one's index among its level's
+    candidates, -1 from the first missing one.
     """
     found, row = [], torch.zeros(len(path), dtype=torch.long, device=path.device)
     alive = torch.ones(len(path), dtype=torch.bool, device=path.device)
@@ -104,7 +104,7 @@ def member(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pool scores float32 [R, C] of one member in creation order, and the pool nodes of the target's path [R, depth + 1].
 
-    column: gives the stored arrays, see `Trace.column`. C = pool_size(depth, top_k, beam). A node that is missing is -1.
+    column: function that returns stored arrays, see `Trace.column`. C = pool_size(depth, top_k, beam). -1 for missing nodes.
     """
     path, shape = column("family_path"), TreeConfig(1, depth, top_k, beam=beam)
     pools, nodes, start = [], [], 0

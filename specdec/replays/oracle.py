@@ -1,8 +1,8 @@
-"""How fast could anyone have been? The least time of any controller on a recording, and who comes how close to it.
+"""The clairvoyant bound: the least time of any controller on a recording, and how close a policy comes to it.
 
     value[p] = min over answers a of cost[p, a] + value[p + accepted(p, a) + 1]
 
-Every cycle's yield and cost is a look-up, so the best sequence of answers is a shortest path over positions p.
+Every cycle's accepted tokens and cost are look-ups, so the best sequence of answers is a shortest path over positions p.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 @dataclass(frozen=True)
 class Bound(Rates):
-    """What `clairvoyant` found.
+    """The result of `clairvoyant`.
 
-    turns: one row per turn, columns of `Replayed.table` that a bound has. answers: one row per cycle of a fastest
+    turns: one row per turn, with the columns of `Replayed.table` that apply to a bound. answers: one row per cycle of a fastest
     sequence: suite, prompt, turn, position, top_k (0: a plain step or copies), beam, expansions, verify_nodes, accepted_tok,
     time_ms.
     """
@@ -50,11 +50,11 @@ def clairvoyant(
 ) -> Bound:
     """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
-    Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them, with
-    the beams of `static_trees.BEAMS` where a family was recorded; a plain step; copied candidates alone where the drafter
-    copies; and a flat tree of the root's V best children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root
-    excluded) and beams allow such trees only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle.
-    Questions cost nothing, nor does what the drafter reads later because nothing was drafted before.
+    Without restriction every legal answer is allowed: all recorded (k, n, V), including n = 0 and V = 0, with the beams of
+    `static_trees.BEAMS` if a family was recorded; a plain step; copied candidates alone if the drafter copies; and a flat
+    tree of the root's V best children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root
+    excluded) and beams restrict the trees, and exclude plain steps and flat trees. V is cut to the pool, as in the cycle.
+    Questions cost nothing, nor does reading that the drafter postpones when nothing is drafted.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -103,7 +103,7 @@ def clairvoyant(
 def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:
     """Share of the gap in speed that a policy captures: (1/policy - 1/tuned) / (1/clairvoyant - 1/tuned).
 
-    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, NaN means that there is no gap.
+    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, NaN if there is no gap.
 
     >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25
@@ -124,16 +124,16 @@ def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayL
 
 
 def _next_size(trace: Trace, sizes: Iterable[int] | None) -> np.ndarray:
-    """[most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 where there is none."""
+    """[most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 if there is none."""
     most = trace.most_nodes
     allowed = np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
     return np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
 
 
 class _Cheapest:
-    """Least cost `ms` [R, D + 2] of accepting exactly a tokens, and the `answer` that attains it, int16 [R, D + 2, 3].
+    """Least cost `ms` [R, D + 2] of accepting exactly a tokens, and the `answer` that achieves it, int16 [R, D + 2, 3].
 
-    An answer is the number of its (k, beam) among the shapes from 1, else 0, then n and V.
+    An answer is the number of its (k, beam) among the shapes, from 1 (0: none), then n and V.
     """
 
     def __init__(self, trace: Trace, tables: CostTables, next_size: np.ndarray):
@@ -142,17 +142,17 @@ class _Cheapest:
         self.answer = np.zeros((*self.ms.shape, 3), dtype=np.int16)
 
     def put(self, cost_ms: np.ndarray, nodes: np.ndarray, number: int, depth: int, first: int = 0) -> None:
-        """Take an answer where it costs less. cost_ms, nodes [R, A]: for accepting `first`, first + 1, ... tokens."""
+        """Use an answer wherever it costs less. cost_ms, nodes [R, A]: for accepting `first`, first + 1, ... tokens."""
         row, tokens = np.nonzero(cost_ms < self.ms[:, first : first + cost_ms.shape[1]])
         self.ms[row, tokens + first] = cost_ms[row, tokens]
         chosen = np.broadcast_arrays(number, depth, nodes[row, tokens])
         self.answer[row, tokens + first] = np.stack(chosen, axis=-1)
 
     def put_smallest(self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int) -> None:
-        """Of the trees in which the path has these `ranks` [R, A - 1] the smallest allowed one of every length.
+        """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for every accepted length.
 
         Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the next one's rank.
-        Verification never gets cheaper with nodes, so the smallest allowed of these sizes is enough.
+        Verification never gets cheaper with more nodes, so the smallest allowed size is enough.
         """
         most, where = self.trace.most_nodes, self.tables.where
         edges = (
@@ -165,7 +165,7 @@ class _Cheapest:
         self.put(np.where(size <= edges[1], cost_ms, np.inf), nodes, number, depth)
 
     def allow_trees(self, shapes: list[Shape], depths: list[int]) -> None:
-        """Every tree that was asked for and recorded."""
+        """Every requested and recorded tree."""
         for number, shape in enumerate(shapes, 1):
             for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
                 offered = self.trace.candidates(shape[0], depth, shape[1])
@@ -173,27 +173,27 @@ class _Cheapest:
                 self.put_smallest(path_ranks(self.trace, shape, depth), offered, draft_ms, number, depth)
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
-        """Plain steps, and flat trees that just hold the target's token."""
+        """Plain steps, and flat trees just large enough for the target's token."""
         tables, where, rank = self.tables, self.tables.where, self.trace.root_rank.astype(int)
         number, cheapest = min(enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum()))
         widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
-        nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)  # a tree of at most k nodes is no flat one
+        nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)  # a tree of at most k nodes is not flat
         flat_ms = np.where(rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf)
         self.put(tables.plain_ms[where, None], np.zeros((len(where), 1), int), 0, 0)
         self.put(flat_ms[:, None], nodes[:, None], number, 0, first=1)
 
     def allow_copies(self) -> None:
-        """Trees of copied candidates alone."""
+        """Trees of copied candidates only."""
         tables, where = self.tables, self.tables.where
         ranks = np.minimum(self.trace.column("copied_ranks").astype(int), self.trace.most_nodes)
         self.put_smallest(ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0)
 
 
 def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least time per turn [turns], and the accepted_tok to aim at in every row [R]."""
+    """Least time per turn [turns], and the best accepted_tok in every row [R]."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     tokens = cost_ms.shape[1]
-    value_ms = np.zeros((len(first), positions.max() + tokens))  # nothing is left to pay beyond a turn's end
+    value_ms = np.zeros((len(first), positions.max() + tokens))  # no cost beyond a turn's end
     accepted = np.zeros(len(cost_ms), dtype=np.int64)
     for position in range(positions.max() - 1, -1, -1):
         turn = np.flatnonzero(positions > position)
@@ -204,7 +204,7 @@ def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _walk(trace: Trace, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and turns of the cycles, each starting where the one before ended; sorted by row. int [cycles] each."""
+    """Rows and turns of the cycles, each starting where the previous one ended; sorted by row. int [cycles] each."""
     row = trace.turns["first"].to_numpy()
     end = row + trace.turns["positions"].to_numpy()
     rows, turns = [], []

@@ -1,8 +1,8 @@
-"""Record once what every draft tree would have done: `record` writes a `trace.Trace` of a pair on prompts.
+"""Recording: `record` writes a `trace.Trace`, which holds what every draft tree would have accepted on given prompts.
 
 The target's texts are decoded plainly, several prompts at once.
 One forward over the target's own text gives its features; the drafter grows the trees of many positions at once. Exact in
-float32. In low precision blocks of other sizes round otherwise, and near-ties may fall differently than live.
+float32. In low precision, blocks of other sizes round differently, and near-ties may differ from live decoding.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
 
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
-NODES_AT_ONCE = 40_000  # candidates grown in one batch: bounds memory
-RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees whose distributions RADAR learns from
+NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
+RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees of RADAR's training distributions
 # A quarter of an answer of 64 tokens. On one core each costs 0.03 s with small and 0.2 s with smollm2: 16 take 1.6 times as
-# long as all else that is recorded of such a turn.
+# long as everything else recorded of such a turn.
 USUAL_LENGTHS = 16
 
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """What `record` keeps, of which prompts, and where it goes."""
+    """What `record` stores, of which prompts, and where."""
 
     max_new_tokens: int = 128  # length of each answer
     depth: int = 12  # expansions of the deepest tree
-    top_ks: tuple[int, ...] = (8, 10, 12, 16, 20, 32)  # beam widths whose ranks are kept: enough to judge any answer
-    trees: tuple[int, ...] = (10,)  # widths whose whole trees are kept as well, for policies that look at scores
+    top_ks: tuple[int, ...] = (8, 10, 12, 16, 20, 32)  # beam widths whose ranks are stored: enough to replay any answer
+    trees: tuple[int, ...] = (10,)  # widths whose whole trees are stored too, for policies that read scores
     family: tuple[int, ...] = ()  # all trees up to so many children and, per level, nodes expanded (last number: below)
     most_nodes: int = 240  # the largest verify_nodes a policy may ask for
     temperature: float = 0.0
     seed: int = 0
-    features: bool = True  # keep the target's features and the drafter's states, in half precision
+    features: bool = True  # store the target's features and the drafter's states, in half precision
     acceptance_distributions: int = 0  # positions per turn with RADAR's exact distributions
     limit: int | None = None  # prompts per suite, over all parts
-    train_limit: int | None = None  # prompts per suite in part "train", where policies should learn from more of them
-    part: str = "test"  # what prompts that are not named suites count as
+    train_limit: int | None = None  # prompts per suite in part "train", if policies should learn from more
+    part: str = "test"  # the part of prompts that are not from named suites
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     name: str = "record"  # of the run
     scale: str = "laptop"
     progress: bool = True
-    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # workers there at once, at most
+    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # the most workers at once there
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class RecordConfig:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What the numbers depend on, by the names that files use."""
+        """The settings that the numbers depend on, under their names in files."""
         names = ("max_new_tokens", "depth", "most_nodes", "seed", "features")
         stored = {name: getattr(self, name) for name in names} | {"temperature": float(self.temperature)}
         widths = dict(top_ks=self.widths, trees=tuple(sorted(self.trees)))
@@ -91,9 +91,9 @@ class RecordConfig:
 def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **settings: Any) -> Trace:
     """Record `prompts` and return the Trace. The same call continues a stopped recording and opens a finished one.
 
-    prompts: as `evaluate` takes them; suites by name are split into train, tune and test. Or a Trace: the prompts that it
-    recorded (of suites by name), in their parts, to be recorded otherwise. settings: fields of RecordConfig
-    by name (`lengths` stands for acceptance_distributions). SpecdecError for bad settings, before anything is decoded.
+    prompts: as in `evaluate`; named suites are split into train, tune and test. Or a Trace: its prompts (of named suites) are
+    recorded again with other settings, in the same parts. settings: fields of RecordConfig
+    by name (`lengths` means acceptance_distributions). SpecdecError for bad settings, before anything is decoded.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -105,7 +105,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     config = record_config(config, settings)
     check(pair, config)
     items = parted_items(prompts, config)
-    openings(pair, [item for _, item in items], config.max_new_tokens + config.depth)  # refuses what cannot be recorded
+    openings(pair, [item for _, item in items], config.max_new_tokens + config.depth)  # refuses unsuitable prompts
     described = describe_pair(pair)
     identity = {"schema": trace.SCHEMA, "pair": described, "items": describe_items([item for _, item in items])}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
@@ -117,7 +117,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
 
 
 def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list[tuple[str, Prompt]]) -> None:
-    """Have others write what is missing."""
+    """Distribute the missing prompts."""
     if not (missing := missing_items(run, items)):
         return
     source = load.source_of(pair)
@@ -140,13 +140,13 @@ def _record_elsewhere(
 
 
 def missing_items(run: runs.Run, items: list[tuple[str, Prompt]]) -> list[tuple[int, str, Prompt]]:
-    """(number, part, prompt) of what no shard holds yet."""
+    """(number, part, prompt) of every missing shard."""
     done = set(run.shards("turns").done())
     return [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
 
 
 def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> RecordConfig:
-    """`config` with `settings` by name, among them the short name `lengths`."""
+    """`config` with `settings` by name, including the short name `lengths`."""
     names = {"lengths": "acceptance_distributions"}
     made: RecordConfig = runs.configured(
         config, RecordConfig, {names.get(name, name): value for name, value in settings.items()}
@@ -155,7 +155,7 @@ def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> Reco
 
 
 def settings_of(recorded: Trace) -> dict[str, Any]:
-    """The settings of `record` under which the same trees of the same lengths would be recorded again."""
+    """The settings of `record` that would record the same trees of the same lengths again."""
     names = ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed")
     stored = {name: recorded.header[name] for name in names if name in recorded.header}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
@@ -173,7 +173,7 @@ def check(pair: Pair, config: RecordConfig) -> None:
     if config.most_nodes >= NEVER:
         raise SpecdecError(f"most_nodes must be below {NEVER}, the largest rank a recording holds.")
     for top_k in config.widths:
-        TreeConfig(1, config.depth, top_k)  # refuses what no memory holds
+        TreeConfig(1, config.depth, top_k)  # refuses trees too large for memory
     deepest = pair.drafter.deepest
     if deepest is not None and config.depth > deepest:
         raise SpecdecError(f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}.")
@@ -201,20 +201,20 @@ def check(pair: Pair, config: RecordConfig) -> None:
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
-    """Positions per turn with RADAR's distributions where nobody says it: USUAL_LENGTHS, or none where they cannot be."""
+    """Default number of positions per turn with RADAR's distributions: USUAL_LENGTHS, or 0 if they do not apply."""
     possible = RADAR_TOP_K in widths and depth >= RADAR_CALLS - 1 and not copies_of(pair.drafter).get("copies")
     return USUAL_LENGTHS if possible else 0
 
 
 def copies_of(drafter: Drafter | None) -> dict[str, Any]:
-    """What a recording's header says of a drafter that copies; {} for one that does not."""
+    """The entries of a recording's header for a drafter that copies; {} for other drafters."""
     if drafter is None or not drafter.copied_levels:
         return {}
     return {"copies": {"levels": drafter.copied_levels, "forwards": drafter.forwards}}
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
-    """(part, prompt): suites by name are split, train first; a Trace's as they were; others all count as `config.part`."""
+    """(part, prompt): named suites are split, train first; a Trace's prompts keep their parts; all others get `config.part`."""
     options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
     if isinstance(prompts, Trace):
         turns = prompts.turns.drop_duplicates("prompt")
@@ -233,19 +233,19 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
 
 
 class Recorder:
-    """What is computed for each prompt. Without a run nothing can be written (an estimate)."""
+    """The computation for each prompt. Without a run it writes nothing (for estimates)."""
 
     def __init__(self, pair: Pair, config: RecordConfig, run: runs.Run | None = None):
         self.pair, self.config = pair, config
         self.run: Any = run
         assert pair.drafter is not None, "`check` has seen that there is one"
         self.whole = pair.drafter
-        self.drafter: Any = getattr(self.whole, "drafter", self.whole)  # what drafts, without what is copied beside it
+        self.drafter: Any = getattr(self.whole, "drafter", self.whole)  # the drafter without the copies merged with it
         self.batched = isinstance(self.drafter, EagleDrafter)
         self.copies, self.forwards = copies_of(self.whole), self.whole.forwards
 
     def write_all(self, jobs: list[tuple[int, str, Prompt]]) -> None:
-        """These prompts; texts of several are decoded at once."""
+        """Record these prompts; texts of several are decoded at once."""
         with (
             self.pair.inference(),
             tqdm(total=len(jobs), desc=self.run.name, unit="prompt", disable=not self.config.progress) as bar,
@@ -254,7 +254,7 @@ class Recorder:
                 bar.update()
 
     def write(self, number: int, part: str, item: Prompt) -> Generator[Forward, Any, None]:
-        """One prompt, all its turns: a shard of every table. Forwards of its texts are left to the driver."""
+        """One prompt, all its turns: a shard of every table. Yields the forwards of its texts to the driver."""
         turns: list[dict[str, Any]] = []
         answers: list[str] = []
         tables: dict[str, list[dict[Any, np.ndarray]]] = {"positions": [], "trees": [], "family": [], "lengths": []}
@@ -279,7 +279,7 @@ class Recorder:
         self.run.shards("turns").write(number, pd.DataFrame(turns))  # last: it marks the prompt as done
 
     def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
-        """Prompt and text with `depth` tokens beyond its end (a tree may reach there); how many of them count."""
+        """Prompt and text with `depth` tokens beyond its end (trees may reach there); how many of them count."""
         config, limit = self.config, self.pair.target.position_limit
         if limit is not None and len(prompt) + config.max_new_tokens + config.depth > limit:
             raise SpecdecError(
@@ -295,7 +295,7 @@ class Recorder:
         return [*prompt, *text, *beyond], len(text)
 
     def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, dict[Any, np.ndarray]]:
-        """One turn's columns of every table: positions, trees, and lengths with the rows of the turn they belong to."""
+        """One turn's columns of every table: positions, trees, and lengths with the rows of their turn."""
         config = self.config
         tokens = torch.tensor(ids, device=self.pair.target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
@@ -407,11 +407,11 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
 
 
-FILLED = {"scores": float("-inf"), "tokens": -1, "beams": -1}  # what stands in ChosenTrees where there is nothing
+FILLED = {"scores": float("-inf"), "tokens": -1, "beams": -1}  # values of ChosenTrees for absent candidates
 
 
 def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
-    """Level by level the rows of all trees, as wide as the widest."""
+    """The rows of all trees, level by level, padded to the widest."""
     levels = zip(*(getattr(tree, name) for tree in trees), strict=True)
     widest = [(level, max(part.shape[1] for part in level)) for level in levels]
     return [
@@ -420,7 +420,7 @@ def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
 
 
 class SequentialDrafter:
-    """`BatchedDrafter` for any drafter: one position after the other through its own session. Slow, and the reference."""
+    """`BatchedDrafter` for any drafter: one position after the other in its own session. Slow; the reference."""
 
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
         self.drafter, self.tokens, self.features, self.depth = drafter, tokens, features, depth
@@ -449,7 +449,7 @@ class SequentialDrafter:
         return TreeBatch(*(torch.stack(parts) for parts in zip(*trees, strict=True)))
 
     def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Choosing) -> ChosenTrees:
-        """As `BatchedDrafter.grow_chosen`, one root after the other; each chooses for itself."""
+        """As `BatchedDrafter.grow_chosen`, one root after the other, each with its own choice."""
         session, grown = self.drafter.session(len(self.tokens), len(self.tokens) * top_k), []
         for _, tokens, scores in self._roots(session, contexts, top_k):
             own, levels = Choosing(choose.family), ChosenTrees([scores], [tokens], [])
@@ -474,7 +474,7 @@ def radar_distributions(
     all of them (RADAR section 4, equations 8-10).
     """
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
-    for index in range(len(rows) - 1, -1, -1):  # from the end, so that the cache only ever shrinks
+    for index in range(len(rows) - 1, -1, -1):  # from the end, so that the cache only shrinks
         row, context = int(rows[index]), int(contexts[int(rows[index])])
         cache.truncate(context)
         pool, keeps = _radar_trees(tokens[context], batch, row)
@@ -490,7 +490,7 @@ def radar_distributions(
 
 
 def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, list[Tensor]]:
-    """The pool after 7 expansions as a tree, and which of its nodes each of the trees after 2 to 8 calls keeps."""
+    """The pool after 7 expansions as a tree, and the nodes of each of the trees after 2 to 8 calls."""
     children, level_size = RADAR_TOP_K, RADAR_TOP_K**2
     count = 1 + pool_size(RADAR_CALLS - 1, children)
     scores, token = batch.scores[row, : count - 1], batch.tokens[row, : count - 1]

@@ -1,7 +1,7 @@
-"""Judge any policy on a recording: the very cycle of decoding, driven over ranks and scores instead of models.
+"""Replay: run any policy on a recording, with the decoding cycle itself driven over ranks and scores instead of models.
 
-What the live engine computes is looked up, and charged as the cost model predicts. What a recording cannot judge exactly
-(another k, a deeper tree) is refused.
+Results of the live engine are looked up, and their times predicted by the cost model. Trees that a recording cannot replay
+exactly (another k, a deeper tree) are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUMMED |= dict(accepted_tok="accepted_tok", time_ms="total_ms", policy_ms="polic
 
 
 class ReplayClock(Clock):
-    """Stands in for `clock.Clock`: time passes as the cost model says. question_ms is charged per question asked."""
+    """A `clock.Clock` whose time is predicted by the cost model. question_ms is charged per question."""
 
     def __init__(self, question_ms: float):
         self.question_ms = question_ms
@@ -41,7 +41,7 @@ class ReplayClock(Clock):
         """Nothing runs between two laps."""
 
     def lap(self, name: str) -> None:
-        """Only policies are timed by the cycle itself; the engine charges everything else."""
+        """The cycle itself only times policies; the engine charges everything else."""
         self.policy_ms += self.question_ms
 
     def stop(self) -> dict[str, float]:
@@ -52,15 +52,15 @@ class ReplayClock(Clock):
 class ReplayEngine:
     """Implements `cycle.Engine` over a Trace. `open` a turn, then run cycles until `finished`.
 
-    policy_ms: what one answer of the policy costs on top of asking (costs.question_ms).
+    policy_ms: time of one answer of the policy, beyond that of asking (costs.question_ms).
     """
 
     def __init__(self, trace: Trace, costs: CostModel, limits: TreeConfig, policy_ms: float = 0.0):
         self.trace, self.costs, self.limits = trace, costs, limits
         check_number("policy_ms", policy_ms)
         self.clock = ReplayClock(costs.question_ms + policy_ms)
-        self.most_expansions = 1 << 30  # no recorded position's trees meet the target's context limit
-        self.forwards, self.extra_rows = trace.forwards, 0  # nothing stood beside the recorded trees
+        self.most_expansions = 1 << 30  # no recorded tree reaches the target's context limit
+        self.forwards, self.extra_rows = trace.forwards, 0  # recorded trees have no extra rows
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
         self._tables = costs.lookup(trace.most_nodes)
         self._plan: Plan = TreeConfig(1, 0, 1)
@@ -68,7 +68,7 @@ class ReplayEngine:
         self._looked_up: dict[Plan, tuple[np.ndarray, Any]] = {}
 
     def open(self, turn: int) -> None:
-        """Begin turn number `turn` of the recording at its first position."""
+        """Start turn number `turn` of the recording at its first position."""
         self.first, self.positions, self.prompt_tok = self._turns[turn]
         self.position, self.cycles, self.level = 0, 0, -1
 
@@ -107,7 +107,7 @@ class ReplayEngine:
                 "a CopiedTree was planned, but the recorded drafter copies nothing; record one that does."
             )
         self._taken = plan
-        if self._copied or not plan.verify_nodes:  # a plain step: a tree without children, whose drafting costs nothing
+        if self._copied or not plan.verify_nodes:  # a plain step: a tree without children, drafted for free
             self._plan, self._top_k, self._flat_nodes, self._draft = plan, 0, 0, ((0.0,), (0.0,))
             return
         check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
@@ -194,7 +194,7 @@ class ReplayEngine:
 
 @dataclass
 class Replayed(Rates):
-    """What `replay` found.
+    """The result of `replay`.
 
     table: one row per turn: suite, prompt, turn, part, cycles, SUMMED, plain_ms (plain decoding of the same tokens).
     rows: the cycles, if kept.
@@ -205,7 +205,7 @@ class Replayed(Rates):
 
     @property
     def cycles(self) -> pd.DataFrame:
-        """One row per cycle with the turn it belongs to (only with keep_cycles=True)."""
+        """One row per cycle with its turn (only with keep_cycles=True)."""
         keys = self.table[TURN].to_dict("records")
         return pd.DataFrame([{**key, **row.row()} for key, rows in zip(keys, self.rows, strict=True) for row in rows])
 
@@ -214,11 +214,11 @@ class Replayed(Rates):
 def replay(
     trace: Trace, policy: PolicyLike, costs: CostModel, *, policy_ms: float = 0.0, keep_cycles: bool = False
 ) -> Replayed:
-    """Decode every turn of the recording with `policy`, in the time that `costs` predicts.
+    """Decode every turn of the recording with `policy`, in the time predicted by `costs`.
 
-    policy_ms: the measured cost of one answer (see `answer_ms`), charged with costs.question_ms for every question.
-    A policy that `remembers` stays as it was given: every suite begins with a copy.
-    Raises SpecdecError for answers that were not recorded, and warns where `costs` belong to another machine.
+    policy_ms: the measured time of one answer (see `answer_ms`), charged with costs.question_ms for every question.
+    A policy that `remembers` stays unchanged: every suite starts with a copy.
+    Raises SpecdecError for answers that were not recorded, and warns if `costs` belong to another machine.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -253,8 +253,8 @@ def replay(
 def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0) -> float:
     """Measured wall time of one answer of `policy` on this machine: the mean over the questions of a few turns.
 
-    `others_mb` are read before each answer, as a draft forward of a small pair does: it fills the caches. The slowest
-    twentieth, interruptions, is left out.
+    `others_mb` are read before each answer, to fill the caches as a small pair's draft forward does. The slowest
+    twentieth, which was interrupted, is left out.
     """
     timed = _TimedPolicy(policy, torch.ones(int(others_mb * 2**18)))
     replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)
@@ -271,7 +271,7 @@ class _TimedPolicy(Chain):
         self.spent_ms: list[float] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _TimedPolicy:
-        return self  # the answers of all its copies are timed
+        return self  # copies are timed too
 
     def answer(self, question: Question) -> Any:
         self.others.sum()

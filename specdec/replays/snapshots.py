@@ -1,8 +1,8 @@
-"""Draft-and-verify cycles as plain data to look at: the tree, who was asked what, what came of it and what it took.
+"""Draft-and-verify cycles as plain data for display: the tree, questions and answers, the result and the time.
 
     recording, turn, policy ──▶ Lane of Snapshots ◀── engine of a live turn
 
-A recorded tree is cut anew in milliseconds, by the very cycle that decodes. Knows nothing about drawing or browsers.
+Recorded trees are pruned again in milliseconds, by the cycle that also decodes. Knows nothing about drawing or browsers.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from specdec.replays.trace import Trace, open_trace, save_trace
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
-MOST_CHOICES, MOST_VALUES = 8, 12  # of many actions the likeliest are told apart, of values the best
-PARTS = ("draft", "policy", "verify", "rest")  # what a cycle's time consists of
+MOST_CHOICES, MOST_VALUES = 8, 12  # of many actions only the likeliest are listed, of values the best
+PARTS = ("draft", "policy", "verify", "rest")  # parts of a cycle's time
 CLAIRVOYANT = "clairvoyant"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One question and its answer. values: probabilities, or predicted values in tokens, of the choices `labels`.
+    """A question and its answer. values: probabilities, or predicted values in tokens, of the choices `labels`.
 
-    unit: of the values; "" for a rule, which has no network. An answer in nodes does not count the root, as total_tokens does.
+    unit: of the values; "" for a rule, which has no network. Answers in nodes exclude the root, unlike total_tokens.
 
-    chosen: which of them was taken; -1 where the network was not asked or its choice is not among them.
+    chosen: index of the chosen one; -1 if the network was not asked or its choice is not listed.
     """
 
     kind: str
@@ -61,10 +61,10 @@ class Asked:
 class Snapshot:
     """One cycle. Nodes are in creation order, the root first.
 
-    position: the root's place among the new tokens. tree: "total_tokens / depth / k" as drafted and verified.
+    position: index of the root among the new tokens. tree: "total_tokens / depth / k" as drafted and verified.
     token, parent, score: text, parent (-1 for the root) and cumulative draft log-probability of each drafted node.
     verified: whether it was sent to the target. accepted: nodes of the accepted path, the root first.
-    bonus: the target's own next token; refused: the likeliest node it passed over for that. None where there is none.
+    bonus: the target's own next token; refused: the likeliest node rejected for it. None if there is none.
     times: milliseconds by PARTS. kept_tok: new tokens that count.
     """
 
@@ -98,9 +98,9 @@ class Snapshot:
 
 @dataclass
 class Lane:
-    """One policy on one text. tokens: the text, token by token, as far as it is known.
+    """One policy on one text. tokens: the text, token by token, as far as known.
 
-    plain_ms: predicted time of plain decoding up to each position, where it is known.
+    plain_ms: predicted time of plain decoding up to each position, if known.
     """
 
     name: str
@@ -109,28 +109,28 @@ class Lane:
     plain_ms: list[float] = field(default_factory=list)
 
     def at(self, position: int) -> int:
-        """The cycle that writes the token after `position`."""
+        """Index of the cycle that writes the token after `position`."""
         starts = [cycle.position for cycle in self.cycles]
         return max(0, int(np.searchsorted(starts, position, side="right")) - 1)
 
     def elapsed_ms(self, cycle: int) -> float:
-        """Time up to the end of a cycle; the prompt's own forward is left out."""
+        """Time up to the end of a cycle, without the prompt's own forward."""
         return sum(one.total_ms for one in self.cycles[: cycle + 1])
 
     def tokens_per_s(self, cycle: int) -> float:
-        """Running speed up to the end of a cycle."""
+        """Average speed up to the end of a cycle."""
         written = sum(one.kept_tok for one in self.cycles[: cycle + 1])
         return 1e3 * written / max(self.elapsed_ms(cycle), 1e-9)
 
     def speedup(self, cycle: int) -> float | None:
-        """Times as fast as plain decoding of the same tokens, None where its time is unknown."""
+        """Speed-up over plain decoding of the same tokens, None if its time is unknown."""
         end = self.cycles[cycle].position + self.cycles[cycle].kept_tok
         return self.plain_ms[end] / self.elapsed_ms(cycle) if end < len(self.plain_ms) else None
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A trace with what people want to read beside it: the text of every token in it, the prompts, the prices."""
+    """A trace with what its display needs: the text of every token, the prompts, the costs."""
 
     trace: Trace
     costs: CostModel
@@ -143,20 +143,20 @@ class Recording:
 
     @property
     def titles(self) -> list[str]:
-        """What each turn is called."""
+        """Display names of the turns."""
         turns = enumerate(zip(self.trace.turns["suite"], self.prompts, strict=True), 1)
         return [f"{number}. {suite}: {' '.join(prompt.split())[:60]}" for number, (suite, prompt) in turns]
 
     @property
     def top_ks(self) -> list[int]:
-        """Widths whose trees were kept as a whole, so that they can be drawn."""
+        """Widths whose whole trees were recorded, so that they can be drawn."""
         return sorted(self.trace.header["trees"])
 
     def text(self, token: int) -> str:
         return self.texts.get(int(token), f"#{int(token)}")
 
     def tokens(self, turn: int) -> list[str]:
-        """The text of a turn."""
+        """The token texts of a turn."""
         row = self.trace.turns.iloc[turn]
         rows = self.trace.text[int(row["first"]) : int(row["first"] + row["positions"])]
         return [self.text(token) for token in (*rows[:, 0], rows[-1, 1])]
@@ -171,7 +171,7 @@ class Recording:
 
 
 def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
-    """A recording to look at, of a trace and the pair that made it. Turns without a position are left out."""
+    """A recording for display, from a trace and its pair. Turns without a position are left out."""
     if trace.header["pair"] != pair.name:
         raise SpecdecError(f"this recording was made with the pair {trace.header['pair']!r}, not {pair.name!r}.")
     trace = trace.select(trace.turns["positions"].to_numpy() > 0)
@@ -181,7 +181,7 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
 
 
 def with_text(trace: Trace) -> np.ndarray:
-    """The recorded text; a sentence where an earlier version left it out, or no whole tree was kept."""
+    """The recorded text; SpecdecError if an older version left it out, or no whole tree was recorded."""
     if not trace.header.get("trees"):
         raise SpecdecError("the recording keeps no whole trees; record with trees=(10,) to look at them.")
     try:
@@ -191,7 +191,7 @@ def with_text(trace: Trace) -> np.ndarray:
 
 
 def open_recording(folder: Path, pair: Pair | None = None, costs: CostModel | None = None) -> Recording:
-    """What `Recording.save` wrote; any other finished recording needs its pair and a cost model."""
+    """Open what `Recording.save` wrote; other finished recordings need their pair and a cost model."""
     trace = open_trace(folder)
     path = Path(folder) / "texts.json"
     if not path.is_file():
@@ -207,9 +207,9 @@ def open_recording(folder: Path, pair: Pair | None = None, costs: CostModel | No
 
 
 def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
-    """The text of each token id inside a text, so with its space; special tokens by their names.
+    """The text of each token id within a text, including its space; special tokens by their names.
 
-    All by number where there is no tokenizer.
+    Numbers if there is no tokenizer.
     """
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
@@ -226,7 +226,7 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
 
 
 def _prompts(trace: Trace) -> list[str]:
-    """The text of every turn's prompt; its name where the prompt was no suite's."""
+    """The text of every turn's prompt; its name if the prompt is from no suite."""
     known: dict[str, Any] = {}
     for suite in dict.fromkeys(trace.turns["suite"]):
         try:
@@ -238,7 +238,7 @@ def _prompts(trace: Trace) -> list[str]:
 
 
 class Watched(Chain):
-    """`policy` with what it was asked in this cycle, what it answered, and what its network said."""
+    """`policy` with its questions in this cycle, its answers, and its network's outputs."""
 
     def __init__(self, policy: Policy):
         super().__init__(policy)
@@ -251,14 +251,14 @@ class Watched(Chain):
         answer = answer_of(self.policy, question)
         outputs = part.outputs
         if outputs is before and not (question.kind == SIZE and outputs is not None and outputs.ndim == 2):
-            outputs = None  # it answered without its network
+            outputs = None  # answered without its network
         if question.kind == PLAN:
             self.planned = answer
         self.asked.append(asked_of(part, question, answer, outputs))
         return answer
 
     def begin(self) -> Watched:
-        """A cycle begins."""
+        """Start a cycle."""
         self.asked: list[Asked] = []
         self.plan = self.planned = self.policy.plan
         return self
@@ -270,7 +270,7 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
     told = Asked(kind, now, _in_words(kind, answer), unit="probability" if isinstance(policy, Learned) else "")
     if outputs is None or not isinstance(policy, Learned):
         return told
-    if isinstance(policy, ValuePolicy):  # predicted values of every stop still open
+    if isinstance(policy, ValuePolicy):  # predicted values of every possible stop
         if kind == SIZE:
             labels, values = [_in_words(SIZE, size) for size in policy.sizes], outputs[0]
         else:
@@ -293,12 +293,12 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
 
 def _in_words(kind: str, answer: Any) -> str:
     if kind == EXTEND:
-        return "go on" if answer else "stop"
+        return "continue" if answer else "stop"
     return f"{answer} node{'s' * (answer != 1)}" if kind == SIZE else _tree_text(answer)
 
 
 def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES) -> Asked:
-    """All choices in their order or, of too many, the largest and the chosen one."""
+    """All choices in order or, if too many, the largest and the chosen one."""
     keep = np.arange(len(labels))
     if len(labels) > most:
         keep = np.argsort(-values, kind="stable")[:most]
@@ -319,7 +319,7 @@ def _tree_text(tree: Plan) -> str:
 
 
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
-    """Every cycle of a policy on one recorded text, at the recording's prices."""
+    """Every cycle of a policy on one recorded text, with the recording's costs."""
     engine = ReplayEngine(recording.trace, recording.costs, policy.limits)
     engine.open(turn)
     watched, lane = Watched(policy), _lane(recording, turn, name)
@@ -330,13 +330,13 @@ def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane
 
 
 def what_if(recording: Recording, turn: int, position: int, tree: TreeConfig) -> Snapshot:
-    """The cycle that starts at `position`, had it been of another tree."""
+    """The cycle that starts at `position`, with another tree."""
     snapshot = _fixed(recording, turn, position, Static.of(tree))
     return dataclasses.replace(snapshot, note=snapshot.note or "a tree of your own: nobody was asked")
 
 
 def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
-    """The fastest way to write this text with these recorded trees, for someone who knows it beforehand."""
+    """The fastest way to write this text with the recorded trees, given the text in advance."""
     trace = recording.trace
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
     lane = _lane(recording, turn, CLAIRVOYANT)
@@ -349,7 +349,7 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
 
 
 class Foreseen(Static):
-    """A tree of so many expansions and nodes; one that is wider than its root's children stops without asking twice."""
+    """A tree of so many expansions and nodes; one wider than its root's children stops without a second question."""
 
     def __init__(self, top_k: int, expansions: int, verify_nodes: int, beam: str, depth: int):
         widths = beam_of(beam)
@@ -363,7 +363,7 @@ class Foreseen(Static):
 
 
 def _fixed(recording: Recording, turn: int, position: int, policy: Policy) -> Snapshot:
-    """One cycle of a policy that nobody pays for asking."""
+    """One cycle of a policy whose questions cost nothing."""
     costs = dataclasses.replace(recording.costs, question_ms=0.0)
     engine = ReplayEngine(recording.trace, costs, policy.limits)
     engine.open(turn)
@@ -378,7 +378,7 @@ def _lane(recording: Recording, turn: int, name: str) -> Lane:
 
 
 def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snapshot:
-    """Run one cycle where the engine stands."""
+    """Run one cycle at the engine's position."""
     row, position = engine.row, engine.position
     done = run_cycle(engine, watched.begin())
     path = recording.trace.text[row]
@@ -430,7 +430,7 @@ def _snapshot(
 
 
 def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone where no more is known."""
+    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone if no more is known."""
     trace, top_k = recording.trace, done.top_k
     root = trace.text[row, :1].astype(np.int64)
     flat = plan.flat_nodes if done.expansions == 0 else 0
@@ -466,12 +466,12 @@ def live_cycle(
     nodes = [part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)]
     verified = _best(nodes[2], done.verify_nodes if whole else len(tree))
     accepted = walk(nodes[0], nodes[1], verified, engine.tree.token[engine.path[1:]].cpu().numpy())
-    ended = len(kept) < done.new_tok  # by a stop token or the length: then nothing comes after the path
+    ended = len(kept) < done.new_tok  # by a stop token or the length: then no bonus follows the path
     return _snapshot(done, watched, position, nodes, verified, accepted, None if ended else kept[-1], text)
 
 
 def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.ndarray) -> list[int]:
-    """Nodes of the verified tree that carry the tokens of `path`, from the root down."""
+    """Nodes of the verified tree with the tokens of `path`, from the root down."""
     nodes = [0]
     for token in path:
         next_nodes = np.flatnonzero((parent == nodes[-1]) & verified & (ids == token))

@@ -1,4 +1,4 @@
-"""Every static tree on a recording, exactly: what its cycles accept and what they cost, without decoding anything.
+"""Every static tree on a recording, exactly: accepted tokens and time of its cycles, without decoding anything.
 
     from position p on a tree of V nodes and depth n goes to  p + accepted_tok(p, n, V) + 1,
     which costs                                               draft_ms(n) + verify_ms(V) + rest_ms
@@ -26,7 +26,7 @@ from specdec.replays.trace import Trace
 
 Shape = tuple[int, tuple[int, ...]]  # children per node, beam
 SETTING = ["total_tokens", "depth", "top_k", "beam"]
-# Beams that are tried where all are asked for and a family was recorded; () stands for as many as there are children.
+# Beams tried by default if a family was recorded; () means as many as there are children.
 BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6, 3, 1))
 
 
@@ -41,12 +41,12 @@ def static_grid(
     *,
     by: str | None = None,
 ) -> pd.DataFrame:
-    """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
+    """The exact time of every static tree on the trace: one row per setting, and per value of the turns' column `by` if given.
 
-    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 as far as the pool reaches, and plain steps
-    once, under the first depth and width. depths, top_ks: None means all that were recorded. beams: of TreeConfig; None
-    means BEAMS where a family was recorded. The column beam holds them as text. A tree with more nodes than its pool is
-    cut, as the cycle does. as_fast: whether the costs cannot tell it from the fastest (of its value of `by`).
+    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 within the pool, and plain steps
+    once, under the first depth and width. depths, top_ks: None means all recorded ones. beams: of TreeConfig; None
+    means BEAMS if a family was recorded. The column beam holds them as text. A tree with more nodes than its pool is
+    cut, as in the cycle. as_fast: whether the costs cannot tell it from the fastest (of its value of `by`).
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -88,7 +88,7 @@ def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
 
 
 def fastest(table: pd.DataFrame) -> TreeConfig:
-    """The tree of least time; every row of `table` produced the same tokens. Of equals the first."""
+    """The tree of least time (the first of equals); every row of `table` produced the same tokens."""
     return tree_of(table.loc[table["time_ms"].idxmin()])
 
 
@@ -99,17 +99,17 @@ def tree_of(row: Any) -> TreeConfig:
 
 
 def setting(tree: TreeConfig) -> dict[str, Any]:
-    """The values of SETTING of a tree."""
+    """A tree's values of SETTING."""
     return {name: getattr(tree, name) for name in SETTING[:-1]} | {"beam": beam_text(tree.beam)}
 
 
 def beam_text(beam: tuple[int, ...]) -> str:
-    """A beam as tables hold it: "2,1", or "" for as many nodes as there are children."""
+    """A beam's form in tables: "2,1", or "" for as many nodes as there are children."""
     return ",".join(map(str, beam))
 
 
 def beam_of(text: str) -> tuple[int, ...]:
-    """The beam that `beam_text` wrote."""
+    """The beam from `beam_text`'s form."""
     return tuple(int(width) for width in text.split(",") if width)
 
 
@@ -122,7 +122,7 @@ def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFra
 
 
 def judged_shapes(trace: Trace, tree: TreeConfig) -> list[Shape]:
-    """The tree's shape as it was recorded; SpecdecError where the recording cannot judge the tree."""
+    """The tree's shape as recorded; SpecdecError if the recording cannot replay the tree."""
     shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
     within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
     return shapes
@@ -131,7 +131,7 @@ def judged_shapes(trace: Trace, tree: TreeConfig) -> list[Shape]:
 def turn_table(
     trace: Trace, tables: CostTables, cycles: np.ndarray, cycle_tok: np.ndarray, time_ms: np.ndarray
 ) -> pd.DataFrame:
-    """One row per turn, with those columns of `Replayed.table` that a policy's questions do not enter."""
+    """One row per turn, with the columns of `Replayed.table` that do not depend on a policy's questions."""
     table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
     counted = {"new_tok": trace.turns["positions"].to_numpy(), "cycles": cycles, "cycle_tok": cycle_tok}
     return table.assign(**counted, time_ms=time_ms, plain_ms=tables.plain(trace))
@@ -141,7 +141,7 @@ def turn_table(
 class CostTables:
     """Milliseconds at each of the U context lengths that occur."""
 
-    where: np.ndarray  # [R]: which of them a row has
+    where: np.ndarray  # [R]: index of each row's context length
     draft: dict[Shape, np.ndarray]  # per (k, beam), [U, D + 1] with the cycle's fixed rest
     verify: np.ndarray  # [U, most_nodes + 1]
     step: np.ndarray  # [U]: of plain decoding
@@ -169,9 +169,9 @@ class CostTables:
 
 
 def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes where no recorded size reaches.
+    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes if beyond every recorded size.
 
-    Where copies are among the candidates, of the whole recorded path: it may be longer than what is drafted.
+    With copies among the candidates, of the whole recorded path: it may be longer than the drafted one.
     """
     ranks = trace.ranks[shape][:, depth]
     within: np.ndarray = np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
@@ -181,7 +181,7 @@ def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
 def _walk(
     trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes: all walk at once."""
+    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes, computed together."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     new_tok = _new_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
     draft_ms = tables.draft[shape][tables.where, depth]  # [R]
@@ -189,7 +189,7 @@ def _walk(
     offered = np.broadcast_to(offered, len(draft_ms))  # [R]
     if not trace.forwards:
         draft_ms = tables.plain_ms[tables.where] - tables.verify[tables.where, 0]
-    start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # where a setting's new_tok begin
+    start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # start of a setting's new_tok
     row = np.tile(first, len(sizes))  # one walk per setting and turn
     end = row + np.tile(positions, len(sizes))
     cycles, time_ms = np.zeros(len(row), int), np.zeros(len(row))
@@ -209,7 +209,7 @@ def _walk(
 
 
 def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """uint8 [settings, R]: tokens that a cycle with a tree of that size gains, the bonus token included."""
+    """uint8 [settings, R]: new tokens of a cycle with a tree of that size, the bonus token included."""
     gained = np.zeros((int(sizes.max()) + 1, len(ranks)), dtype=np.uint8)
     gained[0] = 1
     for rank in ranks.T:  # a node of rank r is verified from V = r + 1 on
@@ -235,7 +235,7 @@ def recorded(
     depths: Iterable[int] | None,
     beams: Iterable[tuple[int, ...]] | None = None,
 ) -> tuple[list[Shape], list[int]]:
-    """((top_k, beam), ...) and depths: those given, or all recorded ones; SpecdecError for others."""
+    """((top_k, beam), ...) and depths: the given ones, or all recorded ones; SpecdecError for unrecorded ones."""
     known = sorted(int(k) for k in trace.top_ks)
     if trace.family is not None and top_ks is None:
         known = sorted({*known, *range(1, trace.family.top_k + 1)})
@@ -252,7 +252,7 @@ def recorded(
 
 
 def within(values: Iterable[Any], low: int, high: int, what: str) -> list[int]:
-    """Sorted distinct whole numbers; SpecdecError for anything but those from low to high."""
+    """Sorted distinct whole numbers; SpecdecError outside low to high."""
     try:
         numbers = sorted({operator.index(value) for value in values})
     except TypeError:

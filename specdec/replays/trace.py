@@ -1,10 +1,10 @@
-"""A recording of what every draft tree would have done, at every position of a text.
+"""A recording: what every draft tree would have accepted, at every position of a text.
 
     accepted_tok(r, k, n, V) = number of j with  ranks[k][r, n, j] < V
 
 The target's continuation does not depend on the tree. So for each position r, each beam width k and each number n of
 expansions it is enough to know the rank, by the drafter's score, of every node j on the target's own path: a tree of V nodes
-holds the V best. This is exact at every temperature.
+holds the V best. Exact at every temperature.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from specdec.replays.family import Family, member
 SCHEMA = 1
 ADVICE = "record again"
 TURNS = ("suite", "prompt", "turn", "part", "prompt_tok", "kept_tok", "first", "positions", "piece")
-NEVER = np.iinfo(np.int16).max  # the rank of a node that is not in the pool
-ROOT_CANDIDATES = 64  # root's children kept beside the tree: RADAR's flat tree verifies 59 of them
+NEVER = np.iinfo(np.int16).max  # the rank of a node outside the pool
+ROOT_CANDIDATES = 64  # the root's children recorded beside the tree: RADAR's flat tree verifies 59 of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Trees:
     """Whole candidate trees of R positions for one k, in creation order (k of the root, then k * k per expansion).
 
     scores float32 [R, C], tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]: the flat indices,
-    inside level i's candidates, of the nodes that expansion i went on from.
+    inside level i's candidates, of the nodes that expansion i expands.
     """
 
     scores: np.ndarray
@@ -46,12 +46,12 @@ class Trees:
 
 
 class Trace:
-    """Positions of all turns, turn after turn: row r is one position, a cycle may start there.
+    """Positions of all turns, turn after turn: row r is one position where a cycle may start.
 
     header: schema, key, pair, dtype, temperature, seed, depth, top_ks, most_nodes, position_limit.
     turns: one row per turn: suite, prompt, turn, part, prompt_tok, kept_tok, first (row), positions (kept_tok - 1).
     columns: by Column, or by kind, arrays over positions (Column("ranks", 10) int16 [R, depth + 1, depth + 1],
-    context_tok, root_rank, ...); what is not in memory is read by `load` when asked for the first time.
+    context_tok, root_rank, ...); the rest is read by `load` on first use.
     acceptance_distributions: RADAR's at some positions, (rows int64 [Q], float32 [Q, 8, 9]), or None. Entry (q, a, j) is the
     probability at T = 1 that the tree after a + 1 draft calls has j tokens accepted.
     """
@@ -65,17 +65,17 @@ class Trace:
         acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
         made: tuple[Any, ...] | None = None,
     ):
-        self._made = made  # (function, arguments) by which another process has the same
+        self._made = made  # (function, arguments) with which another process makes the same
         self.header, self.turns, self._columns, self._load = header, turns, keyed(columns), load
         self.acceptance_distributions = acceptance_distributions
         self.depth: int = header["depth"]
         self.top_ks, self.most_nodes = tuple(header["top_ks"]), int(header["most_nodes"])
-        # levels: the longest copied path; forwards: whether all is not copied
+        # levels: the longest copied path; forwards: whether anything is drafted by a network
         self.copies: dict[str, Any] | None = header.get("copies")
         self.forwards = self.copies is None or bool(self.copies["forwards"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A recording on the disk is opened again by who gets it; one in memory is sent whole."""
+        """A recording on disk is reopened by the receiving process; one in memory is sent whole."""
         return self._made or (Trace, (self.header, self.turns, self._columns, None, self.acceptance_distributions))
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Trace:
         return f"Trace({len(self.turns)} turns, {len(self)} positions, k in {self.top_ks}, depth {self.depth})"
 
     def column(self, kind: str, top_k: int = 0, beam: tuple[int, ...] = (), level: int = -1) -> np.ndarray:
-        """One array over positions, as a Column names it. Raises SpecdecError where the recording does not hold it."""
+        """One array over positions, by its Column. SpecdecError if the recording lacks it."""
         column = Column(kind, top_k, beam, level)
         if column not in self._columns:
             array = self._load(column) if self._load is not None else None
@@ -114,12 +114,12 @@ class Trace:
 
     @property
     def features(self) -> np.ndarray | None:
-        """float16 [R, F]: the target's features at the last accepted token, or None where they were not kept."""
+        """float16 [R, F]: the target's features at the last accepted token, or None if not recorded."""
         return self.column("features") if self.header.get("features") else None
 
     @property
     def draft_state(self) -> np.ndarray | None:
-        """float16 [R, H]: the drafter's state at the root, or None where it was not kept."""
+        """float16 [R, H]: the drafter's state at the root, or None if not recorded."""
         try:
             return self.column("draft_state")
         except SpecdecError:
@@ -134,10 +134,10 @@ class Trace:
         return _ByWidth(self)
 
     def _of_family(self, column: Column) -> np.ndarray | None:
-        """Ranks or scores of a tree that only the recorded family holds; beyond its depth NEVER."""
+        """Ranks or scores of a tree that only the recorded family holds; NEVER beyond its depth."""
         kind, top_k, beam, _ = column
         levels, by_itself = self.depth_of(top_k, beam), top_k in self.top_ks and not beam
-        if levels < 0 or by_itself or kind not in ("ranks", "scores"):  # recorded by itself: with scores or without
+        if levels < 0 or by_itself or kind not in ("ranks", "scores"):  # recorded separately: with scores or without
             return None
         assert self.family is not None, "nothing else is as deep"
         scores, nodes = member(self.column, self.family, top_k, beam, levels)
@@ -149,12 +149,12 @@ class Trace:
 
     @property
     def family(self) -> Family | None:
-        """All trees of up to so many children and nodes per level, where they were recorded."""
+        """All trees up to a number of children and nodes per level, if recorded."""
         numbers = self.header.get("family")
         return Family(numbers[0], tuple(numbers[1:])) if numbers else None
 
     def depth_of(self, top_k: int, beam: tuple[int, ...] = ()) -> int:
-        """How many expansions of such trees can be judged; -1 where none. Where all is copied, every tree is judged alike."""
+        """The most expansions of such trees that can be replayed; -1 for none. Without drafted nodes all trees are equal."""
         if not self.forwards:
             return self.depth
         if top_k in self.top_ks and not beam:
@@ -162,7 +162,7 @@ class Trace:
         return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
 
     def beside(self, kind: str, column: np.ndarray, what: str) -> Trace:
-        """The recording with one more array over positions; its header says what that is."""
+        """The recording with one more array over positions; its header describes it."""
         assert len(column) == len(self), f"{kind} has {len(column)} rows for {len(self)} positions"
         columns = {**self._columns, Column(kind): column}
         return Trace({**self.header, kind: what}, self.turns, columns, self._load, self.acceptance_distributions)
@@ -181,7 +181,7 @@ class Trace:
         return accepted_tok
 
     def candidates(self, top_k: int, expansions: int, beam: tuple[int, ...] = ()) -> np.ndarray | int:
-        """Nodes that there are to verify: one number, or int [R] where copies are among them."""
+        """Number of nodes available for verification: one number, or int [R] if copies are among them."""
         if not self.forwards:
             return self.copied
         if self.copies:
@@ -211,10 +211,10 @@ class Trace:
         return Trace(self.header, numbered(turns), columns, lambda one: self.column(*one)[rows], distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
-        """The recording without what lies beyond the `ranges` that a cost model was measured at.
+        """The recording restricted to the `ranges` at which a cost model was measured.
 
-        ranges: "top_k", "expansions" and "verify_nodes" -> (low, high); what is missing is not cut. Shallower and smaller
-        trees than the low ends stay: a cost model holds its first value there, so nothing gains by it.
+        ranges: "top_k", "expansions" and "verify_nodes" -> (low, high); missing ones are not restricted. Shallower and smaller
+        trees than the low ends stay: a cost model keeps its first value there, so they gain nothing.
         """
         low, high = ranges.get("top_k", (1, max(self.top_ks)))
         top_ks = tuple(top_k for top_k in self.top_ks if low <= top_k <= high)
@@ -227,7 +227,7 @@ class Trace:
 
         def cut(column: Column) -> np.ndarray:
             kind, array = column.kind, self.column(*column)
-            if kind == "ranks" and not self.copies:  # copied paths may be longer than what is drafted
+            if kind == "ranks" and not self.copies:  # copied paths may be longer than the drafted one
                 return array[:, : depth + 1, : depth + 1]
             if kind in ("ranks", "candidates", "family_path"):
                 return array[:, : depth + 1]
@@ -242,7 +242,7 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class _ByWidth:
-    """trace.ranks[k], read when asked for."""
+    """trace.ranks[k], read on demand."""
 
     trace: Trace
 
@@ -258,7 +258,7 @@ class _ByWidth:
 def check_recorded(
     trace: Trace, top_k: int | None = None, expansions: int = 0, verify_nodes: int = 0, beam: tuple[int, ...] = ()
 ) -> None:
-    """Refuse an answer that the recording cannot judge."""
+    """Refuse an answer that the recording cannot replay."""
     deepest = trace.depth if top_k is None else trace.depth_of(top_k, beam)
     if deepest < 0:
         known = f" and the family {trace.family}" if trace.family else ""
@@ -271,7 +271,7 @@ def check_recorded(
 
 
 def numbered(turns: pd.DataFrame) -> pd.DataFrame:
-    """The turns with `first`, the row where each begins when all lie one after the other."""
+    """The turns with `first`, the first row of each if all are in sequence."""
     first = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
     return turns.assign(first=first).reset_index(drop=True)
 
@@ -307,7 +307,7 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
         alive &= hit.any(1)
         node = children[rows, hit.argmax(1)]
         nodes[alive, level] = node[alive]
-        if level < depth:  # where the node stands in the beam that the next expansion goes on from
+        if level < depth:  # the node's place in the beam of the next expansion
             inside = beams[:, level] == (node - start)[:, None]
             alive &= inside.any(1)
             row = inside.argmax(1)
@@ -337,7 +337,7 @@ def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int, beam: tuple[in
 
 
 def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_scores",)) -> Path:
-    """Write a trace, a selection of turns say, as a finished recording of its own, without the family's trees.
+    """Write a trace, for instance a selection of turns, as a finished recording, without the family's trees.
 
     leave_out: kinds of columns that are not written.
     """
@@ -357,10 +357,10 @@ def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_s
 
 @door
 def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
-    """The finished recording in `folder`. Raises SpecdecError for another schema, an unfinished one or another pair.
+    """The finished recording in `folder`. SpecdecError for another schema, an unfinished one or another pair.
 
-    folder: also a recording.json, or the folder that holds one, which names the folder; a relative one may be below the home
-    of results. pair: the name or key the recording must belong to.
+    folder: also a recording.json, or a folder with one, which names the folder; a relative one may be below the results
+    folder. pair: the name or key that the recording must have.
 
     >>> import specdec
     >>> from specdec import runs
@@ -408,7 +408,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
 
 
 def recording_folder(folder: Path | str) -> Path:
-    """The folder of a recording, which a recording.json beside prices or in a notebook's run may only name."""
+    """The folder of a recording, which a recording.json beside costs or in a notebook's run may only name."""
     place = runs.placed(folder)
     named = place if place.suffix == ".json" else place / "recording.json"
     if (place / "trace.json").is_file() or not named.is_file():
@@ -422,7 +422,7 @@ def recording_folder(folder: Path | str) -> Path:
 
 @functools.lru_cache(maxsize=2)
 def _opened_again(folder: str, key: str) -> Trace:
-    """The recording in `folder`, in another process. SpecdecError where that holds another one there."""
+    """Reopen the recording in `folder` in another process. SpecdecError if it holds another one there."""
     trace = open_trace(folder)
     if trace.header["key"] != key:
         raise SpecdecError(f"{folder} holds another recording here; let all machines see the same folder.")

@@ -1,1 +1,1 @@
-"""Rows to tables, figures and pictures of trees; needs no model."""
+"""Tables, figures and pictures of trees from recorded rows; needs no model."""

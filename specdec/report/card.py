@@ -1,9 +1,9 @@
-"""The card of a drafter that ships for somebody else's target: README.md, written from two files beside it.
+"""The card of a shipped drafter: README.md, written from two files beside it.
 
-    card.json       what the weights and the log of their training say
+       card.json       facts from the weights and their training log
     measured.json   {title: {"drafter": sha256 of the weights that were measured, "how": a sentence, "rows": [{...}, ...]}}
 
-Every number of the card stands in one of them. Knows nothing about how a drafter is trained or measured.
+Every number of the card comes from one of them. Knows nothing about how a drafter is trained or measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TITLES = {
     "medusa": "Medusa heads",
     "hydra": "Hydra heads",
 }  # of the cards, by kind
-CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; steps that "at the end" is the mean of
+CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; "at the end" is the mean of so many steps
 LIMITS = """\
 It learned from chats in English of at most a row's `length`; other languages and longer texts it has not met. It serves no
 other target, nor this one after further training. It can change the time that a text takes, never the text: in float32 that
@@ -41,9 +41,9 @@ holds token for token, in bfloat16 up to near-ties, where forwards of other shap
 
 
 def ship(run: Path, folder: Path, kind: str = "eagle3") -> Path:
-    """Put the drafter that was trained in `run` into `folder` with its card; returns the card. What was measured stays.
+    """Copy the drafter trained in `run` into `folder` with its card; returns the card. Measurements stay.
 
-    kind: in `models.drafters.KINDS`. EAGLE-3's card is that of the folder, another kind's lies with its weights.
+    kind: in `models.drafters.KINDS`. EAGLE-3's card is that of the folder, another kind's is beside its weights.
     """
     run, folder = Path(run), Path(folder)
     place, weights = _places(folder, kind)
@@ -58,7 +58,7 @@ def ship(run: Path, folder: Path, kind: str = "eagle3") -> Path:
 def measure_claims(pair: Pair, kinds: dict[str, list], tree: Policy, max_new_tokens: int = 64, harder=()) -> dict:
     """`Claims.first_drafts_frac` and `outside_frac` of a pair's drafter, measured on greedy text.
 
-    kinds: {kind of text: prompts, as `decode` takes them}. harder: kinds that count for `outside_frac` alone.
+    kinds: {kind of text: prompts for `decode`}. harder: kinds that count only for `outside_frac`.
     """
     drafter, stated, outside, right, cycles = pair.drafter, pair.drafter.claims, {}, 0, 0
     known = None if drafter.target_id is None else set(drafter.target_id.tolist())
@@ -78,7 +78,7 @@ def measure_claims(pair: Pair, kinds: dict[str, list], tree: Policy, max_new_tok
 
 
 def claim(pair: Pair, folder: Path, kinds: dict[str, list], tree: Policy, kind: str = "eagle3", **options) -> Path:
-    """Measure a shipped drafter as `measure_claims` does, into its config.json and its card; returns the card."""
+    """Measure a shipped drafter with `measure_claims`, into its config.json and its card; returns the card."""
     place, weights = _places(Path(folder), kind)
     write_claims(weights, **measure_claims(pair, kinds, tree, **options))
     facts = runs.read_json(place / "card.json")
@@ -88,7 +88,7 @@ def claim(pair: Pair, folder: Path, kinds: dict[str, list], tree: Policy, kind: 
 
 
 def limits(config: dict) -> list[str]:
-    """What bounds the tokens per cycle of a drafter, by its config.json; one sentence each."""
+    """The limits on a drafter's tokens per cycle, from its config.json; one sentence each."""
     claims, found = claims_of(config), []
     vocab, drafted = config.get("vocab_size"), config.get("draft_vocab_size")
     if vocab and drafted and drafted < vocab:
@@ -108,7 +108,7 @@ def limits(config: dict) -> list[str]:
 
 
 def _places(folder: Path, kind: str) -> tuple[Path, Path]:
-    """Where the card and where the weights of a kind lie. SpecdecError for one that has no card."""
+    """The folders of the card and of the weights of a kind. SpecdecError for a kind without cards."""
     if kind not in TITLES:
         raise nearest_name_error("kind of drafter with a card", kind, TITLES)
     weights = folder / KINDS[kind].folder
@@ -116,7 +116,7 @@ def _places(folder: Path, kind: str) -> tuple[Path, Path]:
 
 
 def weights_file(folder: Path) -> Path:
-    """The one safetensors file of a drafter, as each layout calls it."""
+    """The only safetensors file of a drafter, whatever its layout's name for it."""
     found = sorted(Path(folder).glob("*.safetensors"))
     if len(found) != 1:
         what = "no drafter" if not found else f"not one file of weights but {len(found)}"
@@ -125,7 +125,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def facts(run: Path, weights: Path) -> dict:
-    """card.json of the `weights` that were trained in `run`, and before it in the runs that this one went on from."""
+    """card.json of the `weights` trained in `run`, and earlier in the runs that it continued."""
     first, *later = [path / "drafter_training" for path in lineage(run)]
     curve = learning_curve(first.parent)
     return {
@@ -140,7 +140,7 @@ def facts(run: Path, weights: Path) -> dict:
 
 
 def lineage(run: Path) -> list[Path]:
-    """The runs that led to `run`, itself the last: each went on from what the one before had written in its folder."""
+    """The runs that led to `run`, itself last: each continued from the output of the previous one."""
     start = runs.read_json(run / "drafter_training" / "plan.json")["settings"].get("start_from")
     before = Path(start).parent if start else run
     led = before != run and (before / "drafter_training" / "plan.json").is_file()
@@ -148,7 +148,7 @@ def lineage(run: Path) -> list[Path]:
 
 
 def write(folder: Path, kind: str = "eagle3") -> Path:
-    """README.md from card.json and, where there is one, measured.json. SpecdecError for other weights."""
+    """Write README.md from card.json and, if present, measured.json. SpecdecError for other weights."""
     folder, place = _places(Path(folder), kind)
     card, weights = runs.read_json(folder / "card.json"), weights_file(place)
     if machine.file_hash(weights) != card["weights"]["drafter"]["sha256"]:
@@ -187,12 +187,12 @@ def text(card: dict, measured: dict) -> str:
 
 
 def page(*parts: str) -> str:
-    """Those parts of a card that say anything, with blank lines between them."""
+    """The non-empty parts of a card, with blank lines between them."""
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def rounded(numbers: dict) -> dict[str, str]:
-    """Numbers as cards show them: integers with separators, others to four digits."""
+    """Numbers in the cards' format: integers with separators, others with four digits."""
     return {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
 
 
@@ -213,7 +213,7 @@ def _later(card: dict) -> list[str]:
 
 
 def _settings(settings: dict) -> dict:
-    """Those of the objective and its rules beside those of the training; their numbers of steps under names of their own."""
+    """Settings of the objective and its rules, merged with those of the training; their step counts get their own names."""
     objective = settings["objective"]
     rules = {name: value for name, value in objective.get("rules", {}).items() if name != "class"}
     rules |= {"unrolled_steps": rules.pop("steps", None)}
@@ -227,9 +227,9 @@ def _section(title: str, part: dict, sha256: str) -> str:
 
 
 def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
-    """`described` (a column drafter: kinds) with what their cards say: learned_tok, answer tokens, and trained_min, minutes.
+    """`described` (a column drafter: kinds) with facts from their cards: learned_tok, answer tokens, and trained_min, minutes.
 
-    NaN for a kind that ships without a card for this pair.
+    NaN for a kind that this pair ships without a card.
     """
     rows = []
     for kind in described["drafter"]:
@@ -268,13 +268,13 @@ def tensor_shapes(file: Path) -> dict[str, tuple[str, list[int]]]:
 
 
 def run_facts(folder: Path) -> dict:
-    """What a training folder says: settings, steps, tokens, minutes, machines, commits, the curve in CURVE_ROWS rows."""
+    """Facts of a training folder: settings, steps, tokens, minutes, machines, commits, the curve in CURVE_ROWS rows."""
     plan, curve = runs.read_json(folder / "plan.json"), runs.read_table(folder / "loss.parquet")
     planned, sessions = plan["settings"], plan["sessions"]
     names = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
     machines = [{name: s.get(name) for name in names} | {"torch": s["versions"]["torch"]} for s in sessions]
     commits = [f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in sessions]  # +: with local changes
-    notes = folder / "notes.md"  # whatever a person did to this run that its plan does not say
+    notes = folder / "notes.md"  # manual changes to this run that are not in its plan
     own = [len(runs.Shards(shards).read()) for shards in folder.glob("regenerated-*") if shards.is_dir()]
     return {
         "settings": planned.get("preset") or {**planned["settings"], "objective": planned["objective"]},
@@ -295,16 +295,16 @@ def run_facts(folder: Path) -> dict:
 
 
 def thin(curve: pd.DataFrame, rows: int = CURVE_ROWS) -> pd.DataFrame:
-    """The curve as means over at most `rows` stretches of equal length, each under the `step` it ends with."""
+    """The curve as means over at most `rows` stretches of equal length, each under its last `step`."""
     place = np.arange(len(curve)) * min(rows, len(curve)) // len(curve)
     return curve.groupby(place).mean().assign(step=curve["step"].groupby(place).max())
 
 
 def records(table: pd.DataFrame) -> list[dict]:
-    """Rows for JSON; what is missing becomes null."""
+    """Rows for JSON; missing values become null."""
     return json.loads(table.to_json(orient="records"))
 
 
 def licence() -> str:
-    """Under which the package and its weights are given."""
+    """The licence of the package and its weights."""
     return importlib.metadata.metadata("specdec").get("License") or "that of the workbook"

@@ -1,9 +1,9 @@
-"""The tree explorer: step through the cycles of a recorded text, cut their trees anew, compare policies on one text.
+"""The tree explorer: step through the cycles of a recorded text, prune their trees again, compare policies on one text.
 
     controls ──▶ Explorer: snapshots ──▶ panels ──▶ view in the page (explorer.js), which draws the controls, too
                                             └─────▶ picture(): the same, for papers and without a browser
 
-No model runs here. The page draws what it is sent and tells what was clicked or typed; everything else happens in Python.
+No model runs here. The page draws what it receives and reports clicks and input; everything else happens in Python.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ NOBODY = "nobody"
 
 
 def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=None, costs=None) -> Explorer:
-    """The tree explorer, to be shown by a notebook. Its `picture()` is what it shows, as a figure.
+    """The tree explorer for notebooks. Its `picture()` returns the current view as a figure.
 
-    recording: a `snapshots.Recording`, a folder that `record` wrote, or a list of these; None takes the one that ships.
-    policies: by name, who decides, or the folder of one (`load_policy`); None takes the controllers that ship for the
+    recording: a `snapshots.Recording`, a folder that `record` wrote, or a list of these; None: the shipped one.
+    policies: {name: policy or its folder (`load_policy`)}; None: the controllers that ship for the
     recording's pair and two fixed trees.
-    pair, costs: of a folder that holds neither texts nor prices: a pair or its name, and a cost model, its file, or the name
-    of a hardware profile. Default: the recording's own pair by its name, and what `calibrate` wrote for it.
-    What cannot be opened is said in one sentence in the view.
+    pair, costs: for a folder without texts or costs: a pair or its name, and a cost model, its file, or the name
+    of a hardware profile. Default: the recording's own pair by its name, and the result of `calibrate` for it.
+    Errors of opening are shown as one sentence in the view.
 
     >>> import specdec
     >>> explorer = specdec.explore()
@@ -76,7 +76,7 @@ def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=N
 
 
 def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str | Path | None) -> Recording:
-    """The recording in a folder with its texts and prices, those given or those that are known of its pair."""
+    """The recording in a folder with its texts and costs, the given ones or those known for its pair."""
     folder = recording_folder(folder)
     costs = None if costs is None else prices(costs)
     if (folder / "texts.json").is_file():
@@ -84,9 +84,7 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
     header = open_trace(folder).header
     known = runs.recorded(header["pair"]) / f"costs-{header['dtype']}.json"
     if costs is None and not known.is_file():
-        raise SpecdecError(
-            f"{folder} holds no prices; give explore costs=..., or run `specdec calibrate` for its pair."
-        )
+        raise SpecdecError(f"{folder} holds no costs; give explore costs=..., or run `specdec calibrate` for its pair.")
     if not isinstance(pair, Pair):
         from specdec.models.load import load_pair
 
@@ -99,7 +97,7 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
 
 
 def shipped_policies(recording: Recording) -> dict[str, Policy]:
-    """EAGLE-3's tree, the fixed tree that is fastest on this recording, and the controllers that ship for its pair."""
+    """EAGLE-3's tree, the fastest fixed tree on this recording, and the controllers that ship for its pair."""
     pair, costs = recording.name, recording.costs
     totals = [total for total in (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 60) if total <= recording.trace.most_nodes]
     fastest = best_static(recording.trace, costs, total_tokens=totals, top_ks=recording.top_ks)
@@ -107,7 +105,7 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
     eagle = TreeConfig(min(60, pool_size(min(7, deepest), widest) + 1), min(7, deepest), widest)
     policies: dict[str, Policy] = {f"fixed {fastest.text} (fastest)": Static.of(fastest)}
     policies[f"fixed {eagle.text}"] = Static.of(eagle)
-    with warnings.catch_warnings():  # about other machines' prices: times here are the recording's
+    with warnings.catch_warnings():  # about other machines' costs: times here are the recording's
         warnings.simplefilter("ignore")
         for folder in sorted(shipped_folder(f"{pair}/x").parent.glob(f"*-{recording.trace.header['dtype']}")):
             name = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}.get(folder.name.split("-")[0], "ours")
@@ -116,7 +114,7 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
 
 
 def check_policies(policies, kind) -> None:
-    """SpecdecError for what is neither None nor a dict of names and policies, which the view offers by these names."""
+    """SpecdecError unless it is None or a dict of names and policies, which the view lists."""
     check_kind("policies", policies, dict | None)
     if policies == {}:
         raise SpecdecError("policies holds no policy; leave it out for those that ship.")
@@ -126,7 +124,7 @@ def check_policies(policies, kind) -> None:
 
 
 def misfit(policy: Policy, pair) -> str:
-    """What is wrong with this policy for a pair (or its recording), in a sentence; "" where nothing is."""
+    """The reason why this policy does not fit a pair (or its recording), in a sentence; "" if it fits."""
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         for part in getattr(policy, "policies", (policy,)):
@@ -137,12 +135,12 @@ def misfit(policy: Policy, pair) -> str:
 
 @functools.cache
 def view_class():
-    """The view in the page. Made when first needed: importing widgets takes time."""
+    """The view's class in the page, created on demand: importing widgets takes time."""
     import anywidget
     import traitlets
 
     class View(anywidget.AnyWidget):
-        """`page`: what to draw. `width`: of the page in pixels. Messages tell what was clicked and typed."""
+        """`page`: what to draw. `width`: of the page in pixels. Messages report clicks and input."""
 
         _esm = FOLDER / "explorer.js"
         _css = FOLDER / "explorer.css"
@@ -153,7 +151,7 @@ def view_class():
 
 
 class Viewer:
-    """Lanes in a view, one cycle of each: stepping, folding, playing. Subclasses say which lanes.
+    """Lanes in a view, one cycle of each: stepping, folding, playing. Subclasses choose the lanes.
 
     shown: (lane, number of its cycle) from the first lane to the last.
     """
@@ -180,7 +178,7 @@ class Viewer:
         self.heard(self.moved, self.cycle)
 
     def heard(self, do: Callable[[], None], *widgets, names=("value",)) -> None:
-        """Call `do` when a person changes one of the widgets; changes that Python makes itself are not heard."""
+        """Call `do` when the user changes one of the widgets; changes made by Python do not count."""
 
         def changed(_):
             if not self._quiet:
@@ -190,7 +188,7 @@ class Viewer:
             widget.observe(changed, [name for name in names if widget.has_trait(name)])
 
     def quietly(self, widget, **values) -> None:
-        """Set traits of a control without being told that it changed."""
+        """Set traits of a control without notification."""
         self._quiet = True
         try:
             for name, value in values.items():
@@ -199,21 +197,21 @@ class Viewer:
             self._quiet = False
 
     def step(self, by: int) -> None:
-        """Go `by` cycles on; stays within the turn."""
+        """Move `by` cycles; stays within the turn."""
         self.cycle.value = min(max(self.cycle.min, self.cycle.value + by), self.cycle.max)
 
     def moved(self) -> None:
-        """Another cycle was chosen."""
+        """Called when another cycle is chosen."""
         self._folded.clear()
         self.redraw()
 
     def fold(self, lane: int, nodes: list[int]) -> None:
-        """Fold the descendants of nodes of a lane's tree, or unfold them where they are folded."""
+        """Fold the descendants of nodes of a lane's tree, or unfold folded ones."""
         self._folded[lane] = self._folded.get(lane, set()) ^ set(nodes)
         self.redraw()
 
     def _told(self, _, said: dict, buffers=None) -> None:
-        """What the page reports."""
+        """Handle a message from the page."""
         what = said.get("do")
         if what == "set":
             set_control(self.controls()[said["name"]][1], said.get("value"))
@@ -232,21 +230,21 @@ class Viewer:
                 self.fold(number, panels.foldable(lane.cycles[cycle]))
 
     def span(self, cycles: int) -> None:
-        """The lane has so many cycles."""
+        """Set the number of cycles of the lane."""
         for widget in (self.cycle, self.play):
             self.quietly(widget, max=max(1, cycles))
 
     def drawn(self) -> list[tuple[Lane, int]]:
-        """What is to be seen of `shown`."""
+        """The visible part of `shown`."""
         return [(lane, cycle) for lane, cycle in self.shown if lane.tokens]
 
     def widths(self) -> tuple[int, int]:
-        """Pixels for all of the view, and for the answers in it."""
+        """Pixel widths of the view, and of the answers in it."""
         whole = max(LEAST_WIDTH, self.view.width - 8)
         return whole, min(ANSWERS_WIDTH, whole * 2 // 5) if whole > ONE_COLUMN else whole
 
     def redraw(self) -> None:
-        """Send the page what is to be seen now."""
+        """Send the current view to the page."""
         drawn, (whole, beside) = self.drawn(), self.widths()
         controls = [shown_control(name, place, one) for name, (place, one) in self.controls().items()]
         page = {"message": self.message, "prompt": self.prompt, "text": "", "time": "", "lanes": []}
@@ -267,7 +265,7 @@ class Viewer:
         self.view.page = page
 
     def picture(self, title: str = "", folded: bool = False):
-        """What is shown now, as a matplotlib figure. folded: without the branches beside the accepted paths."""
+        """The current view as a matplotlib figure. folded: without the branches beside the accepted paths."""
         drawn = [one for one in self.drawn() if one[0].cycles]
         if not drawn:
             raise SpecdecError(self.message or "there is no cycle to draw yet.")
@@ -285,17 +283,17 @@ class Viewer:
         return panels.figure([text, time, *sheets], title)
 
     def prices(self) -> str:
-        """Whose milliseconds these are, in a sentence."""
+        """Source of the milliseconds, in a sentence."""
         return ""
 
     def controls(self) -> dict[str, tuple[str, Any]]:
-        """By name, where in the view each control is ("bar", "prompt" or "tools") and what it sets."""
+        """By name, the place of each control in the view ("bar", "prompt" or "tools") and what it sets."""
         steps = {name: ("bar", getattr(self, name)) for name in ("back", "play", "forth", "cycle")}
         return steps | {"cut": ("tools", self.cut)}
 
     @property
     def widget(self):
-        """All of it, for a notebook or `ipywidgets`."""
+        """The whole view, for a notebook or `ipywidgets`."""
         return self.view
 
     def _repr_mimebundle_(self, **options):
@@ -303,7 +301,7 @@ class Viewer:
 
 
 def shown_control(name: str, place: str, widget) -> dict:
-    """What the page needs to draw a control."""
+    """The page's description of a control."""
     trait = {one: getattr(widget, one) for one in ("value", "min", "max", "disabled") if widget.has_trait(one)}
     if widget.has_trait("index"):
         options = [str(one[0] if isinstance(one, tuple) else one) for one in widget.options]
@@ -313,7 +311,7 @@ def shown_control(name: str, place: str, widget) -> dict:
 
 
 def set_control(widget, value) -> None:
-    """What the page says of a control: a press, the place of a choice, or a value; one that does not fit changes nothing."""
+    """Apply the page's message to a control: a press, an index or a value; an invalid one changes nothing."""
     import traitlets
 
     with contextlib.suppress(traitlets.TraitError, TypeError, ValueError):
@@ -326,13 +324,13 @@ def set_control(widget, value) -> None:
 
 
 def facts(snapshot: Snapshot) -> dict:
-    """Counts of a cycle, for the page and for whoever tests it."""
+    """Counts of a cycle, for the page and for tests."""
     verified, drafted = sum(snapshot.verified) - 1, len(snapshot.token) - 1
     return {"drafted": drafted, "verified": verified, "accepted": snapshot.accepted_tok, "bonus": snapshot.bonus}
 
 
 class Explorer(Viewer):
-    """The explorer over recordings, by their pairs' names. policies: for all of them; None takes those that ship."""
+    """The explorer over recordings, by their pairs' names. policies: for all of them; None takes the shipped ones."""
 
     def __init__(self, recordings: dict[str, Recording], policies: dict[str, Policy] | None = None, message: str = ""):
         import ipywidgets
@@ -340,7 +338,7 @@ class Explorer(Viewer):
         super().__init__()
         self.recordings, self._given, self._problem = recordings, policies, message
         self._lanes: dict[tuple, Lane] = {}
-        self._other: Snapshot | None = None  # this cycle, had its tree been the sliders'
+        self._other: Snapshot | None = None  # this cycle with the sliders' tree
         self.pair = ipywidgets.Dropdown(options=list(recordings), description="pair")
         self.turn = ipywidgets.Dropdown(description="prompt")
         self.policy = ipywidgets.Dropdown(description="policy")
@@ -367,7 +365,7 @@ class Explorer(Viewer):
         return self.recordings[self.pair.value]
 
     def open(self) -> None:
-        """Another recording was chosen."""
+        """Called when another recording is chosen."""
         recording = self.recording
         if self._given is None:
             self.policies = shipped_policies(recording)
@@ -385,7 +383,7 @@ class Explorer(Viewer):
         self.choose()
 
     def choose(self) -> None:
-        """Another text or other policies were chosen."""
+        """Called when another text or other policies are chosen."""
         recording, names = self.recording, [self.policy.value]
         names += [self.other.value] if self.other.value not in (NOBODY, self.policy.value) else []
         self._problem, self.shown = "", []
@@ -428,7 +426,7 @@ class Explorer(Viewer):
         self.redraw()
 
     def try_tree(self) -> None:
-        """What if this cycle's tree had been the sliders'? Its next tokens and its time are known exactly and predicted."""
+        """This cycle with the sliders' tree: its next tokens are exact, its time is predicted."""
         if not self.shown:
             return
         depth, top_k = self.depth.value, self.top_k.value
@@ -456,7 +454,7 @@ class Explorer(Viewer):
             return ""
         costs = self.recording.costs
         cpu = costs.machine.get("gpu") or costs.machine.get("cpu")
-        return f"Milliseconds are predicted by the prices {costs.name}" + (f" ({cpu})." if cpu else ".")
+        return f"Milliseconds are predicted with the costs {costs.name}" + (f" ({cpu})." if cpu else ".")
 
     def controls(self) -> dict[str, tuple[str, Any]]:
         pair = {"pair": ("prompt", self.pair)} if len(self.recordings) > 1 else {}

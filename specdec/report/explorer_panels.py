@@ -3,7 +3,7 @@
     Snapshot ──▶ Panel (rectangles, lines, texts) ──▶ svg(panel) for a browser
                                                  └──▶ figure(panels) for papers: the same shapes by matplotlib
 
-What a colour says, a border, a dash or a lightness says again. Knows nothing about policies, recordings or widgets.
+Everything shown by colour is also shown by a border, a dash or lightness. Knows nothing about policies, recordings or widgets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PIXELS_PER_INCH = 96
 
 @dataclass
 class Panel:
-    """Shapes on a rectangle of `width` x `height` pixels, drawn in their order. label: what they show, in words."""
+    """Shapes on a rectangle of `width` x `height` pixels, in drawing order. label: a description in words."""
 
     width: float
     height: float
@@ -41,7 +41,7 @@ class Panel:
     label: str = ""
 
     def rect(self, x, y, width, height, fill=PAPER, stroke="none", **more) -> None:
-        """more: weight (of the border), dash, tip (shown when pointed at), kind and node (what it stands for)."""
+        """more: weight (of the border), dash, tip (shown when pointed at), kind and node (what it represents)."""
         self.shapes.append(dict(shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke, **more))
 
     def line(self, x1, y1, x2, y2, stroke=LINE, **more) -> None:
@@ -53,20 +53,20 @@ class Panel:
 
 
 def cells(words: str) -> int:
-    """Columns that a text takes in a font of fixed width."""
+    """Columns of a text in a monospaced font."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in words)
 
 
 def wide(words: str, size: float = 11) -> float:
-    """Pixels that a text takes."""
+    """Width of a text in pixels."""
     return cells(words) * size * ADVANCE
 
 
 def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, ahead: bool = True) -> Panel:
-    """The text so far: dark what this cycle had accepted, struck what it refused, orange the bonus; pale what came before.
+    """The text so far: accepted in this cycle (dark), rejected (struck out), bonus (orange), earlier tokens (pale).
 
-    Several lanes share one text: below each token lies a mark of each of them, in their order.
-    ahead: the rest of the text is shown in grey where it is known.
+    Several lanes share one text: below each token each lane has a mark, in order.
+    ahead: the rest of the text, if known, in grey.
     """
     (lane, cycle), several, size, x, y = lanes[0], len(lanes) > 1, 12, 4.0, 16.0
     panel = Panel(width, 0, label="; ".join(_written(*one) for one in lanes))
@@ -100,7 +100,7 @@ def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, ahead: boo
 
 
 def _written(lane: Lane, cycle: int) -> str:
-    """What a lane's cycle did to the text, in words."""
+    """A lane's cycle as a description in words."""
     words: dict[str, list[str]] = {"accepted": [], "refused": [], "bonus": []}
     for _, token, kind in _spoken(lane, cycle, False):
         words.get(kind, []).append(repr(token))
@@ -123,7 +123,7 @@ TEXT_LOOKS = {
 
 
 def _spoken(lane: Lane, cycle: int, ahead: bool):
-    """(its place or -1, text, what became of it) for each token up to this cycle's end, and beyond."""
+    """(its place or -1, text, outcome) for each token up to this cycle's end, and beyond."""
     if not lane.cycles:
         yield from ((place, words, "first") for place, words in enumerate(lane.tokens))
         return
@@ -148,9 +148,9 @@ def _spoken(lane: Lane, cycle: int, ahead: bool):
 
 @dataclass(frozen=True)
 class Drawn:
-    """A box of the tree: a node of the snapshot (-1 for what is none), its kind, its words and small numbers.
+    """A box of the tree: a node of the snapshot (-1: none), its kind, its words and small numbers.
 
-    hidden: how many of its children are not drawn because they were cut off.
+    hidden: how many of its children are not drawn because they were pruned.
     """
 
     node: int
@@ -166,7 +166,7 @@ class Drawn:
 
     @property
     def reach(self) -> float:
-        """Its width with the tag that counts what is hidden."""
+        """Its width with the tag that counts hidden children."""
         return self.width + (wide(f"+{self.hidden}", 8) + 8 if self.hidden else 0)
 
 
@@ -184,8 +184,8 @@ NODE_LOOKS = {
 def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False) -> Panel:
     """The draft tree, root left. Numbers in a box: probability after its parent, cumulative log-probability of its path.
 
-    folded: nodes whose descendants are drawn as one box. cut: nodes that SIZE cut off are drawn one by one, too; else
-    their number is.
+    folded: nodes whose descendants are drawn as one box. cut: draw nodes cut off by SIZE one by one; otherwise their
+    number.
     """
     boxes, parents = drawn_boxes(snapshot, set(folded), cut)
     depth, row = places(parents)
@@ -216,7 +216,7 @@ def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False
 
 
 def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[Drawn], list[int]]:
-    """The boxes to draw, the root first, and the number of each one's parent among them (-1 for the root)."""
+    """The boxes to draw, root first, and the index of each one's parent (-1 for the root)."""
     children: list[list[int]] = [[] for _ in snapshot.token]
     for node, parent in enumerate(snapshot.parent[1:], start=1):
         children[parent].append(node)
@@ -264,7 +264,7 @@ def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
 
 
 def tree_words(snapshot: Snapshot) -> str:
-    """The size of a cycle's tree in words: nodes are drafted tokens, the root is none of them."""
+    """The size of a cycle's tree in words: nodes are drafted tokens, excluding the root."""
     (total_tokens, depth, top_k), drafted = snapshot.tree, len(snapshot.token) - 1
     if not top_k:
         return "nothing drafted"
@@ -273,7 +273,7 @@ def tree_words(snapshot: Snapshot) -> str:
 
 
 def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
-    """What the policy was asked in this cycle and what its network said: a bar for each choice, the taken one dark."""
+    """The policy's questions in this cycle and its network's outputs: a bar per choice, the chosen one dark."""
     asked = [f"{one.kind} after call {one.expansions + 1}: {one.answer}" for one in snapshot.asked]
     panel, y = Panel(width, 0, label=f"Answers of {name}: {'; '.join(asked) or snapshot.note or 'none'}"), 14
     tree = " / ".join(map(str, snapshot.tree))
@@ -306,7 +306,7 @@ def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
 
 
 def _lines(panel: Panel, x: float, y: float, words: str, width: float, fill: str = INK) -> float:
-    """`words` in as many lines as they take; returns where the next begins."""
+    """`words` wrapped into lines; returns where the next begins."""
     for line in lines_of(words, width):
         panel.text(x, y, line, 10, fill)
         y += 14
@@ -349,20 +349,20 @@ def counted(number: int, one: str, several: str = "") -> str:
 
 
 def fitted(words: str, width: float, size: float) -> str:
-    """`words`, cut so that they fit."""
+    """`words`, cut to fit."""
     most = int((width - 8) / (size * ADVANCE))
     return words if cells(words) <= most else words[: most - 1] + "…"
 
 
 def lines_of(words: str, width: float, size: float = 10) -> list[str]:
-    """`words` broken into lines that fit."""
+    """`words` wrapped into lines that fit."""
     return textwrap.wrap(words, int((width - 8) / (size * ADVANCE)))
 
 
 def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: str = "") -> Panel:
     """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the whole turn as a strip.
 
-    prices: whose times these are.
+    prices: the source of these times.
     """
     shown = [(lane, number) for lane, number in lanes if lane.cycles]
     facts = [f"{lane.name}: {facts_of(lane, number)}" for lane, number in shown]
@@ -400,7 +400,7 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
 
 
 def facts_of(lane: Lane, number: int) -> str:
-    """One line: this cycle's tokens and time, and the speed of the text so far."""
+    """One line: this cycle's tokens and time, and the average speed so far."""
     cycle, speedup = lane.cycles[number], lane.speedup(number)
     written = f"{cycle.accepted_tok} accepted" + (" + bonus" if cycle.bonus is not None else "")
     times = f", {speedup:.2f} x plain" if speedup is not None else ""
@@ -454,7 +454,7 @@ _SVG = {"rect": _svg_rect, "line": _svg_line, "text": _svg_text}
 
 
 def figure(panels: Sequence[Panel], title: str = ""):
-    """The panels, one below the other, as a matplotlib figure of one inch per 96 pixels."""
+    """The panels, one below the other, as a matplotlib figure with 96 pixels per inch."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -511,7 +511,7 @@ def above(upper: Panel, lower: Panel, gap: float = 8) -> Panel:
 
 
 def foldable(snapshot: Snapshot) -> list[int]:
-    """Nodes beside the accepted path whose descendants may be folded away."""
+    """Nodes off the accepted path whose descendants can be folded."""
     path = set(snapshot.accepted)
     inner = {parent for parent, sent in zip(snapshot.parent, snapshot.verified, strict=True) if sent and parent > 0}
     return sorted(node for node in inner - path if snapshot.parent[node] in path)

@@ -1,6 +1,6 @@
-"""Decoding to look on: it runs behind the cell, its tree is redrawn as cycles finish, and stopping leaves what there is.
+"""Watch decoding live: it runs in the background, the tree is redrawn after each cycle, and stopping keeps the result.
 
-One thread decodes and holds the pair meanwhile, since a model serves one thread at a time; whoever else wants it is told so.
+One thread decodes and holds the pair, since a model serves one thread at a time; other users get an error.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
 from specdec.report.explorer import Viewer, check_policies, misfit
 
 READY = "Press start: the text and the tree of each cycle appear here as they are decoded."
-REDRAWN_EVERY_S = 0.15  # drawing takes the time of the interpreter, which decoding needs, too
+REDRAWN_EVERY_S = 0.15  # drawing takes interpreter time, which decoding needs too
 
 
 def watch(
     pair: Pair, prompt="", policies: dict[str, Policy] | Policy | None = None, max_new_tokens: int = 128, **settings
 ) -> Live:
-    """A view in which `prompt` is decoded while you look on, with a start and a stop button; it starts when you start it.
+    """A view in which `prompt` is decoded while you watch, with a start and a stop button; it waits for the start.
 
-    prompt: text, a user's message where the tokenizer has a chat template; or messages or ids, as `decode` takes them.
-    policies: by name, of which one is chosen; None takes the tree that suits the pair. settings: as `decode` takes them.
+    prompt: text (a user's message if the tokenizer has a chat template), messages or ids, as in `decode`.
+    policies: by name, one of which is chosen; None: the pair's usual tree. settings: as in `decode`.
     `result` is the Generation, finished or not.
 
     >>> import specdec
@@ -47,7 +47,7 @@ def watch(
 
 
 class Live(Viewer):
-    """What `watch` makes. result: the text until now; a new start makes a new one."""
+    """The view of `watch`. result: the text so far; every start replaces it."""
 
     def __init__(self, pair: Pair, prompt, policies: dict[str, Policy | None], max_new_tokens: int, settings: dict):
         import ipywidgets
@@ -82,7 +82,7 @@ class Live(Viewer):
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> Live:
-        """Begin to decode behind the cell. What is wrong is said in the view."""
+        """Start decoding in the background. Errors are shown in the view."""
         if self.running:
             return self._say("It is decoding already; stop it first.")
         words = self.words.value
@@ -104,19 +104,19 @@ class Live(Viewer):
         return self
 
     def stop(self) -> Live:
-        """End after the cycle under way; what was decoded stays."""
+        """Stop after the current cycle; the decoded text stays."""
         self._stop.set()
         return self
 
     def wait(self, timeout_s: float | None = None) -> Generation:
-        """The Generation once decoding has ended. Raises SpecdecError where it never began."""
+        """The Generation once decoding has ended. SpecdecError if it never started."""
         if self._thread is None or self.result is None:
             raise SpecdecError(self.message or "nothing was started; call start() first.")
         self._thread.join(timeout_s)
         return self.result
 
     def _decode(self, engine, watched: Watched) -> None:
-        """The whole turn, in a thread of its own."""
+        """The whole turn, in its own thread."""
         result, ended = self.result, "Finished"
         try:
             with engine.inference():
@@ -124,7 +124,7 @@ class Live(Viewer):
             ended = "Stopped" if result.finish_reason == "unfinished" else ended
         except SpecdecError as error:
             ended = f"{error} Until then"
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # it would go unnoticed otherwise
             ended = f"Decoding failed ({type(error).__name__}: {error}). Until then"
         finally:
             result.read(self.pair.reader)

@@ -1,7 +1,7 @@
-"""Where numbers come from, read off the runs that hold them: pair, dtype, device, machine, suites, prompts, seeds, prices.
+"""The source of numbers, read from their runs: pair, dtype, device, machine, suites, prompts, seeds, costs.
 
-The scale of a table or figure is computed here and nowhere else: it is a fact of these rows, not a setting. What cannot be
-shown to be of the papers' scale counts as smaller. Knows nothing about what the numbers say.
+The scale of a table or figure is computed only here: it is a property of its rows, not a setting. Anything not known to be of
+the papers' scale counts as smaller. Knows nothing about the numbers themselves.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PAPER_PAIRS = (
     *("qwen3-8b", "qwen3-14b", "qwen3-32b"),
 )
 BENCHMARKS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm", "nq", "mbpp", "xsum", "wmt14", "mmlu")
-POOLED = ("all",)  # what tables call several suites together
+POOLED = ("all",)  # names in tables for several suites together
 SAID = ("pair", "dtype", "device", "temperature", "clock")
 
 
 def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
-    """The provenance of `sources`: Runs, or dicts with the columns of a row where there is no run (a training's curve).
+    """The provenance of `sources`: Runs, or dicts with the columns of a row if there is no run (a training's curve).
 
     shown: the rows that are shown of them, whose suites and prompts the caption counts.
     """
@@ -36,24 +36,24 @@ def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """rows: one dict per source: run, pair, dtype, device, machine, suites, prompts, seeds, prices, commit; None where
-    the run does not say. shown: suites and prompts of what is shown, in words."""
+    """rows: one dict per source: run, pair, dtype, device, machine, suites, prompts, seeds, prices, commit; None if the
+    run does not say. shown: suites and prompts of what is shown, in words."""
 
     rows: tuple[dict, ...]
     shown: str = ""
 
     @property
     def scale(self) -> str:
-        """The smallest of the rows' scales; 'none' where nothing was measured.
+        """The smallest of the rows' scales; 'none' if nothing was measured.
 
-        toy: a pair of the workbook's own making. laptop: on a CPU. reduced: on a GPU, but not a target of the papers on
+        toy: a pair made for this workbook. laptop: on a CPU. reduced: on a GPU, but not a target of the papers on
         their benchmarks. paper: that.
         """
         return min(map(_scale, self.rows), key=LEVELS.index) if self.rows else "none"
 
     @property
     def label(self) -> str:
-        """What stands in every picture and over every table: for each scale the pairs, dtypes and devices measured."""
+        """The label in every picture and over every table: for each scale the measured pairs, dtypes and devices."""
         if not self.rows:
             return "nothing measured here"
         by_scale: dict[str, list[dict]] = {}
@@ -68,7 +68,7 @@ class Provenance:
 
     @property
     def caption(self) -> str:
-        """The label, and what a reader needs to judge it: machine, what is shown, seeds, prices of replayed time."""
+        """The label, and what is needed to judge it: machine, what is shown, seeds, costs behind replayed time."""
         if not self.rows:
             return "Nothing measured here."
         suites, seeds = (sorted({one for row in self.rows for one in row[name]}) for name in ("suites", "seeds"))
@@ -81,12 +81,12 @@ class Provenance:
         return ", ".join(filter(None, facts)) + "."
 
     def record(self) -> dict:
-        """What the file beside a table or figure says."""
+        """The record for the file beside a table or figure."""
         return {"scale": self.scale, "label": self.label, "caption": self.caption, "measured": list(self.rows)}
 
 
 def _counts(shown: pd.DataFrame | None) -> str:
-    """How many suites the rows are of, and how many prompts each of them rests on, as far as their columns say."""
+    """Number of suites in the rows, and of prompts behind each row, as far as their columns say."""
     facts, table = [], pd.DataFrame() if shown is None else shown
     if "suite" in table and (count := table.loc[~table["suite"].isin(POOLED), "suite"].nunique()):
         facts.append(f"{count} suite{'s' * (count != 1)}")
@@ -105,7 +105,7 @@ def _scale(row: dict) -> str:
         return "toy"
     if row["device"] != "cuda":
         return "laptop"
-    names = {suite.partition(":")[0] for suite in row["suites"]}  # mmlu:anatomy is of mmlu
+    names = {suite.partition(":")[0] for suite in row["suites"]}  # mmlu:anatomy belongs to mmlu
     real = bool(names) and names <= set(BENCHMARKS)
     return "paper" if real and row["pair"] in PAPER_PAIRS else "reduced"
 

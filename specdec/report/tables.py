@@ -1,4 +1,4 @@
-"""From rows of parquet to tables as the papers print them, ours beside the published numbers."""
+"""Tables from rows of parquet, as the papers print them, our values next to the published ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.stats import LEAST_PROMPTS
 from specdec.report import provenance
 
-PARTS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")  # what the time of a cycle is made of
+PARTS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")  # parts of a cycle's time
 
 
 def need(table: pd.DataFrame, *columns: str) -> None:
@@ -26,7 +26,7 @@ def need(table: pd.DataFrame, *columns: str) -> None:
 
 
 def surely(table: pd.DataFrame) -> pd.DataFrame:
-    """The table without the intervals (low, high, <value>_low, <value>_high) of rows of fewer than LEAST_PROMPTS `prompts`."""
+    """The table without intervals (low, high, <value>_low, <value>_high) of rows with fewer than LEAST_PROMPTS `prompts`."""
     if "prompts" not in table:
         return table
     few = pd.to_numeric(table["prompts"], errors="coerce") < LEAST_PROMPTS
@@ -36,7 +36,7 @@ def surely(table: pd.DataFrame) -> pd.DataFrame:
 def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suite", digits=2):
     """One quantity as the papers print it: `rows` down, `columns` across, both in order of appearance.
 
-    table: long rows such as stats.compare's. Where `<value>_low` and `<value>_high` exist, a cell reads
+    table: long rows such as stats.compare's. With `<value>_low` and `<value>_high` a cell reads
     "2.31 [2.20, 2.42]", unless its row rests on fewer than LEAST_PROMPTS `prompts`. A missing cell is a dash.
     """
     need(table, rows, columns, value)
@@ -49,7 +49,7 @@ def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suit
 
 
 def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str | None]:
-    """The printed form of each row's value, with its interval where there is one, or else its deviation (<value>_sd); None for
+    """The printed form of each row's value, with its interval, if any, or else its deviation (<value>_sd); None for
     a missing value.
 
     digits: decimals, of which a smaller number has as many as it needs; None for as few as each number needs.
@@ -78,7 +78,7 @@ def _number(number: float, digits: int | None) -> str:
 def time_split(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     """Mean milliseconds per cycle and their shares: index `by`; the parts, total_ms, and <part>_frac of each part.
 
-    cycles: rows of cycles.parquet. What no lap claimed is host time, so the parts sum to the total.
+    cycles: rows of cycles.parquet. Time outside all laps is host time, so the parts sum to the total.
     """
     need(cycles, by, "total_ms", *PARTS)
     means = cycles.groupby(by, sort=False)[[*PARTS, "total_ms"]].mean()
@@ -87,7 +87,7 @@ def time_split(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
 
 
 def acceptance_by_depth(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
-    """How often the d-th draft token is accepted once the d-1 before it were: columns `by`, depth, reached,
+    """Acceptance rate of the d-th draft token once the d-1 before it are accepted: columns `by`, depth, reached,
     acceptance_frac. Cycles whose tree was shallower than d do not count (longest path = draft_calls)."""
     need(cycles, by, "accepted_tok", "draft_calls")
     rows = []
@@ -108,7 +108,7 @@ def node_curve(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame, digits: int = 2) -> str:
-    """The table in markdown; numbers with `digits` decimals, whole numbers as they are, what is missing as a dash."""
+    """The table in markdown; numbers with `digits` decimals, integers without, missing values as a dash."""
     shown = _printed(table, digits)
     return shown.to_markdown(index=_named(shown), disable_numparse=True)
 
@@ -154,9 +154,9 @@ def escaped(text: str) -> str:
 
 
 def save(table: pd.DataFrame, stem: Path, *, sources=(), digits: int = 2, about: dict | None = None) -> list[Path]:
-    """Write <stem>.md, with the label of its provenance above, <stem>.csv, and <stem>.json with where it comes from.
+    """Write <stem>.md, with its provenance label on top, <stem>.csv, and <stem>.json with the sources.
 
-    sources: Runs, as `provenance.of` takes them. about: more facts for the json file; with a `title` among them <stem>.tex
+    sources: Runs, as in `provenance.of`. about: more facts for the json file; with a `title` among them <stem>.tex
     is written too.
     """
     csv = table.to_csv(index=table.index.name is not None)
@@ -165,7 +165,7 @@ def save(table: pd.DataFrame, stem: Path, *, sources=(), digits: int = 2, about:
 
 
 def write(stem: Path, shown: str, csv: str, in_latex, *, origin, about: dict | None = None) -> list[Path]:
-    """The files of `save` from their texts. in_latex: function of a caption and a label. origin: a Provenance."""
+    """Write the files of `save` from their texts. in_latex: function of a caption and a label. origin: a Provenance."""
     stem, about = Path(stem), about or {}
     texts = {"md": f"*{origin.label}*\n\n{shown}\n", "csv": csv}
     if "title" in about:

@@ -42,7 +42,7 @@ def picture(
                 axes.plot([depth[parent], depth[node]], [row[parent], row[node]], zorder=1, **look)
         for node, token in enumerate(tokens):
             fill, ink = (ACCEPTED, "white") if node in path else ("white", "0.13")
-            # unlikely ones stay visible
+            # keep unlikely ones visible
             share = 0.5 if scores is None else math.exp(max(float(scores[node]), -6.0)) ** 0.3
             box = dict(boxstyle="round,pad=0.25", facecolor=fill, edgecolor=to_rgba(OTHER, 0.25 + 0.75 * share))
             text = dict(family="DejaVu Sans Mono", fontsize=7, color=ink, parse_math=False, gid=f"node-{node}")
@@ -72,11 +72,11 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
 
 
 def readable(token: str) -> str:
-    """A token's text with its white space made visible and its length limited."""
+    """A token's text with visible white space and limited length."""
     shown = printable(token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")) or "∅"
     return shown if len(shown) <= SHOWN_CHARACTERS else shown[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def printable(text: str) -> str:
-    """`text` with every control character, which XML forbids, shown as a dot."""
+    """`text` with control characters, which XML forbids, replaced by a dot."""
     return "".join("·" if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text)

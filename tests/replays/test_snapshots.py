@@ -162,7 +162,7 @@ def test_answers_are_shown_with_what_the_network_said(recording, pair, name):
         assert one.labels[one.chosen] == one.answer or (name, one.kind) == ("ours", "extend")
     for cycle in lane.cycles:
         deeper = [one.answer for one in cycle.asked if one.kind == "extend"]
-        assert name == "resps" or deeper.count("go on") == cycle.tree[1]
+        assert name == "resps" or deeper.count("continue") == cycle.tree[1]
         sized = [one.answer for one in cycle.asked if one.kind == "size"]
         assert sized in ([], [f"{sum(cycle.verified) - 1} nodes"])
 
