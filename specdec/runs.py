@@ -216,7 +216,7 @@ def write_text(path: Path, text: str) -> Path:
 def write_json(path: Path, value, files=None) -> Path:
     """Write `value` as readable JSON, atomically; dataclasses, paths and numpy numbers are understood.
 
-    files: names of those below its folder that belong to it; with these, even (), a changed byte is noticed by who reads it.
+    files: names of those below its folder that belong to it; with these, even (), readers notice a changed byte.
     """
     value = plain(value) if files is None else sealed(plain(value), Path(path).parent, files)
     return write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
@@ -224,9 +224,9 @@ def write_json(path: Path, value, files=None) -> Path:
 
 @contextmanager
 def locked(folder: Path, shared: bool = False):
-    """Inside, no other process is inside for the same folder; one that dies lets go. Where there are no locks, without.
+    """Inside, no other process holds the same folder; the lock ends with the process. On systems without locks, no lock.
 
-    shared: others that share it may be inside too.
+    shared: other holders with shared=True may be inside too.
     """
     path = Path(folder).with_name(f".{Path(folder).name}.lock")
     try:
@@ -264,7 +264,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def label_of(path: Path) -> dict:
-    """The metadata that `write_table` put into a parquet file; {} without any."""
+    """The metadata that `write_table` stored in a parquet file; {} without any."""
     import pyarrow.parquet as pq
 
     return json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
@@ -283,7 +283,7 @@ def read_yaml(path: Path):
 
 
 def found(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; {} where there is none yet."""
+    """The content of a JSON file; {} if it does not exist."""
     return read_json(path) if path.is_file() else {}
 
 
@@ -310,7 +310,7 @@ def plain(value: Any) -> Any:
 
 
 def canonical(value) -> str:
-    """The one JSON text of `value`: sorted names, no spaces."""
+    """The canonical JSON text of `value`: sorted names, no spaces."""
     return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=True)
 
 
@@ -320,10 +320,10 @@ def content_key(**inputs) -> str:
 
 
 def configured(config, cls, settings: dict):
-    """One frozen config of dataclass `cls`: `config`, or the defaults where it is None, with `settings` put in by name.
+    """One frozen config of dataclass `cls`: `config`, or the defaults for None, updated with `settings` by name.
 
-    This is how a function of many settings takes both `f(x, Config(seed=1))` and `f(x, seed=1)`. SpecdecError for a
-    setting that `cls` does not have.
+    So a function with many settings accepts both `f(x, Config(seed=1))` and `f(x, seed=1)`. SpecdecError for a
+    setting that `cls` lacks.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -345,10 +345,10 @@ def configured(config, cls, settings: dict):
 
 
 def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown], Shown]:
-    """A decorator: the signature and the help of a function that ends in `**settings` show every setting by name.
+    """A decorator: the signature and help of a function that ends in `**settings` list every setting by name.
 
-    config: the dataclass that the settings are fields of, or an instance, whose values are then the defaults shown.
-    without: fields that the function does not take. How the function is called, and what it does, stays as it is.
+    config: the dataclass with the settings as fields, or an instance, whose values are then shown as defaults.
+    without: fields that the function does not take. The function itself is unchanged.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -379,14 +379,14 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown
 
 def _parameter(field: dataclasses.Field, config: Any) -> inspect.Parameter:
     """A field of a dataclass as an argument by name, with the value of `config`, or the class's, as its default."""
-    default = getattr(config, field.name, field.default)  # fields made by a function are none of the class's attributes
+    default = getattr(config, field.name, field.default)  # fields with a default factory have no class attribute
     if default is dataclasses.MISSING:
         default = field.default_factory() if callable(field.default_factory) else inspect.Parameter.empty
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
 
 
 def _said_of_fields(cls: type) -> list[tuple[str, str]]:
-    """(name, sentence) of the fields that have a comment behind them; none where the source is not at hand."""
+    """(name, sentence) of the fields with a trailing comment; empty without the source."""
     try:
         source = inspect.getsource(cls)
     except (OSError, TypeError):
@@ -395,10 +395,10 @@ def _said_of_fields(cls: type) -> list[tuple[str, str]]:
 
 
 def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:
-    """Open the run directory of (name, config, this machine, this source) and note the session in its run.json.
+    """Open the run directory of (name, config, this machine, this source) and record the session in its run.json.
 
-    The same call finds the same directory again, so a run that was stopped continues where it was; anything that could
-    change a result (another setting, machine or source) leads to another directory. `tie_to_code=False` leaves the
+    The same call finds the same directory again, so a stopped run continues; anything that could change a result (another
+    setting, machine or source) leads to another directory. `tie_to_code=False` leaves the
     source out, for long training runs that must survive an unrelated edit; every session's commit is recorded anyway.
     """
     identity = {"name": plain_name(name), "config": config, "hardware": machine.hardware()}
@@ -413,13 +413,13 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
 
 
 def shipped_dir() -> Path:
-    """Runs that came with the notebooks: what the committed figures were drawn from."""
+    """Runs that came with the notebooks: the source of the committed figures."""
     notebooks = machine.notebooks_folder()
     return (notebooks.parent if notebooks else home()) / "figures" / "measured"
 
 
 def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:
-    """All finished runs of this name, the newest first; after them (with `shipped` alone) those that came with the checkout."""
+    """All finished runs of this name, newest first; with `shipped`, followed by those that came with the checkout."""
     found: dict[str, Run] = {}
     for place in (shipped_dir(),) if shipped else (runs_dir(scale), shipped_dir()):
         records = [(read_json(path, RunFile), path.parent) for path in place.glob(f"{plain_name(name)}-*/run.json")]
@@ -431,7 +431,7 @@ def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run directory. Everything in it is written atomically and can be read while the run goes on."""
+    """A run directory. Everything in it is written atomically and can be read during the run."""
 
     directory: Path
     name: str
@@ -446,7 +446,7 @@ class Run:
         return f"run {self.directory.name} ({self.scale}): {state}"
 
     def label(self) -> dict:
-        """What every file of this run says about where it comes from."""
+        """The provenance stored in every file of this run."""
         return {"name": self.name, "scale": self.scale, "key": self.key}
 
     def path(self, *names: str) -> Path:
@@ -465,11 +465,11 @@ class Run:
         return read_table(self.path(f"{plain_name(name)}.parquet"))
 
     def shards(self, name: str) -> Shards:
-        """The store for rows of table `name` that are collected bit by bit."""
+        """The store for rows of table `name` that are collected piece by piece."""
         return Shards(self.path(plain_name(name)), self.label())
 
     def finish(self, **results) -> Run:
-        """Note the end of the run, and any `results` worth reading without opening a table."""
+        """Record the end of the run, and any `results` worth reading without opening a table."""
         used = {name: value for name, value in machine.torch_state().items() if value is not None}
         with locked(self.directory):
             record = self.record()
@@ -494,7 +494,7 @@ class Shards:
         return self.folder / f"part-{number:05d}.parquet"
 
     def done(self) -> list[int]:
-        """Numbers of the complete shards, ascending. SpecdecError for a file that is none of them."""
+        """Numbers of the complete shards, ascending. SpecdecError for a foreign file."""
         numbers = {path: path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet")}
         for path, number in numbers.items():
             if not number.isdecimal():
@@ -511,7 +511,7 @@ class Shards:
                 self.path(number).unlink()
 
     def read(self) -> pd.DataFrame:
-        """All shards in order as one table. SpecdecError where there is none."""
+        """All shards in order as one table. SpecdecError if there are none."""
         numbers = self.done()
         if not numbers:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
@@ -529,9 +529,9 @@ class Shards:
 
 
 def _sweep(folder: Path, older_than_s: float = 3600.0):
-    """Remove temporary files and folders that a killed process left; young ones may belong to a process that is still writing."""
+    """Remove temporary files and folders of killed processes; recent ones may belong to a process that is still writing."""
     for path in list(folder.rglob(".*.tmp")):
-        with suppress(OSError):  # another process may be quicker, or own the folder
+        with suppress(OSError):  # another process may be faster, or own the folder
             if time.time() - path.stat().st_mtime > older_than_s:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 

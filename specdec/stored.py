@@ -1,7 +1,7 @@
-"""Files that are read back: what each must hold, and whether a byte has changed since it was written.
+"""Schemas of files that are read back, and checksums that detect changes.
 
-A schema per file stands here; a dataclass (a cost model, a policy's settings, an entry of book.yml) is the schema of its own
-file. Whatever is wrong is one sentence that names the file and the place in it. Knows nothing of what the values mean.
+Each file's schema is here; a dataclass (a cost model, a policy's settings, an entry of book.yml) is the schema of its own
+file. Any fault is one sentence that names the file and the place in it. Knows nothing about the meaning of the values.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from annotated_types import Ge, Gt, Le, MinLen
-from typing_extensions import TypedDict  # typing's own tells pydantic too little before Python 3.12
+from typing_extensions import TypedDict  # typing's own lacks what pydantic needs before Python 3.12
 
 from specdec import machine
 from specdec.errors import SpecdecError, check_text, first_line, unreadable
 
-CHECKSUM, FILES = "checksum", "files"  # of the file itself; of those that belong to it, by their paths below its folder
+CHECKSUM, FILES = "checksum", "files"  # of the file itself; of associated files, by their paths below its folder
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
 Size = NotRequired[Positive | None]
@@ -57,7 +57,7 @@ TraceFile = TypedDict(  # trace.json; a recording holds no rank above 32766
         "trees": NotRequired[list[Positive]],
         "family": NotRequired[list[Positive]],
         "most_nodes": Annotated[int, Ge(1), Le(32766)],
-        "columns": dict[str, list[str | dict]],  # texts in older ones, see `replays.columns.column_of`
+        "columns": dict[str, list[str | dict]],  # strings in older ones, see `replays.columns.column_of`
         **_SEALED,
     },
 )
@@ -79,7 +79,7 @@ DrafterFile = TypedDict(  # config.json of an EAGLE drafter, in all its layouts
 
 
 class TargetFile(TypedDict):
-    """config.json of a causal LM, as far as a wrong number in it makes another model or none."""
+    """config.json of a causal LM: the fields whose wrong values give another model or none."""
 
     num_hidden_layers: Size
     hidden_size: Size
@@ -87,13 +87,13 @@ class TargetFile(TypedDict):
     num_attention_heads: Size
 
 
-TextsFile = TypedDict(  # texts.json beside a recording that people look at
+TextsFile = TypedDict(  # texts.json beside a recording for display
     "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **_SEALED}
 )
 
 
 class OwnPairParts(TypedDict):
-    """One of pairs.json, as `models.pairs.OwnPair` has it"""
+    """An entry of pairs.json, as in `models.pairs.OwnPair`"""
 
     target: str
     drafter: str
@@ -123,7 +123,7 @@ class ShardList(TypedDict):
 
 
 class BookLine(TypedDict):
-    """A line of book.yml, before `each` is written out."""
+    """A line of book.yml, before `each` is expanded."""
 
     name: str
     each: NotRequired[dict[str, list]]
@@ -131,14 +131,14 @@ class BookLine(TypedDict):
     parameters: NotRequired[dict[str, dict]]
 
 
-# Those that may hold more than is named here; all others may not.
+# These may hold further fields; all others may not.
 OPEN = (RunFile, TraceFile, DrafterFile, TargetFile, ShardList, BookLine)
 
 
 def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
-    """`value` (JSON types) as its schema has it: a dict, or an object of the dataclass.
+    """`value` (JSON types) checked against its schema: a dict, or an object of the dataclass.
 
-    where: names the file in the sentence; advice: what to do about it.
+    where: names the file in errors; advice: what to do about it.
     """
     from pydantic import ValidationError
 
@@ -147,7 +147,7 @@ def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         raise SpecdecError(f"{where}: {_said(error)}; {advice}.") from None
-    except (TypeError, LookupError, ArithmeticError, AttributeError) as error:  # of a dataclass's own checks
+    except (TypeError, LookupError, ArithmeticError, AttributeError) as error:  # from a dataclass's own checks
         raise SpecdecError(f"{where}: the fields contradict each other ({first_line(error)}); {advice}.") from error
 
 
@@ -155,13 +155,13 @@ def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
 def _adapter(schema: type):
     from pydantic import ConfigDict, TypeAdapter
 
-    extra = "allow" if schema in OPEN else "forbid"  # told to the class, which is where pydantic looks for it
+    extra = "allow" if schema in OPEN else "forbid"  # pydantic looks for this setting on the class
     schema.__pydantic_config__ = ConfigDict(extra=extra, allow_inf_nan=False)
     return TypeAdapter(schema)
 
 
 def _said(error: dict) -> str:
-    """What pydantic found, as a sentence: the place in the file and what it should hold."""
+    """pydantic's finding as a sentence: the place in the file and what it should hold."""
     place = ".".join(map(str, error["loc"]))
     if error["type"] in ("value_error", "assertion_error"):
         return str(error["ctx"]["error"]).rstrip(".") or "the fields contradict each other"
@@ -175,9 +175,9 @@ def _said(error: dict) -> str:
 
 
 def read_json(path: Path, schema: type | None = None, advice: str = "delete it and run again", version=None) -> Any:
-    """A JSON file, as its schema has it. SpecdecError for one that is missing, damaged or of other content.
+    """A JSON file, checked against its schema. SpecdecError if it is missing, damaged or of other content.
 
-    version: the number that its "schema" must be. A checksum in the file is compared with what it holds.
+    version: the number that its "schema" must have. A checksum in the file is compared with its content.
     """
     path = Path(path)
     try:
@@ -195,7 +195,7 @@ def read_json(path: Path, schema: type | None = None, advice: str = "delete it a
 
 
 def read_text(path: Path, advice: str) -> str:
-    """What a UTF-8 text file holds. SpecdecError for one that cannot be read."""
+    """The content of a UTF-8 text file. SpecdecError if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -203,7 +203,7 @@ def read_text(path: Path, advice: str) -> str:
 
 
 def json_line(text: str, where: str, advice: str) -> Any:
-    """The JSON of one line. SpecdecError for what is none, nested without end, or cut in a character. where: file and line."""
+    """The JSON of one line. SpecdecError if it is invalid, nested too deeply, or cut inside a character. where: file and line."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -214,19 +214,19 @@ def json_line(text: str, where: str, advice: str) -> Any:
 
 
 def sealed(record: dict, folder: Path, files=()) -> dict:
-    """`record` (JSON types), with the sha256 of `files` below `folder` and a checksum of it all."""
+    """`record` (JSON types), with the sha256 of `files` below `folder` and a checksum over everything."""
     record = {**record, FILES: {str(name): machine.file_hash(Path(folder) / name) for name in files}}
     return {**record, CHECKSUM: digest(record)}
 
 
 def digest(record: dict) -> str:
-    """sha256 of a record without its checksum, however its keys are ordered."""
+    """sha256 of a record without its checksum, independent of key order."""
     content = {name: value for name, value in record.items() if name != CHECKSUM}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def check_file(record: dict, folder: Path, name: str, advice: str) -> Path:
-    """The file `name` below `folder`; SpecdecError where it is not the one whose sha256 the record holds (if it does)."""
+    """The file `name` below `folder`; SpecdecError if its sha256 differs from the record's (if it has one)."""
     path, expected = Path(folder) / name, record.get(FILES, {}).get(name)
     if not path.is_file():
         raise SpecdecError(f"there is no file {path}, which belongs to {folder}; {advice}.")
@@ -245,7 +245,7 @@ def shards_of(index: Path, advice: str = "fetch the checkpoint again") -> list[P
 
 
 def is_code(path: Path, error: Exception) -> bool:
-    """Whether a file that torch refused with `error`, reading tensors only, is a pickle that calls something; it is not run."""
+    """Whether a file that torch refused with `error`, reading tensors only, is a pickle with code; it is not run."""
     import zipfile
 
     if "Unsupported global" in str(error) or "Unsupported class" in str(error):
@@ -266,9 +266,9 @@ def is_code(path: Path, error: Exception) -> bool:
 
 
 def inside(folder: Path, name: str, advice: str) -> Path:
-    """`name` in `folder`. SpecdecError where it lies elsewhere, by its path or by a link.
+    """`name` in `folder`. SpecdecError if it lies elsewhere, by its path or by a link.
 
-    A link to a file beside it, or into a download cache that keeps its files by content (blobs/), is no escape.
+    A link to a file beside it, or into a content-addressed download cache (blobs/), is allowed.
     """
     path, real = folder / name, (folder / name).resolve()
     blobs = folder.resolve().parents[1] / "blobs" if len(folder.resolve().parents) > 1 else None

@@ -1,10 +1,10 @@
-"""How many threads a model gets on a CPU: what measures fastest for it, under the load of the moment.
+"""The number of CPU threads for a model: the one measured fastest under the current load.
 
-Small products lose more by handing out work than they win by it, and beside other busy processes a thread that has to wait for
-its turn holds all others up. So a few forwards are timed with one thread, two, four ... when a model is first used, and again
-when the machine has become busy or idle. Nobody else's setting changes: the number holds while the model decodes.
+Small products lose more to synchronisation than they gain from threads, and beside other busy processes a thread that waits
+for its turn delays all others. So a few forwards are timed with one thread, two, four ... when a model is first used, and again
+when the machine becomes busy or idle. The setting holds only while the model decodes.
 
-Who sets OMP_NUM_THREADS has decided; nothing is measured then.
+With OMP_NUM_THREADS set, nothing is measured and nothing changes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import nn
 
 from specdec import machine
 
-ROUNDS, AT_MOST_S = 5, 0.5  # of one measurement: forwards with each number; the time after which it ends
-LARGE_S = 0.25  # products of models whose forward takes longer are worth every core
+ROUNDS, AT_MOST_S = 5, 0.5  # per measurement: forwards with each number; time limit
+LARGE_S = 0.25  # models whose forward takes longer use every core
 LOOK_AGAIN_S = 5.0
-WORTH = 0.9  # fewer threads must take less than this share of the time
+WORTH = 0.9  # fewer threads must take less than this fraction of the time
 _decoding = threading.local()
 
 
 class Threads:
-    """The number of threads of one model; None until it was used on a CPU, or where OMP_NUM_THREADS is set."""
+    """The number of threads of one model; None before its first use on a CPU, or if OMP_NUM_THREADS is set."""
 
     def __init__(self, model: nn.Module):
         self.count, self._on_cpu = None, all(weight.device.type == "cpu" for weight in model.parameters())
@@ -37,7 +37,7 @@ class Threads:
 
     @contextlib.contextmanager
     def used(self, forward: Callable[[], object]) -> Iterator[None]:
-        """Inside, torch has the number with which `forward` is fastest, unless another model has set one."""
+        """Inside, torch uses the number with which `forward` is fastest, unless another model has set one."""
         most = torch.get_num_threads()
         free = self._on_cpu and most > 1 and not os.environ.get("OMP_NUM_THREADS")
         if not free or getattr(_decoding, "under_way", False):
@@ -54,7 +54,7 @@ class Threads:
             torch.set_num_threads(most)
 
     def _due(self) -> bool:
-        """Whether nothing is measured yet, or the machine was idle then and is busy now, or the other way round."""
+        """Whether nothing is measured yet, or the machine has changed between idle and busy since."""
         if self.count is None:
             return True
         if self._others.seconds() < LOOK_AGAIN_S:
@@ -65,7 +65,7 @@ class Threads:
 
 
 def fastest(forward: Callable[[], object], most: int) -> int:
-    """The number of threads, up to `most`, with which `forward` takes the least time; `most` where it is large.
+    """The number of threads, up to `most`, with which `forward` takes the least time; `most` for large models.
 
     >>> fastest(lambda: None, 1)
     1
@@ -74,7 +74,7 @@ def fastest(forward: Callable[[], object], most: int) -> int:
     times_s: dict[int, list[float]] = {number: [] for number in numbers}
     before, begin = torch.get_num_threads(), time.perf_counter()
     try:
-        forward()  # first use pays for memory
+        forward()  # the first use allocates memory
         for _ in range(ROUNDS):
             for number in reversed(numbers):
                 torch.set_num_threads(number)

@@ -1,10 +1,10 @@
 """The command line: the commands of GROUPS.
 
-Parses, calls the library, prints. OPTIONS tells argparse of each option once; a command is a function (it returns the exit
-status) whose docstring says what it is for, with the options it takes, and what differs in them, above it. Everything heavy is
-imported when a command needs it, so that `--help` is instant. `places` finds the pair, policy, recording and prices that are
-meant. Exit statuses: 0; 1 where the command ran and found a fault (a notebook failed, a text differs, something is not
-tidy); 2 for bad input, in one sentence; 130 for Ctrl-C, in one sentence. --debug shows where an error happened instead.
+Parses, calls the library, prints. OPTIONS defines each argparse option once; a command is a function (it returns the exit
+status) whose docstring is its help; the decorator lists its options and their differences. Everything heavy is imported on
+demand, so that `--help` is fast. `places` resolves the pair, policy, recording and costs.
+Exit statuses: 0; 1 if the command ran and found a fault (a failed notebook, a different text, an untidy
+notebook); 2 for bad input, in one sentence; 130 for Ctrl-C, in one sentence. --debug shows the traceback instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specdec import machine, ranks
 from specdec.errors import SpecdecError, check_integer
 
 COUNTS = ("rows", "answer_tok", "repeats", "rounds", "threads", "max_new_tokens", "jobs")
-LOWEST = {"limit": 0} | dict.fromkeys(COUNTS, 1)  # whatever the command
+LOWEST = {"limit": 0} | dict.fromkeys(COUNTS, 1)  # for every command
 FIRST_WORD_S = 5.0
 
 
@@ -49,8 +49,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def parser() -> argparse.ArgumentParser:
-    """What reads the command line."""
-    text = "Speculative decoding, measured and reproduced. `specdec help COMMAND` says what a command takes."
+    """The argument parser."""
+    text = "Speculative decoding, measured and reproduced. `specdec help COMMAND` shows the options of a command."
     usage = "specdec [-h] [--debug] [--version] command ..."
     whole = argparse.ArgumentParser("specdec", usage, text, formatter_class=_Help)
     whole.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -77,14 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print("\nspecdec: stopped; what was written is kept, and the same command continues.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         sys.stderr.close()
         return 0
     except SpecdecError as error:
         if args.debug:
             raise
         if not ranks.leads() and ranks.joined():
-            time.sleep(FIRST_WORD_S)  # what all have to say rank 0 says, and torchrun ends the others meanwhile
+            time.sleep(FIRST_WORD_S)  # rank 0 reports common errors, and torchrun then ends the others
         if not isinstance(error, ranks.RankZeroFailed) and (ranks.joined() or ranks.first_here()):
             print(f"specdec: {error}", file=sys.stderr)
         return 2
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(args) -> None:
-    """What can be known of a command's options before it begins; says which pair is meant in `args.which`."""
+    """Check a command's options before it starts; sets the pair in `args.which`."""
     given = vars(args)
     for name, lowest in LOWEST.items():
         if given.get(name) is not None and given[name] < lowest:
@@ -111,7 +111,7 @@ def _check(args) -> None:
 
 
 def _run(args) -> int:
-    """The command itself. Of several processes that torchrun started, rank 0 alone prints."""
+    """The command itself. With torchrun, only rank 0 prints."""
     if ranks.world() == 1:
         return args.run(args) or 0
     if args.run not in (_decode, _audit, _generate_data, _train_drafter):
@@ -130,12 +130,12 @@ def _run(args) -> int:
 
 
 def _as_sentence(message, *_, **__) -> str:
-    """A warning as a sentence, without the line of code that gave it."""
+    """A warning as a sentence, without its line of code."""
     return f"specdec: {message}\n"
 
 
 def _add_commands(parser, commands: dict, what: str, **listed) -> None:
-    """Add a table like COMMANDS; where a table stands in place of options, its commands follow the command."""
+    """Add a table like COMMANDS; a nested table instead of options becomes subcommands."""
     parsers = parser.add_subparsers(dest=what, required=True, metavar=what, **listed)
     for name, (text, run, options, *changes) in commands.items():
         summary = {} if listed else {"help": f"{text} ({options})" if commands is BOOK else text}
@@ -152,12 +152,12 @@ def _add_commands(parser, commands: dict, what: str, **listed) -> None:
 
 
 def _pick(args, *names: str) -> dict:
-    """These options as keywords of a function that calls them the same."""
+    """These options as keyword arguments of a function with the same names."""
     return {name: getattr(args, name) for name in names}
 
 
 def _suites(args) -> list[str]:
-    """The suites that were named, or embedded ones that suit the pair: all to record, else the usual four."""
+    """The named suites, or embedded ones for the pair: all of them to record, else the usual four."""
     from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
 
     names = NAMES if args.command == "record" else DEFAULT_NAMES
@@ -176,7 +176,7 @@ _FORMATS = ["float32", "bfloat16"]
 
 
 def _option(help: str, default=None, **more) -> dict:
-    """What argparse is told of an option: a flag where the default is False, else a value of the default's type."""
+    """The argparse arguments of an option: a flag if the default is False, else a value of the default's type."""
     if default is False:
         return {"help": help, "action": "store_true"}
     typed = default[0] if isinstance(default, list) and default else default
@@ -186,46 +186,46 @@ def _option(help: str, default=None, **more) -> dict:
 
 OPTIONS: dict[str, dict] = {
     "--pair": _option(
-        "target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ..., a name that `specdec register` was given, or a "
+        "target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ..., a name registered with `specdec register`, or a "
         "folder or hub id (default: small; `specdec pairs` lists the names)"
     ),
     "--target": _option("instead of --pair: folder, hub id or GGUF file of any causal language model"),
-    "--drafter": _option("folder or hub id of a drafter, or a kind such as suffix, in place of the pair's own"),
+    "--drafter": _option("folder or hub id of a drafter, or a kind such as suffix, instead of the pair's own"),
     "--dtype": _option("number format of weights and activations: auto, float32, bfloat16 or float16", "auto"),
     "--device": _option("where to run: auto, cpu or cuda", "auto"),
-    "--tp": _option("share the target among the processes that torchrun started (tensor parallelism)", False),
+    "--tp": _option("shard the target over the processes of torchrun (tensor parallelism)", False),
     "--device-map": _option("spread the target's layers over several GPUs: auto, balanced or sequential"),
-    "--max-new-tokens": _option("most new tokens of an answer", 128),
-    "--temperature": _option("sampling temperature; 0 takes the likeliest token", 0.0),
-    "--seed": _option("seed of everything that is drawn", 0),
-    "--threads": _option("CPU threads to use (default: as many as torch chooses)", type=int),
+    "--max-new-tokens": _option("maximum number of new tokens per answer", 128),
+    "--temperature": _option("sampling temperature; 0 decodes greedily", 0.0),
+    "--seed": _option("random seed", 0),
+    "--threads": _option("CPU threads to use (default: torch's choice)", type=int),
     "--on": _option(
         "where to run: local (several processes), ray, ray://host:port, slurm or slurm:local (default: this process)",
         metavar="PLACE",
     ),
     "--jobs": _option(
-        "how many run at once with --on (default: this machine's cores, or what the cluster holds)", type=int
+        "number of parallel jobs with --on (default: this machine's cores, or the cluster's capacity)", type=int
     ),
     "--cpu-time": _option("measure processor time instead of the wall clock (one thread; for busy machines)", False),
     "--notebooks": _option("folder of the notebooks (default: SPECDEC_NOTEBOOKS, or the checkout's)", metavar="FOLDER"),
     # prompts
     "--suites": _option(
-        "suites of prompts such as laptop/gsm8k (default: embedded ones that suit the pair; see README)",
+        "suites of prompts such as laptop/gsm8k (default: embedded ones for the pair; see README)",
         nargs="+",
         metavar="SUITE",
     ),
     "--folder": _option("folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)"),
-    "--limit": _option("most prompts of each suite; 0 takes all", 4),
-    "--part": _option("use only this part of each suite (default: all of it)", choices=["train", "tune", "test"]),
-    "--repeats": _option("how often to decode every prompt", 1),
+    "--limit": _option("maximum number of prompts per suite; 0 takes all", 4),
+    "--part": _option("use only this split of each suite (default: all of it)", choices=["train", "tune", "test"]),
+    "--repeats": _option("number of times to decode every prompt", 1),
     # doctor
-    "--bench": _option("time more pairs in more rounds, and a pair of a stated shape", False),
+    "--bench": _option("time more pairs in more rounds, and a pair of the reference shape", False),
     "--curve": _option("also measure the time of a cycle against verified nodes and context length", False),
-    "--rounds": _option("rounds of --bench, in each of which every method decodes every prompt", 5),
+    "--rounds": _option("rounds of --bench; in each, every method decodes every prompt", 5),
     # decode
-    "prompt": _option("text to continue; sent as a user message where the pair has a chat template"),
+    "prompt": _option("text to continue; sent as a user message if the pair has a chat template"),
     "--policy": _option(
-        "how to draft: tuned (the tree that suits the pair here), autoregressive (no drafting), eagle3, "
+        "how to draft: tuned (the tree tuned for the pair), autoregressive (no drafting), eagle3, "
         "static:total_tokens,depth,top_k[,beam,...], an engine's rule "
         "such as sglang_ema, the folder of a learned policy, or a shipped one such as small/ours-float32",
         "tuned",
@@ -235,43 +235,43 @@ OPTIONS: dict[str, dict] = {
     "--raw": _option("continue the text itself, without the chat template", False),
     # evaluate and estimate
     "--methods": _option(
-        "ways of decoding to compare, written as for --policy of `specdec decode`",
+        "decoding methods to compare, written as for --policy of `specdec decode`",
         ["autoregressive", "eagle3", "eagle3-scripts"],
         nargs="+",
         metavar="METHOD",
     ),
-    "--tuned": _option("add the fastest static tree on the suites' tuning prompts; judge on their test prompts", False),
+    "--tuned": _option("add the fastest static tree on the tuning prompts; evaluate on the test prompts", False),
     "--name": _option("name of the run directory"),
     "--prompt-tok": _option("longest prompt to reserve memory for, in tokens", 1024),
     "--gpu": _option("compute from this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
-    "--plan": _option("price a whole grid of measurements, such as notebooks/papers_plan.yml", metavar="FILE"),
+    "--plan": _option("estimate a whole grid of measurements, such as notebooks/papers_plan.yml", metavar="FILE"),
     # record and calibrate
     "--depth": _option("expansions (draft forwards after the first) of the deepest tree", 12),
-    "--top-ks": _option("beam widths of which acceptance is recorded, but not the trees", [1, 2, 8, 16], nargs="*"),
-    "--trees": _option("beam widths of which the whole trees are recorded", [4, 10], nargs="*"),
+    "--top-ks": _option("beam widths whose acceptance is recorded, but not the trees", [1, 2, 8, 16], nargs="*"),
+    "--trees": _option("beam widths whose whole trees are recorded", [4, 10], nargs="*"),
     "--family": _option(
         "record every tree up to this many children per node and, after it, nodes expanded per level, such as 3 8",
         [],
         type=int,
         nargs="*",
     ),
-    "--most-nodes": _option("largest number of verified nodes that can be judged later", 240),
+    "--most-nodes": _option("largest number of verified nodes that can be replayed", 240),
     "--lengths": _option(
         "positions per turn with RADAR's exact distributions (default: 16 with trees of width 10 and depth 7)", type=int
     ),
-    "--estimate": _option("only say what time and space it would take", False),
-    "--seconds": _option("how long to measure, in seconds", 45.0),
+    "--estimate": _option("only print the estimated time and space", False),
+    "--seconds": _option("duration of the measurement in seconds", 45.0),
     # evidence
     "--only": _option("names of notebooks or beginnings of them (2: the twenties)", [], nargs="+", metavar="NAME"),
     "--policies": _option(
-        "folders of learned policies to audit beside those that ship", [], nargs="*", metavar="FOLDER"
+        "folders of learned policies to audit besides the shipped ones", [], nargs="*", metavar="FOLDER"
     ),
     # generate-data
     "policy": _option("folder of a policy, or a shipped one such as small/ours-float32"),
     "target": _option("a preset such as smollm2, or the folder or hub id of a chat model with its tokenizer"),
-    "--tokens": _option("answer tokens that the folder shall hold in the end, such as 500k or 3M", "3M"),
-    "--rows": _option("chats that are written side by side", 64),
-    "--answer-tok": _option("most tokens of an answer", 320),
+    "--tokens": _option("total number of answer tokens in the folder, such as 500k or 3M", "3M"),
+    "--rows": _option("number of chats generated in parallel", 64),
+    "--answer-tok": _option("maximum number of tokens per answer", 320),
     "--prompts": _option("file of prompts to answer first: one a line, or JSONL (default: the shipped ones)"),
     # train
     "--out": _option("folder for weights or policy, learning curve and checkpoints", required=True),
@@ -289,36 +289,34 @@ OPTIONS: dict[str, dict] = {
     ),
     "--objective": _option("what to optimise: ppow, cst, kl_only, distillspec-reverse, ...", "ppow"),
     "--fields": _option("change settings of the objective, such as beta=0.1", [], nargs="+", metavar="NAME=VALUE"),
-    "--start-from": _option("folder of the drafter to continue from (default: the one that ships for the target)"),
+    "--start-from": _option("folder of the drafter to continue from (default: the shipped one of the target)"),
     "--unroll": _option("draft steps that training unrolls (default: the preset's)", type=int),
     "--features": _option("folder for cached target features of a fixed text (default: the user's cache)"),
     "--features-gb": _option("disk budget for cached target features, in GB; 0 disables the cache (slower)", 20.0),
-    "--fsdp": _option("share the target's weights among several processes instead of copying them to each", False),
+    "--fsdp": _option("shard the target's weights over several processes instead of copying them to each", False),
     # export
-    "engine": _option("the engine that shall serve the drafter", choices=["vllm", "sglang", "llama.cpp"]),
-    "--gguf": _option("GGUF file of the target, which llama.cpp serves", metavar="FILE"),
+    "engine": _option("the engine that will serve the drafter", choices=["vllm", "sglang", "llama.cpp"]),
+    "--gguf": _option("GGUF file of the target, needed for llama.cpp", metavar="FILE"),
     "--tree": _option(
         "tree whose settings become the engine's flags (default: the fastest one in the recording)",
         metavar="TOTAL_TOKENS,DEPTH,TOP_K",
     ),
     # card
-    "name": _option("preset whose drafter ships, such as smollm2"),
-    "--trained": _option("folder that training wrote (its --out): copy the drafter in it into the package first"),
+    "name": _option("preset of the shipped drafter, such as smollm2"),
+    "--trained": _option("output folder of a training (its --out): first copy its drafter into the package"),
     "--kind": _option("kind of the drafter: eagle3, eagle1, griffin, medusa or hydra", "eagle3"),
     # controllers
     "--trace": _option("folder of a recording (default: the newest one of the pair)", metavar="FOLDER"),
     "--costs": _option(
-        "prices of a cycle: JSON file of `specdec calibrate`, or a hardware profile by name (default: what it wrote last)"
+        "costs of a cycle: JSON file of `specdec calibrate`, or a hardware profile by name (default: its last result)"
     ),
     "--systems": _option(
         "controllers to train", ["resps", "ltd", "radar", "ours"], nargs="+", choices=["resps", "ltd", "radar", "ours"]
     ),
-    "--seeds": _option("seeds to train each of them with", [0], nargs="+", metavar="SEED"),
+    "--seeds": _option("training seeds for each controller", [0], nargs="+", metavar="SEED"),
     "--variant": _option("variant of Re-SpS", "max_entropy", choices=["max_entropy", "standard"]),
-    "--order": _option("section of LTD's paper whose order of rounds is followed", "6.1", choices=["6.1", "4"]),
-    "--budget": _option(
-        "how many decisions to learn from: few, or as many as the paper", "laptop", choices=["laptop", "paper"]
-    ),
+    "--order": _option("section of LTD's paper whose order of rounds is used", "6.1", choices=["6.1", "4"]),
+    "--budget": _option("training length in decisions: short, or the paper's", "laptop", choices=["laptop", "paper"]),
     # the book
     "--scale": _option("budgets of the notebooks", "laptop", choices=["laptop", "paper"]),
     "--full": _option("evaluate whole suites instead of a few prompts of each", False),
@@ -328,10 +326,10 @@ OPTIONS: dict[str, dict] = {
     "-p": _option(
         "set a parameter of the notebooks (repeatable)", [], nargs=2, action="append", metavar=("NAME", "VALUE")
     ),
-    "--check": _option("change nothing; only say which notebooks are not tidy", False),
+    "--check": _option("change nothing; only list notebooks that are not tidy", False),
     "--no-browser": _option("start JupyterLab without opening a browser", False),
     "--publish": _option("copy the items of the runs into figures/", False),
-    "--replace": _option("with --publish: also replace items that rest on more rows than these", False),
+    "--replace": _option("with --publish: also replace items with more rows than these", False),
 }
 NAMED = "--pair --target --drafter"
 PAIR = f"{NAMED} --dtype --device"
@@ -340,7 +338,7 @@ SUITES = "--suites --folder --limit --part --repeats"
 WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
 CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --set --out --seed --restart"
 ELSEWHERE = "--on --jobs"
-_ANY_DEVICE = {"device": dict(default=None, help="where to train: cpu or cuda (default: a GPU where there is one)")}
+_ANY_DEVICE = {"device": dict(default=None, help="where to train: cpu or cuda (default: a GPU if there is one)")}
 _LEARNER = _ANY_DEVICE | {
     "target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
     "out": "folder for the drafter, its learning curve and checkpoints",
@@ -348,21 +346,21 @@ _LEARNER = _ANY_DEVICE | {
 }
 _RECORDED = {
     "preset": dict(default="ours", choices=["paper", "official", "ours"], help="settings by name"),
-    "steps": "decisions (resps, ltd), passes (radar) or steps (ours) to learn from (default: the preset's)",
+    "steps": "number of decisions (resps, ltd), passes (radar) or steps (ours) (default: the preset's)",
     "out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
     "set": "change any field of the preset, such as interval=3 or ppo.gamma=0.9 or state=text (repeatable)",
 }
 _POLICIES = dict(nargs="+", default=[], dest="policies", help="learned policies to add, by folder or shipped name")
 
-COMMANDS: dict[str, tuple] = {}  # name -> what it is for, who runs it, its options, changes in them
+COMMANDS: dict[str, tuple] = {}  # name -> help, function, options, changes to them
 TRAININGS: dict[str, tuple] = {}
 BOOK: dict[str, tuple] = {}
 
 
 def _command(name: str, options: str, /, table: dict = COMMANDS, **changes):
-    """Add a function to a table of commands; what it is for is its docstring.
+    """Add a function to a table of commands; its docstring is the help.
 
-    changes: by option, what is different in it for this command; a text is its help.
+    changes: by option, its differences for this command; a string is its help.
     """
 
     def add(run):
@@ -378,7 +376,7 @@ def _command(name: str, options: str, /, table: dict = COMMANDS, **changes):
     dtype=_option("number formats to time", _FORMATS, nargs="+", choices=_FORMATS),
 )
 def _doctor(args) -> int:
-    """report what this machine has, what is missing or slow, and why"""
+    """report this machine's features, missing parts and bottlenecks"""
     from specdec.report import tables
     from specdec.tools import doctor
 
@@ -416,13 +414,13 @@ def _curve(args) -> None:
 
 @_command("help", "topic")
 def _help(args) -> None:
-    """say what a command takes, such as `specdec help train eagle3`"""
+    """show the options of a command, such as `specdec help train eagle3`"""
     parser().parse_args([*args.topic, "--help"])
 
 
 @_command("pairs", "")
 def _pairs(args) -> None:
-    """list the pairs that --pair and the notebooks know by name"""
+    """list the pairs known by name to --pair and the notebooks"""
     import pandas as pd
 
     from specdec.models import load, pairs
@@ -440,13 +438,13 @@ def _pairs(args) -> None:
 @_command(
     "register",
     "name --target --drafter --kind",
-    name="what the pair shall be called, in every command and notebook",
+    name="name of the pair in every command and notebook",
     target="folder, hub id or GGUF file of its target, or a preset's name (default: the one its drafter names)",
     drafter="folder or hub id of its drafter, or a kind (default: the drafter/ beside the target)",
-    kind=dict(default=None, help="kind of the drafter, where its config.json does not say it, or one without weights"),
+    kind=dict(default=None, help="kind of the drafter, if its config.json does not say it, or a kind without weights"),
 )
 def _register(args) -> None:
-    """give a pair of your own a name that every command and notebook knows"""
+    """register a pair of your own under a name for all commands and notebooks"""
     from specdec.models import load, pairs
 
     path = load.register(**_pick(args, "name", "target", "drafter", "kind"))
@@ -500,7 +498,7 @@ def _audit(args) -> int:
     audit = lossless.audit(pair, prompts, **options)
     print(tables.markdown(audit.table))
     if audit.unasked:
-        print(f"\nNever asked, so nothing was shown of: {', '.join(audit.unasked)}; decode more or longer texts.")
+        print(f"\nNever asked, so not tested: {', '.join(audit.unasked)}; decode more or longer texts.")
     if len(audit.failures) or not (audit.passed or audit.unasked):
         print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
     return int(not audit.passed)
@@ -521,8 +519,8 @@ def _evaluate(args) -> None:
 
     methods = {text: places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
     if args.tuned and args.part not in (None, "test"):
-        raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {args.part}.")
-    if not args.device_map:  # the estimate knows one device
+        raise SpecdecError(f"--tuned evaluates on the test part of the suites, not on --part {args.part}.")
+    if not args.device_map:  # the estimate assumes one device
         _estimate(args)
     pair, options = _load(args), _pick(args, "max_new_tokens", "temperature", "seed", "folder")
     if args.tuned:
@@ -548,7 +546,7 @@ def _estimate(args) -> None:
         from specdec.report import tables
         from specdec.tools import estimate as priced
 
-        plan = priced.price(priced.read_plan(args.plan))  # a row per pair, then all of it in a sentence
+        plan = priced.price(priced.read_plan(args.plan))  # a row per pair, then the total as a sentence
         return print(f"{tables.markdown(plan.table)}\n\n{plan.sentence}")
     from specdec.core.tree_config import TreeConfig
     from specdec.tools import places
@@ -573,7 +571,7 @@ def _estimate(args) -> None:
     name=dict(default="record"),
 )
 def _record(args) -> None:
-    """record what every tree would do, so that any policy can be judged by replay"""
+    """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
     from specdec.replays.record import record, usual_lengths
     from specdec.tools import places
@@ -602,9 +600,9 @@ def _record(args) -> None:
     "generate-data",
     "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate "
     f"--device-map {ELSEWHERE}",
-    out="folder for the chats; one that holds chats is continued",
+    out="folder for the chats; existing chats are continued",
     minutes="stop after this many minutes",
-    folder="folder of real suites whose prompts and answers are left out (default: SPECDEC_DATA)",
+    folder="folder of real suites whose prompts and answers are excluded (default: SPECDEC_DATA)",
 )
 def _generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
@@ -650,7 +648,7 @@ def _amount(text: str) -> int:
     limit=dict(default=20, help="prompts of each suite for tokens per cycle"),
 )
 def _evidence(args) -> int:
-    """measure what a drafter's card says: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)"""
+    """measure the facts on a drafter's card: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)"""
     from specdec.report import card
     from specdec.tools import book
 
@@ -658,17 +656,17 @@ def _evidence(args) -> int:
     values = {"pair": args.pair, "drafter": drafter, "parts": args.only, "prompts": args.limit, "seed": args.seed}
     values |= {"policies": [str(Path(folder).resolve()) for folder in args.policies], "cpu_time": args.cpu_time}
     values["out"] = str(Path(args.out).resolve())
-    report = book.run(book.Book(), ["91_evidence"], parameters=values, force=True)  # its parts know what was measured
+    report = book.run(book.Book(), ["91_evidence"], parameters=values, force=True)  # it tracks up-to-date parts itself
     return int((report["state"] != "done").any())
 
 
 @_command(
     "calibrate",
     f"{PAIR} --seconds --seed --cpu-time --out --device-map",
-    out=dict(required=False, help="JSON file for the prices (default: where training looks for them)"),
+    out=dict(required=False, help="JSON file for the costs (default: where training looks for them)"),
 )
 def _calibrate(args) -> None:
-    """measure what a cycle costs on this machine"""
+    """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
     from specdec.costs import calibrate
     from specdec.tools import places
@@ -678,22 +676,20 @@ def _calibrate(args) -> None:
     dtype = dtype_name(pair.target.dtype)
     print(model.save(args.out or places.costs_file(pair.name, dtype)))
     if not args.out and (tree := places.keep_tree(pair.name, dtype)):
-        print(
-            f"The tree {tree.text} is the fastest by these prices; {pair.name} decodes with it where no policy is given."
-        )
+        print(f"The tree {tree.text} is the fastest with these costs; {pair.name} now decodes with it by default.")
 
 
 @_command(
     "reprice",
     f"policy {PAIR} --suites --limit --trace --costs --seconds --cpu-time --out",
-    pair="a preset (default: the one that the policy was trained for)",
+    pair="a preset (default: the policy's training pair)",
     trace="folder of a recording (default: record some tuning prompts now)",
     costs="JSON file of `specdec calibrate` (default: measure now)",
-    out=dict(required=False, help="folder for policy and prices (default: that of `specdec train ours`)"),
+    out=dict(required=False, help="folder for policy and costs (default: that of `specdec train ours`)"),
     limit=dict(default=10),
 )
 def _reprice(args) -> None:
-    """measure this machine, give a policy its prices and report what changed"""
+    """measure this machine, update a policy's costs and report the changes"""
     from specdec.core.pair import dtype_name
     from specdec.costs.profiles import prices
     from specdec.replays.trace import open_trace
@@ -711,10 +707,10 @@ def _reprice(args) -> None:
     options |= {"trace": open_trace(Path(args.trace), pair.name)} if args.trace else {}
     found, costs = value.reprice_here(policy, pair, **options)
     print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
-    print(f"\nDifferences below {found.uncertainty_frac:.1%} are within what these prices may be wrong by.")
+    print(f"\nDifferences below {found.uncertainty_frac:.1%} are within the uncertainty of these costs.")
     out = args.out or places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
     costs.save(Path(out) / "costs.json")
-    print(f"{found.policy.save(out)} holds the policy with these prices, and costs.json.")
+    print(f"{found.policy.save(out)} holds the policy with these costs, and costs.json.")
 
 
 @_command("target", WEIGHTS, table=TRAININGS, **_ANY_DEVICE)
@@ -772,13 +768,13 @@ def _train_drafter(args) -> None:
 
 
 for _name, _what in {
-    "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too,",
+    "eagle1": "an EAGLE-1 drafter (also for EAGLE-2's trees)",
     "hass": "an EAGLE-1 drafter by HASS",
     "griffin": "a GRIFFIN drafter",
     "medusa": "Medusa's heads",
     "hydra": "Hydra's heads",
-    "hydra++": "Hydra's heads behind a layer of their own",
-    "lm": "a small language model that drafts",
+    "hydra++": "Hydra's heads behind an extra layer",
+    "lm": "a small language model as drafter",
 }.items():
     _options = f"--target --data --fields {_LEARNING}"
     TRAININGS[_name] = (f"train {_what} on the target's own text", _train_drafter, _options, _LEARNER)
@@ -789,7 +785,7 @@ TRAININGS["eagle3"] = (
     _LEARNER,
 )
 TRAININGS["ppow"] = (
-    "train a drafter that has learned already by PPOW or another objective",
+    "train a trained drafter further, with PPOW or another objective",
     _train_drafter,
     f"--target --data --objective --fields {_LEARNING}",
     _LEARNER | _CONTINUED,
@@ -799,11 +795,11 @@ TRAININGS["ppow"] = (
 @_command(
     "export",
     f"engine {NAMED} --gguf --tree --trace --costs --dtype --out",
-    dtype=dict(default="float32", help="number format in which the prices that choose the tree were measured"),
+    dtype=dict(default="float32", help="number format of the costs used to choose the tree"),
     out="folder for the drafter's files",
 )
 def _export(args) -> None:
-    """write a drafter as vLLM, SGLang or llama.cpp load it, and print the command that serves it"""
+    """write a drafter in the format of vLLM, SGLang or llama.cpp, and print the command that serves it"""
     from specdec.core.tree_config import tree_from
     from specdec.models import drafters, load
     from specdec.models.eagle import export
@@ -824,7 +820,7 @@ def _export(args) -> None:
 
 @_command("card", "name --trained --kind")
 def _card(args) -> None:
-    """write the card of a drafter that ships from what was trained and measured"""
+    """write the card of a shipped drafter from its training and measurements"""
     from specdec.models.load import shipped_folder
     from specdec.report import card
 
@@ -864,10 +860,10 @@ for _name, _whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "
     "sweep",
     f"--systems --seeds {NAMED} --preset --trace --costs --budget --steps --out {ELSEWHERE}",
     table=TRAININGS,
-    **_RECORDED | {"out": "folder that gets one folder for each controller and seed"},
+    **_RECORDED | {"out": "folder with one subfolder for each controller and seed"},
 )
 def _train_sweep(args) -> None:
-    """train several controllers with several seeds on a recording; those that are there already are kept"""
+    """train several controllers with several seeds on a recording; existing ones are kept"""
     from specdec.report import tables
     from specdec.tools import places
     from specdec.training import controllers
@@ -909,7 +905,7 @@ def _items(args) -> int:
 
     if args.publish:
         done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
-        if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
+        if runs.home() == runs.workbook():  # its verdicts and its figure follow from the published rows
             speeds.write(items.figures_dir())
             page.write_verdicts(runs.home() / "README.md", items.figures_dir())
         nothing = f"The runs of scale {args.scale} hold no item; run make book first."
@@ -926,7 +922,7 @@ def _items(args) -> int:
     "run",
     f"--only --all --force --smoke -p --scale --notebooks {ELSEWHERE}",
     table=BOOK,
-    jobs="how many notebooks at once; those that measure time run alone (default: one)",
+    jobs="number of notebooks in parallel; those that measure time run alone (default: one)",
     force="also run notebooks whose results are up to date",
 )
 def _book_run(args) -> int:
@@ -936,7 +932,7 @@ def _book_run(args) -> int:
     from specdec.tools import book
 
     opened = book.Book(args.scale)
-    values = {name: yaml.safe_load(text) for name, text in args.p}  # the number, flag or list it looks like
+    values = {name: yaml.safe_load(text) for name, text in args.p}  # parsed as a number, flag or list
     options = _pick(args, "on", "jobs", "force", "smoke") | {"everything": args.all}
     report = book.run(opened, args.only, parameters=values, **options)
     if not args.only:
@@ -977,7 +973,7 @@ def _book_student(args) -> None:
 
 @_command("lab", "--no-browser --notebooks", table=BOOK)
 def _book_lab(args) -> int:
-    """open the book in JupyterLab, on working copies that git ignores (runs/lab)"""
+    """open the book in JupyterLab, on working copies ignored by git (runs/lab)"""
     from specdec.tools import book
 
     return book.open_lab(["--no-browser"] if args.no_browser else [])

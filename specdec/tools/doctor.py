@@ -1,11 +1,11 @@
-"""What this machine has, what is missing or slow, and what a tree costs here: a table of facts and a table of times.
+"""This machine's features, missing parts and bottlenecks, and the costs of a tree here: a table of facts and one of times.
 
-A cycle of a tree is counted in steps of plain decoding:
+A cycle of a tree is measured in steps of plain decoding:
 
-    speed = tau / (draft_steps + verify_steps + rest_steps),    less what the prompt's own forward takes in both
+       speed = tau / (draft_steps + verify_steps + rest_steps),    less the prompt's own forward in both
 
-All ways of decoding take turns, so that a busy machine slows them alike, and only ratios within a round are compared.
-Nothing is changed and nothing is downloaded.
+All methods alternate, so that a busy machine slows them alike, and only ratios within a round are compared. Nothing is
+changed and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OK, NOTE, FAULT = "ok", "note", "fault"
 
 
 def facts(pairs=SHIPPED) -> dict:
-    """What is here: fingerprint of the machine, load, free memory, which of `pairs` load, folders and their files."""
+    """The facts: fingerprint of the machine, load, free memory, which of `pairs` load, folders and their files."""
     others, drafters = machine.Neighbours(), dict.fromkeys((*pairs, "smollm2"))
     folder, names = os.environ.get(suites.DATA_VARIABLE), {suite.file for suite in suites.SUITES.values() if suite.file}
     return {
@@ -63,7 +63,7 @@ def facts(pairs=SHIPPED) -> dict:
 
 
 def checks(facts: dict) -> pd.DataFrame:
-    """One row per fact: fact, value, state (OK; NOTE for slower or less than could be; FAULT), and what to do about it."""
+    """One row per fact: fact, value, state (OK; NOTE for a possible improvement; FAULT), and advice."""
     free = float("nan") if facts["free_gib"] is None else facts["free_gib"]
     versions = [f"{name} {version or 'missing'}" for name, version in facts["versions"].items()]
     values = {
@@ -87,7 +87,7 @@ def checks(facts: dict) -> pd.DataFrame:
 
 
 def _judgements(facts: dict) -> Iterator[tuple[str, str, str]]:
-    """(fact, state, hint) of everything that is not as it could be."""
+    """(fact, state, hint) of every possible improvement and fault."""
     flags, cores = set(facts["cpu_flags"]), facts["cores"]
     if not facts["gpu"] and not flags & {"avx512f", "asimd", "sve"}:
         yield "CPU flags", NOTE, "no wide vectors: small trees will be the fast ones"
@@ -116,7 +116,7 @@ def _judgements(facts: dict) -> Iterator[tuple[str, str, str]]:
 
 
 def _fault_of_pair(name: str) -> str | None:
-    """None when the pair loads, else the sentence that says why not."""
+    """None if the pair loads, else a sentence with the reason."""
     try:
         load_pair(name)
     except SpecdecError as error:
@@ -125,7 +125,7 @@ def _fault_of_pair(name: str) -> str | None:
 
 
 def _place_of_wheel(name: str) -> str | None:
-    """Where the target of a preset is that comes in a wheel, and its drafter; None when it has yet to be downloaded."""
+    """Where a preset's target from a wheel is, and its drafter; None if it is not downloaded yet."""
     wheel, drafter = PRESETS[name].target, shipped_folder(PRESETS[name].drafter) / "drafter"
     _, path = find_installed(wheel)
     if at_hand(name):
@@ -140,7 +140,7 @@ def _place_of_wheel(name: str) -> str | None:
 DTYPES = ("float32", "bfloat16")
 TREES = (TreeConfig(8, 3, 3), TreeConfig(16, 5, 3), TreeConfig(24, 5, 6), TreeConfig(60, 7, 10))
 PLAIN, GENERATE, LOOKUP = "plain", "generate", "lookup"
-# A cycle of the official EAGLE-3 engine on the reference shape, in tokens of transformers' `generate`, by the machine that ran it.
+# A cycle of the official EAGLE-3 engine on the reference shape, in tokens of transformers' `generate`, by machine.
 OFFICIAL_CYCLE = {
     "official_cycle_xeon_amx": {"float32": 4.5, "bfloat16": 2.7},
     "official_cycle_epyc_avx512_bf16": {"float32": 6.1, "bfloat16": 3.3},
@@ -150,10 +150,10 @@ OFFICIAL_CYCLE = {
 def benchmark(
     dtypes=DTYPES, pairs=("small",), *, reference=False, rounds: int = 1, threads=None, cpu_time=False, progress=False
 ) -> pd.DataFrame:
-    """`cycle_costs` of shipped pairs in each dtype, on a GPU where there is one; a row each.
+    """`cycle_costs` of shipped pairs in each dtype, on a GPU if there is one; a row each.
 
-    reference: also a pair of a stated shape with random weights, which can be repeated anywhere (its tau is about 1).
-    threads: CPU threads while measuring. cpu_time: processor time of one CPU thread instead of the wall clock.
+    reference: also a pair of a defined shape with random weights, which can be reproduced anywhere (its tau is about 1).
+    threads: CPU threads while measuring. cpu_time: processor time of one CPU thread in place of the wall clock.
     """
     before, rows = torch.get_num_threads(), []
     torch.set_num_threads(threads or before)
@@ -170,7 +170,7 @@ def benchmark(
 
 
 def _cases(dtype: str, pairs, reference: bool) -> Iterator[tuple[Pair, list, tuple, int]]:
-    """(pair, prompts, trees, new tokens) of all that is timed in one dtype."""
+    """(pair, prompts, trees, new tokens) of all measurements in one dtype."""
     if reference:
         shape, draw = Reference(), random.Random(1)
         prompt = [draw.randrange(shape.vocab_size) for _ in range(shape.prompt_tok)]
@@ -181,11 +181,11 @@ def _cases(dtype: str, pairs, reference: bool) -> Iterator[tuple[Pair, list, tup
 
 
 def cycle_costs(pair: Pair, prompts, trees=TREES, new_tok: int = 24, rounds: int = 1, **settings) -> dict:
-    """What the fastest of `trees` costs on `prompts`, as medians over the rounds. settings: those of `bench.evaluate`.
+    """Costs of the fastest of `trees` on `prompts`, as medians over the rounds. settings: those of `bench.evaluate`.
 
     tree: total_tokens/depth/top_k. plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean
     cycle, in plain steps. generate_cycle: the mean cycle in tokens of transformers' `generate`, prompt included. host_frac:
-    what no lap claims, of a cycle. prefill_frac: the prompts' forwards, of the tree's whole time. speed: tokens per second
+    host time, as a fraction of a cycle. prefill_frac: the prompts' forwards, of the tree's whole time. speed: tokens per second
     over those of `autoregress`, with speed_low and speed_high of the rounds; generate_speed and lookup_speed: the same of
     transformers' `generate`, plain and with prompt lookup.
     """
@@ -228,7 +228,7 @@ def fastest(sums: pd.DataFrame, trees: list[str]) -> dict:
 
 
 def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
-    """Token ids of one tuning prompt of each suite, by default of the usual ones for this pair."""
+    """Token ids of one tuning prompt of each suite, by default of the pair's usual ones."""
     names = list(names) or [suites.embedded_suite(name, pair.name) for name in suites.DEFAULT_NAMES]
     items = gather(names, part="tune", limit=1, seed=seed)
     return openings(pair, items)
@@ -239,7 +239,7 @@ REFERENCE = "reference shape"
 
 @dataclass(frozen=True)
 class Reference:
-    """Llama with random weights and an EAGLE-3 drafter, the tree, and what is decoded."""
+    """Llama with random weights and an EAGLE-3 drafter, the tree, and the prompts."""
 
     hidden_size: int = 512
     intermediate_size: int = 1408
@@ -253,7 +253,7 @@ class Reference:
 
 
 def reference_pair(dtype: torch.dtype = torch.float32, shape: Reference | None = None, seed: int = 0) -> Pair:
-    """A pair of the reference shape with random weights, on a GPU where there is one; nothing in it ends a text."""
+    """A pair of the reference shape with random weights, on a GPU if there is one; no token ends a text."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = shape or Reference()
@@ -288,6 +288,6 @@ def curve(
         for context, size in tqdm(jobs, desc="cycle curve", disable=not progress):
             prompt = [draw.randrange(pair.target.vocab_size) for _ in range(context)]
             out = decode(pair, prompt, Static(size + 1, 5, 10), 3 + cycles, stop_tokens=())
-            # The first cycle of a size pays for its first use.
+            # The first cycle of a size is a warm-up.
             rows += [{"context": context, **row.row()} for row in out.rows[1:]]
     return pd.DataFrame(rows)

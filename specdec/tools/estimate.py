@@ -1,16 +1,16 @@
-"""What a run needs before it runs: memory and time of decoding, megabytes and time of a recording, hours of a whole grid.
+"""Estimates before a run: memory and time of decoding, megabytes and time of a recording, hours of a whole grid.
 
-Decoding: counted from shapes on the meta device. Its time comes from decoding a few tokens or, where only the shape is
-known, from reading all weights once per forward (a lower bound). For a GPU that is not here both come from its data sheet.
-Recording: a few prompts are recorded into nowhere, timed and weighed.
-A grid, as plan.yml has it: pairs x suites x temperatures x seeds, every method in each, on a machine by name.
+Decoding: counted from shapes on the meta device. Its time comes from decoding a few tokens or, if only the shape is known,
+from reading all weights once per forward (a lower bound). For a GPU elsewhere both come from its data sheet.
+Recording: a few prompts are recorded without storing them, timed and measured.
+A grid, from plan.yml: pairs x suites x temperatures x seeds, every method in each, on a named machine.
 
     plan.yml ──▶ shapes on the meta device ──▶ GPUs per worker, memory        (nothing is downloaded or decoded)
              ──▶ the GPU's data sheet      ──▶ ms per cycle ──▶ hours of each shard
 
-A shard is one pair, suite, temperature and seed: its methods take turns on every prompt, so they share one machine. Times
-are computed from data sheets with the tokens per cycle that the plan assumes, and leave out what GPUs tell each other: a
-lower bound, and no measurement.
+A shard is one pair, suite, temperature and seed: its methods alternate on every prompt, so they share one machine. Times
+are computed from data sheets with the plan's tokens per cycle, without communication between GPUs: a lower bound, not a
+measurement.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class EstimateConfig:
-    """What is to be decoded, and where. dtype and device as `load_pair` takes them, for a pair that is not loaded yet."""
+    """The decoding task, and the machine. dtype and device as in `load_pair`, for a pair that is not loaded yet."""
 
     dtype: str = "auto"
     device: str = "auto"
@@ -80,9 +80,9 @@ class EstimateConfig:
     part: str | None = None
     repeats: int = 1
     folder: str | Path | None = None  # of JSONL files, for suites that are not embedded
-    probe: bool = True  # decode a few tokens where the weights are at hand
-    free_gib: float | None = None  # default: what this machine has free
-    drafter: str | Path | None = None  # as `load_drafter` takes it; its published form where no weights are at hand
+    probe: bool = True  # decode a few tokens if the weights are available
+    free_gib: float | None = None  # default: this machine's free memory
+    drafter: str | Path | None = None  # as in `load_drafter`; its published form if no weights are available
     gpu: str | None = None  # one of `profiles.GPUS` in place of this machine: everything is computed, nothing measured
 
     def __post_init__(self):
@@ -94,7 +94,7 @@ class EstimateConfig:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs. Sizes in GiB; `seconds` per method is at most (probe) or at least (roofline) that long.
+    """Requirements of a run. Sizes in GiB; `seconds` per method is an upper (probe) or lower (roofline) bound.
 
     how: "probe" (a few tokens were decoded), "roofline" (only the shape is known) or "data sheet" (of a GPU not here).
     """
@@ -137,7 +137,7 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     """Memory and time of decoding `suites` plainly and with a tree, before anything large is loaded.
 
     pair: a loaded Pair, a preset's name, or the folder or hub id of a target (then without a drafter's weights). A pair
-    that is loaded or at hand is probed; others are bounded by their shape. settings: fields of EstimateConfig by name.
+    that is loaded or available here is probed; others are bounded by their shape. settings: fields of EstimateConfig by name.
 
     >>> estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", free_gib=20.0).fits
     True
@@ -177,14 +177,14 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
 
 
 def here(pair: str) -> bool:
-    """Whether a preset or folder needs no network to be decoded with."""
+    """Whether a preset or folder can be decoded with without a network."""
     return load.at_hand(pair) or Path(pair).expanduser().is_dir()
 
 
 def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     """The target's transformers config, and the network of its drafter: on the meta device, None for one without weights.
 
-    drafter: as `load_drafter` takes it; None: the pair's own. What lies in no folder here has its kind's published form.
+    drafter: as in `load_drafter`; None: the pair's own. Without a local folder, its kind's published form.
     """
     if isinstance(pair, Pair):
         return pair.target.config, pair.drafter.network if pair.drafter is not None else None
@@ -192,7 +192,7 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
         pair, drafter = own.target, load.preset_drafter(pair, drafter)
     config, (kind, source) = _target_shape(pair), drafters.kind_and_source(str(drafter or ""))
     if source:
-        load.is_hub_id(source)  # refuses what is neither that nor a folder
+        load.is_hub_id(source)  # refuses anything but a hub id or a folder
     if not source and pair in (*load.SHIPPED, *load.PRESETS):
         own = load.PRESETS[pair].drafter if pair in load.PRESETS else pair
         source = str(load.shipped_folder(own) / drafters.KINDS[kind or "eagle3"].folder)
@@ -218,10 +218,10 @@ def _target_shape(pair: str):
 
 
 def kept_per_tok(network) -> int:
-    """Keys and values that a network keeps of every token, in numbers; those of Hydra++ belong to its layer."""
+    """Numbers that a network stores per token as keys and values; those of Hydra++ belong to its layer."""
     config = getattr(getattr(network, "prefix", network), "config", None)
     heads = getattr(config, "num_attention_heads", 0)
-    if not heads:  # nothing, or heads that look at the last state alone
+    if not heads:  # nothing, or heads that read only the last state
         return 0
     rows = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -237,14 +237,14 @@ def on_meta(config):
 
 
 def parameters(*networks) -> int:
-    """How many weights these networks have; None is one without any."""
+    """Number of weights of these networks; None counts 0."""
     return sum(weight.numel() for network in networks if network is not None for weight in network.parameters())
 
 
 def _memory(
     target, networks: list, dtype: torch.dtype, device: torch.device, config: EstimateConfig
 ) -> dict[str, float]:
-    """Sizes in GiB of what decoding one prompt at a time allocates.
+    """Sizes in GiB of the allocations for decoding one prompt at a time.
 
     Weights of the target (a transformers config) and of the drafters' networks, their packed copy on a CPU, caches at full
     length of the target and the largest drafter, the largest forward.
@@ -274,7 +274,7 @@ def _packed_bytes(module, dtype: torch.dtype) -> int:
 
 
 def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
-    """Memory that can be taken without swapping, in GiB; None where the system does not say."""
+    """Memory that can be taken without swapping, in GiB; None if the system does not report it."""
     free = free_bytes(torch.device(device))
     return None if free is None else free / GIB
 
@@ -294,7 +294,7 @@ def _probe(pair: Pair, item, config: EstimateConfig, tokens: int = 24) -> dict[s
 
 
 def bandwidth(device: torch.device | str = "cpu", mib: int = 64) -> float:
-    """Bytes per second that can be read from memory, measured by the best of a few copies (read and written)."""
+    """Memory bandwidth in bytes per second, from the best of a few copies (read and written)."""
     source = torch.zeros(mib << 18, dtype=torch.float32, device=device)
     place, clock, best = torch.empty_like(source), Clock(torch.device(device)), 0.0
     for _ in range(8):
@@ -321,9 +321,9 @@ DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributio
 
 @dataclass(frozen=True)
 class RecordEstimate:
-    """What `record` will write. positions: expected, from the lengths of a few texts; most_positions: if none ended early.
+    """What `record` will write. positions: expected, from the lengths of a few texts; most_positions: if none ends early.
 
-    megabytes: expected on disk; free_megabytes: what is free there.
+    megabytes: expected on disk; free_megabytes: free there.
     """
 
     pair: str
@@ -353,9 +353,9 @@ class RecordEstimate:
 def estimate_record(
     pair: Pair, prompts: Iterable | trace.Trace, config: RecordConfig | None = None, *, samples: int = 9, **settings
 ) -> RecordEstimate:
-    """What `record(pair, prompts, ...)` will take, called with the same arguments. Nothing is kept.
+    """Time and space of `record(pair, prompts, ...)` with the same arguments. Nothing is stored.
 
-    samples: prompts that are decoded for it, spread over all; of a third of them a few trees are grown.
+    samples: prompts decoded for it, spread over all; a third of them also grow a few trees.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -397,7 +397,7 @@ def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[flo
         texts = dict(drive((recorder.continuing(prompt) for prompt in prompts), ROWS))
         answer_s = (time.perf_counter() - begin) / len(items)
     tables, took_s = [], []
-    for number in (0, *range(0, len(prompts), 3)):  # a third of them, the first one twice: it warms up
+    for number in (0, *range(0, len(prompts), 3)):  # a third of them, the first one twice as a warm-up
         ids, kept_tok = texts[number]
         if kept_tok > 1:
             begin = time.perf_counter()
@@ -426,17 +426,17 @@ def _written(tables: list[dict]) -> tuple[float, float]:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder or the nearest one above it that is there."""
+    """The folder, or the nearest existing one above it."""
     return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
 
 
 ADVICE = "notebooks/papers_plan.yml is an example"
-USED_FRAC = 0.9  # of a GPU's memory; the rest goes to its context and to what the allocator cannot use
+USED_FRAC = 0.9  # of a GPU's memory; the rest is for its context and fragmentation
 TURNS = {"mt_bench": 2}  # of a prompt; 1 elsewhere
-WEIGHTLESS = "lookahead"  # a drafter without weights, where only the target is meant
+WEIGHTLESS = "lookahead"  # a drafter without weights, which leaves only the target
 Positive = Annotated[int, Ge(1)]
 Amount = Annotated[float, Ge(0)]
-STRICT = {"extra": "forbid"}  # for pydantic: an unknown key is refused, not passed over
+STRICT = {"extra": "forbid"}  # for pydantic: an unknown key is refused, not ignored
 
 
 @dataclass(frozen=True)
@@ -451,9 +451,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Method:
-    """A way of decoding. tree: total_tokens, depth, top_k; None decodes plainly.
+    """A decoding method. tree: total_tokens, depth, top_k; None decodes plainly.
 
-    tau: tokens per cycle that are assumed; 1: nothing is accepted. training_gpu_hours: of all it takes to have it, stated.
+    tau: assumed tokens per cycle; 1: nothing is accepted. training_gpu_hours: total hours to obtain it, as stated.
     Both are a number, or one per pair.
     """
 
@@ -466,7 +466,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Plan:
-    """plan.yml. suites: names, or prompts by name (80 where only a name is given)."""
+    """plan.yml. suites: names, or prompts by name (80 for a name alone)."""
 
     machine: Machine
     pairs: Annotated[list[str], MinLen(1)]
@@ -482,7 +482,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Priced:
-    """What `price` found. table: one row per pair."""
+    """The result of `price`. table: one row per pair."""
 
     plan: Plan
     table: pd.DataFrame
@@ -503,7 +503,7 @@ class Priced:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a YAML file. SpecdecError names the key that is wrong."""
+    """The plan in a YAML file. SpecdecError names the wrong key."""
     record = runs.read_yaml(Path(path))
     if not isinstance(record, dict):
         raise SpecdecError(f"{path} must be a mapping with machine, pairs, suites and methods; {ADVICE}.")
@@ -526,7 +526,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def _names(plan: Plan) -> Iterator[tuple[str, Collection[str], Iterable[str]]]:
-    """(key, known names, the names that stand there) of everything in a plan that is one of a few names."""
+    """(key, known names, given names) of everything in a plan that must be a known name."""
     yield from (("machine.gpu", GPUS, [plan.machine.gpu]), ("machine.host", HOSTS, [plan.machine.host]))
     yield from (("dtype", load.DTYPES, [plan.dtype]), ("suites", SUITES, plan.suites))
     for label, method in plan.methods.items():
@@ -538,7 +538,7 @@ def _names(plan: Plan) -> Iterator[tuple[str, Collection[str], Iterable[str]]]:
 
 
 def _checks(plan: Plan) -> Iterator[tuple[str, Callable]]:
-    """(key, what raises a SpecdecError where its value is wrong) of everything that has a shape."""
+    """(key, function that raises a SpecdecError for a wrong value) of everything with a format."""
     yield from (("pairs", functools.partial(_shapes, pair, WEIGHTLESS)) for pair in plan.pairs)
     for label, method in plan.methods.items():
         if method.tree is not None:
@@ -603,7 +603,7 @@ def _shapes(pair: str, drafter: str) -> tuple:
 
 @functools.lru_cache(64)
 def _prices(pair: str, drafter: str, gpu: str, host: str, gpus: int, width: int) -> CostModel:
-    """The roofline of a pair on so many GPUs that share its weights and talk for nothing."""
+    """The roofline of a pair on so many GPUs that share its weights, with free communication."""
     config, network = _shapes(pair, drafter)
     model, (bandwidth_gb_per_s, tflop_per_s) = on_meta(config), GPUS[gpu]
     read = parameters(model) - (0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel())

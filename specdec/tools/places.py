@@ -1,10 +1,10 @@
-"""From what was typed to what is meant: the pair, a policy, a recording and prices. One resolver for all commands.
+"""Resolves command-line arguments: the pair, a policy, a recording and costs. The same for all commands.
 
     --pair NAME                    a preset, a registered name, a folder or a hub id
     --target PLACE                 a folder, a hub id, a GGUF file, or a preset's target
-    --drafter PLACE                a folder, a hub id or a kind of drafter, also beside --pair
-    --policy TEXT                  a tree, or the folder of a learned policy, or one that ships
-    --trace FOLDER, --costs FILE   default: what `record` and `calibrate` wrote last for this pair
+       --drafter PLACE                a folder, a hub id or a kind of drafter, also with --pair
+       --policy TEXT                  a tree, or the folder of a learned policy, or a shipped one
+       --trace FOLDER, --costs FILE   default: the last output of `record` and `calibrate` for this pair
 
 Knows nothing about argparse, and neither decodes nor trains.
 """
@@ -20,16 +20,16 @@ from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, warn
 from specdec.models.pairs import name_of, named
 
-USUAL = "small"  # the pair where nobody names one
+USUAL = "small"  # the default pair
 safe = runs.safe_name
 RECORDINGS = "record"  # the name of the runs that `record` writes
 
 
 @dataclass(frozen=True)
 class Which:
-    """Which pair is meant. name: what it is called; base: its name or target; target: that of --target; typed: by anyone.
+    """The chosen pair. name: display name; base: its name or target; target: that of --target; typed: whether chosen explicitly.
 
-    With another drafter than its own a pair has another name, so that nobody takes its recordings and prices for those.
+    With another drafter a pair has another name, so that recordings and costs are not mixed up.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Which:
 
 
 def which(pair: str | None = None, target: str | None = None, drafter: str | None = None) -> Which:
-    """The pair that --pair, --target and --drafter name; USUAL where none does."""
+    """The pair of --pair, --target and --drafter; USUAL without any."""
     if pair and target:
         raise SpecdecError("give --pair (a preset) or --target (a folder or hub id), and not both.")
     typed = bool(pair or target or drafter)
@@ -52,7 +52,7 @@ def which(pair: str | None = None, target: str | None = None, drafter: str | Non
 
 
 def _other(drafter: str, pair: str) -> str:
-    """What a drafter adds to the name of a pair: its kind and place, where they are not the pair's own."""
+    """The suffix that a drafter adds to a pair's name: its kind and place, unless they are the pair's own."""
     from specdec.models.drafters import kind_and_source
 
     kind, source = kind_and_source(drafter)
@@ -61,7 +61,7 @@ def _other(drafter: str, pair: str) -> str:
 
 
 def _target_of(drafter: str) -> str | None:
-    """The target that a speculators drafter names; None for a kind of drafter that needs no weights."""
+    """The target that a speculators drafter names; None for a kind of drafter without weights."""
     from specdec.models.drafters import kind_and_source
     from specdec.models.eagle.checkpoints import named_target
     from specdec.models.load import drafter_folder
@@ -71,7 +71,7 @@ def _target_of(drafter: str) -> str | None:
 
 
 def load(which: Which, dtype: str = "auto", device: str = "auto", *, tp: bool = False, spread: str | None = None):
-    """The pair, with the drafter that was named. tp: of torchrun's processes each loads its share; spread: see `load_pair`."""
+    """The pair with its drafter. tp: each process of torchrun loads its shard of the target; spread: see `load_pair`."""
     from specdec.models.load import load_pair
 
     if tp and spread:
@@ -89,7 +89,7 @@ def load(which: Which, dtype: str = "auto", device: str = "auto", *, tp: bool = 
 
 
 def policy(text: str, pair: str | None):
-    """A method by text, see `methods.method_from`; a warning where it was trained for another pair than this one."""
+    """A method by text, see `methods.method_from`; a warning if it was trained for another pair."""
     from specdec.evaluation.compare import warn_elsewhere
     from specdec.evaluation.methods import method_from
 
@@ -100,12 +100,12 @@ def policy(text: str, pair: str | None):
 
 
 def costs_file(pair: str, dtype: str) -> Path:
-    """Where `calibrate` writes prices, and notebook 21 too."""
+    """The costs file written by `calibrate` and by notebook 21."""
     return runs.recorded(pair) / f"costs-{dtype}.json"
 
 
 def leave_recording(folder: Path | str, trace, scale: str = "laptop") -> Path:
-    """Make the finished recording in `folder` the one that commands and notebooks take for its pair."""
+    """Make the finished recording in `folder` the default one of its pair for commands and notebooks."""
     from specdec.replays.trace import recording_folder
 
     folder = recording_folder(folder).resolve()
@@ -115,8 +115,8 @@ def leave_recording(folder: Path | str, trace, scale: str = "laptop") -> Path:
 
 
 def keep_tree(pair: str, dtype: str) -> TreeConfig | None:
-    """Make the fastest static tree, by the last recording and prices of `pair`, the one that it decodes with where no policy
-    is given. None where there is no recording or no prices."""
+    """Make the fastest static tree, by the last recording and costs of `pair`, its default tree. None without a recording
+    or costs."""
     from specdec.replays.static_trees import best_static
 
     try:
@@ -130,7 +130,7 @@ def keep_tree(pair: str, dtype: str) -> TreeConfig | None:
 
 
 def trace(folder: str | None, pair: str | None):
-    """The recording in `folder`, or the last one of `pair`. pair None: of whichever pair the folder is."""
+    """The recording in `folder`, or the last one of `pair`. pair None: any."""
     from specdec.replays.trace import open_trace, recording_folder
 
     if folder:
@@ -146,7 +146,7 @@ def trace(folder: str | None, pair: str | None):
 
 
 def costs(text: str | None, pair: str, dtype: str):
-    """The prices in a file or of a hardware profile; default those that `calibrate` wrote for this pair and dtype."""
+    """The costs in a file or of a hardware profile; default those that `calibrate` wrote for this pair and dtype."""
     from specdec.costs.model import CostModel
     from specdec.costs.profiles import prices
 
@@ -154,7 +154,7 @@ def costs(text: str | None, pair: str, dtype: str):
         return prices(text)
     if not (place := costs_file(pair, dtype)).is_file():
         raise SpecdecError(
-            f"there are no prices of {pair} in {dtype} yet; run `specdec calibrate` for it, or give --costs a file or the "
+            f"there are no costs of {pair} in {dtype} yet; run `specdec calibrate` for it, or give --costs a file or the "
             "name of a hardware profile."
         )
     return CostModel.load(place)
@@ -163,9 +163,9 @@ def costs(text: str | None, pair: str, dtype: str):
 def serving_tree(
     pair: str, dtype: str, *, chain: bool, trace_folder: str | None = None, costs_file: str | None = None
 ) -> TreeConfig | None:
-    """The fastest tree that an engine can be given, by a recording and prices of the pair; None without them.
+    """The fastest tree that an engine supports, by a recording and costs of the pair; None without them.
 
-    chain: only one child per node. trace_folder, costs_file: as for `trace` and `costs`. A warning says where it comes from.
+    chain: only one child per node. trace_folder, costs_file: as for `trace` and `costs`. A warning names the source.
     """
     from specdec.replays.static_trees import best_static
 
@@ -181,10 +181,10 @@ def serving_tree(
     tree = best_static(recorded, prices, total_tokens=drafted, top_ks=[1] if chain else None, beams=[()])
     if tree.top_k == 1:
         tree = TreeConfig(tree.total_tokens, tree.total_tokens - 2, 1)
-    warn(f"the tree {tree.text} is the fastest by the prices {prices.name!r}, not by the engine's own.")
+    warn(f"the tree {tree.text} is the fastest by the costs {prices.name!r}, not by the engine's own.")
     return tree
 
 
 def policy_folder(pair: str, system: str, dtype: str) -> Path:
-    """Where a controller goes that was trained from the command line."""
+    """The output folder of a controller trained from the command line."""
     return runs.runs_dir() / "policies" / safe(pair) / f"{system}-{dtype}"

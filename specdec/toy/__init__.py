@@ -1,1 +1,1 @@
-"""The text that the small shipped pairs learned from; imported by nobody but tools."""
+"""Training text of the small shipped pairs; imported only by tools."""

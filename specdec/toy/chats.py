@@ -1,4 +1,4 @@
-"""Training text of the small pairs: the corpus as chats, library source, and rows that teach copying."""
+"""Training text of the small pairs: the corpus as chats, library source, and rows for learning to copy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def example_messages(example: Example) -> list[dict]:
 class CorpusChats:
     """The corpus as a ChatSource (training.drafter.chats).
 
-    joined_frac: how often an example continues the conversation before it instead of opening a new one, so that the
-    model meets chats of several unrelated turns.
+    joined_frac: probability that an example continues the conversation before it in place of starting a new one, so that the
+    model sees chats of several unrelated turns.
     """
 
     key = None
@@ -54,10 +54,10 @@ def library_ids(tokenizer, texts: Iterable[str] | None = None) -> list[np.ndarra
 
 
 def copy_task(rng: random.Random, vocabulary: Sequence[int], bos: int) -> Document:
-    """A few random tokens, then spans of them again: nothing but copying predicts the spans.
+    """A few random tokens, then spans of them again: only copying predicts the spans.
 
-    Sources are 2 to 24 tokens, short ones as frequent as long ones, because a model that still looks everywhere learns
-    from the short ones first. Only what copying predicts counts as ANSWER.
+    Sources are 2 to 24 tokens, short ones as frequent as long ones, because a model with untrained attention learns
+    from the short ones first. Only tokens predictable by copying count as ANSWER.
     """
     source = rng.choices(vocabulary, k=round(2 * 12 ** rng.random()))
     ids, kind = [bos, *source], [PROMPT] * (1 + len(source))

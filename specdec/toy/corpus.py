@@ -1,17 +1,17 @@
-"""The text the small pairs learn from: 32,449 chats of sixteen task families, and the standard library's own source.
+"""The corpus of the small pairs: 32,449 chats of sixteen task families, and the standard library's own source.
 
-The chats ship as text, `corpus.jsonl.xz`, in the order in which generators drew them when the shipped pairs were
+The chats ship as text, `corpus.jsonl.xz`, in the order in which generators produced them when the shipped pairs were
 trained with seed 0 (the generators are in this repository's history). One line is one chat:
 
-    {"stream": "0/3", "family": "maths", "turns": [...], "answers": [...]}
+       {"stream": "0/3", "family": "maths", "turns": [...], "answers": [...]}
 
-`stream` is what the chat was drawn for: "0/tokenizer" (the tokenizer), "0/<block>" (block of the target's rows),
-"drafter/0/<block>" (of the drafter's rows), "drafter/0" (prompts that the target answers anew for its drafter) and
+`stream` is the purpose of the chat: "0/tokenizer" (the tokenizer), "0/<block>" (block of the target's rows),
+"drafter/0/<block>" (of the drafter's rows), "drafter/0" (prompts that the target answers again for its drafter) and
 "0/record" (prompts of the recordings that policies learn from). No prompt of a test suite is among them: an eighth of
 all prompts was held out by hash.
 
-The text is finite. With seed 0 the target of `tiny` reads what it always read, and so do the first 544 of the 2,400
-steps of `small`. What asks for more, or with another seed, reads the same chats again in random orders.
+The text is finite. With seed 0 the target of `tiny` reads its original rows, and so do the first 544 of the 2,400
+steps of `small`. Longer trainings, or other seeds, read the same chats again in random orders.
 Knows nothing about tokenizers, models or how answers are scored.
 """
 
@@ -32,7 +32,7 @@ from specdec.data.suites import prompt_digest
 from specdec.errors import unreadable
 
 FILE = Path(__file__).with_name("corpus.jsonl.xz")
-PROMPTS, RECORDED = "drafter/0", "0/record"  # streams that rows are never made of
+PROMPTS, RECORDED = "drafter/0", "0/record"  # streams that are not used for rows
 
 
 class Example(NamedTuple):
@@ -50,7 +50,7 @@ def held_out(prompt: str) -> bool:
 
 @functools.cache
 def streams() -> dict[str, list[Example]]:
-    """{stream: the chats drawn for it, in their order}. SpecdecError when the file is missing or damaged."""
+    """{stream: its chats, in order}. SpecdecError if the file is missing or damaged."""
     named: dict[str, list[Example]] = {}
     try:
         with lzma.open(FILE, "rt", encoding="utf-8") as lines:
@@ -68,7 +68,7 @@ def families() -> list[str]:
 
 
 def training_examples(stream: str | int, count: int | None = None) -> Iterator[Example]:
-    """`count` chats, or None for no end: those drawn for `stream`, then all chats of the rows in one new order after another.
+    """`count` chats, or None for no end: those of `stream`, then all chats of the rows in one new order after another.
 
     A function of the stream alone, with the prefix property.
 
@@ -87,7 +87,7 @@ def _without_end(stream: str) -> Iterator[Example]:
 
 
 def drafter_prompts(seed: int, count: int) -> list[Example]:
-    """At most `count` chats that no target is trained on; a seed other than 0 takes them in another order."""
+    """At most `count` chats that no target is trained on; seeds other than 0 change the order."""
     drawn = streams()[PROMPTS]
     return (drawn if seed == 0 else random.Random(seed).sample(drawn, len(drawn)))[:count]
 
@@ -96,13 +96,13 @@ _SKIPPED_PARTS = set(
     "site-packages dist-packages test tests idlelib idle_test lib2to3 turtledemo __pycache__ encodings pydoc_data "
     "ensurepip unicodedata lib-dynload __phello__".split()
 )
-_LARGEST_BYTES = 200_000  # beyond this a module is a data table or a monolith that would dominate
+_LARGEST_BYTES = 200_000  # larger modules are data tables or monoliths that would dominate
 
 
 def library_text() -> Iterator[tuple[str, str]]:
     """(module name, source) of this Python's standard library, sorted by name.
 
-    One top-level package in eight, by the hash of its name, and sources that are not ASCII are left out.
+    Left out: one top-level package in eight, by the hash of its name, and sources that are not ASCII.
     """
     folder = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(folder.rglob("*.py")):

@@ -1,1 +1,1 @@
-"""How controllers and drafters learn: the environment, PPO, one resumable run, a file per system."""
+"""Training of controllers and drafters: the environment, PPO, one resumable run, a file per system."""

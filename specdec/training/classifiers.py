@@ -1,7 +1,7 @@
 """Fits the classifiers among the heuristics, Disco, SpecDec++ and C2T, to recordings of EAGLE-3.
 
-Balanced samples and AdamW at 1e-4, as LTD's appendix A.1 has it. `*_arrays` read inputs and labels off a trace, `fit_*`
-train from arrays and write the policy. Knows nothing about models or the cycle.
+Balanced samples and AdamW at 1e-4, as in LTD's appendix A.1. `*_arrays` compute inputs and labels from a trace, `fit_*`
+train on arrays and write the policy. Knows nothing about models or the cycle.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from specdec.training.loop import TrainingRun, batches, descend, seeded
 def disco_arrays(
     trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10, estimate="remainder"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs float32 [M, top_k + 2], labels bool [M]): every question Disco could get.
+    """(inputs float32 [M, top_k + 2], labels bool [M]): every question that Disco could get.
 
-    Label of the question after n expansions: whether the tree of n expansions and `verify_nodes` nodes holds the
+    Label of the question after n expansions: whether the tree of n expansions and `verify_nodes` nodes contains the
     target's token at depth n + 1.
     """
     scores, ranks = trace.column("scores", top_k), trace.ranks[top_k]
@@ -47,8 +47,8 @@ def disco_arrays(
 def specdec_plus_arrays(
     trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(features float16 [R, F], labels int8 [R, max_depth + 1]): 1 where a level of the deepest tree holds the target's
-    token, 0 at the first that does not, -1 below it."""
+    """(features float16 [R, F], labels int8 [R, max_depth + 1]): 1 if a level of the deepest tree holds the target's token, 0 at
+    the first that does not, -1 below it."""
     if trace.features is None:
         raise SpecdecError("SpecDec++ learns from the target's features; record with features=True.")
     deepest = min(max_depth, trace.depth)
@@ -71,7 +71,7 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
         if not len(path):
             continue
         order = np.argsort(-row_scores, kind="stable")  # ties to the earlier node, as in the tree
-        rest = np.delete(order, path)  # a chain may lie on the path as a whole
+        rest = np.delete(order, path)  # a chain may be entirely on the path
         others = random.choice(rest, size=min(len(path), len(rest)), replace=False)
         nodes = np.concatenate((order[path], others))
         inputs.append(np.stack((row_scores[nodes], depths[nodes] / 10), axis=-1))
@@ -83,7 +83,7 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How a classifier is fitted. The weights and all draws come from `seed`. policy: settings of the policy."""
+    """Settings of a fit. The weights and all random draws come from `seed`. policy: settings of the policy."""
 
     out_dir: Path
     epochs: int
@@ -101,7 +101,7 @@ def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 
 
 
 def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options):
-    """(C2T, curve), fitted to `c2t_arrays` as `fit_disco` does it."""
+    """(C2T, curve), fitted to `c2t_arrays` as in `fit_disco`."""
     layers = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
     return _fit(heuristics.C2T, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
 
@@ -118,7 +118,7 @@ def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden
     return _fit(heuristics.SpecDecPlus, module, examples, FitOptions(out_dir, epochs, policy=policy, **options))
 
 
-EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # how long each is fitted
+EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # number of epochs for each
 _FITS = {
     "Disco": (fit_disco, disco_arrays, {"max_depth", "verify_nodes", "top_k"}),
     "C2T": (fit_c2t, c2t_arrays, {"max_depth", "top_k"}),
@@ -212,7 +212,7 @@ def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions) -> tu
 
 
 def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Indices of equally many positives and negatives, all of the rarer kind. SpecdecError where one is missing."""
+    """Indices of equally many positives and negatives, all of the rarer kind. SpecdecError if one kind is missing."""
     positive, negative = np.flatnonzero(labels), np.flatnonzero(~labels)
     count = min(len(positive), len(negative))
     if not count:

@@ -1,9 +1,9 @@
-"""Train Re-SpS and LTD on a recording: one config in, policies out. And any of the four systems by name.
+"""Trains Re-SpS and LTD on a recording: one config in, policies out. And any of the four systems by name.
 
     config.policy(training=True)  --PPO on replayed turns-->  weights  -->  config.policy()
 
-What a system sees, earns and learns with stands in its config (`policies.resps`, `policies.ltd`); no algorithm stands here.
-Training reads part "train" of the recording, a choice between checkpoints part "tune"; "test" is for you.
+Observation, reward and hyperparameters are in the config (`policies.resps`, `policies.ltd`); no algorithm is here.
+Training uses part "train" of the recording, the choice of a checkpoint part "tune"; "test" is left for evaluation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import Credit, Outcome, RunOptions, Task, train_policy
 from specdec.training.radar_data import training_turns
 
-# Rewards by the names that configs give them: kind, mean over cycles, and the milliseconds that time is counted in.
+# Rewards by their names in configs: kind, mean over cycles, and the unit of time in milliseconds.
 REWARDS = {
     "mean_of_ratios": ("ratio", True, 1e3),  # tokens per second, Re-SpS 1.4
     "ratio_of_sums": ("ratio", False, 1e3),
@@ -56,10 +56,10 @@ def train_resps(
 ) -> resps.RespsPolicy:
     """Train Re-SpS on part "train" of `trace` and return the policy as it decodes, also saved in out_dir/policy.
 
-    config: a RespsConfig, or the name of one of `resps.CONFIGS`. policy_ms: charged per question. source: where turns come
-    from in place of the recording, such as an `env.LiveSource` (with envs=1); rates and checkpoints are still judged on the
+    config: a RespsConfig, or the name of one of `resps.CONFIGS`. policy_ms: charged per question. source: turns in place of the
+    recording's, such as an `env.LiveSource` (with envs=1); rates and checkpoints are still evaluated on the
     recording. options: fields of `ppo.RunOptions`.
-    A recording must hold every width of the grid and, but for state "text", features.
+    The recording must hold every width of the grid and, except for state "text", features.
     """
     config, out_dir = named(config, resps.CONFIGS, "Re-SpS"), Path(out_dir)
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
@@ -81,7 +81,7 @@ def train_resps(
 
 
 def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
-    """What an interval earns: push_partial, start_in_reward, junk_zero and terminal of the config (sheet 1.5)."""
+    """The reward of an interval: push_partial, start_in_reward, junk_zero and terminal of the config (sheet 1.5)."""
 
     def credit(outcome: Outcome):
         complete = len(outcome.rows) >= interval
@@ -99,7 +99,7 @@ def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
 
 @dataclasses.dataclass(frozen=True)
 class LtdTrained:
-    """policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth" the policies that learned alone,
+    """policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth": the policies trained alone,
     "iter0", "iter1", ... the combined ones after each iteration. table: one row per training, with its results."""
 
     policy: Policy
@@ -121,9 +121,9 @@ def train_ltd(
 ) -> LtdTrained:
     """Train LTD's two policies: each alone, then in turns while the other one answers (`config.rounds`).
 
-    config: an LtdConfig, or the name of one of `ltd.LAPTOP`. Every round is a run of its own in
-    out_dir/<iteration>-<learner>. A later round of the same policy goes on from its weights and optimiser; its steps and
-    learning rate start over. The rest as in `train_resps`; a judge picks by the speed of both policies together.
+    config: an LtdConfig, or the name of one of `ltd.LAPTOP`. Every round is its own run in
+    out_dir/<iteration>-<learner>. A later round of the same policy continues from its weights and optimiser; its steps and
+    learning rate start over. Otherwise as in `train_resps`; a judge chooses by the speed of both policies together.
     """
     config = named(config, ltd.LAPTOP, "LTD")
     if not config.rounds:
@@ -161,7 +161,7 @@ def train_ltd(
 
 
 def _beside(decoding: Learned, partner: Learned | None, learner: Learned) -> Policy:
-    """The policy that decodes: with the learner's weights, and beside the partner where there is one."""
+    """The policy that decodes: with the learner's weights, chained with the partner if there is one."""
     decoding.with_weights(learner)
     if partner is None:
         return decoding
@@ -169,7 +169,7 @@ def _beside(decoding: Learned, partner: Learned | None, learner: Learned) -> Pol
 
 
 def _random_depth(config: ltd.LtdConfig, learner: Learned):
-    """What drafts while the size policy learns alone; None where every tree is as deep as planned."""
+    """The partner while the size policy learns alone; None if every tree has the planned depth."""
     if isinstance(learner, ltd.DepthPolicy) or not config.random_depth:
         return None
     own = learner.limits
@@ -177,10 +177,10 @@ def _random_depth(config: ltd.LtdConfig, learner: Learned):
 
 
 def _constants(learner: Learned, beside: bool = False, at_random: bool = False) -> list[list[TreeConfig]]:
-    """What the learner could do by one answer alone: for each, the trees that come of it, all equally often.
+    """What the learner achieves with a single constant answer: for each, the resulting trees, equally often.
 
-    Alone, a size policy meets trees as deep as its plan, or `at_random` all depths; `beside` a partner, trees of any depth.
-    Where a pool is smaller than a size, all of the pool is verified.
+    Alone, a size policy gets trees of the plan's depth, or `at_random` of all depths; `beside` a partner, of any depth.
+    If a pool is smaller than a size, all of the pool is verified.
     """
     own, sizes = learner.limits, getattr(learner, "sizes", (learner.plan.verify_nodes,))
     alone = isinstance(learner, ltd.SizePolicy) and not (beside or at_random)
@@ -205,17 +205,17 @@ def train_system(
     variant: str = "max_entropy",
     changes: dict | None = None,
 ):
-    """Train "resps", "ltd", "radar" or "ours" on what a recording holds, whatever it holds; policies land in out_dir.
+    """Train "resps", "ltd", "radar" or "ours" on a recording, adapted to its content; policies are written to out_dir.
 
     preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in place of the preset's.
-    paper: LTD's decisions as the paper counts them. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`). changes:
+    paper: LTD's decisions as in the paper. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`). changes:
     of the config, as in `changed`.
     """
     options = {"seed": seed, "out_dir": out_dir}
     if system == "ours":
         config = changed(value.OURS, ({"steps": steps} if steps else {}) | (changes or {}))
         return value.train_recording(trace, costs, config, **options)
-    trainers = {  # by whom, from which configs, and where these say how long
+    trainers = {  # function, configs, and the field of the training length
         "resps": (train_resps, named(variant, resps.VARIANTS, "Re-SpS's variants"), ("ppo.total_steps",)),
         "ltd": (train_ltd, ltd.CONFIGS if paper else ltd.LAPTOP, ("depth.ppo.total_steps", "size.ppo.total_steps")),
         "radar": (radar.train_radar, radar.CONFIGS, ("epochs",)),
@@ -243,9 +243,9 @@ def train_sweep(
     on: str | None = None,
     jobs: int | None = None,
 ) -> pd.DataFrame:
-    """Train every system with every seed: a row of system, seed, folder and seconds each. What is there is not trained again.
+    """Train every system with every seed: a row of system, seed, folder and seconds each. Existing results are kept.
 
-    preset, steps, paper: of `train_system`. on, jobs: where else, and how many at once (`fanout`).
+    preset, steps, paper: of `train_system`. on, jobs: where, and how many at once (`fanout`).
     """
     options = {"preset": preset, "paper": paper} | ({"steps": steps} if steps else {})
     folders = {(system, seed): Path(out_dir) / f"{system}-{seed}" for system in systems for seed in seeds}
@@ -262,14 +262,14 @@ def train_sweep(
 
 
 def _train_elsewhere(system: str, trace, costs, folder: Path, key: str, options: dict) -> None:
-    """A shard of `train_sweep`; one that was killed goes on from its checkpoint."""
+    """A shard of `train_sweep`; a killed one continues from its checkpoint."""
     began = time.perf_counter()
     train_system(system, trace, costs, out_dir=folder, **options)
     runs.write_json(folder / "trained.json", {"key": key, "seconds": time.perf_counter() - began})
 
 
 def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
-    """`config` with those of its trees that the recording can judge, and a warning where that leaves some out."""
+    """`config` restricted to the trees that the recording can replay, with a warning if any are dropped."""
     widths = tuple(k for k in config.widths if k in trace.top_ks) or tuple(k for k in trace.top_ks if k > 1)
     depths = tuple(n for n in config.depths if n <= trace.depth)
     totals = tuple(total for total in config.totals if total - 1 <= trace.most_nodes)
@@ -290,7 +290,7 @@ def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
 
 
 def _saved(policy: Learned, config, folder: Path):
-    """The policy, with what its training looked at, also in folder/policy."""
+    """The policy, with a record of its training data, also in folder/policy."""
     chose(policy, "weights", "train", f"recipe {config.name!r}, chosen before")
     if config.select:
         chose(policy, "checkpoint", "tune")
@@ -301,8 +301,8 @@ def _saved(policy: Learned, config, folder: Path):
 def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -> Reward:
     """The environment's reward for config.reward, with time over config.timed.
 
-    "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the learner can reach: one that
-    prices time must not stay below it, and one that prices it above what it can reach stops too early.
+    "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the learner can reach: with a lower
+    rate of time it would stay there, with a higher one it would stop too early.
     """
     if config.reward not in REWARDS:
         raise nearest_name_error("reward", config.reward, REWARDS)
@@ -321,7 +321,7 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
 
 
 def _judge(config, trace, costs, policy_ms: float, decoding: Callable[[Learned], Policy]):
-    """A learner's speed in replay on part "tune"; None where the config selects no checkpoint."""
+    """A learner's speed in replay on part "tune"; None if the config selects no checkpoint."""
     if not config.select:
         return None
     if "tune" not in set(trace.turns["part"]):
@@ -331,7 +331,7 @@ def _judge(config, trace, costs, policy_ms: float, decoding: Callable[[Learned],
 
 
 def _facts(config, source: ReplaySource, decisions: int) -> dict:
-    """What a policy remembers of its training, among it what was counted of its deviations."""
+    """The facts of its training that a policy stores, including the counts in its deviations."""
     facts = {"preset": config.name, "config": dataclasses.asdict(config)}
     questions = source.trace.turns.groupby(["suite", "prompt"], sort=False).ngroups
     facts["deviations"] = deviations_of(config, decisions=decisions, questions=questions)

@@ -191,7 +191,7 @@ def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
     assert places.name_of("a/model.gguf") == "model" and places.safe("..a b") == "a-b"
     assert places.costs_file("tiny", "float32") == home / "runs" / "laptop" / "recorded" / "tiny" / "costs-float32.json"
     unpriced = pytest.raises(SpecdecError, places.costs, None, "tiny", "float32")
-    unpriced.match("there are no prices of tiny in float32 yet; run `specdec calibrate`")
+    unpriced.match("there are no costs of tiny in float32 yet; run `specdec calibrate`")
 
 
 def test_decode_prints_what_the_library_returns(capsys):

@@ -88,7 +88,7 @@ def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):
 
 def test_the_recipe_of_serving_runs_as_written(worked):
     write_tokens(Path("model.gguf"), load_pair("tiny").target.vocab_size)
-    with pytest.warns(UserWarning, match="is the fastest by the prices 'mine-float32@"):  # so the tree was tuned
+    with pytest.warns(UserWarning, match="is the fastest by the costs 'mine-float32@"):  # so the tree was tuned
         said = [typed(line) for line in commands(section("Serving what was trained"))]
     assert ["vllm serve" in said[0], "sglang.launch_server" in said[1], "llama-server" in said[2]] == [True] * 3
     assert Path("served/llama.cpp/drafter.gguf").is_file()

@@ -1,1 +1,1 @@
-"""How drafters learn: one trainer, an objective each."""
+"""Training of drafters: one trainer, several objectives."""

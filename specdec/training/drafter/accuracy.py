@@ -1,6 +1,6 @@
-"""How well a drafter agrees with its target on given texts, and how that grew with the text it learned from.
+"""Agreement of a drafter with its target on given texts, and its growth with the amount of training text.
 
-Read off the training forward, without decoding. A test holds the chain figures to the cycles that decoding takes, so that
+Computed from the training forward, without decoding. A test compares the chain figures with decoding's cycles, so that
 training and decoding compute the same drafts.
 """
 
@@ -34,16 +34,16 @@ def draft_accuracy(
 ) -> dict:
     """Agreement per drafted token and the chain's tau on `texts`: one row each, with a loss mask on the answers.
 
-    The target should have written the answers greedily. Then the chain figures are exact: as long as every drafted
-    token was right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
+    The target should have written the answers greedily. Then the chain figures are exact: while every drafted
+    token is right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
     drafts: the longest chain. Returns `tau_chain`, `cycles`, `table`, a row per draft step, and
     `rank_frac` [drafts, top_k], from which `medusa.tree_from_table` makes a static tree.
 
     tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over `cycles`
-    top1_frac   the text's token is the drafter's first, given that the tokens before are the text's
+    top1_frac   the text's token is the drafter's first choice, given that the tokens before it are the text's
     topk_frac   the same among its first top_k
     reached_frac   the whole chain so far was right
-    rank_frac   the text's token is the drafter's first, second, ..., given that the tokens before are the text's
+    rank_frac   the text's token is the drafter's first, second, ... choice, given that the tokens before it are the text's
     """
     rows = []
     cycles = emitted = 0
@@ -53,7 +53,7 @@ def draft_accuracy(
         reads = max(0, int(answer.argmax()) - 1)  # the first slot that reads a token of an answer
         ranks = _ranks(network, target.embedding, target(text).features, text.ids, (drafts, top_k, reads))
         first, among = ranks == 0, ranks >= 0
-        wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
+        wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between are in one answer
         inside = answer[1:]  # slot i reads token i + 1
         for step in range(drafts):
             wanted[step, : max(0, len(ids) - step - 2)] = inside[: max(0, len(ids) - step - 2)] & answer[step + 2 :]
@@ -77,9 +77,9 @@ def draft_accuracy(
 def static_tree(
     pair: Pair, prompts: Sequence, nodes: int = 25, *, depth: int = 4, max_new_tokens: int = 64
 ) -> StaticShape:
-    """The fixed tree of so many nodes that suits a pair's drafter best on what the target says to `prompts` (Medusa's recipe).
+    """The best fixed tree of so many nodes for a pair's drafter on the target's answers to `prompts` (Medusa's recipe).
 
-    depth: levels, no more than the drafter has heads. `Static.of(...)` is its policy.
+    depth: levels, at most the number of heads. `Static.of(...)` is its policy.
     """
     network = pair.drafter.network if pair.drafter is not None else None
     if not hasattr(network, "t2d"):
@@ -101,9 +101,9 @@ def static_tree(
 
 
 def _ranks(network, embedding, features, tokens: Tensor, wanted: tuple[int, int, int]) -> np.ndarray:
-    """Which of the drafter's first top_k the text's token is, at [step, slot]; -1 for none of them. int [drafts, T].
+    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them. int [drafts, T].
 
-    wanted: drafts, top_k, and the first slot that is asked for.
+    wanted: drafts, top_k, and the first slot of interest.
     """
     length, (drafts, top_k, first) = tokens.shape[1], wanted
     features = features.to(next(network.parameters()).dtype)
@@ -126,7 +126,7 @@ def _spans(answer: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _chain_cycles(accepted: np.ndarray, begin: int, end: int) -> int:
-    """Cycles chain drafting needs for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
+    """Number of cycles of chain drafting for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
     root, cycles = begin, 0
     while root < end - 1:
         root += int(accepted[root - 1]) + 1  # the slot that reads the root is the one before it
@@ -138,7 +138,7 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
     """The measurements of a training in `out_dir`, finished or not: step, seen_tok, distinct_tok, rate_frac, TOP1, TAU.
 
     seen_tok: answer tokens read so far. distinct_tok: those not read before. rate_frac: the learning rate as a fraction
-    of its peak. The last row of a finished training is the drafter that it wrote. SpecdecError where nothing was held out.
+    of its peak. The last row of a finished training is the drafter that it wrote. SpecdecError if nothing was held out.
     """
     folder = Path(out_dir) / "drafter_training"
     plan = runs.read_json(folder / "plan.json")
@@ -156,9 +156,9 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
 
 
 def fit_doubling(curve: pd.DataFrame, from_tok: int = 30_000) -> pd.DataFrame:
-    """What each doubling of the different tokens brings: the slope of a straight line over their log2, for TOP1 and TAU.
+    """The gain of each doubling of the distinct tokens: the slope of a straight line over their log2, for TOP1 and TAU.
 
-    Fitted to measurements at the full learning rate after `from_tok` tokens; lower rates and repeated text are another
+    Fitted to measurements at the full learning rate after `from_tok` tokens; lower rates and repeated text follow another
     curve. One row each: measure, per_doubling, its 95 % interval (low, high), points. Without three points, no row.
     """
     at_full_rate = (curve["rate_frac"] == 1) & (curve["distinct_tok"] == curve["seen_tok"])

@@ -1,11 +1,11 @@
-"""A folder of generated chats: numbered shards that can be continued, nothing twice, nothing of a benchmark.
+"""A folder of generated chats: numbered shards that can be continued, without repetitions and benchmark text.
 
     chats-00000.jsonl ...   64 chat numbers each, in order; a line: number, part, temperature, messages, answer_ids
     manifest.json           target, settings and counts
-    *.jsonl                 whatever else lies there counts and is not repeated
+       *.jsonl                 other files there count and are not repeated
 
-Shards are written in the order of their numbers, so that what is dropped depends on the numbers alone. Knows nothing about
-how a chat is written.
+Shards are written in order, so that what is dropped depends on the numbers alone. Knows nothing about how a chat is
+written.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SHARD = 64  # chat numbers in a shard
 
 
 class ChatFiles:
-    """The folder, and what it holds.
+    """The folder and its contents.
 
-    identity: what every chat depends on; another one than the manifest's is refused. hold_out: share of chats, by the hash of
-    the first turn, that are marked "held-out" instead of "train". benchmarks: a folder of real suites, default SPECDEC_DATA's.
+    identity: everything that chats depend on; it must equal the manifest's. hold_out: share of chats, by the hash of the first
+    turn, that are marked "held-out" in place of "train". benchmarks: a folder of real suites, default SPECDEC_DATA's.
     """
 
     def __init__(self, folder: Path, identity: dict, hold_out: float = 0.02, benchmarks: Path | None = None):
@@ -51,7 +51,7 @@ class ChatFiles:
 
     @property
     def shards(self) -> int:
-        """How many are written, which is also the number of the next."""
+        """Number of written shards, which is also the number of the next."""
         return self.counts["shards"]
 
     @property
@@ -65,7 +65,7 @@ class ChatFiles:
         return self.counts["train_tok"] + self.counts["held_out_tok"]
 
     def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
-        """Keep the next shard: (number, row) of all `next_numbers`, in order, None for a chat that came to nothing."""
+        """Store the next shard: (number, row) of all `next_numbers`, in order, None for a failed chat."""
         kept = []
         for number, row in chats:
             reason = self._why_not(row)
@@ -78,7 +78,7 @@ class ChatFiles:
         runs.write_json(self.manifest, {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)})
 
     def _read(self) -> None:
-        """What the manifest says; a shard that was written after it is written again."""
+        """Read the manifest; a shard written after it is written again."""
         manifest = runs.read_json(self.manifest)
         other = [name for name, value in self.identity.items() if manifest.get(name) != value]
         if other:
@@ -122,13 +122,13 @@ def _shard(number: int) -> str:
 
 
 def _digests(row: dict) -> tuple[bytes, bytes]:
-    """Of all that was said before the answer (a second question may be asked in many chats), and of the answer."""
+    """Digests of everything before the answer (a second question may occur in many chats), and of the answer."""
     *before, answer = (message["content"] for message in row["messages"])
     return prompt_digest("\n".join(before)), prompt_digest(answer)
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    lines = read_text(path, "move the file away").removesuffix("\n").split("\n")  # other line ends may stand in a text
+    lines = read_text(path, "move the file away").removesuffix("\n").split("\n")  # texts may contain other line ends
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             row = json.loads(line)
@@ -141,7 +141,7 @@ def _rows(path: Path) -> Iterator[dict]:
 
 
 def benchmark_texts(folder: Path | None = None) -> Iterator[str]:
-    """Prompts and references of every suite at hand: the embedded ones, and those of a folder (default SPECDEC_DATA's)."""
+    """Prompts and references of every available suite: the embedded ones, and those of a folder (default SPECDEC_DATA's)."""
     folder = folder or os.environ.get(DATA_VARIABLE)
     for name, suite in SUITES.items():
         if suite.hub is None or (folder and (Path(folder) / suite.file).is_file()):

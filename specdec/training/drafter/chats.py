@@ -1,10 +1,10 @@
-"""What a drafter is trained on: conversations, the target's own answers to them, and rows of packed tokens.
+"""Training text of drafters: conversations, the target's own answers to them, and rows of packed tokens.
 
-When it decodes, a drafter only meets contexts that the target wrote. So the target writes the answers of the training
-conversations anew (EAGLE-3 section 4), and they are mixed with the given text.
+While decoding, a drafter only sees contexts written by the target. So the target rewrites the answers of the training
+conversations (EAGLE-3 section 4), and they are mixed with the given text.
 
-Rows are a pure function of (seed, step), so that a resumed run sees the batches an uninterrupted one would have seen.
-Documents never straddle rows, and each row says which document every token belongs to. Gaps are filled with pieces of
+Rows are a pure function of (seed, step), so that a resumed run sees the same batches as an uninterrupted one.
+Documents never cross rows, and each row marks the document of every token. Gaps are filled with pieces of
 library source.
 Knows nothing about drafters, losses or optimisers.
 """
@@ -29,8 +29,8 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.stored import json_line, read_text
 
-PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
-MARK = "\ue000answer\ue001"  # stands in for an answer, to see what the template puts around it
+PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # kinds of tokens in Batch.kind
+MARK = "\ue000answer\ue001"  # replaces an answer, to see what the template puts around it
 _COPY_TASK_HALF_LIFE = 16  # blocks after which the share of copy tasks has halved
 _ROLE_NAMES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -58,9 +58,9 @@ class Document(NamedTuple):
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
     """A whole conversation under the tokenizer's own chat template, as PROMPT and ANSWER tokens.
 
-    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any template works, also one
-    that rewrites earlier turns. A span starts where the generation prompt ends (or at the content, when the template alters
-    history) and includes the end-of-turn token. A last message with `answer_ids` stands as it was sampled, token by token, and is
+    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any template works, including
+    those that rewrite earlier turns. A span starts where the generation prompt ends (or at the content, if the template alters
+    history) and includes the end-of-turn token. A last message with `answer_ids` is used as sampled, token by token, and is
     the only answer. Raises SpecdecError without a chat template or without a fast tokenizer.
     """
     if not getattr(tokenizer, "chat_template", None):
@@ -88,9 +88,9 @@ def _sampled_document(tokenizer, messages: list[dict]) -> Document:
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
-    """(begin, end) in characters of `full` for each assistant message, its end-of-turn text included.
+    """(begin, end) in characters of `full` for each assistant message, including its end-of-turn text.
 
-    A mark in the message's place shows what the template writes around it, whatever it is and whatever was said.
+    A mark in the message's place shows what the template writes around it, whatever the template and the message.
     """
 
     def written(some: list[dict], **more) -> str:
@@ -111,12 +111,12 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
 
 
 def load_conversations(path: Path) -> list[list[dict]]:
-    """Chats of a JSONL file, or of all *.jsonl of a folder in the order of their names.
+    """Chats of a JSONL file, or of all *.jsonl files of a folder in the order of their names.
 
     One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role, content) style. With
-    `answer_ids` (the very ids that the target sampled), these, `temperature` and `part` ("held-out": only measured on)
-    are noted in the last message, the answer; it may be missing from `messages`. Raises SpecdecError that names the file
-    and the line for anything else.
+    `answer_ids` (the ids that the target sampled), these, `temperature` and `part` ("held-out": only measured on)
+    are stored in the last message, the answer; it may be missing from `messages`. SpecdecError names the file and the line
+    for anything else.
     """
     path = Path(path)
     chats = [chat for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path]) for chat in _chats_of(file)]
@@ -168,22 +168,22 @@ def _with_sampled_answer(messages: list[dict], record: dict, where: str) -> list
 
 
 class ChatSource(Protocol):
-    """Where training conversations come from. A chat is a list of {"role", "content"}.
+    """A source of training conversations. A chat is a list of {"role", "content"}.
 
-    key: tells two sources apart in the plan of a run; None for a source that is the same everywhere.
+    key: distinguishes sources in the plan of a run; None for a source that is the same everywhere.
     """
 
     key: str | None
 
     def prompts(self, seed: int, count: int) -> list[list[dict]]:
-        """At most `count` conversations whose answers the target will write anew."""
+        """At most `count` conversations whose answers the target will rewrite."""
 
     def stream(self, block_seed: str) -> Iterator[list[dict]]:
         """Conversations of one block of rows, without end; a function of the seed alone."""
 
 
 class ChatList:
-    """A fixed list of conversations as a ChatSource: each block reads them in a fresh random order."""
+    """A fixed list of conversations as a ChatSource: each block reads them in a new random order."""
 
     def __init__(self, conversations: Sequence[list[dict]]):
         self.conversations = list(conversations)
@@ -200,7 +200,7 @@ class ChatList:
 
 
 def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Document]]:
-    """`chats` of Rows: the conversations of a source, coded."""
+    """`chats` of Rows: the tokenised conversations of a source."""
     return lambda block_seed: (conversation_document(tokenizer, chat) for chat in source.stream(block_seed))
 
 
@@ -226,7 +226,7 @@ def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], ow
 def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None) -> Batch:
     """`documents` in `rows` rows of `length` tokens, the longest first into the first row with room.
 
-    Longer documents are cut to `length`; what fits nowhere is left out. `fill(room)` makes documents for the gaps (None
+    Longer documents are cut to `length`; those that fit nowhere are dropped. `fill(room)` makes documents for the gaps (None
     leaves padding). Returns a Batch [rows, length].
     """
     items = [cut(item, length) for item in sorted(documents, key=lambda item: -len(item.ids))]
@@ -282,12 +282,12 @@ def _library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: S
 
 
 class Rows:
-    """An endless, deterministic table of packed rows, made block by block.
+    """An endless, deterministic table of packed rows, built in blocks.
 
-    chats: `chats(block_seed)` yields Documents for one block, without end or as many as there are.
-    library: ids of whole modules, or an empty list for none (gaps then stay padding).
+    chats: `chats(block_seed)` yields Documents for one block, finitely or infinitely many.
+    library: ids of whole modules, or an empty list (gaps then stay padding).
     library_frac: share of the tokens left to library source.
-    copy_task: makes one Document from a random.Random. They start at `copy_task_frac` of the tokens and fade.
+    copy_task: makes one Document from a random.Random. They start at `copy_task_frac` of the tokens and decay.
     Block b depends on (seed, b) alone, so row r of step s is the same in every run.
     """
 
@@ -329,7 +329,7 @@ class Rows:
         return Batch(*(field[order] for field in packed))
 
     def copy_task_share(self, index: int) -> float:
-        """Share of block `index` made of copy tasks."""
+        """Share of copy tasks in block `index`."""
         return self.copy_task_frac * 0.5 ** (index / _COPY_TASK_HALF_LIFE)
 
     def batch(self, step: int, size: int) -> Batch:
@@ -343,7 +343,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Regeneration:
-    """How the target answers anew.
+    """How the target rewrites answers.
 
     greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`. batch: conversations at a time.
     """
@@ -364,10 +364,10 @@ def regenerate(
     minutes: float | None = None,
     seed: int = 0,
 ) -> list[list[dict]]:
-    """Each conversation with every assistant turn written anew by the model, turn after turn.
+    """Each conversation with every assistant turn rewritten by the model, turn after turn.
 
-    model: a transformers causal LM. folder: keeps a shard per batch, and what it holds is not written again.
-    minutes: stop after this time with what is done. Conversations of like length share a batch.
+    model: a transformers causal LM. folder: stores a shard per batch; existing shards are not written again.
+    minutes: time limit; returns what is done. Conversations of similar length share a batch.
     """
     limit_s = float("inf") if minutes is None else 60 * minutes
     shards = runs.Shards(Path(folder))
@@ -383,7 +383,7 @@ def regenerate(
             continue
         if time.perf_counter() - started_s > limit_s:
             break
-        torch.manual_seed(seed * 1_000_003 + number)  # sampling inside generate reads the global generator
+        torch.manual_seed(seed * 1_000_003 + number)  # sampling inside generate uses the global generator
         sampled = (number + 1) * how.greedy_frac % 1.0 >= how.greedy_frac  # spreads the greedy batches evenly
         chats = [conversations[index] for index in group]
         answered = _answer(chats, model, tokenizer, how.temperature * sampled, how.max_new_tokens)
@@ -397,7 +397,7 @@ def _answer_length(messages: list[dict]) -> int:
 
 
 def _answer(conversations, model, tokenizer, temperature: float, max_new_tokens: int) -> list[list[dict]]:
-    """The conversations with all assistant turns replaced; greedy where temperature is 0."""
+    """The conversations with all assistant turns replaced; greedy at temperature 0."""
     chats: list[list[dict]] = [[] for _ in conversations]
     for turn in range(max(map(len, conversations))):
         waiting = []
@@ -415,7 +415,7 @@ def _answer(conversations, model, tokenizer, temperature: float, max_new_tokens:
 
 @torch.no_grad()
 def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: int) -> list[str]:
-    """The next assistant message of each chat; greedy where temperature is 0."""
+    """The next assistant message of each chat; greedy at temperature 0."""
     if tokenizer.pad_token_id is None:
         raise SpecdecError(
             "the tokenizer has no padding token; set tokenizer.pad_token (the end-of-text token will do)."

@@ -1,7 +1,7 @@
-"""Train a drafter for any transformers causal LM.
+"""Trains a drafter for any transformers causal LM.
 
-The target runs frozen beside the drafter and is never written. What is minimised is an objective that the caller hands
-in (`objective.Objective`); EAGLE-3's training-time test is the default. Writes out_dir/drafter in the official layout
+The target runs frozen beside the drafter and is never written. The caller gives the objective to minimise
+(`objective.Objective`); EAGLE-3's training-time test is the default. Writes out_dir/drafter in the official layout
 (config.json, model.safetensors) and out_dir/drafter_training: plan, curve, checkpoint, and the target's own answers to
 the training prompts. Knows nothing about trees, policies or the decode cycle.
 """
@@ -43,13 +43,13 @@ def train_drafter(
 ) -> Path:
     """Train a drafter and return out_dir/drafter.
 
-    target: what `load_pair` takes, or (model, tokenizer). conversations: lists of chat messages (chats.load_conversations),
-    or a source of them. objective: default that of the preset, or the training-time test with our rules. settings: a
-    Settings or the name of one of PRESETS. budget: on time, writing the target's answers may take a quarter of it more.
-    start_from: folder of a drafter to go on from.
-    A finished run returns at once; an interrupted one continues to the same weights when `resume`. A run on a fixed text
-    goes on where that has grown: with more conversations behind the old ones, it reads the new ones and those alone, from
-    where it ended, measured on the same held-out ones. Several ranks share each batch: one process's training.
+    target: as in `load_pair`, or (model, tokenizer). conversations: lists of chat messages (chats.load_conversations),
+    or a source of them. objective: default the preset's, or the training-time test with our rules. settings: a
+    Settings or the name of one of PRESETS. budget: of time; writing the target's answers may take a quarter of it more.
+    start_from: folder of a drafter to continue from.
+    A finished run returns at once; an interrupted one continues to the same weights with `resume`. A run on a fixed text
+    continues if that has grown: with more conversations after the old ones, it reads only the new ones, from where it
+    ended, measured on the same held-out ones. Several ranks share each batch, equivalent to one process's training.
     """
     if isinstance(settings, str):
         settings, usual = preset(settings)
@@ -88,7 +88,7 @@ def train_drafter(
 def prepared(
     model, tokenizer, text, objective: Objective, settings: Settings, budget: Budget, start_from
 ) -> DrafterRun:
-    """The run before its first step: a fresh drafter or that of `start_from`, and what the target makes of the text."""
+    """The run before its first step: a fresh drafter or that of `start_from`, and the target's features of the text."""
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     fresh = model, settings, counts, budget.seed, objective.network
     network = load_network(start_from, model) if start_from else new_network(*fresh)
@@ -98,7 +98,7 @@ def prepared(
 
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the layer's and fc's matrices beside it; groups carry their peak rate."""
+    """AdamW for everything, or Muon for the layer's and fc's matrices beside it; groups store their peak rate."""
     by_muon: dict[bool, list] = {False: [], True: []}
     for name, weight in network.named_parameters():
         words = "lm_head" in name or "embed" in name
@@ -114,22 +114,22 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
 
 
 def of_all_ranks(row: dict) -> dict:
-    """A step's row of the whole batch: counts are summed over the ranks, all else is their mean."""
+    """A step's row of the whole batch: counts are summed over the ranks, everything else is averaged."""
     if ranks.world() == 1:
         return row
     means = zip(row.items(), ranks.mean([*map(float, row.values())]), strict=True)
     return {name: round(mean * ranks.world()) if isinstance(value, int) else mean for (name, value), mean in means}
 
 
-MEASURED_BATCHES = 8  # what an objective measures before the first step
-ESTIMATED_STEPS = 100  # a fresh training of fewer is not worth two steps of measuring
+MEASURED_BATCHES = 8  # number of batches for an objective's measurements before the first step
+ESTIMATED_STEPS = 100  # shorter fresh trainings skip the two timing steps
 
 
 class DrafterRun:
     """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
-    network: the float32 weights that are trained. working: a copy in the compute dtype, which the objective sees.
-    result: what is written: the average of the weights or the best ones, where the settings ask for them.
+    network: the trained float32 weights. working: a copy in the compute dtype, used by the objective.
+    result: what is written: the average of the weights or the best ones, if the settings ask for them.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class DrafterRun:
 
     @property
     def parts(self) -> dict[str, EagleNetwork | Best]:
-        """What a checkpoint holds."""
+        """The parts of a checkpoint."""
         parts = {"drafter": self.network, "best": self.best, "average": self.average}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -159,7 +159,7 @@ class DrafterRun:
 
     @torch.no_grad()
     def refresh(self, source: EagleNetwork | None = None) -> None:
-        """Copy the float32 weights into the working copy, which computes as the drafter will when it drafts."""
+        """Copy the float32 weights into the working copy, which computes as the drafter will in decoding."""
         for weight, master in zip(self.working.parameters(), (source or self.network).parameters(), strict=True):
             weight.copy_(master)
 
@@ -171,9 +171,9 @@ class DrafterRun:
                 mean.lerp_(weight, share)
 
     def step(self, number: int, factor: float) -> dict:
-        """One optimiser step; returns the row of the training curve: the loss and what the objective measured.
+        """One optimiser step; returns the row of the training curve: the loss and the objective's measurements.
 
-        Now and then the drafter is measured before the step, on text that it never learns from.
+        At intervals the drafter is measured before the step, on held-out text.
         """
         due = self.settings.is_measured(number) or number and number in self.text.begins
         measured = (self.consider(number) or self.measure(number)) | {"rate_frac": factor} if due else {}
@@ -194,20 +194,20 @@ class DrafterRun:
         return of_all_ranks(row | measures)
 
     def gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
-        """Put the gradients of the objective on a collected batch into the float32 weights; returns what it says."""
+        """Set the float32 weights' gradients for the objective on a collected batch; returns its row."""
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
         if ranks.world() > 1:
-            for master in self.network.parameters():  # what a rank's rows do not reach has no gradient there
+            for master in self.network.parameters():  # unreached parameters have no gradient on this rank
                 master.grad = torch.zeros_like(master) if master.grad is None else master.grad
             ranks.average([master.grad for master in self.network.parameters()])
         return loss.detach(), measures
 
     def begin(self, training: TrainingRun) -> None:
-        """Take up what the checkpoint held, and say what a fresh training will take: two steps that change nothing."""
+        """Restore the checkpoint, and print how long a fresh training will take: two steps that change nothing."""
         self.refresh()
         training.stopped = self.ended
         last_step = training.plan["last_step"]
@@ -230,16 +230,16 @@ class DrafterRun:
         return self.best is not None and 0 < self.settings.patience <= self.best.misses
 
     def consider(self, step: int) -> dict:
-        """Measure the newest weights and keep them where they are the best so far; nothing where the best are not kept."""
+        """Measure the newest weights and keep them if they are the best so far; nothing if the best are not kept."""
         found = {} if self.best is None else self.measure(step, self.network)
         if found:
             self.best.consider(self.network.state_dict(), found["held_out_tau_chain"], step)
         return found
 
     def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
-        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; nothing where none are held out.
+        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; {} without held-out texts.
 
-        network: default what is written.
+        network: default the result.
         """
         if not self.text.held_out:
             return {}

@@ -1,8 +1,8 @@
-"""What a frozen target makes of fixed documents: computed once, kept on disk, so that training costs the drafter alone.
+"""Features of fixed documents from a frozen target: computed once and kept on disk, so that training only runs the drafter.
 
-Of every token the taps are kept, in bfloat16. Of the places where an answer is taught, the last hidden state as well, from
-which `HeadLogits` computes those logits that an objective asks for. Shards are named by what they hold. So an interrupted
-pass continues, a longer text finds what a shorter one left, and another target or other taps lead elsewhere.
+For every token the taps are stored, in bfloat16. At places where an answer is taught, the last hidden state as well, from
+which `HeadLogits` computes the logits that an objective needs. Shards are named by their content. So an interrupted
+pass continues, a longer text reuses the shards of a shorter one, and another target or other taps use other shards.
 Knows nothing about drafters, objectives or how documents become batches.
 """
 
@@ -35,9 +35,9 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Where features are kept, and how much. limit_gb of 0: nothing is kept, the target runs beside the drafter.
+    """Where features are stored, and how much. limit_gb of 0: nothing is stored, the target runs beside the drafter.
 
-    folder: default `features` in the user's cache. What lies there serves later trainings and can be deleted.
+    folder: default `features` in the user's cache. Later trainings reuse it, and it can be deleted.
     """
 
     folder: Path | None = None
@@ -48,7 +48,7 @@ class CacheConfig:
 
 
 class Kept(NamedTuple):
-    """Of one document of T tokens with A taught places: features [T, taps * Ht], hidden [A, H], best, log_sum [A]."""
+    """Features of a document of T tokens with A taught places: features [T, taps * Ht], hidden [A, H], best, log_sum [A]."""
 
     features: Tensor
     hidden: Tensor
@@ -57,16 +57,16 @@ class Kept(NamedTuple):
 
 
 def taught_places(document: Document) -> np.ndarray:
-    """[T] bool: the tokens of answers and the one after each, where a drafter may be taught what the target says."""
+    """[T] bool: the tokens of answers and the one after each, where a drafter may learn the target's choice."""
     answer = document.kind == ANSWER
     answer[1:] |= answer[:-1]
     return answer
 
 
 class FeatureCache:
-    """Features of `documents` under a target. `fill` computes what is missing; then `read` gives those of one document.
+    """Features of `documents` under a target. `fill` computes missing ones; then `read` returns those of one document.
 
-    SpecdecError where they would take more than the limit or than the disk has free.
+    SpecdecError if they would exceed the limit or the free disk space.
     """
 
     def __init__(self, target: FrozenTarget, documents: Sequence[Document], config: CacheConfig):
@@ -88,9 +88,9 @@ class FeatureCache:
         return (self._lengths.sum() * per_tok + self._taught.sum() * per_place) / GB
 
     def fill(self, progress: bool = True) -> None:
-        """Compute and write the shards that are not there yet. The progress bar says the size beforehand.
+        """Compute and write the missing shards. The progress bar shows the size beforehand.
 
-        Several ranks take turns at the shards. Where the target lies in shares among them, all keep pace with the one that
+        Several ranks alternate between shards. If the target is sharded over them, all keep pace with the one that
         has most to read.
         """
         missing = ranks.broadcast([number for number, path in enumerate(self._paths) if not path.is_file()])
@@ -118,7 +118,7 @@ class FeatureCache:
         ranks.barrier()
 
     def read(self, index: int) -> Kept:
-        """What was kept of document `index`, on the CPU. SpecdecError for a damaged file."""
+        """The stored features of document `index`, on the CPU. SpecdecError for a damaged file."""
         number = bisect.bisect_right(self._begins, index) - 1
         begin = self._begins[number]
         token, place = int(self._lengths[begin:index].sum()), int(self._taught[begin:index].sum())
@@ -152,7 +152,7 @@ class FeatureCache:
             )
 
     def _compute(self, engine: Target, document: Document) -> Kept:
-        """One document by the engine's own forward, which is what a drafter meets when it decodes."""
+        """One document with the engine's own forward, as in decoding."""
         ids = torch.from_numpy(document.ids).to(engine.device)
         rows = engine.forward(ids, engine.new_cache(len(ids)), last_only=True)
         features, hidden = rows.features.split([len(self.target.taps) * engine.hidden_size, engine.hidden_size], -1)
@@ -160,7 +160,7 @@ class FeatureCache:
         hidden = hidden[torch.from_numpy(taught_places(document)).to(ids.device)]
         best, log_sum = [], []
         for part in hidden.split(256):
-            logits = self.target.head(part).float()  # an arg-max of bfloat16 takes longer
+            logits = self.target.head(part).float()  # an arg-max in bfloat16 takes longer
             best.append(logits.argmax(-1).int())
             log_sum.append(logits.logsumexp(-1))
         return Kept(*(x.cpu() for x in (features.to(DTYPE), hidden.to(DTYPE), torch.cat(best), torch.cat(log_sum))))
@@ -183,7 +183,7 @@ class FeatureCache:
 
 
 def _shards(lengths: np.ndarray) -> list[int]:
-    """Where shards of about SHARD_TOK tokens begin, and where the last one ends."""
+    """Starts of the shards of about SHARD_TOK tokens, and the end of the last."""
     begins, tokens = [0], 0
     for index, length in enumerate(lengths):
         tokens += length
@@ -194,7 +194,7 @@ def _shards(lengths: np.ndarray) -> list[int]:
 
 
 def _check_head(target: FrozenTarget, hidden: Tensor, logits: Tensor) -> None:
-    """Refuse a family whose logits are not its head's: scaled or capped ones cannot be computed again from a state."""
+    """Refuse a family whose logits are not its head's: scaled or capped ones cannot be recomputed from a state."""
     again = target.head(hidden)
     if not isinstance(target.head, torch.nn.Linear) or float((again - logits).abs().max()) > 0.03 * float(logits.std()):
         raise SpecdecError(

@@ -1,6 +1,6 @@
-"""Training text by the target itself: chats written side by side into a folder, until there are enough tokens.
+"""Training text from the target itself: chats generated in parallel into a folder, until there are enough tokens.
 
-Knows nothing about drafters, and neither how a chat is written (`self_prompting.py`) nor what is kept (`chat_files.py`).
+Knows nothing about drafters, how a chat is written (`self_prompting.py`) or what is kept (`chat_files.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from specdec.models.fingerprint import describe_pair
 from specdec.training.drafter.chat_files import ChatFiles, numbers_of
 from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw, prompt_text
 
-ANSWER_SHARE = 0.6  # of all tokens that SmolLM2-135M-Instruct wrote; the rest are prompts, many of which never end
-MEAN_CONTEXT_TOK = 200  # of its chats, at a step
-ROW_BYTES = 12  # of a line in a shard, per answer token: its id and its text
+ANSWER_SHARE = 0.6  # of all tokens written by SmolLM2-135M-Instruct; the rest are prompts, many of which never end
+MEAN_CONTEXT_TOK = 200  # of its chats, per step
+ROW_BYTES = 12  # size of a shard's line per answer token: its id and its text
 
 
 def generate_chats(
@@ -42,9 +42,9 @@ def generate_chats(
 ) -> ChatFiles:
     """Let the pair's target write chats into the folder `out` until it holds `tokens` answer tokens, or for `minutes`.
 
-    Prompts of a file come first, then the target makes up its own. What the folder holds is continued. Chats whose prompt or
-    answer stands in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are repetitions. Of several ranks
-    each writes the chats of a shard at a time, and rank 0 keeps them in their order, as one process would have.
+    Prompts of a file come first, then the target makes up its own. Existing chats are continued. Chats whose prompt or
+    answer occurs in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are repetitions. With several ranks
+    each writes the chats of a shard at a time, and rank 0 stores them in order, as a single process would.
     Raises SpecdecError for a target without a chat template, and for a folder of another target or other settings.
     """
     config = config or ChatConfig()
@@ -82,13 +82,13 @@ def generate_chats(
 
 
 def _fan_out(pair: Pair, config: ChatConfig, files: ChatFiles, wanted: Callable[[], bool], progress: bool) -> ChatFiles:
-    """The same with shards that others write; what is kept of them is decided here, in their order."""
+    """The same with shards written by workers; what is kept of them is decided here, in order."""
     source, here = load.source_of(pair), dataclasses.replace(config, on=None, jobs=None)
 
     def shards(workers: fanout.Workers) -> Iterator[fanout.Shard]:
         first, size = files.next_numbers.start, len(files.next_numbers)
         for start in itertools.count(first, size):
-            if workers.failed:  # nothing behind it can be kept
+            if workers.failed:  # later shards cannot be kept
                 return
             numbers = range(start, start + size)
             of = {"numbers": [start, size], "chats": files.identity, **source}
