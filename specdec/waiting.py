@@ -1,8 +1,8 @@
-"""How OpenMP's threads wait for each other, decided before torch is loaded.
+"""Sets how OpenMP's threads wait for each other, before torch is loaded.
 
-Threads that wait sleep after some microseconds and leave the cores to whoever has work. By default they spin for so long that one
-busy process beside makes decoding ten times as slow. Nothing changes where somebody has decided already. Of 1,000 to 40,000 spins,
-3,000 is where an idle machine loses nothing and a busy one little (SmolLM2, two cores, ten interleaved rounds).
+Waiting threads sleep after some microseconds and free the cores. By default they spin for so long that one
+other busy process makes decoding ten times as slow. Existing settings are respected. Of 1,000 to 40,000 spins,
+3,000 costs an idle machine nothing and a busy one little (SmolLM2, two cores, ten interleaved rounds).
 """
 
 import os

@@ -301,8 +301,8 @@ def _saved(policy: Learned, config, folder: Path):
 def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -> Reward:
     """The environment's reward for config.reward, with time over config.timed.
 
-    "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the learner can reach: with a lower
-    rate of time it would stay there, with a higher one it would stop too early.
+    "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the learner can reach: a lower rate
+    would undervalue time, a higher one would make it stop too early.
     """
     if config.reward not in REWARDS:
         raise nearest_name_error("reward", config.reward, REWARDS)

@@ -1,7 +1,7 @@
-"""The cycle as a gymnasium environment, live or replayed: one learner answers its kind of question, frozen policies the rest.
+"""The cycle as a gymnasium environment, live or replayed: the learner answers one kind of question, frozen policies the rest.
 
-The environment owns no decoding: it drives `cycle.cycle` to the next question the learner decides, hands out the learner's
-own observation, and turns the action into the learner's answer. Rewards are named and made from finished cycles.
+The environment does no decoding: it runs `cycle.cycle` to the next question that the learner decides, returns the learner's
+own observation, and turns the action into the learner's answer. Rewards are named and computed from finished cycles.
 Knows nothing about algorithms or networks.
 """
 
@@ -29,12 +29,12 @@ LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
 
 @dataclass(frozen=True)
 class Reward:
-    """What a decision earned, from the cycles that finished before the next one.
+    """The reward of a decision, from the cycles that finished before the next one.
 
     kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time: maximises E[L] / E[T] when
-    rate is the throughput reached), "accepted" (kept_tok) or "time" (-time), LTD's Table 2 and ours; not what overshoots.
-    mean: average the cycles' own rewards (Re-SpS Eq. 5) instead of rewarding their sums. laps: the parts of a cycle that
-    count as time (Re-SpS's code leaves the draft out). unit_ms: time is counted in units of so many milliseconds.
+    rate is the throughput reached), "accepted" (kept_tok) or "time" (-time), LTD's Table 2 and ours; overshoot is excluded.
+    mean: average the cycles' own rewards (Re-SpS Eq. 5) in place of rewarding their sums. laps: the parts of a cycle that
+    count as time (Re-SpS's code excludes drafting). unit_ms: the unit of time in milliseconds.
     rate: tokens per unit, for "lagrangian".
     """
 
@@ -83,17 +83,17 @@ class ReplaySource:
         return self._engine
 
     def priced(self, row: Cycle) -> Cycle:
-        """The cost model has priced it."""
+        """Unchanged: the cost model set the times."""
         return row
 
     def close(self) -> None:
-        """Nothing to hand back."""
+        """Nothing to release."""
 
 
 class LiveSource:
     """Prompts decoded by a pair, in random order. The pair stays in `inference` from the first turn until `close`.
 
-    policy_ms: what an answer counts, since a trainer between question and answer is no policy's time.
+    policy_ms: time counted for an answer, since the measured time would include the trainer.
     """
 
     def __init__(self, pair, prompts: list, max_new_tokens: int = 128, temperature=0.0, seed: int = 0, policy_ms=0.0):
@@ -122,7 +122,7 @@ class LiveSource:
         return engine
 
     def priced(self, row: Cycle) -> Cycle:
-        """The cycle, with answers at their price."""
+        """The cycle, with the fixed time per answer."""
         policy_ms = self.policy_ms * row.questions
         return dataclasses.replace(row, policy_ms=policy_ms, total_ms=row.total_ms - row.policy_ms + policy_ms)
 
@@ -134,9 +134,9 @@ class LiveSource:
 class Env(gymnasium.Env):
     """Observations float32 [learner.observation_size], actions Discrete(learner.actions).
 
-    learner: decides its kind of question (see `policies.learned.Learned`); its network is not used here. others: a policy
+    learner: decides its kind of question (see `policies.base.Learned`); its network is not used here. others: a policy
     that answers the other kinds, or None. source: ReplaySource or LiveSource. episode: "cycle" ends with each cycle (LTD),
-    "interval" with each decision (Re-SpS: a bandit), "turn" with the text. The text goes on over the end of an episode;
+    "interval" with each decision (Re-SpS: a bandit), "turn" with the text. The text continues over the end of an episode;
     a new turn begins only when the old one has ended.
     """
 
@@ -158,7 +158,7 @@ class Env(gymnasium.Env):
         self.tokens, self.time_ms = 0, 0.0  # of all finished cycles: their ratio is the throughput so far
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Go on to the next decision; options={"new_turn": True} begins another text. Returns (observation, {})."""
+        """Advance to the next decision; options={"new_turn": True} starts another text. Returns (observation, {})."""
         super().reset(seed=seed)
         if seed is not None or (options or {}).get("new_turn"):
             self._engine = None
@@ -168,7 +168,7 @@ class Env(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action):
-        """Answer the question at hand. info: `cycles`, the rows that finished since, and `turn_ended`."""
+        """Answer the current question. info: `cycles`, the rows that finished since, and `turn_ended`."""
         if self._question is None:
             raise SpecdecError("the environment waits for reset(); an episode has ended or none has begun.")
         rows, ended = self._advance(self.learner.meaning(int(action), self._question))
@@ -188,7 +188,7 @@ class Env(gymnasium.Env):
                 begin_turn(policy)
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
-        """Send `answer`, then run to the next question the learner decides. Returns (finished cycles, a turn ended)."""
+        """Send `answer`, then run to the next question of the learner. Returns (finished cycles, a turn ended)."""
         rows, ended = [], False
         while True:
             try:

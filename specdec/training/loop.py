@@ -1,7 +1,7 @@
 """A training run on disk: plan, checkpoint and curve. It can be stopped at any moment and resumes exactly.
 
-Knows nothing about models, data or losses: the owner hands over what learns, and a function that does one step.
-What a step draws must follow from its number. Then weights, optimiser state and the number are all there is to remember.
+Knows nothing about models, data or losses: the owner provides the trained parts, and a function that does one step.
+A step's randomness must depend only on its number. Then weights, optimiser state and the number are the whole state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specdec import machine, ranks, runs
 from specdec.errors import SpecdecError, unreadable, warn
 from specdec.policies.base import COLLAPSED_FRAC
 
-DECAY_FRAC = 0.35  # last part of a run, over which the learning rate falls to zero
+DECAY_FRAC = 0.35  # last fraction of a run, over which the learning rate falls to zero
 FORMAT = "2"  # of checkpoints
 _EARLIER = {"tau": "score", "epoch": "step"}  # names in checkpoints of earlier versions
 
@@ -34,7 +34,7 @@ def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end:
     """The learning rate as a fraction of its peak.
 
     Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant while its end is
-    unknown). `linear_end`: instead fall linearly from the end of the warm-up to zero at that step (EAGLE's schedule).
+    unknown). `linear_end`: fall linearly from the end of the warm-up to zero at that step (EAGLE's schedule).
     """
     factor = min(1.0, (step + 1) / max(1, warmup_steps))
     if linear_end is not None:
@@ -47,7 +47,7 @@ def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end:
 class Curve:
     """Rows of a training: the newest in memory, all others in shards <folder>/part-<number of the first row>.parquet.
 
-    Saving writes what is new, so that it costs the same after a million rows as after ten. Of several ranks one writes.
+    Saving writes only new rows, so that its cost does not grow. Only one of several ranks writes.
     """
 
     def __init__(self, folder: Path):
@@ -63,7 +63,7 @@ class Curve:
         self.new = []
 
     def cut(self, rows: int) -> None:
-        """Forget all rows but the first `rows`; they must end where a shard does, or in memory."""
+        """Drop all rows after the first `rows`; they must end at a shard's end, or in memory."""
         saved = self.rows - len(self.new)
         self.new = self.new[: max(0, rows - saved)]
         if ranks.leads():
@@ -71,7 +71,7 @@ class Curve:
         self.rows = rows
 
     def table(self) -> pd.DataFrame:
-        """All rows, those in memory too."""
+        """All rows, including those in memory."""
         shards = [self.shards.read()] if self.shards.done() else []
         return pd.concat([*shards, *([pd.DataFrame(self.new)] if self.new else [])], ignore_index=True)
 
@@ -79,8 +79,8 @@ class Curve:
 class Best:
     """The weights that scored highest so far; a part of a checkpoint.
 
-    network: whose weights stand in until something has scored. step: the number of the step that they come from, -1 before
-    any. misses: how many networks in a row have scored no better. dtype: the precision in which scores are kept.
+    network: its weights are used until something has scored. step: the step of the best weights, -1 before any. misses:
+    number of consecutive networks without improvement. dtype: the precision of stored scores.
     """
 
     def __init__(self, network: torch.nn.Module | None = None, dtype: torch.dtype = torch.float64):
@@ -88,7 +88,7 @@ class Best:
         self.score, self.step, self.misses, self.dtype = -math.inf, -1, 0, dtype
 
     def consider(self, weights: dict[str, Tensor], score: float | None, step: int = -1) -> None:
-        """Keep a copy of `weights` where they score higher than all before; without a score always."""
+        """Keep a copy of `weights` if they score higher than all before; without a score always."""
         self.misses += 1
         if score is None or score > self.score:
             self.weights, self.step, self.misses = copy.deepcopy(weights), step, 0
@@ -105,7 +105,7 @@ class Best:
         return numbers | {f"network.{name}": value for name, value in self.weights.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take up `state_dict`, also where an earlier version wrote it ("tau" for the score, "epoch" for the step)."""
+        """Load `state_dict`, including an earlier version's ("tau" for the score, "epoch" for the step)."""
         numbers = {_EARLIER.get(name, name): value for name, value in state.items()}
         self.weights, self.score = copy.deepcopy(below(state, "network.")), float(numbers["score"])
         self.step, self.misses = (int(numbers.get(name, usual)) for name, usual in (("step", -1), ("misses", 0)))
@@ -114,8 +114,8 @@ class Best:
 class TrainingRun:
     """One training in `out_dir`: plan.json, checkpoint.safetensors and <curve>.parquet.
 
-    settings: all that the result depends on. settings["steps"] is the last step; where it is None, the run ends after
-    settings["minutes"]. The same settings find the same run again. SpecdecError where the folder holds another one.
+    settings: everything that the result depends on. settings["steps"] is the last step; if None, the run ends after
+    settings["minutes"]. The same settings find the same run again. SpecdecError if the folder holds another run.
     Several ranks train alike: all read the folder, rank 0 writes it.
     """
 
@@ -124,7 +124,7 @@ class TrainingRun:
         self.plan_path, self.checkpoint = out_dir / "plan.json", out_dir / "checkpoint.safetensors"
         self.curve = Curve(out_dir / curve)
         self.parts, self.optimizers = {}, []
-        self.stopped: Callable[[], bool] = lambda: False  # whether it is to end before its last step
+        self.stopped: Callable[[], bool] = lambda: False  # whether to end before the last step
         self.step, self.elapsed_s, self._saved_step = 0, 0.0, -1
         if not resume and ranks.leads():
             self.curve.cut(0)
@@ -151,10 +151,10 @@ class TrainingRun:
         return self.plan["finished"]
 
     def grown(self, items: Sequence) -> list[int]:
-        """How many of `items` each stage of the run ends with, the newest last; items behind them all make a new stage.
+        """The number of `items` at the end of each stage of the run, newest last; items after them make a new stage.
 
-        items: what is learned from, as JSON can write it. A finished run goes on where there are more. SpecdecError where
-        they do not begin with those of the run.
+        items: the training data, as JSON. A finished run continues if there are more. SpecdecError if they do not begin with
+        those of the run.
         """
         stages = self.plan.setdefault("stages", [])
         for stage in stages:
@@ -178,10 +178,10 @@ class TrainingRun:
         return runs.read_table(folder.with_name(f"{folder.name}.parquet")) if self.finished else self.curve.table()
 
     def track(self, parts: dict, optimizers=()) -> None:
-        """Say what a checkpoint holds, and load the checkpoint where there is one.
+        """Define the parts of a checkpoint, and load the checkpoint if there is one.
 
-        parts: name -> a module, or anything else with `state_dict` and `load_state_dict` of tensors. optimizers: groups
-        of their parameters carry "peak", the highest rate, where `run` is to set rates.
+        parts: name -> a module, or anything else with `state_dict` and `load_state_dict` of tensors. optimizers: their
+        parameter groups have "peak", the highest rate, if `run` is to set rates.
         """
         self.parts, self.optimizers = parts, list(optimizers)
         rows = 0
@@ -195,7 +195,7 @@ class TrainingRun:
             self._write_plan()
 
     def end_at(self, step: int | None) -> None:
-        """Fix the last step where neither steps nor minutes said it beforehand; a text that has grown moves it."""
+        """Fix the last step if neither steps nor minutes did so; a grown text moves it."""
         if self.plan["settings"]["steps"] is None and self.plan["settings"].get("minutes") is None:
             self.plan["last_step"] = step
             self._write_plan()
@@ -212,10 +212,10 @@ class TrainingRun:
         progress: bool = True,
         leave: bool = True,
     ) -> None:
-        """Call step(number, rate factor) to the planned end. A row that it returns is added to the curve.
+        """Call step(number, rate factor) to the planned end. A returned row is added to the curve.
 
-        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a step that breaks off leaves
-        nothing behind, such as an epoch. save_s: seconds between two checkpoints; 0: after every step. Ctrl-C saves, too.
+        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: an interrupted step leaves
+        nothing behind, such as an epoch. save_s: seconds between two checkpoints; 0: after every step. Ctrl-C saves too.
         leave: whether the progress bar stays when the run ends.
         """
         if self.finished:
@@ -276,7 +276,7 @@ class TrainingRun:
         return self.stopped() or self.plan["last_step"] is not None and self.step >= self.plan["last_step"]
 
     def save(self) -> None:
-        """Write the newest rows, then checkpoint.safetensors: a run that is killed in between cuts the rows back."""
+        """Write the newest rows, then checkpoint.safetensors: if killed in between, a run drops the extra rows."""
         from safetensors.torch import save_file
 
         if self._saved_step == self.step:
@@ -295,7 +295,7 @@ class TrainingRun:
         self._saved_step = self.step
 
     def finish(self, **results) -> None:
-        """Mark the plan finished, note `results` in it, and leave one table of the curve."""
+        """Mark the plan as finished, store `results` in it, and leave one table of the curve."""
         if self.finished:
             return
         self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s, "results": results}
@@ -306,7 +306,7 @@ class TrainingRun:
 
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:
-    """(note, tensors) of a checkpoint. SpecdecError for a damaged one, or one of an earlier format."""
+    """(note, tensors) of a checkpoint. SpecdecError if it is damaged or of an earlier format."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -320,12 +320,12 @@ def read_checkpoint(path: Path) -> tuple[dict, dict]:
 
 
 def below(tensors: dict, prefix: str) -> dict:
-    """Those whose names begin with `prefix`, without it."""
+    """The entries whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def restore(tensors: dict, parts: dict, optimizers=()) -> None:
-    """Load what `TrainingRun.save` wrote of these parts and optimisers."""
+    """Load these parts and optimisers from what `TrainingRun.save` wrote."""
     for name, part in parts.items():
         part.load_state_dict(below(tensors, f"{name}."))
     for number, optimizer in enumerate(optimizers):
@@ -338,7 +338,7 @@ def restore(tensors: dict, parts: dict, optimizers=()) -> None:
 
 @contextmanager
 def generators(torch_seed: int, numpy_seed: int | None = None):
-    """torch's CPU generator (and numpy's global one) seeded inside the block, and as they were afterwards."""
+    """torch's CPU generator (and numpy's global one) seeded inside the block, and restored afterwards."""
     before = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed)
@@ -351,18 +351,18 @@ def generators(torch_seed: int, numpy_seed: int | None = None):
 
 
 def seeded(seed: int, number: int):
-    """Inside the block torch draws what (seed, number) says."""
+    """Inside the block torch is seeded with (seed, number)."""
     return generators(mixed_seed(seed, number))
 
 
 def mixed_seed(seed: int, number: int) -> int:
-    """A seed that both say."""
+    """A seed that depends on both."""
     digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None) -> float:
-    """One step of the optimiser down the gradient of `loss`, whose value is returned. clip_norm: the gradient's longest."""
+    """One optimiser step on `loss`, whose value is returned. clip_norm: limit of the gradient's norm."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if clip_norm is not None:
@@ -377,7 +377,7 @@ def batches(rows: int, size: int) -> Iterator[Tensor]:
 
 
 def warn_of_a_constant(what: str, frac: float) -> None:
-    """Warn where one answer makes up `frac` of a trained policy's cycles and that is nearly all."""
+    """Warn if one answer makes up `frac` of a trained policy's cycles and that is nearly all."""
     if frac >= COLLAPSED_FRAC:
         text = f"{what} in {frac:.1%} of cycles: it collapsed to a constant; try another seed or longer exploration."
         warn(text)

@@ -1,7 +1,7 @@
 """PPO for any learned policy: stable-baselines3's networks and updates, our rollouts, exact resume, export to numpy.
 
-A training is cut into segments, with a checkpoint after each. A segment opens fresh environments on fresh turns and draws
-everything from (seed, segment), so that a run which is killed and called again continues at the last segment and ends with
+A training consists of segments, with a checkpoint after each. A segment opens new environments on new turns and seeds all
+randomness with (seed, segment), so that a killed run continues at the last segment and ends with
 the same weights, bit for bit on one machine. Every decision is credited with the cycles it led to.
 Knows nothing about which system it trains.
 """
@@ -31,25 +31,25 @@ from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
 from specdec.training.loop import Best, TrainingRun, below, generators, read_checkpoint, restore, warn_of_a_constant
 
-_COUNTED = 2048  # decisions of the trained policy in the histogram of its answers; no more than it learned from
-_RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against
+_COUNTED = 2048  # decisions of the trained policy in the histogram of its answers; at most the number it learned from
+_RATE_MEMORY = 0.8  # weight of earlier rollouts in the reference throughput of "lagrangian"
 PATIENCE = 500  # decisions without a transition before training gives up
-# What of a finished cycle a learner of each kind has decided.
+# The part of a finished cycle that a learner of each kind has decided.
 DECIDED = {PLAN: ("verify_nodes", "expansions", "top_k"), EXTEND: ("expansions",), SIZE: ("verify_nodes",)}
 _LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a policy learns on, and what for.
+    """A policy's training task.
 
-    source: a ReplaySource, a function that makes a source, or a LiveSource (then envs=1, and times do not repeat).
-    reward: of the cycles a decision led to. episode: "cycle", "interval" or "turn", what ends one.
+    source: a ReplaySource, a function that makes a source, or a LiveSource (then envs=1, and times are not reproducible).
+    reward: of the cycles a decision led to. episode: "cycle", "interval" or "turn".
     others: a policy that answers the other kinds (each environment gets a copy), or others(seed) -> policy.
-    credit: what a decision earns (`Credit`), by default one transition per decision.
-    adapt_rate: with reward "lagrangian", measure against the throughput of recent rollouts (Dinkelbach's iteration), and
-    never against less than reward.rate. reseed_each_turn: exploration draws the same random numbers in every turn.
-    clear_each_turn: a turn's end drops what has not filled the buffer yet.
+    credit: the transitions of a decision (`Credit`), by default one per decision.
+    adapt_rate: with reward "lagrangian", use the throughput of recent rollouts (Dinkelbach's iteration), at least
+    reward.rate. reseed_each_turn: exploration uses the same random numbers in every turn.
+    clear_each_turn: a turn's end drops transitions that have not yet filled the buffer.
     """
 
     source: object
@@ -68,10 +68,10 @@ class RunOptions:
 
     out_dir: Path | str
     seed: int = 0
-    envs: int = 8  # environments answered side by side
+    envs: int = 8  # environments in parallel
     segment_steps: int = 8192  # decisions between two checkpoints
-    start_from: Path | str | None = None  # another run's folder, whose weights and optimiser are taken over
-    trained_for: dict = dataclasses.field(default_factory=dict)  # facts the policy carries
+    start_from: Path | str | None = None  # another run's folder, whose weights and optimiser are the start
+    trained_for: dict = dataclasses.field(default_factory=dict)  # facts stored in the policy
     progress: bool = True
     resume: bool = True  # False starts over in a folder that holds a run
 
@@ -84,9 +84,9 @@ def train_policy(
 ) -> Learned:
     """Train `learner` and return it with its network; curve.parquet and answers.parquet go into options.out_dir.
 
-    judge: score of the policy after each segment; the best is kept instead of the last. The same call continues a run
-    that was stopped and returns at once where it is finished. Warns where the policy collapsed to a constant.
-    SpecdecError for settings that cannot be, or a folder with another run.
+    judge: score of the policy after each segment; the best is kept in place of the last. The same call continues a stopped
+    run and returns at once if it is finished. Warns if the policy collapsed to a constant.
+    SpecdecError for invalid settings, or a folder with another run.
     """
     many = isinstance(task.source, ReplaySource) or callable(task.source)
     assert many or options.envs == 1, "one live source decodes one text at a time"
@@ -135,7 +135,7 @@ def train_policy(
 
 
 def _settings(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judged: bool) -> dict:
-    """All that the weights depend on."""
+    """All settings that the weights depend on."""
     described = {name: _described(getattr(task, name)) for name in ("source", "others", "credit")}
     start_from = options.start_from and runs.read_json(Path(options.start_from) / "plan.json")["results"]["weights"]
     told = {name: getattr(options, name) for name in ("seed", "envs", "segment_steps", "trained_for")}
@@ -144,7 +144,7 @@ def _settings(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions,
 
 
 def _described(what):
-    """What a result depends on, as JSON: hashes of recordings, costs and networks; names of functions."""
+    """What results depend on, as JSON: hashes of recordings, costs and networks; names of functions."""
     if isinstance(what, ReplaySource):
         turns = what.trace.turns[["suite", "prompt", "turn", "part", "first", "positions"]].to_dict("list")
         return runs.content_key(header=what.trace.header, turns=turns, costs=what.costs, policy_ms=what.policy_ms)
@@ -170,11 +170,11 @@ def _env_maker(learner: Learned, task: Task) -> Callable[[int], Env]:
 
 
 def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: Path) -> dict:
-    """What the trained policy answers, and how fast it decodes, on the training text; answers.parquet beside it."""
+    """The trained policy's answers and speed on the training text; also written to answers.parquet."""
     seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
     runner, counts, tokens, total_ms = EnvRunner(make_env(seed), 0, seed, lambda _: [], None), Counter(), 0, 0.0
     left = min(_COUNTED, total_steps)
-    while left > 0 or not counts:  # a cycle may take more decisions than a very short training had
+    while left > 0 or not counts:  # a cycle may need more decisions than a very short training had
         left -= 1
         rows = runner.step(int(learner.network(runner.observation).argmax()))
         counts.update(tuple(getattr(row, name) for name in DECIDED[learner.kind]) for row in runner.outcome.rows)
@@ -194,8 +194,8 @@ def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: P
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one decision led to. rows: the finished cycles of its own turn. before: cycles of this turn before its first
-    decision (a fixed first tree), given to that decision alone; unknown, and empty, in the first turn of a segment.
+    """The outcome of one decision. rows: the finished cycles of its own turn. before: cycles of this turn before its first
+    decision (a fixed first tree), given to that decision only; unknown, and empty, in the first turn of a segment.
     first: it is the turn's first decision. ended: the turn ended with it; over: the episode did."""
 
     observation: np.ndarray
@@ -206,8 +206,8 @@ class Outcome:
     over: bool = False
 
 
-# (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's end that yields no
-# transition still ends the episode of the one before.
+# (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's end without a
+# transition still ends the episode of the previous one.
 Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
 
 
@@ -219,7 +219,7 @@ def each_alone(outcome: Outcome) -> list[tuple[np.ndarray, list[Cycle], bool]]:
 class EnvRunner:
     """One environment, its random numbers, and the transitions that did not fit into the buffer yet.
 
-    column: its place in the buffer. each_turn: seed of the draws of every turn, or None for draws that go on.
+    column: its column of the buffer. each_turn: seed of the draws of every turn, or None for continuing draws.
     """
 
     def __init__(self, env: Env, column: int, seed: int, credit: Credit, each_turn: int | None):
@@ -236,19 +236,19 @@ class EnvRunner:
         return int((logits + self.random.gumbel(size=logits.shape)).argmax())
 
     def step(self, action: int) -> list[Cycle]:
-        """Answer the question at hand and queue what follows. Returns all cycles that finished."""
+        """Answer the current question and queue the transitions. Returns all cycles that finished."""
         answered = self.observation
         self.observation, _, over, _, info = self.env.step(action)
         rows, ended = info["cycles"], info["turn_ended"]
         own = rows
-        if ended:  # what follows the turn's end belongs to another turn, and undecided turns to nobody
+        if ended:  # later cycles belong to another turn, and undecided turns to no decision
             own = [*rows[:1], *itertools.takewhile(lambda row: row.cycle > 0, rows[1:])]
         self.outcome = Outcome(answered, own, self._before, self._first, ended, over)
         self.pending += [(action, *transition) for transition in self.credit(self.outcome)]
         later = rows[len(own) :]
         self._before = later[max((i for i, row in enumerate(later) if row.cycle == 0), default=len(later)) :]
         if ended:
-            self.pending.append(None)  # an episode never goes on into another turn
+            self.pending.append(None)  # an episode never continues into another turn
             if self.each_turn is not None:
                 self.random = np.random.default_rng(self.each_turn)
         self._first = ended
@@ -258,7 +258,7 @@ class EnvRunner:
 class Rollouts:
     """Fills stable-baselines3's rollout buffer from `count` environments.
 
-    make_env(seed) builds one. scale: (mean, deviation) of observations, or None. clear: a turn's end empties what is not full.
+    make_env(seed) builds one. scale: (mean, deviation) of observations, or None. clear: drop unfinished buffers at a turn's end.
     """
 
     def __init__(self, make_env: Callable[[int], Env], count: int, credit: Credit, reseed_each_turn=False, clear=False):
@@ -269,7 +269,7 @@ class Rollouts:
 
     @contextlib.contextmanager
     def opened(self, seed: int, segment: int):
-        """Fresh environments for a segment, closed at the end of the block."""
+        """New environments for a segment, closed at the end of the block."""
         states = np.random.SeedSequence((seed, segment)).generate_state(self.count)
         each_turn = seed if self.reseed else None  # of the run: the same draws in every turn of every environment
         for column, state in enumerate(states.tolist()):
@@ -289,7 +289,7 @@ class Rollouts:
     def fill(self, policy, buffer, reward: Reward) -> dict:
         """Collect until the buffer is full, with values and log-probabilities; `last` holds what follows its last row.
 
-        Returns reward and entropy (means), cycles, new_tok (those kept), total_ms, time (what the reward counts), and the actions.
+        Returns reward and entropy (means), cycles, new_tok (those kept), total_ms, time (as in the reward), and the actions.
         """
         buffer.reset()
         for runner in self.runners:
@@ -337,7 +337,7 @@ class Rollouts:
             runner.starts = True
 
     def _evaluate(self, policy, buffer) -> float:
-        """Values and log-probabilities of everything in one forward; returns the mean entropy."""
+        """Values and log-probabilities of the whole buffer in one forward; returns the mean entropy."""
         flat = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
         actions = torch.from_numpy(buffer.actions.reshape(-1))
         last = [runner.pending[0][1] if runner.pending else runner.observation for runner in self.runners]
@@ -359,14 +359,14 @@ def action_logits(policy, observations: np.ndarray) -> np.ndarray:
 
 
 class SegmentRollouts:
-    """Mixed into stable-baselines3's PPO: rollouts come from `Rollouts`, and every update adds a row to a curve.
+    """Mixin for stable-baselines3's PPO: rollouts come from `Rollouts`, and every update adds a row to a curve.
 
-    A mixin, because the library is imported only where something is trained (`build_ppo`).
+    A mixin, because the library is imported only for training (`build_ppo`).
     """
 
     def attach(self, rollouts: Rollouts, task: Task, state: State, add_row: Callable[[dict], None]) -> None:
         self.rollouts, self.task, self.state, self.add_row = rollouts, task, state, add_row
-        self._last_obs = ()  # else `learn` resets environments that nobody steps
+        self._last_obs = ()  # otherwise `learn` resets environments that are never used
 
     def collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps) -> bool:
         state, config, reward = self.state, self.config, self.task.reward
@@ -391,7 +391,7 @@ class SegmentRollouts:
         super()._update_current_progress_remaining((self._begun_at + num_timesteps) / 2, self.config.total_steps)
 
     def train(self) -> None:
-        with torch.inference_mode(False), torch.enable_grad():  # a live pair is lent without gradients
+        with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
             super().train()
         logged = {name: float(self.logger.name_to_value[f"train/{name}"]) for name in _LOGGED}
         throughput = {"tok_per_ms": self.row["new_tok"] / self.row["total_ms"], "rate": self.row.pop("rate")}
@@ -399,7 +399,7 @@ class SegmentRollouts:
 
 
 def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
-    """stable-baselines3's PPO of these settings, with `SegmentRollouts`; its own environments only tell the shapes."""
+    """stable-baselines3's PPO with these settings and `SegmentRollouts`; its own environments only define shapes."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import Logger
@@ -463,7 +463,7 @@ class RunningMoments:
         self.count, self.mean, self.squares = 0, np.zeros(width), np.zeros(width)
 
     def add(self, rows: np.ndarray) -> None:
-        """Take in rows [N, width] (Chan, Golub and LeVeque's way of joining two sets)."""
+        """Add rows [N, width] (Chan, Golub and LeVeque's merging of two sets)."""
         rows = rows.astype(np.float64)
         mean, total = rows.mean(0), self.count + len(rows)
         apart = np.square(mean - self.mean) * self.count * len(rows) / total
@@ -472,7 +472,7 @@ class RunningMoments:
         self.count = total
 
     def scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation, float32 [width] each; 0 and 1 before any row, deviation 1 of what never changes."""
+        """Mean and deviation, float32 [width] each; 0 and 1 before any row, deviation 1 for constants."""
         variance = self.squares / max(1, self.count)
         deviation = np.where(variance > 1e-8, np.sqrt(variance), 1.0)
         return self.mean.astype(np.float32), deviation.astype(np.float32)
@@ -495,7 +495,7 @@ class State:
         self.activation, self.rate_sums, self.best = learner.activation, [0.0, 0.0], Best()
 
     def rate(self, least: float) -> float:
-        """Tokens per unit of time lately, but never less than `least`, what a constant reaches."""
+        """Recent tokens per unit of time, but at least `least`, which a constant reaches."""
         tokens, spent = self.rate_sums
         return max(least, tokens / spent) if spent else least
 
@@ -503,13 +503,13 @@ class State:
         self.rate_sums = [_RATE_MEMORY * old + new for old, new in zip(self.rate_sums, (tokens, spent), strict=True)]
 
     def keep(self, network: Network, score: float | None) -> float:
-        """Keep the network if it is the best so far, or the newest where nothing is scored. Returns the score, or NaN."""
+        """Keep the network if it is the best so far, or the newest if there are no scores. Returns the score, or NaN."""
         self.best.consider({name: torch.from_numpy(array) for name, array in network.arrays().items()}, score)
         return math.nan if score is None else score
 
     @property
     def network(self) -> Network | None:
-        """The network that was kept."""
+        """The kept network."""
         arrays = {name: tensor.numpy() for name, tensor in self.best.weights.items()}
         return Network.from_arrays(arrays, self.activation) if arrays else None
 

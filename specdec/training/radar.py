@@ -1,11 +1,11 @@
-"""Train RADAR's controller offline: REINFORCE as the paper has it, or the exact gradient of throughput.
+"""Trains RADAR's controller offline: with REINFORCE as in the paper, or with the exact gradient of throughput.
 
-All a policy can do in a cycle is stop after a = 0..7 expansions, and the data say what each would yield: L(a) tokens in
-l(a) milliseconds. So the expectation over these eight outcomes is at hand, and sampling (the paper's way) is a choice.
+A policy's only choice in a cycle is to stop after a = 0..7 expansions, and the data give the result of each: L(a) tokens in
+l(a) milliseconds. So the expectation over these eight outcomes is computable, and sampling (as in the paper) is optional.
 
     sum over a of P(stop = a) (L(a) - rate * l(a))        ours; the paper rewards beta * L / l and -alpha per continue
 
-Runs resume exactly, are judged on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk.
+Runs resume exactly, are evaluated on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk.
 (RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
 """
 
@@ -44,9 +44,9 @@ def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
 def latency_ms(
     costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None, tree: TreeConfig = TREE
 ) -> np.ndarray:
-    """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions it takes to get there.
+    """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions up to there.
 
-    A question costs costs.question_ms and what costs.policy_ms says of "radar" (nothing where it does not say).
+    A question costs costs.question_ms plus costs.policy_ms of "radar" (0 if missing).
     """
     a, context_tok = np.arange(STOPS), np.asarray(context_tok)[:, None]
     verify_nodes = np.array([min(tree.verify_nodes, pool_size(n, tree.top_k, tree.beam)) for n in range(STOPS)])
@@ -73,7 +73,7 @@ class RadarNetwork(nn.Module):
 
 
 def stop_log_probs(logits: Tensor) -> Tensor:
-    """Logits [B, 7, 2] -> log-probability of each stop a = 0..7, [B, 8]: go on a times, then stop (never, for 7)."""
+    """Logits [B, 7, 2] -> log-probability of each stop a = 0..7, [B, 8]: continue a times, then stop (never, for 7)."""
     log_probs = logits.log_softmax(-1)
     gone_on = nn.functional.pad(log_probs[..., CONTINUE].cumsum(1), (1, 0))
     return gone_on + nn.functional.pad(log_probs[..., STOP], (0, 1))
@@ -109,7 +109,7 @@ class Rows:
 
 
 def final_rewards(config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
-    """The reward at the stop for accepted `lengths` and `latency` (ms), of one shape. rate: tokens per ms."""
+    """The reward at the stop for accepted `lengths` and `latency` (ms), of equal shapes. rate: tokens per ms."""
     lengths = lengths + 1 if config.count_bonus else lengths
     if config.objective == "lagrangian":
         return lengths - rate * latency
@@ -119,7 +119,7 @@ def final_rewards(config: RadarConfig, lengths: Tensor, latency: Tensor, rate: f
 def loss_of(
     config: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_ms: float, factor: float = 1.0
 ) -> Tensor:
-    """What is minimised for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the entropy bonus.
+    """The loss for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the entropy bonus.
 
     "sampled": REINFORCE's surrogate, averaged over rows and all 7 steps; "exact": minus the expected return.
     """
@@ -144,11 +144,11 @@ def loss_of(
 
 
 def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
-    """Cost-sensitive logistic loss: how much better going on is than stopping, times the log-loss of the better side.
+    """Cost-sensitive logistic loss: the advantage of continuing over stopping, times the log-loss of the better side.
 
-    returns [B, 8] of each stop. Going on is worth what the present policy (arg-max) then gets. At a state seen in many
-    rows the minimum lies on the side that is better on average, as the exact gradient's does, but a decision that
-    is wrong and certain still moves: that gradient carries p (1 - p) and dies there.
+    returns [B, 8] of each stop. The value of continuing is that of the current policy (arg-max). At a state seen in many
+    rows the minimum is on the side that is better on average, as for the exact gradient, but a decision that
+    is wrong and certain still moves: the exact gradient has a factor p (1 - p), which vanishes there.
     """
     margin = logits[..., CONTINUE] - logits[..., STOP]
     with torch.no_grad():
@@ -162,7 +162,7 @@ def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
 
 @torch.no_grad()
 def stop_probs(network: nn.Module, batch: Rows, greedy: bool) -> Tensor:
-    """P(stop = a) [Q, 8] of the policy that draws its actions, or of the one that takes the likelier (ties: stop)."""
+    """P(stop = a) [Q, 8] of the policy that samples its actions, or of the one that takes the likelier (ties: stop)."""
     network.eval()
     logits = torch.cat([network(part) for part in batch.scores.split(4096)])
     network.train()
@@ -179,7 +179,7 @@ def throughput(probs: Tensor, batch: Rows) -> float:
 
 
 def constant_stop(batch: Rows) -> int:
-    """The number of expansions that, taken always, gives the highest throughput."""
+    """The constant number of expansions with the highest throughput."""
     rates = (batch.expected.double() + 1).sum(0) / batch.latency_ms.double().sum(0)
     return int(rates.argmax())
 
@@ -190,7 +190,7 @@ def always(stop: int, batch: Rows) -> Tensor:
 
 
 def clairvoyant_rate(batch: Rows) -> float:
-    """The best throughput of whoever knows every row's expected lengths: Dinkelbach's iteration, to a fixed point."""
+    """The best throughput given every row's expected lengths: Dinkelbach's iteration, to a fixed point."""
     rate = throughput(always(constant_stop(batch), batch), batch)
     for _ in range(50):
         best = (batch.expected.double() + 1 - rate * batch.latency_ms.double()).argmax(1)
@@ -203,7 +203,7 @@ def clairvoyant_rate(batch: Rows) -> float:
 
 @dataclass(frozen=True)
 class Trained:
-    """policy: the epoch that was kept. curve: one row per epoch. results: tokens per ms of held-out rows and more."""
+    """policy: the kept epoch. curve: one row per epoch. results: tokens per ms of held-out rows and more."""
 
     policy: RadarPolicy
     curve: pd.DataFrame
@@ -222,9 +222,9 @@ def train_radar(
 ) -> Trained:
     """Train one controller and write it to out_dir/policy, with loss.parquet, results.json and a checkpoint beside it.
 
-    data: a recording, whose part "train" is taken, or rows made by `radar_data.from_trace`. costs: a cost model, or l(a)
-    as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for: what the policy remembers besides. The same
-    call continues a run that was stopped, bit for bit on one machine, and returns at once where it is finished.
+    data: a recording, whose part "train" is used, or rows made by `radar_data.from_trace`. costs: a cost model, or l(a)
+    as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for: further facts to store in the policy. The same
+    call continues a stopped run, bit for bit on one machine, and returns at once if it is finished.
     """
     config, out_dir, facts = named(config, CONFIGS, "RADAR"), Path(out_dir), dict(trained_for or {})
     if isinstance(data, Trace):
@@ -241,7 +241,7 @@ def train_radar(
     run.track({"network": trainer.network, "best": trainer.best}, [trainer.optimizer])
     factor, shown = functools.partial(rate_factor, config), ("loss", "tok_per_ms", "draft_calls")
     run.run(trainer.epoch, f"radar, seed {seed}", factor, all_or_nothing=True, shown=shown)
-    policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
+    policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as in training
     policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.weights.items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
     lengths = "exact distributions" if data.header.get("exact") else "one length each"
@@ -258,7 +258,7 @@ def train_radar(
 
 
 def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
-    """The rows of `trace` that a training of `config` learns from: those of part "train" of its suites, see `config.exact`."""
+    """The training rows of `trace` for `config`: those of part "train" of its suites, see `config.exact`."""
     turns = training_turns(trace, config.prompts)
     return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
 
@@ -274,7 +274,7 @@ def _checked_latency(latency_ms, rows: int) -> np.ndarray:
 
 
 class _Trainer:
-    """Rows, network and optimiser of one run, and what an epoch does."""
+    """Rows, network and optimiser of a run, and one epoch."""
 
     def __init__(self, config: RadarConfig, train: Rows, held_out: Rows, seed: int):
         self.config, self.train, self.held_out, self.seed = config, train, held_out, seed
@@ -284,14 +284,14 @@ class _Trainer:
         rates = dict(lr=config.learning_rate, weight_decay=config.weight_decay)
         self.optimizer = torch.optim.Adam(self.network.parameters(), **rates)
         self.optimizer.param_groups[0]["peak"] = config.learning_rate
-        # T_d + T_p: what one more expansion and question cost, averaged.
+        # T_d + T_p: the average cost of one more expansion and question.
         self.step_ms = float((train.latency_ms[:, 6] - train.latency_ms[:, 0]).mean() / 6)
         self.constant = constant_stop(train)
         self.constant_rate = throughput(always(self.constant, train), train)
 
     def epoch(self, number: int, factor: float) -> dict:
-        """One pass over the training rows, then judge. Returns the row of the curve. All draws come from (seed, number)."""
-        rate, losses = self.constant_rate, []  # tokens per ms that the policy has shown it can reach, or a constant can
+        """One pass over the training rows, then an evaluation; returns the curve's row. Random numbers come from (seed, number)."""
+        rate, losses = self.constant_rate, []  # tokens per ms that the policy has reached, or a constant can
         with seeded(self.seed, number):
             if self.config.objective == "lagrangian":
                 rate = max(rate, throughput(stop_probs(self.network, self.train, greedy=True), self.train))
@@ -324,7 +324,7 @@ class _Trainer:
         }
 
     def judge(self, greedy: bool) -> dict:
-        """The kept epoch on held-out rows against the constant depth that was best on the training rows."""
+        """The kept epoch on held-out rows compared with the constant depth that was best on the training rows."""
         held = self.held_out
         probs = stop_probs(self.best.load_into(copy.deepcopy(self.network)), held, greedy)
         shares = probs.mean(0)

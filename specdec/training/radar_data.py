@@ -1,4 +1,4 @@
-"""RADAR's offline dataset: what the controller would have seen after each draft call, and what stopping there would yield.
+"""RADAR's offline dataset: the controller's input after each draft call, and the result of stopping there.
 
 One row per position: the states s_1..s_8 and, for each number of expansions, the distribution of the acceptance length
 (sheet section 3). Arrays only; knows nothing about networks, models or how the rows were recorded.
@@ -28,10 +28,10 @@ class RadarData:
     """Q positions.
 
     scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
-    distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Roundings of half precision
-    are mended: negatives clipped, sums made 1.
-    prompts int32 [Q]: which prompt a row comes from, for splits. context_tok int32 [Q]: committed tokens before the root.
-    header: where the rows come from, as JSON types.
+    distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Rounding errors of half
+    precision are corrected: negatives clipped, sums made 1.
+    prompts int32 [Q]: each row's prompt, for splits. context_tok int32 [Q]: committed tokens before the root.
+    header: the source of the rows, as JSON types.
     """
 
     scores: np.ndarray
@@ -65,7 +65,7 @@ class RadarData:
 
     @property
     def key(self) -> str:
-        """A hash of every number: two data sets with one key are equal."""
+        """A hash of every number: two data sets with the same key are equal."""
         digest = hashlib.sha256()
         for name in _ARRAYS:
             digest.update(getattr(self, name).tobytes())
@@ -94,7 +94,7 @@ class RadarData:
 def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
     """Part "train" of the suites called `prompts` in any form (laptop/gsm8k is gsm8k); () for all suites.
 
-    Where none of them was recorded, all are learned from, with a warning.
+    If none of them was recorded, all are used, with a warning.
     """
     train = trace.select(part="train")
     meant = train.turns["suite"].str.rpartition("/")[2].isin(prompts).to_numpy()
@@ -106,14 +106,14 @@ def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
 def from_trace(
     trace: Trace, *, exact: bool | None = None, flat_nodes: int | None = None, tree: TreeConfig = TREE
 ) -> RadarData:
-    """The data set of a recording with whole trees of k = 10 and depth >= 7, or of those that `tree` is one of.
+    """The data set of a recording with whole trees of k = 10 and depth >= 7, or trees that contain `tree`.
 
     exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1). False: every position,
-    and in place of the distribution the length that was accepted: at T = 0 all there is, at T > 0 a draw from it. None
-    takes the distributions where there are any.
+    with the accepted length in place of the distribution: complete at T = 0, a sample from it at T > 0. None
+    uses distributions if there are any.
     flat_nodes: 59 as in RADAR, where a single draft call yields a flat tree of so many tokens, or None for the engine's
-    10 children. The recorded distributions know the flat tree; for 10 children the largest first-token mass of
-    the deeper trees stands in, which is exact when one of them keeps all ten.
+    10 children. The recorded distributions contain the flat tree; for 10 children the largest first-token mass of
+    the deeper trees is used, which is exact if one of them keeps all ten.
     """
     depth = trace.depth_of(tree.top_k, tree.beam)
     if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
@@ -136,7 +136,7 @@ def from_trace(
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
-    """`trace.acceptance_distributions`, or None where `exact` (of `from_trace`) or what was recorded says otherwise."""
+    """`trace.acceptance_distributions`, or None if `exact` (of `from_trace`) or the recording requires it."""
     recorded = trace.acceptance_distributions
     if exact and tree != TREE:
         raise SpecdecError(f"distributions are recorded of {TREE} alone; pass exact=False for other trees.")
@@ -170,7 +170,7 @@ def point_masses(accepted: np.ndarray) -> np.ndarray:
 
 
 def _ten_children(distributions: np.ndarray) -> np.ndarray:
-    """Replace the flat tree's row by that of the root's ten children, read off the deeper trees."""
+    """Replace the flat tree's row by that of the root's ten children, derived from the deeper trees."""
     changed = distributions.copy()
     inside = 1 - distributions[:, 1:, 0].min(-1)
     changed[:, 0] = 0

@@ -1,12 +1,12 @@
-"""Train `policies.value.ValuePolicy` on a recording: exact targets for every answer, no exploration noise, no returns.
+"""Trains `policies.value.ValuePolicy` on a recording: exact targets for every answer, no exploration noise, no returns.
 
-A recording tells accepted_tok of every (expansions, verify_nodes) at every position. So the acceptance model is fitted by
+A recording holds accepted_tok of every (expansions, verify_nodes) at every position. So the acceptance model is fitted by
 regression on full information:
 
-    replay: where do cycles start?  ->  fit an ensemble  ->  distil it into one model  ->  calibrate the rate
+        replay: where do cycles start?  ->  fit an ensemble  ->  distil it into one model  ->  calibrate the rate
 
 Cycle starts are collected first under a static tree with random detours, then under the policy itself (DAgger, Ross et al.
-2011). The rate is raised to the throughput reached (Dinkelbach 1967). It all takes a minute, so nothing is there to resume.
+2011). The rate is raised to the throughput reached (Dinkelbach 1967). It takes a minute, so runs are not resumable.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace, joined
 from specdec.training.loop import Best, TrainingRun, descend
 
-# What is chosen after learning, in this order: when the model is evaluated, and how much going on is favoured.
+# Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
 SCHEDULES = (
     (("first_evaluation", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
     (("continue_bonus_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
@@ -58,11 +58,11 @@ def train_value(
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part), and the curve of its training.
 
-    start: the static tree whose cycle starts are learnt from first (default, also in place of plain decoding: at most 24
+    start: the static tree for the first cycle starts (default, also in place of plain decoding: at most 24
     tokens, depth 5).
     tune_on: turns of part "tune" on which SCHEDULES are tried, default those of training.
-    policy_ms: what one evaluation of the model costs, so that the rate is the one really reached. None measures it here
-    (inside live decoding where the `pair` is given); results then differ a little from run to run.
+    policy_ms: time of one evaluation of the model, so that the rate is the one actually reached. None measures it here
+    (in live decoding if the `pair` is given); results then vary a little between runs.
     """
     check_number("policy_ms", 0.0 if policy_ms is None else policy_ms)
     probe = config.probe or ("target" if trace.draft_state is None else "draft")
@@ -79,7 +79,7 @@ def train_value(
         starts.append(cycle_starts(trace, costs, acting, config.detours, seed + 10 * number))
         rows, histories = (np.concatenate(parts) for parts in zip(*starts, strict=True))
         last = number + 1 == config.rounds
-        used = dataclasses.replace(config, distil=config.distil and last)  # before, who acts need not be quick
+        used = dataclasses.replace(config, distil=config.distil and last)  # earlier policies need not be fast
         examples = Examples(trace, policy, rows, histories)
         policy.network, curve = fit_ensemble(examples, used, seed + 100 * number, progress)
         curves.append(curve.assign(round=number))
@@ -111,9 +111,9 @@ def train_recording(
 
 
 class _StartRecorder:
-    """A policy that notes where cycles start, with the history at that point. What it answers is up to `inner`.
+    """A policy that records cycle starts, with the history at that point. `inner` gives the answers.
 
-    detour_frac: how often a cycle verifies a random few nodes instead, so that other positions are met.
+    detour_frac: fraction of cycles that verify a few random nodes, so that other positions are visited.
     """
 
     def __init__(self, inner, detour_frac: float, seed: int):
@@ -141,7 +141,7 @@ class _StartRecorder:
 
 
 def cycle_starts(trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`: once as it is, `detours` times with detours."""
+    """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`: once unchanged, `detours` times with detours."""
     recorders = [_StartRecorder(policy, 0.25 if number else 0.0, seed + number) for number in range(detours + 1)]
     for recorder in recorders:
         replay(trace, recorder, costs)
@@ -150,7 +150,7 @@ def cycle_starts(trace: Trace, costs: CostModel, policy, detours: int, seed: int
 
 
 class Examples:
-    """Cycle starts with everything the model reads and should say, batch by batch."""
+    """Cycle starts with the model's inputs and targets, in batches."""
 
     def __init__(self, trace: Trace, policy: ValuePolicy, rows: np.ndarray, histories: np.ndarray):
         self.trace, self.policy, self.inputs, self.rows, self.histories = trace, policy, policy.inputs, rows, histories
@@ -160,7 +160,7 @@ class Examples:
         self._sizes = np.array(policy.sizes, dtype=np.int16)
 
     def sample(self, count: int) -> np.ndarray:
-        """At most `count` examples, spread evenly."""
+        """At most `count` examples, evenly spaced."""
         return np.linspace(0, len(self.rows) - 1, min(count, len(self.rows))).astype(np.int64)
 
     def batch(self, numbers: np.ndarray, expansions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -187,9 +187,9 @@ class Examples:
 
 
 class Net(nn.Module):
-    """The torch twin of `policies.value.AcceptanceModel`, with standardised inputs, dropout and noise while it trains.
+    """The torch version of `policies.value.AcceptanceModel`, with standardised inputs, dropout and noise in training.
 
-    inputs, features: (mean, deviation) of what it reads. outputs: the mean answer, where the last bias starts.
+    inputs, features: (mean, deviation) of its inputs. outputs: the mean answer, to initialise the last bias.
     """
 
     def __init__(self, config: ValueConfig, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool):
@@ -219,7 +219,7 @@ class Net(nn.Module):
 
     @torch.no_grad()
     def arrays(self) -> dict[str, np.ndarray]:
-        """Weights that take raw inputs: the standardisation is folded into the first layers."""
+        """Weights for raw inputs: the standardisation is folded into the first layers."""
         count = len(self.input_mean)
         tree, probe = self.hidden.weight[:, :count] / self.input_deviation, self.probe.weight / self.feature_deviation
         folded = {
@@ -241,9 +241,9 @@ def fit_model(
     progress: bool = True,
     teacher: AcceptanceModel | None = None,
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
-    """Regress accepted_tok of every open (expansions, size) on what is known at a random level. Returns (arrays, curve).
+    """Regress accepted_tok of every possible (expansions, size) on the information at a random level. Returns (arrays, curve).
 
-    It stops when the loss on `held_out` rises; the weights with the least are kept. teacher: learn its answers instead.
+    Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: learn its answers instead.
     """
     random, levels = np.random.default_rng(seed), examples.inputs.levels
     torch.manual_seed(seed)
@@ -252,7 +252,7 @@ def fit_model(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
     best, losses = Best(), []
     exam = [(level, *map(torch.from_numpy, held_out.batch(held_out.sample(1500), level))) for level in range(levels)]
-    weights = 0.8 ** np.arange(levels)  # cycles mostly end early
+    weights = 0.8 ** np.arange(levels)  # most cycles end early
 
     def step(number: int, _) -> dict | None:
         level = int(min(random.geometric(0.2) - 1, levels - 1))
@@ -269,7 +269,7 @@ def fit_model(
         best.consider(net.state_dict(), -held_out_loss, number)
         return {"loss": float(np.mean(losses[-100:])), "held_out_loss": held_out_loss}
 
-    with tempfile.TemporaryDirectory() as folder:  # it takes seconds: nothing is there to resume
+    with tempfile.TemporaryDirectory() as folder:  # it takes seconds, so it is not resumable
         run = TrainingRun(folder, {"steps": config.steps})
         run.stopped = lambda: 0 < config.patience <= best.misses
         run.run(step, "acceptance model", shown=("loss", "held_out_loss"), progress=progress, leave=False)
@@ -294,7 +294,7 @@ def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
 
 
 def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool):
-    """(AcceptanceModel, curve): models that learn on different prompts, their mean, and one model distilled from it."""
+    """(AcceptanceModel, curve): models trained on different prompts, their mean, and one model distilled from it."""
     policy, curves = examples.policy, []
 
     def learn(number: int, config: ValueConfig, teacher: AcceptanceModel | None) -> dict[str, np.ndarray]:
@@ -314,7 +314,7 @@ def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: b
 
 
 def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """One network whose answer is the mean of the models': their layers side by side."""
+    """One network whose output is the mean of the models': their layers side by side."""
     count, probe = len(models), len(models[0]["probe.bias"])
     width, split = models[0]["hidden.weight"].shape[0], models[0]["hidden.weight"].shape[1] - probe
     hidden = np.zeros((count * width, split + count * probe), np.float32)
@@ -340,18 +340,18 @@ def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: fl
 
 @dataclasses.dataclass(frozen=True)
 class Repriced:
-    """What `reprice` found. table: one row per price and prediction, before and after. policy: with the new prices."""
+    """The result of `reprice`. table: one row per cost and prediction, before and after. policy: with the new costs."""
 
     policy: ValuePolicy
     table: pd.DataFrame
-    uncertainty_frac: float  # of the costs: what two predicted times may differ by without a meaning
+    uncertainty_frac: float  # of the costs: relative difference of two predicted times below which it means nothing
 
 
 def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> Repriced:
-    """The policy at the prices of `costs`, its rate and schedule chosen anew on `trace` (tuning turns), and what changed.
+    """The policy with the times of `costs`, its rate and schedule chosen anew on `trace` (tuning turns), and the changes.
 
-    pair: to measure what an answer costs inside live decoding; else answers are timed in replay. SpecdecError for
-    policies without prices: those were trained for their costs and must be trained again.
+    pair: to measure an answer's time in live decoding; otherwise in replay. SpecdecError for policies without costs of their
+    own: those must be trained again.
     """
     _check_priced(policy)
     moved = policy.price(costs, policy.rate)
@@ -374,7 +374,7 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> R
 
 
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
-    """Measured time of one evaluation on this machine, with what the answers in between cost: live where a pair is given."""
+    """Measured time of one evaluation on this machine, including the answers in between: live if a pair is given."""
     before = policy.evaluations
     replayed = replay(trace.select(np.arange(len(trace.turns)) < 4), policy, costs, keep_cycles=True)
     evaluations = policy.evaluations - before
@@ -383,7 +383,7 @@ def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:
-    """Replayed time per token when an evaluation costs `policy_ms`, and an answer without one nothing."""
+    """Replayed time per token if an evaluation takes `policy_ms`, and an answer without one nothing."""
     check_number("policy_ms", policy_ms)
     before = policy.evaluations
     replayed = replay(trace, policy, costs)
@@ -407,9 +407,9 @@ def _check_priced(policy) -> None:
 
 
 def reprice_here(policy, pair, *, costs=None, trace=None, suites=(), limit=10, seconds=45.0, cpu_time=False):
-    """(`reprice` of the policy on this machine, the prices): prices and a recording of the pair are made where not given.
+    """(`reprice` of the policy on this machine, the costs): costs and a recording of the pair are made if not given.
 
-    suites, limit: prompts to record, `limit` of each suite. seconds: how long to measure prices. cpu_time: in processor time.
+    suites, limit: prompts to record, `limit` of each suite. seconds: how long to measure costs. cpu_time: in processor time.
     """
     _check_priced(policy)
     costs = costs or calibrate(pair, seconds=seconds, cpu_time=cpu_time)

@@ -114,18 +114,18 @@ def _chats_elsewhere(source: dict, config: ChatConfig, numbers: range) -> list[t
 
 
 def open_chats(pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str | Path | None = None) -> ChatFiles:
-    """The folder of chats of a target and settings; refused where it holds others."""
+    """The folder of chats for a target and settings; SpecdecError if it holds others."""
     settings = dataclasses.asdict(config)
     for name in ("openings", "prompts"):
         settings[name] = runs.content_key(texts=prompt_text(settings[name]))[:16]
-    for name in ("rows", "on", "jobs"):  # change no more than how products round
+    for name in ("rows", "on", "jobs"):  # these only affect rounding
         del settings[name]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
     return ChatFiles(Path(out), {"target": target, "settings": settings}, config.hold_out, benchmarks)
 
 
 def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) -> str:
-    """How long so many answer tokens take, and how much room: a sentence. A few steps of `config.rows` rows are timed."""
+    """Estimated time and disk space for so many answer tokens, as a sentence. A few steps of `config.rows` rows are timed."""
     target, writer = pair.target, ChatWriter(pair, config)
     ids = torch.tensor((writer.before * MEAN_CONTEXT_TOK)[:MEAN_CONTEXT_TOK], device=target.device)
     token, rng = ids[:1], random.Random(0)

@@ -1,4 +1,4 @@
-"""Drafters' networks as training begins and ends with them: fresh ones of every kind, those of folders, and back.
+"""Drafters' networks for training: fresh ones of every kind, loading from folders, and saving.
 
 Knows nothing about objectives, optimisers or text.
 """
@@ -31,11 +31,11 @@ LM_LAYERS = 2  # of a fresh language model
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:
     """A fresh drafter of one of KINDS in float32 with the target's hidden size and heads.
 
-    settings: a `presets.Settings`. answer_counts [V]: how often each token stands in the answers; the draft vocabulary is the
-    most frequent. "eagle3" has three taps, a head of its own and RoPE base 10000; all others read the last hidden state
-    alone. "eagle1" and "griffin" borrow the target's head, of which they use the draft vocabulary's rows; the heads of
-    "medusa", "hydra" and "hydra++" share a projection that begins as those rows. "lm" is a model of the target's family with
-    two layers and the target's embedding and head, which is all that it begins with.
+    settings: a `presets.Settings`. answer_counts [V]: how often each token occurs in the answers; the draft vocabulary is the
+    most frequent. "eagle3" has three taps, its own head and RoPE base 10000; all others read only the last hidden state.
+    "eagle1" and "griffin" use the target's head, restricted to the draft vocabulary; the heads of
+    "medusa", "hydra" and "hydra++" share a projection that is initialised with those rows. "lm" is a model of the target's
+    family with two layers, initialised with the target's embedding and head only.
     """
     if kind not in KINDS:
         raise nearest_name_error("kind of drafter", kind, KINDS)
@@ -73,7 +73,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
 
 
 def load_network(folder: Path, model) -> nn.Module:
-    """The drafter of a folder in float32, its taps named. SpecdecError where it reads another target."""
+    """The drafter of a folder in float32, with its taps set. SpecdecError if it reads another target."""
     target = Target(model)
     kind = drafters.kind_of(Fields.read(Path(folder).expanduser()))
     if kind in drafters.HEADS:
@@ -92,9 +92,9 @@ def load_network(folder: Path, model) -> nn.Module:
 
 
 def save_trained(network: nn.Module, folder: Path, model) -> Path:
-    """The drafter in bfloat16 under the official names, with the token ids and the context length of its target.
+    """Save the drafter in bfloat16 under the official names, with the token ids and the context length of its target.
 
-    Of several ranks one writes it.
+    Only one of several ranks writes it.
     """
     if not ranks.leads():
         return folder
@@ -109,14 +109,14 @@ def save_trained(network: nn.Module, folder: Path, model) -> Path:
 
 
 def check_start(folder: Path | None) -> Path | None:
-    """The folder of a drafter to go on from; SpecdecError where none lies there, before anything is read or written."""
+    """The folder of a drafter to continue from; SpecdecError if there is none, before anything is read or written."""
     if folder is not None and not (Path(folder) / "config.json").is_file():
         raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
     return folder
 
 
 def load_target(target, device: torch.device, fsdp: bool = False):
-    """(model, tokenizer) of whatever `load_pair` takes as a target; a (model, tokenizer) pair is passed through."""
+    """(model, tokenizer) of any target that `load_pair` accepts; a (model, tokenizer) pair is returned unchanged."""
     if isinstance(target, tuple):
         return target
     place = load.target_place(target)

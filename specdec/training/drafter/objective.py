@@ -1,7 +1,7 @@
-"""The seam between the one trainer of drafters and what it minimises: an objective, and what an objective is given.
+"""The interface between the trainer of drafters and its objectives.
 
-An objective is a frozen dataclass in a file of its own: EAGLE-3's training-time test (`ttt`), what else learns from the
-text as it stands (`supervised`), what learns from windows that the drafter drafts (`ppow`); `presets` names them. It
+An objective is a frozen dataclass in its own file: EAGLE-3's training-time test (`ttt`), other learning from the
+given text (`supervised`), learning from windows that the drafter drafts (`ppow`); `presets` names them. It
 sees the drafter, the frozen target and one batch. Knows nothing about optimisers, files or where the text comes from.
 """
 
@@ -26,13 +26,13 @@ from specdec.models.tree_attention import TreeMask
 
 
 class FullLogits:
-    """What the target would say next, as its forward gave it: logits [B, S, V]."""
+    """The target's next-token logits from its forward: logits [B, S, V]."""
 
     def __init__(self, logits: Tensor):
         self.logits = logits
 
     def at(self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """At R places: logits of the Vd named tokens [R, Vd], and of all tokens the best one [R] and the log-sum-exp [R].
+        """At R places: logits of the Vd given tokens [R, Vd], and over all tokens the best one [R] and the log-sum-exp [R].
 
         Logits and sums are in float32 or wider.
         """
@@ -45,9 +45,9 @@ class FullLogits:
 
 @dataclass(frozen=True)
 class HeadLogits:
-    """The same from what was kept of an earlier forward: only the columns that are asked for are computed.
+    """The same from the stored states of an earlier forward: only the required columns are computed.
 
-    hidden [A, H], best [A], log_sum [A] of A places; place [B, S]: which of them stands there, -1 for none.
+    hidden [A, H], best [A], log_sum [A] of A places; place [B, S]: index of the stored place, -1 for none.
     head: the target's, a linear map [H] -> [V].
     """
 
@@ -58,7 +58,7 @@ class HeadLogits:
     place: Tensor
 
     def at(self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See FullLogits.at. A place nobody kept gives logits of zero and a log-sum-exp of zero."""
+        """See FullLogits.at. A place that is not stored gives logits of zero and a log-sum-exp of zero."""
         place = self.place[rows, columns]
         missing, place = place < 0, place.clamp(min=0)
         bias = None if self.head.bias is None else self.head.bias[vocabulary_ids]
@@ -69,7 +69,7 @@ class HeadLogits:
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What the target made of a batch: features [B, S, taps * Ht], and what it would say next."""
+    """The target's output for a batch: features [B, S, taps * Ht], and next-token logits."""
 
     features: Tensor
     logits: FullLogits | HeadLogits
@@ -79,10 +79,10 @@ class TargetOutput:
 class TokenBatch:
     """Rows of packed tokens on the training device.
 
-    ids [B, S]. loss_mask [B, S]: 1 on the tokens an assistant wrote. documents [B, S]: which text a token belongs to,
-    -1 for padding; None where every row is one text. attention_mask [B, S]: 1 on real tokens; None where all are.
-    step: the number of the optimiser step, from which an objective draws whatever is random. output: what the target
-    made of these rows, where that is known already. collected: what the objective's own `collect` found.
+    ids [B, S]. loss_mask [B, S]: 1 on an assistant's tokens. documents [B, S]: index of each token's text,
+    -1 for padding; None if every row is one text. attention_mask [B, S]: 1 on real tokens; None if all are.
+    step: the number of the optimiser step, which seeds an objective's randomness. output: the target's output for
+    these rows, if known. collected: the result of the objective's own `collect`.
     """
 
     ids: Tensor
@@ -96,10 +96,10 @@ class TokenBatch:
 
 @dataclass
 class FrozenTarget:
-    """The target as training sees it: a batch in, features and logits out, no gradient anywhere.
+    """The target in training: a batch in, features and logits out, no gradients.
 
     model: a transformers causal LM; `tokenizer` is for objectives that write text. taps: which hidden states are
-    features. dtype: of features and `embedding` [V, H], which the drafter computes in; None keeps the model's own.
+    features. dtype: of features and `embedding` [V, H], in which the drafter computes; None keeps the model's own.
     """
 
     model: torch.nn.Module
@@ -118,32 +118,32 @@ class FrozenTarget:
 
     @property
     def in_shares(self) -> bool:
-        """Whether every forward needs all ranks, each of which holds a share of the weights."""
+        """Whether every forward needs all ranks, since the weights are sharded."""
         return any(hasattr(weight, "full_tensor") for weight in self.model.parameters())
 
     @torch.no_grad()
     def __call__(self, batch: TokenBatch) -> TargetOutput:
-        """What the batch brings along, else one forward of the model."""
+        """The batch's stored output, else one forward of the model."""
         if batch.output is not None:
             return batch.output
         documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
-        positions = packed_positions(documents)  # transformers keeps documents apart where positions start again
+        positions = packed_positions(documents)  # transformers separates documents where positions restart
         out = self.model(batch.ids, position_ids=positions, output_hidden_states=list(self.taps), use_cache=False)
         features = torch.cat([out.hidden_states[tap] for tap in self.taps], -1).to(self.dtype)
         return TargetOutput(features, FullLogits(out.logits))
 
     @cached_property
     def engine(self) -> Target:
-        """The target as it decodes."""
+        """The target as used in decoding."""
         return Target(self.model)
 
     @torch.no_grad()
     def continued(self, batch: TokenBatch, slots: Tensor, drafted: Tensor, caches: list | None = None) -> Tensor:
-        """What the target says along other continuations of its rows: float32 logits [B, A, K, V].
+        """The target's output along other continuations of its rows: float32 logits [B, A, K, V].
 
         slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its document, and the
-        logits at t are those by which drafted[a, t] is verified. One forward per row, text and all of its windows.
-        caches: where each row's cache is left, the text up to its last window in front.
+        logits at t verify drafted[a, t]. One forward per row, with the text and all of its windows.
+        caches: a list that receives each row's cache, cut to the text up to its last window.
         """
         documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
         rows = zip(batch.ids, documents, slots, drafted, strict=True)
@@ -156,9 +156,9 @@ class FrozenTarget:
     def greedy(self, documents: Tensor, places: list, caches: list, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The target's own next tokens int64 [N, count] after N places of a batch, and float32 logits [N, count, V] of each.
 
-        documents [B, S]: which text a token belongs to. places: (row, last) of each, the token that is followed. caches:
-        what `continued` left of the rows. first [N, V]: the logits of the first token, which are known. All places go on
-        side by side: count - 1 forwards of N tokens.
+        documents [B, S]: index of each token's text. places: (row, last) of each, the token to continue after. caches:
+        those left by `continued`. first [N, V]: the known logits of the first token. All places advance together:
+        count - 1 forwards of N tokens.
         """
         logits = [first]
         with self.engine.inference(taps=False) as engine:
@@ -176,7 +176,7 @@ class FrozenTarget:
         return along.argmax(-1), along
 
     def _branched(self, ids: Tensor, documents: Tensor, slots: Tensor, drafted: Tensor) -> tuple[Tensor, TreeCache]:
-        """`continued` for one row: the text is the trunk of a tree, of which every window is a branch."""
+        """`continued` for one row: the text is the trunk of a tree, and every window is a branch."""
         (count, width), last = drafted.shape, slots + 1
         length = int(last.max()) + 1
         ids, documents = ids[:length], documents[:length]
@@ -184,7 +184,7 @@ class FrozenTarget:
         places = torch.arange(length, device=ids.device)
         trunk = (places <= places[:, None]) & (documents == documents[:, None])
         before = (places <= last[:, None]) & (documents == documents[last][:, None])  # [A, length]
-        inner = width - 1  # nobody asks what comes after a window
+        inner = width - 1  # tokens after a window are not needed
         among = torch.kron(torch.eye(count), torch.ones(inner, inner).tril()).bool().to(ids.device)
         ancestors = torch.cat((trunk, before.repeat_interleave(inner, 0)))
         ancestors = torch.cat((ancestors, torch.cat((trunk.new_zeros(length, count * inner), among))), 1)
@@ -202,21 +202,21 @@ class FrozenTarget:
 class Objective(Protocol):
     """What a drafter is trained for. Implementations are frozen dataclasses, whose fields go into the plan of a run.
 
-    updates: optimiser steps on what `collect` found. network: the kind that is made where none is given.
+    updates: optimiser steps per `collect`. network: the default kind of network.
     """
 
     updates = 1
     network = "eagle3"
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
-        """Called once with the drafter as it begins: to change its modules in place, or to refuse one that does not fit."""
+        """Called once with the initial drafter: may change its modules in place, or refuse one that does not fit."""
 
     def measured(self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Objective:
-        """Called once behind `prepare`: the objective with what only a measurement can tell. batches: the first ones."""
+        """Called once after `prepare`: the objective with fields that must be measured. batches: the first ones."""
         return self
 
     def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
-        """Called once per step, before the loss: the batch, with what an objective gathers with the weights as they are."""
+        """Called once per step, before the loss: the batch, with whatever an objective collects with the current weights."""
         return batch
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:

@@ -1,8 +1,8 @@
-"""Online speculative decoding: a drafter that goes on learning while it serves (OSD, and any other objective).
+"""Online speculative decoding: a drafter that keeps learning while it serves (OSD, and any other objective).
 
-Weights change between cycles only, and no drafter can change the text: what is said stays the target's own. Keys and values
-that the drafter computed earlier in a turn stay as the older weights made them.
-Knows nothing about files; what was learned is gone with the pair unless its owner saves it.
+Weights change only between cycles, and no drafter can change the text: it stays the target's own. Keys and values
+computed earlier in a turn keep the values of the older weights.
+Knows nothing about files; the learned weights are lost with the pair unless its owner saves them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specdec.training.drafter.ttt import LossRules
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """every: cycles from one step to the next. learning_rate: OSD's own is 1e-5. longest: newest tokens that a step reads."""
+    """every: cycles between two steps. learning_rate: OSD's own is 1e-5. longest: number of newest tokens that a step reads."""
 
     every: int = 8
     learning_rate: float = 1e-5
@@ -39,9 +39,9 @@ class OnlineConfig:
 
 
 class OnlineDrafter:
-    """A pair whose drafter learns from the texts that it helps to write: EAGLE's layers, heads, or a small language model.
+    """A pair whose drafter learns from the texts it helps to write: EAGLE's layers, heads, or a small language model.
 
-    objective: default OSD's rule, to learn where the drafter was corrected and nowhere else.
+    objective: default OSD's rule, which learns only where the drafter was corrected.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -65,14 +65,14 @@ class OnlineDrafter:
             objective = objective_named("osd") if network.config.generation == 3 else ours
         self.run = DrafterRun(frozen, network, self, objective, settings)
 
-    begins = held_out = ()  # of what DrafterRun reads: the text at hand, and nothing to measure on
+    begins = held_out = ()  # for DrafterRun: the text is given later, and nothing is held out
 
     def batch(self, number: int) -> TokenBatch:
         """The newest served text."""
         return self._served
 
     def decode(self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings) -> Generation:
-        """`specdec.decode`, with a step of learning every few cycles. settings: those of `specdec.decode`."""
+        """`specdec.decode`, with a learning step every few cycles. settings: those of `specdec.decode`."""
         engine, policy = opened(self.pair, prompt, policy, max_new_tokens, **settings)
         generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
         cycles, ids = turn(engine, policy, generation), self.pair.ids_of(prompt)
@@ -87,7 +87,7 @@ class OnlineDrafter:
         return generation
 
     def learn(self, ids: list[int], prompt_tok: int) -> dict:
-        """One step on a text of which the target wrote all but `prompt_tok` tokens; returns what the objective measured."""
+        """One step on a text whose tokens after `prompt_tok` the target wrote; returns the objective's measures."""
         first = max(0, len(ids) - self.config.longest)
         tokens = torch.tensor([ids[first:]], device=self.pair.target.device)
         written = torch.arange(first, len(ids), device=tokens.device)[None] >= prompt_tok
@@ -102,7 +102,7 @@ class OnlineDrafter:
 
 
 def learned_by(drafter) -> nn.Module:
-    """The network of a drafter whose weights are to change. SpecdecError for one that has none, or an embedding of its own."""
+    """The trainable network of a drafter. SpecdecError if it has none, or an embedding of its own."""
     network = drafter.network if drafter is not None else None
     if isinstance(drafter, SmallLM):
         return LMNetwork(network, (drafter.target.num_layers,))
@@ -114,7 +114,7 @@ def learned_by(drafter) -> nn.Module:
 
 
 def copy_of(network: nn.Module, target: Target) -> nn.Module:
-    """The same weights in a network that is trained, without what is prepared for drafting."""
+    """The same weights in a trainable network, without anything prepared for drafting."""
     if isinstance(network, LMNetwork):
         return copy.deepcopy(network).requires_grad_(True)
     made = (network_of if isinstance(network, EagleNetwork) else heads_network)(network.config).to(target.device)

@@ -1,12 +1,12 @@
-"""PPOW: a drafter learns from the windows it drafts and how far the target accepts them (arXiv 2605.14978); and its kin.
+"""PPOW and related objectives: a drafter learns from its own windows and how far the target accepts them (arXiv 2605.14978).
 
-Of each window place, G windows of K tokens are drafted, verified, rewarded and compared with each other:
+At each window place, G windows of K tokens are drafted, verified, rewarded and compared with each other:
 
     J = mean over windows and tokens of  min(r A, clip(r, 1 - e, 1 + e) A) - beta D(drafter, target)
     A = (R - mean of the group) / (its standard deviation + delta)            0 where all G are equal
     R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
 
-One config says what is drafted, where, what it earns and which divergence holds it to the target. Without a reward it is
+One config selects windows, places, rewards and the divergence from the target. Without a reward it is
 distillation on the drafter's own text, or on the target's. Knows nothing about the trainer, files or optimisers.
 """
 
@@ -40,24 +40,24 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Ppow(Objective):
-    """PPOW and what is left of it when parts are taken away. After each default: whose it is.
+    """PPOW and its ablations. The comment after each default gives its source.
 
     window (K), group (G), places_per_row: windows' length, windows per place, places in each row of the batch.
-    places: where the hard windows are. "adaptive": with a chance in proportion to the window's mean criticality
+    places: where the hard windows are. "adaptive": with probability proportional to the window's mean criticality
         (`windows.divergence_along`). "errors": where the drafter's first choice is not the target's.
-    hard_from, hard_to, curriculum, curriculum_steps: the hard share of all places, the others being uniform. It rises
-        evenly over so many steps ("gradual"), or jumps behind them ("switched").
-    rollout: who writes the windows: the drafter, the text, or one of both, at even odds per window.
-    verify: how many tokens are accepted: rejection "sampled" once, "greedy" matches, or the "expected" number.
+    hard_from, hard_to, curriculum, curriculum_steps: the hard share of all places; the others are uniform. It rises
+            linearly over so many steps ("gradual"), or jumps after them ("switched").
+    rollout: the author of the windows: the drafter, the text, or one of both, at even odds per window.
+    verify: the number of accepted tokens: rejection "sampled" once, "greedy" matches, or the "expected" number.
     reward: "cost_aware" k / (k gamma + 1); "raw" k; "ratio" (k + 1) / (K gamma + 1); "measured": speedups[k]; "none".
     gamma: cost of a drafted token over one of the target; None counts parameters.
-    eta, epsilon: proximity reward, paid where k = 0 and the target finds the window less than epsilon nats worse than its
-        own greedy one. eta 0 leaves it out. epsilon None: before the first step it is measured how far windows are, and
-        `paid_frac` of those with k = 0 are near enough.
+    eta, epsilon: proximity reward, paid if k = 0 and the target finds the window less than epsilon nats worse than its
+            own greedy one. eta 0 disables it. epsilon None: measured before the first step, so that
+            `paid_frac` of the windows with k = 0 are paid.
     clip, delta, updates: of the clipped objective; `updates` optimiser steps share one set of windows.
-    after_rejection: tokens behind the first rejected one are reinforced, too.
-    beta, divergence: the hold on the target at every drafted token. Forward KL takes the target renormalised over the
-        draft vocabulary; "k3" is the estimate of the reverse KL from the drafted token alone.
+    after_rejection: also reinforce tokens behind the first rejected one.
+    beta, divergence: weight and kind of the divergence from the target at every drafted token. Forward KL renormalises the
+            target over the draft vocabulary; "k3" estimates the reverse KL from the drafted token alone.
     temperature: of drafter and target alike. detach: no gradient through the states inside a window.
     """
 
@@ -113,7 +113,7 @@ class Ppow(Objective):
             fuse_norms(drafter)
 
     def measured(self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Ppow:
-        """With the epsilon below which `paid_frac` of the windows with k = 0 in these batches lie, where it is None."""
+        """With epsilon, if None, set so that `paid_frac` of the windows with k = 0 in these batches are below it."""
         if self.epsilon is not None or self.reward == "none" or not self.eta:
             return self
         unpaid, gaps = replace(self, epsilon=0.0), []
@@ -126,7 +126,7 @@ class Ppow(Objective):
         return replace(self, epsilon=ranks.broadcast(epsilon))
 
     def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
-        """The batch with its `Windows`: drafted, verified and rewarded with the weights as they are."""
+        """The batch with its `Windows`: drafted, verified and rewarded with the current weights."""
         batch, generator = replace(batch, output=target(batch)), torch.Generator(batch.ids.device)
         generator.manual_seed(mixed_seed(self.seed, batch.step))
         places, usable, hard_frac = self._choose_places(drafter, target, batch, generator)
@@ -159,7 +159,7 @@ class Ppow(Objective):
         return replace(batch, collected=(found, measures))
 
     def _choose_places(self, drafter, target, batch: TokenBatch, generator):
-        """(slots [B, places_per_row], usable, share meant to be hard): drawn with replacement among those that fit."""
+        """(slots [B, places_per_row], usable, intended share of hard ones): drawn with replacement among those that fit."""
         fits = windows.window_starts(batch, self.window)
         share = batch.step / self.curriculum_steps
         rise = min(1.0, share) if self.curriculum == "gradual" else float(share >= 1)
@@ -179,7 +179,7 @@ class Ppow(Objective):
         return slots, usable[:, None].expand(-1, self.places_per_row), hard
 
     def _given(self, text: Tensor, generator) -> Tensor:
-        """The text's tokens where the text writes the window, -1 where the drafter does."""
+        """The text's tokens in windows written by the text, -1 in the drafter's."""
         odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
         from_text = torch.rand(text.shape[:2], generator=generator, device=text.device) < odds
         return torch.where(from_text[..., None], text, -1)
@@ -189,7 +189,7 @@ class Ppow(Objective):
         return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).view(probs.shape[:-1])
 
     def _verify(self, said, drafted, log_p, log_q, generator) -> tuple[Tensor, Tensor]:
-        """(tokens accepted [B, A], chance that none was [B, A])."""
+        """(number of accepted tokens [B, A], probability of none [B, A])."""
         if self.verify == "greedy":
             chance = (said.argmax(-1) == drafted).float()
         else:
@@ -207,12 +207,12 @@ class Ppow(Objective):
         return sum(w.numel() for w in drafter.parameters()) / (sum(weights.values()) - (not tied) * embedding.numel())
 
     def _speed_reward(self, accepted: Tensor, gamma: float) -> Tensor:
-        """What so many accepted tokens [..] earn."""
+        """The reward for so many accepted tokens [..]."""
         if self.reward == "cost_aware":
             return accepted / (accepted * gamma + 1)
         if self.reward == "ratio":
             return (accepted + 1) / (self.window * gamma + 1)
-        if self.reward == "measured":  # between whole numbers a straight line
+        if self.reward == "measured":  # linear between integers
             table = torch.tensor((*self.speedups, self.speedups[-1]), dtype=accepted.dtype, device=accepted.device)
             below = accepted.long()
             return torch.lerp(table[below], table[below + 1], accepted - below)
@@ -264,12 +264,12 @@ class Ppow(Objective):
 
 @dataclass(frozen=True)
 class Windows:
-    """What was drafted from A = places * group slots, and how it fared.
+    """Windows drafted from A = places * group slots, and their results.
 
     slots [B, A]; drafted [B, A, K] target ids; columns: the same as columns of the head, -1 for a token of the text that
-    cannot be drafted. log_p [B, A, K, Vd]: the target along it, over the draft vocabulary, its mass outside missing.
+    cannot be drafted. log_p [B, A, K, Vd]: the target along it, over the draft vocabulary, without its mass outside.
     log_q [B, A, K]: of the drafted tokens when they were drafted. accepted, rewards [B, A]. usable [B, places].
-    gap [B, A]: nats by which the target finds the window worse than its own greedy one, infinite where nobody asked.
+    gap [B, A]: nats by which the target prefers its own greedy window, infinite if not computed.
     """
 
     slots: Tensor
@@ -292,16 +292,16 @@ def group_advantages(rewards: Tensor, group: int, delta: float) -> Tensor:
 
 
 def clipped_gain(log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """(min(r A, clip(r) A), where the clip took effect)."""
+    """(min(r A, clip(r) A), whether the clip took effect)."""
     ratio = log_ratio.exp()
     plain, bounded = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
     return torch.minimum(plain, bounded), bounded < plain
 
 
 def divergence(name: str, log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tensor:
-    """How far the drafter's distributions are from the target's, at every token. [.., Vd], [.., Vd] -> [..]
+    """Divergence of the drafter's distributions from the target's, at every token. [.., Vd], [.., Vd] -> [..]
 
-    log_p: the target's over the draft vocabulary; what is missing of its mass lies outside. columns [..]: drafted tokens.
+    log_p: the target's over the draft vocabulary; the missing mass is outside. columns [..]: drafted tokens.
     """
     if name == "k3":
         chosen = (log_p - log_q).gather(-1, columns.clamp(min=0)[..., None]).squeeze(-1)
@@ -315,5 +315,5 @@ def divergence(name: str, log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tens
     if name == "tv":
         return 1 - torch.minimum(p, q).sum(-1)
     middle = torch.logaddexp(log_p, log_q) - torch.log(log_p.new_tensor(2.0))
-    outside = (1 - p.sum(-1)).clamp(min=0) * torch.log(log_p.new_tensor(2.0))  # there the middle is half of P
+    outside = (1 - p.sum(-1)).clamp(min=0) * torch.log(log_p.new_tensor(2.0))  # there the mixture is half of P
     return 0.5 * ((q * (log_q - middle)).sum(-1) + (p * (log_p - middle)).sum(-1) + outside)

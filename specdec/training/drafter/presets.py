@@ -1,12 +1,12 @@
-"""What a drafter is trained for and how, by name: every objective, every preset of settings, and the budget of a run.
+"""Named objectives and settings of drafter trainings, and the budget of a run.
 
-`cst` is the training-time test itself: continued supervised training of a drafter that has learned already. `hass` on an
-EAGLE-3 drafter leaves out the distance from the target's features, which its states are not; `hass-eagle1`, `eagle1` and
-`griffin` make networks whose states are. `medusa` and `hydra` teach their heads the text's tokens, a head the less the later
-it is; `hydra++` teaches the target's distribution, and so does `lm`, a small language model (FastDraft's last stage, and
-DistillSpec on given text). `osd` learns from the corrected positions of served text alone, read once and in order.
-`draft_opd` is our reading of an abstract: drafting is taken up again where verification found errors, and the target
-supervises all that is drafted from there, accepted or not.
+`cst` is the training-time test itself: continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter
+omits the distance from the target's features, since its states are not features; `hass-eagle1`, `eagle1` and `griffin`
+make networks whose states are. `medusa` and `hydra` teach their heads the text's tokens, later heads with less weight;
+`hydra++` teaches the target's distribution, and so does `lm`, a small language model (FastDraft's last stage, and
+DistillSpec on given text). `osd` learns only from the corrected positions of served text, read once and in order.
+`draft_opd` is our reading of an abstract: drafting resumes where verification found errors, and the target
+supervises everything drafted from there, accepted or not.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
-_PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)  # ours, for small models: they accept less
+_PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)  # ours, for small models, which accept less
 _DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
 _ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
 _HASS = Supervised(LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True)
 _FEATURES = dict(feature_weight=1.0, noise=0.2)
 OBJECTIVES: dict[str, Objective] = {
     "ppow": _PPOW,
-    "ppow-wide": replace(_PPOW, epsilon=30.0),  # nats: 5 a token, so that a fifth of what smollm2 refuses is near enough
+    "ppow-wide": replace(_PPOW, epsilon=30.0),  # nats: 5 per token, to pay a fifth of smollm2's rejected windows
     "ppow-paper": Ppow(),
     "kl_only": replace(_PPOW, reward="none", beta=1.0),
     "raw_reward": replace(_PPOW, reward="raw"),
@@ -66,13 +66,13 @@ OBJECTIVES: dict[str, Objective] = {
 
 FRESH = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")} | {
     "hass": "hass-eagle1"
-}  # drafters by name -> what makes them
+}  # drafters by name -> their objective
 
 
 def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
-    """The objective of this name with some fields changed; "rules.steps" names a field inside. SpecdecError otherwise.
+    """The objective of this name with some fields changed; "rules.steps" is a nested field. SpecdecError otherwise.
 
-    seed: of what an objective draws, for those that draw.
+    seed: for objectives that sample.
 
     >>> objective_named("ppow", {"beta": 0.1, "window": 4}).window
     4
@@ -92,20 +92,20 @@ FC_NORMS = ("each", "joint")  # of `Settings.fc_norm`
 
 @dataclass(frozen=True)
 class Settings:
-    """How one drafter is trained, whatever its objective. `PRESETS` holds some.
+    """Training settings of a drafter, for any objective. `PRESETS` holds some.
 
     draft_vocab_size, intermediate_size: None takes the target's.
-    fc_norm: "each" norms every tap by itself before fc; targets whose taps differ in size by far need it.
+    fc_norm: "each" norms every tap separately before fc, needed for targets whose taps differ greatly in scale.
     steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
-    passes: read a fixed text so often, and no longer, with features from the disk; steps is None then.
+    passes: number of passes over a fixed text, with features from disk; steps is None then.
     linear_end: see loop.rate_factor.
-    muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate then, default learning_rate.
-    warm_start: the head begins as the target's own rows instead of at random.
-    average_frac: measure and write the mean of the weights over about this last part of the steps so far; 0: the newest.
-        It is at every moment about what a falling rate would have made of them, so the rate stays at its peak.
-    held_out, held_out_frac: this share of the conversations is never learned from, and the drafter measured on at most
-    so many of them from time to time (of a fixed text only).
-    regenerate_chats: how many training conversations the target answers anew, with at most max_new_tokens an answer.
+    muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate in that case, default learning_rate.
+    warm_start: initialise the head with the target's own rows, not at random.
+    average_frac: measure and write the mean of the weights over about this last fraction of the steps so far; 0: the newest.
+            It approximates the result of a falling rate at any time, so the rate stays at its peak.
+    held_out, held_out_frac: this fraction of the conversations is held out, and the drafter measured on at most
+    so many of them at intervals (of a fixed text only).
+    regenerate_chats: number of training conversations that the target answers anew, with at most max_new_tokens per answer.
     regenerated_frac: their share of the training text; the rest is as given.
     """
 
@@ -139,7 +139,7 @@ class Settings:
 
     @property
     def grows(self) -> bool:
-        """Whether the text is a list of conversations to which more can be added."""
+        """Whether the text is a list of conversations that can grow."""
         return self.passes is not None and not self.regenerate_chats
 
     def rate_factor(self, step: int, last_step: int | None) -> float:
@@ -157,10 +157,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Continued(Settings):
-    """How a drafter that has learned already goes on: measured evenly from the start, the best weights kept.
+    """Settings for continuing a trained drafter: measured at even intervals, the best weights kept.
 
-    measure_every: steps between two measurements on held-out text. patience: so many measurements in a row without a
-    better one end the run; 0 never does. The rate rises over 3 % of the steps, then falls as a cosine to zero.
+    measure_every: steps between two measurements on held-out text. patience: number of consecutive measurements without
+    improvement that end the run; 0: never. The rate rises over 3 % of the steps, then falls as a cosine to zero.
     """
 
     learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
@@ -185,11 +185,11 @@ class Continued(Settings):
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and where a training runs.
+    """Duration and place of a training.
 
-    minutes: stop on time. steps: stop on steps; without either, the preset's number. threads: CPU threads, for the
-    whole process. device: default a GPU where there is one. features: where those of a fixed text are kept.
-    fsdp: of several ranks each holds a share of the target's weights; else each has a target of its own.
+    minutes: time limit. steps: number of steps; without either, the preset's number. threads: CPU threads, for the
+    whole process. device: default a GPU if there is one. features: where those of a fixed text are stored.
+    fsdp: several ranks share the target's weights; otherwise each has its own target.
     """
 
     minutes: float | None = None
@@ -201,16 +201,16 @@ class Budget:
     fsdp: bool = False
 
     def __post_init__(self):
-        check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))  # torch's own end
+        check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))  # torch's own limit
 
     def steps_of(self, preset) -> int | None:
-        """The number of steps, or None where time or the text decides."""
+        """The number of steps, or None if time or the text decides."""
         return self.steps or (None if self.minutes is not None else preset.steps)
 
     def place(self, settings: Settings | None = None) -> torch.device:
-        """The device to train on. Sets the number of threads, and meets the other ranks where there are some.
+        """The device to train on. Sets the number of threads, and joins the other ranks, if any.
 
-        settings: of a drafter, refused where several ranks cannot train it.
+        settings: of a drafter; SpecdecError if several ranks cannot train it.
         """
         if settings is not None:
             self._check(settings)
@@ -236,7 +236,7 @@ PAPER = Settings(32000, learning_rate=5e-5, warmup_steps=12_000, linear_end=800_
 PAPER = replace(PAPER, batch=2, length=2048, steps=800_000)
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
 SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
-# For a pretrained target, on text of its own.
+# For a pretrained target, on its own text.
 PRETRAINED = Settings(8192, fc_norm="each", learning_rate=0.004, head_rate=0.0015, average_frac=0.3, batch=1)
 PRETRAINED = replace(PRETRAINED, length=1024, steps=None, passes=1, held_out=48)
 PRESETS: dict[str, tuple[Settings, Objective]] = {
@@ -247,7 +247,7 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
     "continued": (Continued(), OBJECTIVES["ppow"]),
     "continued-corpus": (Continued(regenerate_chats=600), OBJECTIVES["ppow"]),
 }
-# At the preset's rates the loss of these networks grows without end.
+# At the preset's rates the loss of these networks diverges.
 OF_NETWORK = {("pretrained", "griffin"): {"learning_rate": 0.001, "head_rate": 0.0005}}
 
 
@@ -256,7 +256,7 @@ def preset(
 ) -> tuple[Settings, Objective]:
     """Settings and objective of one of PRESETS, with some settings changed, or another number of unrolled draft steps.
 
-    network: what is trained; some need rates of their own (OF_NETWORK), which `changes` goes before.
+    network: the kind to train; some need their own rates (OF_NETWORK), which `changes` overrides.
     """
     if name not in PRESETS:
         raise nearest_name_error("drafter preset", name, PRESETS)
@@ -269,7 +269,7 @@ def preset(
 
 @dataclass(frozen=True)
 class Training:
-    """What `train_drafter` is to be called with. start_from: the folder of a drafter to go on from, None for a fresh one."""
+    """Arguments of `train_drafter`. start_from: the folder of a drafter to continue from, None for a fresh one."""
 
     settings: Settings
     objective: Objective
@@ -279,11 +279,11 @@ class Training:
 def training_named(
     system: str, target: str, preset_name: str | None = None, changes=(), start_from=None, *, seed: int = 0, **more
 ) -> Training:
-    """The training of "eagle3", of a kind in FRESH, or of "ppow", which goes on from a drafter that has learned already.
+    """The training of "eagle3", of a kind in FRESH, or of "ppow", which continues a trained drafter.
 
-    changes: texts NAME=VALUE that change settings of the preset, values as JSON writes them or words. more: unroll (draft steps,
-    eagle3 alone), fields (texts NAME=VALUE that change the objective), objective (of ppow; default "ppow"), own_text
-    (whether conversations are given; without them ppow's target writes its answers first). SpecdecError for what is unknown.
+    changes: strings NAME=VALUE that change settings of the preset, values as JSON or words. more: unroll (draft steps,
+    eagle3 only), fields (strings NAME=VALUE that change the objective), objective (of ppow; default "ppow"), own_text
+    (whether conversations are given; without them ppow's target writes its answers first). SpecdecError for unknown names.
     """
     worded = [name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))]
     settings_changes = dict(setting("--set", "passes=2", text, worded) for text in changes)
@@ -305,7 +305,7 @@ def training_named(
 
 
 def _check_kind(start_from: Path | None, network: str) -> None:
-    """SpecdecError for a drafter of another kind than is trained, as far as config.json tells kinds apart."""
+    """SpecdecError for a drafter of another kind than trained, as far as config.json distinguishes kinds."""
     config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
     wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
     if config and drafters.kind_of(config) != wanted:

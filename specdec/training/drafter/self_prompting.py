@@ -1,12 +1,12 @@
 """Chats that a target makes up by itself, and its answers to given prompts.
 
     template, user's turn opened   computed once, copied into every chat
-    opening                        "Write a Python function to"; the target writes on until it ends the turn
-    cue for the answer             of the prompt just made up, or of a given one
+       opening                        "Write a Python function to"; the target continues until it ends the turn
+       cue for the answer             after the prompt just made up, or a given one
     answer                         greedy or sampled
 
-All of a chat stays in one cache. A chat is a generator of forwards, for `core.together.drive`, and a function of (seed, number)
-alone, as far as products beside other chats round alike. Knows nothing about files, duplicates or benchmarks.
+All of a chat stays in one cache. A chat is a generator of forwards, for `core.together.drive`, and depends only on (seed,
+number), up to rounding in products shared with other chats. Knows nothing about files, duplicates or benchmarks.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from specdec.errors import SpecdecError, check_integer
 from specdec.stored import json_line, read_text
 
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
-MARKER = "USERTEXT"  # stands where the template puts what a user says
-SLACK_TOK = 32  # between a prompt and its answer: the template's cue, and what reading the prompt as one text adds
+MARKER = "USERTEXT"  # placeholder for the user's text in the template
+SLACK_TOK = 32  # between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))
 
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """What is written, and how many chats at a time (rows).
+    """What is written, and how many chats in parallel (rows).
 
-    prompt_tok, answer_tok: most tokens; a made-up prompt that does not end by then is dropped, an answer is cut.
-    temperatures: of answers, each with its share. prompts: file of prompts that are answered before others are made up.
+    prompt_tok, answer_tok: token limits; a made-up prompt that does not end by then is dropped, an answer is cut.
+    temperatures: of answers, each with its share. prompts: file of prompts to answer before others are made up.
     """
 
     seed: int = 0
@@ -49,9 +49,9 @@ class ChatConfig:
     temperatures: tuple[tuple[float, float], ...] = TEMPERATURES
     openings: Path = OPENINGS
     prompts: Path = PROMPTS
-    hold_out: float = 0.02  # share of chats that are marked, to measure on
-    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # workers there at once, at most
+    hold_out: float = 0.02  # fraction of chats marked for measurements
+    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # the most workers at once there
 
 
 class ChatWriter:
@@ -78,9 +78,9 @@ class ChatWriter:
         check_memory(f"the beginning of {config.rows} chats at a time", least, self.target.device, "lower rows")
 
     def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
-        """A generator of forwards for each number; begin it inside `pair.inference(plain=True)`.
+        """A generator of forwards for each number; start it inside `pair.inference(plain=True)`.
 
-        It returns (number, row): temperature, messages and answer_ids; None where a prompt did not end, or is too long.
+        It returns (number, row): temperature, messages and answer_ids; None if a prompt did not end, or is too long.
         """
         memory, opened = self.target.new_memory(), self.target.new_cache(len(self.before))
         self.target.forward(torch.tensor(self.before, device=self.target.device), opened, last_only=True)
@@ -106,7 +106,7 @@ class ChatWriter:
     def _made_up(self, text: _Text, rng: random.Random) -> Generator[Forward, Any, list[dict] | None]:
         """A prompt in the target's own words, None if it does not end.
 
-        It is read again as one text before it is answered, since it may have been written in other tokens.
+        It is tokenised again as one text before it is answered, since it may have been written in other tokens.
         """
         tokenizer, config = self.pair.tokenizer, self.config
         opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
@@ -119,7 +119,7 @@ class ChatWriter:
 
 
 class _Text:
-    """What one cache holds, and how it goes on."""
+    """The content of one cache, and its continuation."""
 
     def __init__(self, target, cache, opened, held: Sequence[int]):
         self.target, self.cache, self.held = target, cache, list(held)
@@ -128,10 +128,8 @@ class _Text:
     def continued(
         self, ids: list[int], most: int, stops: frozenset[int], temperature: float, rng: random.Random
     ) -> Generator[Forward, Any, list[int]]:
-        """At most `most` tokens after `ids`, up to the first of `stops`. Of `ids` only what the cache lacks is read."""
-        shared = len(
-            commonprefix([self.held, ids[:-1]])
-        )  # the last one is read in any case: its row picks the first token
+        """At most `most` tokens after `ids`, up to the first of `stops`. Only the part of `ids` missing in the cache is read."""
+        shared = len(commonprefix([self.held, ids[:-1]]))  # the last one is always read: its row picks the first token
         self.cache.truncate(shared)
         unread, written = ids[shared:], []
         while len(written) < most and not (written and written[-1] in stops):
@@ -144,10 +142,10 @@ class _Text:
 
 
 def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
-    """A token with the probabilities of `logits` [V] at a temperature; the likeliest at 0.
+    """A token sampled from `logits` [V] at a temperature; the likeliest at 0.
 
-    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise, whose coupling data do not
-    need.
+    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise, whose coupling is not needed
+    for data.
     """
     logits = logits.float()
     if temperature == 0:
@@ -157,9 +155,9 @@ def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
 
 
 def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
-    """The ids that the chat template puts before what a user says, and after it up to the answer."""
+    """The ids that the chat template puts before a user's text, and after it up to the answer."""
     messages = [{"role": "user", "content": MARKER}]
-    pair.ids_of(messages)  # says what is wrong with a tokenizer or its template
+    pair.ids_of(messages)  # reports problems of the tokenizer or its template
     text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if text.count(MARKER) != 1:
         raise SpecdecError(f"the chat template of {pair.name!r} does not show a user's text once, as it was said.")
@@ -170,11 +168,11 @@ def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
 
 
 def read_prompts(path: Path) -> list[list[dict]]:
-    """Prompts as chat messages: a file with one a line, plain ("\\n" is a line break), or JSON with `prompt` or `messages`.
+    """Prompts as chat messages: a file with one per line, plain ("\\n" is a line break), or JSON with `prompt` or `messages`.
 
-    Of `messages` all up to the last user's are taken.
+    Of `messages`, all up to the last user's are used.
     """
-    lines = prompt_text(path).split("\n")  # other line ends may stand in a text
+    lines = prompt_text(path).split("\n")  # texts may contain other line ends
     jsonl = Path(path).suffix == ".jsonl"
     prompts = [_prompt(line, jsonl, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
@@ -183,7 +181,7 @@ def read_prompts(path: Path) -> list[list[dict]]:
 
 
 def prompt_text(path: Path) -> str:
-    """What a file of prompts holds. SpecdecError where it cannot be read."""
+    """The content of a file of prompts. SpecdecError if it cannot be read."""
     return read_text(path, "give a file with one prompt a line")
 
 

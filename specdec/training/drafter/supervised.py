@@ -1,10 +1,10 @@
-"""What else a drafter can learn from the text as it stands: hard labels, HASS, EAGLE-1's features, GRIFFIN.
+"""Other objectives on the given text: hard labels, HASS, EAGLE-1's features, GRIFFIN.
 
-All of it is the training-time test with other labels, other weights and other gradients (`ttt`), taken from autograd. In HASS
+All of them are the training-time test with other labels, weights and gradients (`ttt`), taken from autograd. In HASS
 the states of earlier steps carry no gradient, and the target's likeliest tokens count more. The released HASS code
-multiplies attention scores by a mask of 0 and 1 before the softmax, so that masked keys still take a share; here they are
-masked, as they are when the drafter decodes. GRIFFIN is HASS with a network of its own and token alignment (`ttt.LossRules`);
-its stages, each from the weights of the one before, are one run here.
+multiplies attention scores by a mask of 0 and 1 before the softmax, so that masked keys still get weight; here they are
+masked, as in decoding. GRIFFIN is HASS with its own network and token alignment (`ttt.LossRules`);
+its stages, each continuing from the previous one's weights, are one run here.
 Knows nothing about the trainer, files or optimisers.
 """
 
@@ -28,14 +28,14 @@ LABELS = ("soft", "hard")
 
 @dataclass(frozen=True)
 class Supervised(Objective):
-    """Cross-entropy along the text over unrolled steps. After each default: whose it is.
+    """Cross-entropy along the text over unrolled steps. The comment after each default gives its source.
 
-    rules: steps and what counts. labels: the target's distribution ("soft") or the text's own token ("hard").
-    soft_weight: of that cross-entropy. top_k, top_weight: of the same over the target's top_k likeliest tokens alone.
-    feature_weight: of the smooth L1 distance of each state from the target's last hidden state; EAGLE-1 networks alone.
-    noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a step to the one before.
-    errors_only: the cross-entropy counts only where the drafter's likeliest token is not the target's (OSD's rule).
-    network: the kind that is made where none is given.
+    rules: steps and counted positions. labels: the target's distribution ("soft") or the text's own token ("hard").
+    soft_weight: of that cross-entropy. top_k, top_weight: of the same over only the target's top_k likeliest tokens.
+    feature_weight: of the smooth L1 distance of each state from the target's last hidden state; EAGLE-1 networks only.
+    noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a step to the previous one.
+    errors_only: count the cross-entropy only where the drafter's likeliest token is not the target's (OSD's rule).
+    network: the default kind of network.
     """
 
     rules: ttt.LossRules = ttt.LossRules()
@@ -79,7 +79,7 @@ class Supervised(Objective):
                 wrong = drafted.detach().argmax(-1) != teacher.best[counted.index]
                 probs, said = probs[wrong], drafted[wrong]
             total = ttt.soft_cross_entropy(said, probs)
-            if self.feature_weight:  # the slot at position p gives the feature of p + 1
+            if self.feature_weight:  # the slot at position p predicts the feature of p + 1
                 wanted = output.features[counted.rows, counted.places + 1]
                 fed_back = drafter.feed_back(counted.hidden)
                 distance = F.smooth_l1_loss(fed_back.float(), wanted.float(), reduction="none")

@@ -1,7 +1,7 @@
-"""Where a drafter's batches come from: an endless stream of rows, or a fixed set of documents read a few times.
+"""Sources of a drafter's batches: an endless stream of rows, or a fixed set of documents read a few times.
 
-In both, what a batch holds follows from the seed and the number of the step alone, so that a resumed run sees what an
-uninterrupted one would have seen; of several ranks each gets its share of the batch that one process would have read.
+In both, a batch depends only on the seed and the number of the step, so that a resumed run sees the same batches
+as an uninterrupted one; with several ranks, each gets its share of the batch that one process would have read.
 Knows nothing about drafters, objectives or how documents were written.
 """
 
@@ -32,7 +32,7 @@ def token_batch(rows: Batch, device, step: int = 0, output: TargetOutput | None 
 
 
 def count_answers(ids: np.ndarray, answer_mask: np.ndarray, vocabulary: int) -> np.ndarray:
-    """How often each token of the vocabulary stands in an answer. -> [V]"""
+    """How often each token of the vocabulary occurs in an answer. -> [V]"""
     return np.bincount(ids[answer_mask], minlength=vocabulary)
 
 
@@ -48,12 +48,12 @@ class StreamedText:
         self.rows, self.size, self.device = rows, size, device
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
-        """Of the first block: all that is there before training begins."""
+        """Of the first block: all that is available before training begins."""
         first = self.rows.block(0)
         return count_answers(first.ids, first.answer_mask, vocabulary)
 
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
-        """Nothing: such rows are seen once, so that keeping their features would not pay."""
+        """Does nothing: such rows are read once, so that storing their features would not pay off."""
 
     def batch(self, number: int) -> TokenBatch:
         rows = self.rows.batch(number, self.size)
@@ -64,11 +64,11 @@ class StreamedText:
 
 
 class FixedText:
-    """Documents packed in rows of `settings.length`, and read `settings.passes` times, each time in a fresh order.
+    """Documents packed in rows of `settings.length`, and read `settings.passes` times, each time in a new order.
 
-    Longer documents are cut. held_out: documents that are only measured on. stages: how many documents each stage ends
-    with, default one stage of all. Stages are packed and read one after the other, so that documents behind the others
-    change nothing before the step at which their stage begins (a batch may straddle).
+    Longer documents are cut. held_out: documents used only for measurements. stages: number of documents at the end of each
+    stage, default one stage of all. Stages are packed and read in sequence, so that later documents change nothing before
+    the step at which their stage begins (a batch may overlap).
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class FixedText:
         self.cache = self.held_out_cache = None
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
-        """Of the documents of the first stage: what is counted must not change with later ones."""
+        """Of the documents of the first stage: the counts must not change with later ones."""
         ids, kind = (np.concatenate(parts) for parts in zip(*self.documents[: self.stages[0]], strict=True))
         return count_answers(ids, kind == ANSWER, vocabulary)
 
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
-        """Let the target read everything once and keep what it makes of it."""
+        """Let the target read everything once, and store its features."""
         if cache.limit_gb:
             self.cache, self.held_out_cache = (
                 FeatureCache(target, documents, cache) for documents in (self.documents, self.held_out)
@@ -125,13 +125,13 @@ class FixedText:
             yield self._batch(self.held_out, self.held_out_cache, [[index]], len(item.ids), 0)
 
     def progress(self, step: int) -> dict:
-        """How many answer tokens were read before `step`, and how many different ones."""
+        """Number of answer tokens read before `step`, and number of distinct ones."""
         read = self._rows_of(0, step)
         seen, distinct = (int(self._answer_tok[rows].sum()) for rows in (read, [*set(read)]))
         return {"seen_tok": seen, "distinct_tok": distinct}
 
     def _rows_of(self, first: int, end: int) -> list[int]:
-        """Numbers of the rows that the steps first .. end - 1 read; past the end it begins again."""
+        """Numbers of the rows read in the steps first .. end - 1; past the end it starts again."""
         return [self._reads[place % len(self._reads)] for place in range(first * self.size, end * self.size)]
 
     def _batch(
@@ -142,7 +142,7 @@ class FixedText:
         return token_batch(packed, self.device, step, output)
 
     def _output(self, documents, cache: FeatureCache, rows: list[list[int]], length: int) -> TargetOutput:
-        """What the target made of these rows, put together from what was kept of their documents."""
+        """The target's output for these rows, assembled from the stored features of their documents."""
         kept = [[cache.read(index) for index in row] for row in rows]
         features = kept[0][0].features.new_zeros(len(rows), length, kept[0][0].features.shape[1])
         place, count = np.full((len(rows), length), -1, dtype=np.int64), 0
@@ -170,15 +170,15 @@ Text = FixedText | StreamedText
 def training_text(
     model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget, stages: Sequence[int]
 ) -> Text:
-    """What a drafter learns from: the target's own answers, written first where settings ask for it, and given text.
+    """The training text: the target's own answers, written first if the settings ask for it, and given text.
 
-    stages: how many conversations each stage of a text that grows ends with. Measured is on those that the first held out.
+    stages: number of conversations at the end of each stage of a growing text. Measurements use those held out in the first.
     """
     seed, own, device = budget.seed, [], torch.device(model.device)
     if settings.regenerate_chats:
         prompts = source.prompts(seed, settings.regenerate_chats)
         key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
-        begun = (state_dir / "checkpoint.safetensors").is_file()  # then its text is fixed: a resumed run adds none
+        begun = (state_dir / "checkpoint.safetensors").is_file()  # a resumed run adds no text
         minutes = None if budget.minutes is None else 0 if begun else budget.minutes / 4
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
         folder = state_dir / f"regenerated-{key}"
@@ -201,10 +201,10 @@ def training_text(
 
 
 def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list[list[dict]], list[list[dict]]]:
-    """(learned from, held out): the side of a conversation follows from its prompt alone, whatever else is there.
+    """(training, held out): the side of a conversation depends only on its prompt.
 
-    Where a conversation says which part it belongs to, that counts. Where answers say how they were sampled, greedy ones
-    alone are measured on.
+    A conversation's own `part` takes precedence. If answers record their temperature, only greedy ones are used for
+    measurements.
     """
     learned, held_out = [], []
     for chat in conversations:

@@ -1,14 +1,14 @@
-"""EAGLE-3's training-time test: while it is trained, the drafter runs several steps on its own states.
+"""EAGLE-3's training-time test: during training the drafter runs several steps on its own states.
 
-Notation for a row of tokens t_0 .. t_{S-1}. Slot i at step s = 0 .. steps-1 stands at stream position p = i + s:
+Notation for a row of tokens t_0 .. t_{S-1}. Slot i at step s = 0 .. steps-1 is at stream position p = i + s:
 
-    it reads        the embedding of t_{p+1}, and its own state of the step before
+       it reads        the embedding of t_{p+1}, and its own state of the previous step
                     (at step 0 the fused features of position i)
     is rotated as   position p
-    is taught       the target's distribution of t_{p+2}, which is the target's output at p + 1
+       learns          the target's distribution of t_{p+2}, which is the target's output at p + 1
 
-(EAGLE-3 section 3.2; sheet section 8.) Norms exist twice: `eager`, which autograd differentiates, and `fused`, with a
-hand-written backward pass. The numbers are the same; on a CPU, where autograd's intermediate tensors cost more time than
+(EAGLE-3 section 3.2; sheet section 8.) Norms exist twice: `eager`, differentiated by autograd, and `fused`, with a
+hand-written backward pass. The results are the same; on a CPU, where autograd's intermediate tensors cost more time than
 the small matrix products, `fused` is faster.
 Knows nothing about tokenizers, files, optimisers or which target made the features.
 """
@@ -35,17 +35,17 @@ BACKWARD = ("auto", "eager", "fused")
 
 @dataclass(frozen=True)
 class LossRules:
-    """What counts, and how much. `RULES` holds the presets.
+    """Which slots count, and how much. `RULES` holds the presets.
 
     steps, decay: step s weighs decay**s; EAGLE-3 unrolls 7 steps at 0.8.
     divide_by: "all" divides each step's sum by every one of the B * S slots, padding included (official). "counted"
         divides by the slots that count, so that the scale does not depend on padding.
-    positions: "early" counts stream position p where loss_mask[p] is 1, up to two tokens before the taught token, and
+    positions: "early" counts stream position p if loss_mask[p] is 1, up to two tokens before the taught token, and
         teaches a uniform distribution where the stream runs out of teacher (official). "taught" counts p where the
-        token read and the token taught both carry loss_mask 1: what drafting inside an answer meets.
-    aligned_top: a slot counts at a step only where at each step before the text's token was among its so many best
-        (GRIFFIN's token alignment, 3): a path that drafting would not go on teaches nothing. 0: always. GRIFFIN's code asks
-        the neighbouring slot about the steps before; here it is the slot itself.
+            token read and the token taught both have loss_mask 1: the situation of drafting inside an answer.
+    aligned_top: a slot counts at a step only if at each earlier step the text's token was among its top so many
+            (GRIFFIN's token alignment, 3): a path that drafting would not follow teaches nothing. 0: always. GRIFFIN's code checks
+            the neighbouring slot for the earlier steps; here it is the slot itself.
     """
 
     steps: int = 7
@@ -69,7 +69,7 @@ RULES = {"official": LossRules(divide_by="all", positions="early"), "ours": Loss
 class TrainingTimeTest(Objective):
     """EAGLE-3's objective.
 
-    backward: "eager" leaves the norms' gradient to autograd, "fused" takes the hand-written one; "auto" is fused on a CPU
+    backward: "eager" leaves the norms' gradient to autograd, "fused" uses the hand-written one; "auto" is fused on a CPU
     and eager elsewhere.
     """
 
@@ -96,7 +96,7 @@ class TrainingTimeTest(Objective):
 class Teacher:
     """The target's distributions over the draft vocabulary, for the R stream positions that may count.
 
-    probs [R, Vd]: softmax over the kept columns alone; best [R]: their arg-max.
+    row [B, S]: the row of stream position p, or -1 if p does not count.
     row [B, S]: the row of stream position p, or -1 where p does not count.
     masked_tok [steps]: loss-mask tokens still in the stream at each step (the official accuracies' denominators).
     missing_mass_frac: mean target probability outside the draft vocabulary, before renormalising.
@@ -112,8 +112,8 @@ class Teacher:
 def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The `size` most frequent tokens, in ascending order of id, as (d2t offsets [Vd], t2d membership [V]).
 
-    token_counts [V] counts tokens of the answers. Ties go to the smaller id, so that tokens never met fill the rest in
-    a known order. target_id = draft_id + d2t[draft_id]. Raises SpecdecError when size does not fit the vocabulary.
+    token_counts [V] counts tokens of the answers. Ties go to the smaller id, so that unseen tokens fill the rest in
+    a fixed order. target_id = draft_id + d2t[draft_id]. Raises SpecdecError when size does not fit the vocabulary.
     """
     if not 1 <= size <= len(token_counts):
         raise SpecdecError(f"a draft vocabulary of {size} does not fit a target vocabulary of {len(token_counts)}.")
@@ -125,10 +125,10 @@ def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def teach(network: EagleNetwork, output: TargetOutput, batch: TokenBatch, rules: LossRules) -> Teacher:
-    """The teacher from what the target would say.
+    """The teacher from the target's output.
 
     Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
-    distributions stand s slots further left).
+    distributions apply s slots further left).
     """
     mask = batch.loss_mask.bool()
     size, slots = batch.ids.shape
@@ -162,7 +162,7 @@ class Loss:
     missing_mass_frac: float
 
     def measures(self) -> dict:
-        """What a training curve says of it."""
+        """The values for a training curve."""
         measures = {"counted_tok": int(self.counted_tok[0]), "missing_mass_frac": self.missing_mass_frac}
         for step, (value, accuracy) in enumerate(zip(self.losses.tolist(), self.accuracies.tolist(), strict=True)):
             measures |= {f"loss_{step}": value, f"accuracy_{step}": accuracy}
@@ -176,7 +176,7 @@ def ttt_loss(
 
         L_s = -sum p log q over the slots that count,      total = sum_s decay**s L_s
 
-    output: what the target made of the batch. embedding [V, H]. p is the target renormalised over the draft vocabulary.
+    output: the target's output for the batch. embedding [V, H]. p is the target renormalised over the draft vocabulary.
     A slot counts when its position does (`LossRules.positions`) and the target's arg-max over the whole vocabulary is in
     the draft vocabulary.
     """
@@ -192,7 +192,7 @@ def ttt_loss(
 
 
 class Counted(NamedTuple):
-    """The slots of a step that count: their rows of the teacher, their states [N, H], and where they stand in the batch."""
+    """The slots of a step that count: their rows of the teacher, their states [N, H], and their places in the batch."""
 
     index: Tensor
     hidden: Tensor
@@ -209,9 +209,9 @@ def stepped_loss(
     states: Iterator[Tensor],
     loss_of: Callable[[Tensor, Counted], Tensor],
 ) -> Loss:
-    """The weighted sum over the steps of `unroll`. loss_of(logits [N, Vd], who they are): the sum over what counts in a step.
+    """The weighted sum over the steps of `unroll`. loss_of(logits [N, Vd], counted slots): the sum over a step's slots.
 
-    Sums are divided by what counts on all ranks together, so that the mean over the ranks is the loss of the whole batch.
+    Sums are divided by the counts of all ranks together, so that the mean over the ranks is the loss of the whole batch.
     """
     length = batch.ids.shape[1]
     losses, hits, counts, aligned = [], [], [], torch.ones_like(slots, dtype=torch.bool)
@@ -251,10 +251,10 @@ def _among_best(network: EagleNetwork, drafted: Tensor, batch: TokenBatch, who: 
 
 @dataclass(frozen=True)
 class UnrollPlan:
-    """What is unrolled. slots [B, A]: the slots to follow, default all; one may be named several times.
+    """What to unroll. slots [B, A]: the slots to follow, default all; repetitions are allowed.
 
-    drafted [B, A, steps]: what slots read at step s > 0 is drafted[..., s - 1] in place of the text's token. It is looked
-    at when step s begins, so that who iterates may draft as he goes. detach: no gradient from a step to the one before.
+    drafted [B, A, steps]: slots read drafted[..., s - 1] at step s > 0 in place of the text's token. It is read when
+    step s begins, so that the caller may draft while iterating. detach: no gradient from a step to the previous one.
     """
 
     slots: Tensor | None = None
@@ -274,10 +274,10 @@ def unroll(
 
     embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht]. Slot i at step s attends, in one softmax, to the
     step-0 keys of slots j <= i (of its own document) and to its own keys of steps 1 .. s; all keys and values keep
-    their gradients. A slot nobody follows is needed for its step-0 key alone.
+    their gradients. Of other slots only the step-0 key is needed.
 
-    Heads on the target's state (`HeadsNetwork`) have a state at each step as well, of the head whose turn it is; there are
-    no more steps than heads.
+    Heads on the target's state (`HeadsNetwork`) also have a state at each step, of the head for that step; there are
+    at most as many steps as heads.
     """
     every = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
     slots = every if followed.slots is None else followed.slots
@@ -301,7 +301,7 @@ def _unroll_heads(network, embedding, features, batch, steps, slots, followed) -
 
 
 def _unroll_model(network, batch, steps, slots, followed) -> Iterator[Tensor]:
-    """A language model reads tokens alone: the state of slot i at step s is that after the token it reads then."""
+    """A language model reads only tokens: the state of slot i at step s is that after the token it reads then."""
     if followed.drafted is not None:
         raise SpecdecError("a language model learns from the text as it stands here; choose an objective such as 'lm'.")
     documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
@@ -345,7 +345,7 @@ def _take(values: Tensor, slots: Tensor) -> Tensor:
 
 
 def slots_to_unroll(row: Tensor, steps: int) -> Tensor:
-    """The slots that count at some step, in order, filled up with others. row [B, S] -> [B, A]."""
+    """The slots that count at some step, in order, padded with others. row [B, S] -> [B, A]."""
     counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
     length = row.shape[1]
     needed = counted[:, steps : steps + length] > counted[:, :length]
@@ -354,7 +354,7 @@ def slots_to_unroll(row: Tensor, steps: int) -> Tensor:
 
 
 def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
-    """values[:, places:] in the place of values, the end filled. [B, S] -> [B, S]."""
+    """values[:, places:] moved to the front, the end filled. [B, S] -> [B, S]."""
     return F.pad(values[:, places:], (0, min(places, values.shape[1])), value=fill)
 
 
@@ -394,7 +394,7 @@ def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
 
 
 def _rows(left: Tensor, right: Tensor) -> Tensor:
-    """left [B, kv, G, S, X] times right [B, kv, X, Y], the groups sharing it. -> [B, kv, G, S, Y]."""
+    """left [B, kv, G, S, X] times right [B, kv, X, Y], broadcast over the groups. -> [B, kv, G, S, Y]."""
     if left.shape[2] == 1:
         return (left[:, :, 0] @ right)[:, :, None]
     return (left.flatten(2, 3) @ right).unflatten(2, left.shape[2:4])
@@ -434,7 +434,7 @@ class FusedNorm(RMSNorm):
 
 
 def fuse_norms(network: nn.Module) -> nn.Module:
-    """Give every RMSNorm of `network` the hand-written backward pass, in place; returns the network."""
+    """Replace every RMSNorm of `network` by a FusedNorm, in place; returns the network."""
     for module in network.modules():
         if type(module) is RMSNorm:
             module.__class__ = FusedNorm

@@ -1,9 +1,9 @@
-"""Windows of K drafted tokens: where they may begin, drafting them, and what the target says along them.
+"""Windows of K drafted tokens: possible starts, drafting, and the target's output along them.
 
 A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`, which reads the target's
-features of positions up to i and the tokens up to i + 1, as a cycle of decoding does. It drafts stream positions
-i + 2 .. i + 1 + K, and at step s > 0 reads what it drafted itself.
-Knows nothing about rewards, losses or how an objective chooses among windows.
+features of positions up to i and the tokens up to i + 1, as in a decoding cycle. It drafts stream positions
+i + 2 .. i + 1 + K, and at step s > 0 reads its own drafts.
+Knows nothing about rewards, losses or how an objective chooses windows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from specdec.models.eagle.network import EagleNetwork, vocabulary_ids
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import UnrollPlan, unroll
 
-ROWS = 256  # of full logits at once
+ROWS = 256  # full logits computed at once
 
 
 def window_starts(batch: TokenBatch, window: int) -> Tensor:
-    """[B, S] bool: slots from which a window lies in one answer, with the token that it follows.
+    """[B, S] bool: slots whose window is inside one answer, together with the token before it.
 
-    SpecdecError where no row is long enough for any.
+    SpecdecError if no row is long enough.
     """
     slots = batch.ids.shape[1]
     if window + 2 > slots:
@@ -58,7 +58,7 @@ def roll_out(
 ) -> tuple[Tensor, Tensor]:
     """(drafted [B, A, K] as target ids, logits [B, A, K, Vd]): windows from `slots` [B, A], token by token.
 
-    choose(logits [B, A, Vd]) -> columns [B, A]. given [B, A, K]: tokens that stand already; below 0 the drafter's.
+    choose(logits [B, A, Vd]) -> columns [B, A]. given [B, A, K]: fixed tokens; below 0 the drafter chooses.
     """
     ids, drafted = vocabulary_ids(network), given.clone()
     steps = given.shape[-1]
@@ -79,7 +79,7 @@ def columns_of(network: EagleNetwork, tokens: Tensor) -> Tensor:
 
 
 def text_windows(batch: TokenBatch, slots: Tensor, window: int) -> Tensor:
-    """The text's own tokens in the windows. slots [B, A] -> [B, A, window]; past the end of a row stands token 0."""
+    """The text's own tokens in the windows. slots [B, A] -> [B, A, window]; token 0 past the end of a row."""
     places = slots[..., None] + 2 + torch.arange(window, device=slots.device)
     padded = F.pad(batch.ids, (0, window + 2))
     return padded.gather(1, places.flatten(1)).view_as(places)
@@ -90,7 +90,7 @@ def greedy_windows(
 ) -> tuple[Tensor, Tensor]:
     """The target's own greedy windows: (tokens [B, A, K], logits [B, A, K, V] along them), zeros where not `needed` [B, A].
 
-    said [B, A, K, V] and caches: what `continued` gave for any windows from these slots, whose first logits are the same.
+    said [B, A, K, V] and caches: from `continued` for any windows from these slots, whose first logits are the same.
     """
     documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
     tokens, along = torch.zeros(said.shape[:-1], dtype=torch.long, device=slots.device), torch.zeros_like(said)
@@ -112,7 +112,7 @@ def divergence_along(network, target: FrozenTarget, batch: TokenBatch, wanted: T
 
         v = (1 - H(P) / log V) * KL(P || Q)
 
-    At position p both speak of token p + 2, the text before it given: P is the target's distribution, Q the drafter's at
+    At position p both predict token p + 2, given the text before it: P is the target's distribution, Q the drafter's at
     its first step. H over the whole vocabulary; KL over the draft vocabulary, P renormalised there. first_right: the
     drafter's likeliest token is the target's.
     """
