@@ -83,9 +83,9 @@ def unreadable(path, error: Exception, kind: str, advice: str, missing: str = "c
     if isinstance(error, FileNotFoundError):
         return SpecdecError(f"there is no file {path}; {missing}.")
     if Path(path).is_dir():
-        return SpecdecError(f"{path} cannot be read: it is a folder; check what stands there.")
+        return SpecdecError(f"{path} cannot be read: it is a folder; check the path.")
     if isinstance(error, OSError) and type(error) is not OSError:  # a subclass such as PermissionError
-        return SpecdecError(f"{path} cannot be read: {error.strerror or first_line(error)}; check what stands there.")
+        return SpecdecError(f"{path} cannot be read: {error.strerror or first_line(error)}; check the file.")
     return SpecdecError(f"{path} cannot be read as {kind} ({first_line(error)}); {advice}.")
 
 

@@ -130,7 +130,7 @@ def _machine(alone: bool) -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """End an orphaned worker: nobody would read its result."""
+    """End an orphaned worker, whose result would not be read."""
 
     def watch(sentinel):
         connection.wait([sentinel])
@@ -361,7 +361,7 @@ class Workers:
 
     def portions(self, items: Sequence, per_worker: int = 4, dealt: bool = True) -> list[list]:
         """`items` in pieces, dealt like cards since neighbours are similar: single items in this process, one piece per worker on
-        SLURM, a few per worker elsewhere, so that a slow one delays nobody. per_worker: how many; use more if each piece opens
+        SLURM, a few per worker elsewhere, so that a slow one causes no delay. per_worker: how many; use more if each piece opens
         little. dealt: False keeps neighbours together.
         """
         if self.on is None:

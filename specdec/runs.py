@@ -187,8 +187,8 @@ def _disk_faults_told(path: Path):
 
 _TODO = {  # everything else is treated as a full disk
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable"),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT), "look what stands in its way"),
-    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "look what stands in its way"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT), "check what is at this path"),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "check what is at this path"),
 }
 
 

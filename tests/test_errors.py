@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, reader):
         (errno.ENOSPC, "free the disk"),
         (errno.EROFS, "make the folder writable"),
         (errno.EACCES, "make the folder writable"),
-        (errno.ENAMETOOLONG, "look what stands in its way"),
+        (errno.ENAMETOOLONG, "check what is at this path"),
     ],
 )
 def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch, code, advice):

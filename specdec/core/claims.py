@@ -74,9 +74,9 @@ class Claims:
         if sure and at_most(self.right, self.cycles, FEWER * self.first_drafts_frac) < UNLIKELY:
             self.warned = True
             warn(
-                f"in {self.cycles} cycles {self.right / self.cycles:.0%} of this drafter's first drafts were right, where its card "
-                f"says {self.first_drafts_frac:.0%}: it reads other layers (taps) than it was trained on, another target or "
-                "another chat template; the text stays right, but it comes slowly."
+                f"in {self.cycles} cycles {self.right / self.cycles:.0%} of this drafter's first drafts were right, but "
+                f"{self.first_drafts_frac:.0%} according to its card: it reads other layers (taps) than it was trained on, another "
+                "target or another chat template; the text stays correct, but decoding is slow."
             )
 
 

@@ -242,7 +242,7 @@ def opened(
     if picker is not None:
         check_kind("picker", picker, Picker)
         if settings.keys() & set(SAMPLING) or settings.get("temperature") or settings.get("seed"):
-            raise SpecdecError("a picker has its own temperature, seed and sampling; give those to it, not beside it.")
+            raise SpecdecError("a picker has its own temperature, seed and sampling; pass these to the picker.")
     own = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     pair.needed_drafter()
     prompt_ids = torch.tensor(ids, device=pair.target.device)

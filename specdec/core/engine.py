@@ -259,7 +259,7 @@ class LiveEngine:
     def features(self) -> Tensor:
         """[F]: the target's features at the last accepted token (the one before the root)."""
         if not self._pending or (features := self._pending[-1]) is None:
-            raise SpecdecError("this drafter taps no features to look at; use a policy without the target's features.")
+            raise SpecdecError("this drafter taps no target features; use a policy that does not need them.")
         return features[-1]
 
     @property
@@ -267,9 +267,9 @@ class LiveEngine:
         """[H]: the drafter's state at the root, available once its children are drafted."""
         state = self.drafting.root_state
         if state is None:
-            raise SpecdecError("this drafter has no state to look at; use a policy without the drafter's state.")
+            raise SpecdecError("this drafter has no state to read; use a policy that does not need it.")
         return state
 
     @property
     def text_state(self) -> Tensor:
-        raise SpecdecError("only recordings may hold an embedding of the text; use a policy without one.")
+        raise SpecdecError("only recordings can hold an embedding of the text; use a policy that does not need one.")

@@ -173,7 +173,7 @@ class GrowingTree:
         return self._frontier()[2]
 
     def _frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Nodes, rows, tokens and scores of the beam; computed on demand, since nobody needs it after the last level."""
+        """Nodes, rows, tokens and scores of the beam; computed on demand, since it is not needed after the last level."""
         if self._choice is not None:
             beam, chosen = self._choice
             tokens, scores = self._tokens[-1], self._scores[-1]

@@ -96,7 +96,7 @@ def _told(model: CostModel, progress: bool) -> CostModel:
     """`model`, after printing its errors and warning if they are large."""
     off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
     if progress:
-        tqdm.write(f"{model.name}: {off}; two trees can be told apart beyond {model.uncertainty_frac:.1%}")
+        tqdm.write(f"{model.name}: {off}; trees differ measurably beyond {model.uncertainty_frac:.1%}")
     if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
         warn(
             f"{model.name} is off by more than 10 % and 5 % ({off}): give it more seconds, a quiet machine or cpu_time=True."

@@ -143,7 +143,7 @@ class TreeSampler:
         enough = [k for k in narrow if pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes]
         rows = self._rarest(enough, (place, "rows"))
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
-        deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and nobody uses them
+        deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and are not used
         if min(self.dealt[(place, "top_k"), top_k], self.dealt[(place, "rows"), rows]) == 1:
             # A width's first tree needs an expansion between its first and its last.
             fewest = max(fewest, min(3, deepest))

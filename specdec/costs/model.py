@@ -182,7 +182,7 @@ class CostModel:
         context_tok: Numbers,
         rows: Numbers | None = None,
     ) -> np.ndarray:
-        """A whole cycle without questions to a policy. rows: nodes that each expansion goes on from, default top_k."""
+        """A whole cycle without questions to a policy. rows: nodes of each expansion, default top_k."""
         drafting = self.draft_ms(top_k, expansions, context_tok)
         if rows is not None:
             top_k = np.maximum(top_k, self.widths[0])
@@ -219,7 +219,7 @@ class CostModel:
         """
         check_integer("texts", texts, 1)
         if self.texts > 1:
-            raise SpecdecError(f"{self.name!r} holds the prices of {self.texts} texts; begin with those of one.")
+            raise SpecdecError(f"{self.name!r} holds the costs of {self.texts} texts; start from those of one.")
         if texts == 1:
             return self
         nodes, widths = np.arange(self.nodes[-1] + 1), np.array(self.widths)

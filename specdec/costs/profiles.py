@@ -172,5 +172,5 @@ def prices(given: CostModel | Path | str) -> CostModel:
     if place.is_file():
         return CostModel.load(place)
     if place.suffix == ".json":
-        raise SpecdecError(f"there is no file {given} with prices; check the path, or run `specdec calibrate --out`.")
+        raise SpecdecError(f"there is no file {given} with costs; check the path, or run `specdec calibrate --out`.")
     return profile(str(given))

@@ -146,9 +146,9 @@ def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig, betw
                 why = f"method {label!r} was tuned on prompt {item.id!r}"
                 raise SpecdecError(f"{why}; judge it on others (part='test').")
     if config.sampling != {"temperature": 0.0} and any(isinstance(policy, Peer) for policy in policies.values()):
-        raise SpecdecError("other people's decoders take part in greedy runs only; leave temperature and sampling out.")
+        raise SpecdecError("other decoders (peers) run greedily only; leave temperature and sampling out.")
     if between is not None and fanout.checked_place(config.on, config.jobs) is not None:
-        raise SpecdecError("what is measured between the prompts needs one process; leave `on` and `jobs` out.")
+        raise SpecdecError("`between` needs a single process; leave `on` and `jobs` out.")
 
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
@@ -197,7 +197,7 @@ class _Bench:
         bench, jobs = copy.copy(self), self.missing()
         for name, policy in self.policies.items() if jobs else ():
             if isinstance(policy, DraftedBy):
-                raise SpecdecError(f"method {name!r} brings a drafter of its own, in memory; leave `on` out for it.")
+                raise SpecdecError(f"method {name!r} has its own drafter in memory; leave `on` out for it.")
         if jobs:
             source, bench.pair = load.source_of(self.pair), None
             of = {"run": self.run.key, **source}

@@ -199,7 +199,7 @@ def compare_replay(
     trace = open_trace(trace) if isinstance(trace, str | Path) else trace
     baselines, part, pair = config.baselines or _usual(trace, costs, config.part), config.part, config.pair
     if part in baselines.chosen_on:
-        raise SpecdecError(f"part {part!r} is what trees were chosen on; compare on another part, such as test.")
+        raise SpecdecError(f"trees were chosen on part {part!r}; compare on another part, such as test.")
     test, policies = trace.select(part=part), baselines.by_method(policies)
     charged = dict.fromkeys((*baselines.trees, RANDOM, PER_SUITE, *baselines.bounds), 0.0) | (config.policy_ms or {})
     judged = [(name, 0, Static.of(tree), test) for name, tree in baselines.trees.items()]

@@ -361,7 +361,7 @@ def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) 
     for what, name, dtype, same in whose:
         if not same or dtype != here["dtype"]:
             raise SpecdecError(
-                f"the {what} is of the pair {name!r} in {dtype}, not of this {here['pair']!r} in {here['dtype']}; "
+                f"the {what} belongs to the pair {name!r} in {dtype}, not to this {here['pair']!r} in {here['dtype']}; "
                 "record and calibrate this pair."
             )
     if not isinstance(trees, dict) or len(trees) < 2 or AUTOREGRESSIVE in trees:

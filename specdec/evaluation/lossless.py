@@ -56,7 +56,7 @@ class Audit:
 
     @property
     def unasked(self) -> list[str]:
-        """Policies that answer questions but were asked none: the audit says nothing about them."""
+        """Policies that answer questions but were asked none: the audit does not cover them."""
         asked = self.rows.groupby("policy", sort=False)["questions"].sum()
         return [name for name in asked.index if name in self.asking and not asked[name]]
 

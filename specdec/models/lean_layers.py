@@ -161,7 +161,7 @@ def names_used_by(module: nn.Module) -> set[str]:
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether nobody replaced the module, or hooked or replaced anything inside it."""
+    """Whether the module is not replaced, nor anything inside it hooked or replaced."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules() if m is not module)
     return not hooked and not any("forward" in m.__dict__ for m in module.modules())
 

@@ -30,7 +30,7 @@ def why_no_tree(model: nn.Module) -> str | None:
     """The sentence that refuses a family, or None. The probe tests what configs do not show."""
     config, name = model.config.get_text_config(), type(model).__name__
     if setting(config, "is_encoder_decoder"):
-        return f"{name} is an encoder-decoder; speculative decoding here needs a causal LM that is a decoder alone."
+        return f"{name} is an encoder-decoder; speculative decoding here needs a decoder-only causal LM."
     if model.get_output_embeddings() is None:
         return f"{name} has no language-model head; load it with AutoModelForCausalLM."
     if setting(model.get_input_embeddings(), "weight") is None:
@@ -41,7 +41,7 @@ def why_no_tree(model: nn.Module) -> str | None:
     if setting(model, "_is_stateful") or kinds & {"linear_attention", "mamba", "recurrent", "conv"}:
         return f"{name} keeps recurrent state, which cannot branch into a tree; {INSTEAD}."
     if unknown := kinds - {"full_attention", "sliding_attention"}:
-        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose masks are not built here; {INSTEAD}."
+        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose masks are not supported; {INSTEAD}."
     return None
 
 
@@ -144,7 +144,7 @@ def _check(target, right: Tensor, blurred: Tensor) -> None:
             f"{lacks}; {INSTEAD}."
         )
     if mask.windows == {None} and cache_has_window(target.config):
-        raise SpecdecError(f"{name} has a sliding window in its cache alone, which no mask can stand for; {INSTEAD}.")
+        raise SpecdecError(f"{name} has a sliding window in its cache alone, which no mask can express; {INSTEAD}.")
     listed = bool(setting(target.config, "layer_types"))
     if mask.widths and not (mask.windows <= mask.widths if listed else mask.windows == mask.widths):
         raise SpecdecError(f"{name} does not say which of its layers have a sliding window; {INSTEAD}.")

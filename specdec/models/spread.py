@@ -66,7 +66,7 @@ def check_heads(config) -> None:
             kind = "key-value heads" if "key" in name else "attention heads"
             fitting = [str(count) for count in range(1, heads + 1) if heads % count == 0]
             raise SpecdecError(
-                f"the target's {heads} {kind} do not divide among {ranks.world()} processes; start a number of them "
+                f"the target's {heads} {kind} do not divide among {ranks.world()} processes; start a number "
                 f"that divides them ({', '.join(fitting)})."
             )
 

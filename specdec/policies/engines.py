@@ -123,7 +123,7 @@ class Priced(Levels):
 
     def check_prices(self) -> None:
         if not self.verify_ms:
-            raise SpecdecError(f"this {type(self).__name__} has no prices yet; call price(costs) first.")
+            raise SpecdecError(f"this {type(self).__name__} has no costs yet; call price(costs) first.")
 
 
 @dataclass

@@ -251,7 +251,7 @@ class ValuePolicy(ValueSettings, Learned):
     def _evaluate(self, question: Question) -> tuple[float, float, int]:
         """Value of stopping here, of the best later stop, and that stop's expansions; stores the size."""
         if not self.verify_ms:
-            raise SpecdecError("this ValuePolicy has no prices yet; call price(costs, rate) first.")
+            raise SpecdecError("this ValuePolicy has no costs yet; call price(costs, rate) first.")
         if self._state is None:
             self._begin(question)
         self.evaluations += 1

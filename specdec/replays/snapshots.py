@@ -183,7 +183,7 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
 def with_text(trace: Trace) -> np.ndarray:
     """The recorded text; SpecdecError if an older version left it out, or no whole tree was recorded."""
     if not trace.header.get("trees"):
-        raise SpecdecError("the recording keeps no whole trees; record with trees=(10,) to look at them.")
+        raise SpecdecError("the recording keeps no whole trees; record with trees=(10,) to display them.")
     try:
         return trace.text
     except SpecdecError:
@@ -332,7 +332,7 @@ def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane
 def what_if(recording: Recording, turn: int, position: int, tree: TreeConfig) -> Snapshot:
     """The cycle that starts at `position`, with another tree."""
     snapshot = _fixed(recording, turn, position, Static.of(tree))
-    return dataclasses.replace(snapshot, note=snapshot.note or "a tree of your own: nobody was asked")
+    return dataclasses.replace(snapshot, note=snapshot.note or "your own tree: no policy was asked")
 
 
 def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
@@ -343,7 +343,7 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     for row in bound.answers.to_dict("records"):
         policy = Foreseen(row["top_k"], row["expansions"], row["verify_nodes"], row["beam"], trace.depth)
         snapshot = _fixed(recording, turn, row["position"], policy)
-        note = snapshot.note or "whoever knows the text would draft this tree here"
+        note = snapshot.note or "with the text known, this tree is the best here"
         lane.cycles.append(dataclasses.replace(snapshot, note=note))
     return lane
 

@@ -343,7 +343,7 @@ class Explorer(Viewer):
         self.turn = ipywidgets.Dropdown(description="prompt")
         self.policy = ipywidgets.Dropdown(description="policy")
         self.other = ipywidgets.Dropdown(description="beside", tooltip="another policy beside it")
-        self.bound = ipywidgets.Checkbox(False, description="clairvoyant", tooltip="the bound: who knows the text")
+        self.bound = ipywidgets.Checkbox(False, description="clairvoyant", tooltip="the bound: the text is known")
         slider, nodes = ipywidgets.IntSlider, "total_tokens: nodes of the tree and its root"
         levels, wide = "depth: draft calls after the first; a path has one node more", "k: children of a node"
         self.total_tokens = slider(1, 1, 1, description="total_tokens", tooltip=nodes)

@@ -281,7 +281,7 @@ def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
     y = _lines(panel, 4, y + 14, f"tree {tree}: {tree_words(snapshot)}", width, FAINT) + 4
     flags = [one for one in snapshot.asked if len(one.labels) == 2 and one.kind == "extend"]
     if flags:
-        panel.text(4, y, "EXTEND: probability of going on", 10)
+        panel.text(4, y, "EXTEND: probability of continuing", 10)
         for one in flags:
             y += BAR
             label, share = f"after call {one.expansions + 1}", one.values[1]

@@ -77,7 +77,7 @@ class Provenance:
         facts = [self.label, _joined(row["machine"] for row in self.rows)]
         facts += [self.shown, written]
         facts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "")
-        facts.append(f"time by the prices of {prices}" if prices else "")
+        facts.append(f"time from the costs of {prices}" if prices else "")
         return ", ".join(filter(None, facts)) + "."
 
     def record(self) -> dict:

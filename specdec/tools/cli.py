@@ -430,7 +430,7 @@ def _pairs(args) -> None:
     for name in pairs.names():
         known = pairs.own_pair(name) or pairs.PRESETS.get(name, pairs.OwnPair("in the package", "in the package"))
         target = known.target if isinstance(known.target, str) else known.target.requirement
-        kind = "yours" if pairs.own_pair(name) else "at hand" if load.at_hand(name) else "to be fetched"
+        kind = "yours" if pairs.own_pair(name) else "available" if load.at_hand(name) else "to be downloaded"
         rows.append({"pair": name, "target": target, "drafter": known.drafter or "none", "": kind})
     print(f"{tables.markdown(pd.DataFrame(rows))}\n\nYours are in {pairs.registry()}; `specdec register` adds one.")
 

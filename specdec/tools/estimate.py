@@ -521,7 +521,7 @@ def read_plan(path: str | Path) -> Plan:
             raise SpecdecError(f"{path}: {key}: {error}") from None
     for key in ("pairs", "temperatures", "seeds"):
         if len(set(values := getattr(plan, key))) < len(values):
-            raise SpecdecError(f"{path}: {key}: one of them stands there twice, {values}.")
+            raise SpecdecError(f"{path}: {key}: an entry occurs twice, {values}.")
     return plan
 
 

@@ -402,7 +402,7 @@ def tune_schedule(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms
 def _check_priced(policy) -> None:
     if not isinstance(policy, ValuePolicy):
         raise SpecdecError(
-            f"a {type(policy).__name__} holds no prices: it learned its machine's costs. Train it here again."
+            f"a {type(policy).__name__} has no costs to replace: it learned its machine's costs. Train it here again."
         )
 
 

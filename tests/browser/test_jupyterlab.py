@@ -168,7 +168,7 @@ def decided(page, view) -> None:
     for name, words in {
         "Re-SpS": "PLAN: ",
         "LTD": "SIZE: ",
-        "RADAR": "probability of going on",
+        "RADAR": "probability of continuing",
         "ours": "predicted value",
     }.items():
         pick(view, "policy", name)

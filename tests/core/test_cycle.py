@@ -169,7 +169,7 @@ def test_what_a_policy_sees_and_the_drafters_state_where_there_is_one():
                 assert engine.draft_state.shape == (pair.drafter.network.config.hidden_size,)
                 assert torch.equal(engine.draft_state, engine.drafting.root_state)
             else:
-                assert "this drafter has no state to look at" in refusal(lambda: engine.draft_state)  # noqa: B023
+                assert "this drafter has no state to read" in refusal(lambda: engine.draft_state)  # noqa: B023
 
 
 def test_rows_beside_the_tree_count_as_verified_and_policies_that_fail_are_named(monkeypatch):

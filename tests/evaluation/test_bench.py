@@ -531,7 +531,7 @@ def test_what_is_missing_is_decoded_elsewhere(pair, home, quick, monkeypatch):
     bench.evaluate(METHODS, few, pair, on="local", jobs=3, repeats=2, **QUIET)
     assert len(asked) == 3, "nobody is asked where nothing is missing"
     drafted = {"own": methods.DraftedBy(pair.drafter, Static(4, 1, 2), "own")}
-    with pytest.raises(SpecdecError, match="'own' brings a drafter of its own"):
+    with pytest.raises(SpecdecError, match="'own' has its own drafter"):
         bench.evaluate(drafted, few, pair, on="local", **QUIET)
 
 

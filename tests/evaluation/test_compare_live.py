@@ -140,11 +140,11 @@ def test_bad_input(recorded, monkeypatch):
         return {"costs": dataclasses.replace(costs, **changes)}
 
     refused = {
-        "recording is of the pair 'random' in float32, not of this": header(weights="other"),
-        "in bfloat16, not of this 'random' in float32": header(dtype="bfloat16"),
+        "recording belongs to the pair 'random' in float32, not to this": header(weights="other"),
+        "in bfloat16, not to this 'random' in float32": header(dtype="bfloat16"),
         "this recording was sampled": header(temperature=1.0),
         "not of this machine": priced(kind="published"),
-        "of the pair 'small' in float32, not of this 'random'": priced(pair="small"),
+        "to the pair 'small' in float32, not to this 'random'": priced(pair="small"),
         "two or more names": {"trees": {"one": TreeConfig(4, 1, 3)}},
         "none of them 'autoregressive'": {"trees": TREES | {"autoregressive": TreeConfig(4, 1, 3)}},
         "'prompts/1' is not among the prompts given": {"prompts": prompts[:1]},

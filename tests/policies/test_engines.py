@@ -320,8 +320,8 @@ def test_papers_rules_are_saved_alike_and_prices_of_another_machine_are_told(tmp
         (lambda: engines.VllmAdaptiveVerification(top_k=3), "for chains 'position', got 'position'"),
         (lambda: engines.HfHeuristic(most_levels=0), "most_levels must be at least 1"),
         (lambda: engines.SglangEma(most_levels=10**9), "GiB"),  # before there is a tree of each number of levels
-        (lambda: engines.SglangDraftProb().answer(chain(SIZE, 0.5)), "SglangDraftProb has no prices yet; call price"),
-        (lambda: engines.LlamacppEv().answer(chain(EXTEND, 0.5)), "LlamacppEv has no prices yet"),
+        (lambda: engines.SglangDraftProb().answer(chain(SIZE, 0.5)), "SglangDraftProb has no costs yet; call price"),
+        (lambda: engines.LlamacppEv().answer(chain(EXTEND, 0.5)), "LlamacppEv has no costs yet"),
     ],
 )
 def test_bad_settings_get_one_sentence(make, message):

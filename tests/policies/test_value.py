@@ -79,7 +79,7 @@ def test_an_answer_is_timed_between_forwards_and_there_is_none_without_prices(tr
     assert answer_ms(pair, policy, round_costs(question_ms=1e3), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24) == 0
     assert answer_ms(pair, Static(4, 1, 2), round_costs(), [[1, 2, 3], [4, 5, 6]]) == 0
     unpriced = ValuePolicy(top_k=3, most_expansions=4, sizes=SIZES)
-    pytest.raises(SpecdecError, replay, trace, unpriced, round_costs()).match("no prices yet")
+    pytest.raises(SpecdecError, replay, trace, unpriced, round_costs()).match("no costs yet")
 
 
 @pytest.mark.parametrize("temperature, probe", [(0.0, "both"), (1.0, "target"), (0.0, "draft"), (1.0, "none")])

@@ -42,7 +42,7 @@ ROWS = [
     row("a policy that takes for ever", tables(policy_ms={"mlp": float("inf")}), "finite"),
     row("no kind of model", tables(kind="guessed"), "'guessed'"),
     row("a model of no texts", tables(texts=0), "texts must be an integer of at least 1"),
-    row("a batch of a batch", lambda given: given.costs.batched(2).batched(2), "the prices of 2 texts"),
+    row("a batch of a batch", lambda given: given.costs.batched(2).batched(2), "the costs of 2 texts"),
     row("a batch of nothing", lambda given: given.costs.batched(0), "texts must be an integer of at least 1"),
     row("no such profile", lambda given: profile("ltd-a100"), "did you mean 'ltd-a100-vicuna-13b'"),
     row("a memory that stands still", machine(bandwidth_gb_per_s=0), "bandwidth, rate", "above 0"),

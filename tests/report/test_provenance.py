@@ -68,7 +68,7 @@ def test_a_notebook_says_what_it_read(home):
     runs.write_json(run.path("costs.json"), {"name": "this machine"})
     (row,) = provenance.of([run]).rows
     assert row["suites"] == ["laptop/nq"] and row["prompts"] == 12 and row["seeds"] == [0, 1]
-    assert "time by the prices of this machine" in provenance.of([run]).caption
+    assert "time from the costs of this machine" in provenance.of([run]).caption
 
 
 def test_the_caption_counts_what_is_shown(home):

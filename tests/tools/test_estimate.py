@@ -233,7 +233,7 @@ def test_the_papers_grid(capsys):
         ({"machine": {"gpu": "h100", "host": "graph"}}, "machine.host: unknown host 'graph'; did you mean 'graphs'"),
         ({"pairs": []}, "pairs: "),
         ({"pairs": ["llama-3.1-9b"]}, "pairs: unknown preset 'llama-3.1-9b'; did you mean 'llama-3.1-8b'"),
-        ({"pairs": ["small", "small"]}, "pairs: one of them stands there twice"),
+        ({"pairs": ["small", "small"]}, "pairs: an entry occurs twice"),
         ({"suites": {"gsm8k": 0}}, "suites.*gsm8k"),
         ({"suites": ["gsm9k"]}, "suites: unknown suites 'gsm9k'; did you mean 'gsm8k'"),
         ({"seeds": 3}, "seeds: "),

@@ -496,7 +496,7 @@ def test_bad_requests_get_one_sentence(first, tmp_path):
     unknown = "unknown field of Ppow 'betta'; did you mean 'beta'"
     pytest.raises(SpecdecError, objective_named, "ppow", {"betta": 1}).match(unknown)
     for wrong, message in (
-        ({"group": 1}, "a group of 1 has nobody to compare with"),
+        ({"group": 1}, "a group of 1 leaves nothing to compare with"),
         ({"reward": "cost"}, "unknown reward 'cost'"),
         ({"rollout": "text"}, "only windows that the drafter drafts can be rewarded"),
         ({"reward": "measured"}, "speedups for 0 to 10 tokens"),

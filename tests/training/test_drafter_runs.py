@@ -126,7 +126,7 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
     written = json.loads((networks.save_trained(warm, tmp_path / "warm", model) / "config.json").read_text())
     assert written["max_position_embeddings"] == text.max_position_embeddings != 2048
     assert networks.check_start(tmp_path / "warm") == tmp_path / "warm" and networks.check_start(None) is None
-    pytest.raises(SpecdecError, networks.check_start, tmp_path).match("there is no drafter in .* to go on from")
+    pytest.raises(SpecdecError, networks.check_start, tmp_path).match("there is no drafter in .* to continue from")
     model.save_pretrained(tmp_path / "target")
     pytest.raises(SpecdecError, networks.load_target, tmp_path / "target", torch.device("cpu")).match(
         "has no tokenizer"
@@ -185,7 +185,7 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     assert (told["conversations"], told["steps"], told["seed"]) == (ChatList(CHATS).key, 4, 0) and streamed.is_dir()
     options = dict(out_dir=tmp_path / "n", settings=TOY, start_from=tmp_path / "nowhere")
     missing = pytest.raises(SpecdecError, train_drafter, chat_target(), CHATS, **options)
-    missing.match("there is no drafter in .*nowhere to go on from")
+    missing.match("there is no drafter in .*nowhere to continue from")
 
 
 def test_documents_are_laid_out_one_after_the_other():

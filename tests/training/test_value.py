@@ -446,4 +446,4 @@ def test_repricing_lists_every_price_before_and_after(trace, trained, monkeypatc
     assert moved.trained_for == {"pair": "synthetic", "costs": moved.priced_for, "rate": moved.rate}
     assert moved.priced_for == "dear"
     assert policy.trained_for["costs"] == policy.priced_for == "round numbers", "the one that was given stays as it was"
-    pytest.raises(SpecdecError, reprice, Static(), few, dear).match("holds no prices")
+    pytest.raises(SpecdecError, reprice, Static(), few, dear).match("has no costs to replace")

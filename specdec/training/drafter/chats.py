@@ -149,7 +149,7 @@ def _parse_chat(line: str, where: str) -> list[dict]:
     if "answer_ids" in record:
         return _with_sampled_answer(messages, record, where)
     if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
-        raise SpecdecError(f"{where}: no assistant turn to learn from; drop the line.")
+        raise SpecdecError(f"{where}: no assistant turn to train on; drop the line.")
     return messages
 
 

@@ -198,6 +198,6 @@ def _check_head(target: FrozenTarget, hidden: Tensor, logits: Tensor) -> None:
     again = target.head(hidden)
     if not isinstance(target.head, torch.nn.Linear) or float((again - logits).abs().max()) > 0.03 * float(logits.std()):
         raise SpecdecError(
-            f"{type(target.model).__name__} does more to its logits than its head says, so they cannot be computed from "
+            f"{type(target.model).__name__} changes its head's logits, so they cannot be recomputed from "
             "kept states; set the limit of the features to 0 to run the target in every step."
         )

@@ -111,7 +111,7 @@ def save_trained(network: nn.Module, folder: Path, model) -> Path:
 def check_start(folder: Path | None) -> Path | None:
     """The folder of a drafter to continue from; SpecdecError if there is none, before anything is read or written."""
     if folder is not None and not (Path(folder) / "config.json").is_file():
-        raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
+        raise SpecdecError(f"there is no drafter in {folder} to continue from; name one with --start-from FOLDER.")
     return folder
 
 

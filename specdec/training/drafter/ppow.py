@@ -92,7 +92,7 @@ class Ppow(Objective):
             if getattr(self, name) not in allowed:
                 raise nearest_name_error(name, getattr(self, name), allowed)
         if self.reward != "none" and self.group < 2:
-            raise SpecdecError(f"a group of {self.group} has nobody to compare with; set group to 2 or more.")
+            raise SpecdecError(f"a group of {self.group} leaves nothing to compare with; set group to 2 or more.")
         for name in ("window", "group", "places_per_row", "updates", "curriculum_steps"):
             if getattr(self, name) < 1:
                 raise SpecdecError(f"{name} must be at least 1, got {getattr(self, name)}.")
