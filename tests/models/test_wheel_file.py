@@ -255,7 +255,9 @@ def test_make_installs_the_pinned_wheel_alone():
 
 
 @needs_make
-@pytest.mark.parametrize(("shown", "installs", "said"), [(0, 1, ""), (1, 0, ""), (1, 1, "the pair small stands in.")])
+@pytest.mark.parametrize(
+    ("shown", "installs", "said"), [(0, 1, ""), (1, 0, ""), (1, 1, "the bundled pair small is used.")]
+)
 def test_make_goes_on_without_a_registry(tmp_path, shown, installs, said):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()

@@ -192,7 +192,7 @@ def test_two_policies_and_the_clairvoyant_stand_at_one_place_of_the_text(explore
     assert len(words) == len(explorer.shown[0][0].tokens)
     tips = {one.get("data-tip") for one in text.iter() if one.get("data-kind") == "accepted"}
     assert tips == {f"{lane.name}: accepted" for lane, number in explorer.shown if lane.cycles[number].accepted_tok}
-    explorer.other.value, explorer.bound.value, explorer.turn.value = "nobody", False, 0
+    explorer.other.value, explorer.bound.value, explorer.turn.value = "no policy", False, 0
     assert len(explorer.view.page["lanes"]) == 1
 
 

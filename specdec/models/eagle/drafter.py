@@ -157,7 +157,7 @@ class DraftStep:
 
 
 class EagleSession(DraftSession):
-    """One turn: keys and values of true target features, kept for good, followed by those of the tree being drafted."""
+    """One turn: keys and values of true target features, kept permanently, followed by those of the tree being drafted."""
 
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
         self.drafter, self.network = drafter, drafter.network
@@ -176,7 +176,7 @@ class EagleSession(DraftSession):
         return self.drafter.children(states, top_k)
 
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Run the lasting rows: pairs (feature of position i, token i + 1), causal, kept for good. Returns states [A, H]."""
+        """Run the lasting rows: pairs (feature of position i, token i + 1), causal, kept permanently. Returns states [A, H]."""
         return self.drafter.run(self.root_step(tokens, features))
 
     def step(self, kind: str, tokens: Tensor, given: Tensor) -> DraftStep:

@@ -303,7 +303,7 @@ def _unroll_heads(network, embedding, features, batch, steps, slots, followed) -
 def _unroll_model(network, batch, steps, slots, followed) -> Iterator[Tensor]:
     """A language model reads only tokens: the state of slot i at step s is that after the token it reads then."""
     if followed.drafted is not None:
-        raise SpecdecError("a language model learns from the text as it stands here; choose an objective such as 'lm'.")
+        raise SpecdecError("a language model learns only from the given text here; choose an objective such as 'lm'.")
     documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
     states = F.pad(network.states(batch.ids, packed_positions(documents)), (0, 0, 0, steps))
     for step in range(steps):
