@@ -35,9 +35,9 @@ TITLES = {
 }  # of the cards, by kind
 CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; "at the end" is the mean of so many steps
 LIMITS = """\
-It learned from chats in English of at most a row's `length`; other languages and longer texts it has not met. It serves no
-other target, nor this one after further training. It can change the time that a text takes, never the text: in float32 that
-holds token for token, in bfloat16 up to near-ties, where forwards of other shapes round otherwise."""
+It was trained on chats in English of at most `length` tokens, not on other languages or longer texts. It fits no other target, nor
+this one after further training. It only affects the speed, not the text: in float32 token for token, in bfloat16 except for
+near-ties, where forwards of other shapes round differently."""
 
 
 def ship(run: Path, folder: Path, kind: str = "eagle3") -> Path:
@@ -96,14 +96,14 @@ def limits(config: dict) -> list[str]:
     shares = sorted(claims.outside_frac.items(), key=lambda one: one[1])
     if found and shares:
         (lowest, low), (highest, high) = shares[0], shares[-1]
-        bound = f", so tau stays below {1 / high:.3g} there" if high else ""
-        among = f"Of the target's own tokens {low:.1%} ({lowest}) to {high:.1%} ({highest}) are none of these"
+        bound = f", so tau is below {1 / high:.3g} there" if high else ""
+        among = f"Of the target's own tokens {low:.1%} ({lowest}) to {high:.1%} ({highest}) are outside"
         found[-1] += f" {among}{bound}."
     if heads := next((config[name] for name in config if name.endswith("_num_heads") and KINDS.get(name[:-10])), None):
-        found.append(f"It drafts at most {heads} tokens in a row: it has no more heads.")
+        found.append(f"It has {heads} heads, so it drafts at most {heads} tokens in a row.")
     elif claims.taught_drafts:
-        row = "one draft" if claims.taught_drafts == 1 else f"{claims.taught_drafts} drafts in a row"
-        found.append(f"It was trained on {row}: deeper levels of a tree go beyond that.")
+        steps = f"{claims.taught_drafts} draft step{'s' * (claims.taught_drafts > 1)}"
+        found.append(f"It was trained with {steps}: deeper tree levels go beyond that.")
     return found
 
 
@@ -170,17 +170,17 @@ def text(card: dict, measured: dict) -> str:
     learned, doubling = pd.DataFrame(card["learned"]), pd.DataFrame(card["doubling"])
     return page(
         f"# {TITLES[kind]} for {card['target']}",
-        f"Trained with this workbook on text that its target wrote. `specdec.load_pair({given})` loads both.",
+        f"Trained with this workbook on the target's own text. `specdec.load_pair({given})` loads both.",
         tables.markdown(pd.DataFrame({"drafter": shown}).rename_axis("fact")),
-        "Numbers of the loss are means over the last training steps.\n\n## What it learned\n\nOn chats held out from "
-        f"training, after `seen_tok` answer tokens: the share of first drafts that are right, and `{TAU}`, the tokens per "
-        "cycle of a drafted chain, the target's own included.",
+        "Values of the loss are means over the last training steps.\n\n## Learning curve\n\nOn held-out chats, after "
+        f"`seen_tok` answer tokens: the accuracy of first drafts, and `{TAU}`, the tokens per cycle of a drafted chain, "
+        "including the target's own.",
         tables.markdown(learned, digits=3),
-        "What each doubling of the text brought:" if len(doubling) else "",
+        "Gain per doubling of the text:" if len(doubling) else "",
         tables.markdown(doubling, digits=3) if len(doubling) else "",
         *_later(card),
         *(_section(title, part, weights["sha256"]) for title, part in measured.items()),
-        f"## What it cannot do\n\n{LIMITS}",
+        f"## Limitations\n\n{LIMITS}",
         " ".join(limits(weights["config"])),
         f"Licence: {card['licence']}.",
     )
@@ -204,8 +204,8 @@ def _later(card: dict) -> list[str]:
         changed = {name: value for name, value in new.items() if value != old.get(name, value)} | {"seed": run["seed"]}
         told = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in changed.items())
         parts.append(
-            f"Then {run['steps']:,} steps more ({run['minutes']:.1f} minutes), from these weights on and over text read before "
-            f"in another order, with {told}; `seen_tok` counts anew:"
+            f"Then {run['steps']:,} more steps ({run['minutes']:.1f} minutes) from these weights, over the same text in another "
+            f"order, with {told}; `seen_tok` starts again:"
         )
         parts.append(tables.markdown(pd.DataFrame(learned).drop(columns="distinct_tok"), digits=3))
         before = run
@@ -223,7 +223,7 @@ def _settings(settings: dict) -> dict:
 def _section(title: str, part: dict, sha256: str) -> str:
     stale = part["drafter"] != sha256
     texts = [f"## {title}", part["how"], tables.markdown(pd.DataFrame(part["rows"]), digits=3)]
-    return "\n\n".join([*texts, *(["*Measured with an earlier drafter than the one here.*"] if stale else [])])
+    return "\n\n".join([*texts, *(["*Measured with an earlier drafter.*"] if stale else [])])
 
 
 def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:

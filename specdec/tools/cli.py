@@ -785,7 +785,7 @@ TRAININGS["eagle3"] = (
     _LEARNER,
 )
 TRAININGS["ppow"] = (
-    "train a trained drafter further, with PPOW or another objective",
+    "continue training a drafter, with PPOW or another objective",
     _train_drafter,
     f"--target --data --objective --fields {_LEARNING}",
     _LEARNER | _CONTINUED,

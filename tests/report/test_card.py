@@ -45,7 +45,7 @@ def test_a_trained_drafter_is_put_in_place_with_its_card(trained, tmp_path):
     assert [row["held_out_tau_chain"] for row in facts["learned"]] == pytest.approx(learned["held_out_tau_chain"])
     assert f"{learned['held_out_tau_chain'].iloc[-1]:.3f}" in text and f"{log['results']['distinct_tok']}" in text
     assert facts["training"]["drafter"]["stages"] == [len(CHATS)] and "0.4" in text
-    assert "What each doubling" not in text and "What it cannot do" in text
+    assert "Gain per doubling" not in text and "Limitations" in text
 
 
 def test_the_card_tells_of_the_runs_before(trained, tmp_path):
@@ -56,7 +56,7 @@ def test_the_card_tells_of_the_runs_before(trained, tmp_path):
     text = card.ship(tmp_path / "more", tmp_path / "ours").read_text()
     facts = json.loads((tmp_path / "ours" / "card.json").read_text())
     assert facts["training"]["drafter"] == card.run_facts(trained / "drafter_training")
-    assert "Then 6 steps more" in text and "`linear_end` 6, `seed` 1" in text
+    assert "Then 6 more steps" in text and "`linear_end` 6, `seed` 1" in text
     last = learning_curve(tmp_path / "more")["held_out_tau_chain"].iloc[-1]
     assert facts["learned_later"][0][-1]["held_out_tau_chain"] == pytest.approx(last) and f"{last:.3f}" in text
     assert machine.file_hash(tmp_path / "ours/drafter/model.safetensors") == facts["weights"]["drafter"]["sha256"]
@@ -131,15 +131,15 @@ def test_what_bounds_the_tokens_per_cycle_is_measured_and_said(trained, tmp_path
     claims = load_drafter(tmp_path / "ours" / "drafter", pair.target).claims
     assert claims.outside_frac == pytest.approx(dict(zip(kinds, outside, strict=True)), abs=1e-4)
     assert claims.taught_drafts == 2 and 0 <= claims.first_drafts_frac <= 1
-    assert f"{max(outside):.1%}" in readme and "It was trained on 2 drafts in a row" in readme
+    assert f"{max(outside):.1%}" in readme and "It was trained with 2 draft steps" in readme
 
 
 def test_bounds_by_hand():
     of = {"vocab_size": 4000, "draft_vocab_size": 1000, "specdec": {"outside_frac": {"code": 0.02, "French": 0.14}}}
     assert card.limits(of) == [
-        "It drafts 1,000 of its target's 4,000 tokens. Of the target's own tokens 2.0% (code) to 14.0% (French) are none of "
-        "these, so tau stays below 7.14 there."
+        "It drafts 1,000 of its target's 4,000 tokens. Of the target's own tokens 2.0% (code) to 14.0% (French) are outside, "
+        "so tau is below 7.14 there."
     ]
     heads = card.limits({"medusa_num_heads": 4, "specdec": {"taught_drafts": 4}})
-    assert heads == ["It drafts at most 4 tokens in a row: it has no more heads."]
+    assert heads == ["It has 4 heads, so it drafts at most 4 tokens in a row."]
     assert card.limits({"vocab_size": 9, "draft_vocab_size": 9}) == []

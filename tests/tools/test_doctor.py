@@ -86,7 +86,7 @@ def test_facts_of_this_machine(tmp_path, monkeypatch):
     assert facts["data_files"] == ["gsm8k.jsonl"]
     assert facts["pairs"]["tiny"] is None and "unknown preset" in facts["pairs"]["no-such-pair"]
     assert set(facts["wheels"]) == {"smollm2"} and facts["limits"]["no-such-pair"] == []
-    assert "own tokens" in facts["limits"]["tiny"][0] and "in a row" in facts["limits"]["smollm2"][1]
+    assert "own tokens" in facts["limits"]["tiny"][0] and "draft steps" in facts["limits"]["smollm2"][1]
     assert facts["threads"] == torch.get_num_threads() and facts["home_writable"]
     assert doctor.checks(facts)["state"].isin([doctor.OK, doctor.NOTE]).all()
 
