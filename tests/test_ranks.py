@@ -304,7 +304,7 @@ DECODE = "decode Hello --pair tiny"
 @pytest.mark.parametrize(
     ("several", "line", "said"),
     [
-        (3, f"{DECODE} --tp", "4 attention heads do not divide among 3 processes; start a number of them that divides"),
+        (3, f"{DECODE} --tp", "4 attention heads do not divide among 3 processes; start a number that divides"),
         (3, DECODE, "3 processes were started, each of which would do the same; add --tp"),
         (3, f"{DECODE} --device-map auto", "3 processes were started"),
         (3, f"{DECODE} --device-map auto --tp", "give one of them"),

@@ -99,7 +99,7 @@ def test_what_is_measured_between_the_prompts_comes_before_each(pair, home, quic
     bench.evaluate(METHODS, PROMPTS, pair, repeats=2, between=shares.append, **QUIET)
     count = len(bench.gather(PROMPTS))
     assert shares == [1 / (2 * count)] * (2 * count)
-    with pytest.raises(SpecdecError, match="needs one process"):
+    with pytest.raises(SpecdecError, match="needs a single process"):
         bench.evaluate(METHODS, PROMPTS, pair, between=shares.append, on="local", **{**QUIET, "name": "elsewhere"})
 
 
