@@ -65,7 +65,11 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def avoided(root: Path) -> list[str]:
     """'file:line: phrase (better)' for every phrase to avoid."""
-    files = [path for path in links.files(root) if not str(path.relative_to(root)).startswith(SKIPPED)]
+    files = [
+        path
+        for path in links.files(root)
+        if path.suffix == ".md" and not str(path.relative_to(root)).startswith(SKIPPED)
+    ]
     found = []
     for path in [*files, *sorted((root / "specdec").rglob("*.py"))]:
         for line, text in prose(path):
