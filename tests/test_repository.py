@@ -94,5 +94,5 @@ def test_phrases_to_avoid_are_not_used_and_are_seen(tmp_path):
     (tmp_path / "specdec").mkdir()
     (tmp_path / "a.md").write_text("At\nhand; `whoever`.\n\n```\nneed be\n```\nIt goes on.\n")
     (tmp_path / "specdec" / "b.py").write_text('x = "for good"\n"""One.\n\nSomebody."""\n')
-    found = [line.partition(" (")[0].rpartition("/")[2] for line in words.avoided(tmp_path)]
+    found = sorted(line.partition(" (")[0].rpartition("/")[2] for line in words.avoided(tmp_path))
     assert found == ["a.md:1: At hand", "a.md:7: goes on", "b.py:1: for good", "b.py:4: Somebody"]
