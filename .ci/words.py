@@ -17,7 +17,7 @@ import links
 AVOIDED = {
     r"package registry": "PyPI",
     r"stand(s|ing)? in for|stand-ins?": "replaces, replacement",
-    r"stands? (in|there|beside|behind|below|above)|as (it|they) stands?": "is, is in, unchanged",
+    r"stands? (in(?! for)|there|beside|behind|below|above)|as (it|they) stands?": "is, is in, unchanged",
     r"lies (in|there|beside|within|where)": "is in, is beside",
     r"can(not)? be had": "is (not) available, cannot be downloaded",
     r"(is|are|was|were|be|been) told": "gets, receives, is recognised by",
@@ -65,11 +65,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def avoided(root: Path) -> list[str]:
     """'file:line: phrase (better)' for every phrase to avoid."""
-    files = [
-        path
-        for path in links.files(root)
-        if path.suffix == ".md" and not str(path.relative_to(root)).startswith(SKIPPED)
-    ]
+    files = [path for path in links.files(root) if not str(path.relative_to(root)).startswith(SKIPPED)]
     found = []
     for path in [*files, *sorted((root / "specdec").rglob("*.py"))]:
         for line, text in prose(path):
