@@ -63,16 +63,12 @@ def test_a_value_without_an_interval_decides_nothing_unless_it_is_a_count(home):
 
 def test_rows_that_say_nothing_decide_nothing(home):
     """A change that changed nothing has an interval without a width; a table of another make has other columns."""
-    same = pd.DataFrame(
-        {"suite": "nq", "method": ["a"], "over": [1.0], "over_low": [1.0], "over_high": [1.0], "prompts": [20]}
-    )
+    same = LIVE[:1].assign(suite="nq", over=1.0, over_low=1.0, over_high=1.0, prompts=20)
     made("controllers", "live", same)
     test = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over", "above": 0.99}
     assert verdict(test)[0] == verdicts.UNLEARNED
-    assert verdict({**test, "value": "ovr"}) == (
-        UNMEASURED,
-        "unknown column 'ovr'; did you mean 'over', 'over_low', 'over_high'?",
-    )
+    told = "unknown column 'ovr'; did you mean 'over', 'over_low', 'over_high'?"
+    assert verdict({**test, "value": "ovr"}) == (UNMEASURED, told)
     wide = {**test, "value": "prompts", "exact": True, "where": {"suite": "all"}}
     assert verdict(wide)[0] == HOLDS, "one suite stands for all"
 
@@ -292,9 +288,8 @@ def test_claims_read_tables_that_their_notebooks_write_and_numbers_that_these_st
     for claim in (claim for claim in LEDGER.values() if "run" in claim.test):
         source = code[claim.test["run"]]
         written = re.findall(r'write_table\(f?"([^"]+)"', source)
-        patterns = [
-            re.sub(r"\\\{.*?\\\}", ".+", re.escape(name)) for name in [*written, "results", "prompts"]
-        ]  # the last by `evaluate`
+        written += ["results", "prompts"]  # the last by `evaluate`
+        patterns = [re.sub(r"\\\{.*?\\\}", ".+", re.escape(name)) for name in written]
         for table in claims._tables(claim.test):
             assert any(re.fullmatch(pattern, table) for pattern in patterns), (claim.id, table)
         for name in claim.test.get("trained", {}):

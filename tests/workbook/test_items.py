@@ -63,9 +63,7 @@ LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "v
 
 
 def test_a_table_of_both_sides_brings_its_counts_and_doubts(run):
-    theirs = pd.DataFrame(
-        {"target": "8B", "row": ["Hydra"], "column": "speed", "value": [2.8], "doubt": "printed twice"}
-    )
+    theirs = LONG.drop(columns="pair").assign(target="8B", row="Hydra", value=2.8, doubt="printed twice")
     markdown, csv, tex, label = items.save("resps/table1", PaperTable.of(LONG, theirs), sources=[run])
     facts = json.loads(label.read_text())
     assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0} and facts["missing"] == ["Hydra"]
