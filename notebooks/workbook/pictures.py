@@ -5,7 +5,9 @@ Each takes long rows and returns a figure. Knows nothing about whose rows they a
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,11 @@ import pandas as pd
 
 from specdec import runs
 from specdec.errors import SpecdecError
+from specdec.report import treeview
 from specdec.report.figures import ABOVE, COLOURS, HEIGHT_IN, WIDTH_IN, draw_line, drawn, grouped_bars, ink, name_ends
 from specdec.report.tables import need, surely
+
+COLUMN_IN, ROW_IN = 1.05, 0.2  # distance of columns and rows of a tree
 
 
 def training_curves(
@@ -253,4 +258,38 @@ def predicted_measured(table: pd.DataFrame, *, within: float = 0.1, title=""):
         axes.set(xlabel="predicted ms per token", ylabel="measured ms per token")
         axes.legend(loc="upper left")
         axes.set_title(title, loc="left")
+    return figure
+
+
+def tree(tokens: Sequence[str], parents: Sequence[int], *, scores=None, accepted: Sequence[int] = (), title: str = ""):
+    """A draft tree as a figure: the accepted path is filled, darker borders mean likelier nodes.
+
+    tokens: text of each node [N], root first. parents: index of each node's parent [N], -1 for the root, parents before
+    children. scores: cumulative log-probability [N], shown as the border's darkness. accepted: indices of the nodes on the
+    accepted path.
+    """
+    from matplotlib.colors import to_rgba
+
+    assert len(tokens) == len(parents) > 0 and (scores is None or len(scores) == len(tokens))
+    assert parents[0] == -1 and all(0 <= parent < node for node, parent in enumerate(parents) if node)
+    assert all(0 <= node < len(tokens) for node in accepted)
+    depth, row = treeview.places(parents)
+    path, size = set(accepted), ((max(depth) + 1.2) * COLUMN_IN, (max(row) + 2) * ROW_IN + 0.3)
+    with drawn(*size, title=title) as (figure, _):
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set(xlim=(-0.5, max(depth) + 0.5), ylim=(max(row) + 0.7, -0.7))
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                look = dict(color=COLOURS[5], linewidth=2) if node in path else dict(color="0.75", linewidth=1)
+                axes.plot([depth[parent], depth[node]], [row[parent], row[node]], zorder=1, **look)
+        for node, token in enumerate(tokens):
+            fill, letters = (COLOURS[5], "white") if node in path else ("white", "0.13")
+            # unlikely ones stay visible
+            share = 0.5 if scores is None else math.exp(max(float(scores[node]), -6.0)) ** 0.3
+            box = dict(boxstyle="round,pad=0.25", facecolor=fill, edgecolor=to_rgba(COLOURS[0], 0.25 + 0.75 * share))
+            text = dict(family="DejaVu Sans Mono", fontsize=7, color=letters, parse_math=False, gid=f"node-{node}")
+            axes.text(
+                depth[node], row[node], treeview.readable(token), ha="center", va="center", bbox=box, zorder=2, **text
+            )
     return figure

@@ -6,6 +6,8 @@ import pytest
 
 from specdec.report import figures, treeview
 
+from workbook import pictures
+
 # 0 ─┬─ 1 ─┬─ 3      depth 0 1 2
 #    │     └─ 4
 #    └─ 2
@@ -27,7 +29,7 @@ def boxes(figure) -> dict[str, object]:
 
 def test_every_node_is_drawn_and_the_path_is_filled(home):
     def drawn():
-        return treeview.picture(["a", "b", "c", "d", "e"], PARENTS, scores=[0, -0.1, -2, -0.2, -3], accepted=[0, 1, 4])
+        return pictures.tree(["a", "b", "c", "d", "e"], PARENTS, scores=[0, -0.1, -2, -0.2, -3], accepted=[0, 1, 4])
 
     figure = drawn()
     assert [text.get_text() for text in boxes(figure).values()] == ["a", "b", "c", "d", "e"]
@@ -40,7 +42,7 @@ def test_every_node_is_drawn_and_the_path_is_filled(home):
 
 
 def test_tokens_are_text_not_markup(home):
-    figure = treeview.picture(["<script>&", " x\n", "\x0e\x00", "$x^2$"], [-1, 0, 1, 2])
+    figure = pictures.tree(["<script>&", " x\n", "\x0e\x00", "$x^2$"], [-1, 0, 1, 2])
     assert [text.get_text() for text in boxes(figure).values()] == ["<script>&", "␣x⏎", "··", "$x^2$"]
     svg = figures.save(figure, home / "tree")[0].read_text()
     assert "&lt;script&gt;&amp;" in svg and "$x^2$" in svg
@@ -59,4 +61,4 @@ def test_tokens_are_text_not_markup(home):
     ],
 )
 def test_what_is_not_a_tree_is_refused(tokens, parents, options):
-    pytest.raises(AssertionError, treeview.picture, tokens, parents, **options)
+    pytest.raises(AssertionError, pictures.tree, tokens, parents, **options)
