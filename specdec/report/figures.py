@@ -36,6 +36,7 @@ RULES = {
     "legend.fontsize": 8,
     "legend.title_fontsize": 8,
     "legend.frameon": False,
+    "figure.titlesize": 10,
     "figure.dpi": 110,
     "savefig.dpi": 160,
     "svg.hashsalt": "specdec",  # ids inside an SVG are random without it
@@ -147,7 +148,7 @@ def grouped_bars(axes, rows: pd.DataFrame, x: str, y: str, by: str, looks: Seque
         axes.bar(centres, part[y], width, label=str(name), **bar_look(looks.index(name)))
         if f"{y}_low" in part:
             reach = np.abs(part[[f"{y}_low", f"{y}_high"]].T.to_numpy(float) - part[y].to_numpy(float))
-            axes.errorbar(centres, part[y], yerr=np.nan_to_num(reach), fmt="none", ecolor="0.2", capsize=1.5)
+            axes.errorbar(centres, part[y], yerr=reach, fmt="none", ecolor="0.2", capsize=1.5)
     axes.set_xticks(range(len(values)), list(map(str, values)))
     axes.grid(axis="x", visible=False)
 
