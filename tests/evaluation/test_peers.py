@@ -87,7 +87,7 @@ def test_a_missing_package_is_a_sentence(tiny, monkeypatch, tmp_path):
 def test_bad_input_is_refused(tiny):
     pytest.raises(SpecdecError, peers.peers_of, tiny, ["vllm"]).match("unknown peer")
     found, _ = peers.peers_of(tiny, [peers.GENERATE])
-    with pytest.raises(SpecdecError, match="greedy runs only"):
+    with pytest.raises(SpecdecError, match="run greedily only"):
         bench.evaluate({"plain": "autoregressive", **found}, PROMPTS, tiny, temperature=1.0, **FEW)
 
 
