@@ -173,10 +173,6 @@ def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.D
     prompts = rows.get("prompts", pd.Series(0, rows.index)).fillna(0).astype(int)
     exact = "published" in test or test.get("exact", False)
     low, high = (numbers, numbers) if exact else _ends(rows, value, test.get("ends", [f"{value}_low", f"{value}_high"]))
-    still = (low == high) & (not exact)
-    if not exact:
-        silent = still | ((prompts < LEAST_PROMPTS) & ("prompts" in rows))
-        low, high = low.mask(silent), high.mask(silent)
     shown = [name for name in ("target", "drafter", "method", "row", "choice", "suite", "column") if name in rows]
     plain = value.rpartition(".")[2].removesuffix("_frac").replace("_", " ")
     named = rows[shown].replace({"suite": {"all": "all suites"}}) if "suite" in shown else rows[shown]
@@ -185,9 +181,17 @@ def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.D
         for row in named.itertuples(index=False)
     ]
     kept = {name: rows[name] for name in (*SOURCE, *test.get("match", ()))}
-    parts = dict(name=names, value=numbers, low=low, high=high, prompts=prompts, still=still)
+    parts = dict(name=names, value=numbers, low=low, high=high, prompts=prompts)
     parts = pd.DataFrame({**parts, **kept})
-    return parts[parts["value"].notna()].reset_index(drop=True)
+    parts = parts[parts["value"].notna()].reset_index(drop=True)
+    return parts.assign(still=False) if exact else _told(parts, counted="prompts" in rows)
+
+
+def _told(parts: pd.DataFrame, counted: bool = True) -> pd.DataFrame:
+    """`parts` without the intervals that say nothing: of no width (`still`), or, where prompts are counted, from too few."""
+    still = parts["low"] == parts["high"]
+    silent = still | ((parts["prompts"] < LEAST_PROMPTS) & counted)
+    return parts.assign(low=parts["low"].mask(silent), high=parts["high"].mask(silent), still=still)
 
 
 def _ends(rows: pd.DataFrame, value: str, ends: list[str]) -> tuple[pd.Series, pd.Series]:
@@ -260,11 +264,10 @@ def paired_ratio(table: pd.DataFrame, test: dict) -> list[Part]:
     parts = []
     for source, rows in _sides(table, test):
         found = stats.summarise(rows, {"over": "second"}, rate=tuple(test["rate"]))
-        row = found[found["method"] == "first"].iloc[-1]  # all suites together
-        still = bool(row["over_low"] == row["over_high"])
-        few = still or row["prompts"] < LEAST_PROMPTS
-        ends = (np.nan, np.nan) if few else (row["over_low"], row["over_high"])
-        parts.append(Part(_versus(test), row["over"], *ends, int(row["prompts"]), source, still))
+        names = {"over": "value", "over_low": "low", "over_high": "high"}
+        rows = found[found["method"] == "first"].tail(1).rename(columns=names)  # all suites together
+        rows = _told(rows).assign(name=_versus(test), **dict(zip(SOURCE, source, strict=True)))
+        parts += _parts(rows)
     return parts
 
 
