@@ -17,8 +17,17 @@ from numpy.typing import ArrayLike
 
 from specdec.core.records import TURN, Rates
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, door
-from specdec.replays.static_trees import CostTables, Shape, beam_text, path_ranks, recorded, turn_table, within
+from specdec.errors import SpecdecError, check_integer, door
+from specdec.replays.static_trees import (
+    CostTables,
+    Shape,
+    beam_text,
+    gained_tok,
+    path_ranks,
+    recorded,
+    turn_table,
+    within,
+)
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -98,6 +107,57 @@ def clairvoyant(
     return Bound(
         turns.assign(draft_calls=per_turn(draft_calls), verified_tok=per_turn(answers["verify_nodes"] + 1)), answers
     )
+
+
+@door
+def kept_bound(trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any) -> pd.DataFrame:
+    """The least time per turn where a tree is kept for so many `cycles`, as in Re-SpS: columns TURN, part, new_tok, time_ms.
+
+    total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths, beams of `static_grid`.
+    With cycles=1 the bound of a controller that answers before anything is drafted; the larger, the nearer to one tree a turn.
+
+    >>> import specdec
+    >>> from specdec.costs.profiles import profile
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
+    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
+    >>> costs = profile("roofline-a100-llama-8b-eager")
+    >>> often, seldom = (kept_bound(trace, costs, cycles, [1, 4, 6])["time_ms"].sum() for cycles in (1, 3))
+    >>> bool(often <= seldom)
+    True
+    """
+    check_integer("cycles", cycles, 1)
+    sizes = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
+    known, depths = recorded(trace, *(shapes.get(name) for name in ("top_ks", "depths", "beams")))
+    tables = CostTables.of(trace, costs, known)
+    first, positions = (trace.turns[name].to_numpy() for name in ("first", "positions"))
+    end = np.repeat(first + positions, positions)
+    pairs = [(shape, depth) for shape in known for depth in depths if depth <= trace.depth_of(*shape)]
+    walks = [_kept(trace, tables, shape, depth, sizes, end, cycles) for shape, depth in pairs]
+    reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))  # [settings, R]
+    value_ms = np.zeros(len(end) + 1)
+    for position in range(positions.max() - 1, -1, -1):
+        row = first[positions > position] + position
+        ahead = np.where(reached[:, row] < end[row], value_ms[reached[:, row]], 0.0)
+        value_ms[row] = (spent_ms[:, row] + ahead).min(axis=0)
+    return trace.turns[[*TURN, "part"]].assign(new_tok=positions, time_ms=value_ms[first])
+
+
+def _kept(
+    trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray, end: np.ndarray, cycles: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where so many cycles with one tree lead from every row (at most to its turn's end), and their milliseconds: [sizes, R]."""
+    where, rows = tables.where, np.arange(len(end))
+    verified = np.minimum(sizes[:, None], np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end)))
+    drafted_ms = tables.draft[shape][where, depth] + tables.verify[where, verified]
+    cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
+    following = np.minimum(rows + gained_tok(path_ranks(trace, shape, depth), sizes), end)
+    reached, spent_ms = np.tile(rows, (len(sizes), 1)), np.zeros((len(sizes), len(end)))
+    for _ in range(cycles):
+        going, at = reached < end, np.minimum(reached, len(end) - 1)
+        spent_ms += np.where(going, np.take_along_axis(cycle_ms, at, axis=1), 0.0)
+        reached = np.where(going, np.take_along_axis(following, at, axis=1), reached)
+    return reached, spent_ms
 
 
 def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:

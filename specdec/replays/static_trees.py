@@ -183,7 +183,7 @@ def _walk(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes, computed together."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
-    new_tok = _new_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
+    new_tok = gained_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
     draft_ms = tables.draft[shape][tables.where, depth]  # [R]
     nodes, offered = np.repeat(sizes, len(first)), trace.candidates(shape[0], depth, shape[1])
     offered = np.broadcast_to(offered, len(draft_ms))  # [R]
@@ -208,7 +208,7 @@ def _walk(
     return cycles.reshape(shape_of), cycle_tok.reshape(shape_of), time_ms.reshape(shape_of)
 
 
-def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """uint8 [settings, R]: new tokens of a cycle with a tree of that size, the bonus token included."""
     gained = np.zeros((int(sizes.max()) + 1, len(ranks)), dtype=np.uint8)
     gained[0] = 1

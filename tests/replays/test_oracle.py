@@ -13,7 +13,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.replays import static_trees
 from specdec.replays.columns import Column
-from specdec.replays.oracle import clairvoyant, headroom
+from specdec.replays.oracle import clairvoyant, headroom, kept_bound
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_grid
 from specdec.replays.trace import NEVER, Trace
@@ -133,6 +133,26 @@ def test_restricted_bounds_are_brute_force(top_ks, depths, sizes):
     assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(allowed[1])
     for row in answers.itertuples():
         assert row.verify_nodes in {min(size, pool_size(row.expansions, row.top_k)) for size in allowed[2]}
+
+
+@pytest.mark.parametrize("cycles", [1, 2, 4, 30])
+def test_the_bound_of_kept_trees_is_brute_force(cycles):
+    trace, every = made_up([5, 1, 4], seed=11), list(itertools.product([1, 3], [0, 2], [0, 5]))
+
+    def least(first, positions, begin=0):
+        def spent(top_k, depth, size):
+            p, ms = begin, 0.0
+            for _ in range(cycles):
+                if p < positions:
+                    answer = (first + p, top_k, depth, size)
+                    gained, more = one_cycle(trace, COSTS, *answer) if size else plain_step(trace, COSTS, first + p)
+                    p, ms = p + gained, ms + more
+            return ms + least(first, positions, p)
+
+        return min(itertools.starmap(spent, every)) if begin < positions else 0.0
+
+    found = kept_bound(trace, COSTS, cycles, [1, 6], top_ks=[1, 3], depths=[0, 2])["time_ms"]
+    assert found.tolist() == pytest.approx([least(*turn) for turn in trace.turns[["first", "positions"]].to_numpy()])
 
 
 def test_plain_steps_and_flat_trees_are_answers_where_nothing_is_restricted():
