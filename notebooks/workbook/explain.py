@@ -99,7 +99,7 @@ def clear_of_one(table: pd.DataFrame, name: str, value: str) -> str:
 
 
 def of_rows(long: pd.DataFrame, metric: str, printed: int = 2) -> str:
-    """What long rows (`paper_rows.LONG`) of one metric say of the first pair: each row's mean over the benchmarks it has.
+    """What long rows (`paper_rows.LONG`) of one metric say of the first pair, by each clock: means over the benchmarks of a row.
 
     >>> columns = {"pair": "tiny", "metric": "speedup", "column": ["GSM8K", "Alpaca", "Mean"]}
     >>> of_rows(pd.DataFrame({**columns, "row": "EAGLE-3", "value": [0.4, 0.6, 0.5]}), "speedup")
@@ -109,9 +109,9 @@ def of_rows(long: pd.DataFrame, metric: str, printed: int = 2) -> str:
     own = own[(own["metric"] == metric) & ~own["column"].isin(["Mean", "All"])] if len(own) else own
     if own.empty:
         return "Nothing was measured here"
-    pair = own["pair"].iloc[0]
-    means = own[own["pair"] == pair].groupby("row", sort=False)["value"].agg(["mean", "size"])
-    told = [
-        f"{row} **{mean:.{printed}f}** ({size} benchmark{'s' * (size > 1)})" for row, mean, size in means.itertuples()
-    ]
-    return f"{pair}: {', '.join(told)}"
+    first, told = own["pair"].iloc[0].partition(",")[0], []
+    for pair, rows in own[own["pair"].str.partition(",")[0] == first].groupby("pair", sort=False):
+        means = rows.groupby("row", sort=False)["value"].agg(["mean", "size"]).itertuples()
+        each = [f"{row} **{mean:.{printed}f}** ({size} benchmark{'s' * (size > 1)})" for row, mean, size in means]
+        told.append(f"{pair}: {', '.join(each)}")
+    return "; ".join(told)
