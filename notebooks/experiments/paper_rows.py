@@ -190,7 +190,8 @@ def settings(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
     """Long rows of a table of settings (setting, value), those that are numbers; names: ours -> the paper's."""
     if table.empty:
         return pd.DataFrame(columns=LONG)
-    rows = table.assign(row=table["setting"].replace(names), column="Value", metric="setting")
+    named = table["setting"].replace(names).str.replace("_", " ")
+    rows = table.assign(row=named, column="Value", metric="setting")
     rows["value"] = pd.to_numeric(table["value"], errors="coerce")
     return rows.dropna(subset=["value"]).reindex(columns=LONG)
 

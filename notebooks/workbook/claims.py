@@ -488,7 +488,10 @@ def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> lis
 
 
 def summary(judged: pd.DataFrame) -> pd.DataFrame:
-    """How many claims hold, by paper and by what they are about."""
-    counts = judged.groupby(["paper", "about"], sort=False)["verdict"].value_counts().unstack(fill_value=0)
-    counts = counts.reindex(columns=[verdict for verdict in verdicts.VERDICTS if verdict in counts], fill_value=0)
-    return counts.rename_axis(columns=None).reset_index()
+    """How many claims have each verdict: a row per verdict, a column per paper's method, its printed numbers, and ours."""
+    names = items.PAPERS | {"ours": "ours"}
+    papers = [names.get(paper, paper).partition(" (")[0] for paper in judged["paper"]]
+    whose = [name + ", printed" * (about == SUBJECTS[1]) for name, about in zip(papers, judged["about"], strict=True)]
+    counts = pd.crosstab(judged["verdict"], pd.Series(whose, judged.index, name="whose"))
+    counts = counts.reindex([verdict for verdict in verdicts.VERDICTS if verdict in counts.index])
+    return counts[list(dict.fromkeys(whose))].rename_axis(columns=None).reset_index()

@@ -91,7 +91,7 @@ def draw(table: pd.DataFrame, note: str = ""):
         both[0].set_xscale("log")
         both[0].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         both[0].minorticks_off()
-        both[0].set_xlim(right=2.4)
+        both[0].set_xlim(right=2.6)
         both[1].grid(axis="y", visible=False)
         both[1].set_xlim(LEAST["over_tuned"], 1.1 * table["over_tuned_high"].max())
         both[0].legend(ncols=2, **figures.ABOVE)
