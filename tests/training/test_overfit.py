@@ -42,7 +42,7 @@ def kind(name: str, steps: int, *marks, levels: int = 8, reached: float = 0.9, *
         kind("medusa", 40),
         kind("hydra", 40),
         kind("eagle3", 100, pytest.mark.nightly),
-        kind("eagle1", 200, pytest.mark.nightly),
+        kind("eagle1", 800, pytest.mark.nightly, learning_rate=0.01),
         kind("griffin", 300, pytest.mark.nightly, learning_rate=0.01),
         kind(
             "hass", 200, pytest.mark.nightly, reached=4 / 9
