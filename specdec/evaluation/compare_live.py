@@ -258,7 +258,7 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
     others = [tree for tree in dict.fromkeys(ranked) if tree not in trees.values()]
     if count < 2 or len(others) < count - 2:
         raise SpecdecError(
-            f"{count} trees were asked for, but there are only {len(others) + 2}; record more widths or depths."
+            f"{count} trees were asked for, but {len(others) + 2} are there; ask for 2 or more, or record more widths or depths."
         )
     points = min(count - 1, len(others))  # the fastest of the others is used if all are needed
     places = np.linspace(0, len(others) - 1, points)[points - (count - 2) :].round().astype(int)
