@@ -149,7 +149,7 @@ def _kept(
     """Where so many cycles with one tree lead from every row (at most to its turn's end), and their milliseconds: [sizes, R]."""
     where, rows = tables.where, np.arange(len(end))
     verified = np.minimum(sizes[:, None], np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end)))
-    drafted_ms = tables.draft[shape][where, depth] + tables.verify[where, verified]
+    drafted_ms = tables.before_verification(trace, shape, depth) + tables.verify[where, verified]
     cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
     following = np.minimum(rows + gained_tok(path_ranks(trace, shape, depth), sizes), end)
     reached, spent_ms = np.tile(rows, (len(sizes), 1)), np.zeros((len(sizes), len(end)))

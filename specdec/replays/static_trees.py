@@ -160,6 +160,13 @@ class CostTables:
         step_ms = np.asarray(costs.step_ms(context_tok), float)
         return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
 
+    def before_verification(self, trace: Trace, shape: Shape, depth: int) -> np.ndarray:
+        """Time of a cycle before it verifies, [R]: drafting and the fixed rest, or the rest alone where only copies are drafted."""
+        drafted_ms = self.draft[shape][self.where, depth]
+        copied_ms = self.plain_ms[self.where] - self.verify[self.where, 0]
+        before_ms: np.ndarray = drafted_ms if trace.forwards else copied_ms
+        return before_ms
+
     def plain(self, trace: Trace) -> np.ndarray:
         """Time of plain decoding per turn, [turns]."""
         total_ms = np.concatenate(([0.0], np.cumsum(self.step[self.where])))
@@ -184,11 +191,9 @@ def _walk(
     """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes, computed together."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     new_tok = gained_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
-    draft_ms = tables.draft[shape][tables.where, depth]  # [R]
+    draft_ms = tables.before_verification(trace, shape, depth)  # [R]
     nodes, offered = np.repeat(sizes, len(first)), trace.candidates(shape[0], depth, shape[1])
     offered = np.broadcast_to(offered, len(draft_ms))  # [R]
-    if not trace.forwards:
-        draft_ms = tables.plain_ms[tables.where] - tables.verify[tables.where, 0]
     start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # start of a setting's new_tok
     row = np.tile(first, len(sizes))  # one walk per setting and turn
     end = row + np.tile(positions, len(sizes))
