@@ -66,7 +66,9 @@ DrafterFile = TypedDict(  # config.json of an EAGLE drafter, in all its layouts
     {
         **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), Size),
         **dict.fromkeys(("vocab_size", "draft_vocab_size", "truncated_vocab_size", "target_hidden_size"), Size),
-        **dict.fromkeys(("num_aux_hidden_states", "medusa_num_layers", "hydra_num_layers"), Size),
+        **dict.fromkeys(
+            ("num_aux_hidden_states", "medusa_num_layers", "hydra_num_layers", "para_depths", "block_size"), Size
+        ),
         **dict.fromkeys(("rms_norm_eps", "rope_theta"), Number),
         **dict.fromkeys(("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm", "bias", "qkv_bias"), Flag),
         **dict.fromkeys(("attention_bias", "mlp_bias"), Flag),

@@ -26,6 +26,7 @@ from specdec import runs, stored
 from specdec.core.claims import Claims
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models.dflash import read_dflash
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import layer_like, network_of
 from specdec.models.heads import HeadsConfig, heads_network
@@ -84,6 +85,12 @@ def _heads_network(kind: str, folder: Path | None, config) -> nn.Module:
         return heads_network(shape)
 
 
+def _dflash_network(folder: Path | None, config) -> nn.Module:
+    if folder is None:
+        raise SpecdecError("DFlash drafters have several sizes; name a folder to count one, dflash:FOLDER.")
+    return read_dflash(folder)
+
+
 def _small_lm_network(folder: Path | None, config) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -97,6 +104,7 @@ CLAIMS = "specdec"  # the field of config.json with the measured accuracy
 COPIES = "copies"  # folder of the table of copy odds, beside a pair's own drafter
 _EAGLE = functools.partial(Kind, "eagle.calibrate:load_eagle", has_readings=True)
 _HEADS = functools.partial(Kind, "heads_checkpoints:load_heads")
+_BLOCK = functools.partial(_eagle_network, block=8, mask_token=0)
 _FIRST_EAGLE = functools.partial(_eagle_network, generation=1, num_taps=1, fc_bias=True)
 KINDS = {
     "eagle3": _EAGLE("drafter", network=_eagle_network),
@@ -106,6 +114,8 @@ KINDS = {
     "hybrid": Kind("ngrams:load_hybrid", "drafter", has_readings=True, network=_eagle_network),
     "eagle1": _EAGLE("eagle1", network=_FIRST_EAGLE),
     "griffin": _EAGLE("griffin", network=functools.partial(_FIRST_EAGLE, griffin=True)),
+    "dflash": Kind("dflash:load_dflash", "dflash", ("dflash_config", "block_size"), network=_dflash_network),
+    "block": Kind("block:load_block", "block", ("para_depths", "ptd_token_id", "mask_token_id"), network=_BLOCK),
     "medusa": _HEADS("medusa", ("medusa_num_heads",), network=functools.partial(_heads_network, "medusa")),
     "hydra": _HEADS("hydra", ("hydra_num_heads",), network=functools.partial(_heads_network, "hydra")),
     "lm": Kind("small_lm:load_small_lm", "lm", ("draft_lm",), network=_small_lm_network),

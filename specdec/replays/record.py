@@ -31,7 +31,7 @@ from specdec.core.verification import acceptance_distribution
 from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.models import load
-from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch
+from specdec.models.eagle.drafter import ChosenTrees, TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.replays import trace
 from specdec.replays.columns import Column, read_columns, stacked, write_columns
@@ -241,7 +241,7 @@ class Recorder:
         assert pair.drafter is not None, "`check` has seen that there is one"
         self.whole = pair.drafter
         self.drafter: Any = getattr(self.whole, "drafter", self.whole)  # the drafter without the copies merged with it
-        self.batched = isinstance(self.drafter, EagleDrafter)
+        self.batched = hasattr(self.drafter, "batched")
         self.copies, self.forwards = copies_of(self.whole), self.whole.forwards
 
     def write_all(self, jobs: list[tuple[int, str, Prompt]]) -> None:
@@ -312,8 +312,8 @@ class Recorder:
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
             features = target.forward(tokens, cache, last_only=not config.acceptance_distributions).features
-            kind: Any = BatchedDrafter if self.batched else SequentialDrafter
-            drafter = kind(self.drafter, tokens, features, config.depth)
+            given = tokens, features, config.depth
+            drafter: Any = self.drafter.batched(*given) if self.batched else SequentialDrafter(self.drafter, *given)
             roots: Any = None
             for top_k in config.widths:
                 batch = self._grown(drafter, contexts, top_k)

@@ -28,6 +28,7 @@ from specdec.training.drafter.accuracy import TAU, fit_doubling, learning_curve
 
 TITLES = {
     "eagle3": "An EAGLE-3 drafter",
+    "block": "A block drafter",
     "eagle1": "An EAGLE-1 drafter",
     "griffin": "A GRIFFIN drafter",
     "medusa": "Medusa heads",

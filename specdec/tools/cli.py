@@ -304,7 +304,7 @@ OPTIONS: dict[str, dict] = {
     # card
     "name": _option("preset of the shipped drafter, such as smollm2"),
     "--trained": _option("output folder of a training (its --out): first copy its drafter into the package"),
-    "--kind": _option("kind of the drafter: eagle3, eagle1, griffin, medusa or hydra", "eagle3"),
+    "--kind": _option("kind of the drafter: eagle3, block, eagle1, griffin, medusa or hydra", "eagle3"),
     # controllers
     "--trace": _option("folder of a recording (default: the newest one of the pair)", metavar="FOLDER"),
     "--costs": _option(
@@ -768,6 +768,7 @@ def _train_drafter(args) -> None:
 
 
 for _name, _what in {
+    "block": "a block drafter, which drafts all positions in one pass,",
     "eagle1": "an EAGLE-1 drafter (also for EAGLE-2's trees)",
     "hass": "an EAGLE-1 drafter by HASS",
     "griffin": "a GRIFFIN drafter",

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession
+from specdec.models.dflash import DFlashConfig, DFlashNetwork
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, network_of
 from specdec.models.heads import HeadsConfig, heads_network
@@ -33,12 +34,13 @@ def random_network(config: EagleConfig | HeadsConfig, seed: int = 0):
 
     Of a reduced vocabulary every second token is drafted, from number 3 on.
     """
-    network = (network_of if isinstance(config, EagleConfig) else heads_network)(config)
+    makers = {HeadsConfig: heads_network, DFlashConfig: DFlashNetwork}
+    network = makers.get(type(config), network_of)(config)
     spread(network, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in network.named_parameters():
-            if weight.ndim == 1:
+            if weight.ndim != 2:
                 weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5 * ("norm" in name))
         if config.is_reduced:
             numbers = torch.arange(config.draft_vocab_size)

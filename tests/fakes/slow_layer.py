@@ -7,9 +7,9 @@ def rms(x, weight, eps=1e-5):
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def attention(network, x):
-    """Causal attention over rows x, positions from 0. [T, 2H] -> [T, heads * D]."""
-    config, own = network.config, network.midlayer.self_attn
+def attention(network, x, own=None, seen=None):
+    """Attention over rows x, positions from 0; causal unless `seen` bool [T, T]. [T, 2H] -> [T, heads * D]."""
+    config, own = network.config, own or network.midlayer.self_attn
     count, width = len(x), config.head_dim
     q, k, v = (
         (x @ part.weight.T + (part.bias if config.attention_bias else 0)).view(count, -1, width)
@@ -27,7 +27,8 @@ def attention(network, x):
     groups = config.num_attention_heads // config.num_key_value_heads
     q, k, v = rotated(q), rotated(k).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = torch.einsum("ihd,jhd->hij", q, k) / width**0.5
-    scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), float("-inf"))
+    seen = torch.ones(count, count, dtype=torch.bool).tril() if seen is None else seen
+    scores = scores.masked_fill(~seen, float("-inf"))
     return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
 
 
@@ -61,20 +62,62 @@ def layer_input(network, embedded, states):
     return x, normed if config.norm_before_residual else states
 
 
+def layer_output(network, embedded, states):
+    """What the layer makes of causal rows."""
+    layer = network.midlayer
+    x, stream = layer_input(network, embedded, states)
+    stream = stream + attention(network, x) @ layer.self_attn.o_proj.weight.T
+    return stream, mlp_output(layer, stream)
+
+
+def mlp_output(layer, stream):
+    x, mlp = rms(stream, layer.post_attention_layernorm.weight), layer.mlp
+    gate = torch.nn.functional.silu(x @ mlp.gate_proj.weight.T)
+    return (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+
+
+def slow_dflash(drafter, ids, features):
+    """Log-probabilities [B, Vd] of DFlash: every layer reads all features again, and the whole block."""
+    network, config = drafter.network, drafter.config
+    context = rms(features @ network.fc.weight.T, network.hidden_norm.weight)
+    tokens = [int(ids[-1])] + [config.mask_token] * (config.block - config.from_anchor)
+    rows = drafter.target.model.get_input_embeddings().weight[tokens]
+    everything = torch.ones(len(context) + len(rows), len(context) + len(rows), dtype=torch.bool)
+    for layer in network.layers:
+        x = torch.cat((context, rms(rows, layer.input_layernorm.weight)))
+        rows = rows + attention(network, x, layer.self_attn, everything)[-len(rows) :] @ layer.self_attn.o_proj.weight.T
+        rows = rows + mlp_output(layer, rows)
+    head = network.lm_head if config.own_head else drafter.target.model.lm_head
+    return (rms(rows[-config.block :], network.norm.weight) @ head.weight.T).log_softmax(-1)
+
+
+def slow_block(drafter, ids, features):
+    """Log-probabilities [B, Vd] of the positions after the root: all rows of the text and of the block at once, causal."""
+    network, count = drafter.network, drafter.config.block - 1
+    states, tokens = joined(network, features), ids[1:]
+    if drafter.config.mask_token is None:
+        states, tokens = (
+            torch.cat((states, states[-1] + network.places)),
+            torch.cat((tokens, tokens[-1:].expand(count))),
+        )
+    else:
+        states = torch.cat((states, joined(network, network.mask_hidden[0]).expand(count, -1)))
+        tokens = torch.cat((tokens, torch.full((count,), drafter.config.mask_token)))
+    stream, added = layer_output(network, drafter.target.model.get_input_embeddings().weight[tokens], states)
+    last = (stream + added)[-count - 1 :]
+    return (rms(last, network.norm.weight) @ network.lm_head.weight.T).log_softmax(-1)
+
+
 def slow_children(drafter, ids, features, path):
     """Log-probabilities [Vd] after `path` (drafted tokens below the root): every row again for every drafted token.
 
     ids int64 [T] up to the root, features [T - 1, F] of all tokens before it. (EAGLE-3 section 3.1, figure 5.)
     """
-    network, layer, width = drafter.network, drafter.network.midlayer, drafter.config.hidden_size
+    network, width = drafter.network, drafter.config.hidden_size
     embedding = network.embed_tokens if network.config.own_embedding else drafter.target.model.get_input_embeddings()
     states, tokens = joined(network, features), ids[1:]
     for token in [*path, None]:
-        x, stream = layer_input(network, embedding.weight[tokens], states)
-        stream = stream + attention(network, x) @ layer.self_attn.o_proj.weight.T
-        x, mlp = rms(stream, layer.post_attention_layernorm.weight), layer.mlp
-        gate = torch.nn.functional.silu(x @ mlp.gate_proj.weight.T)
-        added = (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+        stream, added = layer_output(network, embedding.weight[tokens], states)
         last = (stream + added[:, :width])[-1:] if network.config.griffin else (stream + added)[-1:]
         spoken, last = last, (stream + added[:, width:])[-1:] if network.config.griffin else last
         if token is not None:

@@ -91,6 +91,11 @@ LAYOUTS = {  # layout: config, config.json
     ),
     "speculators": (SWITCHED, speculators(SWITCHED, **SPECULATORS)),
     "speculators, one norm": (replace(SWITCHED, fc_norm="joint"), speculators(SWITCHED, **SPECULATORS)),
+    "speculators, a block": (
+        replace(SWITCHED, block=6, mask_token=5),
+        speculators(SWITCHED, **SPECULATORS)
+        | {"speculators_model_type": "peagle", "para_depths": 6, "ptd_token_id": 5},
+    ),
     "eagle1": (FIRST, layer_fields(FIRST)),  # no `bias` field: it is true
     "eagle1, biases": (
         replace(FIRST, fc_bias=False, attention_bias=True),

@@ -19,7 +19,15 @@ from specdec.training.drafter.presets import OBJECTIVES, Settings
 from specdec.training.drafter.ttt import LossRules, Teacher, stepped_loss, unroll
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
-KINDS = ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")  # objectives that make a network of their own
+KINDS = (
+    "block",
+    "eagle1",
+    "griffin",
+    "medusa",
+    "hydra",
+    "hydra++",
+    "lm",
+)  # objectives that make a network of their own
 
 
 def test_token_alignment_by_hand():
@@ -63,6 +71,9 @@ def test_a_slot_knows_nothing_of_what_follows(scene, name):
     """At step s slot i reads features up to i and tokens up to i + s + 1; what comes later changes nothing, what it reads does."""
     model, target, batch, features = scene
     network, steps, slot = network_of_kind(model, name), 3, 8
+    if name == "block":  # three taps
+        target = FrozenTarget(model, network.config.taps)
+        features = target(batch).features
 
     def logits(ids=batch.ids, features=features):
         states = unroll(network, target.embedding, features, replace(batch, ids=ids), steps)
@@ -78,7 +89,7 @@ def test_a_slot_knows_nothing_of_what_follows(scene, name):
     assert all(torch.equal(new, old) for new, old in zip(logits(features=moved), before, strict=True))
     moved[:, slot] += 3.0
     assert name == "lm" or not torch.allclose(logits(features=moved)[0], before[0])
-    for step in range(steps if name != "medusa" else 0):  # whose heads read no tokens
+    for step in range({"medusa": 0, "block": 1}.get(name, steps)):  # heads read no tokens, blocks only the root
         read = batch.ids.clone()
         read[:, slot + step + 1] = (read[:, slot + step + 1] + 1) % 100
         assert not torch.allclose(logits(read)[step], before[step])

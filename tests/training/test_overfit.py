@@ -39,6 +39,7 @@ def kind(name: str, steps: int, *marks, levels: int = 8, reached: float = 0.9, *
     ("name", "steps", "levels", "reached", "settings"),
     [
         kind("eagle3", 60, levels=4),
+        kind("block", 60),
         kind("medusa", 40),
         kind("hydra", 40),
         kind("eagle3", 100, pytest.mark.nightly),

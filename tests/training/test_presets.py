@@ -63,7 +63,7 @@ def test_objectives_and_presets_are_changed_by_name():
     changed = objective_named("ppow", {"speedups": [1, 2], "beta": 0.5}, seed=2)
     assert changed == replace(OBJECTIVES["ppow"], speedups=(1, 2), beta=0.5, seed=2)
     assert objective_named("cst", {"rules.steps": 2}, seed=3) == TrainingTimeTest(LossRules(2))
-    fresh = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")}
+    fresh = {name: name for name in ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")}
     assert FRESH == fresh | {"hass": "hass-eagle1"}
     pytest.raises(SpecdecError, objective_named, "pow").match("unknown objective 'pow'")
     settings, objective = presets.preset("tiny", {"steps": 7, "muon": False}, unroll=2)

@@ -6,6 +6,7 @@ Official EAGLE-3, SGLang / SpecForge, speculators, EAGLE-1/2 and GRIFFIN files d
        official      (none of the others)                      not stated            not normed    reduced vocabulary
     sglang        "eagle3" architecture, eagle_config       layer outputs         may be normed
        speculators   speculators_model_type                    hidden_states         stated
+    block         mask_hidden or places                     as in the layout they were found in
     eagle1        fc of twice the width, narrow queries     (last hidden state)                 the target's own
     griffin       fc.fc, down_proj of twice the width       (last hidden state)                 the target's own
 
@@ -38,6 +39,7 @@ WEIGHT_FILES = tuple(name + ending for name in SINGLE_FILES for ending in ("", "
 IGNORED = re.compile(r"^(verifier_|target_model\.)|(^|\.)rotary_emb\.inv_freq$")
 EMBEDDING = "embed_tokens.weight"
 QUERY = "midlayer.self_attn.q_proj.weight"
+MASK, PLACES = "mask_hidden", "places"  # what the rows of a block read, P-EAGLE's and ours
 
 
 @dataclass
@@ -73,7 +75,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         raise SpecdecError(f"there is no drafter folder {folder}; check the path.")
     fields = Fields.read(folder)
     _refuse_other_heads(fields, ())
-    tensors = _read_tensors(folder)
+    tensors = read_tensors(folder)
     _refuse_other_heads(fields, tensors)
     tensors = _official_names(folder, tensors)
     layout = _layout(fields, tensors)
@@ -132,9 +134,9 @@ def _refuse_other_heads(fields: Fields, names) -> None:
 def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
     """The layout by marker, names and shapes: "official", "sglang", "speculators", "griffin", or "eagle1" (EAGLE-2, HASS too)."""
     kind = fields.get("speculators_model_type")
-    if kind not in (None, "eagle3"):
+    if kind not in (None, "eagle3", "peagle"):
         raise bad_checkpoint(
-            fields.folder, f"it is a speculators checkpoint of kind {kind!r}; only 'eagle3' is supported."
+            fields.folder, f"it is a speculators checkpoint of kind {kind!r}; only 'eagle3' and 'peagle' are supported."
         )
     griffin = "fc.fc.weight" in tensors
     for name in ("fc.fc.weight" if griffin else "fc.weight", QUERY):
@@ -165,19 +167,11 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
             raise bad_checkpoint(
                 fields.folder, f"{name} {layer[name]!r} in config.json is not supported, only {only!r}."
             )
-    heads, vocabulary, hidden = (layer.number(n) for n in ("num_attention_heads", "vocab_size", "hidden_size"))
+    shape = layer_shape(layer)
+    vocabulary, hidden = shape["vocab_size"], shape["hidden_size"]
     announced = layout == "official" and fields.get("target_hidden_size") is not None
-    shape = dict(
-        hidden_size=hidden,
-        intermediate_size=layer.number("intermediate_size"),
-        num_attention_heads=heads,
-        num_key_value_heads=layer.number("num_key_value_heads", heads),
-        head_dim=max(1, tensors[QUERY].shape[0] // heads),
-        vocab_size=vocabulary,
-        rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(layer),
-        own_embedding=EMBEDDING in tensors or announced,
-    )
+    shape |= dict(head_dim=max(1, tensors[QUERY].shape[0] // shape["num_attention_heads"]))
+    shape |= dict(own_embedding=EMBEDDING in tensors or announced)
     biased = f"{QUERY.removesuffix('weight')}bias" in tensors
     if layout in ("eagle1", "griffin"):  # `bias` is true where the field is missing; GRIFFIN's trainer ignores it
         griffin = layout == "griffin"
@@ -204,6 +198,7 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         query_key_norm="midlayer.self_attn.q_norm.weight" in tensors or qwen3,
         fc_norm=_fc_norm(fields, tensors),
         fc_bias="fc.bias" in tensors,
+        **_block(fields, tensors),
     )
     doubts = {
         "taps": layout != "official",  # explicit ids are off by one in many files, absent ones may hide another choice
@@ -212,6 +207,20 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         "rope_theta": config.rope_theta != 10000.0,  # trainers that ignore the field train with 10000 whatever it says
     }
     return config, tuple(name for name, doubtful in doubts.items() if doubtful)
+
+
+def layer_shape(layer: Fields) -> dict:
+    """The fields of EagleConfig that describe a layer."""
+    heads = layer.number("num_attention_heads")
+    return dict(
+        hidden_size=layer.number("hidden_size"),
+        intermediate_size=layer.number("intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=layer.number("num_key_value_heads", heads),
+        vocab_size=layer.number("vocab_size"),
+        rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
+        rope_theta=_rope_theta(layer),
+    )
 
 
 def _rope_theta(layer: Fields) -> float:
@@ -251,6 +260,24 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     return tuple(i + step for i in ids)
 
 
+def _block(fields: Fields, tensors) -> dict[str, int | None]:
+    """The length of a block drafter's blocks and the mask's token; nothing for other drafters."""
+    if PLACES in tensors:
+        return {"block": len(tensors[PLACES]) + 1}
+    if MASK not in tensors and fields.get("speculators_model_type") != "peagle":
+        return {}
+    methods = fields.part("speculators_config").get("proposal_methods")
+    stated = next((one.get("speculative_tokens") for one in methods or () if isinstance(one, dict)), None)
+    mask = fields.get("mask_token_id") if fields.get("ptd_token_id") is None else fields["ptd_token_id"]
+    block = fields.number("para_depths", stated)
+    if not isinstance(mask, int) or not isinstance(block, int) or mask < 0 or not 1 < block <= 64:
+        raise bad_checkpoint(
+            fields.folder,
+            f"config.json must name the mask's token and a block of 2 to 64 positions, not {mask!r} and {block!r}.",
+        )
+    return {"block": block, "mask_token": mask}
+
+
 def _fc_norm(fields: Fields, tensors) -> str | None:
     """How the taps are normed before fc. The weights decide; a flag without its weights makes them missing."""
     if "fc_norm.0.weight" in tensors or fields.get("fc_norm"):
@@ -259,7 +286,7 @@ def _fc_norm(fields: Fields, tensors) -> str | None:
     return "joint" if "input_norm.weight" in tensors or flag else None
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the first of WEIGHT_FILES that exists, on the CPU; shards are combined."""
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if path is None:
@@ -391,6 +418,8 @@ def description(config: EagleConfig, dtype: torch.dtype) -> dict:
     raw |= {"norm_before_residual": config.norm_before_residual, "norm_output": config.norm_output}
     if config.own_embedding or config.target_hidden_size != config.hidden_size:
         raw["target_hidden_size"] = config.target_hidden_size
+    if config.block:
+        raw |= {"para_depths": config.block, "ptd_token_id": config.mask_token}
     if config.fc_norm:
         raw["fc_norm" if config.fc_norm == "each" else "norm_before_fc"] = True
     if config.taps is not None:  # counted as layer outputs there, one less than hidden_states

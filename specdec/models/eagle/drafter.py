@@ -69,6 +69,10 @@ class EagleDrafter(NetworkDrafter):
     def session(self, context_tok: int, tree_tok: int) -> EagleSession:
         return EagleSession(self, context_tok, tree_tok)
 
+    def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedDrafter:
+        """Its trees at many positions of one text; see `BatchedDrafter`."""
+        return BatchedDrafter(self, tokens, features, depth)
+
     def run(self, step: DraftStep) -> Tensor:
         """States [W, H] after one step."""
         return self.layer(step.tokens, step.hidden, step.cos, step.sin, step.attend)
@@ -185,13 +189,16 @@ class EagleSession(DraftSession):
 
     def root_step(self, tokens: Tensor, features: Tensor) -> DraftStep:
         """The lasting rows of A new tokens; a new tree begins after them."""
-        count = tokens.shape[0]
-        start, end = self.length, self.length + count
+        return self.causal_step(tokens, self.network.fuse(features), len(tokens))
+
+    def causal_step(self, tokens: Tensor, hidden: Tensor, lasting: int) -> DraftStep:
+        """Rows of W tokens after the text, the first `lasting` of which join it. hidden [W, H]"""
+        count = len(tokens)
+        start, end = self.length, self.length + lasting
         if end > self.context_tok:
             raise SpecdecError(f"the drafter's cache has room for {self.context_tok} tokens, {end} are needed.")
         self.length, self._drawn, self._level = end, 0, 0
-        hidden = self.network.fuse(features)
-        cos, sin = self._tables[:, start:end]
+        cos, sin = self._tables[:, start : start + count]
         mask = None
         if start and count > 1:
             mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (start, 0))
@@ -313,10 +320,10 @@ class BatchedDrafter:
         choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are absent bool [P, W]).
         most: children of each root to name, at least top_k.
         """
-        hidden = self.states[contexts - 1][:, None]  # [P, 1, H]
-        root = tuple(part[:, 0] for part in self.drafter.children(hidden, max(most, top_k)))
+        hidden = self.roots(contexts)
+        root = tuple(part[:, 0] for part in self.drafter.children(hidden[:, :1], max(most, top_k)))
         tokens, scores = (part[:, :top_k] for part in root)
-        trees, keys = ChosenTrees([scores], [tokens], []), _TreeKeys()
+        trees, keys = ChosenTrees([scores], [tokens], []), TreeKeys()
         trees.root = root
         for level in range(depth):
             beam, nobody = choose(scores)
@@ -327,7 +334,11 @@ class BatchedDrafter:
             trees.beams.append(beam.masked_fill(nobody, -1))
         return trees
 
-    def _level(self, contexts, level: int, keys: _TreeKeys, beam: Tensor, scores, tokens, hidden, top_k: int):
+    def roots(self, contexts: Tensor) -> Tensor:
+        """The roots' states, [P, 1, H]."""
+        return self.states[contexts - 1][:, None]
+
+    def _level(self, contexts, level: int, keys: TreeKeys, beam: Tensor, scores, tokens, hidden, top_k: int):
         """Scores and tokens [P, W * k] of the children of the candidates `beam` [P, W], and these candidates' states [P, W, H].
 
         scores, tokens [P, n]: of the level that `beam` indexes; hidden: states of the parents of its nodes.
@@ -341,10 +352,10 @@ class BatchedDrafter:
         children, log_probs = self.drafter.children(hidden, top_k)
         return (best[..., None] + log_probs).flatten(1), children.flatten(1), hidden
 
-    def _attend(self, contexts: Tensor, rows: Tensor, tree: _TreeKeys, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, contexts: Tensor, rows: Tensor, tree: TreeKeys, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax over the text before each root and the root's own branch; one normalisation over both.
 
-        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes; rows [P, W] as in `_TreeKeys.add`.
+        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes; rows [P, W] as in `TreeKeys.add`.
         """
         tree.add(k, v, rows)
         q, groups, longest = q.transpose(1, 2), q.shape[2] // k.shape[2], int(contexts.max())
@@ -360,7 +371,7 @@ class BatchedDrafter:
         return attended.transpose(1, 2).flatten(2)
 
 
-class _TreeKeys:
+class TreeKeys:
     """Keys and values of the trees drafted so far. keys, values [P, kv, rows, D]; seen bool [P, W, rows]: what the newest
     level's nodes may attend to, which is their own branch."""
 

@@ -1,4 +1,4 @@
-"""The networks of EAGLE-1, 2, 3 and GRIFFIN: one Llama-style layer over target features, with the official checkpoints' names.
+"""The networks of EAGLE-1, 2, 3, GRIFFIN and block drafters: one Llama-style layer over target features, with the official names.
 
 Weights and arithmetic only. Knows nothing about trees, cache owners, policies or files. Decoding (`drafter.py`) and training
 (`training/drafter`) call the same functions, so the equations exist once
@@ -29,6 +29,8 @@ class EagleConfig:
     rope_theta: the drafter's own base, never the target's (10000 unless its config says otherwise).
     norm_before_residual: the residual stream starts after `hidden_norm` (speculators) instead of before it (official).
     norm_output: feed `norm(output)` back instead of the output (some speculators files).
+    block: positions that one pass drafts (`BlockNetwork`); 0 for a drafter that drafts one position after the other.
+    mask_token: what the rows of a block after its first read, P-EAGLE's; None: the root's own row again.
     """
 
     hidden_size: int
@@ -52,6 +54,8 @@ class EagleConfig:
     fc_bias: bool = False
     own_embedding: bool = False
     griffin: bool = False
+    block: int = 0
+    mask_token: int | None = None
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -392,6 +396,38 @@ class GriffinNetwork(EagleNetwork):
         return hidden[..., self.config.hidden_size :]
 
 
+class BlockNetwork(EagleNetwork):
+    """EAGLE-3's layer with rows for positions whose tokens are not known yet: one causal pass drafts a whole block.
+
+        row 0      the root and the target's features before it, as EAGLE-3 reads them          drafts the 1st token
+    row j > 0  with a mask token: that token and a learned state, the same in every row     drafts the j + 1st token
+               without: the root's row again, plus a state learned for this row
+
+    A row sees the text and the rows before it, so a mask's rows differ by position and by what they attend to. With a
+    mask token the weights are P-EAGLE's (arXiv 2602.01469; `mask_hidden`).
+    """
+
+    def __init__(self, config: EagleConfig):
+        super().__init__(config)
+        if config.mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
+        else:
+            self.places = nn.Parameter(torch.zeros(config.block - 1, config.hidden_size))
+
+    def further(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the rows after the first read: tokens [..., B - 1] and states [..., B - 1, H].
+
+        tokens int64 [...], hidden [..., H]: of the roots, the states fused.
+        """
+        config, count = self.config, self.config.block - 1
+        tokens, hidden = tokens[..., None].expand(*tokens.shape, count), hidden[..., None, :]
+        if config.mask_token is None:
+            return tokens, hidden + self.places
+        masked = self.fuse(self.mask_hidden)[0]
+        return torch.full_like(tokens, config.mask_token), masked.expand(*tokens.shape, -1)
+
+
 def network_of(config: EagleConfig) -> EagleNetwork:
     """A network of the kind in `config`, with initial weights."""
-    return (GriffinNetwork if config.griffin else EagleNetwork)(config)
+    kind = GriffinNetwork if config.griffin else BlockNetwork if config.block else EagleNetwork
+    return kind(config)

@@ -24,15 +24,16 @@ from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
 from specdec.training.loop import compute_dtype
 
-KINDS = ("eagle3", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
+KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
 LM_LAYERS = 2  # of a fresh language model
+BLOCK = 8  # positions of a fresh block drafter
 
 
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:
     """A fresh drafter of one of KINDS in float32 with the target's hidden size and heads.
 
     settings: a `presets.Settings`. answer_counts [V]: how often each token occurs in the answers; the draft vocabulary is the
-    most frequent. "eagle3" has three taps, its own head and RoPE base 10000; all others read only the last hidden state.
+    most frequent. "eagle3" and "block" have three taps, their own head and RoPE base 10000; all others read only the last state.
     "eagle1" and "griffin" use the target's head, restricted to the draft vocabulary; the heads of
     "medusa", "hydra" and "hydra++" share a projection that is initialised with those rows. "lm" is a model of the target's
     family with two layers, initialised with the target's embedding and head only.
@@ -50,8 +51,9 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     drafted = min(settings.draft_vocab_size or vocabulary, vocabulary)
     config = layer_like(text, vocabulary, draft_vocab_size=drafted, **sizes)
     last = replace(config, generation=1, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
-    if kind == "eagle3":
-        network = network_of(replace(config, taps=default_taps(text.num_hidden_layers), fc_norm=settings.fc_norm))
+    if kind in ("eagle3", "block"):
+        taps, block = default_taps(text.num_hidden_layers), BLOCK * (kind == "block")
+        network = network_of(replace(config, taps=taps, fc_norm=settings.fc_norm, block=block))
     elif kind in ("eagle1", "griffin"):
         network = network_of(replace(last, griffin=kind == "griffin"))
     else:

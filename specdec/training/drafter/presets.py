@@ -3,9 +3,9 @@
 `cst` is the training-time test itself: continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter
 omits the distance from the target's features, since its states are not features; `hass-eagle1`, `eagle1` and `griffin`
 make networks whose states are. `medusa` and `hydra` teach their heads the text's tokens, later heads with less weight;
-`hydra++` teaches the target's distribution, and so does `lm`, a small language model (FastDraft's last stage, and
-DistillSpec on given text). `osd` learns only from the corrected positions of served text, read once and in order.
-`draft_opd` is our reading of an abstract: drafting resumes where verification found errors, and the target
+`hydra++` teaches the target's distribution; so do `block`, at every position of a block, and `lm`, a small language model
+(FastDraft's last stage, and DistillSpec on given text). `osd` learns only from the corrected positions of served text, read
+once and in order. `draft_opd` is our reading of an abstract: drafting resumes where verification found errors, and the target
 supervises everything drafted from there, accepted or not.
 """
 
@@ -55,6 +55,7 @@ OBJECTIVES: dict[str, Objective] = {
     "osd": replace(_DISTILLED, window=1, divergence="forward_kl", rollout="text", **_ERRORS),
     "hass": _HASS,
     "hass-eagle1": replace(_HASS, **_FEATURES, network="eagle1"),
+    "block": Supervised(LossRules(8), labels="soft", network="block"),
     "eagle1": Supervised(LossRules(1), labels="soft", soft_weight=0.1, **_FEATURES, network="eagle1"),
     "griffin": replace(_HASS, rules=LossRules(3, 1.0, aligned_top=3), top_weight=0.5, **_FEATURES, network="griffin"),
     "medusa": Supervised(LossRules(4), network="medusa"),
@@ -64,7 +65,7 @@ OBJECTIVES: dict[str, Objective] = {
 }  # fmt: skip
 
 
-FRESH = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")} | {
+FRESH = {name: name for name in ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")} | {
     "hass": "hass-eagle1"
 }  # drafters by name -> their objective
 

@@ -59,8 +59,8 @@ class Supervised(Objective):
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
         if self.feature_weight and drafter.config.generation != 1:
             raise SpecdecError("this drafter's states are no features of the target; set feature_weight to 0.")
-        if self.rules.steps > getattr(drafter.config, "num_heads", self.rules.steps):
-            heads = drafter.config.num_heads
+        heads = getattr(drafter.config, "num_heads", 0) or getattr(drafter.config, "block", 0)
+        if heads and self.rules.steps > heads:
             raise SpecdecError(
                 f"a drafter of {heads} heads cannot be taught {self.rules.steps} steps; lower rules.steps."
             )

@@ -318,10 +318,15 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -
     tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
     cos, sin = (table.to(hidden.dtype) for table in tables)
     every = torch.arange(length, device=ids.device).expand_as(ids)
+    if config.block:  # the rows of a block read no drafted token
+        steps = min(steps, config.block)
+        ahead = network.further(stream.gather(1, slots + 1), _take(hidden, slots))
     for step in range(steps):
         at = slots if step else every
         own = step and followed.drafted is not None
         read = followed.drafted[..., step - 1] if own else stream.gather(1, at + step + 1)
+        if step and config.block:
+            read, hidden = ahead[0][..., step - 1], ahead[1][..., step - 1, :]
         embedded = F.embedding(read, embedding)  # [B, S or A, H]
         x, residual = network.attention_input(embedded, hidden)
         q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
