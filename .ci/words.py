@@ -1,4 +1,4 @@
-"""Words and phrases to avoid, with better ones: in Markdown, notebooks, and the package's docstrings, comments and messages.
+"""Words and phrases to avoid, with better ones: in Markdown, notebooks, and the docstrings, comments and messages of code.
 
 `python .ci/words.py` lists every occurrence as `file:line: phrase (better)`. Code and quoted names (`...`) are not read.
 """
@@ -67,7 +67,10 @@ def avoided(root: Path) -> list[str]:
     """'file:line: phrase (better)' for every phrase to avoid."""
     files = [path for path in links.files(root) if not str(path.relative_to(root)).startswith(SKIPPED)]
     found = []
-    for path in [*files, *sorted((root / "specdec").rglob("*.py"))]:
+    for path in [
+        *files,
+        *sorted(path for folder in ("specdec", "notebooks") for path in (root / folder).rglob("*.py")),
+    ]:
         for line, text in prose(path):
             for phrase, better in PHRASES.items():
                 for match in phrase.finditer(text):

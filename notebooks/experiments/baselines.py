@@ -27,7 +27,7 @@ ALL = tuple(kind for kind in KINDS if kind != "lm")  # a small language model ha
 
 
 def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:
-    """The drafters of a preset's target by kind; and for each kind that is not at hand the sentence that says why.
+    """The drafters of a preset's target by kind; and for each kind that is not available the sentence that says why.
 
     kinds: names in `drafters.KINDS`, or "kind:folder". SpecdecError for a name that is no kind.
     """

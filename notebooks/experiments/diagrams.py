@@ -167,7 +167,7 @@ def ltd_method():
 
     with sheet(ONE_COLUMN_IN, 3.1) as (figure, page):
         page.box(0.1, 2.2, 0.95, 0.55, "draft:\none more level", DRAFTER, size=7)
-        page.box(1.55, 2.2, 0.95, 0.55, "depth policy\n$\\pi_D$: go on?", POLICY, size=7)
+        page.box(1.55, 2.2, 0.95, 0.55, "depth policy\n$\\pi_D$: continue?", POLICY, size=7)
         page.box(3.0, 2.2, 0.95, 0.55, "size policy\n$\\pi_V$: how many?", POLICY, size=7)
         page.box(4.45, 2.2, 0.95, 0.55, "target verifies\n$V$ nodes", TARGET, size=7)
         page.arrow((1.05, 2.55), (1.55, 2.55))
@@ -281,7 +281,7 @@ def ppow_method():
         page.text(0.88, 1.57, "position in the target's text", size=7, colour=GREY)
         page.text(0.88, 1.2, "$v_t = C(P_t)\\, D_{KL}(P_t \\| Q_t)$", size=8)
         page.text(0.88, 0.85, "$s_j$ = mean of $v$ over $K$,\n$j^\\ast \\sim s_j$", size=8)
-        page.text(0.88, 0.4, "the share chosen so\nrises as training goes on", size=7, colour=GREY)
+        page.text(0.88, 0.4, "the share chosen so\nrises during training", size=7, colour=GREY)
         page.axes.plot([1.85, 1.85], [0.1, 2.9], color="0.7", linewidth=0.8)
         page.text(1.95, 2.85, "2  draft it $G$ times", ha="left", bold=True)
         marks = ([True, True, True, False], [True, False, None, None], [False, None, None, None])

@@ -47,7 +47,7 @@ from specdec.training.drafter.texts import split, token_batch, training_text
 from specdec.training.drafter.windows import roll_out, window_starts
 from specdec.training.loop import compute_dtype
 
-START = "start"  # the drafter that all go on from
+START = "start"  # the drafter from which all continue
 Trained = dict[tuple[str, int], Path]  # (name, seed) -> folder of the drafter
 
 
@@ -83,7 +83,7 @@ def train_all(
 
 
 def _train(target: str, conversations: list, options: dict) -> None:
-    """A shard of `train_all`; one that was killed goes on from its checkpoint."""
+    """A shard of `train_all`; one that was killed continues from its checkpoint."""
     train_drafter(target, conversations, **options)
 
 
@@ -138,7 +138,7 @@ def gradient_agreement(
     start_from: Path,
     batches: int,
 ) -> pd.DataFrame:
-    """How much of an objective's gradient is the same on other text, at the drafter all go on from; no weight changes.
+    """How much of an objective's gradient is the same on other text, at the drafter from which all continue; no weight changes.
 
     A row per objective: objective, batches, cosine, its mean between two batches of settings.batch rows, and `cosine_to_X`,
     that of the mean gradient to the mean one of objective X. Where batches were of pure noise around a common direction, a

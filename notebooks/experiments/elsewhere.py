@@ -87,11 +87,11 @@ def carried(contenders: dict[Method, list[Policy]], tune, costs, pair=None) -> d
 def judge(machine: Machine, contenders: dict, charged: dict[str, float], minutes=0.0, **choose) -> pd.DataFrame:
     """Everybody at the prices of `machine`, beside the static trees tuned for it: rows of `compare.over_seeds`.
 
-    contenders: of another machine. charged: milliseconds of an answer by the method there; who has none is timed.
+    contenders: of another machine. charged: milliseconds of an answer by the method there; without one it is timed.
     choose: of `Baselines.choose`.
     """
     trace, costs = machine.tuner.arena.trace, machine.costs
-    with warnings.catch_warnings(action="ignore"):  # about everyone who is carried, that he learned other costs
+    with warnings.catch_warnings(action="ignore"):  # about every controller that is carried: it learned other costs
         there = machine.made_here(minutes)
         there |= carried(contenders, trace.select(part="tune"), costs, machine.arena and machine.arena.pair)
         before = {method: method.but(adapted="") for method in there}

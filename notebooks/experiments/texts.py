@@ -47,7 +47,7 @@ def with_text_states(pair: Pair, trace: Trace, encoder, *, every_tok: int = EVER
 
 
 def embedded(trace: Trace, load: Callable[[], Pair]) -> Trace:
-    """The recording with the sentence encoder's embeddings, where that is at hand. load: gives the recorded pair."""
+    """The recording with the sentence encoder's embeddings, where that is available. load: gives the recorded pair."""
     encoder, why = sentences.encoder_at_hand()
     if encoder is None:
         raise SpecdecError(why)

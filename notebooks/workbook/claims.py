@@ -1,8 +1,8 @@
-"""The ledger of claims: what the four papers and this workbook say, and whether rows of parquet bear it out.
+"""The ledger of claims: what the four papers and this workbook say, and whether recorded measurements confirm it.
 
 figures/claims.yml holds the claims, each with the test that decides it. A test compares numbers with a threshold; `verdicts` says
-how numbers with intervals decide. Numbers that a paper prints are compared as they stand. All runs of all pairs that measured a
-claim decide it together; without rows there is no verdict. Knows nothing about any method.
+how numbers with intervals decide. Numbers that a paper prints are compared without an interval. All runs of all
+pairs that measured a claim decide it together; without rows there is no verdict. Knows nothing about any method.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Claim:
 
     @property
     def about(self) -> str:
-        """'ours', 'printed numbers' (whether a paper's own bear it out) or 'method' (whether it is so here)."""
+        """'ours', 'printed numbers' (whether a paper's own confirm it) or 'method' (whether it is so here)."""
         return "ours" if self.paper == "ours" else "printed numbers" if "published" in self.test else "method"
 
 
@@ -82,7 +82,7 @@ KEYS = {
     "where": "column -> value, list of values, or {not: value}",
     "value": "the column that is compared; <value>_low and <value>_high are its interval",
     "ends": "the interval's columns where they are called otherwise",
-    "exact": "true: the number counts as it stands; for counts, and for shares that have no interval",
+    "exact": "true: the number counts without an interval; for counts, and for shares that have no interval",
     "over": "the rows to divide by, as `where`",
     "first": "difference_above, paired_ratio: rows, as `where`",
     "second": "difference_above: the rows to subtract; paired_ratio: those to divide by",
@@ -357,7 +357,7 @@ TESTS: dict[str, Callable] = {
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """What one claim's rows say, before its family is known. note: why there is no verdict, with the one in its place."""
+    """The verdict on one claim before its family is known. note: why there is no verdict, with the one in its place."""
 
     claim: Claim
     runs: tuple[runs.Run, ...] = ()
@@ -409,7 +409,7 @@ def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool =
     try:
         rows = rows_of(claim.test, sources)
         parts = tuple(TESTS[claim.test["kind"]](rows, claim.test))
-    except SpecdecError as error:  # rows of another make; the other claims go on
+    except SpecdecError as error:  # rows of another version; the other claims continue
         return dataclasses.replace(judged, note=(verdicts.UNMEASURED, str(error)))
     if not parts:
         return dataclasses.replace(
@@ -463,7 +463,7 @@ def judge(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = F
 def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
     """One row per claim, decided now: id, paper, about, says, where, item, verdict, evidence, parts, p_holm, source.
 
-    pair: whose rows decide, default all that were measured. shipped: only rows that came with the checkout. evidence: the
+    pair: whose measurements are used, default all that were measured. shipped: only rows that came with the checkout. evidence: the
     number furthest to the wrong side. p_holm: after Holm over the measured claims of a paper.
     """
     judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]

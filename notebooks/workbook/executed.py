@@ -88,7 +88,7 @@ def _head(executed: dict, name: str, pages) -> str:
 def provenance(executed: dict) -> str:
     """When a copy was executed, by which commit, where, and with which parameters other than the notebook's own."""
     facts, papermill = (executed.get("metadata", {}).get(name) or {} for name in (notebooks.EXECUTED, "papermill"))
-    commit = f"commit {facts['commit'][:12]}" if facts.get("commit") else "a commit that nobody noted"
+    commit = f"commit {facts['commit'][:12]}" if facts.get("commit") else "an unknown commit"
     parts = [f"Executed by {commit}{' with local changes' if facts.get('dirty') else ''}"]
     parts += [f"on {papermill['end_time'][:10]}"] if papermill.get("end_time") else []
     parts += [f"in {papermill['duration'] / 60:.1f} min"] if papermill.get("duration") else []

@@ -1,4 +1,4 @@
-"""What is asked in the exercises of notebooks 10, 11 and 12: how each answer is judged, and two hints for each.
+"""The exercises of notebooks 10, 11 and 12: how each answer is judged, and two hints for each.
 
 A test gets the notebook's variables and the answers, raises Miss with a sentence that does not give the answer away, and
 returns a fact to remember. Notebooks take `check` from here.
@@ -179,10 +179,7 @@ def _(v, enough):
 def _(v, new_tokens):
     came = accept(v.tree_tokens, v.tree_parents, lambda node, path: v.other[node])[1]
     agree = sum(1 for mine, right in zip(new_tokens, came, strict=False) if mine == right)
-    need(
-        new_tokens == came,
-        f"Of your {len(new_tokens)} words the first {agree} came out, and then it goes on otherwise.",
-    )
+    need(new_tokens == came, f"Of your {len(new_tokens)} words the first {agree} came out; the rest differs.")
     return "Down while a child says what the target says, then the target's own word."
 
 
@@ -207,7 +204,7 @@ def _(v, pick):
     "10.mask",
     {"tree_mask": function(several(" of rows", several()))},
     "Node i sees itself, its parent, the parent's parent, and so on; the root's parent is -1.",
-    "For each row walk up: while node >= 0, set row[node] to True and go on with parents[node].",
+    "For each row walk up: while node >= 0, set row[node] to True and continue with parents[node].",
 )
 def _(v, tree_mask):
     for parents in (list(v.tree_parents), [-1, 0, 1, 0, 3, 4, 1]):

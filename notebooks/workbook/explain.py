@@ -1,4 +1,4 @@
-"""Why some suites are faster than others, what the host does with its time, and what rows say in a sentence.
+"""Why some suites are faster than others, what the host does with its time, and the measurements in a sentence.
 
 speedup = tau / cycle_steps,    less what the prompt's own forward takes in both
 """
@@ -71,7 +71,7 @@ def host_work(pair: Pair, prompts, policy, max_new_tokens: int = 64) -> pd.DataF
     own_ms: per cycle. frac: of all the host's. The profiler slows Python down and tensor work less, so the shares say
     where to look, not how long it takes.
     """
-    profile, cycles = cProfile.Profile(builtins=False), 0  # a tensor operation counts for whoever calls it
+    profile, cycles = cProfile.Profile(builtins=False), 0  # a tensor operation counts for its caller
     for prompt in prompts:
         cycles += len(profile.runcall(decode, pair, prompt, policy, max_new_tokens).rows)
     if not cycles:

@@ -85,7 +85,7 @@ class Findings:
         return (
             f"**Tuning one static tree makes decoding {gain:.1f} times as fast as the default tree. Learning adds about "
             f"{100 * (learned[REPLAYED].mean() - 1):.0f} % on top ({held}), our own controller {ours:.0f} %. Knowing the future "
-            f"would add {bound:.0f} %**: the room is there, and nobody has found it yet."
+            f"would add {bound:.0f} %**: no controller here comes near it."
         )
 
     def caption(self) -> str:

@@ -1,7 +1,7 @@
-"""The papers' tables and figures: the list of all of them, saving one with where it comes from, and what is there.
+"""The papers' tables and figures: the list of all of them, saving one with its provenance, and listing those that exist.
 
 notebooks/items.yml names every item once. A notebook draws one with `save` (inside a notebook: `run.show_item`), which leaves
-it in runs/<scale>/figures/<paper>/<item>.*; `publish` takes what is there into the committed folder figures/. Knows nothing
+it in runs/<scale>/figures/<paper>/<item>.*; `publish` copies them into the committed folder figures/. Knows nothing
 about what an item shows.
 
     run.show_item("resps/table1", PaperTable.of(ours, items.read_published("resps", "table1"), how=item.how))
@@ -27,7 +27,7 @@ from workbook.paper_table import PaperTable
 FILES = {"figure": ("svg", "pdf", "png"), "table": ("md", "csv", "tex")}
 FILES |= {"diagram": FILES["figure"], "settings": FILES["table"]}
 UNMEASURED = ("diagram", "settings")  # kinds that state and measure nothing
-ILLUSTRATION = "illustration"  # what stands below a diagram in place of what was measured
+ILLUSTRATION = "illustration"  # the line below a diagram, where other items have measurements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ def save(
     about |= {"label": ILLUSTRATION} if item.kind == "diagram" else {}
     stem = runs.figure_path(item.paper, item.name, scale)
     if isinstance(content, PaperTable):
-        origin = provenance.of(sources)  # how many prompts a row rests on stands in its name
+        origin = provenance.of(sources)  # the number of prompts is a part of a row's name
         return tables.write(stem, content.markdown(), content.to_csv(), content.latex, origin=origin, about=about)
     if is_table:
         return tables.save(content, stem, sources=sources, digits=digits, about=about)
@@ -258,7 +258,7 @@ def run_of(key: str, name: str) -> runs.Run | None:
 
 
 def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
-    """{id: Drawn} of every item that lies in the runs of this scale, or in figures/."""
+    """{id: Drawn} of every item in the runs of this scale, or in figures/."""
     there = {}
     for item in read_items().values():
         stem = figures_dir() / item.paper / item.name if published else runs.figure_path(item.paper, item.name, scale)

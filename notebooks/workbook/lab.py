@@ -2,7 +2,7 @@
 
     notebooks/*.ipynb ──▶ runs/lab/*.ipynb, which Lab opens, runs and saves
 
-A copy that nobody changed follows its source; one with changes of its own is kept under another name when the source changes.
+An unchanged copy follows its source; one with changes of its own is kept under another name when the source changes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                         red:   what is wrong in a sentence, and a hint; a second miss brings more, the third a solution
                         grey:  nothing was answered yet, which is no miss
 
-What is judged stands in `exercises.py`, solutions in the book's own notebooks. Knows nothing about what is taught.
+The checks are in `exercises.py`, the solutions in the book's own notebooks. Knows nothing about what is taught.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def check(name: str, solved: bool = False) -> None:
 
 
 def judge(name: str, values: Mapping[str, Any]) -> Verdict:
-    """How the answer to an exercise stands in the notebook whose variables are `values`; a miss is counted."""
+    """The state of the answer to an exercise in the notebook whose variables are `values`; a miss is counted."""
     if name not in EXERCISES:
         raise nearest_name_error("exercise", name, EXERCISES)
     asked = EXERCISES[name]
@@ -172,7 +172,7 @@ def boxed(verdict: Verdict) -> dict[str, str]:
 
 
 def _read_along() -> bool:
-    """Whether somebody sits before the notebook. Papermill and its like say that nobody can be asked for input."""
+    """Whether a person runs the notebook: papermill and the like allow no input."""
     interactive = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     return bool(getattr(getattr(interactive, "kernel", None), "_allow_stdin", False))
 
@@ -204,7 +204,7 @@ def several(what_each: str = "", each: Callable[[str, Any], Any] | None = None) 
         value = value.tolist() if hasattr(value, "tolist") else value
         fits = isinstance(value, Iterable) and not isinstance(value, str | dict)
         need(fits, f"{what} must be a list{what_each}, and is {_shown(value)}.")
-        return [each(f"what stands in {what}", one) for one in value] if each else list(value)
+        return [each(f"an entry of {what}", one) for one in value] if each else list(value)
 
     return read
 

@@ -6,7 +6,7 @@
     *Measured here*      | smollm2      | LTD    | 1.06     | 1.02  |
     Not measured here: GS. To measure it: make book ...
 
-The paper's rows stand as it prints them. A number that is doubted carries a mark, and the remark stands below. A table of more
+The paper's rows are printed as in the paper. A number in doubt carries a mark, with its remark below the table. A table of more
 than MAX_COLUMNS columns is printed in parts, one for each metric. Knows nothing about any paper.
 """
 

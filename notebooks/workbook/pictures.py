@@ -139,7 +139,7 @@ def under_heads(axes, heads: pd.Series, names: pd.Series) -> np.ndarray:
 def bar_panels(table: pd.DataFrame, x: str, y: str, *, by: str, panel: str, labels=("", ""), note=""):
     """Bars of long rows: `y` over the values of `x`, one look per value of `by`, one panel per value of `panel`.
 
-    labels: of the axes; without the first, a panel's name stands there, else over the panel. Where the column <y>_low is there,
+    labels: of the axes; the first defaults to the panel's name, which else is its title. Where the column <y>_low is there,
     whiskers show the intervals; few bars have their numbers. Values and panels keep their order of appearance.
     """
     need(table, x, y, by, panel)

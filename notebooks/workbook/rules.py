@@ -205,7 +205,7 @@ class Tuner:
         return [{"shape": shape, "settings": wanted, "ms_per_tok": ms, "replays": len(found) + 1}]
 
     def expected_s(self) -> dict[str, float]:
-        """Seconds that tuning each rule will take, from a replay of two turns and a fit of one epoch; 0 for what is there."""
+        """Seconds that tuning each rule will take, from a replay of two turns and a fit of one epoch; 0 if tuned before."""
         train = self.parts["train"]
         few = train.select(np.arange(len(train.turns)) < 2)
         return {name: self._expected_s(name, few, len(train) / len(few)) for name in self.names}

@@ -28,7 +28,7 @@ SHOWN = {  # head -> name -> system, terms and preset of a method
 # In the comparison of drafters: the hybrid, plain decoding, and the hybrid's tree without copies.
 HYBRID, PLAIN, ALONE = "hybrid, gated", "autoregressive", "eagle3"
 OVER = {"speedup": "times as fast as plain decoding", "over_tuned": "times as fast as the tuned tree"}
-LEAST = {"speedup": 0.0, "over_tuned": 0.8}  # on these axes; what is slower is told by an arrow
+LEAST = {"speedup": 0.0, "over_tuned": 0.8}  # on these axes; an arrow marks what is slower
 
 
 def rows(found: findings.Findings, drafters=None) -> pd.DataFrame:

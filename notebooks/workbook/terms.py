@@ -62,7 +62,7 @@ class EqualTerms:
 
     shapes: children per node and, where they differ, the nodes that each level expands; those that were recorded are tried.
     depth: expansions at most (RADAR's network decides seven times). total_tokens, depths: of the trees. The plain step,
-    1 token, is open to whoever plans before drafting; LTD, RADAR and ours answer after the first draft call.
+    1 token, is open to controllers that plan before drafting; LTD, RADAR and ours answer after the first draft call.
     intervals: tried in place of shapes by the controller whose answers name the shape themselves, as many as there are
     shapes. trial_frac: how long each option learns, as a part of a training. effort: the same of every training's own length.
     """
@@ -116,7 +116,7 @@ class Arena:
     progress: bool = True
 
     def jobs(self, seeds: Sequence[int], terms: Sequence[str] = tuple(TERMS)) -> list[Job]:
-        """All trainings that can be had here: a first seed of everything, then the others."""
+        """All trainings that are possible here: a first seed of everything, then the others."""
         for name in terms:
             if name not in TERMS:
                 raise nearest_name_error("terms", name, TERMS)
@@ -189,7 +189,7 @@ def _recorded(trace, tree: TreeConfig) -> bool:
 
 
 def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:
-    """The run `name` of what is trained on a recording for a machine: found again by everybody who asks for the same."""
+    """The run `name` of what is trained on a recording for a machine: found again by every caller with the same inputs."""
     facts = {"recording": trace.header["key"], "suites": list(dict.fromkeys(trace.turns["suite"]))}
     facts |= {"costs": runs.content_key(costs=costs), "terms": terms}
     return runs.start(name, runs.plain(facts), scale=scale, tie_to_code=False)
@@ -425,7 +425,7 @@ def training_prompts(pair, trace) -> list:
 
 
 def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
-    """Seconds that each job will take, from a very short training of its kind; 0 for what is there already.
+    """Seconds that each job will take, from a very short training of its kind; 0 for what was trained before.
 
     The first job of a system under equal terms pays for its trials. NaN where already that training was refused.
     """
@@ -505,7 +505,7 @@ def in_time(
 ) -> list[dict]:
     """What `make` says of each thing in turn, with expected_min and its state: "found", `made`, "left" or "refused: ...".
 
-    expected_s: 0 for what is there already. Nothing is begun that would not end in `minutes` (0: no limit); expectations are
+    expected_s: 0 for what was trained before. Nothing is begun that would not end in `minutes` (0: no limit); expectations are
     scaled by how long the last one took, at most `slowest` times as long.
     """
     began, factor, rows = time.perf_counter(), 1.0, []

@@ -4,8 +4,8 @@ A claim compares numbers with a limit. Each number comes with its 95 % interval 
 follow from that interval (Student's t). A claim *holds* where every number of every run and table lies on the right side, and
 *does not hold* where, in at least one run, every table that measured it (live and replay) has a number on the wrong side, after
 Bonferroni. Then the claims of one paper are one family, adjusted after Holm. So a verdict needs at least LEAST_PROMPTS prompts,
-live and replay that agree, all seeds and all pairs. Numbers without a spread (counts, what papers print) are compared as they
-stand.
+live and replay that agree, all seeds and all pairs. Numbers without a spread (counts, what papers print) are compared without an
+interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERDICTS = (HOLDS, FAILS, VACUOUS, UNDECIDED, UNLEARNED, SHORT, UNMEASURED, UNTE
 class Part:
     """One number that a test compares, and its interval: NaN ends where there is none, equal ends where it has no spread.
 
-    prompts: how many it rests on, 0 where nobody says. source: run and table that it comes from.
+    prompts: how many it rests on, 0 where unknown. source: run and table that it comes from.
     still: it equals what it is compared with in every prompt, so that it has no interval.
     """
 
