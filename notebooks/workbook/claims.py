@@ -23,7 +23,8 @@ from workbook import evidence, items, verdicts
 from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 
 PAIRS = ("smollm2", "small", "tiny")  # those that ship; the first with rows is the one whose pictures are shown
-SUBJECTS = ("method", "printed numbers", "ours")
+PRINTED = "printed numbers"
+SUBJECTS = ("method", PRINTED, "ours")
 SOURCE = ["run_key", "run_table"]  # columns of the rows of a test: where each comes from
 LEAST_TRAINED = 0.1  # of the steps that the paper trains for; below, a training that shows nothing was too short
 
@@ -46,7 +47,7 @@ class Claim:
     @property
     def about(self) -> str:
         """'ours', 'printed numbers' (whether a paper's own confirm it) or 'method' (whether it is so here)."""
-        return "ours" if self.paper == "ours" else "printed numbers" if "published" in self.test else "method"
+        return "ours" if self.paper == "ours" else PRINTED if "published" in self.test else "method"
 
 
 def read_claims() -> dict[str, Claim]:
@@ -489,9 +490,8 @@ def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> lis
 
 def summary(judged: pd.DataFrame) -> pd.DataFrame:
     """How many claims have each verdict: a row per verdict, a column per paper's method, its printed numbers, and ours."""
-    names = items.PAPERS | {"ours": "ours"}
-    papers = [names.get(paper, paper).partition(" (")[0] for paper in judged["paper"]]
-    whose = [name + ", printed" * (about == SUBJECTS[1]) for name, about in zip(papers, judged["about"], strict=True)]
+    papers = [items.PAPERS.get(paper, paper).partition(" (")[0] for paper in judged["paper"]]
+    whose = [name + ", printed" * (about == PRINTED) for name, about in zip(papers, judged["about"], strict=True)]
     counts = pd.crosstab(judged["verdict"], pd.Series(whose, judged.index, name="whose"))
     counts = counts.reindex([verdict for verdict in verdicts.VERDICTS if verdict in counts.index])
     return counts[list(dict.fromkeys(whose))].rename_axis(columns=None).reset_index()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import posixpath
 import re
 from pathlib import Path
@@ -20,8 +19,8 @@ from specdec.errors import SpecdecError
 
 from workbook import notebooks
 from workbook.book import tidy_all
+from workbook.pictures import small_picture
 
-COLOURS, WIDEST_PX = 64, 1000  # of a picture
 REPRS = re.compile(r"^(<.*>|\w+\(.*\)|run \S+ \(.*|None)$", re.S)  # texts of outputs that tell a reader nothing
 FOLDED = "<details><summary>{0}</summary>\n\n```python\n{1}\n```\n\n</details>"
 CONTENTS = "README.md"
@@ -134,20 +133,6 @@ def _alternative(output: dict, data: dict[str, str]) -> str:
     titled = re.search(r"<title>(.*?)</title>", data.get("image/svg+xml", ""))
     said = output.get("metadata", {}).get("image/png", {}).get("alt") or (titled[1] if titled else "Figure")
     return re.sub(r"[\[\]\n]", " ", said)
-
-
-def small_picture(content: bytes) -> bytes:
-    """The picture as PNG of at most COLOURS colours and WIDEST_PX pixels of width."""
-    from PIL import Image
-
-    picture = Image.open(io.BytesIO(content)).convert("RGB")
-    if picture.width > WIDEST_PX:
-        picture = picture.resize(
-            (WIDEST_PX, round(picture.height * WIDEST_PX / picture.width)), Image.Resampling.LANCZOS
-        )
-    written = io.BytesIO()
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(written, "png", optimize=True)
-    return written.getvalue()
 
 
 def write_pages(book, names=(), to: Path | None = None) -> list[Path]:

@@ -357,6 +357,7 @@ def _rank(one: Drawn) -> int:
 
 
 PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
+SPEAKERS = {**PAPERS, "ours": "This workbook"}  # whose claims the ledger holds
 ABOUT = (
     "Written by `make figures`. Each item has our rows in the layout of the paper, and a json file that says where they come "
     "from. [claims.md](claims.md) holds the claims that are decided by them."

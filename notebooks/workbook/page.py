@@ -37,7 +37,7 @@ def claims_page(ledger: pd.DataFrame) -> str:
         tables.markdown(claims.summary(ledger)),
     ]
     for paper, rows in ledger.groupby("paper", sort=False):
-        parts.append(f"## {items.PAPERS.get(paper, 'This workbook')}")
+        parts.append(f"## {items.SPEAKERS[paper]}")
         shown = [(f"**{row.verdict}**", _claim(row), row.evidence) for row in rows.itertuples()]
         parts.append(tables.markdown(pd.DataFrame(shown, columns=["verdict", "claim", "evidence"])))
     return "\n\n".join(parts) + "\n"

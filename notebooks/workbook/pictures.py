@@ -5,6 +5,7 @@ Each takes long rows and returns a figure. Knows nothing about whose rows they a
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from PIL import Image
 
 from specdec import runs
 from specdec.errors import SpecdecError
@@ -20,6 +22,20 @@ from specdec.report.figures import ABOVE, COLOURS, HEIGHT_IN, WIDTH_IN, draw_lin
 from specdec.report.tables import need, surely
 
 COLUMN_IN, ROW_IN = 1.05, 0.2  # distance of columns and rows of a tree
+PAGE_COLOURS, WIDEST_PX = 64, (1000, 8000)  # of a picture on a page
+
+
+def few_colours(picture: Image.Image) -> Image.Image:
+    """The picture with a palette, as small as figures on a page can be without a visible loss."""
+    return picture.convert("RGB").quantize(PAGE_COLOURS, dither=Image.Dither.NONE)
+
+
+def small_picture(content: bytes, box_px: tuple[int, int] = WIDEST_PX) -> bytes:
+    """A picture as PNG in few colours, made smaller until it fits into (width, height)."""
+    picture, written = Image.open(io.BytesIO(content)).convert("RGB"), io.BytesIO()
+    picture.thumbnail(box_px, Image.Resampling.LANCZOS)
+    few_colours(picture).save(written, "png", optimize=True)
+    return written.getvalue()
 
 
 def training_curves(

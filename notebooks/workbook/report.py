@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,8 +19,8 @@ from specdec import runs
 from specdec.report import tables
 
 from workbook import claims, findings, items, verdicts
+from workbook.pictures import small_picture
 
-PAPERS = {**items.PAPERS, "ours": "This workbook"}
 COLOURS = {verdicts.HOLDS: "holds", verdicts.FAILS: "fails"}  # class of a verdict in report.css; "open" of all others
 NUMBER = re.compile(r"[-+−±]?\d[\d,.]*(e-?\d+)?( ?[%×])?( (\[.*\]|±.*|to [\d.]+))*( \(\w\))*|-|")
 THUMBNAIL_PX = (128, 80)
@@ -60,7 +59,7 @@ def _papers(scale: str, ledger: pd.DataFrame) -> list[dict]:
     """Each paper with its claims and its items, this workbook last."""
     there, status = {**items.drawn(published=True), **items.drawn(scale)}, items.status(scale)
     papers = []
-    for key, name in PAPERS.items():
+    for key, name in items.SPEAKERS.items():
         rows = list(ledger[ledger["paper"] == key].itertuples())
         shown = [
             _item(row, there.get(row.item), ledger) for row in status.itertuples() if row.item.startswith(f"{key}/")
@@ -96,12 +95,7 @@ def _picture(path: Path) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    from PIL import Image
-
-    picture, written = Image.open(path).convert("RGB"), io.BytesIO()
-    picture.thumbnail(THUMBNAIL_PX)
-    picture.quantize(32).save(written, "png", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(small_picture(path.read_bytes(), THUMBNAIL_PX)).decode()}"
 
 
 def _html(text: str, escape: bool = True) -> str:

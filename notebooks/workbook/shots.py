@@ -15,9 +15,11 @@ import specdec
 from specdec.replays import snapshots
 from specdec.report.explorer import FOLDER, explore
 
+from workbook.pictures import few_colours
+
 WIDE_PX, FINE = 830, 2  # README's width on GitHub, drawn twice as fine
 QUESTION = "What is the capital of France, and what is it known for?"
-COLOURS, MOST_BYTES = 64, 2_000_000
+MOST_BYTES = 2_000_000
 # A model as anywidget hands it to a view: the page to draw, and a list of what the view sent back.
 HARNESS = """async ({source, page, wide}) => {
   document.body.innerHTML = `<div id="here" style="width: ${wide}px"></div>`;
@@ -66,7 +68,7 @@ class Camera:
             content = page.locator(".specdec-explorer").screenshot()
         finally:
             page.close()
-        picture = Image.open(io.BytesIO(content)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        picture = few_colours(Image.open(io.BytesIO(content)))
         if name:
             picture.save(self.folder / f"{name}.png", optimize=True)
         return picture
@@ -134,7 +136,7 @@ def animated(frames: list, path: Path) -> Path:
     together = Image.new("RGB", (wide, high * len(frames)), "white")
     for number, frame in enumerate(frames):
         together.paste(frame.convert("RGB"), (0, high * number))
-    together = together.quantize(COLOURS, dither=Image.Dither.NONE)
+    together = few_colours(together)
     first, *rest = (together.crop((0, high * number, wide, high * (number + 1))) for number in range(len(frames)))
     times_ms = [1500] * len(rest) + [3500]
     first.save(path, save_all=True, append_images=rest, duration=times_ms, loop=0, optimize=True)

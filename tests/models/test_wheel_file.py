@@ -214,7 +214,7 @@ def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_pa
 def test_another_pair_stands_in_for_one_that_cannot_be_had(small_wheel, monkeypatch, tmp_path):
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
     pair, why = book.pair_at_hand("smollm2")
-    assert pair == "small" and why.startswith("no drafter for 'smollm2'") and why.endswith("stands in for 'smollm2'.")
+    assert pair == "small" and why.startswith("no drafter for 'smollm2'") and why.endswith("replaces 'smollm2'.")
     (tmp_path / "smollm2" / "drafter").mkdir(parents=True)
     pip_is(monkeypatch, tmp_path, "echo 'ERROR: no such host' >&2; exit 1")
     pair, why = book.pair_at_hand("smollm2")
