@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from specdec import machine, runs
+from specdec.identity import PAPER, Method
 from specdec.report import figures
 
 from workbook import claims, findings, items, page, report, speeds
@@ -82,13 +83,17 @@ def test_findings_are_the_rows_of_one_comparison():
     table = found.table().set_index(findings.HEADS[0])
     tuned = live.loc["tuned static", ["speedup", "speedup_low", "speedup_high"]]
     assert table.iloc[2].tolist() == ["{:.2f} [{:.2f}, {:.2f}]".format(*tuned), "1"]
-    papers = [f"{name}, paper" for name in findings.SYSTEMS]
+    papers = [str(Method(name, PAPER)) for name in findings.SYSTEMS]
     ends = live.loc[papers, "speedup"].agg(["min", "max"])
     assert table.iloc[1, 0] == "{:.2f} to {:.2f}".format(*ends) and len(table) <= 8
     bound = replayed.loc["clairvoyant", ["over_tuned", "over_tuned_prompts_low", "over_tuned_prompts_high"]]
     assert table.loc["clairvoyant bound"].tolist() == ["-", "{:.2f} [{:.2f}, {:.2f}]".format(*bound)]
     assert f"would add {100 * (bound.iloc[0] - 1):.0f} %" in found.sentences()
-    assert "no interval excludes 0" in found.sentences() and f"Live: {live['prompts'].max()} prompts" in found.caption()
+    assert (
+        "(only for LTD and RADAR does the interval exclude 0)" in found.sentences()
+        and "2 training seeds" in found.caption()
+    )
+    assert f"Live: {live['prompts'].max()} prompts" in found.caption()
     shown = speeds.rows(found)
     drawn = shown.set_index("method")
     assert drawn.loc["tuned here", "speedup_low"] == tuned["speedup_low"] and len(drawn) <= 8
@@ -96,7 +101,7 @@ def test_findings_are_the_rows_of_one_comparison():
     slowest = f"◂ {replayed.loc['default 60,7,10', 'over_tuned']:.2f}"
     assert slowest in {text.get_text() for text in speeds.draw(shown).axes[1].texts}, "left of the axis"
     better = found.replayed.assign(over_tuned_low=1.01)
-    assert "some intervals exclude 0" in dataclasses.replace(found, replayed=better).sentences()
+    assert "(every interval excludes 0)" in dataclasses.replace(found, replayed=better).sentences()
 
 
 def test_every_claim_and_every_item_stands_with_its_verdicts_in_figures(shipped, monkeypatch):
