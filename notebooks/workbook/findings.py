@@ -82,9 +82,8 @@ class Findings:
         learned = pd.concat([self.rows("replayed", system, EQUAL) for system in SYSTEMS])
         gains = 100 * (learned[REPLAYED] - 1)
         above = learned["system"][surely(learned)[f"{REPLAYED}_low"] > 1]
-        held = (
-            f"only for {' and '.join(above)} does the interval exclude 0" if len(above) else "every interval includes 0"
-        )
+        held = f"only for {' and '.join(above)} does the interval exclude 0" if len(above) else "no interval excludes 0"
+        held = held if len(above) < len(learned) else "every interval excludes 0"
         return (
             f"**Tuning one static tree makes decoding {gain:.1f} times as fast as the default tree. Learning adds "
             f"{gains.min():.0f} to {gains.max():.0f} % on top ({held}), our own controller {ours:.0f} %. Knowing the future "

@@ -12,6 +12,7 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError
 
 from workbook import book, executed, notebooks
+from workbook.pictures import PAGE_COLOURS, WIDEST_PX
 
 
 def shown(**data) -> dict:
@@ -57,7 +58,7 @@ def test_a_page_holds_what_a_reader_needs_and_nothing_else():
     assert text.rstrip().endswith(f"Source: {source}.</sub>")
     (content,) = pictures.values()
     small = Image.open(io.BytesIO(content))
-    assert small.size == (executed.WIDEST_PX, 13) and len(small.getcolors()) <= executed.COLOURS
+    assert small.size == (WIDEST_PX[0], 13) and len(small.getcolors()) <= PAGE_COLOURS
 
 
 def test_pages_are_written_from_copies_and_say_when_their_source_has_changed(home, tmp_path):
