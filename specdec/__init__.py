@@ -27,6 +27,7 @@ _MODULES = {
     "evaluation.bench": "evaluate summary noise_check",
     "evaluation.tuning": "tune_static",
     "evaluation.compare_live": "live_check",
+    "evaluation.score": "score",
     "replays.oracle": "clairvoyant headroom",
     "replays.static_trees": "static_grid",
     "replays.record": "record",

@@ -68,6 +68,7 @@ ENGINES = {
     "trtllm_gate": Open({"levels": LONGEST, "threshold": (0.0, 0.2)}),
     "ucb": Open({"arms": ((1, 2, 3, 4), (0, 1, 2, 3)), "per_text": (True, False)}),
     "exp3": Open({"arms": ((1, 2, 3, 4), (0, 1, 2, 3)), "per_text": (True, False)}, seeded=True),
+    "vllm_logistic": Open({"levels": LONGEST}),
 }
 PAPERS = {
     "DDD": Open({"layers": ((5, 7, 9), (1, 2, 3, 4, 5, 6, 7)), "threshold": (-2.0, -1.0, -0.3)}, square=True),
@@ -158,11 +159,7 @@ class Tuner:
         deepest = self.arena.trace.depth_of(1) + 1
         if not deepest:
             raise SpecdecError(f"{name} drafts chains, which were not recorded; record a family or top_k 1.")
-        ships = engines.rule(name).settings()
-        cut = {key: min(ships[key], deepest) for key in ("most_levels", "levels") if key in ships}
-        if "candidates" in ships:
-            cut["candidates"] = tuple(levels for levels in ships["candidates"] if levels <= deepest)
-        return chose(engines.rule(name, self.arena.costs, **cut), "constants", "none", "as they ship")
+        return chose(engines.shipped(name, deepest, self.arena.costs), "constants", "none", "as they ship")
 
     def tune(self, name: str) -> tuple[list[Policy], dict]:
         """The policies of a rule, one per seed that matters, and what was found: shape, settings, ms_per_tok, replays."""

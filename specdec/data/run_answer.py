@@ -86,10 +86,10 @@ def guard(folder: str):
     return hook
 
 
-def confine(keep: tuple[int, ...]) -> None:
+def confine(keep: tuple[int, ...], limits: dict[str, int] = LIMITS) -> None:
     """A session of its own, limits, and only the descriptors in `keep`; its output is discarded."""
     os.setsid()
-    for name, most in LIMITS.items():
+    for name, most in limits.items():
         hard = resource.getrlimit(getattr(resource, name))[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(getattr(resource, name), (most, most))

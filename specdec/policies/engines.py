@@ -1,8 +1,8 @@
 """The rules by which current inference engines adapt speculation, and two bandits; none needs training.
 
-    PLAN     sglang_ema, sglang_throughput, vllm_adaptive_k, hf_heuristic, trtllm_gate, ucb, exp3     how many levels?
-    EXTEND   llamacpp_ev, llamacpp_p_min                                                            one level more?
-    SIZE     sglang_draft_prob, vllm_adaptive_verification, llamacpp_ev, llamacpp_p_min             how many nodes?
+    PLAN     sglang_ema, sglang_throughput, vllm_adaptive_k, hf_heuristic, trtllm_gate, ucb, exp3             how many levels?
+    EXTEND   llamacpp_ev, llamacpp_p_min                                                                    one level more?
+    SIZE     sglang_draft_prob, vllm_adaptive_verification, vllm_logistic, llamacpp_ev, llamacpp_p_min      how many nodes?
 
 Engines draft chains, so top_k is 1 and a level is a token; defaults are the engines' own constants, and each class names its
 source. Trees (top_k above 1) are our generalisation: a chain's k-th token becomes level k, and a node has the probability of
@@ -536,6 +536,66 @@ class VllmAdaptiveVerification(SglangDraftProb):
                 self.rates[level] += self.alpha * ((cycle.accepted_tok > level) - self.rates[level])
 
 
+@dataclass
+class VllmLogistic(SglangDraftProb):
+    """`vllm_logistic`: the same choice, with a logistic estimate of acceptance that is fitted while decoding.
+
+        p_k = sigmoid(slope * logit(q) + b_k),  q the drafter's probability of its likeliest token at position k
+
+    Source: vLLM, pull request 52228 (merged, August 2026), OnlineAcceptanceEstimator: slope 0 and b 1.5 at first; every 100 cycles
+    one Newton step from those cycles alone, with ridge 1e-3, each number damped by n / (n + 50) of its n graded tokens; whole
+    drafts are verified until the third fit. A negative slope is not taken (from an earlier version). Chains only.
+    """
+
+    levels: int = 7
+    least: int = 0
+    interval: int = 100
+    warmup_fits: int = 3
+    damping: float = 50.0
+    ridge: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand(self.top_k == 1 and self.interval >= 1, "vllm_logistic drafts chains: top_k must be 1", self.top_k)
+        self.coefficients = np.array([0.0] + [1.5] * self.levels)
+        self.fits, self._features = 0, np.zeros(0)
+        self._begin()
+
+    def _begin(self) -> None:
+        size = len(self.coefficients)
+        self._information, self._gradient = np.zeros((size, size)), np.zeros(size)
+        self._seen, self._counts = 0, np.zeros(size)
+
+    def chances(self, features: np.ndarray) -> np.ndarray:
+        """Probability of each position to be accepted once it is reached."""
+        logits: np.ndarray = self.coefficients[0] * features + self.coefficients[1 : len(features) + 1]
+        return 0.5 * (1 + np.tanh(0.5 * logits))
+
+    def survivals(self, question: Question) -> np.ndarray:
+        return np.cumprod(self.chances(self._features))
+
+    def answer(self, question: Question) -> int:
+        steps = np.minimum(np.diff(as_array(question.scores).astype(float), prepend=0.0), -1e-17)
+        self._features = np.clip(steps - np.log(-np.expm1(steps)), -40.0, 40.0)
+        return super().answer(question) if self.fits >= self.warmup_fits else int(question.largest)
+
+    def observe(self, cycle: Cycle) -> None:
+        graded = min(cycle.verify_nodes, cycle.accepted_tok + 1, len(self._features))
+        for level, chance in enumerate(self.chances(self._features)[:graded]):
+            row = np.zeros(len(self.coefficients))
+            row[[0, level + 1]] = self._features[level], 1.0
+            self._information += chance * (1 - chance) * np.outer(row, row)
+            self._gradient += (float(cycle.accepted_tok > level) - chance) * row
+            self._counts[[0, level + 1]] += 1
+        self._seen += 1
+        if self._seen == self.interval:
+            moved = np.linalg.solve(self._information + self.ridge * np.eye(len(self._gradient)), self._gradient)
+            moved *= self._counts / (self._counts + self.damping)
+            moved[0] = moved[0] if self.coefficients[0] + moved[0] >= 0 else 0.0
+            self.coefficients, self.fits = self.coefficients + moved, self.fits + 1
+            self._begin()
+
+
 def calibrated(scores: np.ndarray, plan: Plan, temperatures: tuple[float, ...]) -> np.ndarray:
     """Path probabilities [..., pool] from cumulative log-probabilities `scores`, each step at its level's temperature.
 
@@ -677,6 +737,7 @@ NAMES = {
     "trtllm_gate": TrtllmGate,
     "ucb": Ucb,
     "exp3": Exp3,
+    "vllm_logistic": VllmLogistic,
 }
 
 
@@ -697,6 +758,15 @@ def rule(name: str, costs: Any = None, **settings: Any) -> Levels:
             raise nearest_name_error(f"setting of {name}", setting, known)
     made = kind(**settings)
     return made.price(costs) if isinstance(made, Priced) and costs is not None else made
+
+
+def shipped(name: str, levels: int, costs: Any = None) -> Levels:
+    """An engine's rule with its own constants, on no more levels than were recorded."""
+    ships = rule(name).settings()
+    cut: dict[str, Any] = {key: min(ships[key], levels) for key in ("most_levels", "levels") if key in ships}
+    if "candidates" in ships:
+        cut["candidates"] = tuple(step for step in ships["candidates"] if step <= levels)
+    return rule(name, costs, **cut)
 
 
 def unpriced(name: str) -> Levels:

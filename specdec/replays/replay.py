@@ -258,8 +258,13 @@ def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, ot
     """
     timed = _TimedPolicy(policy, torch.ones(int(others_mb * 2**18)))
     replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)
-    spent_ms = sorted(timed.spent_ms)
-    return float(np.mean(spent_ms[: max(1, len(spent_ms) - len(spent_ms) // 20)])) if spent_ms else 0.0
+    return usual_ms(timed.spent_ms)
+
+
+def usual_ms(spent_ms: list[float]) -> float:
+    """The mean without the slowest twentieth; 0 for none."""
+    kept = sorted(spent_ms)[: max(1, len(spent_ms) - len(spent_ms) // 20)]
+    return float(np.mean(kept)) if kept else 0.0
 
 
 class _TimedPolicy(Chain):

@@ -336,13 +336,15 @@ def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int, beam: tuple[in
     return ranks
 
 
-def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_scores",)) -> Path:
-    """Write a trace, for instance a selection of turns, as a finished recording, without the family's trees.
+def save_trace(
+    trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_scores",), family: bool = False, **facts: Any
+) -> Path:
+    """Write a trace, for instance a selection of turns, as a finished recording.
 
-    leave_out: kinds of columns that are not written.
+    leave_out: kinds of columns that are not written. family: with the family's trees. facts: more for the header.
     """
     folder, columns, files = Path(folder), {}, ["turns.parquet"]
-    for table in ("positions", "trees"):
+    for table in ("positions", "trees") + ("family",) * family:
         listed = sorted(map(column_of, trace.header["columns"].get(table, ())))
         arrays = {column: trace.column(*column) for column in listed if column.kind not in leave_out}
         columns[table] = [column.stored for column in arrays]
@@ -350,7 +352,9 @@ def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_s
             files.append(f"{table}/part-00000.parquet")
             write_columns(folder / files[-1], arrays)
     runs.write_table(folder / "turns.parquet", trace.turns.assign(piece=0))
-    header = {**trace.header, "columns": columns, "family": (), "lengths": 0}
+    header = {**trace.header, "columns": columns, "lengths": 0, **facts}
+    header |= {} if family else {"family": ()}
+    header |= {"trees": ()} if "tokens" in leave_out else {}
     runs.write_json(folder / "trace.json", header, files)
     return folder
 

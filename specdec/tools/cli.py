@@ -30,9 +30,9 @@ FIRST_WORD_S = 5.0
 
 GROUPS = {
     "look": "doctor pairs register decode estimate items help",
-    "measure": "audit evaluate record calibrate reprice evidence",
+    "measure": "score audit evaluate record calibrate reprice evidence",
     "train": "generate-data train",
-    "ship": "export card reproduce book",
+    "ship": "new-policy export card reproduce book",
 }
 
 
@@ -316,6 +316,9 @@ OPTIONS: dict[str, dict] = {
     "--seeds": _option("training seeds for each controller", [0], nargs="+", metavar="SEED"),
     "--variant": _option("variant of Re-SpS", "max_entropy", choices=["max_entropy", "standard"]),
     "--order": _option("section of LTD's paper whose order of rounds is used", "6.1", choices=["6.1", "4"]),
+    # score
+    "--machines": _option("hardware profiles to judge at as well (default: three GPUs)", nargs="*"),
+    "--answer-ms": _option("time of one answer in milliseconds (default: measured)", type=float),
     "--budget": _option("training length in decisions: short, or the paper's", "laptop", choices=["laptop", "paper"]),
     # the book
     "--scale": _option("budgets of the notebooks", "laptop", choices=["laptop", "paper"]),
@@ -658,6 +661,44 @@ def _evidence(args) -> int:
     values["out"] = str(Path(args.out).resolve())
     report = book.run(book.Book(), ["91_evidence"], parameters=values, force=True)  # it tracks up-to-date parts itself
     return int((report["state"] != "done").any())
+
+
+@_command(
+    "score",
+    "policy --all --trace --costs --machines --answer-ms --out",
+    policy=dict(
+        nargs="?", help="a Python file with a class, the name of an engine's rule, or as --policy of `specdec decode`"
+    ),
+    all="judge everything that ships instead",
+    costs="prices: JSON file of `specdec calibrate` or a hardware profile (default: those beside the recording)",
+    trace="folder of a recording (default: the one that ships)",
+    out=dict(required=False, help="folder for page, figure and score (default: runs/scores/NAME)"),
+)
+def _score(args) -> None:
+    """judge a controller by replay, in seconds: speed over plain decoding and the tuned tree, share of the headroom"""
+    from specdec import runs
+    from specdec.evaluation.score import score
+    from specdec.report import tables
+
+    options = _pick(args, "trace", "costs") | {"policy_ms": args.answer_ms}
+    options |= {} if args.machines is None else {"machines": args.machines}
+    if args.all:
+        return print(tables.markdown(runs.workbook_module("board").score_all(**options), digits=3))
+    if not args.policy:
+        raise SpecdecError("name a policy's file to score, or --all; `specdec new-policy NAME` writes one.")
+    found = score(args.policy, **options)
+    print(f"{tables.markdown(found.table, digits=3)}\n\n{found.sentence}")
+    folder = Path(args.out) if args.out else runs.home() / "runs" / "scores" / runs.safe_name(found.name)
+    print(f"The page is {runs.workbook_module('board').write(found, folder)}.")
+
+
+@_command("new-policy", "name", name="name of the policy; the file is NAME.py")
+def _new_policy(args) -> None:
+    """write a controller to begin with, which `specdec score` judges as it is"""
+    from specdec.evaluation.score import new_policy
+
+    path = new_policy(args.name)
+    print(f"{path} holds a controller; judge it with `specdec score {path}`.")
 
 
 @_command(

@@ -30,7 +30,9 @@ def question(scores, expansions, kind=EXTEND, top_k=10, largest=1, features=None
 def finished(accepted_tok, draft_calls, total_ms=1.0, verify_nodes=None) -> types.SimpleNamespace:
     """A cycle as rules observe it; without a number every drafted token is verified, as those of a chain are."""
     verified = draft_calls if verify_nodes is None else verify_nodes
-    rows = dict(accepted_tok=accepted_tok, draft_calls=draft_calls, verify_nodes=verified, total_ms=total_ms)
+    rows = dict(
+        accepted_tok=accepted_tok, draft_calls=draft_calls, verify_nodes=verified, total_ms=total_ms, context_tok=20
+    )
     return types.SimpleNamespace(new_tok=accepted_tok + 1, kept_tok=accepted_tok + 1, **rows)
 
 

@@ -326,3 +326,30 @@ def test_papers_rules_are_saved_alike_and_prices_of_another_machine_are_told(tmp
 )
 def test_bad_settings_get_one_sentence(make, message):
     pytest.raises(SpecdecError, make).match(message)
+
+
+def drive(policy, chances, accepted, times=1):
+    """Cycles with a chain of these probabilities that accept so many of the verified tokens each."""
+    for _ in range(times):
+        verified = policy.answer(chain(SIZE, *chances))
+        policy.observe(finished(min(accepted, verified), len(chances), verify_nodes=verified))
+
+
+def test_vllm_logistic_fits_log_odds_while_it_decodes_and_recovers_from_poison():
+    policy = engines.VllmLogistic(levels=2, interval=1, warmup_fits=1, damping=1.0, ridge=0.0).price(STEEP)
+    assert policy.answer(chain(SIZE, 0.2, 0.2)) == 2, "everything is verified until the first fit"
+    np.testing.assert_allclose(policy._features, np.log([0.25, 0.25]), rtol=1e-5)
+    np.testing.assert_allclose(policy.survivals(None), [0.8176, 0.6684], atol=1e-4)  # sigmoid(1.5), and its square
+    learning = engines.VllmLogistic(levels=2, interval=40, warmup_fits=1, damping=5.0).price(STEEP)
+    for taught in (
+        [0.0, 1.5, 1.5],
+        [0.0, -4.0, -4.0],
+    ):  # as it begins; as another text may have left it, after a restart
+        learning.coefficients, learning.fits = np.array(taught), 0
+        for _ in range(200):
+            drive(learning, [0.9, 0.9], 2)
+            drive(learning, [0.2, 0.2], 0)
+        assert learning.chances(np.log([9.0, 9.0])).min() > 0.9 and learning.chances(np.log([0.25]))[0] < 0.1
+        assert learning.answer(chain(SIZE, 0.9, 0.9)) == 2 and learning.answer(chain(SIZE, 0.2, 0.2)) == 0
+    with pytest.raises(SpecdecError, match="drafts chains"):
+        engines.VllmLogistic(top_k=2)

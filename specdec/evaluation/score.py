@@ -1,0 +1,222 @@
+"""How good is a controller? It is replayed on the recording that ships, at the prices of several machines.
+
+Speed over plain decoding and over the static tree tuned for the machine, with intervals over prompts; the share of the gap between
+that tree and the clairvoyant bound; the time of the policy's own answers, measured here and charged. A policy's file is judged in
+processes of its own (`visitor`). What is accepted is that of the recorded pair, on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from specdec import runs
+from specdec.core.policy import Policy, PolicyLike, checked_policy
+from specdec.core.tree_config import TreeConfig, tree_from
+from specdec.costs.model import CostModel
+from specdec.costs.profiles import prices
+from specdec.errors import SpecdecError, door
+from specdec.evaluation import stats
+from specdec.evaluation.compare import CHOSEN_ON, TUNED
+from specdec.evaluation.methods import AUTOREGRESSIVE, method_from
+from specdec.evaluation.visitor import NEW, PACKAGE, visiting
+from specdec.models.fingerprint import fingerprint
+from specdec.policies import engines
+from specdec.replays.oracle import clairvoyant, headroom
+from specdec.replays.replay import answer_ms, replay, usual_ms
+from specdec.replays.static_trees import best_static, static_turns
+from specdec.replays.trace import Trace, open_trace
+
+RECORDING = PACKAGE / "report" / "recordings" / "scored"
+MACHINES = ("roofline-h100-llama-8b-graphs", "roofline-a100-llama-8b-eager", "roofline-rtx3090-llama-8b-graphs")
+TIMED_TURNS = 4
+SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 60, 80, 120, 160, 240)  # of trees that are tuned
+RATIOS = {"speedup": AUTOREGRESSIVE, "over_tuned": TUNED}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One machine: its prices, the turns to judge on, and what a policy is compared with."""
+
+    costs: CostModel
+    trace: Trace
+    tuned: TreeConfig
+    turns: pd.DataFrame  # of plain decoding and of the tuned tree, with a column method
+    bound_ms: float  # per token
+
+    @classmethod
+    def of(cls, recorded: Trace, costs: CostModel) -> Bench:
+        """The tree is the one that the recording names for these prices, else the fastest on its parts for choices."""
+        test = recorded.select(part="test").restrict(costs.ranges)
+        known = recorded.header.get("tuned", {}).get(price_key(costs))
+        tuned = tree_from(known) if known else tuned_on(recorded, costs)
+        turns = static_turns(test, costs, tuned)
+        plain = turns.assign(method=AUTOREGRESSIVE, time_ms=turns["plain_ms"])
+        both = pd.concat([plain, turns.assign(method=TUNED)], ignore_index=True)
+        return cls(costs, test, tuned, both, clairvoyant(test, costs).ms_per_tok)
+
+    def judge(self, policy: Policy, policy_ms: float) -> dict[str, Any]:
+        """The columns of `Score.table`."""
+        replayed = replay(self.trace, policy, self.costs, policy_ms=policy_ms)
+        rows = pd.concat([self.turns, replayed.table.assign(method="own")], ignore_index=True)
+        table = stats.summarise(rows, RATIOS, rate=("new_tok", "time_ms"), pool=True)
+        found = table[(table["suite"] == "all") & (table["method"] == "own")].iloc[0]
+        tuned_ms = replayed.ms_per_tok * found["over_tuned"]
+        return {
+            "machine": self.costs.name,
+            "prompts": int(found["prompts"]),
+            **{name: float(found[name]) for ratio in RATIOS for name in stats.spread_names(ratio)},
+            "headroom_frac": headroom(replayed.ms_per_tok, tuned_ms, self.bound_ms),
+            "tau": replayed.tau,
+            "policy_ms": policy_ms,
+            "policy_frac": float(replayed.table["policy_ms"].sum() / replayed.table["time_ms"].sum()),
+            "tuned": self.tuned.text,
+            "beyond_costs": bool(abs(np.log(found["over_tuned"])) > self.costs.uncertainty_frac),
+        }
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of `score`.
+
+    table: one row per machine: prompts, speedup (over plain decoding) and over_tuned with _low and _high, headroom_frac, tau,
+    policy_ms (of one answer), policy_frac (of the time), tuned (the tree), and beyond_costs: whether over_tuned differs from 1 by
+    more than the prices' uncertainty. hashes: of the recording, of each machine's prices, and of the file or the object.
+    """
+
+    name: str
+    table: pd.DataFrame
+    hashes: dict[str, Any]
+
+    @property
+    def sentence(self) -> str:
+        """The first machine's row in words."""
+        row = self.table.iloc[0]
+        return (
+            f"{self.name} decodes {row['speedup']:.2f} times as fast as plain decoding and {row['over_tuned']:.3f} times as fast "
+            f"as the tuned tree {row['tuned']} ({row['machine']}), and has {row['headroom_frac']:.0%} of the headroom."
+        )
+
+
+@door
+def score(
+    policy: PolicyLike | str | Path,
+    *,
+    trace: Trace | str | Path | None = None,
+    costs: CostModel | str | Path | None = None,
+    machines: Sequence[str] = MACHINES,
+    policy_ms: float | None = None,
+    progress: bool = True,
+) -> Score:
+    """Judge one controller, in seconds and without a model.
+
+    policy: a Python file with a class, a policy, or a policy's name or folder (`method_from`). trace: a recording or its folder,
+    default the one that ships. costs: its prices, a file or a profile's name, default those beside it. machines: more prices.
+    policy_ms: the time of an answer; None measures it. SpecdecError, in one sentence, for what no policy may do.
+
+    >>> found = score("static:8,3,4", machines=(), progress=False)
+    >>> bool(found.table["speedup"][0] > 1), sorted(found.hashes)
+    (True, ['policy', 'prices', 'recording'])
+    """
+    benches = course(trace, costs, machines, progress)
+    with entered(policy, benches) as (name, timed, own):
+        answer = _timed(timed, benches[0]) if policy_ms is None else policy_ms
+        bar = tqdm(zip(benches, own, strict=True), name, len(benches), unit="machine", disable=not progress)
+        table = pd.DataFrame([bench.judge(fresh(), answer) for bench, fresh in bar])
+    header = benches[0].trace.header
+    hashes: dict[str, Any] = {"recording": header.get("checksum", header.get("key"))}
+    hashes["prices"] = {bench.costs.name: price_key(bench.costs) for bench in benches}
+    if str(policy).endswith(".py"):
+        return Score(name, table, hashes | {"file": hashlib.sha256(Path(policy).read_bytes()).hexdigest()})
+    named = policy if isinstance(policy, str | Path) else runs.content_key(policy=fingerprint(policy))
+    return Score(name, table, hashes | {"policy": str(named)})
+
+
+def course(
+    trace: Any = None, costs: Any = None, machines: Sequence[str] = MACHINES, progress: bool = False
+) -> list[Bench]:
+    """A Bench for the recording's own prices and one for each machine."""
+    if trace is None and costs is None:
+        return [_shipped(one) for one in tqdm(("", *machines), "references", disable=not progress)]
+    if isinstance(trace, Trace) and costs is None:
+        raise SpecdecError("a recording in memory names no prices; give score costs=...")
+    place = RECORDING if trace is None else trace
+    opened = place if isinstance(place, Trace) else open_trace(place)
+    return [Bench.of(opened, prices(one)) for one in (costs or runs.placed(place) / "costs.json", *machines)]
+
+
+@functools.cache
+def _shipped(machine: str) -> Bench:
+    return Bench.of(open_trace(RECORDING), prices(machine or RECORDING / "costs.json"))
+
+
+def tuned_on(recorded: Trace, costs: CostModel) -> TreeConfig:
+    """The fastest static tree on the parts for choices; SpecdecError if the recording has none."""
+    if not (choosing := recorded.turns["part"].isin(CHOSEN_ON)).any():
+        raise SpecdecError(f"the recording has no part to tune a tree for {costs.name} on; record train or tune.")
+    part = recorded.select(choosing).restrict(costs.ranges)
+    return best_static(part, costs, total_tokens=[size for size in SIZES if size <= part.most_nodes + 1])
+
+
+def price_key(costs: CostModel) -> str:
+    """The content key of a cost model."""
+    return runs.content_key(costs=runs.plain(vars(costs)))[:16]
+
+
+@contextlib.contextmanager
+def entered(policy: Any, benches: list[Bench]) -> Iterator[tuple[str, Any, list[Any]]]:
+    """(name, the policy to be timed, one per bench), each a function that returns a fresh one with its bench's prices."""
+    models, name = [bench.costs for bench in benches], type(policy).__name__
+    if str(policy).endswith(".py"):
+        file = Path(policy).resolve()
+        if not file.is_file():
+            raise SpecdecError(f"there is no file {policy}; check the path: {NEW}")
+        with visiting(file, len(models) + 1) as (first, *others):
+            own = [functools.partial(one.open, costs) for one, costs in zip(others, models, strict=True)]
+            yield file.stem, functools.partial(first.open, models[0], slowly=True), own
+        return
+    if isinstance(policy, str | Path):
+        name, deepest = str(policy), benches[0].trace.depth_of(1) + 1
+        policy = engines.shipped(name, deepest, models[0]) if name in engines.NAMES else method_from(name)
+    given = checked_policy(policy)  # None would be the default tree
+    own = [functools.partial(_priced, given, costs) for costs in models]
+    yield name, own[0], own
+
+
+def _priced(policy: Policy, costs: CostModel) -> Policy:
+    """A copy, with these prices if it is one of the engines' rules that need some."""
+    return policy.price(costs) if isinstance(policy, engines.Priced) else copy.deepcopy(policy)
+
+
+def _timed(fresh: Any, bench: Bench) -> float:
+    """Milliseconds of one answer, on a few turns."""
+    policy, few = fresh(), bench.trace.select(np.arange(len(bench.trace.turns)) < TIMED_TURNS)
+    if not hasattr(policy, "spent_ms"):
+        return answer_ms(few, policy, bench.costs)
+    replay(few, policy, bench.costs)
+    return usual_ms(policy.spent_ms)
+
+
+def new_policy(name: str, folder: str | Path = ".") -> Path:
+    """Write `<name>.py`, a policy to begin with; returns the path. SpecdecError for another file's name, or none.
+
+    >>> import tempfile
+    >>> new_policy("mine", tempfile.mkdtemp()).name
+    'mine.py'
+    """
+    path = Path(folder) / f"{name}.py"
+    if not name.isidentifier() or path.exists():
+        raise SpecdecError(
+            f"{path} is {'there already' if path.exists() else 'no name of a module'}; take another name."
+        )
+    return runs.write_text(path, Path(__file__).with_name("new_policy.txt").read_text(encoding="utf-8"))
