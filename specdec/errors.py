@@ -71,6 +71,13 @@ def nearest_name_error(what: str, name: str, known) -> SpecdecError:
     return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
 
 
+def check_name(what: str, name: Any, known) -> Any:
+    """`name` if it is one of the known ones; else `nearest_name_error`."""
+    if name not in known:
+        raise nearest_name_error(what, name, known)
+    return name
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's message, shortened to fit into a sentence."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()  # torch colours its messages

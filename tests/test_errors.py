@@ -19,8 +19,7 @@ from specdec.policies.resps import RespsConfig
 from specdec.policies.value import ValueConfig
 from specdec.replays.columns import read_columns
 from specdec.training.controllers import train_ltd
-from specdec.training.drafter.features import CacheConfig
-from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named
+from specdec.training.drafter.presets import Budget, CacheConfig, Continued, Settings, objective_named
 from specdec.training.env import LiveSource, ReplaySource, Reward
 from specdec.training.loop import read_checkpoint
 from specdec.training.value import ms_per_tok, train_value

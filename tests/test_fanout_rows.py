@@ -20,7 +20,7 @@ from specdec.policies import engines
 from specdec.replays.trace import open_trace
 from specdec.tools import cli
 from specdec.training import controllers
-from specdec.training.drafter import chat_files
+from specdec.training.drafter import generate_data
 from specdec.training.drafter.generate_data import generate_chats
 from specdec.training.drafter.self_prompting import ChatConfig
 
@@ -158,7 +158,7 @@ def test_a_recording_is_opened_again_where_it_is_needed(tiny, home):
 
 @everywhere
 def test_chats(place, tiny, home, monkeypatch, tmp_path):
-    monkeypatch.setattr(chat_files, "SHARD", 3)
+    monkeypatch.setattr(generate_data, "SHARD", 3)
     (tmp_path / "given.txt").write_text("What is 3 plus 4?\nSay hello.\n")
     config = ChatConfig(seed=5, rows=3, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt")
     generate_chats(tiny, config, tmp_path / "here", tokens=60, progress=False)

@@ -18,10 +18,10 @@ from specdec.models import load, spread
 from specdec.models.spread import InStep, RankZeroPolicy, SlowestClock
 from specdec.models.target import Target
 from specdec.tools import cli
-from specdec.training.drafter import chat_files, eagle3, networks, presets
+from specdec.training.drafter import eagle3, generate_data, networks, presets
 from specdec.training.drafter.chats import load_conversations
-from specdec.training.drafter.features import CacheConfig
 from specdec.training.drafter.generate_data import generate_chats
+from specdec.training.drafter.presets import CacheConfig
 from specdec.training.drafter.self_prompting import ChatConfig
 
 PROMPT = "What is 3 plus 4?"
@@ -194,7 +194,7 @@ def conversations(folder):
 def written(folder, name: str):
     """Chats that the target writes, in files of eight."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_files, "SHARD", 8)
+        patch.setattr(generate_data, "SHARD", 8)
         pair = specdec.load_pair("tiny", dtype="float32", drafter=None)
         config = ChatConfig(rows=8, answer_tok=8, prompt_tok=16)
         return generate_chats(pair, config, folder / name, tokens=200, progress=False).answer_tok

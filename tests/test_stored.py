@@ -19,15 +19,15 @@ from safetensors.numpy import load_file, save_file
 from specdec import runs, stored
 from specdec.costs.model import CostModel
 from specdec.data.suites import load_suite
-from specdec.models.copy_odds import CopyOdds
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.load import load_drafter, load_pair, shipped_folder
+from specdec.models.ngrams import CopyOdds
 from specdec.policies.base import load_policy
 from specdec.policies.ltd import DepthPolicy
 from specdec.replays.record import record
 from specdec.replays.trace import open_trace
-from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import load_conversations
+from specdec.training.drafter.generate_data import ChatFiles
 from specdec.training.drafter.self_prompting import read_prompts
 
 from workbook.book import read_book

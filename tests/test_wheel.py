@@ -28,7 +28,7 @@ options = dict(max_new_tokens=16, depth=8, top_ks=(3, 10), trees=(4, 10), most_n
 trace = specdec.record(pair, ["toy/gsm8k"], **options)
 costs = profile("roofline-a100-llama-8b-eager")
 folder = runs.runs_dir() / "policies" / "ours"
-controllers.train_system("ours", trace, costs, "ours", 20, out_dir=folder)
+controllers.train_system("ours", trace, costs, steps=20, out_dir=folder)
 learned = specdec.load_policy(folder / "policy")
 replayed = [specdec.replay(trace, policy, costs).table["plain_ms"].sum() for policy in (tree, learned)]
 explorer = specdec.explore()

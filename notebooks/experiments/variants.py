@@ -20,8 +20,7 @@ from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
 from specdec.replays.replay import answer_ms, replay
 from specdec.training.controllers import train_ltd, train_resps
-from specdec.training.radar import train_radar
-from specdec.training.radar_data import training_turns
+from specdec.training.radar import train_radar, training_turns
 
 REWARDS = {f"reward {name}": {"reward": name} for name in ("accepted", "time_cost", "throughput")}
 OBSERVATIONS = {f"sees {name}": {"size.parts": parts} for name, parts in ltd.OBSERVATIONS.items()}

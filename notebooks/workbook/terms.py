@@ -36,8 +36,7 @@ from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, best_static, fastest, setting, static_grid
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.env import LiveSource
-from specdec.training.radar import latency_ms, rows_for, train_radar
-from specdec.training.radar_data import distributions_of, training_turns
+from specdec.training.radar import distributions_of, latency_ms, rows_for, train_radar, training_turns
 from specdec.training.value import train_value
 
 RESPS, LTD, RADAR, OURS = "Re-SpS", "LTD", "RADAR", "ours"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, check_integer, check_kind, door, first_line, like, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door, first_line, like
 
 
 class Policy:
@@ -229,8 +229,7 @@ def check_asks(asks: Any) -> frozenset[str]:
     if isinstance(asks, str) or not isinstance(asks, Iterable):
         raise SpecdecError(f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}.")
     for kind in asks:
-        if kind not in KINDS:
-            raise nearest_name_error("kind of question in asks", kind, KINDS)
+        check_name("kind of question in asks", kind, KINDS)
     return frozenset(asks)
 
 

@@ -55,13 +55,18 @@ def make_warpers(
     return warpers
 
 
+def mixed_seed(seed: int, number: int) -> int:
+    """A seed that depends on both."""
+    digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
 def gumbel_noise(seed: int, position: int, vocab_size: int, device: torch.device | None = None) -> Tensor:
     """Gumbel noise [V] that depends on (seed, position) alone: -log(E) of a standard exponential E.
 
     float64, so that even the rarest token keeps its probability.
     """
-    digest = hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=8).digest()
-    generator = torch.Generator(device=device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+    generator = torch.Generator(device=device or "cpu").manual_seed(mixed_seed(seed, position))
     exponential = torch.empty(vocab_size, dtype=torch.float64, device=device).exponential_(generator=generator)
     return exponential.log_().neg_()
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 
 CODE_TIMEOUT_S = 5.0
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
@@ -37,9 +37,7 @@ def passes(check: dict, text: str) -> bool:
     >>> passes({"kind": "number", "value": "42"}, "40 + 2 = 42, so the answer is 42.")
     True
     """
-    if check["kind"] not in _CHECKERS:
-        raise nearest_name_error("kind of check", check["kind"], _CHECKERS)
-    return _CHECKERS[check["kind"]](check, text)
+    return _CHECKERS[check_name("kind of check", check["kind"], _CHECKERS)](check, text)
 
 
 def _check_number(check: dict, text: str) -> bool:

@@ -25,7 +25,7 @@ from specdec import runs
 from specdec.core.decode import ids_of_all
 from specdec.core.pair import Pair
 from specdec.data.answer_checks import passes
-from specdec.errors import SpecdecError, check_integer, check_kind, check_text, nearest_name_error, warn
+from specdec.errors import SpecdecError, check_integer, check_kind, check_name, check_text, warn
 from specdec.stored import json_line, read_text
 
 SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
@@ -168,8 +168,7 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     """
     names, folder = list(names), os.environ.get(DATA_VARIABLE)
     for name in names:
-        if name not in SUITES:
-            raise nearest_name_error("suite", name, SUITES)
+        check_name("suite", name, SUITES)
     files = {name: Path(folder) / SUITES[name].file for name in names if folder and SUITES[name].file}
     real = [name for name in names if "/" in name or (name in files and files[name].is_file())]
     any_real = any("/" not in name for name in real) and not _is_toy(pair)
@@ -193,8 +192,7 @@ def load_suite(name: str, folder: str | Path | None = None, limit: int | None = 
     >>> check_answer(prompt, prompt.reference), check_answer(prompt, "I do not know.")
     (True, False)
     """
-    if name not in SUITES:
-        raise nearest_name_error("suite", name, SUITES)
+    check_name("suite", name, SUITES)
     if limit is not None:
         check_integer("limit", limit, 1)
     folder = folder or os.environ.get(DATA_VARIABLE)
@@ -374,8 +372,8 @@ def gather(
     >>> [prompt.id for prompt in gather({"mine": ["Add 2 and 3.", "Name a river."]})]
     ['mine/0', 'mine/1']
     """
-    if part is not None and part not in PARTS:
-        raise nearest_name_error("part", part, PARTS)
+    if part is not None:
+        check_name("part", part, PARTS)
     check_integer("seed", seed)
     if limit is not None:
         check_integer("limit", limit, 1)

@@ -1,27 +1,34 @@
-"""Runs norms and rotary embeddings of an unmodified model with PyTorch's fused functions, while the model is in use.
+"""Runs parts of an unmodified model with PyTorch's fused functions and as a few products each, while the model is in use.
 
-Two operations are recognised by what they do, not by family: RMS normalisation, and the rotary embedding of queries and
-keys. When the model is probed, each replacement runs beside the original code on the model's own tensors; it is used only
-where both agree. Everything else is unchanged, and the model is restored afterwards.
+RMS norms and the rotary embedding of queries and keys are recognised by what they do (`LeanModules`); attention modules, gated
+MLPs and decoder layers by their parts and by the names in their code (`LeanLayers`): with any further name (a clamp, a
+multiplier, a position-dependent scale) they run unchanged. A forward over a few tokens is mostly call overhead, not arithmetic.
+When the model is probed, each replacement runs beside the original code on the model's own tensors; it is used only where
+both agree. Everything else is unchanged, and the model is restored afterwards.
 
-Knows nothing about trees, caches or linear layers (those are in `prepacked.py`).
+Knows no family, tree, cache or kernel: products are in `prepacked.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import inspect
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.models.exclusive import process_lock
-from specdec.models.families import setting
-from specdec.models.tree_attention import active_mask
+from specdec.models.families import cache_keyword, setting
+from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
+from specdec.models.tree_attention import active_mask, tree_attention
 
 ROTARY = "apply_rotary_pos_emb"  # the name in transformers' model files
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # of the largest value
@@ -203,3 +210,194 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [..., D] rotated by its tables. rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated;
     rounded as in transformers."""
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
+
+
+PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
+GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
+ATTENTION = (  # names allowed in the code of an attention module
+    PROJECTIONS
+    | HEAD_NORMS
+    | set("ALL_ATTENTION_FUNCTIONS get_interface eager_attention_forward _attn_implementation config getattr".split())
+    | set("apply_rotary_pos_emb update layer_idx head_dim scaling sliding_window attention_dropout training".split())
+    | set("shape view reshape transpose contiguous".split())
+)
+
+
+class LeanLayers:
+    """The modules validated for one model. Nothing is replaced before `observing` has watched a forward."""
+
+    def __init__(self, model: nn.Module, linears: PrepackedLinears, modules: LeanModules):
+        self._linears, self._modules = linears, modules
+        self._noted: dict[nn.Module, dict] = {}  # what an attention module passes on besides queries, keys and values
+        kinds = ((is_layer, _layer), (is_attention, _attention), (is_gated_mlp, _gated_mlp))  # a layer before its parts
+        self._candidates = {m: build for fits, build in kinds for m in model.modules() if tried(fits, m)}
+        self._lean: dict[nn.Module, Callable] = {}
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[None]:
+        """Watch one forward: compares each candidate's output with its replacement's."""
+        plain = _Pieces(Group, lambda norm: functools.partial(type(norm).forward, norm), self._noted)
+        trials = {module: build(module, plain) for module, build in self._candidates.items()}
+        errors: dict[nn.Module, float] = {}
+        caches: dict[nn.Module, _OwnCopy] = {}
+
+        def before(module, args, kwargs) -> None:
+            cache = kwargs.get(cache_keyword(type(module)))
+            if (state := active_mask()) is not None and cache is not None:
+                state.noted = self._noted
+                caches[module] = tried(
+                    _OwnCopy, cache, dict(module.named_children()).get("self_attn", module).layer_idx
+                )
+
+        def after(module, args, kwargs, output) -> None:
+            if module in caches:
+                kwargs = {**kwargs, cache_keyword(type(module)): caches.pop(module)}
+            lean = tried(trials[module], *args, **kwargs)
+            same = lean is not None and type(lean) is type(output)
+            error = error_of(*(x[0] if isinstance(x, tuple) else x for x in (lean, output))) if same else float("inf")
+            errors[module] = max(errors.get(module, 0.0), error)
+
+        with contextlib.ExitStack() as handles:
+            for module in trials:
+                handles.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.enter_context(module.register_forward_hook(after, with_kwargs=True))
+            yield
+        lean = _Pieces(self._linears.group_of, self._modules.norm, self._noted)
+        shown = {m: build for m, build in self._candidates.items() if errors.get(m, 2.0) <= 1.0}
+        self._lean = {module: build(module, lean) for module, build in shown.items()}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, the replacements run. Modules that others hooked or replaced run unchanged, so enter this context first."""
+        swapped, inside = [], set()
+        try:
+            for module, forward in self._lean.items():
+                if module not in inside and is_untouched(module):
+                    swapped.append(module)
+                    module.__dict__["forward"] = forward  # bypasses nn.Module's checks, the larger part of the cost
+                    inside.update(module.children())
+            yield
+        finally:
+            for module in swapped:
+                module.__dict__.pop("forward", None)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Building blocks of replacements: products of layers with one input, norms, what attention modules pass on."""
+
+    group: Callable[[list[nn.Linear]], Group]
+    norm: Callable[[nn.Module], Callable[[Tensor], Tensor]]
+    noted: dict[nn.Module, dict]
+
+
+class _OwnCopy:
+    """A copy of one layer's keys and values, for a second run of the same rows."""
+
+    def __init__(self, cache, index: int):
+        self.rows = copy.deepcopy(cache.layers[index])
+
+    def update(self, keys: Tensor, values: Tensor, *others, **kwargs) -> tuple[Tensor, Tensor]:
+        return self.rows.update(keys, values)  # a copy needs neither the layer's number nor other arguments
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Four projections, optionally a norm over every head's queries and keys, a rotary embedding, nothing else."""
+    parts = PROJECTIONS | HEAD_NORMS if "q_norm" in dict(module.named_children()) else PROJECTIONS
+    if not (
+        consists_of(module, parts, PROJECTIONS)
+        and ATTENTION >= names_used_by(module) >= parts | {"apply_rotary_pos_emb"}
+    ):
+        return False
+    width = module.head_dim
+    norms = [module.get_submodule(name).weight.shape for name in parts & HEAD_NORMS]
+    features = [module.get_submodule(name).out_features for name in PROJECTIONS - {"o_proj"}]
+    return all(shape == (width,) for shape in norms) and all(size % width == 0 for size in features)
+
+
+def is_gated_mlp(module: nn.Module) -> bool:
+    """act(gate(x)) * up(x), projected down."""
+    linears = GATED_MLP - {"act_fn"}
+    activated = isinstance(setting(module, "act_fn"), nn.Module)
+    return consists_of(module, GATED_MLP if activated else linears, linears) and names_used_by(module) == GATED_MLP
+
+
+def is_layer(module: nn.Module) -> bool:
+    """x + attention(norm(x)), then the same with the MLP."""
+    return (
+        consists_of(module, LAYER, set())
+        and names_used_by(module) == LAYER
+        and is_attention(module.self_attn)
+        and is_gated_mlp(module.mlp)
+    )
+
+
+def consists_of(module: nn.Module, parts: set[str], linears: set[str]) -> bool:
+    """Exactly these children, some of them plain linear layers, and no parameters of its own."""
+    children = dict(module.named_children())
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return set(children) == parts and not own and all(is_plain_linear(children[name]) for name in linears)
+
+
+def names_used_by(module: nn.Module) -> set[str]:
+    """The names in the code of a module's forward; an impossible name if it stores functions of its own."""
+    code = setting(inspect.unwrap(type(module).forward), "__code__")
+    simple = code is not None and not any(isinstance(constant, types.CodeType) for constant in code.co_consts)
+    return set(code.co_names) if simple else {""}
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether the module is not replaced, nor anything inside it hooked or replaced."""
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules() if m is not module)
+    return not hooked and not any("forward" in m.__dict__ for m in module.modules())
+
+
+def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
+    projections, out = pieces.group([module.q_proj, module.k_proj, module.v_proj]), pieces.group([module.o_proj])
+    norms = [pieces.norm(part) for name, part in module.named_children() if name in HEAD_NORMS]
+    width, noted, keyword = module.head_dim, pieces.noted, cache_keyword(type(module))
+    q_heads, kv_heads = (layer.out_features // width for layer in (module.q_proj, module.k_proj))
+
+    def forward(hidden_states: Tensor, *others, position_embeddings=None, **kwargs):
+        cache = kwargs.get(keyword)
+        tables = None if others or cache is None else rotary_tables(position_embeddings, width)
+        if tables is None or module not in noted:
+            passed = dict(position_embeddings=position_embeddings, **kwargs)
+            return type(module).forward(module, hidden_states, *others, **passed)
+        heads = projections.product(hidden_states).unflatten(-1, (-1, width))  # [B, T, heads + 2 kv heads, D]
+        turned, values = heads.split((q_heads + kv_heads, kv_heads), 2)
+        if norms:
+            parts = turned.split((q_heads, kv_heads), 2)
+            turned = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], 2)
+        turned = apply_rotary(turned, *tables).transpose(1, 2)
+        keys, values = cache.update(turned[:, q_heads:], values.transpose(1, 2), module.layer_idx)
+        attended, weights = tree_attention(module, turned[:, :q_heads], keys, values, **noted[module])
+        return out.product(attended.flatten(2)), weights
+
+    return forward
+
+
+def _gated_mlp(module: nn.Module, pieces: _Pieces) -> Callable:
+    gate_and_up, down = pieces.group([module.gate_proj, module.up_proj]), pieces.group([module.down_proj])
+    activate = setting(module.act_fn, "forward", module.act_fn)
+    sizes = module.gate_proj.out_features, module.up_proj.out_features
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        gate, up = gate_and_up.product(hidden_states).split(sizes, -1)
+        return down.product(activate(gate).mul_(up))
+
+    return forward
+
+
+def _layer(module: nn.Module, pieces: _Pieces) -> Callable:
+    attention, mlp = _attention(module.self_attn, pieces), _gated_mlp(module.mlp, pieces)
+    before_attention, before_mlp = (pieces.norm(m) for m in (module.input_layernorm, module.post_attention_layernorm))
+
+    def forward(hidden_states: Tensor, *others, **kwargs) -> Tensor:
+        if others:
+            return type(module).forward(module, hidden_states, *others, **kwargs)
+        hidden = attention(before_attention(hidden_states), **kwargs)[0].add_(hidden_states)
+        return mlp(before_mlp(hidden)).add_(hidden)
+
+    return forward

@@ -24,7 +24,7 @@ from specdec import machine, runs, stored, waiting
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
+from specdec.errors import SpecdecError, check_name, door, first_line, warn
 from specdec.models import drafters, gguf_file, pairs, wheel_file
 from specdec.models import spread as spreading
 from specdec.models.eagle.checkpoints import named_target
@@ -186,8 +186,7 @@ def load_drafter(
     >>> load_drafter(shipped_folder("tiny") / "drafter", model).config.generation
     3
     """
-    if reading not in ("file", "calibrate"):
-        raise nearest_name_error("reading", reading, ("file", "calibrate"))
+    check_name("reading", reading, ("file", "calibrate"))
     if not str(path).strip():
         raise SpecdecError("the name of a drafter is empty; give a kind, a folder or a hub id.")
     target = target if isinstance(target, Target) else Target(target)
@@ -249,8 +248,8 @@ def register(
     >>> load_pair("my-small").drafter.config.generation
     3
     """
-    if kind is not None and kind not in drafters.KINDS:
-        raise nearest_name_error("kind of drafter", kind, drafters.KINDS)
+    if kind is not None:
+        check_name("kind of drafter", kind, drafters.KINDS)
     own, source = drafters.kind_and_source(str(drafter or ""))
     if target is None:
         if not source:
@@ -275,9 +274,7 @@ def preset_target(name: str) -> str:
         return str(_shipped_part(name, "target"))
     if own := pairs.own_pair(name):
         return target_place(own.target)
-    if name not in PRESETS:
-        raise nearest_name_error("preset", name, pairs.names())
-    target = PRESETS[name].target
+    target = PRESETS[check_name("preset", name, pairs.names())].target
     if isinstance(target, str):
         return target
     folder = _unpacked_folder(target)
@@ -424,9 +421,7 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
         raise SpecdecError("this machine has no usable CUDA GPU; use device='cpu' or 'auto'.")
     if dtype == "auto":
         return (torch.float32 if place.type == "cpu" else "auto"), place
-    if dtype not in DTYPES:
-        raise nearest_name_error("dtype", dtype, ["auto", *DTYPES])
-    return DTYPES[dtype], place
+    return DTYPES[check_name("dtype", dtype, ["auto", *DTYPES])], place
 
 
 def target_config(source: str):

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from specdec import machine, runs
 from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError
-from specdec.models.anatomy import Values
 
 PREPACK_FROM_WEIGHTS = 4_096  # below this, call overhead exceeds the product
 MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that fit a CPU comfortably
@@ -104,6 +103,25 @@ class PrepackedLinears:
         """The weights of up to _COPIES groups of the same shapes."""
         same = [other.weights() for other in self._groups if other.shapes() == group.shapes()]
         return same[:_COPIES]
+
+
+SPOTS = 17  # values compared in each weight, spread over it
+
+
+class Values:
+    """Sampled values of each weight, for changes that PyTorch does not count: those through `weight.data`."""
+
+    def __init__(self) -> None:
+        self._seen: list[Tensor] = []
+
+    def changed(self, weights: list[Tensor]) -> bool:
+        """Whether the weights differ from the last call; True at the first call."""
+        with torch.inference_mode():
+            now = [weight.detach().flatten()[:: max(1, weight.numel() // SPOTS)] for weight in weights]
+            if len(now) == len(self._seen) and all(map(torch.equal, now, self._seen)):
+                return False
+            self._seen = [values.clone() for values in now]
+        return True
 
 
 def is_plain_linear(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ from specdec.core.policy import Policy
 from specdec.core.protocols import Step
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.models.families import setting
 
 TP, FSDP = "tp", "fsdp"
@@ -39,8 +39,8 @@ MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 def check_spread(spread: str, device: str) -> None:
     """Refuse an unknown or unsupported kind of spread before anything is loaded."""
-    if spread not in (TP, FSDP, *MAPS):
-        raise nearest_name_error("way to spread a target", spread, (TP, *MAPS))
+    if spread != FSDP:
+        check_name("way to spread a target", spread, (TP, *MAPS))
     if spread in MAPS:
         if ranks.world() > 1:
             raise SpecdecError("a device map serves one process; start it without torchrun, or use tensor parallelism.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ from specdec.core.constants import counting
 from specdec.core.protocols import TargetForward, TargetModel
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door
-from specdec.models.anatomy import Anatomy
 from specdec.models.exclusive import atomic_context, in_one_thread, process_lock, uncompiled
 from specdec.models.families import (
     attention_configs,
@@ -31,8 +31,7 @@ from specdec.models.families import (
     setting,
 )
 from specdec.models.kv_cache import CannotJoin, JoinedCache, PagedJoin, PagedMemory, TreeCache
-from specdec.models.lean import LeanModules
-from specdec.models.lean_layers import LeanLayers
+from specdec.models.lean import LeanLayers, LeanModules
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, in_one_sentence, joins, probe, why_no_tree
 from specdec.models.tree_attention import (
@@ -55,6 +54,44 @@ class Rows:
 
 
 SMALL_TOK = 4
+SETTING = (int, float, str)  # types of a module's plain settings
+
+
+class Anatomy:
+    """A model's modules, their code and plain settings, and the kind and place of every weight, at one moment.
+
+    Later, adapters may be added, layers replaced, weights cast or loaded; fused or packed copies hold only for the model as it was.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2))
+    >>> taken = Anatomy(model)
+    >>> model[0] = nn.Linear(2, 2)
+    >>> taken.holds()
+    False
+    """
+
+    def __init__(self, model: nn.Module):
+        self._modules = list(model.modules())
+        self._settings = [  # except `training`, which may be either
+            (module.__dict__, name)
+            for module in self._modules
+            for name, value in module.__dict__.items()
+            if type(value) in SETTING
+        ]
+        self._parts, self._facts = self._now()  # kept alive, so that nothing new gets the identity of a removed object
+
+    def holds(self) -> bool:
+        """Whether the model still matches the snapshot."""
+        parts, facts = self._now()
+        same = len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
+        return same and facts == self._facts
+
+    def _now(self) -> tuple[list[object], list[object]]:
+        weights = list(itertools.chain.from_iterable(module._parameters.values() for module in self._modules))
+        children = itertools.chain.from_iterable(module._modules.values() for module in self._modules)
+        codes = [type(module).forward for module in self._modules]
+        facts: list[object] = [(weight.dtype, weight.device) for weight in weights if weight is not None]
+        facts += [held.get(name) for held, name in self._settings]
+        return [*weights, *children, *codes], facts
 
 
 class Target(TargetModel):

@@ -44,7 +44,7 @@ class TreeMask:
         self.widths: set[int | None] = set()  # of the masks that the model prepared in this forward; None is unlimited
         self._masks: dict = {}
         self.rotary: tuple | None = None  # tables of this forward, made by its first layer (`lean.py`)
-        self.noted: dict | None = None  # what every layer passes on, while observed (`lean_layers.py`)
+        self.noted: dict | None = None  # what every layer passes on, while observed (`lean.py`)
 
     def visible(self, window: int | None) -> Tensor:
         """bool [T, prefix + T]: ancestry, cut by a sliding window (a key is seen if query - key < window)."""

@@ -20,9 +20,8 @@ from specdec.core.protocols import Drafter
 from specdec.core.tree_config import pool_size
 from specdec.core.tries import Merged, Pool, Trie
 from specdec.errors import SpecdecError
-from specdec.models.copy_odds import CopyOdds, Evidence, fit_scale
 from specdec.models.eagle.drafter import TreeBatch
-from specdec.models.ngrams import NgramConfig, outcomes
+from specdec.models.ngrams import CopyOdds, Evidence, NgramConfig, fit_scale, outcomes
 from specdec.replays.columns import Column, Columns
 from specdec.replays.trace import NEVER, Trace
 

@@ -782,7 +782,6 @@ def _train_drafter(args) -> None:
     from specdec.toy.chats import CorpusChats
     from specdec.training.drafter import accuracy, eagle3, presets
     from specdec.training.drafter.chats import load_conversations
-    from specdec.training.drafter.features import CacheConfig
 
     given = vars(args)
     more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
@@ -796,7 +795,7 @@ def _train_drafter(args) -> None:
         own_text=bool(args.data),
         **more,
     )
-    features = CacheConfig(args.features and Path(args.features), args.features_gb)
+    features = presets.CacheConfig(args.features and Path(args.features), args.features_gb)
     budget = _budget(args, features=features, fsdp=args.fsdp)
     conversations = load_conversations(args.data) if args.data else CorpusChats()
     options = dict(out_dir=args.out, budget=budget, resume=not args.restart)
@@ -887,9 +886,9 @@ def _train_controller(args) -> None:
     if changes.get("state") == "text" and "text_state" not in trace.header:
         which = args.which if args.which.typed else places.which(pair)
         trace = runs.workbook_module("texts", "experiments").embedded(trace, lambda: places.load(which, dtype))
-    options = dict(seed=args.seed, out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper")
-    options |= {"changes": changes} | (_pick(args, "variant") if "variant" in args else {})
-    controllers.train_system(args.system, trace, costs, args.preset, args.steps, **options)
+    options = _pick(args, "preset", "steps", "seed", *(["variant"] if "variant" in args else []))
+    options |= dict(out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper", changes=changes)
+    controllers.train_system(args.system, trace, costs, **options)
     print(out_dir)
 
 

@@ -9,10 +9,9 @@ Training uses part "train" of the recording, the choice of a checkpoint part "tu
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +19,16 @@ import pandas as pd
 
 from specdec import fanout, runs
 from specdec.core.policy import Policy
+from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error, warn
+from specdec.errors import SpecdecError, check_name, warn
 from specdec.policies import ltd, resps
-from specdec.policies.base import Learned, changed, chose, deviations_of, named
+from specdec.policies.base import L, Learned, changed, chose, deviations_of, named
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.training import radar, value
 from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import Credit, Outcome, RunOptions, Task, train_policy
-from specdec.training.radar_data import training_turns
 
 # Rewards by their names in configs: kind, mean over cycles, and the unit of time in milliseconds.
 REWARDS = {
@@ -40,6 +39,45 @@ REWARDS = {
     "time_cost": ("time", False, 10.0),
     "lagrangian": ("lagrangian", False, 10.0),
 }
+
+
+class _Course:
+    """What the trainings of one config share. source: as in `train_resps`. decisions: of all its trainings together."""
+
+    def __init__(self, config, trace, costs, policy_ms: float, source, seed: int, decisions: int, options: dict):
+        self.config, self.trace, self.costs, self.policy_ms = config, trace, costs, policy_ms
+        self.replayed = ReplaySource(radar.training_turns(trace, config.prompts), costs, policy_ms)
+        self.source, self.seed, self.decisions, self.options = source or self.replayed, seed, decisions, options
+
+    def learn(
+        self, learner: L, decoding: L, ppo, out_dir: Path, constants, partner=None, facts=(), start_from=None, **task
+    ) -> L:
+        """Train `learner`. Returns `decoding` with its weights and a record of the training, also in out_dir/policy.
+
+        constants: as in `reward_of`. partner: decodes beside it. facts: further ones to store. task: fields of `ppo.Task`.
+        """
+        config, reward = self.config, reward_of(self.config, self.replayed, constants)
+        if config.select and "tune" not in set(self.trace.turns["part"]):
+            raise SpecdecError('choosing a checkpoint needs turns of part "tune"; record some or set select=False.')
+        held_out = self.trace.select(part="tune") if config.select else None
+
+        def speed(learned: Learned) -> float:
+            both = decoding.with_weights(learned), partner
+            used = decoding if partner is None else ltd.combine(*sorted(both, key=lambda one: one.kind == SIZE))
+            return 1 / replay(held_out, used, self.costs, policy_ms=self.policy_ms).ms_per_tok
+
+        questions = self.replayed.trace.turns.groupby(["suite", "prompt"], sort=False).ngroups
+        known = {"preset": config.name, "config": dataclasses.asdict(config)}
+        known["deviations"] = deviations_of(config, decisions=self.decisions, questions=questions)
+        known |= {"pair": self.trace.header["pair"], "costs": self.costs.name, **dict(facts)}
+        run = RunOptions(out_dir, self.seed, start_from=start_from, trained_for=known, **self.options)
+        whole = Task(self.source, reward, adapt_rate=config.reward == "lagrangian", **task)
+        decoding.with_weights(train_policy(learner, whole, ppo, run, speed if config.select else None))
+        chose(decoding, "weights", "train", f"recipe {config.name!r}, chosen before")
+        if config.select:
+            chose(decoding, "checkpoint", "tune")
+        decoding.save(out_dir / "policy")
+        return decoding
 
 
 @runs.with_settings(RunOptions, without=("trained_for",))
@@ -61,23 +99,14 @@ def train_resps(
     recording. options: fields of `ppo.RunOptions`.
     The recording must hold every width of the grid and, except for state "text", features.
     """
-    config, out_dir = named(config, resps.CONFIGS, "Re-SpS"), Path(out_dir)
+    config, start_from = named(config, resps.CONFIGS, "Re-SpS"), options.pop("start_from", None)
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
     learner, decoding = config.policy(features_size, training=True), config.policy(features_size)
-    replayed = ReplaySource(training_turns(trace, config.prompts), costs, policy_ms=policy_ms)
-    task = Task(
-        source or replayed,
-        reward_of(config, replayed, [[tree] for tree in learner.trees]),
-        episode="interval" if config.terminal else "turn",
-        credit=interval_credit(config, learner.interval),
-        adapt_rate=config.reward == "lagrangian",
-        reseed_each_turn=config.reseed_each_turn,
-        clear_each_turn=config.clear_buffer,
-    )
-    judge = _judge(config, trace, costs, policy_ms, decoding.with_weights)
-    run = RunOptions(out_dir, seed, trained_for=_facts(config, replayed, config.ppo.total_steps), **options)
-    train_policy(learner, task, config.ppo, run, judge)
-    return _saved(decoding.with_weights(learner), config, out_dir)
+    course = _Course(config, trace, costs, policy_ms, source, seed, config.ppo.total_steps, options)
+    task = {"episode": "interval" if config.terminal else "turn", "credit": interval_credit(config, learner.interval)}
+    task |= {"reseed_each_turn": config.reseed_each_turn, "clear_each_turn": config.clear_buffer}
+    trees = [[tree] for tree in learner.trees]
+    return course.learn(learner, decoding, config.ppo, Path(out_dir), trees, start_from=start_from, **task)
 
 
 def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
@@ -128,8 +157,8 @@ def train_ltd(
     config = named(config, ltd.LAPTOP, "LTD")
     if not config.rounds:
         raise SpecdecError("rounds is empty; give at least one, such as ltd.ROUNDS[:2].")
-    replayed = ReplaySource(training_turns(trace, config.prompts), costs, policy_ms=policy_ms)
     decisions = sum(getattr(config, stage.learner).ppo.total_steps for stage in config.rounds)
+    course = _Course(config, trace, costs, policy_ms, source, seed, decisions, options)
     latest: dict[str, Learned] = {}
     folders: dict[str, Path] = {}
     policies, rows = {}, []
@@ -141,37 +170,20 @@ def train_ltd(
             )
         part, partner = getattr(config, kind), latest.get(stage.frozen)
         learner, decoding = part.policy(training=True), part.policy()
-        alone = _random_depth(config, learner) if partner is None else None
-        task = Task(
-            source or replayed,
-            reward_of(config, replayed, _constants(learner, partner is not None, alone is not None)),
-            others=alone or partner,
-            adapt_rate=config.reward == "lagrangian",
-        )
-        judge = _judge(config, trace, costs, policy_ms, functools.partial(_beside, decoding, partner))
-        facts = {**_facts(config, replayed, decisions), "round": stage.name, "frozen": stage.frozen}
-        run = RunOptions(folder, seed, start_from=folders.get(kind), trained_for=facts, **options)
-        train_policy(learner, task, part.ppo, run, judge)
-        latest[kind] = policies[folder.name] = _saved(decoding.with_weights(learner), config, folder)
-        folders[kind] = folder
+        alone = partner is None and kind == "size" and config.random_depth  # else every tree has the planned depth
+        how = dict(start_from=folders.get(kind), others=_random_depth(learner) if alone else partner)
+        how |= dict(partner=partner, facts={"round": stage.name, "frozen": stage.frozen})
+        constants = _constants(learner, partner is not None, alone)
+        latest[kind] = course.learn(learner, decoding, part.ppo, folder, constants, **how)
+        policies[folder.name], folders[kind] = latest[kind], folder
         if len(latest) == 2:
             policies[stage.name] = ltd.combine(latest["depth"], latest["size"])
         rows.append({**stage._asdict(), **runs.read_json(folder / "plan.json")["results"]})
     return LtdTrained(list(policies.values())[-1], policies, pd.DataFrame(rows))
 
 
-def _beside(decoding: Learned, partner: Learned | None, learner: Learned) -> Policy:
-    """The policy that decodes: with the learner's weights, chained with the partner if there is one."""
-    decoding.with_weights(learner)
-    if partner is None:
-        return decoding
-    return ltd.combine(*((decoding, partner) if isinstance(decoding, ltd.DepthPolicy) else (partner, decoding)))
-
-
-def _random_depth(config: ltd.LtdConfig, learner: Learned):
-    """The partner while the size policy learns alone; None if every tree has the planned depth."""
-    if isinstance(learner, ltd.DepthPolicy) or not config.random_depth:
-        return None
+def _random_depth(learner: ltd.SizePolicy):
+    """The partner while the size policy learns alone."""
     own = learner.limits
     return lambda seed: ltd.RandomDepth(learner.depth, learner.top_k, own.verify_nodes, seed, own.beam)
 
@@ -191,45 +203,42 @@ def _constants(learner: Learned, beside: bool = False, at_random: bool = False) 
     return trees if at_random else [[tree] for tree in dict.fromkeys(itertools.chain(*trees))]
 
 
-def train_system(
-    system: str,
-    trace,
-    costs,
-    preset: str = "ours",
-    steps: int | None = None,
-    *,
-    seed: int = 0,
-    out_dir: Path,
-    paper: bool = False,
-    resume: bool = True,
-    variant: str = "max_entropy",
-    changes: dict | None = None,
-):
-    """Train "resps", "ltd", "radar" or "ours" on a recording, adapted to its content; policies are written to out_dir.
+@dataclasses.dataclass(frozen=True)
+class SystemConfig:
+    """How `train_system` trains a system."""
 
-    preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in place of the preset's.
-    paper: LTD's decisions as in the paper. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`). changes:
-    of the config, as in `changed`.
-    """
-    options = {"seed": seed, "out_dir": out_dir}
-    if system == "ours":
-        config = changed(value.OURS, ({"steps": steps} if steps else {}) | (changes or {}))
-        return value.train_recording(trace, costs, config, **options)
+    preset: str = "ours"  # "paper", "official" or "ours"
+    steps: int | None = None  # decisions, passes (radar) or steps (ours) in place of the preset's
+    seed: int = 0
+    paper: bool = False  # LTD's decisions as in the paper
+    resume: bool = True  # False starts over
+    variant: str = "max_entropy"  # of Re-SpS (`resps.VARIANTS`)
+    changes: dict = dataclasses.field(default_factory=dict)  # of the config, as in `changed`
+
+
+@runs.with_settings(SystemConfig)
+def train_system(system: str, trace, costs, config: SystemConfig | None = None, *, out_dir: Path, **settings):
+    """Train "resps", "ltd", "radar" or "ours" on a recording, adapted to its content; policies are written to out_dir."""
+    asked = runs.configured(config, SystemConfig, settings)
     trainers = {  # function, configs, and the field of the training length
-        "resps": (train_resps, named(variant, resps.VARIANTS, "Re-SpS's variants"), ("ppo.total_steps",)),
-        "ltd": (train_ltd, ltd.CONFIGS if paper else ltd.LAPTOP, ("depth.ppo.total_steps", "size.ppo.total_steps")),
+        "resps": (train_resps, named(asked.variant, resps.VARIANTS, "Re-SpS's variants"), ("ppo.total_steps",)),
+        "ltd": (
+            train_ltd,
+            ltd.CONFIGS if asked.paper else ltd.LAPTOP,
+            ("depth.ppo.total_steps", "size.ppo.total_steps"),
+        ),
         "radar": (radar.train_radar, radar.CONFIGS, ("epochs",)),
+        "ours": (value.train_recording, {asked.preset: value.OURS}, ("steps",)),
     }
-    if system not in trainers:
-        raise nearest_name_error("system", system, [*trainers, "ours"])
-    train, configs, counted = trainers[system]
-    config = named(preset, configs, system)
-    config = changed(config, (dict.fromkeys(counted, steps) if steps else {}) | (changes or {}))
-    if system == "resps":
-        config = recorded_grid(config, trace)
-    return train(trace, costs, config, resume=resume, **options)
+    train, configs, counted = trainers[check_name("system", system, trainers)]
+    steps = dict.fromkeys(counted, asked.steps) if asked.steps else {}
+    made = changed(named(asked.preset, configs, system), steps | asked.changes)
+    made = recorded_grid(made, trace) if system == "resps" else made
+    resumed = {} if system == "ours" else {"resume": asked.resume}  # takes seconds
+    return train(trace, costs, made, seed=asked.seed, out_dir=out_dir, **resumed)
 
 
+@runs.with_settings(SystemConfig, without=("seed",))
 def train_sweep(
     systems: Sequence[str],
     trace,
@@ -237,17 +246,17 @@ def train_sweep(
     seeds: Sequence[int] = (0,),
     *,
     out_dir: Path,
-    preset: str = "ours",
-    steps: int | None = None,
-    paper: bool = False,
     on: str | None = None,
     jobs: int | None = None,
+    **settings,
 ) -> pd.DataFrame:
     """Train every system with every seed: a row of system, seed, folder and seconds each. Existing results are kept.
 
-    preset, steps, paper: of `train_system`. on, jobs: where, and how many at once (`fanout`).
+    on, jobs: where, and how many at once (`fanout`). settings: of `train_system`.
     """
-    options = {"preset": preset, "paper": paper} | ({"steps": steps} if steps else {})
+    options = {"preset": "ours", "paper": False} | {
+        name: value for name, value in settings.items() if value is not None
+    }
     folders = {(system, seed): Path(out_dir) / f"{system}-{seed}" for system in systems for seed in seeds}
     shards, keys = [], {}
     for (system, seed), folder in folders.items():
@@ -289,24 +298,13 @@ def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
     return used
 
 
-def _saved(policy: Learned, config, folder: Path):
-    """The policy, with a record of its training data, also in folder/policy."""
-    chose(policy, "weights", "train", f"recipe {config.name!r}, chosen before")
-    if config.select:
-        chose(policy, "checkpoint", "tune")
-    policy.save(folder / "policy")
-    return policy
-
-
 def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -> Reward:
     """The environment's reward for config.reward, with time over config.timed.
 
     "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the learner can reach: a lower rate
     would undervalue time, a higher one would make it stop too early.
     """
-    if config.reward not in REWARDS:
-        raise nearest_name_error("reward", config.reward, REWARDS)
-    kind, mean, unit_ms = REWARDS[config.reward]
+    kind, mean, unit_ms = REWARDS[check_name("reward", config.reward, REWARDS)]
     rate = 0.0
     if kind == "lagrangian":
         of_shape, of_cycle = {}, {}  # trees; tree -> kept tokens and milliseconds of a cycle
@@ -318,21 +316,3 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
         tokens, ms = np.array([sum(of_cycle[tree] for tree in trees) for trees in constants]).T
         rate = float((tokens / ms).max()) * unit_ms
     return Reward(kind, mean, tuple(f"{part}_ms" for part in config.timed), unit_ms, rate)
-
-
-def _judge(config, trace, costs, policy_ms: float, decoding: Callable[[Learned], Policy]):
-    """A learner's speed in replay on part "tune"; None if the config selects no checkpoint."""
-    if not config.select:
-        return None
-    if "tune" not in set(trace.turns["part"]):
-        raise SpecdecError('choosing a checkpoint needs turns of part "tune"; record some or set select=False.')
-    held_out = trace.select(part="tune")
-    return lambda learner: 1 / replay(held_out, decoding(learner), costs, policy_ms=policy_ms).ms_per_tok
-
-
-def _facts(config, source: ReplaySource, decisions: int) -> dict:
-    """The facts of its training that a policy stores, including the counts in its deviations."""
-    facts = {"preset": config.name, "config": dataclasses.asdict(config)}
-    questions = source.trace.turns.groupby(["suite", "prompt"], sort=False).ngroups
-    facts["deviations"] = deviations_of(config, decisions=decisions, questions=questions)
-    return facts | {"pair": source.trace.header["pair"], "costs": source.costs.name}

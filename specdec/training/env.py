@@ -19,7 +19,7 @@ from specdec.core.cycle import answer_of, begin_turn, cycle
 from specdec.core.policy import Policy, largest
 from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
-from specdec.errors import SpecdecError, check_fields, check_number, nearest_name_error
+from specdec.errors import SpecdecError, check_fields, check_name, check_number
 from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
@@ -46,11 +46,9 @@ class Reward:
 
     def __post_init__(self):
         check_fields(self, unit_ms=(1e-9, math.inf))
-        if self.kind not in ("ratio", "lagrangian", "accepted", "time"):
-            raise nearest_name_error("reward", self.kind, ("ratio", "lagrangian", "accepted", "time"))
+        check_name("reward", self.kind, ("ratio", "lagrangian", "accepted", "time"))
         for lap in self.laps:
-            if lap not in LAPS:
-                raise nearest_name_error("lap of a cycle", lap, LAPS)
+            check_name("lap of a cycle", lap, LAPS)
 
     def __call__(self, rows: list[Cycle]) -> float:
         """The reward for `rows`; 0 while none has finished."""
@@ -145,9 +143,8 @@ class Env(gymnasium.Env):
     def __init__(
         self, learner: Learned, source, others: Policy | None = None, reward: Reward | None = None, episode="cycle"
     ):
-        if episode not in EPISODES:
-            raise nearest_name_error("episode", episode, EPISODES)
-        self.learner, self.others, self.source, self.episode = learner, others, source, episode
+        self.learner, self.others, self.source = learner, others, source
+        self.episode = check_name("episode", episode, EPISODES)
         self.reward = reward or Reward()
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (learner.observation_size,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(learner.actions)

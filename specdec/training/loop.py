@@ -7,9 +7,7 @@ A step's randomness must depend only on its number. Then weights, optimiser stat
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import machine, ranks, runs
+from specdec.core.verification import mixed_seed
 from specdec.errors import SpecdecError, unreadable, warn
 from specdec.policies.base import COLLAPSED_FRAC
 
@@ -353,12 +352,6 @@ def generators(torch_seed: int, numpy_seed: int | None = None):
 def seeded(seed: int, number: int):
     """Inside the block torch is seeded with (seed, number)."""
     return generators(mixed_seed(seed, number))
-
-
-def mixed_seed(seed: int, number: int) -> int:
-    """A seed that depends on both."""
-    digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None) -> float:

@@ -1,4 +1,7 @@
-"""Trains RADAR's controller offline: with REINFORCE as in the paper, or with the exact gradient of throughput.
+"""RADAR's controller: its offline dataset, and its training, with REINFORCE as in the paper or the exact gradient of throughput.
+
+`RadarData` has a row per position: the controller's input after each draft call, s_1..s_8, and, for each number of
+expansions, the distribution of the acceptance length (sheet section 3).
 
 A policy's only choice in a cycle is to stop after a = 0..7 expansions, and the data give the result of each: L(a) tokens in
 l(a) milliseconds. So the expectation over these eight outcomes is computable, and sampling (as in the paper) is optional.
@@ -15,7 +18,7 @@ import copy
 import functools
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +27,168 @@ import torch
 from torch import Tensor, nn
 
 from specdec import runs
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_name, warn
 from specdec.policies import radar as published
 from specdec.policies.base import chose, deviations_of, named
-from specdec.policies.radar import CONFIGS, CONTINUE, DECISIONS, STOP, LstmNetwork, RadarConfig, RadarPolicy
+from specdec.policies.radar import ACTIONS, CONFIGS, CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig, RadarPolicy
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
-from specdec.training.radar_data import STOPS, TREE, RadarData, from_trace, training_turns
+
+STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
+LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
+VERIFY_NODES = 59
+TREE = TREES["eagle3"]  # RADAR's
+_ARRAYS = {"scores": np.float32, "distributions": np.float32, "prompts": np.int32, "context_tok": np.int32}
+
+
+@dataclass(frozen=True)
+class RadarData:
+    """Q positions.
+
+    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
+    distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Rounding errors of half
+    precision are corrected: negatives clipped, sums made 1.
+    prompts int32 [Q]: each row's prompt, for splits. context_tok int32 [Q]: committed tokens before the root.
+    header: the source of the rows, as JSON types.
+    """
+
+    scores: np.ndarray
+    distributions: np.ndarray
+    prompts: np.ndarray
+    context_tok: np.ndarray
+    header: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        for name, dtype in _ARRAYS.items():
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype))
+        scores, distributions, count = self.scores, self.distributions, len(self.scores)
+        shapes = [getattr(self, name).shape for name in _ARRAYS]
+        assert count and shapes == [(count, STOPS, STATE), (count, STOPS, LENGTHS), (count,), (count,)], "shape"
+        assert np.isfinite(scores).all() and (np.diff(scores, axis=-1) <= 0).all(), "scores are finite and descending"
+        assert distributions.min() >= -0.01 and np.abs(distributions.sum(-1) - 1).max() <= 0.02, "rows sum to 1"
+        beyond = np.arange(LENGTHS) > np.arange(STOPS)[:, None] + 1
+        assert np.abs(distributions[:, beyond]).max() <= 0.01, "a tree of a expansions accepts at most a + 1 tokens"
+        clipped = np.where(beyond, 0, distributions.clip(min=0))
+        object.__setattr__(self, "distributions", clipped / clipped.sum(-1, keepdims=True))
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def expected(self) -> np.ndarray:
+        """float32 [Q, 8]: the expected number of accepted draft tokens, bonus token not counted."""
+        return self.distributions @ np.arange(LENGTHS, dtype=np.float32)
+
+    @property
+    def key(self) -> str:
+        """A hash of every number: two data sets with the same key are equal."""
+        return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in _ARRAYS)).hexdigest()
+
+    def select(self, rows) -> RadarData:
+        """Only these rows (int or bool array)."""
+        return RadarData(*(getattr(self, name)[rows] for name in _ARRAYS), self.header)
+
+    def split(self, held_out_frac: float = 0.2, by: str = "prompt", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers for training and held out. by="prompt" keeps a prompt's rows together, "cycle" does not (RADAR)."""
+        check_name("way to split", by, ("prompt", "cycle"))
+        unit = self.prompts if by == "prompt" else np.arange(len(self))
+        units = np.unique(unit)
+        count = round(held_out_frac * len(units))
+        if not 0 < held_out_frac < 1 or not 0 < count < len(units):
+            raise SpecdecError(
+                f"holding out {held_out_frac} of {len(units)} {by}s leaves one side empty; record more prompts or change "
+                "held_out_frac."
+            )
+        held = np.isin(unit, np.random.default_rng(seed).permutation(units)[:count])
+        return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
+    """Part "train" of the suites called `prompts` in any form (laptop/gsm8k is gsm8k); () for all suites.
+
+    If none of them was recorded, all are used, with a warning.
+    """
+    train = trace.select(part="train")
+    meant = train.turns["suite"].str.rpartition("/")[2].isin(prompts).to_numpy()
+    if prompts and not meant.any():
+        warn(f"no training prompt of {prompts} was recorded, so all recorded suites are learned from.")
+    return train.select(meant) if meant.any() else train
+
+
+def from_trace(
+    trace: Trace, *, exact: bool | None = None, flat_nodes: int | None = None, tree: TreeConfig = TREE
+) -> RadarData:
+    """The data set of a recording with whole trees of k = 10 and depth >= 7, or trees that contain `tree`.
+
+    exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1). False: every position,
+    with the accepted length in place of the distribution: complete at T = 0, a sample from it at T > 0. None
+    uses distributions if there are any.
+    flat_nodes: 59 as in RADAR, where a single draft call yields a flat tree of so many tokens, or None for the engine's
+    10 children. The recorded distributions contain the flat tree; for 10 children the largest first-token mass of
+    the deeper trees is used, which is exact if one of them keeps all ten.
+    """
+    depth = trace.depth_of(tree.top_k, tree.beam)
+    if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
+        raise SpecdecError(
+            f"RADAR's data needs trees of depth {DECISIONS} (recorded: {depth}) and flat_nodes None or {VERIFY_NODES}."
+        )
+    recorded = distributions_of(trace, exact, tree)
+    exact = recorded is not None
+    if exact:
+        rows, distributions = np.asarray(recorded[0]), recorded[1] if flat_nodes else _ten_children(recorded[1])
+    else:
+        rows = np.arange(len(trace))
+        distributions = point_masses(_accepted(trace, rows, flat_nodes, tree))
+    prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
+    prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
+    names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
+    header = {name: trace.header.get(name) for name in names} | {"flat_nodes": flat_nodes, "exact": exact}
+    return RadarData(_states(trace, rows, tree), distributions, prompts, trace.context_tok[rows], header)
+
+
+def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
+    """`trace.acceptance_distributions`, or None if `exact` (of `from_trace`) or the recording requires it."""
+    recorded = trace.acceptance_distributions
+    if exact and tree != TREE:
+        raise SpecdecError(f"distributions are recorded of {TREE} alone; pass exact=False for other trees.")
+    if exact and recorded is None:
+        raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
+    usable = exact is not False and recorded is not None and len(recorded[0]) and tree == TREE
+    return recorded if usable else None
+
+
+def _states(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
+    """float32 [Q, 8, 10]: the best scores of each level."""
+    scores = trace.column("scores", tree.top_k, tree.beam)
+    ends = [0, *(pool_size(n, tree.top_k, tree.beam) for n in range(STOPS))]
+    levels = [scores[rows, start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return np.stack([published.best_scores(level, tree=tree) for level in levels], axis=1)
+
+
+def _accepted(trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig) -> np.ndarray:
+    """int [Q, 8]: accepted tokens when drafting stops after a expansions and 59 nodes (or all there are) are verified."""
+    shape = tree.top_k, tree.beam
+    nodes = [min(tree.verify_nodes, pool_size(a, *shape)) for a in range(STOPS)]
+    accepted = [trace.accepted_tok(rows, tree.top_k, a, nodes[a], tree.beam) for a in range(STOPS)]
+    if flat_nodes:
+        accepted[0] = trace.root_rank[rows] < flat_nodes
+    return np.stack(accepted, axis=1).astype(np.int64)
+
+
+def point_masses(accepted: np.ndarray) -> np.ndarray:
+    """Accepted lengths int [Q, 8] as distributions float32 [Q, 8, 9]."""
+    return (accepted[..., None] == np.arange(LENGTHS)).astype(np.float32)
+
+
+def _ten_children(distributions: np.ndarray) -> np.ndarray:
+    """Replace the flat tree's row by that of the root's ten children, derived from the deeper trees."""
+    changed = distributions.copy()
+    inside = 1 - distributions[:, 1:, 0].min(-1)
+    changed[:, 0] = 0
+    changed[:, 0, 0], changed[:, 0, 1] = 1 - inside, inside
+    return changed
 
 
 def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
@@ -61,9 +217,8 @@ class RadarNetwork(nn.Module):
 
     def __init__(self, dropout: float = 0.1, continue_bias: float = 0.0):
         super().__init__()
-        state, hidden, actions = published.STATE, published.HIDDEN, published.ACTIONS
-        self.lstm = nn.LSTM(state, hidden, batch_first=True)
-        layers = nn.Linear(hidden + state, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, actions)
+        self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
+        layers = nn.Linear(HIDDEN + STATE, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, ACTIONS)
         self.mlp = nn.Sequential(*layers)
         with torch.no_grad():
             self.mlp[3].bias[CONTINUE] += continue_bias
@@ -222,7 +377,7 @@ def train_radar(
 ) -> Trained:
     """Train one controller and write it to out_dir/policy, with loss.parquet, results.json and a checkpoint beside it.
 
-    data: a recording, whose part "train" is used, or rows made by `radar_data.from_trace`. costs: a cost model, or l(a)
+    data: a recording, whose part "train" is used, or rows made by `from_trace`. costs: a cost model, or l(a)
     as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for: further facts to store in the policy. The same
     call continues a stopped run, bit for bit on one machine, and returns at once if it is finished.
     """
@@ -242,7 +397,7 @@ def train_radar(
     factor, shown = functools.partial(rate_factor, config), ("loss", "tok_per_ms", "draft_calls")
     run.run(trainer.epoch, f"radar, seed {seed}", factor, all_or_nothing=True, shown=shown)
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as in training
-    policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.weights.items()})
+    policy.network = published.LstmNetwork({name: value.numpy() for name, value in trainer.best.weights.items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
     lengths = "exact distributions" if data.header.get("exact") else "one length each"
     counted = dict(rows=len(train.scores), questions=len(np.unique(data.prompts[split[0]])), lengths=lengths)

@@ -10,8 +10,8 @@ from fakes.families import tokens as random_tokens
 from torch import nn
 from transformers.models.llama import modeling_llama as llama
 
-from specdec.models import lean, lean_layers
-from specdec.models.lean_layers import names_used_by
+from specdec.models import lean
+from specdec.models.lean import names_used_by
 from specdec.models.target import Target
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -159,7 +159,7 @@ def test_anything_else_runs_as_it_is(part, kind, candidate):
 
 
 def test_names_that_a_code_mentions_and_others_of_a_model_file():
-    assert names_used_by(model_of("llama").model.layers[0]) == lean_layers.LAYER
+    assert names_used_by(model_of("llama").model.layers[0]) == lean.LAYER
     assert "residual_multiplier" in names_used_by(model_of("granite").model.layers[0])
 
     nested = type("Nested", (nn.Module,), {"forward": lambda self, x: (lambda y: y.clamp(0))(x)})

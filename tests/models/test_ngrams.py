@@ -17,8 +17,8 @@ from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit, distribution_test
-from specdec.models import copy_odds, ngrams
-from specdec.models.copy_odds import CopyOdds, Evidence, fit_scale
+from specdec.models import ngrams
+from specdec.models.ngrams import CopyOdds, Evidence, fit_scale
 
 ODDS = CopyOdds()
 
@@ -199,7 +199,7 @@ def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_
     assert CopyOdds.load(odds.save(tmp_path).parent) == odds
     assert specdec.load_pair("tiny", drafter=f"suffix:{tmp_path}").drafter.odds == odds
     for text in ("{", odds.save(tmp_path).read_text().replace('"scale": 0.8', '"scale": 0.9')):
-        (tmp_path / copy_odds.FILE).write_text(text)
+        (tmp_path / ngrams.FILE).write_text(text)
         pytest.raises(SpecdecError, CopyOdds.load, tmp_path).match("copies.json.*count it again")
     pytest.raises(SpecdecError, CopyOdds.load, tmp_path / "nowhere").match("no copies.json")
     draw = random.Random(0)

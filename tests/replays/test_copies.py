@@ -14,8 +14,7 @@ from specdec.core.policy import Chain, RandomPolicy, Static
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation.tuning import tune_gate
-from specdec.models.copy_odds import CopyOdds
-from specdec.models.ngrams import PROMPT_LOOKUP, HybridDrafter, LookaheadDrafter, NgramConfig, NgramDrafter
+from specdec.models.ngrams import PROMPT_LOOKUP, CopyOdds, HybridDrafter, LookaheadDrafter, NgramConfig, NgramDrafter
 from specdec.policies.base import load_policy
 from specdec.policies.copying import CopyGate
 from specdec.replays.copies import copy_odds_of

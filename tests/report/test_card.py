@@ -17,8 +17,7 @@ from specdec.models.load import load_drafter, load_pair, shipped_folder
 from specdec.report import card
 from specdec.training.drafter.accuracy import learning_curve
 from specdec.training.drafter.eagle3 import train_drafter
-from specdec.training.drafter.features import CacheConfig
-from specdec.training.drafter.presets import Budget, Settings, objective_named
+from specdec.training.drafter.presets import Budget, CacheConfig, Settings, objective_named
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
 SETTINGS = Settings(48, batch=1, length=48, steps=None, passes=16, held_out=2, held_out_frac=0.4, average_frac=0.3)

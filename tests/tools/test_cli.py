@@ -27,8 +27,8 @@ from specdec.models import load
 from specdec.models.load import load_pair, shipped_folder
 from specdec.tools import cli, doctor, estimate, places
 from specdec.training.drafter import chats, eagle3, presets
-from specdec.training.drafter.features import CacheConfig
 from specdec.training.drafter.ppow import Ppow
+from specdec.training.drafter.presets import CacheConfig
 
 from workbook import book, items, toy_pretrain
 

@@ -396,7 +396,7 @@ def test_a_system_is_trained_by_its_name(tmp_path, trainers):
     ]
     trainers.clear()
     for system, preset in (("resps", "paper"), ("ltd", "official"), ("radar", "paper"), ("ours", "ours")):
-        train_system(system, TRACE, COSTS, preset, 640, seed=4, out_dir=tmp_path, resume=False)
+        train_system(system, TRACE, COSTS, preset=preset, steps=640, seed=4, out_dir=tmp_path, resume=False)
     lengths = {"depth.ppo.total_steps": 640, "size.ppo.total_steps": 640}
     options = {"seed": 4, "out_dir": tmp_path, "resume": False}
     assert trainers == [
@@ -406,13 +406,13 @@ def test_a_system_is_trained_by_its_name(tmp_path, trainers):
         ("ours", changed(value.OURS, {"steps": 640}), {"seed": 4, "out_dir": tmp_path}),
     ]
     for paper, config in ((False, ltd.LAPTOP["paper"]), (True, ltd.PAPER)):
-        train_system("ltd", TRACE, COSTS, "paper", out_dir=tmp_path, paper=paper)
+        train_system("ltd", TRACE, COSTS, preset="paper", out_dir=tmp_path, paper=paper)
         assert trainers[-1][1] == config
     for system, preset, message in (
         ("radra", "ours", "unknown system 'radra'; did you mean 'radar'"),
         ("ltd", "papers", "unknown preset of ltd 'papers'"),
     ):
-        pytest.raises(SpecdecError, train_system, system, TRACE, COSTS, preset, out_dir=tmp_path).match(message)
+        pytest.raises(SpecdecError, train_system, system, TRACE, COSTS, preset=preset, out_dir=tmp_path).match(message)
 
 
 def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):

@@ -16,15 +16,15 @@ from transformers import GraniteConfig, GraniteForCausalLM
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.training.drafter import chats as chats_module
-from specdec.training.drafter import eagle3, features
+from specdec.training.drafter import eagle3
+from specdec.training.drafter import texts as texts_module
 from specdec.training.drafter.accuracy import TAU, TOP1, learning_curve
-from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import ANSWER, PROMPT, Document, conversation_document, load_conversations
 from specdec.training.drafter.eagle3 import train_drafter
-from specdec.training.drafter.features import CacheConfig, FeatureCache, taught_places
+from specdec.training.drafter.generate_data import ChatFiles
 from specdec.training.drafter.objective import FrozenTarget
-from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.texts import FixedText, split
+from specdec.training.drafter.presets import Budget, CacheConfig, Settings
+from specdec.training.drafter.texts import FeatureCache, FixedText, split, taught_places
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
 PASSES = Settings(48, fc_norm="each", batch=2, length=48, steps=None, passes=12, warmup_steps=2, head_rate=0.005)
@@ -51,7 +51,7 @@ def trained(out_dir, cache, settings=PASSES, **options):
 def small_shards(monkeypatch):
     """Two documents a shard; yields the list of documents that the target reads."""
     read, real = [], FeatureCache._compute
-    monkeypatch.setattr(features, "SHARD_TOK", 40)
+    monkeypatch.setattr(texts_module, "SHARD_TOK", 40)
     monkeypatch.setattr(FeatureCache, "_compute", lambda self, *a: read.append(a[1]) or real(self, *a))
     return read
 
@@ -101,7 +101,7 @@ def test_features_that_cannot_be_kept_are_refused_in_a_sentence(tmp_path, small_
 
     pytest.raises(SpecdecError, cache(limit_gb=1e-6).fill).match("more than the limit of 1e-06 GB")
     with monkeypatch.context() as patch:
-        patch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        patch.setattr(texts_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
         pytest.raises(SpecdecError, cache().fill).match("0.00 GB are free")
     assert not list(tmp_path.iterdir())
     scaled = functools.partial(chat_target, GraniteForCausalLM, GraniteConfig, logits_scaling=4.0)

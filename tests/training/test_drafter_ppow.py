@@ -19,14 +19,13 @@ from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.target import Target
 from specdec.training.drafter import eagle3
-from specdec.training.drafter import windows as windows_module
+from specdec.training.drafter import ppow as ppow_module
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, TargetOutput, TokenBatch
-from specdec.training.drafter.ppow import Ppow, Windows, clipped_gain, divergence, group_advantages
+from specdec.training.drafter.ppow import Ppow, Windows, divergence, greedy_windows, group_advantages, roll_out
 from specdec.training.drafter.presets import OBJECTIVES, Budget, Continued, Settings, objective_named
 from specdec.training.drafter.supervised import Supervised
-from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary, teach
-from specdec.training.drafter.windows import columns_of, criticality, greedy_windows, roll_out, text_windows
+from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, columns_of, draft_vocabulary, teach
 from specdec.training.loop import Best
 
 LN2 = math.log(2)
@@ -40,22 +39,22 @@ def test_windows_rewards_advantages_criticality_and_the_clip_by_hand():
     # 0.893 eight times has a mean that differs from it in float32; delta must not blow that up
     assert not group_advantages(torch.full((1, 24), 0.893), 8, 1e-6).any()
     # P = (1/2, 1/2, 0, 0): H = ln 2, C = 1 - 1/2; over the draft vocabulary {0, 2} P is (1, 0), Q = (1/4, 3/4)
-    found = criticality(log(0.5, 0.5, 0.0, 0.0)[None], log(0.25, 0.75)[None], torch.tensor([0, 2]))
+    found = ppow_module.criticality(log(0.5, 0.5, 0.0, 0.0)[None], log(0.25, 0.75)[None], torch.tensor([0, 2]))
     assert float(found) == pytest.approx(0.5 * math.log(4))
     sure, flat = log(1.0, 0.0, 0.0, 0.0), log(0.25, 0.25, 0.25, 0.25)
     everything = torch.arange(4)
-    assert float(criticality(sure, flat, everything)) == pytest.approx(math.log(4))
-    assert float(criticality(flat, sure.clamp(min=-9), everything)) == pytest.approx(0.0, abs=1e-12)
+    assert float(ppow_module.criticality(sure, flat, everything)) == pytest.approx(math.log(4))
+    assert float(ppow_module.criticality(flat, sure.clamp(min=-9), everything)) == pytest.approx(0.0, abs=1e-12)
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log()
-    gain, clipped = clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
+    gain, clipped = ppow_module.clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
     assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
     assert clipped.tolist() == [True, False, False, True, False]
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1]])
     # a window of 2 at slot i needs answers at i + 1 .. i + 3; from slot 2 on it would straddle two documents
     for documents, begins in ((None, [1, 2, 6]), (torch.tensor([[0] * 5 + [1] * 5]), [1, 6])):
-        found = windows_module.window_starts(TokenBatch(torch.zeros_like(mask), mask, documents), 2)[0]
+        found = ppow_module.window_starts(TokenBatch(torch.zeros_like(mask), mask, documents), 2)[0]
         assert found.nonzero().flatten().tolist() == begins
-    means = windows_module.window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2)
+    means = ppow_module.window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2)
     assert means.tolist() == [[1.5, 3.0, 7.5, 4.5]]
     for config, accepted, reward in (
         (Ppow(), 3.0, 3 / 1.36),  # k / (k gamma + 1)
@@ -188,7 +187,7 @@ def test_the_target_verifies_windows_as_if_each_stood_alone_and_greedy_ones_are_
     model, _, target, batch = scene
     slots, needed = torch.tensor([[1, 12], [3, 17]]), torch.ones(2, 2, dtype=torch.bool)
     needed[1, 0], caches = False, []
-    said = target.continued(batch, slots, text_windows(batch, slots, 4), caches)
+    said = target.continued(batch, slots, ppow_module.text_windows(batch, slots, 4), caches)
     own, logits = greedy_windows(target, batch, slots, said, caches, needed)
     assert not own[1, 0].any() and not logits[1, 0].any()  # nobody asked
     for row, window in needed.nonzero().tolist():
@@ -314,9 +313,9 @@ def test_tokens_behind_a_rejected_one_are_left_out_and_windows_hold_the_text_whe
         assert float(loss.detach()) == pytest.approx(-float((advantages * mask).sum(-1).mean() / 4), abs=1e-5)
     config = objective_named("distillspec-text", {"window": 3, "places_per_row": 2})
     windows, _ = config.collect(network, target, batch).collected
-    assert torch.equal(windows.drafted, text_windows(batch, windows.slots, 3))
+    assert torch.equal(windows.drafted, ppow_module.text_windows(batch, windows.slots, 3))
     mixed, _ = objective_named("distillspec-mixed", {"window": 3}).collect(network, target, batch).collected
-    same = (mixed.drafted == text_windows(batch, mixed.slots, 3)).all(-1).float().mean()
+    same = (mixed.drafted == ppow_module.text_windows(batch, mixed.slots, 3)).all(-1).float().mean()
     assert 0.2 < float(same) < 0.8
 
 
@@ -330,7 +329,7 @@ def test_places_follow_the_curriculum_and_the_scores(scene, monkeypatch):
     scores, right = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
     scores[:, 14] = 1.0
     right[:, 16] = False
-    monkeypatch.setattr(windows_module, "divergence_along", lambda *a: (scores, right))
+    monkeypatch.setattr(ppow_module, "divergence_along", lambda *a: (scores, right))
     config = Ppow(window=3, places_per_row=32, hard_from=1.0, hard_to=1.0, eta=0.0)
     for places, begins in (("adaptive", [12, 13, 14]), ("errors", [16])):
         windows, _ = replace(config, places=places).collect(network, target, batch).collected

@@ -10,7 +10,7 @@ from fakes.traces import COSTS, synthetic_trace
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.training.drafter import chat_files, chats, eagle3, features, generate_data, online, presets, ttt
+from specdec.training.drafter import chats, eagle3, generate_data, online, presets, texts, ttt
 from specdec.training.drafter import self_prompting as own_chats
 from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.presets import FRESH, OBJECTIVES, PRESETS, Budget, Settings, objective_named
@@ -25,7 +25,7 @@ RECORD = runs.read_yaml(Path(__file__).with_name("presets.yml"))
 KINDS = {kind.__name__: kind() for kind in (Ppow, TrainingTimeTest, Supervised)}
 HOME = Path(own_chats.__file__).parent
 DEFAULTS = (
-    *(chats.Regeneration(), online.OnlineConfig(), own_chats.ChatConfig(), features.CacheConfig(), Budget()),
+    *(chats.Regeneration(), online.OnlineConfig(), own_chats.ChatConfig(), presets.CacheConfig(), Budget()),
     *(terms.EqualTerms(), Reward(), Task("text"), RunOptions("out")),
 )
 CONFIGS = {
@@ -93,11 +93,11 @@ def test_chats_and_serving():
     assert (chats.PADDING, chats.PROMPT, chats.ANSWER, chats.LIBRARY) == (0, 1, 2, 3)
     pytest.raises(SpecdecError, online.learned_by, None).match("can learn while they serve")
     assert own_chats.SLACK_TOK == 32 and own_chats.draw(torch.tensor([0.0, 1.0]), 0, None) == 1
-    assert chat_files.SHARD == 64 and chat_files.numbers_of(2) == range(128, 192)
+    assert generate_data.SHARD == 64 and generate_data.numbers_of(2) == range(128, 192)
     # measured on SmolLM2-135M-Instruct's chats
     assert (generate_data.ANSWER_SHARE, generate_data.MEAN_CONTEXT_TOK, generate_data.ROW_BYTES) == (0.6, 200, 12)
-    assert (features.SHARD_TOK, features.DTYPE, features.GB, features.FORMAT) == (16_384, torch.bfloat16, 1e9, 1)
-    pytest.raises(SpecdecError, features.CacheConfig, limit_gb=-1.0).match("limit_gb")
+    assert (texts.SHARD_TOK, texts.DTYPE, texts.GB, texts.FORMAT) == (16_384, torch.bfloat16, 1e9, 1)
+    pytest.raises(SpecdecError, presets.CacheConfig, limit_gb=-1.0).match("limit_gb")
     pytest.raises(SpecdecError, RunOptions, "out", envs=0).match("envs")
     assert tuple(RECORD["defaults"]["Reward"]["laps"]) == LAPS
 

@@ -22,8 +22,7 @@ from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, Ra
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
-from specdec.training.radar import Rows, latency_ms, returns_to_go, train_radar
-from specdec.training.radar_data import RadarData, from_trace, point_masses, training_turns
+from specdec.training.radar import RadarData, Rows, from_trace, latency_ms, returns_to_go, train_radar, training_turns
 
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
 
@@ -36,7 +35,7 @@ def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
     scores[:, 0, 0] = np.where(easy, -0.05, -3.0)
     scores[:, 0, 1:] = -4.0
     lengths = np.where(easy[:, None], np.arange(1, 9), 0)
-    return RadarData(scores, point_masses(lengths), random.integers(prompts, size=rows), np.full(rows, 50))
+    return RadarData(scores, radar_module.point_masses(lengths), random.integers(prompts, size=rows), np.full(rows, 50))
 
 
 def graded(rows=2500, prompts=50, seed=0) -> RadarData:
@@ -179,7 +178,7 @@ def test_reinforce_estimates_the_exact_gradient(objective):
 def test_clairvoyant_rate_is_the_best_of_all_choices():
     random = np.random.default_rng(3)
     lengths = np.minimum(random.integers(0, 9, size=(4, 8)), np.arange(1, 9))
-    data = RadarData(-np.ones((4, 8, 10)), point_masses(lengths), np.arange(4), np.zeros(4))
+    data = RadarData(-np.ones((4, 8, 10)), radar_module.point_masses(lengths), np.arange(4), np.zeros(4))
     rows = Rows.of(data, np.tile(LATENCY, (4, 1)))
     best = max(
         sum(lengths[i, a] + 1 for i, a in enumerate(stops)) / sum(LATENCY[a] for a in stops)

@@ -13,10 +13,9 @@ import specdec
 from specdec.data.suites import prompt_digest
 from specdec.errors import SpecdecError
 from specdec.tools import cli
-from specdec.training.drafter import chat_files, self_prompting
-from specdec.training.drafter.chat_files import ChatFiles, benchmark_texts
+from specdec.training.drafter import generate_data, self_prompting
 from specdec.training.drafter.chats import load_conversations
-from specdec.training.drafter.generate_data import estimate_chats, generate_chats
+from specdec.training.drafter.generate_data import ChatFiles, benchmark_texts, estimate_chats, generate_chats
 from specdec.training.drafter.self_prompting import OPENINGS, PROMPTS, ChatConfig, ChatWriter, draw, read_prompts
 
 GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
@@ -25,7 +24,7 @@ GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """Short chats, three to a shard, after two given prompts."""
-    monkeypatch.setattr(chat_files, "SHARD", 3)
+    monkeypatch.setattr(generate_data, "SHARD", 3)
     (tmp_path / "given.txt").write_text(GIVEN)
     return ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt")
 
@@ -97,7 +96,7 @@ def chat(prompt, answer="Something.", ids=(7, 8)):
 
 
 def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_files, "SHARD", 6)
+    monkeypatch.setattr(generate_data, "SHARD", 6)
     prompt, reference = list(benchmark_texts())[:2]
     (tmp_path / "own.jsonl").write_text(json.dumps(chat("Old.", "An old answer.")) + "\n")
     files = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
@@ -115,7 +114,7 @@ def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
 
 
 def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_files, "SHARD", 400)
+    monkeypatch.setattr(generate_data, "SHARD", 400)
     reference = list(benchmark_texts())[1]
     files = ChatFiles(tmp_path, {}, hold_out=0.25)
     asked = [{"role": "user", "content": "Say it shorter."}]
@@ -134,7 +133,7 @@ def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(
 
 
 def test_prompts_of_a_file_and_the_share_that_is_held_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_files, "SHARD", 400)
+    monkeypatch.setattr(generate_data, "SHARD", 400)
     parts = []
     for folder, order in (("a", 1), ("b", -1)):
         files = ChatFiles(tmp_path / folder, {}, hold_out=0.25)

@@ -20,8 +20,7 @@ from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-from specdec.training.radar import latency_ms
-from specdec.training.radar_data import from_trace, training_turns
+from specdec.training.radar import from_trace, latency_ms, training_turns
 
 from workbook import terms
 from workbook.terms import EQUAL, LIVE, Arena, EqualTerms, Job

@@ -25,7 +25,7 @@ from torch import Tensor
 from specdec import runs
 from specdec.core.pair import dtype_name
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.models import gguf_file, load
 from specdec.models.eagle.checkpoints import (
     EMBEDDING,
@@ -109,8 +109,7 @@ def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: Tre
     tree: its settings become flags, see `serve_command`. SpecdecError if engine and drafter, or drafter and target, do not
     fit; then nothing is written.
     """
-    if engine not in ENGINES:
-        raise nearest_name_error("engine", engine, ENGINES)
+    check_name("engine", engine, ENGINES)
     command = serve_command(engine, out, target, tree or DEFAULT_TREES[engine])
     network = read_checkpoint(folder).network()
     _check(network.config, engine, folder, target.config)

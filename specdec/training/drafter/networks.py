@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from specdec import ranks
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.models import drafters, heads_checkpoints, load, spread
 from specdec.models.eagle.checkpoints import Fields, read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
@@ -38,8 +38,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     "medusa", "hydra" and "hydra++" share a projection that is initialised with those rows. "lm" is a model of the target's
     family with two layers, initialised with the target's embedding and head only.
     """
-    if kind not in KINDS:
-        raise nearest_name_error("kind of drafter", kind, KINDS)
+    check_name("kind of drafter", kind, KINDS)
     text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
     torch.manual_seed(seed)

@@ -7,12 +7,17 @@ At each window place, G windows of K tokens are drafted, verified, rewarded and 
     R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
 
 One config selects windows, places, rewards and the divergence from the target. Without a reward it is
-distillation on the drafter's own text, or on the target's. Knows nothing about the trainer, files or optimisers.
+distillation on the drafter's own text, or on the target's.
+
+A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`, which reads the target's
+features of positions up to i and the tokens up to i + 1, as in a decoding cycle. It drafts stream positions
+i + 2 .. i + 1 + K, and at step s > 0 reads its own drafts. Knows nothing about the trainer, files or optimisers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,13 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec import ranks
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.models.eagle.network import EagleNetwork, vocabulary_ids
-from specdec.training.drafter import windows
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
-from specdec.training.drafter.ttt import UnrollPlan, fuse_norms
+from specdec.training.drafter.ttt import UnrollPlan, columns_of, fuse_norms, unroll
 from specdec.training.loop import mixed_seed
 
+ROWS = 256  # full logits computed at once
 CHOICES = {
     "places": ("adaptive", "errors"),
     "curriculum": ("gradual", "switched"),
@@ -44,7 +49,7 @@ class Ppow(Objective):
 
     window (K), group (G), places_per_row: windows' length, windows per place, places in each row of the batch.
     places: where the hard windows are. "adaptive": with probability proportional to the window's mean criticality
-        (`windows.divergence_along`). "errors": where the drafter's first choice is not the target's.
+        (`divergence_along`). "errors": where the drafter's first choice is not the target's.
     hard_from, hard_to, curriculum, curriculum_steps: the hard share of all places; the others are uniform. It rises
             linearly over so many steps ("gradual"), or jumps after them ("switched").
     rollout: the author of the windows: the drafter, the text, or one of both, at even odds per window.
@@ -89,8 +94,7 @@ class Ppow(Objective):
 
     def __post_init__(self):
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise nearest_name_error(name, getattr(self, name), allowed)
+            check_name(name, getattr(self, name), allowed)
         if self.reward != "none" and self.group < 2:
             raise SpecdecError(f"a group of {self.group} leaves nothing to compare with; set group to 2 or more.")
         for name in ("window", "group", "places_per_row", "updates", "curriculum_steps"):
@@ -131,25 +135,23 @@ class Ppow(Objective):
         generator.manual_seed(mixed_seed(self.seed, batch.step))
         places, usable, hard_frac = self._choose_places(drafter, target, batch, generator)
         slots = places.repeat_interleave(self.group, 1)
-        given = self._given(windows.text_windows(batch, slots, self.window), generator)
-        drafted, logits = windows.roll_out(
-            drafter, target.embedding, batch, slots, given, partial(self._draw, generator)
-        )
+        given = self._given(text_windows(batch, slots, self.window), generator)
+        drafted, logits = roll_out(drafter, target.embedding, batch, slots, given, partial(self._draw, generator))
         logits = logits / self.temperature
         compared = self.reward != "none" and self.eta > 0  # with the target's own windows
         assert self.epsilon is not None or not compared, "epsilon is to be `measured` first"
         caches: list | None = [] if compared else None
         says = target.continued(batch, slots, drafted, caches)
         said, ids = says / self.temperature, vocabulary_ids(drafter)
-        log_q, columns = torch.log_softmax(logits, -1), windows.columns_of(drafter, drafted)
-        log_p_drafted = windows.token_log_probs(said, drafted)
+        log_q, columns = torch.log_softmax(logits, -1), columns_of(drafter, drafted)
+        log_p_drafted = token_log_probs(said, drafted)
         log_q_drafted = log_q.gather(-1, columns.clamp(min=0)[..., None]).squeeze(-1)
         accepted, none_frac = self._verify(said, drafted, log_p_drafted, log_q_drafted, generator)
         gap = torch.full_like(none_frac, float("inf"))
         needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
         if compared and bool(needed.any()):
-            own, along = windows.greedy_windows(target, batch, places, says[:, :: self.group], caches, needed)
-            best = windows.token_log_probs(along / self.temperature, own).sum(-1)
+            own, along = greedy_windows(target, batch, places, says[:, :: self.group], caches, needed)
+            best = token_log_probs(along / self.temperature, own).sum(-1)
             gap = best.repeat_interleave(self.group, 1) - log_p_drafted.sum(-1)
         near = self.eta * none_frac * (gap < (self.epsilon or 0.0))
         rewards = self._speed_reward(accepted, self._gamma(drafter, target)) + near
@@ -160,15 +162,15 @@ class Ppow(Objective):
 
     def _choose_places(self, drafter, target, batch: TokenBatch, generator):
         """(slots [B, places_per_row], usable, intended share of hard ones): drawn with replacement among those that fit."""
-        fits = windows.window_starts(batch, self.window)
+        fits = window_starts(batch, self.window)
         share = batch.step / self.curriculum_steps
         rise = min(1.0, share) if self.curriculum == "gradual" else float(share >= 1)
         hard = self.hard_from + (self.hard_to - self.hard_from) * rise
         chance = fits / fits.sum(1, keepdim=True).clamp(min=1)
         if hard > 0 and bool(fits.any()):
             wanted = F.pad(fits, (self.window - 1, 0)).unfold(1, self.window, 1).any(-1)
-            scores, right = windows.divergence_along(drafter, target, batch, wanted)
-            found = ~right if self.places == "errors" else windows.window_means(scores, self.window)
+            scores, right = divergence_along(drafter, target, batch, wanted)
+            found = ~right if self.places == "errors" else window_means(scores, self.window)
             weight = (found * fits).double()
             total = weight.sum(1, keepdim=True)
             preferred = torch.where(total > 0, weight / total.clamp(min=1e-300), chance)
@@ -243,7 +245,7 @@ class Ppow(Objective):
             batch = self.collect(drafter, target, batch)
         found, measures = batch.collected
         followed = UnrollPlan(found.slots, found.drafted, self.detach)
-        logits = windows.draft_logits(drafter, target.embedding, batch, followed, self.window)
+        logits = draft_logits(drafter, target.embedding, batch, followed, self.window)
         log_q = torch.log_softmax(logits / self.temperature, -1)
         drafted = log_q.gather(-1, found.columns.clamp(min=0)[..., None]).squeeze(-1)
         held = divergence(self.divergence, log_q, found.log_p, found.columns)
@@ -317,3 +319,118 @@ def divergence(name: str, log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tens
     middle = torch.logaddexp(log_p, log_q) - torch.log(log_p.new_tensor(2.0))
     outside = (1 - p.sum(-1)).clamp(min=0) * torch.log(log_p.new_tensor(2.0))  # there the mixture is half of P
     return 0.5 * ((q * (log_q - middle)).sum(-1) + (p * (log_p - middle)).sum(-1) + outside)
+
+
+def window_starts(batch: TokenBatch, window: int) -> Tensor:
+    """[B, S] bool: slots whose window is inside one answer, together with the token before it.
+
+    SpecdecError if no row is long enough.
+    """
+    slots = batch.ids.shape[1]
+    if window + 2 > slots:
+        raise SpecdecError(
+            f"a window of {window} tokens and the two before it do not fit into rows of {slots} tokens; lower the "
+            "objective's window or raise the setting length."
+        )
+    answer = batch.loss_mask.bool()
+    inside = F.pad(answer.long(), (1, window + 1)).cumsum(1)  # answer tokens before each position
+    fits = inside[:, window + 2 : window + 2 + slots] - inside[:, 1 : slots + 1] == window + 1
+    if batch.documents is not None:
+        ends = F.pad(batch.documents[:, window + 1 :], (0, window + 1), value=-2)
+        fits = fits & (ends == batch.documents)
+    return fits
+
+
+def draft_logits(network, embedding, batch: TokenBatch, followed: UnrollPlan, steps: int) -> Tensor:
+    """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient.
+
+    batch: with the target's `output`, as everywhere here.
+    """
+    states = unroll(network, embedding, batch.output.features.to(embedding.dtype), batch, steps, followed)
+    return torch.stack([_wide(network.head(hidden, step)) for step, hidden in enumerate(states)], 2)
+
+
+@torch.no_grad()
+def roll_out(
+    network, embedding, batch: TokenBatch, slots: Tensor, given: Tensor, choose: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(drafted [B, A, K] as target ids, logits [B, A, K, Vd]): windows from `slots` [B, A], token by token.
+
+    choose(logits [B, A, Vd]) -> columns [B, A]. given [B, A, K]: fixed tokens; below 0 the drafter chooses.
+    """
+    ids, drafted = vocabulary_ids(network), given.clone()
+    steps = given.shape[-1]
+    followed, logits = UnrollPlan(slots, drafted), []
+    states = unroll(network, embedding, batch.output.features.to(embedding.dtype), batch, steps, followed)
+    for step, hidden in enumerate(states):
+        logits.append(_wide(network.head(hidden, step)))
+        drafted[..., step] = torch.where(given[..., step] < 0, ids[choose(logits[-1])], given[..., step])
+    return drafted, torch.stack(logits, 2)
+
+
+def text_windows(batch: TokenBatch, slots: Tensor, window: int) -> Tensor:
+    """The text's own tokens in the windows. slots [B, A] -> [B, A, window]; token 0 past the end of a row."""
+    places = slots[..., None] + 2 + torch.arange(window, device=slots.device)
+    padded = F.pad(batch.ids, (0, window + 2))
+    return padded.gather(1, places.flatten(1)).view_as(places)
+
+
+def greedy_windows(
+    target: FrozenTarget, batch: TokenBatch, slots: Tensor, said: Tensor, caches: list, needed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The target's own greedy windows: (tokens [B, A, K], logits [B, A, K, V] along them), zeros where not `needed` [B, A].
+
+    said [B, A, K, V] and caches: from `continued` for any windows from these slots, whose first logits are the same.
+    """
+    documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
+    tokens, along = torch.zeros(said.shape[:-1], dtype=torch.long, device=slots.device), torch.zeros_like(said)
+    places = list(zip(needed.nonzero()[:, 0].tolist(), (slots[needed] + 1).tolist(), strict=True))
+    if places:
+        found = target.greedy(documents, places, caches, said[needed][:, 0], said.shape[2])
+        tokens[needed], along[needed] = found
+    return tokens, along
+
+
+def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax(logits) [.., V] at `tokens` [..]."""
+    return logits.gather(-1, tokens[..., None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+@torch.no_grad()
+def divergence_along(network, target: FrozenTarget, batch: TokenBatch, wanted: Tensor):
+    """(v [B, S], first_right [B, S]) at stream positions `wanted` [B, S], 0 and True elsewhere.
+
+        v = (1 - H(P) / log V) * KL(P || Q)
+
+    At position p both predict token p + 2, given the text before it: P is the target's distribution, Q the drafter's at
+    its first step. H over the whole vocabulary; KL over the draft vocabulary, P renormalised there. first_right: the
+    drafter's likeliest token is the target's.
+    """
+    rows, columns = wanted.nonzero(as_tuple=True)
+    ids, everything = vocabulary_ids(network), torch.arange(len(network.t2d), device=batch.ids.device)
+    states = next(unroll(network, target.embedding, batch.output.features.to(target.dtype), batch, 1))[rows, columns]
+    scores, right = torch.zeros_like(wanted, dtype=torch.float32), torch.ones_like(wanted)
+    for part in torch.arange(len(rows), device=rows.device).split(ROWS):
+        row, column = rows[part], columns[part]
+        full, best, log_sum = batch.output.logits.at(row, column + 1, everything)
+        log_q = torch.log_softmax(_wide(network.head(states[part])), -1)
+        scores[row, column] = criticality(full - log_sum[:, None], log_q, ids).float()
+        right[row, column] = ids[log_q.argmax(-1)] == best
+    return scores, right
+
+
+def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:
+    """v of `divergence_along` from log P [.., V] over the whole vocabulary and log Q [.., Vd] over the tokens `ids`."""
+    entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1)
+    kept = torch.log_softmax(log_p[..., ids], -1)
+    divergence = (kept.exp() * (kept - log_q)).nan_to_num(0.0).sum(-1)
+    return (1 - entropy / math.log(log_p.shape[-1])) * divergence
+
+
+def window_means(scores: Tensor, window: int) -> Tensor:
+    """Mean of `scores` [B, S] over each window [i, i + window - 1]; zero counts past the end."""
+    return F.pad(scores, (0, window - 1)).unfold(1, window, 1).mean(-1)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

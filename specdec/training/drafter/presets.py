@@ -19,11 +19,10 @@ from typing import get_args, get_type_hints
 import torch
 
 from specdec import ranks, runs
-from specdec.errors import SpecdecError, check_fields, nearest_name_error
+from specdec.errors import SpecdecError, check_fields, check_name
 from specdec.models import drafters, spread
 from specdec.models.load import config_of, own_drafter, placement
 from specdec.policies.base import changed, setting
-from specdec.training.drafter.features import CacheConfig
 from specdec.training.drafter.networks import check_start
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.ppow import Ppow
@@ -78,9 +77,7 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
     >>> objective_named("ppow", {"beta": 0.1, "window": 4}).window
     4
     """
-    if name not in OBJECTIVES:
-        raise nearest_name_error("objective", name, OBJECTIVES)
-    objective = OBJECTIVES[name]
+    objective = OBJECTIVES[check_name("objective", name, OBJECTIVES)]
     given = {"seed": seed} if hasattr(objective, "seed") else {}
     given |= {field: tuple(value) if isinstance(value, list) else value for field, value in (changes or {}).items()}
     objective = changed(objective, given)
@@ -135,8 +132,8 @@ class Settings:
     def __post_init__(self):
         counts = ("batch", "length", "steps", "passes", "measure_every")
         check_fields(self, betas=(0.0, 1.0), **dict.fromkeys(counts, (1, math.inf)))
-        if self.fc_norm not in (None, *FC_NORMS):
-            raise nearest_name_error("fc_norm", self.fc_norm, FC_NORMS)
+        if self.fc_norm is not None:
+            check_name("fc_norm", self.fc_norm, FC_NORMS)
 
     @property
     def grows(self) -> bool:
@@ -182,6 +179,20 @@ class Continued(Settings):
 
     def is_measured(self, step: int) -> bool:
         return step % self.measure_every == 0
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """Where features are stored, and how much. limit_gb of 0: nothing is stored, the target runs beside the drafter.
+
+    folder: default `features` in the user's cache. Later trainings reuse it, and it can be deleted.
+    """
+
+    folder: Path | None = None
+    limit_gb: float = 20.0
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -259,9 +270,7 @@ def preset(
 
     network: the kind to train; some need their own rates (OF_NETWORK), which `changes` overrides.
     """
-    if name not in PRESETS:
-        raise nearest_name_error("drafter preset", name, PRESETS)
-    settings, objective = PRESETS[name]
+    settings, objective = PRESETS[check_name("drafter preset", name, PRESETS)]
     if unroll is not None:
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
     own = OF_NETWORK.get((name, network), {})

@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter import ttt
 from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
-from specdec.training.drafter.windows import columns_of
 from specdec.training.loop import seeded
 
 LABELS = ("soft", "hard")
@@ -51,8 +50,7 @@ class Supervised(Objective):
     seed: int = 0
 
     def __post_init__(self):
-        if self.labels not in LABELS:
-            raise nearest_name_error("labels", self.labels, LABELS)
+        check_name("labels", self.labels, LABELS)
         if self.rules.positions != "taught":
             raise SpecdecError('only positions "taught" have a label of the text; set them in the rules.')
 
@@ -94,7 +92,7 @@ class Supervised(Objective):
         probs, row = teacher.probs, teacher.row
         if self.labels == "hard":
             rows, places = (row >= 0).nonzero(as_tuple=True)
-            columns = columns_of(drafter, batch.ids[rows, places + 2])
+            columns = ttt.columns_of(drafter, batch.ids[rows, places + 2])
             probs = torch.zeros_like(probs)
             inside = columns >= 0
             probs[row[rows, places][inside], columns[inside]] = 1.0

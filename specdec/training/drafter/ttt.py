@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec import ranks
-from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
+from specdec.errors import SpecdecError, check_name
+from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate, vocabulary_ids
 from specdec.models.heads import HeadsNetwork
 from specdec.models.small_lm import LMNetwork
 from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch, packed_positions
@@ -58,8 +58,7 @@ class LossRules:
         if self.steps < 1 or not 0 < self.decay <= 1:
             raise SpecdecError(f"steps must be at least 1 and decay in (0, 1], got {self.steps} and {self.decay}.")
         for name, allowed in (("divide_by", ("all", "counted")), ("positions", ("early", "taught"))):
-            if getattr(self, name) not in allowed:
-                raise nearest_name_error(name, getattr(self, name), allowed)
+            check_name(name, getattr(self, name), allowed)
 
 
 RULES = {"official": LossRules(divide_by="all", positions="early"), "ours": LossRules()}
@@ -77,8 +76,7 @@ class TrainingTimeTest(Objective):
     backward: str = "auto"
 
     def __post_init__(self):
-        if self.backward not in BACKWARD:
-            raise nearest_name_error("backward", self.backward, BACKWARD)
+        check_name("backward", self.backward, BACKWARD)
 
     def fused(self, device: torch.device) -> bool:
         return self.backward == "fused" or self.backward == "auto" and device.type == "cpu"
@@ -97,7 +95,6 @@ class Teacher:
     """The target's distributions over the draft vocabulary, for the R stream positions that may count.
 
     row [B, S]: the row of stream position p, or -1 if p does not count.
-    row [B, S]: the row of stream position p, or -1 where p does not count.
     masked_tok [steps]: loss-mask tokens still in the stream at each step (the official accuracies' denominators).
     missing_mass_frac: mean target probability outside the draft vocabulary, before renormalising.
     """
@@ -347,6 +344,14 @@ def _take(values: Tensor, slots: Tensor) -> Tensor:
     """Rows `slots` [..., A] of values [..., S, X]; dimensions of size 1 in slots are shared. -> [..., A, X]."""
     index = slots[..., None].expand(*values.shape[:-2], slots.shape[-1], values.shape[-1])
     return values.gather(-2, index)
+
+
+def columns_of(network: EagleNetwork, tokens: Tensor) -> Tensor:
+    """The head's column of each token, -1 for one that cannot be drafted."""
+    columns = torch.full((len(network.t2d),), -1, dtype=torch.long, device=tokens.device)
+    ids = vocabulary_ids(network)
+    columns[ids] = torch.arange(len(ids), device=ids.device)
+    return columns[tokens]
 
 
 def slots_to_unroll(row: Tensor, steps: int) -> Tensor:
