@@ -23,12 +23,11 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.core import clock
-from specdec.core.decode import opened, plain_steps, steps
+from specdec.core.decode import drive, opened, plain_steps, steps
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.protocols import Forward, TargetForward
 from specdec.core.records import Generation
-from specdec.core.together import drive
 from specdec.data.suites import describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation import stats

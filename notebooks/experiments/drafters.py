@@ -37,10 +37,9 @@ from specdec.training.drafter.chats import (
     lay_out,
     regenerate,
 )
-from specdec.training.drafter.eagle3 import prepared, train_drafter
+from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, prepared, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
-from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
 from specdec.training.drafter.ppow import divergence, roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.texts import split, token_batch, training_text

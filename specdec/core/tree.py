@@ -159,21 +159,11 @@ class GrowingTree:
         return self.size - len(self._scores[-1])
 
     @property
-    def frontier(self) -> Tensor:
-        """int64 [W]: the nodes to expand next."""
-        return self._frontier()[0]
+    def frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The nodes to expand next, [W] each: nodes, rows (of the last draft forward: their parents'), tokens, scores.
 
-    @property
-    def rows(self) -> Tensor:
-        """int64 [W]: the row of the last draft forward that each frontier node came from (its parent's row)."""
-        return self._frontier()[1]
-
-    @property
-    def frontier_tokens(self) -> Tensor:
-        return self._frontier()[2]
-
-    def _frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Nodes, rows, tokens and scores of the beam; computed on demand, since it is not needed after the last level."""
+        Computed on demand, since it is not needed after the last level.
+        """
         if self._choice is not None:
             beam, chosen = self._choice
             tokens, scores = self._tokens[-1], self._scores[-1]
@@ -193,7 +183,7 @@ class GrowingTree:
         """
         width, children = tokens.shape
         assert self.top_k in (0, children), f"{children} children, but the levels above have {self.top_k}"
-        nodes, _, _, scores = self._frontier()
+        nodes, _, _, scores = self.frontier
         self.top_k, self.level, self.size = children, self.level + 1, self.size + width * children
         self._expanded.append(nodes)
         self._depths.append(scalar(self.level, torch.long, tokens.device).expand(width))

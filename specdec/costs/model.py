@@ -204,7 +204,7 @@ class CostModel:
         return self.reading + self.reading_per_tok * np.asarray(prompt_tok)
 
     def batched(self, texts: int) -> CostModel:
-        """The model of a cycle shared by `texts` texts (`core.together`). Each text advances in it, so the tokens per ms of
+        """The model of a cycle shared by `texts` texts (`decode_many`). Each text advances in it, so the tokens per ms of
         all of them are texts / ms_per_tok.
 
             verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes

@@ -17,11 +17,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.core.decode import autoregress, decode, ids_of_all
+from specdec.core.decode import autoregress, decode, decode_many, ids_of_all
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, PolicyLike, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Generation
-from specdec.core.together import decode_many
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker

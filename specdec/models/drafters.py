@@ -23,8 +23,7 @@ import torch
 from torch import nn
 
 from specdec import runs, stored
-from specdec.core.claims import Claims
-from specdec.core.protocols import Drafter
+from specdec.core.protocols import Claims, Drafter
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.dflash import read_dflash
 from specdec.models.eagle.checkpoints import read_checkpoint

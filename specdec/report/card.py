@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine, runs
-from specdec.core.claims import Claims
 from specdec.core.decode import decode
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
+from specdec.core.protocols import Claims
 from specdec.errors import SpecdecError, nearest_name_error, unreadable
 from specdec.models import load
 from specdec.models.drafters import KINDS, claims_of, write_claims

@@ -34,8 +34,8 @@ from specdec.evaluation import bench, peers
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import OWN_DRAFTER, PRESETS, SHIPPED, at_hand, config_of, load_pair, placement, shipped_folder
+from specdec.models.pairs import WheelFile, find_installed
 from specdec.models.target import Target
-from specdec.models.wheel_file import WheelFile, find_installed
 from specdec.report import card
 from specdec.tools.estimate import free_memory_gib, nearest_existing
 

@@ -31,12 +31,11 @@ from annotated_types import Ge, MinLen
 
 from specdec import runs
 from specdec.core.clock import Clock
-from specdec.core.decode import autoregress, decode
+from specdec.core.decode import ROWS, autoregress, decode, drive
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.protocols import finish
 from specdec.core.records import CYCLE_COLUMNS
-from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB, roofline

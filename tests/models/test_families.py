@@ -14,8 +14,7 @@ from fakes.refusals import refusal
 from torch import nn
 
 import specdec
-from specdec.core.decode import autoregress, decode
-from specdec.core.together import decode_many
+from specdec.core.decode import autoregress, decode, decode_many
 from specdec.models import kv_cache
 
 SMALL, SETTINGS = specdec.Static(6, 2, 2), dict(max_new_tokens=12, stop_tokens=())

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from specdec.core.decode import drive
 from specdec.core.protocols import TargetForward, finish
-from specdec.core.together import drive
 from specdec.errors import SpecdecError
 from specdec.models.families import cache_keyword
 from specdec.models.kv_cache import PAGE, PagedJoin, RowLayer, TreeCache

@@ -11,8 +11,8 @@ from fakes.pairs import random_pair, shared_pair
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import specdec
+from specdec.core.decode import decode_many
 from specdec.core.policy import RandomPolicy, Static
-from specdec.core.together import decode_many
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError

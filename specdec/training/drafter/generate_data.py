@@ -24,9 +24,9 @@ import torch
 from tqdm.auto import tqdm
 
 from specdec import fanout, ranks, runs
+from specdec.core.decode import drive
 from specdec.core.pair import Pair
 from specdec.core.protocols import TargetForward, together
-from specdec.core.together import drive
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError, check_integer, check_number
 from specdec.models import load

@@ -5,7 +5,7 @@
        cue for the answer             after the prompt just made up, or a given one
     answer                         greedy or sampled
 
-All of a chat stays in one cache. A chat is a generator of forwards, for `core.together.drive`, and depends only on (seed,
+All of a chat stays in one cache. A chat is a generator of forwards, for `core.decode.drive`, and depends only on (seed,
 number), up to rounding in products shared with other chats. Knows nothing about files, duplicates or benchmarks.
 """
 
