@@ -27,14 +27,8 @@ from specdec.core.pair import dtype_name
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_name
 from specdec.models import gguf_file, load
-from specdec.models.eagle.checkpoints import (
-    EMBEDDING,
-    description,
-    read_checkpoint,
-    save_drafter,
-    save_tensors,
-    with_weights,
-)
+from specdec.models.eagle import checkpoints
+from specdec.models.eagle.checkpoints import EMBEDDING, description, read_checkpoint
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
 from specdec.models.families import setting
@@ -121,7 +115,7 @@ def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: Tre
     elif engine == "sglang":
         taps = description(network.config, network.fc.weight.dtype)["eagle_config"] | {"use_aux_hidden_state": True}
         counted = dict(eagle_config=taps, num_aux_hidden_states=network.config.num_taps)
-        save_drafter(network, out, max_position_embeddings=longest, **counted)
+        checkpoints.save_drafter(network, out, max_position_embeddings=longest, **counted)
     else:
         _write_gguf(network, Path(out) / GGUF_FILE, target.gguf, longest)
     again = read_gguf(Path(out) / GGUF_FILE) if engine == "llama.cpp" else read_checkpoint(out).network()
@@ -222,7 +216,7 @@ def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, l
         "torch_dtype": dtype_name(network.fc.weight.dtype),
     }
     tensors = {name.replace("midlayer.", "layers.0.", 1): value for name, value in network.state_dict().items()}
-    save_tensors(tensors, Path(out) / "model.safetensors")
+    checkpoints.save_tensors(tensors, Path(out) / "model.safetensors")
     runs.write_json(Path(out) / "config.json", fields)
 
 
@@ -322,7 +316,7 @@ def read_gguf(path: Path) -> EagleNetwork:
             tensor = stored[GGUF_NAMES[name]]
             rows = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)).view(wanted.shape)
             tensors[name] = _interleave(name, rows, config, back=True).to(dtype).contiguous()
-    return with_weights(network, tensors, path, "its header")
+    return checkpoints.with_weights(network, tensors, path, "its header")
 
 
 def _float_as_written(value) -> float:
