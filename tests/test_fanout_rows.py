@@ -21,8 +21,7 @@ from specdec.replays.trace import open_trace
 from specdec.tools import cli
 from specdec.training import controllers
 from specdec.training.drafter import generate_data
-from specdec.training.drafter.generate_data import generate_chats
-from specdec.training.drafter.self_prompting import ChatConfig
+from specdec.training.drafter.generate_data import ChatConfig, generate_chats
 
 GATE = engines.rule("trtllm_gate", window=4, threshold=0.9)  # it closes in the midst of a text and stays closed
 METHODS = {"plain": "autoregressive", "tree": specdec.Static(6, 2, 2), "rule": "static:4,1,2", "gate": GATE}

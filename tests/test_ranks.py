@@ -20,9 +20,8 @@ from specdec.models.target import Target
 from specdec.tools import cli
 from specdec.training.drafter import eagle3, generate_data, networks, presets
 from specdec.training.drafter.chats import load_conversations
-from specdec.training.drafter.generate_data import generate_chats
+from specdec.training.drafter.generate_data import ChatConfig, generate_chats
 from specdec.training.drafter.presets import CacheConfig
-from specdec.training.drafter.self_prompting import ChatConfig
 
 PROMPT = "What is 3 plus 4?"
 TREE = specdec.TreeConfig(12, 3, 4)

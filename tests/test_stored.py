@@ -27,8 +27,7 @@ from specdec.policies.ltd import DepthPolicy
 from specdec.replays.record import record
 from specdec.replays.trace import open_trace
 from specdec.training.drafter.chats import load_conversations
-from specdec.training.drafter.generate_data import ChatFiles
-from specdec.training.drafter.self_prompting import read_prompts
+from specdec.training.drafter.generate_data import ChatFiles, read_prompts
 
 from workbook.book import read_book
 

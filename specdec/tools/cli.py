@@ -611,7 +611,6 @@ def _generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     from specdec.models.load import load_pair
     from specdec.training.drafter import generate_data
-    from specdec.training.drafter.self_prompting import ChatConfig
 
     if args.threads:
         import torch
@@ -619,7 +618,7 @@ def _generate_data(args) -> None:
         torch.set_num_threads(args.threads)
     tokens = _amount(args.tokens)
     chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
-    config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
+    config = generate_data.ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
     pair = load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
     files = generate_data.open_chats(pair, config, args.out, args.folder)
     wanted = ranks.broadcast(tokens - files.answer_tok)

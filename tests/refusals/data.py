@@ -3,7 +3,7 @@
 from refusals import row
 from specdec.data import suites
 from specdec.training.drafter.chats import load_conversations
-from specdec.training.drafter.self_prompting import read_prompts
+from specdec.training.drafter.generate_data import read_prompts
 
 SAME = suites.Prompt("same", "a", ("Hello.",))
 

@@ -11,7 +11,6 @@ from fakes.traces import COSTS, synthetic_trace
 from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.training.drafter import chats, eagle3, generate_data, presets, texts, ttt
-from specdec.training.drafter import self_prompting as own_chats
 from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.presets import FRESH, OBJECTIVES, PRESETS, Budget, Settings, objective_named
 from specdec.training.drafter.supervised import Supervised
@@ -23,9 +22,9 @@ from workbook import rules, terms
 
 RECORD = runs.read_yaml(Path(__file__).with_name("presets.yml"))
 KINDS = {kind.__name__: kind() for kind in (Ppow, TrainingTimeTest, Supervised)}
-HOME = Path(own_chats.__file__).parent
+HOME = Path(generate_data.__file__).parent
 DEFAULTS = (
-    *(chats.Regeneration(), eagle3.OnlineConfig(), own_chats.ChatConfig(), presets.CacheConfig(), Budget()),
+    *(chats.Regeneration(), eagle3.OnlineConfig(), generate_data.ChatConfig(), presets.CacheConfig(), Budget()),
     *(terms.EqualTerms(), Reward(), Task("text"), RunOptions("out")),
 )
 CONFIGS = {
@@ -92,7 +91,7 @@ def test_chats_and_serving():
     assert chats._answer_length([{"role": "assistant", "content": "four"}]) == 4
     assert (chats.PADDING, chats.PROMPT, chats.ANSWER, chats.LIBRARY) == (0, 1, 2, 3)
     pytest.raises(SpecdecError, eagle3.learned_by, None).match("can learn while they serve")
-    assert own_chats.SLACK_TOK == 32 and own_chats.draw(torch.tensor([0.0, 1.0]), 0, None) == 1
+    assert generate_data.SLACK_TOK == 32 and generate_data.draw(torch.tensor([0.0, 1.0]), 0, None) == 1
     assert generate_data.SHARD == 64 and generate_data.numbers_of(2) == range(128, 192)
     # measured on SmolLM2-135M-Instruct's chats
     assert (generate_data.ANSWER_SHARE, generate_data.MEAN_CONTEXT_TOK, generate_data.ROW_BYTES) == (0.6, 200, 12)

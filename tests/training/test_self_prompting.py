@@ -13,10 +13,9 @@ import specdec
 from specdec.data.suites import prompt_digest
 from specdec.errors import SpecdecError
 from specdec.tools import cli
-from specdec.training.drafter import generate_data, self_prompting
+from specdec.training.drafter import generate_data as own
 from specdec.training.drafter.chats import load_conversations
 from specdec.training.drafter.generate_data import ChatFiles, benchmark_texts, estimate_chats, generate_chats
-from specdec.training.drafter.self_prompting import OPENINGS, PROMPTS, ChatConfig, ChatWriter, draw, read_prompts
 
 GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 
@@ -24,9 +23,9 @@ GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """Short chats, three to a shard, after two given prompts."""
-    monkeypatch.setattr(generate_data, "SHARD", 3)
+    monkeypatch.setattr(own, "SHARD", 3)
     (tmp_path / "given.txt").write_text(GIVEN)
-    return ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt")
+    return own.ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt")
 
 
 def chats_of(folder):
@@ -48,7 +47,7 @@ def test_answers_are_the_targets_own_and_stopping_changes_nothing(tiny, config, 
     assert files.answer_tok == sum(len(row["answer_ids"]) for row in rows) >= 60
     assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
     assert [row["messages"][0]["content"] for row in rows[:2]] == ["What is 3 plus 4?", "Write two lines:\none and two"]
-    openings = tuple(message["content"].strip() for [message] in read_prompts(OPENINGS))
+    openings = tuple(message["content"].strip() for [message] in own.read_prompts(own.OPENINGS))
     for row in rows:
         *asked, answer = row["messages"]
         alone = specdec.autoregress(tiny, asked, max_new_tokens=greedy.answer_tok)
@@ -96,7 +95,7 @@ def chat(prompt, answer="Something.", ids=(7, 8)):
 
 
 def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate_data, "SHARD", 6)
+    monkeypatch.setattr(own, "SHARD", 6)
     prompt, reference = list(benchmark_texts())[:2]
     (tmp_path / "own.jsonl").write_text(json.dumps(chat("Old.", "An old answer.")) + "\n")
     files = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
@@ -114,7 +113,7 @@ def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
 
 
 def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate_data, "SHARD", 400)
+    monkeypatch.setattr(own, "SHARD", 400)
     reference = list(benchmark_texts())[1]
     files = ChatFiles(tmp_path, {}, hold_out=0.25)
     asked = [{"role": "user", "content": "Say it shorter."}]
@@ -133,7 +132,7 @@ def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(
 
 
 def test_prompts_of_a_file_and_the_share_that_is_held_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate_data, "SHARD", 400)
+    monkeypatch.setattr(own, "SHARD", 400)
     parts = []
     for folder, order in (("a", 1), ("b", -1)):
         files = ChatFiles(tmp_path / folder, {}, hold_out=0.25)
@@ -151,34 +150,34 @@ def test_prompts_of_a_file_and_the_share_that_is_held_out(tmp_path, monkeypatch)
     said = {"system": "S", "user": "a\\n", "assistant": "b"}
     messages = [{"role": role, "content": text} for role, text in said.items()]
     path.write_text(json.dumps({"messages": messages}) + "\n\n" + json.dumps({"prompt": "c"}) + "\n")
-    assert read_prompts(path) == [messages[:2], [{"role": "user", "content": "c"}]]
+    assert own.read_prompts(path) == [messages[:2], [{"role": "user", "content": "c"}]]
     for line in ("{", '{"prompt": 3}', '{"messages": []}', '{"messages": ["x"]}', "[1]"):
         path.write_text(line)
-        pytest.raises(SpecdecError, read_prompts, path).match("prompts.jsonl, line 1: ")
+        pytest.raises(SpecdecError, own.read_prompts, path).match("prompts.jsonl, line 1: ")
     path.write_text("\n")
-    pytest.raises(SpecdecError, read_prompts, path).match("holds no prompt")
-    pytest.raises(SpecdecError, read_prompts, tmp_path / "nowhere.txt").match("there is no file")
+    pytest.raises(SpecdecError, own.read_prompts, path).match("holds no prompt")
+    pytest.raises(SpecdecError, own.read_prompts, tmp_path / "nowhere.txt").match("there is no file")
 
 
-@pytest.mark.parametrize("path", [OPENINGS, PROMPTS])
+@pytest.mark.parametrize("path", [own.OPENINGS, own.PROMPTS])
 def test_own_texts_are_many_and_of_no_benchmark(path):
-    digests = [prompt_digest(message["content"]) for [message] in read_prompts(path)]
+    digests = [prompt_digest(message["content"]) for [message] in own.read_prompts(path)]
     assert len(set(digests)) == len(digests) >= 150
     assert not set(digests) & {prompt_digest(text) for text in benchmark_texts()}
 
 
 def test_tokens_are_drawn_around_what_a_user_says_and_only_new_ones_are_read(tiny):
-    before, after = self_prompting.around_user_text(tiny)
+    before, after = own.around_user_text(tiny)
     said = tiny.tokenizer.encode("Hi", add_special_tokens=False)
     assert [*before, *said, *after] == tiny.ids_of([{"role": "user", "content": "Hi"}])
     logits, rng = torch.tensor([0.0, 2.0, 1.0, -30.0]), random.Random(0)
-    assert [draw(logits, 0, rng) for _ in range(3)] == [1, 1, 1]
-    counts = torch.bincount(torch.tensor([draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]), minlength=4)
+    assert [own.draw(logits, 0, rng) for _ in range(3)] == [1, 1, 1]
+    counts = torch.bincount(torch.tensor([own.draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]), minlength=4)
     expected = 4000 * (logits / 0.5).softmax(-1)
     assert counts[3] == 0 and float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8  # 2 degrees, p = 0.001
     kept = []
     cache = SimpleNamespace(append=kept.append, truncate=kept.append)
-    text = self_prompting._Text(SimpleNamespace(device=torch.device("cpu")), cache, "opened", [1, 2, 3])
+    text = own._Text(SimpleNamespace(device=torch.device("cpu")), cache, "opened", [1, 2, 3])
     for replies, ids, most, stops, wanted, shared in (
         ([10, 11, 12], [1, 2, 3, 4, 5], 8, {12}, ([[4, 5], [10], [11]], [10, 11, 12]), 3),
         ([20, 21], [1, 2, 3, 9, 9], 2, {12}, ([[9, 9], [20]], [20, 21]), 3),  # what differs is read
@@ -219,8 +218,8 @@ def continued(text, replies, *arguments):
 
 
 def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, monkeypatch):
-    config = ChatConfig(seed=5, prompt_tok=20, answer_tok=7, prompt_temperature=0.5, temperatures=((0.25, 1.0),))
-    writer, asked = ChatWriter(tiny, config), []
+    config = own.ChatConfig(seed=5, prompt_tok=20, answer_tok=7, prompt_temperature=0.5, temperatures=((0.25, 1.0),))
+    writer, asked = own.ChatWriter(tiny, config), []
     writer.prompts = writer.prompts[:1]
     end = next(iter(writer.turn_ends))
 
@@ -229,8 +228,8 @@ def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, mon
         yield from ()
         return [40, 41, end] if stops == writer.breaks else [50, 51]
 
-    monkeypatch.setattr(self_prompting._Text, "continued", text)
-    monkeypatch.setattr(self_prompting._Text, "__init__", lambda self, *given: None)
+    monkeypatch.setattr(own._Text, "continued", text)
+    monkeypatch.setattr(own._Text, "__init__", lambda self, *given: None)
 
     def run(number):
         memory = SimpleNamespace(new_cache=lambda limit: None)
