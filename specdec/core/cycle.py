@@ -37,22 +37,15 @@ class Engine(View, Protocol):
 
     @property
     def clock(self) -> Clock: ...
-
     @property
     def context_tok(self) -> int: ...
-
     @property
     def candidates(self) -> int: ...  # drafted nodes so far
-
     @property
     def most_expansions(self) -> int: ...  # what the context limit still allows
-
     def root(self, plan: Plan) -> Step[None] | None: ...
-
     def expand(self) -> Step[None] | None: ...
-
     def verify(self, verify_nodes: int) -> Step[int] | int: ...  # accepted_tok
-
     def commit(self) -> int: ...  # returns kept_tok
 
 

@@ -236,24 +236,19 @@ def ids_of_all(
 
 
 def opened(
-    pair: Pair,
-    prompt: Prompt,
-    policy: PolicyLike | None,
-    max_new_tokens: int,
-    picker: Picker | None = None,
-    **settings: Any,
+    pair: Pair, prompt: Prompt, policy: PolicyLike | None, max_new_tokens: int, picker: Picker | None = None, **own: Any
 ) -> tuple[LiveEngine, Policy]:
-    """The engine and the policy of a turn."""
-    ids, stops, lossless = _checked(pair, prompt, max_new_tokens, **settings)
+    """The engine and the policy of a turn. own: settings of `decode`."""
+    ids, stops, lossless = _checked(pair, prompt, max_new_tokens, **own)
     if picker is not None:
         check_kind("picker", picker, Picker)
-        if settings.keys() & set(SAMPLING) or settings.get("temperature") or settings.get("seed"):
+        if own.keys() & set(SAMPLING) or own.get("temperature") or own.get("seed"):
             raise SpecdecError("a picker has its own temperature, seed and sampling; pass these to the picker.")
-    own = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
+    used = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     pair.needed_drafter()
     prompt_ids = torch.tensor(ids, device=pair.target.device)
-    engine = LiveEngine(pair, prompt_ids, max_new_tokens, own.limits, picker or lossless, tuple(stops))
-    return (engine, own) if pair.in_step is None else pair.in_step.turn(engine, own)
+    engine = LiveEngine(pair, prompt_ids, max_new_tokens, used.limits, picker or lossless, tuple(stops))
+    return (engine, used) if pair.in_step is None else pair.in_step.turn(engine, used)
 
 
 def _checked(

@@ -31,9 +31,7 @@ class Tokenizer(Protocol):
     """What a tokenizer needs to have. Chats also need `chat_template` and `apply_chat_template`, as in transformers."""
 
     def encode(self, text: str) -> list[int]: ...
-
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-
     def apply_chat_template(self, conversation: Any, *, add_generation_prompt: bool, return_dict: bool) -> Any: ...
 
 
@@ -41,7 +39,6 @@ class InStep(Protocol):
     """Keeps processes that share a target in step: it wraps the picker, engine and policy of a turn."""
 
     def picker(self, picker: OnePicker) -> OnePicker: ...
-
     def turn(self, engine: OneEngine, policy: OnePolicy) -> tuple[OneEngine, OnePolicy]: ...
 
 
@@ -112,8 +109,10 @@ class Pair:
         what is wrong with a prompt.
         """
         check_kind("raw", raw, bool)
+        if isinstance(prompt, str) and not raw and self.chats:
+            prompt = [{"role": "user", "content": check_text("the prompt", prompt)}] if prompt else []
         if isinstance(prompt, str):
-            ids = self._ids_of_text(check_text("the prompt", prompt), raw) if prompt else []
+            ids = self._tokenizer("text").encode(check_text("the prompt", prompt)) if prompt else []
         elif isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt):
             ids = self._ids_of_chat(prompt)
         else:
@@ -127,11 +126,6 @@ class Pair:
                     f"token id {token} is outside the target's vocabulary of {size}; check the prompt or the tokenizer."
                 )
         return ids
-
-    def _ids_of_text(self, text: str, raw: bool) -> list[int]:
-        if self.chats and not raw:
-            return self._ids_of_chat([{"role": "user", "content": text}])
-        return self._tokenizer("text").encode(text)
 
     @property
     def chats(self) -> bool:

@@ -180,9 +180,7 @@ class PolicyLike(Protocol):
     plan: Plan
 
     def reset(self) -> None: ...
-
     def answer(self, question: Question) -> Any: ...
-
     def observe(self, cycle: Cycle) -> None: ...
 
 

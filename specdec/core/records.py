@@ -38,19 +38,14 @@ class View(Protocol):
 
     @property
     def scores(self) -> Tensor: ...
-
     @property
     def newest_scores(self) -> Tensor: ...
-
     @property
     def copied_scores(self) -> ArrayLike: ...
-
     @property
     def features(self) -> Tensor: ...
-
     @property
     def draft_state(self) -> Tensor: ...
-
     @property
     def text_state(self) -> Tensor: ...
 

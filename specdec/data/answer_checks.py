@@ -68,9 +68,8 @@ def _check_json(check: dict, text: str) -> bool:
 def _program(check: dict, text: str) -> str:
     """The answer's code, completed by the prompt where that holds the signature.
 
-    The code is what lies between two fences, or before or after a single one: the first part that defines the function, else
-    the first block, else the whole answer. Unindented lines after the function that define nothing are remarks or a demo,
-    possibly cut off: they are dropped.
+    The code is the first part between fences that defines the function, else the first block, else the whole answer.
+    Unindented lines after the function that define nothing, remarks or a demo, are dropped.
     """
     parts, prompt = re.split("```(?:python|py)?", text), check.get("prompt", "")
     defines = re.compile(rf"def\s+{check['entry']}\b").search

@@ -166,10 +166,7 @@ def _weights(reader, config, path: Path) -> dict[str, torch.Tensor]:
 
 
 def _tokenizer(reader, path: Path):
-    """The file's byte-level BPE tokenizer with its chat template; None, with a warning, if it is of another kind.
-
-    The file only names the pre-tokenisation rule; the rule itself is here.
-    """
+    """The file's byte-level BPE tokenizer with its chat template; None, with a warning, if it is of another kind."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -178,7 +175,7 @@ def _tokenizer(reader, path: Path):
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
-    rules = {"gpt-2": byte_level, "smollm": pre_tokenizers.Sequence([digits, byte_level])}
+    rules = {"gpt-2": byte_level, "smollm": pre_tokenizers.Sequence([digits, byte_level])}  # the file only names one
     kind, rule, begins = field("model", "none"), field("pre", "none"), field("add_bos_token", False)
     if kind != "gpt2" or rule not in rules or begins:
         warn(

@@ -163,7 +163,7 @@ def lean_rotary(file) -> Iterator[None]:
         entry = _in_use.setdefault(id(file), [0, vars(file)[ROTARY]])
         entry[0] += 1
         if entry[0] == 1:
-            vars(file)[ROTARY] = _lean_or(entry[1])
+            vars(file)[ROTARY] = functools.partial(_lean_or, entry[1])
     try:
         yield
     finally:
@@ -174,12 +174,8 @@ def lean_rotary(file) -> Iterator[None]:
                 del _in_use[id(file)]
 
 
-def _lean_or(own: Callable) -> Callable:
-    def apply(*args, **kwargs):
-        lean = rotate_both(args, kwargs)
-        return own(*args, **kwargs) if lean is None else lean
-
-    return apply
+def _lean_or(own: Callable, *args, **kwargs):
+    return rotate_both(args, kwargs) or own(*args, **kwargs)
 
 
 def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:

@@ -277,8 +277,7 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
 def _measure(groups: list[list[Tensor]]) -> list[int]:
     """The fastest kernel for every count of ROWS; a plain product wins ties, because it needs no copy.
 
-    With one thread: with several, this thread's clock would miss the others' work and the waiting for them. The number of threads
-    of the model is chosen afterwards (`specdec.threads`), with these kernels.
+    With one thread, whose clock misses no other's work; `specdec.threads` chooses the model's number afterwards.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

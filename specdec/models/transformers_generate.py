@@ -53,8 +53,7 @@ def generate(
     """
     if setting(setting(drafter, "target"), "model") is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
-    _refuse_other_decoding(generation_config)
-    _refuse_ignored(generation_config, model_kwargs)
+    _refuse(generation_config, model_kwargs)
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
     # transformers drops the streamer on its way to a custom_generate callable
     streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
@@ -100,10 +99,7 @@ generate.__signature__ = _Signature(inspect.signature(generate).parameters.value
 
 
 def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
-    """transformers' criteria as stop tokens, and a function to call after every token if others remain.
-
-    The engine itself handles the usual two, an end token and a length.
-    """
+    """Stop tokens, and a function for criteria besides an end token and a length, which the engine handles."""
     tokens: list[int] = []
     others = StoppingCriteriaList()
     for criterion in criteria or ():
@@ -126,8 +122,8 @@ class _NoScores:
     __getattr__ = __getitem__ = __len__ = __iter__ = __torch_function__ = _refuse
 
 
-def _refuse_other_decoding(generation_config) -> None:
-    """SpecdecError for settings whose text is neither greedy decoding's nor sampling's."""
+def _refuse(generation_config, model_kwargs: dict) -> None:
+    """SpecdecError for settings whose text is neither greedy decoding's nor sampling's, or that the cycle would not follow."""
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
         raise SpecdecError(
             "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
@@ -139,10 +135,6 @@ def _refuse_other_decoding(generation_config) -> None:
         raise SpecdecError(
             "guidance runs the model on a second prompt; leave guidance_scale and negative_prompt_ids out."
         )
-
-
-def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
-    """SpecdecError for settings that plain generate would follow and the cycle would not."""
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     if wanted := [name for name in outputs if setting(generation_config, name)]:
         raise SpecdecError(f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out.")

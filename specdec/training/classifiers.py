@@ -97,13 +97,13 @@ class FitOptions:
 def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options):
     """(Disco, curve), fitted to `disco_arrays`; the policy is also in out_dir/policy. options: of FitOptions."""
     layers = nn.Sequential(nn.Linear(np.shape(inputs)[-1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(heuristics.Disco, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
+    return _fit(heuristics.Disco, layers, inputs, labels, FitOptions(out_dir, epochs, **options))
 
 
 def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options):
     """(C2T, curve), fitted to `c2t_arrays` as in `fit_disco`."""
     layers = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(heuristics.C2T, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
+    return _fit(heuristics.C2T, layers, inputs, labels, FitOptions(out_dir, epochs, **options))
 
 
 def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options):
@@ -113,9 +113,11 @@ def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden
     assert matching, "features and labels of the same positions"
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
-    examples = Examples(heuristics.unit_features(features), labels[row, level] == 1, row, level)
-    policy = {"max_depth": labels.shape[1] - 1, **options.pop("policy", {})}
-    return _fit(heuristics.SpecDecPlus, module, examples, FitOptions(out_dir, epochs, policy=policy, **options))
+    options = FitOptions(
+        out_dir, epochs, policy={"max_depth": labels.shape[1] - 1, **options.pop("policy", {})}, **options
+    )
+    inputs = heuristics.unit_features(features)
+    return _fit(heuristics.SpecDecPlus, module, inputs, labels[row, level] == 1, options, row, level)
 
 
 EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # number of epochs for each
@@ -130,7 +132,6 @@ def fitted(name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dic
     """The classifier of this name (a key of EPOCHS), fitted to a recording. policy: its settings. options: of FitOptions."""
     fit, arrays, takes = _FITS[name]
     examples = arrays(trace, **{key: value for key, value in policy.items() if key in takes})
-    options = {"epochs": EPOCHS[name], **options}
     return fit(*examples, out_dir=Path(out_dir), seed=seed, policy=policy, **options)[0]
 
 
@@ -155,31 +156,22 @@ def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     return Network(weights, biases, "relu")
 
 
-@dataclass(frozen=True)
-class Examples:
-    """inputs float32 [M, I]; labels bool [N], each about output column[n] of input row[n]."""
+def _fit(
+    kind, module: nn.Module, inputs, known, options: FitOptions, row=None, column=None
+) -> tuple[Learned, pd.DataFrame]:
+    """Binary cross-entropy over a balanced sample. The curve: epoch, loss and accuracy on that sample.
 
-    inputs: np.ndarray
-    labels: np.ndarray
-    row: np.ndarray
-    column: np.ndarray
-
-    @classmethod
-    def of(cls, inputs, labels) -> Examples:
-        """One label per input, for the only output."""
-        labels = np.asarray(labels, dtype=bool)
-        assert np.ndim(inputs) == 2 and labels.shape == (len(inputs),), "inputs [M, I] and one label per input"
-        return cls(np.asarray(inputs), labels, np.arange(len(labels)), np.zeros(len(labels), dtype=int))
-
-
-def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions) -> tuple[Learned, pd.DataFrame]:
-    """Binary cross-entropy over a balanced sample. The curve: epoch, loss and accuracy on that sample."""
-    inputs = torch.from_numpy(np.ascontiguousarray(examples.inputs, dtype=np.float32))
-    sample, seed, out_dir = balanced(examples.labels, options.seed), options.seed, Path(options.out_dir)
-    columns = examples.row, examples.column, examples.labels
-    row, column, labels = (torch.from_numpy(np.ascontiguousarray(array[sample])) for array in columns)
+    inputs float32 [M, I]; known bool [N], labels of output column[n] of input row[n]; default one per input, the only output's.
+    """
+    known = np.asarray(known, dtype=bool)
+    if row is None:
+        assert np.ndim(inputs) == 2 and known.shape == (len(inputs),), "inputs [M, I] and one label per input"
+        row, column = np.arange(len(known)), np.zeros(len(known), dtype=int)
+    inputs = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
+    sample, seed, out_dir = balanced(known, options.seed), options.seed, Path(options.out_dir)
+    row, column, labels = (torch.from_numpy(np.ascontiguousarray(array[sample])) for array in (row, column, known))
     labels = labels.float()
-    data = hashlib.sha256(inputs.numpy().tobytes() + examples.labels.tobytes()).hexdigest()
+    data = hashlib.sha256(inputs.numpy().tobytes() + known.tobytes()).hexdigest()
     shape = [list(weight.shape) for weight in module.parameters()]
     plan = {"kind": kind.__name__, "data": data, "shape": shape, "batch": options.batch, "seed": seed}
     plan |= {"rate": options.rate, "steps": options.epochs}

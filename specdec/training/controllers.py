@@ -219,23 +219,19 @@ class SystemConfig:
 @runs.with_settings(SystemConfig)
 def train_system(system: str, trace, costs, config: SystemConfig | None = None, *, out_dir: Path, **settings):
     """Train "resps", "ltd", "radar" or "ours" on a recording, adapted to its content; policies are written to out_dir."""
-    asked = runs.configured(config, SystemConfig, settings)
+    how = runs.configured(config, SystemConfig, settings)
     trainers = {  # function, configs, and the field of the training length
-        "resps": (train_resps, named(asked.variant, resps.VARIANTS, "Re-SpS's variants"), ("ppo.total_steps",)),
-        "ltd": (
-            train_ltd,
-            ltd.CONFIGS if asked.paper else ltd.LAPTOP,
-            ("depth.ppo.total_steps", "size.ppo.total_steps"),
-        ),
+        "resps": (train_resps, named(how.variant, resps.VARIANTS, "Re-SpS's variants"), ("ppo.total_steps",)),
+        "ltd": (train_ltd, ltd.CONFIGS if how.paper else ltd.LAPTOP, ("depth.ppo.total_steps", "size.ppo.total_steps")),
         "radar": (radar.train_radar, radar.CONFIGS, ("epochs",)),
-        "ours": (value.train_recording, {asked.preset: value.OURS}, ("steps",)),
+        "ours": (value.train_recording, {how.preset: value.OURS}, ("steps",)),
     }
     train, configs, counted = trainers[check_name("system", system, trainers)]
-    steps = dict.fromkeys(counted, asked.steps) if asked.steps else {}
-    made = changed(named(asked.preset, configs, system), steps | asked.changes)
+    steps = dict.fromkeys(counted, how.steps) if how.steps else {}
+    made = changed(named(how.preset, configs, system), steps | how.changes)
     made = recorded_grid(made, trace) if system == "resps" else made
-    resumed = {} if system == "ours" else {"resume": asked.resume}  # takes seconds
-    return train(trace, costs, made, seed=asked.seed, out_dir=out_dir, **resumed)
+    resumed = {} if system == "ours" else {"resume": how.resume}  # takes seconds
+    return train(trace, costs, made, seed=how.seed, out_dir=out_dir, **resumed)
 
 
 @runs.with_settings(SystemConfig, without=("seed",))

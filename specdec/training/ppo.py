@@ -262,8 +262,8 @@ class Rollouts:
     """
 
     def __init__(self, make_env: Callable[[int], Env], count: int, credit: Credit, reseed_each_turn=False, clear=False):
-        self.make_env, self.count, self.credit, self.reseed = make_env, count, credit, reseed_each_turn
-        self.clear = clear
+        self.make_env, self.count, self.credit = make_env, count, credit
+        self.reseed, self.clear = reseed_each_turn, clear
         self.runners: list[EnvRunner] = []
         self.scale: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -307,10 +307,9 @@ class Rollouts:
                         "(with clear_buffer: before n_steps do); shorten the interval, keep partial ones or use longer turns."
                     )
         buffer.pos, buffer.full = buffer.buffer_size, True
-        entropy = self._evaluate(policy, buffer)
         return {
             "reward": float(buffer.rewards.mean()),
-            "entropy": entropy,
+            "entropy": self._evaluate(policy, buffer),
             "cycles": len(finished),
             "new_tok": sum(row.kept_tok for row in finished),
             "total_ms": sum(row.total_ms for row in finished),

@@ -111,12 +111,9 @@ def train_recording(
 
 
 class _StartRecorder:
-    """A policy that records cycle starts, with the history at that point. `inner` gives the answers.
+    """A policy that records cycle starts, with the history at that point. `inner` gives the answers, but for random detours."""
 
-    detour_frac: fraction of cycles that verify a few random nodes, so that other positions are visited.
-    """
-
-    def __init__(self, inner, detour_frac: float, seed: int):
+    def __init__(self, inner, detour_frac: float, seed: int):  # detours verify a few nodes, and lead to other positions
         self.inner, self.detour_frac = inner, detour_frac
         self.asks, self.limits, self.plan = inner.asks | {SIZE}, inner.limits, inner.plan
         self._random, self.rows, self.histories = np.random.default_rng(seed), [], []

@@ -193,25 +193,24 @@ def test_specdec_plus_learns_only_from_labelled_levels(tmp_path, monkeypatch):
     features = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float16)
     seen = {}
 
-    def noted(kind, module, examples, options):
-        seen.update(kind=kind, module=module, examples=examples, options=options)
+    def noted(kind, module, inputs, labels, options, row=None, column=None):
+        seen.update(kind=kind, module=module, inputs=inputs, labels=labels, options=options, row=row, column=column)
         return None, None
 
     monkeypatch.setattr(classifiers, "_fit", noted)
     fit_plus = classifiers.fit_specdec_plus
     fit_plus(features, labels, out_dir=tmp_path, hidden=7, seed=3, policy={"threshold": 0.6})
-    examples, options = seen["examples"], seen["options"]
-    assert examples.row.tolist() == [0, 0, 1, 1, 1, 2, 3, 3, 3]
-    assert examples.column.tolist() == [0, 1, 0, 1, 2, 0, 0, 1, 2]
-    assert examples.labels.tolist() == [True, False, True, True, False, False, True, True, False]
-    np.testing.assert_array_equal(examples.inputs, unit_features(features))
-    assert options == classifiers.FitOptions(tmp_path, 5, seed=3, policy={"max_depth": 2, "threshold": 0.6})
+    assert seen["row"].tolist() == [0, 0, 1, 1, 1, 2, 3, 3, 3]
+    assert seen["column"].tolist() == [0, 1, 0, 1, 2, 0, 0, 1, 2]
+    assert seen["labels"].tolist() == [True, False, True, True, False, False, True, True, False]
+    np.testing.assert_array_equal(seen["inputs"], unit_features(features))
+    assert seen["options"] == classifiers.FitOptions(tmp_path, 5, seed=3, policy={"max_depth": 2, "threshold": 0.6})
     shapes = [list(weight.shape) for weight in seen["module"].parameters()]
     assert shapes == [[7, 5], [7], [7, 5], [7], [3, 7], [3]] and seen["kind"].__name__ == "SpecDecPlus"
     for fit, width in ((fit_disco, 128), (fit_c2t, 64)):
         fit(np.zeros((3, 2)), [True, False, True], out_dir=tmp_path)
         assert seen["module"][0].weight.shape == (width, 2) and seen["options"].epochs == 50
-        assert seen["examples"].column.tolist() == [0, 0, 0] and seen["examples"].row.tolist() == [0, 1, 2]
+        assert seen["column"] is None and seen["row"] is None
     fit_plus(features, labels, out_dir=tmp_path)
     assert seen["module"].gate.weight.shape == (1024, 5)
     assert classifiers.FitOptions(tmp_path, 1) == classifiers.FitOptions(tmp_path, 1, 1e-4, 256, 0, True, {})
@@ -231,7 +230,7 @@ def test_a_classifier_is_fitted_by_its_name_to_the_tree_it_is_for(tmp_path, monk
         monkeypatch.setitem(classifiers._FITS, name, (fit, arrays, takes))
     tree = {"max_depth": 3, "verify_nodes": 5, "top_k": 10}
     found = classifiers.fitted("Disco", trace, str(tmp_path), seed=2, policy=tree)
-    assert found == "fitted" and asked[0][1:] == (tmp_path, {"seed": 2, "policy": tree, "epochs": 50})
+    assert found == "fitted" and asked[0][1:] == (tmp_path, {"seed": 2, "policy": tree})
     for got, wanted in zip(asked[0][0], disco_arrays(trace, **tree), strict=True):
         np.testing.assert_array_equal(got, wanted)
     classifiers.fitted("C2T", trace, tmp_path, policy=tree, epochs=1)

@@ -101,11 +101,8 @@ def static_tree(
 
 
 def _ranks(network, embedding, features, tokens: Tensor, wanted: tuple[int, int, int]) -> np.ndarray:
-    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them. int [drafts, T].
-
-    wanted: drafts, top_k, and the first slot of interest.
-    """
-    length, (drafts, top_k, first) = tokens.shape[1], wanted
+    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them. int [drafts, T]."""
+    length, (drafts, top_k, first) = tokens.shape[1], wanted  # first: the first slot of interest
     features = features.to(next(network.parameters()).dtype)
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
     ranks = np.full((drafts, length), -1)

@@ -88,10 +88,7 @@ def _sampled_document(tokenizer, messages: list[dict]) -> Document:
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
-    """(begin, end) in characters of `full` for each assistant message, including its end-of-turn text.
-
-    A mark in the message's place shows what the template writes around it, whatever the template and the message.
-    """
+    """(begin, end) in characters of `full` for each assistant message, including its end-of-turn text."""
 
     def written(some: list[dict], **more) -> str:
         return tokenizer.apply_chat_template(some, tokenize=False, **more)
@@ -99,6 +96,7 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
+        # whatever the template and the message, a mark shows what is written around it
         earlier, marked, later = messages[:index], {**message, "content": MARK}, messages[index + 1 :]
         before, found, after = written([*earlier, marked, *later]).partition(MARK)
         if not found:
@@ -118,17 +116,13 @@ def load_conversations(path: Path) -> list[list[dict]]:
     are stored in the last message, the answer; it may be missing from `messages`. SpecdecError names the file and the line
     for anything else.
     """
-    path = Path(path)
-    chats = [chat for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path]) for chat in _chats_of(file)]
+    path, chats = Path(path), []
+    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+        lines = read_text(file, "give a JSONL file of chats").split("\n")
+        chats += [_parse_chat(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not chats:
         raise SpecdecError(f"{path} holds no conversation; give a JSONL file with one chat per line.")
     return chats
-
-
-def _chats_of(path: Path) -> Iterator[list[dict]]:
-    for number, line in enumerate(read_text(path, "give a JSONL file of chats").split("\n"), 1):
-        if line.strip():
-            yield _parse_chat(line, f"{path}, line {number}")
 
 
 def _parse_chat(line: str, where: str) -> list[dict]:

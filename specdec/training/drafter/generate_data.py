@@ -370,10 +370,7 @@ class ChatWriter:
         return number, {"temperature": temperature, "messages": messages, "answer_ids": answer}
 
     def _made_up(self, text: _Text, rng: random.Random) -> Generator[Forward, Any, list[dict] | None]:
-        """A prompt in the target's own words, None if it does not end.
-
-        It is tokenised again as one text before it is answered, since it may have been written in other tokens.
-        """
+        """A prompt in the target's own words, None if it does not end. A text, since it may be written in other tokens."""
         tokenizer, config = self.pair.tokenizer, self.config
         opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
         most = config.prompt_tok - len(opening)

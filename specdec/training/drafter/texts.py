@@ -234,16 +234,10 @@ class FixedText:
     """
 
     def __init__(
-        self,
-        documents: Sequence[Document],
-        held_out: Sequence[Document],
-        settings: Settings,
-        seed: int,
-        device,
-        stages: Sequence[int] = (),
+        self, documents: list[Document], held_out: list[Document], settings: Settings, seed: int, device, stages=()
     ):
-        self.length, self.size, self.device = settings.length, settings.batch, device
-        length, size = self.length, self.size
+        length, size = settings.length, settings.batch
+        self.length, self.size, self.device = length, size, device
         self.documents, self.held_out = ([chats.cut(item, length) for item in items] for items in (documents, held_out))
         self.stages = [*stages] or [len(documents)]
         self.rows: list[list[int]] = []  # numbers of documents
