@@ -100,10 +100,8 @@ class HeadsNetwork(nn.Module):
         super().__init__()
         self.config, hidden = config, config.hidden_size
         self.first = nn.ModuleList(Block(self.width(head), hidden) for head in range(config.num_heads))
-        deeper = config.num_layers > 1
-        self.further = nn.ModuleList(
-            Block(hidden, hidden) for _ in range(config.num_heads * deeper * bool(config.path))
-        )
+        further = config.num_heads if config.path and config.num_layers > 1 else 0
+        self.further = nn.ModuleList(Block(hidden, hidden) for _ in range(further))
         own = {"shared": 1, "target": 0, "each": config.num_heads}[config.projections]
         sizes = (hidden, config.draft_vocab_size)
         if own == 1:

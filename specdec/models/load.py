@@ -90,7 +90,9 @@ def load_pair(
     if spread is not None:
         spreading.check_spread(spread, device)
     if isinstance(target, nn.Module):
-        _check_loaded(target, dtype, device, spread)
+        if dtype != "auto" or device != "auto" or spread is not None:
+            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
+        spreading.check_weights(target)
         model = target
     else:
         target = target_place(target)
@@ -103,12 +105,6 @@ def load_pair(
         start = None if pair.tokenizer is None else pair.ids_of(CALIBRATION_PROMPT)
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=start)
     return _suited(pair, others)
-
-
-def _check_loaded(model: nn.Module, dtype: str, device: str, spread: str | None) -> None:
-    if dtype != "auto" or device != "auto" or spread is not None:
-        raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
-    spreading.check_weights(model)
 
 
 def _suited(pair: Pair, others: machine.Neighbours) -> Pair:

@@ -192,7 +192,6 @@ def _constants(learner: Learned, beside: bool = False, at_random: bool = False) 
     """What the learner achieves with a single constant answer: for each, the resulting trees, equally often.
 
     Alone, a size policy gets trees of the plan's depth, or `at_random` of all depths; `beside` a partner, of any depth.
-    If a pool is smaller than a size, all of the pool is verified.
     """
     own, sizes = learner.limits, getattr(learner, "sizes", (learner.plan.verify_nodes,))
     alone = isinstance(learner, ltd.SizePolicy) and not (beside or at_random)

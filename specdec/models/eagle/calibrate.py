@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec.errors import warn
-from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, read_checkpoint
+from specdec.models.eagle.checkpoints import EMBEDDING, read_checkpoint
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, default_taps
 from specdec.models.families import setting
@@ -75,7 +75,9 @@ def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Ten
     target.taps = drafter.taps
     literal, tokens = drafter.config, own_text(target, start)
     scores: dict[EagleConfig, float] = {}
-    for config in tqdm(_readings(literal, doubts, target.num_layers), desc="calibrating", unit="reading", leave=False):
+    choices = [[(name, value) for value in _values(literal, name, target.num_layers)] for name in doubts]
+    readings = [replace(literal, **dict(choice)) for choice in itertools.product(*choices)]  # the file's own first
+    for config in tqdm(readings, desc="calibrating", unit="reading", leave=False):
         _read_as(drafter, config)
         scores[config] = agreement(drafter, tokens)
     # Among readings that agree about equally well, the one closest to the file: 64 tokens cannot separate them.
@@ -94,12 +96,6 @@ def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Ten
             "probably trained for another target, or on other layers of it."
         )
     return {", ".join(_differences(literal, config)) or "file": score for config, score in scores.items()}
-
-
-def _readings(literal: EagleConfig, doubts: tuple[str, ...], num_layers: int) -> list[EagleConfig]:
-    """Every combination of possible values of the fields in doubt, the file's own first."""
-    choices = [[(name, value) for value in _values(literal, name, num_layers)] for name in doubts]
-    return [replace(literal, **dict(choice)) for choice in itertools.product(*choices)]
 
 
 def _values(config: EagleConfig, name: str, num_layers: int) -> list:
@@ -126,18 +122,13 @@ def _differences(old: EagleConfig, new: EagleConfig) -> list[str]:
 def load_eagle(folder: Path, target: Target, reading: str = "file", start: Sequence[int] | None = None) -> EagleDrafter:
     """The drafter in `folder`, bound to a target. reading, start: see `load_drafter`."""
     checkpoint = read_checkpoint(folder)
-    drafter = EagleDrafter(_without_copied_embedding(checkpoint, target).network(), target)
+    own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
+    if own is not None and own.shape == theirs.shape and torch.equal(own.to(theirs.device, theirs.dtype), theirs):
+        checkpoint.config = replace(checkpoint.config, own_embedding=False)  # a copy of the target's takes memory
+        del checkpoint.tensors[EMBEDDING]
+    drafter = EagleDrafter(checkpoint.network(), target)
     if reading == "calibrate":
         begin = setting(target.config, "bos_token_id")
         start = [begin if isinstance(begin, int) else 0] if start is None else start
         calibrate_reading(drafter, checkpoint.doubts, torch.tensor(list(start), dtype=torch.long))
     return drafter
-
-
-def _without_copied_embedding(checkpoint: Checkpoint, target: Target) -> Checkpoint:
-    """The checkpoint without its embedding if that is a copy of the target's, to save memory."""
-    own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
-    if own is None or own.shape != theirs.shape or not torch.equal(own.to(theirs.device, theirs.dtype), theirs):
-        return checkpoint
-    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != EMBEDDING}
-    return replace(checkpoint, tensors=tensors, config=replace(checkpoint.config, own_embedding=False))

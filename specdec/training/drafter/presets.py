@@ -225,7 +225,12 @@ class Budget:
         settings: of a drafter; SpecdecError if several ranks cannot train it.
         """
         if settings is not None:
-            self._check(settings)
+            ranks.share(range(settings.batch))
+            if self.fsdp and settings.regenerate_chats:
+                raise SpecdecError(
+                    "a target in shares (fsdp) does not write its answers while it trains; write them first with "
+                    "generate-data, give them with --data, and --set regenerate_chats=0."
+                )
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         device = placement("auto", self.device or "auto")[1]
@@ -233,14 +238,6 @@ class Budget:
             spread.check_spread(spread.FSDP, device.type)
         ranks.join(device.type)
         return device
-
-    def _check(self, settings: Settings) -> None:
-        ranks.share(range(settings.batch))
-        if self.fsdp and settings.regenerate_chats:
-            raise SpecdecError(
-                "a target in shares (fsdp) does not write its answers while it trains; write them first with "
-                "generate-data, give them with --data, and --set regenerate_chats=0."
-            )
 
 
 # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
