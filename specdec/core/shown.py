@@ -65,10 +65,8 @@ def html(generation: Generation) -> str:
     if generation.rows:
         facts = [f"{facts[0]}, {accepted} of them drafted (green)", f"tau {generation.tau:.2f} tokens per cycle"]
     if generation.total_ms:
-        facts += [
-            f"{generation.tokens_per_s:.1f} tokens/s",
-            ", ".join(f"{part} {ms:.0f} ms" for part, ms in times(generation)),
-        ]
+        facts.append(f"{generation.tokens_per_s:.1f} tokens/s")
+        facts.append(", ".join(f"{part} {ms:.0f} ms" for part, ms in times(generation)))
     return (
         '<div class="specdec-generation" style="font-size: 13px; line-height: 1.5">'
         f'<div style="white-space: pre-wrap">{words}</div>{time_bar(generation)}'

@@ -301,10 +301,8 @@ class _OwnCopy:
 def is_attention(module: nn.Module) -> bool:
     """Four projections, optionally a norm over every head's queries and keys, a rotary embedding, nothing else."""
     parts = PROJECTIONS | HEAD_NORMS if "q_norm" in dict(module.named_children()) else PROJECTIONS
-    if not (
-        consists_of(module, parts, PROJECTIONS)
-        and ATTENTION >= names_used_by(module) >= parts | {"apply_rotary_pos_emb"}
-    ):
+    known = ATTENTION >= names_used_by(module) >= parts | {"apply_rotary_pos_emb"}
+    if not (known and consists_of(module, parts, PROJECTIONS)):
         return False
     width = module.head_dim
     norms = [module.get_submodule(name).weight.shape for name in parts & HEAD_NORMS]

