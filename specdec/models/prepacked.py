@@ -3,7 +3,7 @@
 PyTorch re-arranges a weight matrix on every call with few rows, which on a CPU can cost more than the product itself. Here
 the arrangement is done once and kept beside the model ("prepacked"), and layers that share an input (queries, keys and
 values; gate and up) may run as one product. The fastest kernel depends on the shape, the dtype, the number of rows and the
-machine, so it is measured once per machine (`KernelTimes`). The model's own weights are not modified, and the model is
+machine, so it is measured once per machine (`best_kernels`). The model's own weights are not modified, and the model is
 restored afterwards. Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
 
 Knows nothing about model families: it only swaps `forward` of plain `nn.Linear` modules.
@@ -257,10 +257,14 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
     members = groups[0]
     sizes = "+".join(str(w.shape[0]) for w in members)
     key = f"{dtype_name(members[0].dtype)} {sizes}x{members[0].shape[1]}"
-    book = _book(str(machine.cache_folder()))
-    if key not in book.kernels:
-        book.add(key, _measure(groups))
-    measured = book.kernels[key]
+    path, kernels = _book(str(machine.cache_folder()))
+    if key not in kernels:
+        kernels[key] = _measure(groups)
+        with contextlib.suppress(
+            SpecdecError
+        ):  # without a cache the next process measures again, for a fraction of a second
+            runs.write_json(path, {"rows": ROWS, "kernels": kernels})
+    measured = kernels[key]
     return tuple(measured[next(i for i, most in enumerate(ROWS) if rows <= most)] for rows in range(ROWS[-1] + 1))
 
 
@@ -301,27 +305,12 @@ def _timed(groups: list[list[Tensor]]) -> list[int]:
     return best
 
 
-class KernelTimes:
-    """Measurements on this machine with this PyTorch, kept in the user's cache.
-
-    kernels: "float32 768+256+256x512" -> the fastest kernel for every count of ROWS. If the cache cannot be written, the next
-    process measures again, which takes a fraction of a second.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        try:
-            self.kernels: dict[str, list[int]] = runs.read_json(path)["kernels"]
-        except (SpecdecError, OSError, KeyError, TypeError, ValueError):
-            self.kernels = {}
-
-    def add(self, key: str, kernels: list[int]) -> None:
-        self.kernels[key] = kernels
-        with contextlib.suppress(SpecdecError):
-            runs.write_json(self.path, {"rows": ROWS, "kernels": self.kernels})
-
-
 @functools.lru_cache(maxsize=8)
-def _book(folder: str) -> KernelTimes:
+def _book(folder: str) -> tuple[Path, dict[str, list[int]]]:
+    """The file of measurements on this machine with this PyTorch, and "float32 768+256+256x512" -> the kernels for ROWS."""
     described = f"{machine.hardware()['cpu']} {machine.hardware()['cpu_flags']} {torch.__version__} one thread {ROWS}"
-    return KernelTimes(Path(folder) / f"kernels-{hashlib.sha256(described.encode()).hexdigest()[:12]}.json")
+    path = Path(folder) / f"kernels-{hashlib.sha256(described.encode()).hexdigest()[:12]}.json"
+    try:
+        return path, runs.read_json(path)["kernels"]
+    except (SpecdecError, OSError, KeyError, TypeError, ValueError):
+        return path, {}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -111,23 +111,6 @@ class SmallLMSession(DraftSession):
         return tokens.clamp(max=self.drafter.model.vocab_size - 1)
 
 
-@dataclass(frozen=True)
-class LMConfig:
-    """The config fields that every drafter's network has; a whole language model drafts over its whole vocabulary."""
-
-    vocab_size: int
-    hidden_size: int
-    taps: tuple[int, ...]
-    num_taps = 1
-    own_embedding = True
-    is_reduced = False
-    generation = 0  # of EAGLE: none
-
-    @property
-    def draft_vocab_size(self) -> int:
-        return self.vocab_size
-
-
 class LMNetwork(nn.Module):
     """A language model as the drafters' trainer sees it. taps: of the target; unused.
 
@@ -142,7 +125,9 @@ class LMNetwork(nn.Module):
             head.weight = nn.Parameter(head.weight.detach().clone())
             model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
         vocabulary, hidden = model.get_output_embeddings().weight.shape
-        self.config = LMConfig(vocabulary, hidden, taps)
+        # the fields of every drafter's config; a whole language model drafts over its whole vocabulary
+        sizes = dict(vocab_size=vocabulary, draft_vocab_size=vocabulary, hidden_size=hidden, taps=taps)
+        self.config = SimpleNamespace(**sizes, num_taps=1, own_embedding=True, is_reduced=False, generation=0)
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool), persistent=False)
         self.register_buffer("d2t", torch.zeros(vocabulary, dtype=torch.long), persistent=False)
 

@@ -150,8 +150,7 @@ class DrafterRun:
     def __init__(
         self, target: FrozenTarget, network: EagleNetwork, text: Text, objective: Objective, settings: Settings
     ):
-        self.target, self.network, self.text = target, network, text
-        self.settings = settings
+        self.target, self.network, self.text, self.settings = target, network, text, settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
         self.objective = objective.measured(self.working, target, map(text.batch, range(MEASURED_BATCHES)))
