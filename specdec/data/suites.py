@@ -220,10 +220,8 @@ def by_subject(prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int 
 
 
 def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
-    def rank(prompt: Prompt) -> bytes:
-        return hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest()
-
-    first = {prompt.id for prompt in sorted(prompts, key=rank)[:count]}
+    ranked = sorted(prompts, key=lambda prompt: hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest())
+    first = {prompt.id for prompt in ranked[:count]}
     return [prompt for prompt in prompts if prompt.id in first]
 
 

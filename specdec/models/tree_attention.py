@@ -275,23 +275,13 @@ def active_mask() -> TreeMask | JoinedMask | None:
 
 
 @contextlib.contextmanager
-def tree_mask(mask: TreeMask | JoinedMask) -> Iterator[None]:
-    """Make `mask` the one that the model's layers use."""
+def tree_mask(mask: TreeMask | JoinedMask | None) -> Iterator[None]:
+    """Make `mask` the one that the model's layers use; afterwards the earlier one, whatever was set in between."""
     token = _active.set(mask)
     try:
         yield
     finally:
         _active.reset(token)
-
-
-@contextlib.contextmanager
-def mask_restored() -> Iterator[None]:
-    """Ensures that no mask stays active after this block: Ctrl-C may come just before `tree_mask` resets its own."""
-    before = _active.get()
-    try:
-        yield
-    finally:
-        _active.set(before)
 
 
 def has_patched_attention(model) -> bool:

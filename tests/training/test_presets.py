@@ -88,7 +88,6 @@ def test_objectives_and_presets_are_changed_by_name():
 
 
 def test_chats_and_serving():
-    assert chats._answer_length([{"role": "assistant", "content": "four"}]) == 4
     assert (chats.PADDING, chats.PROMPT, chats.ANSWER, chats.LIBRARY) == (0, 1, 2, 3)
     pytest.raises(SpecdecError, eagle3.learned_by, None).match("can learn while they serve")
     assert generate_data.SLACK_TOK == 32 and generate_data.draw(torch.tensor([0.0, 1.0]), 0, None) == 1

@@ -366,7 +366,8 @@ def regenerate(
     limit_s = float("inf") if minutes is None else 60 * minutes
     shards = runs.Shards(Path(folder))
     done = set(shards.done())
-    order = sorted(range(len(conversations)), key=lambda index: _answer_length(conversations[index]))
+    answers = [[len(one["content"]) for one in chat if one["role"] == "assistant"] for chat in conversations]
+    order = sorted(range(len(conversations)), key=lambda index: max(answers[index]))
     groups = [order[begin : begin + how.batch] for begin in range(0, len(order), how.batch)]
     generator = torch.Generator().manual_seed(seed)
     groups = [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
@@ -384,10 +385,6 @@ def regenerate(
         written += answered
         shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
     return written
-
-
-def _answer_length(messages: list[dict]) -> int:
-    return max(len(message["content"]) for message in messages if message["role"] == "assistant")
 
 
 def _answer(conversations, model, tokenizer, temperature: float, max_new_tokens: int) -> list[list[dict]]:
