@@ -182,15 +182,9 @@ class Target(TargetModel):
 
     def _enter(self, stack: contextlib.ExitStack, taps: tuple[int, ...]) -> None:
         self._see_changes()
-        # Ctrl-C may come just before the mask of a forward is reset
-        unmasked = tree_mask(tree_attention.active_mask())
-        for context in (
-            in_one_thread(self.model),
-            unmasked,
-            torch.inference_mode(),
-            eval_mode(self.model),
-            uncompiled(),
-        ):
+        unmasked = tree_mask(tree_attention.active_mask())  # Ctrl-C may come just before a forward resets its own
+        guards = in_one_thread(self.model), unmasked, torch.inference_mode(), eval_mode(self.model), uncompiled()
+        for context in guards:
             stack.enter_context(context)
         # Inside another target's `inference` the model has passed already, and cannot run unmodified.
         unprobed = not self._probed and not tree_attention.has_patched_attention(self.model)
