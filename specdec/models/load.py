@@ -82,18 +82,16 @@ def load_pair(
     if name is None and target is None and source:
         target = named_target(drafter_folder(source))
     if (name is None) == (target is None):
-        names = ", ".join(pairs.names())
-        raise SpecdecError(f"give either a preset's name ({names}) or target=..., and not both.")
+        raise SpecdecError(f"give either a preset's name ({', '.join(pairs.names())}) or target=..., and not both.")
     if name is not None:
         name = pairs.named(name)
         target, drafter = preset_target(name), preset_drafter(name, drafter)
     if spread is not None:
         spreading.check_spread(spread, device)
-    if isinstance(target, nn.Module):
+    if isinstance(model := target, nn.Module):
         if dtype != "auto" or device != "auto" or spread is not None:
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
         spreading.check_weights(target)
-        model = target
     else:
         target = target_place(target)
         model = load_model(target, *placement(dtype, device), trust_remote_code, spread)

@@ -264,11 +264,10 @@ class FixedText:
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
         """Let the target read everything once, and store its features."""
         if cache.limit_gb:
-            self.cache, self.held_out_cache = (
-                FeatureCache(target, documents, cache) for documents in (self.documents, self.held_out)
-            )
-            self.cache.fill()
-            self.held_out_cache.fill()
+            caches = [FeatureCache(target, documents, cache) for documents in (self.documents, self.held_out)]
+            for one in caches:
+                one.fill()
+            self.cache, self.held_out_cache = caches
         self._target = target
 
     def batch(self, number: int) -> TokenBatch:
@@ -311,13 +310,10 @@ class FixedText:
                 place[row, taught] = count + np.arange(len(taught))
                 begin, count = end, count + len(taught)
         flat = Kept(*(torch.cat(parts) for parts in zip(*(part for parts in kept for part in parts), strict=True)))
-        target, device = self._target, self.device
-        head = target.head
-        hidden = flat.hidden.to(device, head.weight.dtype)
-        logits = HeadLogits(
-            head, hidden, flat.best.long().to(device), flat.log_sum.to(device), torch.from_numpy(place).to(device)
-        )
-        return TargetOutput(features.to(device, target.dtype), logits)
+        head, device = self._target.head, self.device
+        stored = flat.hidden.to(device, head.weight.dtype), flat.best.long().to(device), flat.log_sum.to(device)
+        logits = HeadLogits(head, *stored, torch.from_numpy(place).to(device))
+        return TargetOutput(features.to(device, self._target.dtype), logits)
 
 
 Text = FixedText | StreamedText
