@@ -19,7 +19,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -233,8 +232,8 @@ class LeanLayers:
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Watch one forward: compares each candidate's output with its replacement's."""
-        plain = _Pieces(Group, lambda norm: functools.partial(type(norm).forward, norm), self._noted)
-        trials = {module: build(module, plain) for module, build in self._candidates.items()}
+        plain = Group, lambda norm: functools.partial(type(norm).forward, norm), self._noted
+        trials = {module: build(module, *plain) for module, build in self._candidates.items()}
         errors: dict[nn.Module, float] = {}
         caches: dict[nn.Module, _OwnCopy] = {}
 
@@ -259,9 +258,9 @@ class LeanLayers:
                 handles.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
                 handles.enter_context(module.register_forward_hook(after, with_kwargs=True))
             yield
-        lean = _Pieces(self._linears.group_of, self._modules.norm, self._noted)
+        lean = self._linears.group_of, self._modules.norm, self._noted
         shown = {m: build for m, build in self._candidates.items() if errors.get(m, 2.0) <= 1.0}
-        self._lean = {module: build(module, lean) for module, build in shown.items()}
+        self._lean = {module: build(module, *lean) for module, build in shown.items()}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -277,15 +276,6 @@ class LeanLayers:
         finally:
             for module in swapped:
                 module.__dict__.pop("forward", None)
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """Building blocks of replacements: products of layers with one input, norms, what attention modules pass on."""
-
-    group: Callable[[list[nn.Linear]], Group]
-    norm: Callable[[nn.Module], Callable[[Tensor], Tensor]]
-    noted: dict[nn.Module, dict]
 
 
 class _OwnCopy:
@@ -347,10 +337,12 @@ def is_untouched(module: nn.Module) -> bool:
     return not hooked and not any("forward" in m.__dict__ for m in module.modules())
 
 
-def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
-    projections, out = pieces.group([module.q_proj, module.k_proj, module.v_proj]), pieces.group([module.o_proj])
-    norms = [pieces.norm(part) for name, part in module.named_children() if name in HEAD_NORMS]
-    width, noted, keyword = module.head_dim, pieces.noted, cache_keyword(type(module))
+# The building blocks of a replacement are functions for products of layers with one input (`Group`) and for norms, and what
+# attention modules pass on.
+def _attention(module: nn.Module, group: Callable, norm_of: Callable, noted: dict) -> Callable:
+    projections, out = group([module.q_proj, module.k_proj, module.v_proj]), group([module.o_proj])
+    norms = [norm_of(part) for name, part in module.named_children() if name in HEAD_NORMS]
+    width, keyword = module.head_dim, cache_keyword(type(module))
     q_heads, kv_heads = (layer.out_features // width for layer in (module.q_proj, module.k_proj))
 
     def forward(hidden_states: Tensor, *others, position_embeddings=None, **kwargs):
@@ -372,8 +364,8 @@ def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
     return forward
 
 
-def _gated_mlp(module: nn.Module, pieces: _Pieces) -> Callable:
-    gate_and_up, down = pieces.group([module.gate_proj, module.up_proj]), pieces.group([module.down_proj])
+def _gated_mlp(module: nn.Module, group: Callable, *_) -> Callable:
+    gate_and_up, down = group([module.gate_proj, module.up_proj]), group([module.down_proj])
     activate = setting(module.act_fn, "forward", module.act_fn)
     sizes = module.gate_proj.out_features, module.up_proj.out_features
 
@@ -384,9 +376,9 @@ def _gated_mlp(module: nn.Module, pieces: _Pieces) -> Callable:
     return forward
 
 
-def _layer(module: nn.Module, pieces: _Pieces) -> Callable:
-    attention, mlp = _attention(module.self_attn, pieces), _gated_mlp(module.mlp, pieces)
-    before_attention, before_mlp = (pieces.norm(m) for m in (module.input_layernorm, module.post_attention_layernorm))
+def _layer(module: nn.Module, group: Callable, norm_of: Callable, noted: dict) -> Callable:
+    attention, mlp = _attention(module.self_attn, group, norm_of, noted), _gated_mlp(module.mlp, group)
+    before_attention, before_mlp = (norm_of(m) for m in (module.input_layernorm, module.post_attention_layernorm))
 
     def forward(hidden_states: Tensor, *others, **kwargs) -> Tensor:
         if others:
