@@ -20,9 +20,8 @@ from torch import Tensor
 from specdec.core.clock import Clock
 from specdec.core.pair import Pair
 from specdec.core.protocols import DraftForward, Step, TargetForward, finish
-from specdec.core.tree import DraftTree, GrowingTree, StaticShape
+from specdec.core.tree import DraftTree, GrowingTree, Merged, Pool, StaticShape, Trie
 from specdec.core.tree_config import Plan, TreeConfig
-from specdec.core.tries import Merged, Pool, Trie
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
 

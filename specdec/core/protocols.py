@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.core.tries import Trie
+from specdec.core.tree import Trie
 from specdec.errors import check_fields, check_number, warn
 
 CHECKED_AT = (64, 128, 256, 512)  # cycles

@@ -10,22 +10,88 @@ A node is a row of three int64 arrays and a score:
 
 Every level takes a handful of tensor operations, without a loop over nodes and without reading a value back to the
 host. The slow, obvious version is `ReferenceTree` in tests/fakes/reference.py. (EAGLE-2 section 4: expand, then re-rank.)
+Tensors that never change (counts, masks) are built once per device, so that a cycle copies none of them from the host.
+
+Candidates that need no forward, token paths found in the text so far, are a trie beside the drafted tree:
+
+    drafted            trie               merged: a node that both propose exists once, with the larger probability
+      root             root                 root
+      /  \\              |                  /   \\
+    the   a     +      the         =     the     a
+     |                  |                / \\
+    cat                dog            cat   dog
+
+Both are lists of nodes, parents first; tries stay on the host, where they hold a dozen nodes.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.core.constants import counting, identity, scalar
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
+
+_MOST_KEPT = 2048
+
+
+def counting(count: int, device: torch.device | str) -> Tensor:
+    """0, 1, ..., count - 1 as int64 [count]."""
+    return _table("counting", _room(count), str(device))[:count]
+
+
+def causal(count: int, device: torch.device | str) -> Tensor:
+    """bool [count, count], true on and below the diagonal."""
+    make = _table if count <= _MOST_KEPT else _table.__wrapped__  # a long prompt's would stay in memory permanently
+    return make("causal", _room(count), str(device))[:count, :count]
+
+
+def identity(count: int, device: torch.device | str) -> Tensor:
+    """bool [count, count], true on the diagonal."""
+    return _table("identity", _room(count), str(device))[:count, :count]
+
+
+def _room(count: int) -> int:
+    """A power of two of at least 256: few tables serve all counts."""
+    return max(256, 1 << (count - 1).bit_length())
+
+
+_MAKE = {
+    "counting": lambda count, device: torch.arange(count, device=device),
+    "causal": lambda count, device: torch.ones(count, count, dtype=torch.bool, device=device).tril_(),
+    "identity": lambda count, device: torch.eye(count, dtype=torch.bool, device=device),
+}
+
+
+@functools.lru_cache(maxsize=48)
+@torch.inference_mode(False)
+def _table(kind: str, count: int, device: str) -> Tensor:
+    return _MAKE[kind](count, device)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """An attention mask [count, count] in which every row sees only itself: 0 on the diagonal, -inf elsewhere."""
+    return additive(identity(count, device), dtype).clone()
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def scalar(value: float, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """`value` as a tensor []."""
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def additive(seen: Tensor, dtype: torch.dtype, hidden: float = float("-inf")) -> Tensor:
+    """An attention mask of the shape of bool `seen`: 0 where seen, `hidden` elsewhere."""
+    return torch.where(seen, scalar(0.0, dtype, seen.device), scalar(hidden, dtype, seen.device))
 
 
 @dataclass
@@ -51,7 +117,7 @@ class DraftTree:
     def __len__(self) -> int:
         return self.token.shape[0]
 
-    @cached_property
+    @functools.cached_property
     def ancestors(self) -> Tensor:
         """bool [N, N]: row i is true at node i and at all its ancestors, the root included."""
         mask = identity(len(self), self.token.device).clone()
@@ -216,6 +282,104 @@ class GrowingTree:
         return DraftTree(
             torch.cat(self._tokens)[keep], parent, depth, torch.cat((self._nothing, *self._scores))[keep], self.level
         )
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Nodes 1 to N below the root, which is node 0; a parent comes before its children.
+
+    scores: cumulative log-probabilities along the path, on the scale of the drafter's, no node's above its parent's.
+
+    >>> Trie(tokens=(5, 6, 9), parents=(0, 1, 0), scores=(-0.1, -0.3, -2.0)).within(1).tokens
+    (5, 9)
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    scores: Sequence[float] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def within(self, levels: int) -> Trie:
+        """Its nodes at most so many levels below the root."""
+        if levels >= len(self):
+            return self
+        depth, number, kept = [0], {0: 0}, []
+        for node, parent in enumerate(self.parents, 1):
+            depth.append(depth[parent] + 1)
+            if depth[node] <= levels:
+                kept.append(node)
+                number[node] = len(kept)
+        rows = [(self.tokens[n - 1], number[self.parents[n - 1]], self.scores[n - 1]) for n in kept]
+        return Trie(*zip(*rows, strict=True)) if rows else Trie()
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Drafted candidates as lists: node i of `tokens` and `scores`, root first; row r of `expanded` is the node whose
+    children are the nodes 1 + r * top_k to (r + 1) * top_k."""
+
+    tokens: Sequence[int]
+    scores: Sequence[float]
+    expanded: Sequence[int] = ()
+    top_k: int = 1
+
+
+class Merged:
+    """A pool and a trie as one list of candidates: the pool's nodes keep their numbers, the trie's own follow.
+
+    An edge in both gets the larger of its two probabilities, which also raises the trie's nodes below it. scores, parents and
+    tokens cover all nodes, root first.
+    """
+
+    def __init__(self, pool: Pool, trie: Trie):
+        self.size = len(pool.tokens)  # of the pool, root included
+        self.tokens, self.scores = list(pool.tokens), list(pool.scores)
+        self.parents = [-1, *(node for node in pool.expanded for _ in range(pool.top_k))]
+        self._pool, self._row = pool, {node: row for row, node in enumerate(pool.expanded)}
+        self._own: dict[tuple[int, int], int] = {}  # (node, token) -> child that only the trie has
+        place = [0]
+        for token, parent, score in zip(trie.tokens, trie.parents, trie.scores, strict=True):
+            above, step = place[parent], score - (trie.scores[parent - 1] if parent else 0.0)
+            node = self.child(above, token)
+            if node is None:
+                node = self._own[above, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(above)
+                self.scores.append(self.scores[above] + step)
+            else:
+                step = max(step, pool.scores[node] - pool.scores[above])
+                self.scores[node] = max(self.scores[node], self.scores[above] + step)
+            place.append(node)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node with this token."""
+        row = self._row.get(node)
+        if row is not None:
+            first = 1 + row * self._pool.top_k
+            children = self._pool.tokens[first : first + self._pool.top_k]
+            if token in children:
+                return first + children.index(token)
+        return self._own.get((node, token))
+
+    def ranked(self) -> list[int]:
+        """All candidates by descending score; ties keep their order, so that parents come first."""
+        return sorted(range(1, len(self)), key=lambda node: (-self.scores[node], node))
+
+    def best(self, verify_nodes: int, device: torch.device | None = None) -> DraftTree:
+        """The root and the best `verify_nodes` candidates."""
+        keep = [0, *sorted(self.ranked()[:verify_nodes])]
+        number, depth = {node: i for i, node in enumerate(keep)}, [0]
+        parents = [-1, *(number[self.parents[node]] for node in keep[1:])]
+        for parent in parents[1:]:
+            depth.append(depth[parent] + 1)
+        token, parent, depths = torch.tensor([[self.tokens[node] for node in keep], parents, depth], device=device)
+        scores = torch.tensor([self.scores[node] for node in keep], device=device)
+        return DraftTree(token, parent, depths, scores, max(depth))
 
 
 class StaticShape(Plan):

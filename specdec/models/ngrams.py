@@ -36,7 +36,7 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
-from specdec.core.tries import Trie
+from specdec.core.tree import Trie
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.eagle.calibrate import load_eagle
 from specdec.models.target import Target

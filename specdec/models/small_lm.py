@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec import runs
-from specdec.core.constants import counting
 from specdec.core.protocols import Drafter, DraftSession
+from specdec.core.tree import counting
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import best_tokens
 from specdec.models.families import decoder_of, setting

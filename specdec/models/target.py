@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.core.constants import counting
 from specdec.core.protocols import TargetForward, TargetModel
+from specdec.core.tree import counting
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door
 from specdec.models import families, tree_attention

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec import machine
-from specdec.core.constants import additive, counting
-from specdec.core.constants import causal as causal_order
+from specdec.core.tree import additive, counting
+from specdec.core.tree import causal as causal_order
 from specdec.errors import SpecdecError
 from specdec.models.families import setting
 

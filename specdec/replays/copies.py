@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.protocols import Drafter
+from specdec.core.tree import Merged, Pool, Trie
 from specdec.core.tree_config import pool_size
-from specdec.core.tries import Merged, Pool, Trie
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import TreeBatch
 from specdec.models.ngrams import CopyOdds, Evidence, NgramConfig, fit_scale, outcomes

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.core import constants
+from specdec.core import tree as constants
 
 COUNTS = [1, 2, 255, 256, 257, 511, 512, 513]
 

@@ -14,9 +14,8 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE
-from specdec.core.tree import DraftTree
+from specdec.core.tree import DraftTree, Merged, Pool, Trie
 from specdec.core.tree_config import CopiedTree, TreeConfig
-from specdec.core.tries import Merged, Pool, Trie
 from specdec.core.verification import Picker
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

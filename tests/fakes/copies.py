@@ -3,7 +3,7 @@
 import torch
 
 from specdec.core.protocols import Drafter, DraftSession
-from specdec.core.tries import Trie
+from specdec.core.tree import Trie
 
 
 def paths_of(trie: Trie) -> dict[tuple[int, ...], float]:

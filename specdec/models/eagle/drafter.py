@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.core.constants import additive, apart, causal
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
+from specdec.core.tree import additive, apart, causal
 from specdec.core.tree_config import check_memory, pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig, best_tokens, default_taps, rotary_tables, rotate, vocabulary_ids
