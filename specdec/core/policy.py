@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
-from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, plain_beam, pool_size
+from specdec.core.tree_config import Beam, CopiedTree, Plan, TreeConfig, plain_beam, pool_size
 from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door, first_line, like
 
 
@@ -63,12 +63,7 @@ class Static(Policy):
     """
 
     def __init__(
-        self,
-        total_tokens: int = 60,
-        depth: int = 7,
-        top_k: int = 10,
-        shape: Plan | None = None,
-        beam: tuple[int, ...] = (),
+        self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape: Plan | None = None, beam: Beam = ()
     ):
         if shape is not None:
             check_kind("the shape of a Static", shape, Plan)
@@ -125,7 +120,7 @@ class RandomPolicy(Policy):
             return self._random.random() < 0.7
         return self._random.randint(0, question.largest)
 
-    def _beam(self) -> tuple[int, ...]:
+    def _beam(self) -> Beam:
         """Nodes to expand on up to three levels; half the time as many as there are children."""
         levels = self._random.choice((0, 0, 0, 1, 2, 3))
         return tuple(self._random.randint(1, self.limits.widest) for _ in range(levels))

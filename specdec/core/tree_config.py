@@ -18,6 +18,7 @@ MOST_TREE_BYTES = 4 * GIB  # no machine handles more per cycle in a reasonable t
 SMALL_BYTES = 64 << 20  # below this the system is not asked
 ADVICE = "lower max_new_tokens, shorten the prompt or use a smaller tree"
 NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
+Beam = tuple[int, ...]  # nodes to expand per level
 
 
 class Plan:
@@ -27,7 +28,7 @@ class Plan:
     depth: int = 0  # expansion forwards after the root pass
     top_k: int = 0  # children per node
     flat_nodes: int = 0
-    beam: tuple[int, ...] = ()
+    beam: Beam = ()
 
     @property
     def verify_nodes(self) -> int:
@@ -72,7 +73,7 @@ class TreeConfig(Plan):
     depth: int = 7
     top_k: int = 10
     flat_nodes: int = 0
-    beam: tuple[int, ...] = ()
+    beam: Beam = ()
 
     def __post_init__(self) -> None:
         for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
@@ -144,7 +145,7 @@ class CopiedTree(Plan):
         return f"copied:{self.total_tokens}"
 
 
-def plain_beam(top_k: int, beam: tuple[int, ...]) -> tuple[int, ...]:
+def plain_beam(top_k: int, beam: Beam) -> tuple[int, ...]:
     """`beam` without repeats and values that a level cannot offer; () if that leaves top_k everywhere."""
     if not isinstance(beam, tuple | list) or not all(type(width) is int and width >= 1 for width in beam):
         raise SpecdecError(f"beam must be a tuple of integers of at least 1, such as (2, 1), got {beam!r}.")
@@ -160,7 +161,7 @@ def plain_beam(top_k: int, beam: tuple[int, ...]) -> tuple[int, ...]:
     return () if plain == [top_k] else tuple(plain)
 
 
-def pool_size(depth: int, top_k: int, beam: tuple[int, ...] = ()) -> int:
+def pool_size(depth: int, top_k: int, beam: Beam = ()) -> int:
     """Candidates after n = `depth` expansions of a beam of k = `top_k`: k + n * k**2 (EAGLE-2, section 4).
 
     beam: as in a TreeConfig; then k + k * (the nodes expanded).
