@@ -28,7 +28,7 @@ class Plan:
     depth: int = 0  # expansion forwards after the root pass
     top_k: int = 0  # children per node
     flat_nodes: int = 0
-    beam: Beam = ()
+    beam: tuple[int, ...] = ()
 
     @property
     def verify_nodes(self) -> int:
@@ -73,7 +73,7 @@ class TreeConfig(Plan):
     depth: int = 7
     top_k: int = 10
     flat_nodes: int = 0
-    beam: Beam = ()
+    beam: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
