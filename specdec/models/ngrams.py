@@ -38,7 +38,7 @@ from specdec import runs
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tree import Trie
 from specdec.errors import SpecdecError, check_integer
-from specdec.models.eagle.calibrate import load_eagle
+from specdec.models.eagle.drafter import load_eagle
 from specdec.models.target import Target
 from specdec.stored import CopiesFile
 

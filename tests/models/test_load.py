@@ -22,10 +22,9 @@ from transformers.utils import logging
 from specdec.core.pair import Pair
 from specdec.core.tree_config import TREES
 from specdec.models import drafters, load
-from specdec.models.eagle import calibrate
-from specdec.models.eagle.calibrate import agreement, calibrate_reading, own_text
+from specdec.models.eagle import drafter as calibrate
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
-from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.eagle.drafter import EagleDrafter, agreement, calibrate_reading, own_text
 from specdec.models.eagle.network import EagleConfig
 from specdec.models.load import PRESETS, SHIPPED, SMOLLM2, load_drafter, load_pair
 from specdec.models.target import Target
