@@ -11,7 +11,6 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -139,7 +138,8 @@ class Pair:
     @property
     def reader(self) -> Callable[[Sequence[int]], str] | None:
         """`text_of` as a function that keeps no model alive."""
-        return None if self.tokenizer is None else partial(_text_of, self.tokenizer)
+        tokenizer = self.tokenizer
+        return None if tokenizer is None else lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -193,7 +193,3 @@ def _integers(prompt: Any) -> list[int]:
 def dtype_name(dtype: torch.dtype | str) -> str:
     """The name of a torch dtype in files, tables and on the command line: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
-
-
-def _text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    return tokenizer.decode(list(tokens), skip_special_tokens=True)

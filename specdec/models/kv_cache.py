@@ -287,11 +287,6 @@ class PagedJoin(JoinedCache):
         hidden = torch.arange(PAGE, device=device) >= filled[:, None]
         self.bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
 
-    @staticmethod
-    def share_memory(caches: list) -> bool:
-        """Whether all of them use one memory."""
-        return all(isinstance(one, PagedCache) and one.memory is caches[0].memory for one in caches)
-
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from specdec.errors import SpecdecError, door
 from specdec.models import families, tree_attention
 from specdec.models.exclusive import atomic_context, in_one_thread, process_lock, uncompiled
 from specdec.models.families import cache_keyword, decoder_of, model_in, position_limit, setting
-from specdec.models.kv_cache import CannotJoin, JoinedCache, PagedJoin, PagedMemory, TreeCache
+from specdec.models.kv_cache import CannotJoin, JoinedCache, PagedCache, PagedJoin, PagedMemory, TreeCache
 from specdec.models.lean import LeanLayers, LeanModules, tried
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.tree_attention import JoinedMask, TreeMask, tree_mask
@@ -278,7 +278,7 @@ class Target(TargetModel):
         caches, counts = [one.cache for one in forwards], [one.tokens.shape[0] for one in forwards]
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)
-        paged = PagedJoin.share_memory(caches)
+        paged = all(isinstance(one, PagedCache) and one.memory is caches[0].memory for one in caches)
         cache = PagedJoin(caches, counts, self.device) if paged else JoinedCache(caches, counts)
         mask = JoinedMask([self._mask(one) for one in forwards], cache.keys_of, at_once=paged)
         ends = list(itertools.accumulate(counts))

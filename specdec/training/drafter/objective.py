@@ -116,11 +116,6 @@ class FrozenTarget:
         self.dtype = self.dtype or self.embedding.dtype
         self.embedding = self.embedding.to(self.dtype)
 
-    @property
-    def in_shares(self) -> bool:
-        """Whether every forward needs all ranks, since the weights are sharded."""
-        return any(hasattr(weight, "full_tensor") for weight in self.model.parameters())
-
     @torch.no_grad()
     def __call__(self, batch: TokenBatch) -> TargetOutput:
         """The batch's stored output, else one forward of the model."""

@@ -96,7 +96,10 @@ class FeatureCache:
         engine = Target(self.target.model, taps)
         parts = [missing[rank :: ranks.world()] for rank in range(ranks.world())]
         counts = [sum(len(self._members(number)) for number in part) for part in parts]
-        idle = max(counts) - counts[ranks.rank()] if self.target.in_shares else 0
+        sharded = any(
+            hasattr(weight, "full_tensor") for weight in self.target.model.parameters()
+        )  # forwards need all ranks
+        idle = max(counts) - counts[ranks.rank()] if sharded else 0
         progress = progress and ranks.leads()
         with tqdm(total=total, initial=total - wanted_tok, desc=label, unit="tok", disable=not progress) as bar:
             with engine.inference():
