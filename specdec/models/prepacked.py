@@ -78,7 +78,7 @@ class PrepackedLinears:
         swapped = []
         try:
             for group in self._groups:
-                forwards = group.forwards(self._alike)
+                forwards = group.forwards(self._groups)
                 if not forwards or any("forward" in m.__dict__ or m._forward_hooks for m in group.modules):
                     continue
                 for module, forward in zip(group.modules, forwards, strict=True):
@@ -99,11 +99,6 @@ class PrepackedLinears:
     def group_of(self, modules: list[nn.Linear]) -> Group:
         """The observed group of these layers that share an input, else a new one that runs plain products."""
         return next((group for group in self._groups if group.modules == modules), None) or Group(modules)
-
-    def _alike(self, group: Group) -> list[list[Tensor]]:
-        """The weights of up to _COPIES groups of the same shapes."""
-        same = [other.weights() for other in self._groups if other.shapes() == group.shapes()]
-        return same[:_COPIES]
 
 
 def is_plain_linear(module: nn.Module) -> bool:
@@ -153,12 +148,13 @@ class Group:
     def _parameters(self) -> list[nn.Parameter]:
         return [p for m in self.modules for p in m._parameters.values() if p is not None]
 
-    def forwards(self, alike: Callable[[Group], list]) -> list[Callable[[Tensor], Tensor]]:
-        """One forward per module, or none if plain products are as fast; renewed when a weight has changed."""
+    def forwards(self, groups: list[Group]) -> list[Callable[[Tensor], Tensor]]:
+        """One forward per module, or none if plain products are as fast, as on up to _COPIES `groups` of these shapes."""
         state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in self._parameters()]
         if state != self._state:
             self._changed()
-            self._state, self._forwards = state, self._build(best_kernels(alike(self)))
+            alike = [other.weights() for other in groups if other.shapes() == self.shapes()]
+            self._state, self._forwards = state, self._build(best_kernels(alike[:_COPIES]))
         return self._forwards
 
     def _build(self, kernels: tuple[int, ...]) -> list[Callable[[Tensor], Tensor]]:

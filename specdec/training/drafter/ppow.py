@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -136,7 +135,12 @@ class Ppow(Objective):
         places, usable, hard_frac = self._choose_places(drafter, target, batch, generator)
         slots = places.repeat_interleave(self.group, 1)
         given = self._given(text_windows(batch, slots, self.window), generator)
-        drafted, logits = roll_out(drafter, target.embedding, batch, slots, given, partial(self._draw, generator))
+
+        def draw(logits: Tensor) -> Tensor:
+            probs = torch.softmax(logits / self.temperature, -1)
+            return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).view(probs.shape[:-1])
+
+        drafted, logits = roll_out(drafter, target.embedding, batch, slots, given, draw)
         logits = logits / self.temperature
         compared = self.reward != "none" and self.eta > 0  # with the target's own windows
         assert self.epsilon is not None or not compared, "epsilon is to be `measured` first"
@@ -185,10 +189,6 @@ class Ppow(Objective):
         odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
         from_text = torch.rand(text.shape[:2], generator=generator, device=text.device) < odds
         return torch.where(from_text[..., None], text, -1)
-
-    def _draw(self, generator, logits: Tensor) -> Tensor:
-        probs = torch.softmax(logits / self.temperature, -1)
-        return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).view(probs.shape[:-1])
 
     def _verify(self, said, drafted, log_p, log_q, generator) -> tuple[Tensor, Tensor]:
         """(number of accepted tokens [B, A], probability of none [B, A])."""
@@ -245,7 +245,9 @@ class Ppow(Objective):
             batch = self.collect(drafter, target, batch)
         found, measures = batch.collected
         followed = UnrollPlan(found.slots, found.drafted, self.detach)
-        logits = draft_logits(drafter, target.embedding, batch, followed, self.window)
+        features = batch.output.features.to(target.embedding.dtype)
+        states = unroll(drafter, target.embedding, features, batch, self.window, followed)
+        logits = torch.stack([_wide(drafter.head(hidden, step)) for step, hidden in enumerate(states)], 2)
         log_q = torch.log_softmax(logits / self.temperature, -1)
         drafted = log_q.gather(-1, found.columns.clamp(min=0)[..., None]).squeeze(-1)
         held = divergence(self.divergence, log_q, found.log_p, found.columns)
@@ -341,22 +343,14 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
     return fits
 
 
-def draft_logits(network, embedding, batch: TokenBatch, followed: UnrollPlan, steps: int) -> Tensor:
-    """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient.
-
-    batch: with the target's `output`, as everywhere here.
-    """
-    states = unroll(network, embedding, batch.output.features.to(embedding.dtype), batch, steps, followed)
-    return torch.stack([_wide(network.head(hidden, step)) for step, hidden in enumerate(states)], 2)
-
-
 @torch.no_grad()
 def roll_out(
     network, embedding, batch: TokenBatch, slots: Tensor, given: Tensor, choose: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """(drafted [B, A, K] as target ids, logits [B, A, K, Vd]): windows from `slots` [B, A], token by token.
 
-    choose(logits [B, A, Vd]) -> columns [B, A]. given [B, A, K]: fixed tokens; below 0 the drafter chooses.
+    batch: with the target's `output`, as everywhere here. choose(logits [B, A, Vd]) -> columns [B, A]. given [B, A, K]: fixed
+    tokens; below 0 the drafter chooses.
     """
     ids, drafted = vocabulary_ids(network), given.clone()
     steps = given.shape[-1]
