@@ -256,9 +256,7 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
     path, kernels = _book(str(machine.cache_folder()))
     if key not in kernels:
         kernels[key] = _measure(groups)
-        with contextlib.suppress(
-            SpecdecError
-        ):  # without a cache the next process measures again, for a fraction of a second
+        with contextlib.suppress(SpecdecError):  # else the next process measures again
             runs.write_json(path, {"rows": ROWS, "kernels": kernels})
     measured = kernels[key]
     return tuple(measured[next(i for i, most in enumerate(ROWS) if rows <= most)] for rows in range(ROWS[-1] + 1))
