@@ -132,6 +132,7 @@ def fitted(name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dic
     """The classifier of this name (a key of EPOCHS), fitted to a recording. policy: its settings. options: of FitOptions."""
     fit, arrays, takes = _FITS[name]
     examples = arrays(trace, **{key: value for key, value in policy.items() if key in takes})
+    options = {"epochs": EPOCHS[name], **options}
     return fit(*examples, out_dir=Path(out_dir), seed=seed, policy=policy, **options)[0]
 
 

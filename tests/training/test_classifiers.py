@@ -230,7 +230,7 @@ def test_a_classifier_is_fitted_by_its_name_to_the_tree_it_is_for(tmp_path, monk
         monkeypatch.setitem(classifiers._FITS, name, (fit, arrays, takes))
     tree = {"max_depth": 3, "verify_nodes": 5, "top_k": 10}
     found = classifiers.fitted("Disco", trace, str(tmp_path), seed=2, policy=tree)
-    assert found == "fitted" and asked[0][1:] == (tmp_path, {"seed": 2, "policy": tree})
+    assert found == "fitted" and asked[0][1:] == (tmp_path, {"seed": 2, "policy": tree, "epochs": 50})
     for got, wanted in zip(asked[0][0], disco_arrays(trace, **tree), strict=True):
         np.testing.assert_array_equal(got, wanted)
     classifiers.fitted("C2T", trace, tmp_path, policy=tree, epochs=1)
