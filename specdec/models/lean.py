@@ -162,7 +162,7 @@ def lean_rotary(file) -> Iterator[None]:
         entry = _in_use.setdefault(id(file), [0, vars(file)[ROTARY]])
         entry[0] += 1
         if entry[0] == 1:
-            vars(file)[ROTARY] = functools.partial(_lean_or, entry[1])
+            vars(file)[ROTARY] = _lean_or(entry[1])
     try:
         yield
     finally:
@@ -173,8 +173,11 @@ def lean_rotary(file) -> Iterator[None]:
                 del _in_use[id(file)]
 
 
-def _lean_or(own: Callable, *args, **kwargs):
-    return rotate_both(args, kwargs) or own(*args, **kwargs)
+def _lean_or(own: Callable) -> Callable:
+    def apply(*args, **kwargs):
+        return rotate_both(args, kwargs) or own(*args, **kwargs)
+
+    return apply
 
 
 def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:

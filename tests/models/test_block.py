@@ -13,9 +13,9 @@ from fakes.refusals import refusal
 from fakes.slow_layer import slow_block, slow_dflash
 
 import specdec
+from specdec.core.decode import decode_many
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.together import decode_many
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
