@@ -139,7 +139,7 @@ def device(monkeypatch):
     return device
 
 
-def test_laps_of_a_device_are_its_own_time_and_nobody_waits_for_them(device):
+def test_laps_of_a_device_are_its_own_time_and_a_cycle_waits_for_it_once(device):
     watch = Clock(torch.device("cuda"))
     for _ in range(3):
         begin, waits = device.host, device.waits
@@ -158,9 +158,6 @@ def test_laps_of_a_device_are_its_own_time_and_nobody_waits_for_them(device):
         laps = dict(draft_ms=20e3, policy_ms=0, verify_ms=30e3, commit_ms=0, host_ms=2e3, total_ms=52e3)
         assert times == pytest.approx(laps)
         assert device.made == 6  # the first cycle's events serve the others
-
-
-def test_a_cycle_waits_for_its_device_once_however_deep_the_tree(device):
     pair = specdec.load_pair("tiny", dtype="float32")
     for tree in (Static(4, 0, 3), Static(60, 7, 10)):
         watch = Clock(torch.device("cuda"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -55,29 +56,10 @@ class ScriptedEngine:  # a cycle's engine without tensors: every forward looks a
         return 3
 
 
-class Recorder(RandomPolicy):  # a random policy that writes down what it was asked
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs, own_beams=True)
-        self.questions, self.rows = [], []
-
-    def answer(self, question):
-        self.questions.append(question)
-        return super().answer(question)
-
-    def observe(self, row):
-        self.rows.append(row)
-
-
 def drive(engine, asks, plan, answers):
     """Run one cycle with the answers given in order. Returns (questions, row)."""
-    steps, questions = cycle(engine, frozenset(asks), plan), []
-    try:
-        question = next(steps)
-        while True:
-            questions.append(question)
-            question = steps.send(answers.pop(0))
-    except StopIteration as finished:
-        return questions, finished.value
+    steps, (*given, last) = cycle(engine, frozenset(asks), plan), (None, *answers)
+    return [steps.send(answer) for answer in given], pytest.raises(StopIteration, steps.send, last).value.value
 
 
 def test_everything_is_asked_in_order_and_sizes_are_limited_by_candidates_and_limits():
@@ -97,7 +79,7 @@ def test_everything_is_asked_in_order_and_sizes_are_limited_by_candidates_and_li
     assert engine.calls == ["root", "expand", "expand", "verify 5", "commit"]
     assert (row.cycle, row.context_tok, row.top_k, row.questions, row.verify_nodes) == (4, 10, 3, 4, 5)
     for plan, answers in ((LIMITS, [True, False]), (LIMITS, [True] * 3), (TreeConfig(4, 0, 4), [])):
-        questions, row = drive(ScriptedEngine(), {EXTEND}, plan, [*answers])  # depth 3 allows no fourth
+        questions, row = drive(ScriptedEngine(), {EXTEND}, plan, answers)  # depth 3 allows no fourth
         assert [q.kind for q in questions] == [EXTEND] * len(answers) and row.expansions == sum(answers)
     questions, row = drive(ScriptedEngine(), {PLAN, SIZE}, LIMITS, [TreeConfig(2, 0, 2), 2])
     assert questions[-1].largest == 2 and row.verify_nodes == 2  # only two candidates were drafted
@@ -120,7 +102,8 @@ def begun(pair, policy, clock=None):
 @pytest.mark.parametrize("make", [shared_pair, shared_bigrams], ids=["eagle", "bigrams"])
 @pytest.mark.parametrize("asks", SUBSETS, ids=lambda a: "+".join(sorted(a)) or "nothing")
 def test_counts_of_live_cycles(make, asks):
-    pair, policy = make(), Recorder(LIMITS, seed=5, asks=asks)
+    pair, policy = make(), RandomPolicy(LIMITS, seed=5, asks=asks, own_beams=True)
+    policy.answer, policy.observe = Mock(side_effect=policy.answer), Mock()
     with begun(pair, policy, FakeClock()) as engine:
         assert engine.context_tok == len(engine.cache) == len(PROMPT)
         while not engine.finished:
@@ -135,12 +118,12 @@ def test_counts_of_live_cycles(make, asks):
             assert laps == row.total_ms and row.draft_ms == 1000 * row.draft_calls and row.host_ms > 0
             assert (row.verify_ms, row.commit_ms, row.policy_ms) == (1000, 1000, 1000 * row.questions)
             assert tuple(row.row()) == CYCLE_COLUMNS
-    assert policy.rows and [row.cycle for row in policy.rows] == list(range(len(policy.rows)))
-    assert len(policy.questions) == sum(row.questions for row in policy.rows)
-    assert {q.kind for q in policy.questions} == asks
-    lengths = itertools.accumulate((row.new_tok for row in policy.rows), initial=len(PROMPT))
-    assert [row.context_tok for row in policy.rows] == list(lengths)[:-1]
-    assert 1 + sum(row.kept_tok for row in policy.rows) == 24
+    questions, rows = ([one.args[0] for one in noted.call_args_list] for noted in (policy.answer, policy.observe))
+    assert rows and [row.cycle for row in rows] == list(range(len(rows)))
+    assert len(questions) == sum(row.questions for row in rows) and {q.kind for q in questions} == asks
+    lengths = itertools.accumulate((row.new_tok for row in rows), initial=len(PROMPT))
+    assert [row.context_tok for row in rows] == list(lengths)[:-1]
+    assert 1 + sum(row.kept_tok for row in rows) == 24
 
 
 def test_what_a_policy_sees_and_the_drafters_state_where_there_is_one():
@@ -253,16 +236,14 @@ def raises():
 def test_bad_answers_lose_nothing(kind, fail, message):
     pair = shared_bigrams()
     whole = specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
-    with pytest.raises(SpecdecError, match=rf"{message}.*\.$") as caught:
-        specdec.decode(pair, PROMPT, FailsLater(kind, fail), max_new_tokens=24)
-    so_far = caught.value.so_far
+    failed = pytest.raises(SpecdecError, specdec.decode, pair, PROMPT, FailsLater(kind, fail), max_new_tokens=24)
+    assert failed.match(rf"{message}.*\.$")
+    so_far = failed.value.so_far
     assert so_far.finish_reason == "unfinished" and len(so_far.rows) == 2
     assert so_far.tokens == whole[: len(so_far.tokens)] and len(so_far.tokens) >= 3
     # What was streamed before the failure is the caller's, and the pair is as good as new.
     streamed, steps = [], specdec.stream(pair, PROMPT, FailsLater(kind, fail), max_new_tokens=24)
-    with pytest.raises(SpecdecError):
-        for tokens in steps:
-            streamed += tokens
+    pytest.raises(SpecdecError, streamed.extend, itertools.chain.from_iterable(steps))
     assert streamed == so_far.tokens
     assert specdec.decode(pair, PROMPT, Static(12, 3, 4), max_new_tokens=24).tokens == whole
     assert pair.target.model.config._attn_implementation != "specdec_tree"

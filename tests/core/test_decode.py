@@ -6,6 +6,7 @@ import itertools
 import re
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -128,7 +129,6 @@ def test_never_more_tokens_than_asked(count):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_stop_tokens_end_the_text_where_plain_decoding_ends_it(temperature):
-    """Every token of the text is made a stop token in turn: some of them lie inside an accepted path."""
     pair = shared_bigrams()
     whole = specdec.decode(pair, PROMPT, SMALL, 16, temperature, seed=2)
     inside = set()
@@ -238,24 +238,19 @@ def generated(own, *args, **kwargs):
 
 def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(own):
     model, _, ids = own
-    for settings in (
-        dict(max_new_tokens=16),
-        dict(max_length=ids.shape[1] + 7),
-        dict(max_new_tokens=12, repetition_penalty=1.3),
-    ):
+    penalised = dict(max_new_tokens=12, repetition_penalty=1.3)
+    for settings in (dict(max_new_tokens=16), dict(max_length=ids.shape[1] + 7), penalised):
         settings |= dict(do_sample=False)
         plain = generated(own, **settings)
         assert torch.equal(plain, model.generate(ids, **settings))
     assert model.config._attn_implementation != "specdec_tree"
     output = generated(own, return_dict_in_generate=True, **settings)
     assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput) and torch.equal(output.sequences, plain)
-    config = hf.GenerationConfig(
-        max_new_tokens=16, do_sample=True, temperature=0.8, top_k=12, top_p=0.95, eos_token_id=2
-    )
+    warped = dict(max_new_tokens=16, temperature=0.8, top_k=12, top_p=0.95)
+    config = hf.GenerationConfig(do_sample=True, eos_token_id=2, **warped)
     sampled = generated(own, generation_config=config, seed=6)[0, ids.shape[1] :].tolist()
     pair = specdec.Pair(Target(model), stop_tokens=frozenset({2}))
-    plain = specdec.autoregress(pair, ids[0], 16, 0.8, 6, top_k=12, top_p=0.95)
-    assert sampled == plain.tokens
+    assert sampled == specdec.autoregress(pair, ids[0], seed=6, **warped).tokens
 
     def texts(seed):
         torch.manual_seed(seed)
@@ -270,49 +265,33 @@ def test_generate_stops_where_transformers_stops_and_feeds_a_streamer(own):
     model, _, ids = own
     whole = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None)[0, ids.shape[1] :].tolist()
 
-    class Seen(hf.StoppingCriteria):
-        """Stops after a given token, wherever in an accepted path it lies; wants to see ids only."""
-
-        def __call__(self, input_ids, scores, **kwargs):
-            return input_ids[:, -1] == self.token
-
-    for token in list(dict.fromkeys(whole))[:6]:
-        criterion = Seen()
-        criterion.token = token
-        for stops in (dict(eos_token_id=None, stopping_criteria=[criterion]), dict(eos_token_id=[token, 2])):
+    for token in list(dict.fromkeys(whole))[:6]:  # wherever in an accepted path it lies
+        seen = [lambda ids, scores, token=token, **_: ids[:, -1] == token]
+        for stops in (dict(eos_token_id=None, stopping_criteria=seen), dict(eos_token_id=[token, 2])):
             settings = dict(max_new_tokens=20, do_sample=False, **stops)
             ours = generated(own, **settings)
             assert torch.equal(ours, model.generate(ids, **settings))
         assert ours[0, ids.shape[1] :].tolist() == truncate(whole, [token, 2])
 
-    class Collector(hf.generation.BaseStreamer, list):
-        def put(self, value):
-            self.append(value.flatten().tolist())
-
-        def end(self):
-            self.append("end")
-
-    ours, theirs = Collector(), Collector()
+    ours, theirs = Mock(), Mock()
     sequences = generated(own, max_new_tokens=12, do_sample=False, streamer=ours)
     model.generate(ids, max_new_tokens=12, do_sample=False, streamer=theirs)
-    assert ours == theirs and ours[-1] == "end" and sum(ours[:-1], []) == sequences[0].tolist()
+    told, expected = ([row.flatten().tolist() for (row,), _ in one.put.call_args_list] for one in (ours, theirs))
+    assert told == expected and sum(told, []) == sequences[0].tolist() and ours.method_calls[-1][0] == "end"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda own: dict(drafter=None), "generate needs drafter="),
-        (lambda own: dict(drafter=shared_pair().drafter), "made for this very model"),
-        (lambda own: dict(num_beams=2), "without beams"),
-        (lambda own: dict(num_return_sequences=2, do_sample=True), "returns one sequence"),
-        (lambda own: dict(inputs=own[2].repeat(2, 1)), "one prompt at a time, got a batch of 2"),
-        (lambda own: dict(max_new_tokens=5000), "context ends at 1024"),
-    ],
-)
-def test_generate_refuses(own, change, message):
+def test_generate_refuses(own):
     model, drafter, ids = own
-    settings = dict(inputs=ids, custom_generate=specdec.generate, drafter=drafter, max_new_tokens=4) | change(own)
-    pytest.raises(SpecdecError, model.generate, **settings).match(message)
+    settings = dict(inputs=ids, custom_generate=specdec.generate, drafter=drafter, max_new_tokens=4)
+    for change, message in (
+        (dict(drafter=None), "generate needs drafter="),
+        (dict(drafter=shared_pair().drafter), "made for this very model"),
+        (dict(num_beams=2), "without beams"),
+        (dict(num_return_sequences=2, do_sample=True), "returns one sequence"),
+        (dict(inputs=ids.repeat(2, 1)), "one prompt at a time, got a batch of 2"),
+        (dict(max_new_tokens=5000), "context ends at 1024"),
+    ):
+        pytest.raises(SpecdecError, model.generate, **settings | change).match(message)
 
 
 @pytest.mark.parametrize("call", [specdec.decode, specdec.autoregress, specdec.stream])
@@ -337,7 +316,6 @@ def test_generate_refuses(own, change, message):
     ],
 )
 def test_bad_input_gets_one_sentence(call, prompt, settings, message):
-    """When it is called; nobody need iterate over a stream for that."""
     sentence = refusal(call, shared_bigrams(), prompt, **settings)
     assert re.search(message, sentence) and sentence.endswith(".") and untouched(shared_bigrams())
 
@@ -364,22 +342,14 @@ def test_who_answers_a_chat_and_what_is_said_to_them(monkeypatch):
 
 
 def test_several_processes_in_step_get_the_turn_and_the_picker():
-    class InStep:
-        def turn(self, engine, policy):
-            given.append((type(engine), policy))
-            return engine, policy
-
-        def picker(self, picker):
-            given.append(type(picker))
-            return picker
-
-    given = []
-    pair = dataclasses.replace(shared_bigrams(), in_step=InStep())
+    in_step = Mock(turn=Mock(side_effect=lambda *given: given), picker=Mock(side_effect=lambda picker: picker))
+    pair = dataclasses.replace(shared_bigrams(), in_step=in_step)
     expected = specdec.autoregress(shared_bigrams(), PROMPT, 6).tokens
     assert specdec.decode(pair, PROMPT, SMALL, 6).tokens == expected
-    assert given == [Picker, (LiveEngine, SMALL)]
-    given.clear()
-    assert specdec.autoregress(pair, PROMPT, 6).tokens == expected and given == [Picker]
+    assert specdec.autoregress(pair, PROMPT, 6).tokens == expected
+    asked = [(name, *map(type, given)) for name, given, _ in in_step.method_calls]
+    assert asked == [("picker", Picker), ("turn", LiveEngine, Static), ("picker", Picker)]
+    assert in_step.turn.call_args.args[1] is SMALL
 
 
 @pytest.mark.parametrize("content", [None, 3, [{"type": "image"}], [3], {"text": "x"}])

@@ -31,7 +31,7 @@ def with_words(**facts):
     return dataclasses.replace(shared_bigrams(), tokenizer=Words(), **facts)
 
 
-def test_texts_become_tokens_and_tokens_texts_and_types_have_short_names():
+def test_texts_become_tokens_and_tokens_texts_and_what_is_no_prompt_is_refused():
     pair = with_words()
     assert pair.ids_of("3 0 5") == [3, 0, 5] == pair.ids_of([3, 0, 5]) == pair.ids_of(torch.tensor([[3, 0, 5]]))
     assert pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0] and type(pair.ids_of(torch.tensor([5]))[0]) is int
@@ -40,11 +40,7 @@ def test_texts_become_tokens_and_tokens_texts_and_types_have_short_names():
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
     assert dtype_name(torch.bfloat16) == "bfloat16" and dtype_name("float32") == "float32"
     assert specdec.load_pair("tiny").text_of([]) == ""
-
-
-@pytest.mark.parametrize(
-    ("facts", "prompt", "message"),
-    [
+    for facts, prompt, message in (
         (dict(tokenizer=None), "3 4", "'a pair' has no tokenizer to read text;"),
         (dict(tokenizer=None), [{"role": "user", "content": "7"}], "'a pair' has no tokenizer to read chat messages;"),
         (dict(tokenizer=object()), [{"role": "user", "content": "7"}], "tokenizer of 'a pair' has no chat template;"),
@@ -58,11 +54,9 @@ def test_texts_become_tokens_and_tokens_texts_and_types_have_short_names():
         ({}, {3: 4}, r"got a dict\.$"),
         ({}, 5.5, r"got a float\.$"),
         ({}, None, r"got a NoneType\.$"),
-    ],
-)
-def test_what_is_no_prompt(facts, prompt, message):
-    pair = dataclasses.replace(with_words(name="a pair"), **facts)
-    pytest.raises(SpecdecError, pair.ids_of, prompt).match(message)
+    ):
+        pair = dataclasses.replace(with_words(name="a pair"), **facts)
+        pytest.raises(SpecdecError, pair.ids_of, prompt).match(message)
 
 
 def test_plain_decoding_opens_the_target_alone(monkeypatch):

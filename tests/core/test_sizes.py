@@ -16,9 +16,8 @@ from specdec.errors import SpecdecError
 from specdec.policies.value import ValuePolicy
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_what_no_machine_holds_is_refused_from_where_it_does_not_fit(monkeypatch):
+    for make in (
         lambda: Static(10**6, 10**4, 100),
         lambda: Static(12, 10**8, 4),
         lambda: TreeConfig(1, 3, 10**9),
@@ -29,12 +28,24 @@ from specdec.policies.value import ValuePolicy
         lambda: ValuePolicy(top_k=10**9),
         lambda: ValuePolicy(most_expansions=10**9),
         lambda: round_costs().lookup(10**12),
-    ],
-)
-def test_what_no_machine_holds(make):
-    begin = time.monotonic()
-    pytest.raises(SpecdecError, make).match(r"GiB.*; lower")
-    assert time.monotonic() - begin < 2
+    ):
+        begin = time.monotonic()
+        pytest.raises(SpecdecError, make).match(r"GiB.*; lower")
+        assert time.monotonic() - begin < 2
+    free, asked = 100 << 20, []
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: asked.append(device) or free)
+    sizes.check_memory("a small thing", 64 << 20)  # not worth asking for
+    sizes.check_memory("a thing", free, "cuda")
+    assert asked == ["cuda"]
+    with pytest.raises(SpecdecError, match=r"^a thing takes 3\.0 GiB and 0\.1 GiB are free; buy more\.$"):
+        sizes.check_memory("a thing", 3 << 30, advice="buy more")
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: None)
+    sizes.check_memory("a thing", 1 << 60)
+    assert sizes.tree_bytes(60, 710) == 40 * 710 + 5 * 3600
+    edge = (sizes.MOST_TREE_BYTES - 5 * 16) // 40
+    sizes.refuse_tree(4, edge)
+    with pytest.raises(SpecdecError, match=f"total_tokens=4 out of {edge + 1} candidates takes 4 GiB per text; lower"):
+        sizes.refuse_tree(4, edge + 1)
 
 
 def test_the_largest_trees_of_the_papers_are_small_and_a_cache_must_fit(monkeypatch):
@@ -65,20 +76,3 @@ def test_free_memory_is_what_the_system_says(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device, 5))
     gpu = torch.device("cuda", 1)
     assert sizes.free_bytes(gpu) == gpu and sizes.free_bytes("cuda") == "cuda"
-
-
-def test_a_size_is_refused_from_where_it_does_not_fit(monkeypatch):
-    free, asked = 100 << 20, []
-    monkeypatch.setattr(sizes, "free_bytes", lambda device: asked.append(device) or free)
-    sizes.check_memory("a small thing", 64 << 20)  # not worth asking for
-    sizes.check_memory("a thing", free, "cuda")
-    assert asked == ["cuda"]
-    with pytest.raises(SpecdecError, match=r"^a thing takes 3\.0 GiB and 0\.1 GiB are free; buy more\.$"):
-        sizes.check_memory("a thing", 3 << 30, advice="buy more")
-    monkeypatch.setattr(sizes, "free_bytes", lambda device: None)
-    sizes.check_memory("a thing", 1 << 60)
-    assert sizes.tree_bytes(60, 710) == 40 * 710 + 5 * 3600
-    edge = (sizes.MOST_TREE_BYTES - 5 * 16) // 40
-    sizes.refuse_tree(4, edge)
-    with pytest.raises(SpecdecError, match=f"total_tokens=4 out of {edge + 1} candidates takes 4 GiB per text; lower"):
-        sizes.refuse_tree(4, edge + 1)

@@ -1,5 +1,8 @@
 """Several texts at once equal each alone, token for token, whatever shapes their trees."""
 
+import copy
+from unittest.mock import Mock, patch
+
 import pytest
 import torch
 from fakes.bars import Bar
@@ -37,33 +40,24 @@ def test_every_text_is_the_one_decoded_alone(tiny, temperature):
         assert [(g.tokens, g.finish_reason) for g in plain] == [(g.tokens, g.finish_reason) for g in many]
 
 
-def test_each_turn_has_a_policy_of_its_own_and_forwards_are_shared(tiny, monkeypatch):
-    def make(number):
-        return RandomPolicy(TreeConfig(24, 4, 5), seed=number)
-
+def test_each_turn_has_a_policy_of_its_own_and_forwards_are_shared(tiny):
     def seen(texts):
         return [(g.tokens, [(row.top_k, row.expansions, row.verify_nodes) for row in g.rows]) for g in texts]
 
-    many = seen(decode_many(tiny, PROMPTS, make, 24))
-    assert many == seen(specdec.decode(tiny, prompt, make(i), 24) for i, prompt in enumerate(PROMPTS))
-    assert len({shape for _, rows in many for shape in rows}) > 5
-    counts = {"target": [], "drafter": []}
-    for kind, owner in (("target", Target), ("drafter", type(tiny.drafter))):
-        plain = owner.run_together
-
-        def counted(self, forwards, plain=plain, kind=kind):
-            counts[kind].append(len(forwards))
-            return plain(self, forwards)
-
-        monkeypatch.setattr(owner, "run_together", counted)
-    decode_many(tiny, PROMPTS, specdec.Static(12, 3, 4), 24, stop_tokens=(), rows=3)
-    assert set(counts["target"]) <= {2, 3} and counts["target"].count(3) > len(counts["target"]) / 2
-    assert max(counts["drafter"]) == 3
+    policies = [RandomPolicy(TreeConfig(24, 4, 5), seed=number) for number in range(len(PROMPTS))]
+    alone = seen(specdec.decode(tiny, *each, 24) for each in zip(PROMPTS, copy.deepcopy(policies), strict=True))
+    assert seen(decode_many(tiny, PROMPTS, policies.__getitem__, 24)) == alone
+    assert len({shape for _, rows in alone for shape in rows}) > 5
+    owners = Target, type(tiny.drafter)
+    both = [patch.object(one, "run_together", autospec=True, side_effect=one.run_together) for one in owners]
+    with both[0] as targets, both[1] as drafters:
+        decode_many(tiny, PROMPTS, specdec.Static(12, 3, 4), 24, stop_tokens=(), rows=3)
+    target, drafter = ([len(one.args[1]) for one in counted.call_args_list] for counted in (targets, drafters))
+    assert set(target) <= {2, 3} and target.count(3) > len(target) / 2 and max(drafter) == 3
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_in_every_family(name):
-    """Windows, capped scores, sinks, shared keys: each sequence sees its own keys and nobody else's."""
     target = Target(model_of(name))
     pair = Pair(target, BigramDrafter(target))
     prompts = [[5, 9, 3], [7] * 11 + [2, 8], [4, 4, 6, 1, 9, 2, 7]]
@@ -95,17 +89,9 @@ def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
 
 def test_places_are_taken_over_at_once():
     """Of turns of 1, 5 and 2 forwards, two at a time: the third begins when the first ends."""
-    log = []
-
-    class Model:
-        def run_together(self, forwards):
-            log.append([int(forward.tokens) for forward in forwards])
-            return [None] * len(forwards)
-
-        def forward(self, tokens, *rest):
-            log.append([int(tokens)])
-
-    model = Model()
+    log, model = [], Mock()
+    model.run_together = lambda forwards: [log.append([int(forward.tokens) for forward in forwards])] * len(forwards)
+    model.forward = lambda tokens, *rest: log.append([int(tokens)])
 
     def turn(number, forwards):
         for _ in range(forwards):
@@ -118,9 +104,9 @@ def test_places_are_taken_over_at_once():
     assert log == [[0, 1], [1, 2], [1, 2], [1], [1]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_is_refused_in_a_sentence(tiny, monkeypatch):
+    monkeypatch.setattr(Target, "forward", None)
+    for arguments, message in (
         (dict(prompts="Hello"), "takes a list of prompts"),
         (dict(prompts=7), "^prompts must be Sequence, got the int 7"),
         (dict(prompts=["Hello"], plain="no"), "plain must be bool"),
@@ -132,15 +118,11 @@ def test_places_are_taken_over_at_once():
         (dict(prompts=["Hello", [5] * 5000]), "^prompt 1: the prompt has 5000 tokens and 128 more are asked for"),
         (
             dict(prompts=["Hello", "a fox \ud83e"]),
-            "^prompt 1: the prompt holds half of a character, .*: 'a fox .ud83e';",
+            "^prompt 1: the prompt holds half of a character, .*: 'a fox .ud83e'",
         ),
         (dict(prompts=["Hello", [{"role": "user", "content": "\ud83e"}]]), "^prompt 1: a chat message holds half of"),
-    ],
-)
-def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message, monkeypatch):
-    """Before anything is decoded."""
-    monkeypatch.setattr(Target, "forward", None)
-    pytest.raises(SpecdecError, decode_many, tiny, **arguments).match(message)
+    ):
+        pytest.raises(SpecdecError, decode_many, tiny, **arguments).match(message)
     pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match("^pair must be Pair, got the str 'tiny'")
 
 
@@ -160,15 +142,14 @@ class Stops(specdec.Static):  # ends its first text, or the text after so many, 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
 def test_what_ends_a_batch_or_a_chat_keeps_what_there_is(tiny, stop, monkeypatch):
-    whole = decode_many(tiny, PROMPTS, max_new_tokens=8)
-    with pytest.raises((KeyboardInterrupt, SpecdecError)) as caught:
-        decode_many(tiny, PROMPTS, lambda number: Stops(stop) if number == 2 else None, 8, rows=1)
-    so_far = [text and text.tokens for text in caught.value.so_far]
+    whole, ends = decode_many(tiny, PROMPTS, max_new_tokens=8), (KeyboardInterrupt, SpecdecError)
+    policies = [None, None, Stops(stop), None]
+    ended = pytest.raises(ends, decode_many, tiny, PROMPTS, policies.__getitem__, 8, rows=1)
+    so_far = [text and text.tokens for text in ended.value.so_far]
     assert so_far == [whole[0].tokens, whole[1].tokens, None, None]
     whole = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8)
-    with pytest.raises((KeyboardInterrupt, SpecdecError)) as caught:
-        specdec.chat(tiny, PROMPTS[:2], Stops(stop, after=1), max_new_tokens=8)
-    first, second = caught.value.so_far
+    ended = pytest.raises(ends, specdec.chat, tiny, PROMPTS[:2], Stops(stop, after=1), max_new_tokens=8)
+    first, second = ended.value.so_far
     assert first.tokens == whole[0].tokens and second.tokens == whole[1].tokens[: len(second.tokens)]
     monkeypatch.setattr(Target, "forward", None)
     pytest.raises(SpecdecError, specdec.chat, tiny, ["Hello.", 3]).match("^prompt 1: the content of a chat message")

@@ -63,9 +63,8 @@ def test_texts_are_read_back_also_of_copies_alone_and_the_papers_trees_are_their
         assert tree_from(tree.text) == tree
     assert TreeConfig(16, 5, 4, beam=(2, 1)).text == "16,5,4,2,1"
     for text in ("16,5", "16,5,x", ""):
-        pytest.raises(SpecdecError, tree_from, text).match(
-            "is not a static tree; write static:total_tokens,depth,top_k"
-        )
+        no_tree = pytest.raises(SpecdecError, tree_from, text)
+        no_tree.match("is not a static tree; write static:total_tokens,depth,top_k")
     assert repr(Static(12, 3, 4)) == "Static(12, 3, 4)"
     tree = CopiedTree(7)
     assert (tree.verify_nodes, tree.drafted, tree.text) == (6, False, "copied:7") and CopiedTree().total_tokens == 12

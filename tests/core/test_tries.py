@@ -137,7 +137,6 @@ def test_copies_that_come_true_are_accepted_up_to_the_targets_last_position():
 
 @pytest.mark.parametrize("tree", [TreeConfig(10, 2, 3), TreeConfig(5, 1, 2), TreeConfig(4, 0, 4)])
 def test_the_best_of_both_are_verified(tree):
-    """Each cycle's tree beside a reference that is grown node by node and merged as dictionaries."""
     own, tries = with_random_tries(shared_bigrams(), 8, 20)
     children = likeliest(shared_bigrams(), tree.top_k)
     engine = LiveEngine(own, torch.tensor(PROMPT), 24, tree, Picker.from_settings(0.0, 0))
@@ -193,7 +192,6 @@ def test_questions_see_what_is_drafted_and_copied_and_trees_are_no_deeper_than_t
 
 @pytest.mark.parametrize("chain", [(7,), (7, 11, 2)])
 def test_a_window_rides_along_and_changes_nothing(chain):
-    """Its rows see the text and the root and those before them; the drafter is told what the target said there."""
     text = plain_text(12)
     drafter = ScriptedDrafter(shared_bigrams().target, next_three(text), window=chain)
     pair = dataclasses.replace(shared_bigrams(), drafter=drafter)

@@ -27,22 +27,16 @@ def rows(*probabilities):
 FLAT, SURE = [0.25] * 4, [0.97, 0.01, 0.01, 0.01]
 
 
-@pytest.mark.parametrize(
-    ("said", "path", "tokens"),
-    [
+def test_paths_and_thresholds_by_hand_and_what_passes_by_the_reference():
+    for said, path, tokens in (
         ([FLAT, SURE, FLAT, FLAT, SURE, [0.24, 0.25, 0.25, 0.26]], [0, 2, 4, 5], [2, 1, 0, 3]),
         # Node 3 is not reached, so children of the root alone are: of two as likely ones the first.
         ([FLAT, SURE, SURE, FLAT, SURE, FLAT], [0, 1], [1, 0]),
         ([[0.2, 0.3, 0.4, 0.1], *[SURE] * 5], [0, 2], [2, 0]),  # of equally long paths the likeliest
         # Below a refused node nothing is taken, and others are looked at.
         ([[0.35, 0.001, 0.6, 0.049], *[[0.1, 0.4, 0.1, 0.4]] * 5], [0, 2, 4, 5], [2, 1, 0, 1]),
-    ],
-)
-def test_which_path_is_taken_by_hand(said, path, tokens):
-    assert TypicalPicker().walk(TREE, rows(*said), torch.tensor([9, 0])) == (path, tokens)
-
-
-def test_thresholds_by_hand_and_what_passes_by_the_reference():
+    ):
+        assert TypicalPicker().walk(TREE, rows(*said), torch.tensor([9, 0])) == (path, tokens)
     p = [0.5, 0.3, 0.15, 0.05]
     entropy = -sum(x * math.log(x) for x in p)
     log_p, least = TypicalPicker()._row(rows(p)[0], torch.tensor([0]))

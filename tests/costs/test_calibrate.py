@@ -93,13 +93,9 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
 def test_known_costs_come_back(noise, spikes, tolerance):
     found = fit(made_up(noise, spikes), name="found", provenance="test")
     context = np.array([80, 450, 900])
-    asked = [("root_ms", width, context) for width in TRUE.widths] + [
-        ("step_ms", context),
-        ("expand_ms", 20, context, 4),
-    ]
-    asked += [("expand_ms", width, context) for width in TRUE.widths]
+    asked = [(f"{part}_ms", width, context) for part in ("root", "expand") for width in TRUE.widths]
     asked += [("verify_ms", nodes, context) for nodes in (0, 10, 35, 60, 240)]
-    for what, *at in asked:
+    for what, *at in (*asked, ("step_ms", context), ("expand_ms", 20, context, 4)):
         assert getattr(found, what)(*at) == pytest.approx(getattr(TRUE, what)(*at), rel=tolerance), what
     for what in ("turn_ms", "reading_ms"):
         assert getattr(found, what)(500) == pytest.approx(getattr(TRUE, what)(500), rel=tolerance * 3)
@@ -109,22 +105,15 @@ def test_known_costs_come_back(noise, spikes, tolerance):
     assert (noise == 0) == (found.errors["cycle_median_frac"] < 1e-6)
 
 
-def test_what_is_fitted_never_falls():
+def test_what_is_fitted_never_falls_and_errors_see_a_wrong_model():
     found = fit(made_up(0.5, 0.2, count=400), name="found", provenance="test")
     for name in ("verify", "verify_per_tok", "expand", "root"):
         assert (np.diff(getattr(found, name)) >= 0).all()
-
-
-def test_errors_see_a_wrong_model():
-    timings = made_up(0.0, 0.0)
-
-    def off(**changes):
-        return calibrate_module.errors(dataclasses.replace(TRUE, **changes), timings)
-
-    wrong, right = off(verify=1.5 * np.array(TRUE.verify)), off()
-    assert wrong["cycle_median_frac"] > 0.1 and wrong["total_frac"] > 0.1
+    timings, dear = made_up(0.0, 0.0), dataclasses.replace(TRUE, verify=1.5 * np.array(TRUE.verify))
+    uneven = dataclasses.replace(TRUE, expand=1.5 * np.array(TRUE.expand) - 0.5)  # some trees are hit more than others
+    wrong, right, tilted = (calibrate_module.errors(model, timings) for model in (dear, TRUE, uneven))
+    assert wrong["cycle_median_frac"] > 0.1 and wrong["total_frac"] > 0.1 and tilted["tree_frac"] > 0.005
     assert right["cycle_median_frac"] < 1e-9 and right["tree_frac"] < 1e-9
-    assert off(expand=1.5 * np.array(TRUE.expand) - 0.5)["tree_frac"] > 0.005  # some trees are hit more than others
 
 
 def by_nodes(sizes, ms, repeats=1, **odd):
@@ -140,15 +129,12 @@ def by_nodes(sizes, ms, repeats=1, **odd):
     return by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
 
 
-def test_a_step_between_two_sizes_is_found():
-    """Eight rows cost a block, nine cost two: no line may be drawn across."""
+def test_steps_between_sizes_are_found_and_odd_rows_count_little():
+    # Eight rows cost a block, nine cost two: no line may be drawn across.
     settings, base, _ = by_nodes(measure.NODES[:20], lambda n: (5.0 if n < 8 else 7.0) + 0.01 * n)
     assert {6, 7, 8, 9, 15, 16} <= set(settings.tolist())
     at = dict(zip(settings.tolist(), base, strict=True))
     assert at[7] == pytest.approx(5.07) and at[8] == pytest.approx(7.08)
-
-
-def test_one_slow_moment_counts_little_and_what_a_coarse_counter_did_not_see_not_at_all():
     for repeats, odd in ((5, dict(number=2, verify_ms=500.0)), (1, dict(number=4, verify_ms=0.0))):
         settings, base, per_tok = by_nodes((0, 5, 10), lambda n: 5.0 + n, repeats, **odd)
         assert settings.tolist() == [0, 5, 10] and base == pytest.approx([5, 10, 15])
@@ -191,7 +177,7 @@ class Machine:
         return self.ms / 1e3
 
 
-def test_a_made_up_machine_is_measured_through_the_engine():
+def test_a_made_up_machine_is_measured_through_the_engine_and_by_the_same_seed_alike():
     machine = Machine()
     with counted_by(machine.now):
         model = calibrate(machine.pair, seconds=5.0, **SMALL)
@@ -208,9 +194,6 @@ def test_a_made_up_machine_is_measured_through_the_engine():
     assert model.turn_ms(150) == pytest.approx(machine.verify_ms(149, 0), rel=0.05)
     assert model.reading_ms(150) == pytest.approx(0.02 * 150, rel=0.05)
     assert model.nodes == SMALL["nodes"] and model.widths == SMALL["top_ks"]
-
-
-def test_the_same_seed_deals_the_same_work():
     models = []
     for machine in (Machine(), Machine()):
         with counted_by(machine.now):
@@ -221,7 +204,6 @@ def test_the_same_seed_deals_the_same_work():
 @pytest.mark.filterwarnings("ignore")  # so short a run on a busy machine may miss its mark
 @pytest.mark.parametrize("make", [bigram_pair, random_pair])
 def test_a_tiny_pair_in_seconds(make, tmp_path):
-    """And the models are left as they were."""
     pair, begin = make(), time.perf_counter()
     before = decode(pair, [1, 2, 3], max_new_tokens=8, policy=Static(8, 2, 2)).tokens
     model = calibrate(pair, seconds=0.3, **TINY)
@@ -236,7 +218,7 @@ def test_a_tiny_pair_in_seconds(make, tmp_path):
     assert not torch.is_inference_mode_enabled()
 
 
-def test_a_model_far_off_warns():
+def test_a_model_far_off_and_a_busy_machine_warn(monkeypatch):
     machine, draw = Machine(), random.Random(0)
 
     def now():
@@ -245,9 +227,6 @@ def test_a_model_far_off_warns():
 
     with pytest.warns(UserWarning, match="more than 10 % and 5 %"), counted_by(now):
         calibrate(machine.pair, seconds=10.0, **TINY)
-
-
-def test_a_busy_machine_warns(monkeypatch):
     monkeypatch.setattr(measure, "BUSY_FRAC", 1e9)
     with pytest.warns(UserWarning, match="of a core while it calibrated"):
         calibrate(shared_bigrams(), seconds=0.1, **TINY)
@@ -314,7 +293,6 @@ def test_rows_of_small_trees_settle_before_they_count():
 
 
 def test_copies_are_not_timed(monkeypatch):
-    """Of a hybrid the network's drafter is measured."""
     target, measured = shared_pair().target, []
     monkeypatch.setattr(calibrate_module, "Measurements", lambda pair, *rest: measured.append(pair.drafter) or 1 / 0)
     with pytest.raises(ZeroDivisionError):

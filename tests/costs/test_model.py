@@ -44,7 +44,7 @@ def nothing_said_yet():
     model_module._warned.clear()
 
 
-def test_grid_points_between_and_outside():
+def test_grid_points_between_and_outside_alone_and_together():
     model = known()
     assert model.root_ms(4, 100) == pytest.approx(3.0)
     assert model.root_ms(3, 0) == pytest.approx(1.5)
@@ -59,24 +59,14 @@ def test_grid_points_between_and_outside():
     assert single.verify_ms(100, 5) == pytest.approx(7.0)
     assert model.draft_ms(4, 3, 100) == pytest.approx(3.0 + 3 * 5.0)
     assert model.cycle_ms(4, 3, 10, 100) == pytest.approx(18.0 + 25.0 + 0.5), "a cycle is the sum of its parts"
-    assert model.uncertainty_frac == 0 and known(errors={"tree_frac": 0.01}).uncertainty_frac == pytest.approx(
-        0.02772, abs=1e-5
-    )
-
-
-def test_broadcasting_equals_single_calls():
-    model = known()
-    top_ks, expansions, nodes, contexts = [2, 5, 10], [0, 3], np.arange(0, 50, 7), [0, 77]
-    grid = np.ix_(top_ks, expansions, nodes, contexts)
-    table = model.cycle_ms(*grid)
+    unsure = known(errors={"tree_frac": 0.01}).uncertainty_frac
+    assert model.uncertainty_frac == 0 and unsure == pytest.approx(0.02772, abs=1e-5)
+    axes = [2, 5, 10], [0, 3], np.arange(0, 50, 7), [0, 77]  # top_k, expansions, nodes, context
+    table = model.cycle_ms(*np.ix_(*axes))
     assert table.shape == (3, 2, 8, 2)
     for place in np.ndindex(table.shape):
-        one = [axis[i] for axis, i in zip((top_ks, expansions, nodes, contexts), place, strict=True)]
+        one = [axis[i] for axis, i in zip(axes, place, strict=True)]
         assert table[place] == pytest.approx(model.cycle_ms(*one))
-
-
-def test_lookup_is_the_same_in_plain_numbers():
-    model = known()
     found = model.lookup(45)
     assert len(found.verify) == 46 and all(type(value) is float for value in found.verify)
     for nodes in (0, 7, 30, 45):
@@ -89,14 +79,11 @@ def test_lookup_is_the_same_in_plain_numbers():
     assert (found.rest_ms, found.question_ms) == (0.5, 0.02)
 
 
-def test_a_beam_pays_for_the_nodes_it_expands_and_for_their_children():
+def test_a_beam_pays_for_its_nodes_and_only_a_first_expansion_for_cold_caches():
     model = known(candidate_ms=0.01, first_ms=0.4)
     by_hand = model.root_ms(10, 50) + 0.4 + model.expand_ms(10, 50, 3) + 2 * model.expand_ms(10, 50, 2)
     assert model.draft_ms(10, 3, 50, (3, 2)) == pytest.approx(by_hand)
     assert model.expand_ms(10, 50) - known().expand_ms(10, 50) == pytest.approx(0.01 * 100)
-
-
-def test_only_the_first_expansion_of_a_cycle_pays_for_cold_caches():
     model, expansions = known(first_ms=0.4), np.array([0, 1, 2, 5])
     for beam in ((), (3, 2)):
         beyond = model.draft_ms(10, expansions, 50, beam) - known().draft_ms(10, expansions, 50, beam)
@@ -117,7 +104,7 @@ def test_every_profile_is_monotone_and_says_where_it_is_from(name):
     assert model.check_machine()
 
 
-def test_published_constants_give_the_papers_times():
+def test_published_constants_give_the_papers_times_in_one_short_line():
     model, ltd = profile("radar-rtx3090-llama-3.1-8b"), profile("ltd-a100-vicuna-13b")
     times = model.cycle_ms(10, np.array([0, 7]), 59, 500)
     assert times == pytest.approx([70.67, 70.67 + 7 * 2.684])  # Eq. 6 without T_p
@@ -125,6 +112,8 @@ def test_published_constants_give_the_papers_times():
     for step in (128, 192):  # LTD's curve has its steps
         assert ltd.verify_ms(step, 0) - ltd.verify_ms(step - 1, 0) > 5
     assert ltd.draft_ms(10, 10, 0) == pytest.approx(18.2)
+    words = str(profile("ltd-a100-vicuna-13b"))
+    assert len(words) < 200 and "\n" not in words and words.startswith("CostModel('ltd-a100-vicuna-13b', published: ")
 
 
 @pytest.mark.filterwarnings("error")
@@ -151,7 +140,7 @@ def test_roofline_by_hand():
     assert "not measured" in model.provenance
 
 
-def test_a_batch_by_hand():
+def test_batches_by_hand_and_of_what_was_measured():
     one = known(candidate_ms=0.01)
     two = one.batched(2)
     assert two.verify_ms([0, 10, 30], 0) == pytest.approx([10.5, 26.0, 66.0])  # as many rows as 1, 21 and 61 nodes
@@ -164,17 +153,11 @@ def test_a_batch_by_hand():
     assert (two.rest_ms, two.question_ms, two.policy_ms) == (1.0, 0.04, {"mlp": 0.2})
     assert two.turn_ms(50) == pytest.approx(2 * one.turn_ms(50)) and two.texts == 2
     assert one.batched(1) is one and two.uncertainty_frac == 0 and "computed, not measured" in two.provenance
-
-
-def test_a_batch_says_what_of_it_was_measured():
-    """LTD measured 20 to 200 nodes: of eight texts with 2 to 24 nodes each."""
+    # LTD measured 20 to 200 nodes: of eight texts with 2 to 24 nodes each.
     model = profile("ltd-a100-vicuna-13b").batched(8)
     assert model.measured("verify_nodes", range(40)) == list(range(2, 25))
     assert model.verify_ms(15, 0) < 40 < model.verify_ms(16, 0)  # its step at 128 rows
-
-
-def test_many_texts_leave_a_gpu_nothing_to_spare():
-    """What speculation lives from: rows that cost nothing beside reading the weights."""
+    # What speculation lives from: rows that cost nothing beside reading the weights.
     model = profile("roofline-h100-llama-8b-graphs")
     room = [model.batched(texts).verify_ms(7, 300) / model.batched(texts).step_ms(300) for texts in (1, 8, 64)]
     assert room[0] == pytest.approx(1) and room[1] < 1.05 and room[2] > 1.5
@@ -182,7 +165,7 @@ def test_many_texts_leave_a_gpu_nothing_to_spare():
     assert by_hand.verify_ms(9, 0) == pytest.approx(2 * 640 / 100) and by_hand.expand_ms(10, 0) == pytest.approx(1.28)
 
 
-def test_saved_and_loaded_models_are_equal(tmp_path):
+def test_files_hold_equal_models_and_bad_ones_are_one_sentence(tmp_path):
     path = tmp_path / "costs.json"
     for model in (known(errors={"total_frac": 0.01}), PROFILES["radar-rtx3090-vicuna-13b"], known()):
         assert CostModel.load(model.save(path)) == model
@@ -190,9 +173,6 @@ def test_saved_and_loaded_models_are_equal(tmp_path):
     assert record.pop("texts") == 1  # files from before there were batches load
     path.write_text(json.dumps(record))
     assert CostModel.load(path) == known()
-
-
-def test_bad_files_are_one_sentence(tmp_path):
     path = known().save(tmp_path / "costs.json")
     whole = path.read_text()
     record = json.loads(whole)
@@ -224,8 +204,3 @@ def test_another_machine_warns_once():
         assert not elsewhere.check_machine()
     assert not elsewhere.check_machine()
     assert dataclasses.replace(elsewhere, kind="published").check_machine()
-
-
-def test_printed_prices_are_one_short_line():
-    words = str(profile("ltd-a100-vicuna-13b"))
-    assert len(words) < 200 and "\n" not in words and words.startswith("CostModel('ltd-a100-vicuna-13b', published: ")

@@ -3,6 +3,7 @@
 import contextlib
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pandas as pd
@@ -32,13 +33,8 @@ def said(policy: RandomPolicy) -> tuple:
 def test_the_policies_that_are_tried():
     policies = lossless.default_policies(seed=40)
     random_ones = [*(f"random {asks}" for asks in ASKED), "random, large", "random chains"]
-    assert list(policies) == [
-        *(f"static {name}" for name in TREES),
-        "EAGLE-1",
-        "bushy shape",
-        *random_ones,
-        "two chained",
-    ]
+    static = [f"static {name}" for name in TREES]
+    assert list(policies) == [*static, "EAGLE-1", "bushy shape", *random_ones, "two chained"]
     for name in TREES:
         assert policies[f"static {name}"].plan.text == name.replace("/", ",")
     assert policies["EAGLE-1"].plan.choices == StaticShape(EAGLE1_TREE).choices
@@ -66,7 +62,7 @@ def made_up(
     return row | dict(tolerance=0.5, near_tie=tie)
 
 
-def test_the_table_of_an_audit_is_whole():
+def test_the_table_of_an_audit_is_whole_and_who_was_asked_nothing_has_shown_nothing():
     rows = [
         made_up(),
         made_up("b", dtype="bfloat16", equal=False, gap=0.25, tie=True),
@@ -83,33 +79,21 @@ def test_the_table_of_an_audit_is_whole():
     ]
     assert found.failures.index.tolist() == [3] and not found.passed and found.unasked == []
     assert Audit(found.rows.drop(index=3)).passed
-
-
-def test_a_policy_that_was_asked_nothing_has_shown_nothing():
-    rows = pd.DataFrame(
-        [made_up("a", questions=0), made_up("b", questions=0), made_up("b", questions=2)], columns=COLUMNS
-    )
+    rows = [made_up(policy, questions=asked) for policy, asked in (("a", 0), ("b", 0), ("b", 2))]
+    rows = pd.DataFrame(rows, columns=COLUMNS)
     assert Audit(rows).passed and Audit(rows).unasked == []
     found = Audit(rows, frozenset({"a", "b", "never decoded"}))
     assert found.unasked == ["a"] and not found.passed
 
 
 def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
-    asked, pair = [], shared_bigrams()
-
-    def cycle(accepted, kept, questions):
-        return SimpleNamespace(accepted_tok=accepted, kept_tok=kept, questions=questions)
-
-    def autoregress(pair, prompt, **settings):
-        asked.append((prompt, None, settings))
-        return Generation([5, 6, 7], len(prompt))
-
-    def decode(pair, prompt, policy, **settings):
-        asked.append((prompt, policy, settings))
-        return Generation([5, 6, 7][: policy.plan.depth + 1], len(prompt), [cycle(2, 1, 4), cycle(1, 3, 1)])
-
-    monkeypatch.setattr(lossless, "autoregress", autoregress)
-    monkeypatch.setattr(lossless, "decode", decode)
+    asked, pair = Mock(), shared_bigrams()
+    facts = [dict(accepted_tok=2, kept_tok=1, questions=4), dict(accepted_tok=1, kept_tok=3, questions=1)]
+    cycles = [SimpleNamespace(**one) for one in facts]
+    asked.plain.return_value = Generation([5, 6, 7], 1)
+    asked.tree.side_effect = lambda *given, **_: Generation([5, 6, 7][: given[2].plan.depth + 1], 1, cycles)
+    monkeypatch.setattr(lossless, "autoregress", asked.plain)
+    monkeypatch.setattr(lossless, "decode", asked.tree)
     monkeypatch.setattr(lossless, "tqdm", Bar)
     short, whole = Static(4, 1, 3), RandomPolicy(TreeConfig(6, 2, 3), asks=("size",))
     found = audit(pair, [[1], [2, 3]], {"short": short, "whole": whole}, seed=7, top_k=5)
@@ -117,8 +101,9 @@ def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
     for number, prompt in enumerate(([1], [2, 3])):
         for temperature in (0.0, 1.0):
             settings = dict(max_new_tokens=32, temperature=temperature, seed=7 + number, top_k=5)
-            expected += [(prompt, policy, settings) for policy in (None, short, whole)]
-    assert asked == expected and found.asking == {"whole"} and list(found.rows) == list(COLUMNS)
+            expected.append(call.plain(pair, prompt, **settings))
+            expected += [call.tree(pair, prompt, policy, **settings) for policy in (short, whole)]
+    assert asked.mock_calls == expected and found.asking == {"whole"} and list(found.rows) == list(COLUMNS)
     first = found.rows.iloc[0].to_dict()
     nothing = {name: first.pop(name) for name in ("top2_gap", "tolerance")}
     told = dict(prompt=0, policy="short", temperature=0.0, dtype="float32", tokens=2, accepted_tok=2, questions=5)
@@ -129,7 +114,7 @@ def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
     bar = Bar.made.pop()
     assert bar.total == bar.n == 8 and bar.named == {"disable": False}
     audit(pair, [[1]], [short], progress=False)
-    assert asked[6:][-2][2]["seed"] == 0 and Bar.made.pop().named["disable"] is True
+    assert asked.plain.call_args.kwargs["seed"] == 0 and Bar.made.pop().named["disable"] is True
 
 
 def test_several_texts_are_decoded_at_once(monkeypatch):
@@ -181,9 +166,8 @@ def planted(moved, logits, temperature=1.0):
 
 def test_a_near_tie_by_hand(monkeypatch):
     """Of twelve tokens the ten best are rivals; what moves all of them alike is no noise, nor what moves the others."""
-    logits = torch.tensor(
-        [[9.0, 8.75, *range(7, -3, -1)], [6.0, 7.0, *range(5, -5, -1)], [9.0, 1.0, *range(0, -10, -1)]]
-    )
+    rows = [(9.0, 8.75, 7), (6.0, 7.0, 5), (9.0, 1.0, 0)]
+    logits = torch.tensor([[first, second, *range(third, third - 10, -1)] for first, second, third in rows])
     moved = torch.zeros(3, 12)
     moved[0, :] = 5.0  # all alike
     moved[1, 10:] = 7.0  # of no rival
@@ -207,31 +191,25 @@ def test_a_near_tie_by_hand(monkeypatch):
     assert quiet.compare([1, 1, 0])[4] == pytest.approx(rounding), "of a greedy text without noise one rounding is left"
 
 
-def test_counts_are_those_of_seeds_in_a_row(monkeypatch):
-    asked, law, pair, tree = [], {(0,): 0.25, (1,): 0.75}, shared_bigrams(), Static(3, 1, 1)
-    monkeypatch.setattr(lossless, "continuation_law", lambda *given: asked.append(given) or law)
-
-    def decode(pair, prompt, policy, **settings):
-        asked.append((prompt, policy, settings))
-        return SimpleNamespace(tokens=[int(settings["seed"] % 4 > 0)])
-
-    monkeypatch.setattr(lossless, "decode", decode)
-    few = dict(draws=40, seed=8, new_tok=1, top_k=2, level=0.25, progress=False)
-    assert distribution_test(pair, [3], tree, **few) == ChiSquare(0.0, 1, 1.0, 40, 0.25)
-    (own, prompt, new_tok, picker), *texts = asked
-    assert (own, prompt, new_tok) == (pair, [3], 1) and picker.sample and len(texts) == 40
-    settings = dict(max_new_tokens=1, stop_tokens=(), temperature=1.0, top_k=2)
-    assert texts == [([3], tree, settings | {"seed": seed}) for seed in range(8, 48)]
-    drawn = []
-    wrong = distribution_test(pair, [3], draw=lambda seed: drawn.append(seed) or [2], **few)
-    assert wrong == ChiSquare(float("inf"), 0, 0.0, 40, 0.25) and drawn == list(range(8, 48)) and not wrong.passed
-
-
-def test_the_most_continuations_that_are_computed(monkeypatch):
+def test_the_most_continuations_that_are_computed_and_counts_of_seeds_in_a_row(monkeypatch):
     pair = shared_bigrams()
     monkeypatch.setattr(lossless, "MOST_CELLS", 9)
     law = lossless.continuation_law(pair, [3], 2, Picker.from_settings(1.0, top_k=3))
     assert len(law) == 9 and sum(law.values()) == pytest.approx(1)
     monkeypatch.setattr(lossless, "MOST_CELLS", 8)
-    with pytest.raises(SpecdecError, match="more than 8 continuations of 2 tokens"):
-        lossless.continuation_law(pair, [3], 2, Picker.from_settings(1.0, top_k=3))
+    many = pytest.raises(SpecdecError, lossless.continuation_law, pair, [3], 2, Picker.from_settings(1.0, top_k=3))
+    many.match("more than 8 continuations of 2 tokens")
+    law, pair, tree = Mock(return_value={(0,): 0.25, (1,): 0.75}), shared_bigrams(), Static(3, 1, 1)
+    decode = Mock(side_effect=lambda *given, seed, **named: SimpleNamespace(tokens=[int(seed % 4 > 0)]))
+    monkeypatch.setattr(lossless, "continuation_law", law)
+    monkeypatch.setattr(lossless, "decode", decode)
+    few = dict(draws=40, seed=8, new_tok=1, top_k=2, level=0.25, progress=False)
+    assert distribution_test(pair, [3], tree, **few) == ChiSquare(0.0, 1, 1.0, 40, 0.25)
+    *given, picker = law.call_args.args
+    assert given == [pair, [3], 1] and picker.sample
+    settings = dict(max_new_tokens=1, stop_tokens=(), temperature=1.0, top_k=2)
+    assert decode.mock_calls == [call(pair, [3], tree, seed=seed, **settings) for seed in range(8, 48)]
+    draw = Mock(return_value=[2])
+    wrong = distribution_test(pair, [3], draw=draw, **few)
+    assert wrong == ChiSquare(float("inf"), 0, 0.0, 40, 0.25) and not wrong.passed
+    assert draw.mock_calls == [call(seed) for seed in range(8, 48)]

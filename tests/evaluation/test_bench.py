@@ -7,12 +7,15 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pandas as pd
 import pytest
 import torch
 from fakes.children import child, ended
+from fakes.elsewhere import shards_here
 from fakes.pairs import random_pair
 from fakes.traces import COSTS
 
@@ -42,13 +45,13 @@ def pair():
     return small_pair()
 
 
+def said(pair, ids, *policy, **options):
+    return Generation([0] * 6, len(ids), prefill_ms=1.0, decode_ms=1.0)
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """All methods say the same at once: for what is the same whatever they say."""
-
-    def said(pair, ids, *policy, **options):
-        return Generation([0] * 6, len(ids), prefill_ms=1.0, decode_ms=1.0)
-
     monkeypatch.setattr(bench, "decode", said)
     monkeypatch.setattr(bench, "autoregress", said)
 
@@ -80,27 +83,24 @@ def test_processor_time_is_counted_where_it_is_asked_for(pair, home, monkeypatch
     run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, **QUIET)
     assert set(run.read_table("prompts")["clock"]) == {"wall"} and (run.read_table("prompts")["decode_ms"] < 1e6).all()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(SpecdecError, match=r"torch\.set_num_threads\(1\)"):
-        bench.evaluate(METHODS, PROMPTS, pair, cpu_time=True, **QUIET)
+    two = pytest.raises(SpecdecError, bench.evaluate, METHODS, PROMPTS, pair, cpu_time=True, **QUIET)
+    two.match(r"torch\.set_num_threads\(1\)")
 
 
 def test_order_is_random_and_seeded(pair, home, quick):
     orders = [_orders(bench.evaluate(METHODS, PROMPTS, pair, seed=seed, repeats=2, **QUIET)) for seed in (0, 1)]
     assert orders[0] != orders[1]
     for order in orders:
-        assert all(sorted(one) == [0, 1, 2] for one in order)
-        assert len({tuple(one) for one in order}) > 1
-    run = bench.evaluate(METHODS, PROMPTS, pair, seed=0, repeats=2, force=True, **QUIET)
-    assert _orders(run) == orders[0]
+        assert all(sorted(one) == [0, 1, 2] for one in order) and len({tuple(one) for one in order}) > 1
+    assert orders[0] == _orders(bench.evaluate(METHODS, PROMPTS, pair, seed=0, repeats=2, force=True, **QUIET))
 
 
 def test_what_is_measured_between_the_prompts_comes_before_each(pair, home, quick):
     shares = []
     bench.evaluate(METHODS, PROMPTS, pair, repeats=2, between=shares.append, **QUIET)
-    count = len(bench.gather(PROMPTS))
-    assert shares == [1 / (2 * count)] * (2 * count)
-    with pytest.raises(SpecdecError, match="needs a single process"):
-        bench.evaluate(METHODS, PROMPTS, pair, between=shares.append, on="local", **{**QUIET, "name": "elsewhere"})
+    assert shares == [1 / (2 * 5)] * (2 * 5)
+    elsewhere = {**QUIET, "name": "elsewhere", "on": "local", "between": shares.append}
+    pytest.raises(SpecdecError, bench.evaluate, METHODS, PROMPTS, pair, **elsewhere).match("needs a single process")
 
 
 def _orders(run) -> list[list[int]]:
@@ -109,12 +109,7 @@ def _orders(run) -> list[list[int]]:
 
 
 def test_a_different_text_is_reported(pair, home, monkeypatch):
-    """In float32 a method whose text differs is a bug, and the bench says so."""
-
-    def wrong(pair, prompt, policy, **options):
-        return Generation([0] * 6, len(prompt), prefill_ms=1.0, decode_ms=1.0)
-
-    monkeypatch.setattr(bench, "decode", wrong)
+    monkeypatch.setattr(bench, "decode", said)
     with pytest.warns(UserWarning, match="this is a bug"):
         run = bench.evaluate({"plain": "autoregressive", "wrong": Static(4, 1, 2)}, PROMPTS, pair, **QUIET)
     rows = run.read_table("prompts")
@@ -123,34 +118,27 @@ def test_a_different_text_is_reported(pair, home, monkeypatch):
 
 
 def test_conversations_continue_with_the_baseline(tiny, home, monkeypatch):
-    """Whatever a method answers, all methods see the same second turn."""
-    seen = []
-
-    def other(pair, ids, policy, **options):
-        seen.append(ids)
-        return Generation([5, 5, 5], len(ids), text="something else", prefill_ms=1.0, decode_ms=1.0)
-
+    other = Mock(side_effect=lambda pair, ids, *_, **__: replace(said(pair, ids), text="something else"))
     monkeypatch.setattr(bench, "decode", other)
     talk = suites.Prompt("talk/0", "talk", ("Hello.", "And now?"))
     with pytest.warns(UserWarning):
         run = bench.evaluate({"odd": Static(4, 1, 2), "plain": "autoregressive"}, [talk], tiny, **QUIET)
     rows = run.read_table("prompts")
     assert rows.groupby("turn")["prompt_tok"].nunique().eq(1).all()
-    said = autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text
-    whole = [("user", "Hello."), ("assistant", said), ("user", "And now?")]
-    assert seen[1] == tiny.ids_of([{"role": role, "content": text} for role, text in whole])
+    answer = autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text
+    whole = [("user", "Hello."), ("assistant", answer), ("user", "And now?")]
+    second = other.call_args_list[1].args[1]
+    assert second == tiny.ids_of([{"role": role, "content": text} for role, text in whole])
 
 
 def test_answers_are_checked_once_at_the_last_turn(tiny, home, monkeypatch):
-    said = autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text
-    checked, original = [], suites.check_answer
-    monkeypatch.setattr(suites, "check_answer", lambda prompt, text: checked.append(text) or original(prompt, text))
-    good = suites.Prompt("talk/0", "talk", ("Hello.",), check={"kind": "exact", "value": said})
+    answer, check = autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text, Mock(wraps=suites.check_answer)
+    monkeypatch.setattr(suites, "check_answer", check)
+    good = suites.Prompt("talk/0", "talk", ("Hello.",), check={"kind": "exact", "value": answer})
     bad = suites.Prompt("talk/1", "talk", ("Hello there.",), check={"kind": "exact", "value": "never this"})
     run = bench.evaluate({"plain": "autoregressive", "tree": "static:4,1,2"}, [good, bad], tiny, **QUIET)
     verdicts = run.read_table("prompts").groupby("prompt")["correct"].apply(list)
-    assert verdicts["talk/0"] == [True, True] and verdicts["talk/1"] == [False, False]
-    assert len(checked) == 2
+    assert verdicts["talk/0"] == [True, True] and verdicts["talk/1"] == [False, False] and check.call_count == 2
     assert bench.summary(run)["accuracy_frac"].tolist() == [0.5, 0.5]
 
 
@@ -213,21 +201,11 @@ def counts(pair) -> dict:
 
 @pytest.mark.parametrize(("elsewhere", "stop_after"), [(False, None), (False, 20), (True, 20)])
 def test_rows_do_not_depend_on_who_decoded_what(pair, counts, home, monkeypatch, stop_after, elsewhere):
-    """In one go, in pieces, by others a few prompts each and backwards, in each repeat; policies stay as they were given."""
     given, settings = policies_with_memory(), QUIET | {"max_new_tokens": 12, "repeats": 2, "warmup": 1}
-    before, shared = fingerprint(given), []
-
-    def run_on(workers, shards, *rest):
-        for one in shards:
-            shared.append(one.of["jobs"])
-            one.call(*one.arguments)
-
-    if elsewhere:
-        workers = SimpleNamespace(portions=lambda jobs: [[one] for one in reversed(jobs)])
-        monkeypatch.setattr(bench.fanout, "Workers", lambda *given, **named: workers)
-        monkeypatch.setattr(bench.fanout, "run_on", run_on)
-        monkeypatch.setattr(bench.load, "source_of", lambda pair: {})
-        monkeypatch.setattr(bench.load, "load_again", lambda **source: pair)
+    before = fingerprint(given)
+    _, there = shards_here(monkeypatch, bench.fanout, lambda jobs: [[one] for one in reversed(jobs)])
+    monkeypatch.setattr(bench.load, "source_of", lambda pair: {})
+    monkeypatch.setattr(bench.load, "load_again", lambda **source: pair)
     if stop_after:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             count_decodes(patch, stop_after=stop_after)
@@ -239,9 +217,9 @@ def test_rows_do_not_depend_on_who_decoded_what(pair, counts, home, monkeypatch,
     memory = dict.fromkeys(given, "suite") | {"random": "prompt", "grows": "prompt"}
     assert turns.groupby("method")["memory"].agg(set).to_dict() == {name: {kind} for name, kind in memory.items()}
     assert fingerprint(given) == before
-    works = [{(repeat, index < 3) for repeat, index in jobs} for jobs in shared]
+    works = [{(repeat, index < 3) for repeat, index in one.of["jobs"]} for shards, *_ in there for one in shards]
     assert all(len(work) == 1 for work in works) and len(set().union(*works)) == len(works), "a suite is one's work"
-    assert bool(shared) == elsewhere
+    assert bool(works) == elsewhere
 
 
 def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored(pair, counts):
@@ -252,38 +230,32 @@ def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored
     assert set(bench.decode_rounds({"p": "autoregressive"}, [[1, 2]], pair, **QUIET)[0]["memory"]) == {"none"}
     stuck = Grows()
     stuck.lock = threading.Lock()
-    with pytest.raises(SpecdecError, match="^the policy Grows cannot be copied .*; give it a __deepcopy__.$"):
-        bench.decode_rounds({"stuck": stuck}, PROMPTS, pair, **QUIET)
+    refused = pytest.raises(SpecdecError, bench.decode_rounds, {"stuck": stuck}, PROMPTS, pair, **QUIET)
+    refused.match("^the policy Grows cannot be copied .*; give it a __deepcopy__.$")
 
 
 def test_a_finished_run_is_reused_unless_something_changed(pair, home, quick, monkeypatch):
     first = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
     done = count_decodes(monkeypatch)
-    again = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
-    assert again.directory == first.directory and not done
+    assert bench.evaluate(METHODS, PROMPTS, pair, **QUIET).directory == first.directory and not done
     bench.evaluate(METHODS, PROMPTS, pair, force=True, **QUIET)
     assert len(done) == 15
     other = bench.evaluate({**METHODS, "large": Static(9, 2, 4)}, PROMPTS, pair, **QUIET)
-    assert other.directory != first.directory
     changed = small_pair()
     changed.target.model.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
-    assert bench.evaluate(METHODS, PROMPTS, changed, **QUIET).directory != first.directory
+    third = bench.evaluate(METHODS, PROMPTS, changed, **QUIET)
+    assert len({run.directory for run in (first, other, third)}) == 3
 
 
 def slow_evaluation(pause_s: float) -> None:
     """Evaluate with a pause before every text, in a process that needs the bench no more."""
-    original = bench._Bench._decode
-
-    def slowly(self, *arguments):
-        time.sleep(pause_s)
-        return original(self, *arguments)
-
-    bench._Bench._decode = slowly
+    decode_one = bench._Bench._decode
+    bench._Bench._decode = lambda *arguments: time.sleep(pause_s) or decode_one(*arguments)
     bench.evaluate(METHODS, PROMPTS, small_pair(), **QUIET)
 
 
 def test_it_survives_kill_9(home):
-    started, deadline = child(slow_evaluation, 0.5), time.monotonic() + 120
+    started, deadline = child(slow_evaluation, 0.2), time.monotonic() + 120
     while not (pieces := sorted(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet"))):
         assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline
         time.sleep(0.05)
@@ -318,7 +290,7 @@ def synthetic_run() -> runs.Run:
     return run
 
 
-def test_summary_of_rows_with_known_answers(home):
+def test_summary_of_rows_with_known_answers_also_beside_another_baseline(home):
     table = bench.summary(synthetic_run()).set_index(["suite", "method"])
     assert table.index.tolist() == [(s, m) for s in ("x", "y", "all") for m in ("plain", "fast", "again")]
     fast = table.xs("fast", level="method")
@@ -332,11 +304,22 @@ def test_summary_of_rows_with_known_answers(home):
     assert table.xs("again", level="method")["same_frac"].eq(0.75).all() and fast["same_frac"].eq(1).all()
     assert table.xs("plain", level="method")["draft_frac"].isna().all()
     assert table.loc["all", "p_holm"].notna().tolist() == [False, True, False]  # the twin is no hypothesis
+    run = synthetic_run()
+    narrow = bench.summary(run, level=0.5).set_index(["suite", "method"])
+    wide = bench.summary(run).set_index(["suite", "method"])
+    assert narrow.loc[("all", "fast"), "speedup_high"] < wide.loc[("all", "fast"), "speedup_high"]
+    assert wide.loc[("all", "fast"), ["new_tok", "cycles", "calls", "checked"]].tolist() == [320, 80, 240, 8]
+    other = bench.summary(run, "fast").set_index(["suite", "method"])
+    assert other.loc[("x", "plain"), "speedup"] == pytest.approx(0.5) and other.loc[("x", "fast"), "speedup"] == 1
+    found = bench.noise_check(run, level=0.5)
+    assert list(found)[:3] == ["first", "second", "speedup"] and list(found.values())[:3] == ["fast", "again", 1.0]
+    assert found["prompts"] == 8 and found["quiet"]
+    alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
+    pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_bad_input_gets_one_sentence(pair, home):
+    for changes, message in (
         ({"methods": {}}, "dict of names and policies"),
         ({"methods": {"x": 3}}, "method 'x' is a int"),
         ({"suites": ["toy/gsm9k"]}, "did you mean 'toy/gsm8k'"),
@@ -349,13 +332,11 @@ def test_summary_of_rows_with_known_answers(home):
         ({"part": "tests"}, "did you mean 'test'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
         ({"repeat": 2}, "unknown setting 'repeat'; did you mean 'repeats'"),
-    ],
-)
-def test_bad_input_gets_one_sentence(pair, home, changes, message):
-    given = {"methods": METHODS, "suites": PROMPTS, **QUIET, **changes}
-    first = [given.pop(name) for name in ("methods", "suites")]
-    pytest.raises(SpecdecError, bench.evaluate, *first, pair, **given).match(message)
-    assert not list(home.glob("runs/laptop/*")), "nothing was begun"
+    ):
+        given = {"methods": METHODS, "suites": PROMPTS, **QUIET, **changes}
+        first = [given.pop(name) for name in ("methods", "suites")]
+        pytest.raises(SpecdecError, bench.evaluate, *first, pair, **given).match(message)
+        assert not list(home.glob("runs/laptop/*")), "nothing was begun"
 
 
 def test_parts_follow_the_split():
@@ -377,9 +358,10 @@ def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):
     grid = [TreeConfig(3, 1, 1), TreeConfig(6, 2, 2)]
     found = tuning.tune_static(pair, [[1, 2, 3], [4, 5, 6]], grid, first=1, max_new_tokens=4, progress=False)
     assert found.policy.plan in grid and len(found.table) == 2
-    with pytest.raises(SpecdecError, match="was tuned on prompt 'b/1'"):
-        bench.evaluate({"tuned": found.policy}, {"b": [[9, 9], [4, 5, 6]]}, pair, **QUIET)
-    bench.evaluate({"tuned": found.policy}, {"b": [[9, 9]]}, pair, **QUIET)
+    tuned = {"tuned": found.policy}
+    seen = pytest.raises(SpecdecError, bench.evaluate, tuned, {"b": [[9, 9], [4, 5, 6]]}, pair, **QUIET)
+    seen.match("was tuned on prompt 'b/1'")
+    bench.evaluate(tuned, {"b": [[9, 9]]}, pair, **QUIET)
     pytest.raises(SpecdecError, tuning.tune_static, pair, [[1]], []).match("grid of trees is empty")
 
 
@@ -432,29 +414,18 @@ def test_ratios_measured_beside_others_are_no_result(pair, home, quick, monkeypa
 
 
 def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
-    """With decoders that say what they are told."""
-
-    def cycle(number, new_tok):
-        numbers = dict.fromkeys(CYCLE_COLUMNS, 0) | {"cycle": number, "new_tok": new_tok, "draft_calls": 3}
-        return Cycle(**(numbers | {"accepted_tok": new_tok - 1, "verified_tok": 8}))
-
-    def tree(pair, ids, policy, **options):
-        asked.append((ids, policy, options))
-        return Generation([7, 8, 9], 2, [cycle(0, 2), cycle(1, 1)], "seven", 1.0, 3.0, "stop")
-
-    def plain(pair, ids, **options):
-        asked.append((ids, None, options))
-        return Generation([7, 8, 9], 2, [], None, 1.0, 6.0, "length")
-
-    asked, neighbours = [], SimpleNamespace(cpus=lambda: 0.5)
+    numbers = dict.fromkeys(CYCLE_COLUMNS, 0) | {"draft_calls": 3, "verified_tok": 8}
+    cycles = [Cycle(**numbers | {"cycle": 1 - more, "new_tok": 1 + more, "accepted_tok": more}) for more in (1, 0)]
+    tree = Mock(return_value=Generation([7, 8, 9], 2, cycles, "seven", 1.0, 3.0, "stop"))
+    plain = Mock(return_value=Generation([7, 8, 9], 2, [], None, 1.0, 6.0, "length"))
     monkeypatch.setattr(bench, "decode", tree)
     monkeypatch.setattr(bench, "autoregress", plain)
-    monkeypatch.setattr(bench.machine, "Neighbours", lambda: neighbours)
+    monkeypatch.setattr(bench.machine, "Neighbours", lambda: SimpleNamespace(cpus=lambda: 0.5))
     ways = {"plain": "autoregressive", "tree": Static(4, 1, 2)}
     run = bench.evaluate(ways, {"a": [[5, 6]]}, pair, top_p=0.5, **QUIET)
-    seed = asked[0][2]["seed"]
-    options = dict(seed=seed, max_new_tokens=6, temperature=0.0, top_p=0.5)
-    assert sorted(asked, key=str) == sorted([([5, 6], None, options), ([5, 6], ways["tree"], options)], key=str)
+    options = dict(seed=tree.call_args.kwargs["seed"], max_new_tokens=6, temperature=0.0, top_p=0.5)
+    tree.assert_called_once_with(pair, [5, 6], ways["tree"], **options)
+    plain.assert_called_once_with(pair, [5, 6], **options)
     rows = run.read_table("prompts").to_dict("records")
     orders = [row.pop("order") for row in rows]
     shared = {"suite": "a", "prompt": "a/0", "turn": 0, "repeat": 0, "prompt_tok": 2, "new_tok": 3, "prefill_ms": 1.0}
@@ -476,63 +447,35 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
 
 
 def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(pair, home, quick, monkeypatch):
-    seen, original = [], bench._Bench.decode_all
-
-    def decode_all(self, item, *given, **named):
-        seen.append(item.id)
-        return original(self, item, *given, **named)
-
-    monkeypatch.setattr(bench._Bench, "decode_all", decode_all)
-    for warmup, name in ((7, "seven"), (1, "one")):
-        run = bench.evaluate(METHODS, PROMPTS, pair, **QUIET | {"warmup": warmup, "name": name})
-        assert len(run.read_table("prompts")) == 15 and len(seen) == 5 + warmup
-        assert seen[:warmup] == (seen[warmup:] * 2)[:warmup]
+    decode_all = Mock(side_effect=bench._Bench.decode_all)
+    monkeypatch.setattr(bench._Bench, "decode_all", lambda *given, **named: decode_all(*given, **named))
+    for warmup in (7, 1):
+        run = bench.evaluate(METHODS, PROMPTS, pair, **QUIET | {"warmup": warmup, "name": f"after_{warmup}"})
+        seen = [one.args[1].id for one in decode_all.call_args_list[-5 - warmup :]]
+        assert len(run.read_table("prompts")) == 15 and seen[:warmup] == (seen[warmup:] * 2)[:warmup]
         assert seen[warmup:] != sorted(seen[warmup:]), "suites are mixed"
-        seen.clear()
+    assert decode_all.call_count == 5 + 7 + 5 + 1
 
 
 def test_what_is_missing_is_decoded_elsewhere(pair, home, quick, monkeypatch):
-    """Every worker has the pair's source, its prompts, and nothing else to do with the run than its shards."""
-    asked, measured = [], []
-
-    class Workers:
-        def __init__(self, *given, **named):
-            asked.append((given, named))
-
-        def portions(self, jobs):
-            asked.append(jobs)
-            return [jobs[:1], jobs[1:]]
-
-    def run_on(workers, shards, *given):
-        found = list(shards)
-        asked.append((found, given))
-        assert isinstance(workers, Workers)
-        for shard in found:
-            shard.call(*shard.arguments)
-
-    def load_again(**source):
-        measured.append(source)
-        return pair
-
-    monkeypatch.setattr(bench.fanout, "Workers", Workers)
-    monkeypatch.setattr(bench.fanout, "run_on", run_on)
+    asked, runs_there = shards_here(monkeypatch, bench.fanout, lambda jobs: [jobs[:1], jobs[1:]])
+    load_again = Mock(return_value=pair)
     monkeypatch.setattr(bench.load, "source_of", lambda pair: {"target": "there"})
     monkeypatch.setattr(bench.load, "load_again", load_again)
-    few = {"a": PROMPTS["a"][:2]}
-    run = bench.evaluate(METHODS, few, pair, on="local", jobs=3, repeats=2, **QUIET)
-    workers, jobs, (shards, named) = asked
-    assert workers == (("local", 3), {"timed": True, "gpus": 0}) and named == ("evaluate", False)
+    few, there = {"a": PROMPTS["a"][:2]}, dict(on="local", jobs=3, repeats=2, **QUIET)
+    run = bench.evaluate(METHODS, few, pair, **there)
+    (workers, (jobs, _)), ((shards, *named),) = asked, runs_there
+    assert workers == ("local", 3, {"timed": True, "gpus": 0}) and named == ["evaluate", False]
     assert sorted(jobs) == [[(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)]]
     for shard, some in zip(shards, (jobs[0], sum(jobs[1:], [])), strict=True):
         assert shard.name == f"prompts {some}" and shard.timed and shard.call is bench._measure_elsewhere
         assert shard.of == {"run": run.key, "target": "there", "jobs": some}
         assert shard.arguments[1:] == ({"target": "there"}, some)
-    assert measured == [{"target": "there"}] * 2 and len(run.read_table("prompts")) == 12
-    bench.evaluate(METHODS, few, pair, on="local", jobs=3, repeats=2, **QUIET)
-    assert len(asked) == 3, "nobody is asked where nothing is missing"
+    assert load_again.call_args_list == [call(target="there")] * 2 and len(run.read_table("prompts")) == 12
+    bench.evaluate(METHODS, few, pair, **there)
+    assert len(asked) == 2, "nobody is asked where nothing is missing"
     drafted = {"own": methods.DraftedBy(pair.drafter, Static(4, 1, 2), "own")}
-    with pytest.raises(SpecdecError, match="'own' has its own drafter"):
-        bench.evaluate(drafted, few, pair, on="local", **QUIET)
+    pytest.raises(SpecdecError, bench.evaluate, drafted, few, pair, **there).match("'own' has its own drafter")
 
 
 def test_a_shard_measures_its_own_prompts_alone(pair, home, quick):
@@ -544,18 +487,3 @@ def test_a_shard_measures_its_own_prompts_alone(pair, home, quick):
     one.measure([(1, 2), (0, 4)])
     assert run.shards("prompts").done() == [4, 7] == run.shards("cycles").done()
     assert len(one.missing()) == 8 and not {(1, 2), (0, 4)} & set(one.missing())
-
-
-def test_the_summary_may_have_another_baseline_and_level(home):
-    run = synthetic_run()
-    narrow = bench.summary(run, level=0.5).set_index(["suite", "method"])
-    wide = bench.summary(run).set_index(["suite", "method"])
-    assert narrow.loc[("all", "fast"), "speedup_high"] < wide.loc[("all", "fast"), "speedup_high"]
-    assert wide.loc[("all", "fast"), ["new_tok", "cycles", "calls", "checked"]].tolist() == [320, 80, 240, 8]
-    other = bench.summary(run, "fast").set_index(["suite", "method"])
-    assert other.loc[("x", "plain"), "speedup"] == pytest.approx(0.5) and other.loc[("x", "fast"), "speedup"] == 1
-    found = bench.noise_check(run, level=0.5)
-    assert list(found)[:3] == ["first", "second", "speedup"] and list(found.values())[:3] == ["fast", "again", 1.0]
-    assert found["prompts"] == 8 and found["quiet"]
-    alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
-    pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")

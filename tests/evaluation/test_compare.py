@@ -51,7 +51,6 @@ def chosen(trace, costs, **options) -> compare.Baselines:
 
 
 def test_it_agrees_with_static_walks(comparison):
-    """The same numbers as walks over the recording, which do without the cycle's code."""
     test, costs, baselines = recording().select(part="test"), round_costs(question_ms=0.01), comparison.baselines
     table = comparison.table.set_index(["suite", "method"])
     for name, tree in baselines.trees.items():
@@ -89,17 +88,26 @@ def test_references_choose_on_one_part_and_compare_on_another():
         assert part["over_tuned"]["clairvoyant"] == pytest.approx(ms["tuned static"] / ms["clairvoyant"])
 
 
-def test_bad_references_are_refused():
+def test_bad_comparisons_and_references():
     trace, costs = recording(), round_costs()
-    with pytest.raises(SpecdecError, match="trees were chosen on part 'test'"):
-        compare.references(trace, costs, train="test", defaults=DEFAULTS)
-    with pytest.raises(SpecdecError, match=r"is left of part 'tets' \(there are (train|test|tune), "):
-        compare.references(trace, costs, test="tets", defaults=DEFAULTS)
-    with pytest.raises(SpecdecError, match="'default 60,7,10' cannot be compared .* was not recorded"):
-        compare.references(trace, costs)
+    options = {"policies": {}, "policy_ms": {"wide": 0.0}, "baselines": chosen(trace, costs), "progress": False}
+    for change, sentence in (
+        (dict(part="tune"), "chosen on"),
+        (dict(policies={compare.TUNED: Static(9, 2, 3)}), "belongs to no baseline"),
+        (dict(policies={"wide": Static(9, 2, 5)}), "'wide' cannot be compared .* top_k=5 was not recorded"),
+    ):
+        pytest.raises(SpecdecError, compare.compare_replay, trace, costs, **options | change).match(sentence)
+    refused = {
+        "trees were chosen on part 'test'": dict(train="test"),
+        r"is left of part 'tets' \(there are (train|test|tune), ": dict(test="tets"),
+        "'default 60,7,10' cannot be compared .* was not recorded": dict(defaults=compare.DEFAULTS),
+    }
+    for sentence, change in refused.items():
+        given = dict(defaults=DEFAULTS) | change
+        pytest.raises(SpecdecError, compare.references, trace, costs, **given).match(sentence)
     trace.turns.loc[(trace.turns["suite"] == "hard") & (trace.turns["part"] == "train"), "part"] = "tune"
-    with pytest.raises(SpecdecError, match="no turn of suite 'hard' was recorded to tune on"):
-        compare.references(trace, costs, defaults=DEFAULTS)
+    untuned = pytest.raises(SpecdecError, compare.references, trace, costs, defaults=DEFAULTS)
+    untuned.match("no turn of suite 'hard' was recorded to tune on")
 
 
 def test_every_machine_has_its_rows():
@@ -133,21 +141,6 @@ def test_policies_are_left_alone_and_answers_are_timed():
     assert 0 < found.policy_ms["adaptive"] < 5
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (dict(part="tune"), "chosen on"),
-        (dict(policies={compare.TUNED: Static(9, 2, 3)}), "belongs to no baseline"),
-        (dict(policies={"wide": Static(9, 2, 5)}), "'wide' cannot be compared .* top_k=5 was not recorded"),
-        (dict(policies={"none": []}), "one per seed"),
-    ],
-)
-def test_bad_comparisons(change, sentence):
-    trace, costs = recording(), round_costs()
-    options = {"policies": {}, "policy_ms": {"wide": 0.0}, "baselines": chosen(trace, costs), "progress": False}
-    pytest.raises(SpecdecError, compare.compare_replay, trace, costs, **options | change).match(sentence)
-
-
 def test_policies_that_only_a_wider_recording_can_judge(comparison):
     costs, wide = round_costs(question_ms=0.01), recording(top_ks=(3, 4))
     quiet = dict(progress=False)
@@ -164,8 +157,8 @@ def test_policies_that_only_a_wider_recording_can_judge(comparison):
     assert set(found.policy_ms) == {"adaptive", "fixed", "wide"} and "wide" in set(found.cycles["method"])
     assert found.cycles.index.tolist() == list(range(len(found.cycles))) and len(found.cycles) > len(comparison.cycles)
     assert found.turns.index.tolist() == list(range(len(found.turns)))
-    with pytest.raises(SpecdecError, match="the two recordings hold other texts"):
-        terms.with_published(comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}, **quiet)
+    given = comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}
+    pytest.raises(SpecdecError, terms.with_published, *given, **quiet).match("the two recordings hold other texts")
 
 
 def test_choices_say_which_part_they_looked_at():
@@ -197,9 +190,8 @@ def test_a_policy_that_was_priced_anew_is_at_home():
 
 
 SUITES = ("toy/gsm8k", "toy/nq")
-BASELINES = compare.Baselines(
-    DEFAULTS, TreeConfig(6, 2, 3), {SUITES[0]: TreeConfig(5, 2, 3), SUITES[1]: TreeConfig(4, 1, 3)}
-)
+PER_SUITE = dict(zip(SUITES, (TreeConfig(5, 2, 3), TreeConfig(4, 1, 3)), strict=True))
+BASELINES = compare.Baselines(DEFAULTS, TreeConfig(6, 2, 3), PER_SUITE)
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +236,6 @@ def test_live_table(both):
 
 
 def test_the_recording_that_ships_is_judged_with_a_warning():
-    """It holds test prompts alone; policies are given by their names."""
     shipped = open_recording(Path(compare.__file__).parents[1] / "report" / "recordings" / "smollm2")
     with pytest.warns(UserWarning, match="trees are tuned on the very turns that judge them"):
         ours = {"ours": "smollm2/ours-float32"}
@@ -289,7 +280,7 @@ def test_one_table_holds_every_method_both_ways(both):
     assert one_table.one_table(long).loc["autoregressive", "T=0, live"].startswith("1.00 / - / -")
 
 
-def test_live_at_temperature_one_on_one_suite(tiny, home):
+def test_live_at_temperature_one_on_one_suite_and_bad_input(tiny, home, both):
     options = dict(limit=1, max_new_tokens=6, temperature=1.0, warmup=0, progress=False)
     live = compare_live.decode_live(tiny, {"ours": Static(4, 1, 3)}, SUITES[1], BASELINES, **options)
     assert len(live.runs) == 1 and compare.PER_SUITE in live.labels
@@ -297,13 +288,9 @@ def test_live_at_temperature_one_on_one_suite(tiny, home):
     table = compare_live.live_table(live).set_index("method")
     assert set(table["suite"]) == {SUITES[1]}
     assert np.isnan(table.loc["ours", "p_default_holm"]), "one prompt tells nothing"
-
-
-def test_live_bad_input(tiny, both, home):
     replayed, live = both
-    with pytest.raises(SpecdecError, match="was recorded to tune on"):
-        compare_live.decode_live(tiny, {}, ["toy/mbpp"], BASELINES)
-    with pytest.raises(SpecdecError, match="belongs to no baseline"):
-        compare_live.decode_live(tiny, {"random": Static(4, 1, 3)}, SUITES, BASELINES)
+    taken, decode_live = {"random": Static(4, 1, 3)}, compare_live.decode_live
+    pytest.raises(SpecdecError, decode_live, tiny, {}, ["toy/mbpp"], BASELINES).match("was recorded to tune on")
+    pytest.raises(SpecdecError, decode_live, tiny, taken, SUITES, BASELINES).match("belongs to no baseline")
     elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
     pytest.raises(SpecdecError, compare_live.beside, elsewhere, live).match("share no turn")

@@ -35,9 +35,8 @@ def test_live_decoding_takes_the_predicted_cycles(recorded):
     found = live_check(shared_pair(), trace, costs, TREES, prompts=prompts, limit=2, progress=False)
     assert (found.turns, found.left_out, found.cycles_differing) == (2, 0, 0)
     assert found.table["method"].tolist() == ["autoregressive", *TREES]
-    assert found.trees[["total_tokens", "depth", "top_k"]].to_numpy().tolist() == [
-        [tree.total_tokens, tree.depth, tree.top_k] for tree in TREES.values()
-    ]
+    shapes = [[tree.total_tokens, tree.depth, tree.top_k] for tree in TREES.values()]
+    assert found.trees[["total_tokens", "depth", "top_k"]].to_numpy().tolist() == shapes
     first = trace.select(np.arange(3) < 2)
     tokens = first.turns["positions"].sum()
     for name, tree in TREES.items():
@@ -51,9 +50,7 @@ def test_live_decoding_takes_the_predicted_cycles(recorded):
 
 @pytest.mark.filterwarnings("ignore")  # so short a calibration is not exact
 def test_costs_measured_between_the_prompts_are_kept(recorded, monkeypatch):
-    prompts, trace, costs = recorded
-    pieces = []
-    go_on = compare_live.Calibration.go_on
+    (prompts, trace, costs), pieces, go_on = recorded, [], compare_live.Calibration.go_on
     monkeypatch.setattr(compare_live.Calibration, "go_on", lambda self, frac: pieces.append(frac) or go_on(self, frac))
     few = CalibrateConfig(seconds=0.2, top_ks=(1, 2, 3), nodes=(0, 2, 4), depth=4, contexts=(5, 20), progress=False)
     options = dict(prompts=prompts, limit=2, progress=False)
@@ -68,8 +65,11 @@ def test_costs_measured_between_the_prompts_are_kept(recorded, monkeypatch):
     assert fresh.costs != found.costs, "what is decoded again needs prices of its own"
 
 
-def made_up(factors, repeats=1, broken=None, **costs):
-    """The check of a synthetic recording against a bench run that took `factors` times as long as predicted."""
+def made_up(factors, repeats=1, other=(), **costs):
+    """The check of a synthetic recording against a bench run that took `factors` times as long as predicted.
+
+    other: (method, prompt, column, its value there).
+    """
     trace, costs = synthetic_trace(), round_costs(**costs)
     rows = []
     for name, tree in {"autoregressive": None, **TREES}.items():
@@ -79,12 +79,12 @@ def made_up(factors, repeats=1, broken=None, **costs):
             row = turns[["suite", "prompt", "turn", "cycles"]].assign(method=name, repeat=repeat, same=True)
             rows.append(row.assign(new_tok=trace.turns["kept_tok"], decode_ms=ms * factors.get(name, 1.0)))
     rows = pd.concat(rows, ignore_index=True)
-    if broken is not None:
-        broken(rows)
+    for method, prompt, column, value in other:
+        rows.loc[(rows["method"] == method) & (rows["prompt"] == prompt), column] = value
     return check_predictions(trace, costs, TREES, SimpleNamespace(read_table=lambda name: rows))
 
 
-def test_ranks_and_speeds_are_apart():
+def test_ranks_and_speeds_are_apart_and_costs_admit_errors():
     equal, slower = made_up({}, repeats=2), made_up(dict.fromkeys(TREES, 1.2))
     for found, drift in ((equal, 0), (slower, 0.2), (made_up(dict.fromkeys(["autoregressive", *TREES], 1.2)), 0.2)):
         assert found.spearman == pytest.approx(1) and found.drift_frac == pytest.approx(drift, abs=1e-12)
@@ -95,36 +95,22 @@ def test_ranks_and_speeds_are_apart():
     np.testing.assert_allclose(equal.table["predicted_speedup"], equal.table["measured_speedup"])
     order = equal.trees.set_index("method")["predicted_ms"].sort_values()
     assert made_up({order.index[0]: 2 * order.iloc[-1] / order.iloc[0]}).spearman == pytest.approx(-0.5)
-
-
-def test_errors_that_the_costs_admit():
     found = made_up(dict.fromkeys(TREES, 1.2) | {"wide": 1.5}, errors={"tree_frac": 0.05})
     within = found.table.set_index("method")["within_costs"]
     assert np.isnan(within["autoregressive"]) and within[["small", "deep"]].all() and not within["wide"]
     assert found.facts["uncertainty_frac"] == pytest.approx(0.05 * 1.96 * 2**0.5)
 
 
-def test_the_drafter_reads_the_prompt_in_a_first_cycle():
+def test_the_prompt_is_read_in_a_first_cycle_and_other_texts_are_left_out():
     usual, found = made_up({}), made_up({}, reading=2.0, reading_per_tok=0.5)
     later = (found.table["predicted_ms"] - usual.table["predicted_ms"]).to_numpy()
     turns = synthetic_trace().turns
     expected = (2.0 + 0.5 * turns["prompt_tok"]).sum() / turns["positions"].sum()
     assert later[0] == 0 and later[1:] == pytest.approx(expected)
-
-
-def test_other_texts_are_left_out_and_other_cycles_counted():
-    def other_text(rows):
-        rows.loc[(rows["method"] == "deep") & (rows["prompt"] == "p1"), "new_tok"] -= 1
-        rows.loc[(rows["method"] == "wide") & (rows["prompt"] == "p2"), "same"] = False
-
-    found = made_up({}, broken=other_text)
+    found = made_up({}, other=[("deep", "p1", "new_tok", 1), ("wide", "p2", "same", False)])
     assert (found.turns, found.left_out) == (4, 2)
     assert found.facts["worst_frac"] == pytest.approx(0, abs=1e-12)
-
-    def other_cycles(rows):
-        rows.loc[(rows["method"] == "deep") & (rows["prompt"] == "p1"), "cycles"] += 1
-
-    assert made_up({}, broken=other_cycles).cycles_differing == 1
+    assert made_up({}, other=[("deep", "p1", "cycles", 1)]).cycles_differing == 1
 
 
 def test_bad_input(recorded, monkeypatch):
@@ -153,7 +139,6 @@ def test_bad_input(recorded, monkeypatch):
     }
     right = {"trace": trace, "costs": costs, "trees": TREES, "prompts": prompts, "progress": False}
     for message, wrong in refused.items():
-        with pytest.raises(SpecdecError, match=message):
-            live_check(shared_pair(), **right | wrong)
+        pytest.raises(SpecdecError, live_check, shared_pair(), **right | wrong).match(message)
     with pytest.warns(UserWarning, match="another machine"), pytest.raises(SpecdecError, match="calibrate"):
         live_check(shared_pair(), **right | priced(name="far away", machine={"cpu": "Z80"}))

@@ -4,10 +4,12 @@ import copy
 import random
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pandas as pd
 import pytest
+from fakes.elsewhere import shards_here
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.policy import RandomPolicy, Static
@@ -25,7 +27,7 @@ FIRST, SECOND, TUNED = TreeConfig(16, 4, 3), TreeConfig(8, 2, 3), TreeConfig(6, 
 TREES = compare.Baselines((FIRST, SECOND), TUNED, {"easy": TreeConfig(5, 2, 3), "hard": TreeConfig(4, 1, 3)})
 
 
-def test_baselines_by_name():
+def test_baselines_by_name_and_names_that_are_taken():
     assert TREES.trees == {"default 16,4,3": FIRST, "default 8,2,3": SECOND, "tuned static": TUNED}
     assert TREES.default == "default 16,4,3" and TREES.of_suite("hard") == TreeConfig(4, 1, 3)
     assert TREES.chosen_on == ("train", "tune")
@@ -36,9 +38,6 @@ def test_baselines_by_name():
     own = {"top_ks": [3], "beams": [(2, 1)]}
     depth, size = own | {"sizes": [5]}, own | {"depths": [2]}
     assert beams.bounds == {"oracle depth": depth, "oracle size": size, "oracle tree": own, "clairvoyant": {}}
-
-
-def test_names_of_baselines_are_taken():
     one, two = Static(4, 2, 1), Static(3, 1, 1)
     assert TREES.by_method({"a": one, "b": [one, two], "c": (two,)}) == {"a": [one], "b": [one, two], "c": [two]}
     bounds = ["oracle depth", "oracle size", "oracle tree", "clairvoyant"]
@@ -49,26 +48,21 @@ def test_names_of_baselines_are_taken():
 
 
 def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
-    trace, costs = synthetic_trace(turns=8), round_costs()
-    grids, plain = [], compare.static_grid
-
-    def grid(some, prices, **named):
-        grids.append((set(some.turns["part"]), prices, named))
-        return plain(some, prices, **named)
-
+    trace, costs, grid = synthetic_trace(turns=8), round_costs(), Mock(wraps=compare.static_grid)
     monkeypatch.setattr(compare, "static_grid", grid)
     few = dict(total_tokens=[2, 4], depths=[1], top_ks=[3])
     found = compare.Baselines.choose(trace, costs, parts=["test"], defaults=[FIRST], **few)
-    assert grids == [({"test"}, costs, {"by": "suite", **few})]
+    (some, prices), named = grid.call_args
+    assert (set(some.turns["part"]), prices, named) == ({"test"}, costs, {"by": "suite", **few})
     assert found.defaults == (FIRST,) and found.chosen_on == ("test",) and list(found.per_suite) == ["easy", "hard"]
     usual = compare.Baselines.choose(trace, costs)
     assert usual.defaults == (TREES_BY_NAME["eagle3"], TREES_BY_NAME["eagle3-scripts"])
-    assert grids[1][0] == {"train"} and usual.chosen_on == ("train", "tune")
-    asked = []
-    race = SimpleNamespace(tuned=TUNED, per_suite=TREES.per_suite)
-    monkeypatch.setattr(compare, "race_static", lambda *given, **named: asked.append((given, named)) or race)
+    assert set(grid.call_args.args[0].turns["part"]) == {"train"} and usual.chosen_on == ("train", "tune")
+    race = Mock(return_value=SimpleNamespace(tuned=TUNED, per_suite=TREES.per_suite))
+    monkeypatch.setattr(compare, "race_static", race)
     raced = compare.Baselines.from_race("pair", trace, costs, defaults=[FIRST, SECOND], limit=3)
-    assert asked == [(("pair", trace, costs), {"limit": 3})] and raced == replace(TREES, chosen_on=("tune",))
+    race.assert_called_once_with("pair", trace, costs, limit=3)
+    assert raced == replace(TREES, chosen_on=("tune",))
 
 
 def turns_of(**methods) -> pd.DataFrame:
@@ -113,30 +107,25 @@ def test_a_row_of_the_table_is_whole():
     assert rows.loc[("all", "clairvoyant"), "over_tuned"] > 2
     uneven = compared(ours=(16.0, 10.0))
     uneven.turns.loc[uneven.turns["method"] == "ours", "new_tok"] = 9
-    with pytest.raises(AssertionError, match="did not decode the same turns"):
-        uneven.table  # noqa: B018
+    pytest.raises(AssertionError, getattr, uneven, "table").match("did not decode the same turns")
     assert compare.Comparison(None, None, TREES, {}).uncertainty_frac == 0.0
 
 
 def test_every_ratio_has_the_interval_of_its_own_reference():
-    """Two seeds; over prompts of all suites the plain times, the default's and the tuned tree's are paired with both."""
+    # Two seeds; over prompts of all suites the plain times, the default's and the tuned tree's are paired with both.
     comparison = compared(seeds=2, ours=(16.0, 10.0))
     table = compare.over_seeds(comparison, level=0.8)
     row = table.set_index(["suite", "method"]).loc[("all", "ours")]
     times = np.array([[16.0, 17.0], [10.0, 11.0]])
     references = {"speedup": (50.0, 50.0), "over_default": (25.0, 40.0), "over_tuned": (20.0, 20.0)}
-
-    def mean_ratio(means):
-        return (means[..., :1] / means[..., 1:]).mean(-1)
-
     for name, own in references.items():
-        spread = stats.interval(np.column_stack([own, times]), mean_ratio, level=0.8)
+        columns = np.column_stack([own, times])
+        spread = stats.interval(columns, lambda means: (means[..., :1] / means[..., 1:]).mean(-1), level=0.8)
         seeds = [sum(own) / 26, sum(own) / 28]
         reach = 3.0776835 * np.std(seeds, ddof=1) / 2**0.5  # Student's t with one degree of freedom, 90 %
         ends = [np.mean(seeds), np.mean(seeds) - reach, np.mean(seeds) + reach, spread.low, spread.high]
-        assert row[[*stats.spread_names(name), *stats.spread_names(f"{name}_prompts")[1:]]].tolist() == pytest.approx(
-            ends
-        )
+        names = [*stats.spread_names(name), *stats.spread_names(f"{name}_prompts")[1:]]
+        assert row[names].tolist() == pytest.approx(ends)
         if name != "speedup":
             p_name = stats.p_name(name)
             assert row[[p_name, f"{p_name}_holm"]].tolist() == pytest.approx([spread.p_value] * 2)
@@ -153,9 +142,6 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
     assert alone[["tau_low", "tau_high"]].isna().all() and alone["tau"] == 3.0
     nobody = replace(compared(), policy_ms={})
     assert not [name for name in compare.over_seeds(nobody) if name.startswith("p_")]
-
-
-def test_policies_of_a_suite_are_adjusted_together():
     comparison = replace(compared(one=(16.0, 10.0), two=(19.0, 17.0)), policy_ms={"one": 0.0, "two": 0.0})
     table = compare.over_seeds(comparison).set_index(["suite", "method"]).loc["all"]
     for name in ("p_default", "p_tuned"):
@@ -163,39 +149,18 @@ def test_policies_of_a_suite_are_adjusted_together():
         assert two[f"{name}_holm"].tolist() == stats.holm(two[name]).tolist()
 
 
-@pytest.fixture
-def shards(monkeypatch):
-    """Shards as they were made; `portions` of two of what is judged, done here."""
-    found = []
-
-    class Workers:
-        def __init__(self, on, jobs):
-            self.on, self.asked = on, (on, jobs)
-
-        def portions(self, judged, per_worker, dealt):
-            self.asked += (per_worker, dealt)
-            return [judged[place : place + 2] for place in range(0, len(judged), 2)]
-
-    def run_on(workers, made, desc, progress):
-        made = list(made)
-        found.append((workers.asked, made, desc, progress))
-        return [shard.call(*shard.arguments) for shard in made]
-
-    monkeypatch.setattr(compare.fanout, "Workers", Workers)
-    monkeypatch.setattr(compare.fanout, "run_on", run_on)
-    return found
-
-
-def test_shards_say_what_they_depend_on(shards):
+def test_shards_say_what_they_depend_on(monkeypatch):
     trace, costs = synthetic_trace(turns=8), round_costs(question_ms=0.5)
     trace.header["key"] = "made up"
+    by_two = lambda judged: [judged[place : place + 2] for place in range(0, len(judged), 2)]  # noqa: E731
+    asked, shards = shards_here(monkeypatch, compare.fanout, by_two)
     asking = RandomPolicy(TUNED, 3, asks=("size",))
     policies, charged = {"asking": asking, "fixed": [Static(3, 1, 3)] * 2}, {"asking": 0.25, "fixed": 1.0}
     options = dict(baselines=TREES, policy_ms=charged, random_seeds=(4,), progress=False)
     found = compare.compare_replay(trace, costs, policies, on="local", jobs=3, **options)
-    (workers, made, desc, progress), names = shards[0], [shard.name for shard in shards[0][1]]
-    assert (workers, desc, progress) == (("local", 3, 16, False), "replay", False)
-    assert names == [
+    workers, (_, portions), (made, desc, progress) = *asked, shards[0]
+    assert (workers, portions) == (("local", 3, {}), dict(per_worker=16, dealt=False))
+    assert (desc, progress) == ("replay", False) and [shard.name for shard in made] == [
         "0: default 16,4,3 0, default 8,2,3 0",
         "1: tuned static 0, random 4",
         "2: asking 0, fixed 0",
@@ -212,7 +177,7 @@ def test_shards_say_what_they_depend_on(shards):
     assert [one[:2] for one in third.arguments[0]] == [("asking", 0), ("fixed", 0)]
     assert found.policy_ms == charged and found.baselines is TREES and found.uncertainty_frac == 0
     here = compare.compare_replay(trace, costs, policies, **options)
-    assert shards[1][0] == (None, None, 16, False) and shards[1][1][0].of == of, "here nothing has to be fingerprinted"
+    assert asked[2] == (None, None, {}) and shards[1][0][0].of == of, "here nothing has to be fingerprinted"
     pd.testing.assert_frame_equal(here.turns, found.turns)
     # Of all turns the methods' own trees and charges.
     test = trace.select(part="test")
@@ -228,49 +193,36 @@ def test_shards_say_what_they_depend_on(shards):
     asked = found.cycles[found.cycles["method"] == "asking"]
     assert asked["policy_ms"].sum() == pytest.approx(0.75 * asked["questions"].sum()) and asked["questions"].sum() > 0
     assert (turns.loc["clairvoyant", "policy_ms"] == 0).all()
+    turns, cycles = compare._judged([("bound", 0, {"top_ks": [3]}, synthetic_trace(turns=4), 0.0)], round_costs())
+    assert cycles is None and set(turns["method"]) == {"bound"} and (turns["policy_ms"] == 0).all()
 
 
-def test_answers_are_timed_where_nobody_said_what_they_cost(monkeypatch, shards):
-    """Inside live decoding where there is a pair, the first seed alone, and never the policy itself."""
-    trace, costs, asked = synthetic_trace(turns=4), round_costs(), []
-
-    def timed(name):
-        return lambda *given: asked.append((name, *given)) or 0.5
-
-    monkeypatch.setattr(compare, "answer_ms", timed("replay"))
-    monkeypatch.setattr(compare, "measured_answer_ms", timed("live"))
-    seeds = [Static(3, 1, 3), Static(4, 1, 3)]
-    options = dict(baselines=TREES, random_seeds=(), progress=False)
-    found = compare.compare_replay(trace, costs, {"a": seeds, "b": Static(2, 1, 3)}, policy_ms={"b": 2.0}, **options)
-    ((kind, test, own, prices),) = asked
-    assert (kind, set(test.turns["part"]), own.plan, prices) == ("replay", {"test"}, seeds[0].plan, costs)
-    assert own is not seeds[0] and found.policy_ms == {"a": 0.5, "b": 2.0}
-    compare.compare_replay(trace, costs, {"a": seeds}, pair="pair", **options)
-    kind, pair, own, prices = asked[1]
-    assert (kind, pair, own.plan, prices) == ("live", "pair", seeds[0].plan, costs) and len(asked) == 2
-
-
-def test_a_policy_is_told_what_it_is_judged_on(monkeypatch):
-    warned, trace, costs = [], synthetic_trace(turns=4), round_costs()
+def test_policies_are_told_what_they_are_judged_on_and_timed_where_nobody_said_what_they_cost(monkeypatch):
+    warned, trace, costs = Mock(), synthetic_trace(turns=4), round_costs()
     trace.header["pair"] = "synthetic"
-    monkeypatch.setattr(compare, "warn_elsewhere", lambda policy, **here: warned.append((policy, here)))
+    monkeypatch.setattr(compare, "warn_elsewhere", warned)
     seeds = [Static(3, 1, 3), Static(4, 1, 3)]
     options = dict(baselines=TREES, policy_ms={"a": 0.0}, random_seeds=(), progress=False)
     compare.compare_replay(trace, costs, {"a": seeds}, **options)
-    assert warned == [(seed, {"pair": "synthetic", "costs": costs.name}) for seed in seeds]
+    assert warned.mock_calls == [call(seed, pair="synthetic", costs=costs.name) for seed in seeds]
     looked = RadarPolicy()
     chose(looked, "weights", "train")
     compare.refuse_if_chosen_on("it", looked, "test")
     chose(looked, "width", "test", 3)
-    with pytest.raises(SpecdecError, match="'it' looked at part 'test' for its width"):
-        compare.refuse_if_chosen_on("it", looked, "test")
-    with pytest.raises(SpecdecError, match="'a' looked at part 'test'"):
-        compare.compare_replay(trace, costs, {"a": looked}, **options)
-
-
-def test_nothing_is_judged_in_the_first_part_of_an_empty_shard():
-    turns, cycles = compare._judged([("bound", 0, {"top_ks": [3]}, synthetic_trace(turns=4), 0.0)], round_costs())
-    assert cycles is None and set(turns["method"]) == {"bound"} and (turns["policy_ms"] == 0).all()
+    refused = pytest.raises(SpecdecError, compare.compare_replay, trace, costs, {"it": looked}, **options)
+    refused.match("'it' looked at part 'test' for its width")
+    replayed, live = Mock(return_value=0.5), Mock(return_value=0.5)
+    monkeypatch.setattr(compare, "answer_ms", replayed)
+    monkeypatch.setattr(compare, "measured_answer_ms", live)
+    options |= dict(policy_ms={"b": 2.0})
+    found = compare.compare_replay(trace, costs, {"a": seeds, "b": Static(2, 1, 3)}, **options)
+    test, own, prices = replayed.call_args.args
+    assert (set(test.turns["part"]), own.plan, prices) == ({"test"}, seeds[0].plan, costs) and not live.called
+    assert own is not seeds[0] and found.policy_ms == {"a": 0.5, "b": 2.0}
+    compare.compare_replay(trace, costs, {"a": seeds}, pair="pair", **options)
+    pair, own, prices = live.call_args.args
+    assert (pair, own.plan, prices) == ("pair", seeds[0].plan, costs)
+    assert live.call_count == replayed.call_count == 1
 
 
 def test_levels_and_nodes_as_far_as_a_machine_was_measured():
@@ -296,16 +248,11 @@ def test_levels_and_nodes_as_far_as_a_machine_was_measured():
 
 
 def test_references_are_a_comparison_without_policies(monkeypatch):
-    asked, trace, costs = [], synthetic_trace(turns=8), round_costs()
-    plain = compare.compare_replay
-
-    def compare_replay(*given, **named):
-        asked.append((given, {**named, "baselines": named["baselines"].chosen_on}))
-        return plain(*given, **named)
-
-    monkeypatch.setattr(compare, "compare_replay", compare_replay)
+    trace, costs, compared = synthetic_trace(turns=8), round_costs(), Mock(wraps=compare.compare_replay)
+    monkeypatch.setattr(compare, "compare_replay", compared)
     table = compare.references(trace, costs, defaults=(FIRST,), total_tokens=[4, 8])
-    assert asked == [((trace, costs, {}), dict(baselines=("train",), part="test", random_seeds=(), progress=False))]
+    assert compared.call_args.kwargs.pop("baselines").chosen_on == ("train",)
+    compared.assert_called_once_with(trace, costs, {}, part="test", random_seeds=(), progress=False)
     columns = "suite method tree ms_per_tok tau speedup over_default over_tuned headroom_frac".split()
     assert list(table) == columns and table.index.tolist() == list(range(3 * 7))
     assert table["suite"].tolist() == ["easy"] * 7 + ["hard"] * 7 + ["all"] * 7
@@ -315,20 +262,15 @@ def test_references_are_a_comparison_without_policies(monkeypatch):
 
 
 def test_the_best_seed_pays_for_its_answers(monkeypatch):
-    """All pay alike; of equals the first."""
-    trace, costs, played = synthetic_trace(turns=4), round_costs(), []
+    trace, costs = synthetic_trace(turns=4), round_costs()
     trace.turns["part"] = ["tune", "test"] * 2
-    times = iter([2.0, 1.0, 1.0])
-
-    def replayed(tune, policy, prices, policy_ms):
-        played.append((set(tune.turns["part"]), prices, policy_ms))
-        return SimpleNamespace(ms_per_tok=next(times))
-
+    replayed = Mock(side_effect=[SimpleNamespace(ms_per_tok=ms) for ms in (2.0, 1.0, 1.0)])
     monkeypatch.setattr(compare, "replay", replayed)
     policies = [RadarPolicy(), RadarPolicy(), RadarPolicy()]
     before = copy.deepcopy(policies[0].trained_for)
     assert compare.best_seed(trace, costs, policies, 0.5) == 1
-    assert played == [({"tune"}, costs, 0.5)] * 3
+    for (tune, _, prices), named in replayed.call_args_list:
+        assert (set(tune.turns["part"]), prices, named) == ({"tune"}, costs, {"policy_ms": 0.5})
     assert policies[0].trained_for == policies[2].trained_for == before
     assert policies[1].trained_for["choices"] == [{"choice": "seed", "part": "tune", "value": "2 of 3"}]
 

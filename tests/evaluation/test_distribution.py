@@ -55,10 +55,11 @@ def residual_rule(drafter, numbers):
 def draws_of(pair):
     """draw(seed) for distribution_test; one level of children, none of them pruned."""
 
+    settings = dict(max_new_tokens=SETTINGS["new_tok"], temperature=SETTINGS["temperature"], stop_tokens=())
+
     def draw(seed):
         if isinstance(pair.drafter, DrawingDrafter):
             pair.drafter.numbers.manual_seed(seed)
-        settings = dict(max_new_tokens=SETTINGS["new_tok"], temperature=SETTINGS["temperature"], stop_tokens=())
         return specdec.decode(pair, PROMPT, Static(4, 0, 3), seed=seed, **settings).tokens
 
     return draw
@@ -81,18 +82,17 @@ def test_large_vocabularies_are_cut_by_top_k():
     assert found.passed and found.degrees >= 5, found
 
 
-CASES = [
-    ("children drawn, residual rule, draw order", lambda t: DrawingDrafter(t), True),
-    ("children drawn, then sorted by score", lambda t: DrawingDrafter(t, sort=True), False),
-    ("top-k children scored with the p/q rule", BigramDrafter, False),
-]
-
-
-@pytest.mark.parametrize(("name", "make_drafter", "exact"), CASES, ids=[case[0] for case in CASES])
-def test_classical_rules_in_the_engine(name, make_drafter, exact, monkeypatch):
+@pytest.mark.parametrize(
+    ("make_drafter", "exact"),
+    [
+        pytest.param(DrawingDrafter, True, id="children drawn, residual rule, draw order"),
+        pytest.param(lambda t: DrawingDrafter(t, sort=True), False, id="children drawn, then sorted by score"),
+        pytest.param(BigramDrafter, False, id="top-k children scored with the p/q rule"),
+    ],
+)
+def test_classical_rules_in_the_engine(make_drafter, exact, monkeypatch):
     pair = small_pair(make_drafter)
-    numbers = np.random.default_rng(1)
-    monkeypatch.setattr(Picker, "walk", residual_rule(pair.drafter, numbers))
+    monkeypatch.setattr(Picker, "walk", residual_rule(pair.drafter, np.random.default_rng(1)))
     found = distribution_test(pair, PROMPT, draw=draws_of(pair), **SETTINGS)
     assert found.passed is exact, found
 
@@ -107,47 +107,36 @@ def test_the_exact_law_is_a_law():
     assert list(continuation_law(pair, PROMPT, 4, Picker())) == [tuple(specdec.autoregress(pair, PROMPT, 4).tokens)]
 
 
-def test_chi_square_by_hand():
-    """100 draws: cells of 50, 46, and of 4 (expected 2 and 2) together."""
+def test_chi_square_by_hand_and_on_exact_draws():
+    # 100 draws: cells of 50, 46, and of 4 (expected 2 and 2) together.
     found = chi_square([54, 40, 2, 4], [0.5, 0.46, 0.02, 0.02])
     assert found.statistic == pytest.approx(16 / 50 + 36 / 46 + 4 / 4)
     assert (found.degrees, found.draws, found.level) == (2, 100, 1e-3)
     assert found.p_value == pytest.approx(np.exp(-found.statistic / 2)), "two degrees of freedom have a closed form"
     far = chi_square([30, 70], [0.5, 0.5])
-    assert (far.statistic, far.degrees, far.passed) == (16.0, 1, False) and far.p_value == pytest.approx(
-        6.3e-5, rel=0.01
-    )
+    assert (far.statistic, far.degrees, far.passed) == (16.0, 1, False)
+    assert far.p_value == pytest.approx(6.3e-5, rel=0.01)
     assert chi_square([48, 52], [0.5, 0.5]).passed
     assert chi_square([10], [1.0], level=0.5) == ChiSquare(0.0, 0, 1.0, 10, 0.5)
     assert chi_square([90, 5, 5], [0.9, 0.05, 0.05]).degrees == 2, "five expected draws are enough"
     assert ChiSquare(1.0, 1, 0.01, 10, 0.01).passed and not ChiSquare(1.0, 1, 0.009, 10, 0.01).passed
     assert chi_square([3, 0], [1.0, 0.0]) == ChiSquare(0.0, 0, 1.0, 3, 1e-3)
     assert chi_square([3, 1], [1.0, 0.0], 0.5) == ChiSquare(float("inf"), 0, 0.0, 4, 0.5), "an impossible draw"
-
-
-@pytest.mark.parametrize("bad", [([1, 2], [1.0]), ([0, 0], [0.5, 0.5]), ([5, 5], [0.5, 0.6]), ([[5]], [[1.0]])])
-def test_chi_square_refuses(bad):
-    pytest.raises(AssertionError, chi_square, *bad).match("one count per cell|sum to 1")
-
-
-def test_p_values_are_uniform_on_exact_draws():
-    """Over repeated exact samples the test errs as often as its level says, no more and not never."""
+    # Over repeated exact samples the test errs as often as its level says, no more and not never.
     numbers, probs = np.random.default_rng(3), np.array([0.4, 0.3, 0.2, 0.05, 0.05])
     p_values = [chi_square(numbers.multinomial(500, probs), probs).p_value for _ in range(400)]
     counts = np.histogram(p_values, bins=5, range=(0, 1))[0]
     assert chi_square(counts, np.full(5, 0.2)).passed
 
 
-REFUSED = {
-    "draws must be": dict(draws=0),
-    "new_tok must be": dict(new_tok=0),
-    "seed must be": dict(seed=0.5),
-    "the temperature must be above 0": dict(temperature=0.0),
-    "temperature": dict(temperature=float("nan")),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_bad_input(message):
-    with pytest.raises(SpecdecError, match=message):
-        distribution_test(small_pair(BigramDrafter), PROMPT, **(SETTINGS | REFUSED[message]))
+def test_bad_input():
+    for message, wrong in (
+        ("draws must be", dict(draws=0)),
+        ("new_tok must be", dict(new_tok=0)),
+        ("seed must be", dict(seed=0.5)),
+        ("the temperature must be above 0", dict(temperature=0.0)),
+        ("temperature", dict(temperature=float("nan"))),
+    ):
+        pytest.raises(SpecdecError, distribution_test, shared_bigrams(), PROMPT, **SETTINGS | wrong).match(message)
+    for bad in (([1, 2], [1.0]), ([0, 0], [0.5, 0.5]), ([5, 5], [0.5, 0.6]), ([[5]], [[1.0]])):
+        pytest.raises(AssertionError, chi_square, *bad).match("one count per cell|sum to 1")

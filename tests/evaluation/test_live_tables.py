@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pandas as pd
@@ -40,9 +41,8 @@ def asked(monkeypatch):
 
 
 def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
-    warned = []
-    monkeypatch.setattr(compare_live, "warn_elsewhere", lambda policy, **here: warned.append((policy, here)))
-    pair = SimpleNamespace(name="made up")
+    warned, pair = Mock(), SimpleNamespace(name="made up")
+    monkeypatch.setattr(compare_live, "warn_elsewhere", warned)
     seeds = [RandomPolicy(TUNED, seed, asks=("size",)) for seed in range(3)]
     policies = {"several": seeds, "one": Static(3, 1, 3)}
     live = compare_live.decode_live(pair, policies, ["toy/x", "toy/y"], TREES, seeds=2, part="train", limit=4)
@@ -59,7 +59,7 @@ def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
         for seed in range(2):
             copied = methods[f"several #{seed}"]
             assert copied is not seeds[seed] and copied._random.getstate() == seeds[seed]._random.getstate()
-    assert warned == [(policy, {"pair": "made up"}) for policy in (*seeds[:2], policies["one"])]
+    assert warned.mock_calls == [call(policy, pair="made up") for policy in (*seeds[:2], policies["one"])]
     several = {f"several #{seed}": ("several", seed) for seed in range(2)}
     assert live.labels == {name: (name, 0) for name in (*names, "one")} | several
     assert (live.policies, live.default, live.costs) == (("several", "one"), "default 16,4,3", None)
@@ -73,21 +73,10 @@ def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
 
 
 def test_calibration_is_spread_over_all_suites(asked, monkeypatch, tmp_path):
-    measured, few = [], CalibrateConfig(seconds=3)
-
-    class Calibration:
-        def __init__(self, pair, config):
-            measured.append((pair, config))
-            self.begun = True
-
-        def go_on(self, frac):
-            measured.append(frac)
-
-        def model(self):
-            return round_costs(name="measured here")
-
-    monkeypatch.setattr(compare_live, "Calibration", Calibration)
-    plain = compare_live.evaluate
+    few, made, plain = CalibrateConfig(seconds=3), Mock(), compare_live.evaluate
+    timing = made.return_value
+    timing.begun, timing.model.return_value = True, round_costs(name="measured here")
+    monkeypatch.setattr(compare_live, "Calibration", made)
 
     def evaluate(*given, between):
         run = plain(*given, between=between)
@@ -98,8 +87,8 @@ def test_calibration_is_spread_over_all_suites(asked, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_live, "evaluate", evaluate)
     live = compare_live.decode_live("pair", {}, ["toy/x", "toy/y"], TREES, calibration=few)
     assert [path.parent.name for path in tmp_path.rglob("costs.json")] == ["controllers_toy_y"], "beside the last run"
-    assert measured == [("pair", few), 0.25, 0.25] and live.costs.name == "measured here"
-    timing = Calibration("pair", few)
+    assert made.mock_calls == [call("pair", few), call().go_on(0.25), call().go_on(0.25), call().model()]
+    assert live.costs.name == "measured here"
     timing.begun, timing.model = False, None
     kept = compare_live._measured_beside(live.runs[1], timing)
     assert kept == live.costs, "what was measured beside a finished run stays with it"
@@ -107,14 +96,13 @@ def test_calibration_is_spread_over_all_suites(asked, monkeypatch, tmp_path):
 
 OURS = Method("ours", "equal")
 IDENTITY = OURS.fields | {"temperature": 0.5, "machine": "here"}
+TIMES = {"autoregressive": (100, 60), "d": (50, 40), "tuned static": (40, 30), "ours #0": (25, 20), "ours #1": (32, 30)}
 
 
 def live_rows() -> Live:
     """Two suites of two prompts by plain decoding, two trees and two seeds; a policy's share of the time is an eighth."""
-    times = {"autoregressive": (100, 60), "d": (50, 40), "tuned static": (40, 30)}
-    times |= {"ours #0": (25, 20), "ours #1": (32, 30)}
     prompts, cycles = [], []
-    for name, pair_of_ms in times.items():
+    for name, pair_of_ms in TIMES.items():
         for suite, longer in (("x", 0), ("y", 4)):
             for number, ms in enumerate(pair_of_ms):
                 key = dict(suite=suite, prompt=f"{suite}/{number}", turn=0, method=name, repeat=0)
@@ -135,7 +123,7 @@ def columns_of(rows: pd.DataFrame, method: str, reference: str, time: str = "tot
     return [one[name].to_numpy(float) for one in own for name in ("new_tok", time)]
 
 
-def test_a_row_by_the_clock_is_whole():
+def test_a_row_by_the_clock_is_whole_also_of_some_turns():
     live = live_rows()
     table = compare_live.live_table(live, level=0.9)
     names = ["autoregressive", "d", "tuned static", OURS, OURS]
@@ -160,10 +148,6 @@ def test_a_row_by_the_clock_is_whole():
     assert table["p_tuned_holm"].notna().sum() == 6, "baselines are no hypotheses"
     nobody = compare_live.live_table(replace(live, policies=()))
     assert not [name for name in nobody if name.startswith("p_")]
-
-
-def test_some_turns_alone_and_without_the_prompts_own_forward():
-    live = live_rows()
     short = live.prompts["prompt"] == "x/1"
     live.prompts.loc[short, "new_tok"] = 1
     table = compare_live.live_table(live, prefill=False).set_index(["suite", "method", "seed"])
@@ -182,16 +166,13 @@ def test_some_turns_alone_and_without_the_prompts_own_forward():
 def predicted() -> Comparison:
     """Of the same turns and one more; times of the first prompt are as by the clock, of the second twice as long."""
     rows = []
-    times = {"autoregressive": (100, 60), "d": (50, 40), "tuned static": (40, 30), "clairvoyant": (5, 4)}
-    for seed, own in enumerate(((25, 20), (32, 30))):
-        times[f"ours {seed}"] = own
-    for name, (first, second) in times.items():
+    for name, pair_of_ms in (TIMES | {"clairvoyant": (5, 4)}).items():
         for suite, longer in (("x", 0), ("y", 4), ("z", 0)):
-            for number, ms in enumerate((first, 2 * second)):
-                row = dict(suite=suite, prompt=f"{suite}/{number}", turn=0, part="test", seed=int(name == "ours 1"))
+            for number, ms in enumerate(pair_of_ms):
+                row = dict(suite=suite, prompt=f"{suite}/{number}", turn=0, part="test", seed=int(name == "ours #1"))
                 row |= dict(new_tok=10 + longer, cycles=4, cycle_tok=12)
                 row["method"] = str(OURS) if name.startswith("ours") else name
-                row |= dict(plain_ms=(100.0, 60.0)[number], time_ms=float(ms), policy_ms=0.0, verified_tok=9)
+                row |= dict(plain_ms=(100.0, 60.0)[number], time_ms=ms * (1.0 + number), policy_ms=0.0, verified_tok=9)
                 rows.append(row | dict(draft_calls=0 if name == "autoregressive" else 8))
     trees = SimpleNamespace(default="d", trees={})
     return Comparison(pd.DataFrame(rows), pd.DataFrame(), trees, {OURS: 0.0})
@@ -219,7 +200,7 @@ def test_a_row_beside_the_clock_is_whole():
     assert set(one["suite"]) == {"x"} and one["speedup_inside"].isna().all()
 
 
-def test_agreement_is_of_all_suites_or_of_the_only_one():
+def test_facts_of_a_check_are_whole_also_beside_other_prices_and_those_of_agreement(monkeypatch):
     columns = "suite method replay_over_tuned live_over_tuned ms_per_tok_off replay_ms_per_tok live_ms_per_tok"
     tuned, first = ("x", "tuned static", 1.0, 1.5, 0.5, 3.0, 3.0), ("x", "a", 2.0, 1.75, -0.25, 1.0, 2.0)
     rows = pd.DataFrame([tuned, first, ("x", "b", 1.5, 1.0, 0.125, 2.0, 1.0)], columns=columns.split())
@@ -229,91 +210,64 @@ def test_agreement_is_of_all_suites_or_of_the_only_one():
     both = pd.concat([rows.assign(suite="x", ms_per_tok_off=9.0), rows.assign(suite="all")])
     assert compare_live.agreement(both) == pytest.approx(expected)
     assert all(type(value) is float for value in compare_live.agreement(rows).values())
-
-
-def checked() -> LiveCheck:
-    table = pd.DataFrame(
-        {
-            "method": ["autoregressive", "a", "b", "c"],
-            "error_frac": [9.0, 0.25, -0.5, 0.125],
-            "relative_frac": [9.0, -0.125, 0.25, 0.0625],
-            "total_tokens": [np.nan, 4, 6, 8],
-        }
-    )
-    costs = round_costs(errors={"tree_frac": 0.1})
-    return LiveCheck(table, np.float64(0.5), 0.25, 7, 2, 1, "run", costs, synthetic_trace())
-
-
-def test_facts_of_a_check_are_whole():
     found = checked()
     facts = dict(trees=3, turns=7, left_out=2, cycles_differing=1, spearman=0.5, drift_frac=0.25)
     facts |= dict(median_frac=0.25, median_relative_frac=0.125, worst_frac=0.5, worst_relative_frac=0.25)
     assert found.facts == facts | {"uncertainty_frac": pytest.approx(1.96 * 2**0.5 * 0.1)}
     assert found.trees["method"].tolist() == ["a", "b", "c"] and type(found.facts["spearman"]) is float
     assert "costs=" not in repr(found) and "trace=" not in repr(found)
-
-
-def test_the_same_decodings_beside_other_prices(monkeypatch):
-    asked, found = [], checked()
     found.table["depth"], found.table["top_k"], found.table["beam"] = 2, 3, ["", "", "2,1", ""]
-
-    def check_predictions(*given):
-        asked.append(given)
-        return found
-
-    monkeypatch.setattr(compare_live, "check_predictions", check_predictions)
-    other = replace(found, left_out=99)
-    priced = other.priced(round_costs(name="other"))
+    predict = Mock(return_value=found)
+    monkeypatch.setattr(compare_live, "check_predictions", predict)
+    assert replace(found, left_out=99).priced(round_costs(name="other")).left_out == 99
     trees = {"a": TreeConfig(4, 2, 3), "b": TreeConfig(6, 2, 3, beam=(2, 1)), "c": TreeConfig(8, 2, 3)}
-    assert asked == [(found.trace, round_costs(name="other"), trees, "run")] and priced.left_out == 99
+    predict.assert_called_once_with(found.trace, round_costs(name="other"), trees, "run")
+
+
+def checked() -> LiveCheck:
+    table = pd.DataFrame(
+        [("autoregressive", 9.0, 9.0, np.nan), ("a", 0.25, -0.125, 4), ("b", -0.5, 0.25, 6), ("c", 0.125, 0.0625, 8)],
+        columns=["method", "error_frac", "relative_frac", "total_tokens"],
+    )
+    costs = round_costs(errors={"tree_frac": 0.1})
+    return LiveCheck(table, np.float64(0.5), 0.25, 7, 2, 1, "run", costs, synthetic_trace())
 
 
 def test_a_check_decodes_the_first_prompts_of_the_test_part(monkeypatch):
-    """As long as was recorded, greedily, whatever is asked; and what it hands on to be compared."""
-    asked, pair, trace = [], shared_pair(), synthetic_trace(turns=12)
+    pair, trace = shared_pair(), synthetic_trace(turns=12)
     described = compare_live.describe_pair(pair)
     trace.header |= dict(pair="random", weights=described["weights"], max_new_tokens=17, seed=5)
     costs = round_costs(kind="calibrated", pair="random", dtype="float32")
-    trees, gathered = {"small": TreeConfig(4, 1, 3), "deep": TreeConfig(12, 4, 3)}, []
-
-    def gather(suites, **named):
-        gathered.append((suites, named))
-        return [SimpleNamespace(id=f"p{number}") for number in reversed(range(12))]
-
-    def evaluate(methods, items, pair, config, between):
-        asked.append((methods, [item.id for item in items], pair, config, between))
-        return "run"
-
+    trees = {"small": TreeConfig(4, 1, 3), "deep": TreeConfig(12, 4, 3)}
+    gather = Mock(return_value=[SimpleNamespace(id=f"p{number}") for number in reversed(range(12))])
+    evaluate = Mock(return_value="run")
     monkeypatch.setattr(compare_live, "gather", gather)
     monkeypatch.setattr(compare_live, "evaluate", evaluate)
     monkeypatch.setattr(compare_live, "check_predictions", lambda *given: given)
     some, prices, chosen, run = compare_live.live_check(pair, trace, costs, trees, temperature=1.0, repeats=2)
-    assert gathered == [(["easy", "hard"], {"folder": None, "seed": 5})]
-    ((methods, ids, given, config, between),) = asked
-    assert ids == some.turns["prompt"].tolist() == ["p2", "p3", "p6", "p7"] and set(some.turns["part"]) == {"test"}
-    assert (given, between, prices, chosen, run) == (pair, None, costs, trees, "run")
+    gather.assert_called_once_with(["easy", "hard"], folder=None, seed=5)
+    (methods, items, given, config), between = evaluate.call_args
+    assert [item.id for item in items] == some.turns["prompt"].tolist() == ["p2", "p3", "p6", "p7"]
+    assert set(some.turns["part"]) == {"test"} and between == {"between": None}
+    assert (given, prices, chosen, run) == (pair, costs, trees, "run")
     assert config == EvaluateConfig(name="live_check", max_new_tokens=17, temperature=0.0, repeats=2)
     assert methods.pop("autoregressive") == "autoregressive"
     assert {name: way.plan for name, way in methods.items()} == trees
     mine = EvaluateConfig(name="mine", part="train", limit=1)
     train, *_ = compare_live.live_check(pair, trace, costs, trees, ["toy/nq"], mine)
-    assert train.turns["prompt"].tolist() == ["p0", "p1"] and asked[1][3].name == "mine"
-    assert gathered[1][0] == ["toy/nq"]
+    assert train.turns["prompt"].tolist() == ["p0", "p1"] and evaluate.call_args.args[3].name == "mine"
+    assert gather.call_args.args == (["toy/nq"],)
 
 
 def test_trees_that_are_picked_are_spread_evenly(monkeypatch):
     trace, costs = synthetic_trace(turns=8, top_ks=(2, 3), most_nodes=40), round_costs()
-    default, grids = TreeConfig(12, 4, 3), []
-    plain = compare_live.static_grid
-
-    def grid(some, prices, sizes, depths):
-        grids.append((set(some.turns["part"]), sizes, list(depths)))
-        return plain(some, prices, sizes, depths)
-
+    default, plain = TreeConfig(12, 4, 3), compare_live.static_grid
+    grid = Mock(wraps=plain)
     monkeypatch.setattr(compare_live, "static_grid", grid)
     trees = compare_live.pick_trees(trace, costs, 5, default=default)
-    assert grids == [({"train"}, [4, 8, 12, 16, 24, 32], [1, 2, 3, 4])]
-    table = plain(trace.select(part="train"), costs, grids[0][1], range(1, 5)).sort_values("ms_per_tok", kind="stable")
+    some, _, *given = grid.call_args.args
+    assert set(some.turns["part"]) == {"train"} and given == [[4, 8, 12, 16, 24, 32], range(1, 5)]
+    table = plain(trace.select(part="train"), costs, *given).sort_values("ms_per_tok", kind="stable")
     ranked = list(dict.fromkeys(map(compare_live.tree_of, table.to_dict("records"))))
     others = [tree for tree in ranked[1:] if tree != default]
     # From the fastest of the others, which is as good as the tuned one and left out, to the slowest in equal steps.
@@ -321,10 +275,10 @@ def test_trees_that_are_picked_are_spread_evenly(monkeypatch):
     assert trees == {"default": default, "tuned": ranked[0]} | {others[place].text: others[place] for place in places}
     assert len(compare_live.pick_trees(trace, costs, default=default)) == 10
     compare_live.pick_trees(trace, costs, 2, part="test", default=default)
-    assert grids[-1][0] == {"test"}
+    assert set(grid.call_args.args[0].turns["part"]) == {"test"}
     most = len(others) + 2
     assert len(compare_live.pick_trees(trace, costs, most, default=default)) == most
     for count in (1, most + 1):
-        with pytest.raises(SpecdecError, match=f"{count} trees were asked for, but {most} are there"):
-            compare_live.pick_trees(trace, costs, count, default=default)
+        refused = pytest.raises(SpecdecError, compare_live.pick_trees, trace, costs, count, default=default)
+        refused.match(f"{count} trees were asked for, but {most} are there")
     pytest.raises(SpecdecError, compare_live.pick_trees, trace, costs).match("record")  # EAGLE-3's tree is wider

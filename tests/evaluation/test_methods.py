@@ -57,7 +57,7 @@ def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
     assert own.plan == TreeConfig(4, 2, 1) and own.asks == frozenset()
 
 
-def test_methods_from_text():
+def test_methods_from_text_and_under_their_names():
     refused = {
         "unknown method": ("autoregressive:1", "eagle3:1", "engine:60,7,10"),
         "did you mean 'eagle3'": ("eagel3",),
@@ -73,6 +73,15 @@ def test_methods_from_text():
     assert methods.method_from("static:16,5,4,2,1").plan == TreeConfig(16, 5, 4, beam=(2, 1))
     for name, tree in methods.TREES.items():
         assert methods.method_from(name).plan == tree
+    peer, tree = Peer("theirs", "note"), Static(4, 2, 1)
+    found = methods.named_methods({"plain": "autoregressive", 1: peer, "tree": tree, "none": None})
+    assert found == {"plain": None, "1": peer, "tree": tree, "none": None}
+    assert methods.baseline_of(found) == "plain" and methods.baseline_of({"a": tree, "b": None}) == "b"
+    assert methods.baseline_of({"a": tree, "b": peer}) == "a"
+    for wrong in ([tree], {}, "plain"):
+        pytest.raises(SpecdecError, methods.named_methods, wrong).match("dict of names and policies")
+    half = SimpleNamespace(asks=(), limits=None, plan=None)
+    pytest.raises(SpecdecError, methods.named_methods, {"half": half}).match("'half' is a SimpleNamespace")
 
 
 def saved(folder, kind, number=0):
@@ -115,7 +124,6 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
 
 
 def test_policies_are_found_where_they_were_printed(tmp_path, monkeypatch):
-    """By `load_policy` itself: a training's folder, LTD's two, a notebook's run of one seed; from the home of results, too."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
     policies = tmp_path / "home" / "runs" / "laptop" / "policies"
     saved(policies / "ours-float32" / "policy", "depth", 1)
@@ -128,20 +136,7 @@ def test_policies_are_found_where_they_were_printed(tmp_path, monkeypatch):
         assert float(load_policy(f"runs/laptop/policies/{name}").network.weights[0][0, 0]) == number
     assert numbers(load_policy("runs/laptop/policies/ltd-float32")) == [2, 3]
     assert [part.kind for part in load_policy("smollm2/ltd-float32").policies] == ["extend", "size"]
-    pytest.raises(SpecdecError, load_policy, "runs/laptop/policies/runs").match(
-        "holds several policies.*seed-5, .*seed-6"
-    )
+    several = pytest.raises(SpecdecError, load_policy, "runs/laptop/policies/runs")
+    several.match("holds several policies.*seed-5, .*seed-6")
     for wrong in ("smollm2/our", "smolm2/ours-float32"):
         pytest.raises(SpecdecError, load_policy, wrong).match("did you mean.*'smollm2/ours-float32'")
-
-
-def test_names_become_texts_and_peers_and_policies_stay():
-    peer, tree = Peer("theirs", "note"), Static(4, 2, 1)
-    found = methods.named_methods({"plain": "autoregressive", 1: peer, "tree": tree, "none": None})
-    assert found == {"plain": None, "1": peer, "tree": tree, "none": None}
-    assert methods.baseline_of(found) == "plain" and methods.baseline_of({"a": tree, "b": None}) == "b"
-    assert methods.baseline_of({"a": tree, "b": peer}) == "a"
-    for wrong in ([tree], {}, "plain"):
-        pytest.raises(SpecdecError, methods.named_methods, wrong).match("dict of names and policies")
-    half = SimpleNamespace(asks=(), limits=None, plan=None)
-    pytest.raises(SpecdecError, methods.named_methods, {"half": half}).match("'half' is a SimpleNamespace")

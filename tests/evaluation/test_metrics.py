@@ -70,7 +70,7 @@ def test_facts_of_a_method_are_whole(rows):
     pytest.raises(KeyError, metrics.cycle_facts, rows.drop(columns="accepted_tok")).match("accepted_tok")
 
 
-def test_histograms_are_whole(rows):
+def test_histograms_are_whole_and_nearly_one_answer_is_a_collapse(rows):
     shares = metrics.action_shares(rows)
     assert list(shares) == ["method", "verified_tok", "expansions", "top_k", "cycles", "share"]
     assert shares.index.tolist() == [0, 1, 2, 3] and shares.values.tolist() == [
@@ -103,9 +103,6 @@ def test_histograms_are_whole(rows):
         ["s", "n", 0, 1, 3, 1, 1, 1],
     ]
     assert list(metrics.answer_counts(rows.assign(seed=4)))[:3] == ["suite", "method", "seed"]
-
-
-def test_a_policy_of_nearly_one_answer_has_collapsed(rows):
     same = pd.concat([rows[:1]] * 99 + [rows[2:3]], ignore_index=True)
     effective = pytest.approx(np.exp(-0.99 * np.log(0.99) - 0.01 * np.log(0.01)))
     (found,) = metrics.actions(same).to_dict("records")

@@ -4,6 +4,7 @@ import importlib.metadata
 import sys
 import types
 import warnings
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -31,7 +32,6 @@ def test_transformers_decodes_the_same_text_in_the_same_run(tiny):
 
 
 def test_the_assistant_is_the_targets_first_layers(tiny, monkeypatch):
-    """They are asked for drafts, and the model is whole again afterwards."""
     peer, layers = peers.peers_of(tiny, [peers.ASSISTED])[0][peers.ASSISTED], tiny.target.num_layers
     used, model, forward = set(), tiny.target.model, tiny.target.model.forward
     monkeypatch.setattr(model, "forward", lambda *a, **o: used.add(model.config.num_hidden_layers) or forward(*a, **o))
@@ -42,20 +42,9 @@ def test_the_assistant_is_the_targets_first_layers(tiny, monkeypatch):
 @pytest.fixture
 def llama(monkeypatch, tmp_path):
     """A preset whose target comes from a file, and a package that says `tokens` whatever it is asked."""
-    planted = types.SimpleNamespace(file=tmp_path / "Some-135M.Q4_1-0123456789ab.gguf", tokens=[5, 6], calls=[])
-
-    class Llama:
-        def __init__(self, file, **settings):
-            planted.calls.append((file, settings))
-
-        def reset(self):
-            planted.calls.append("reset")
-
-        def generate(self, ids, temp):
-            planted.calls.append((list(ids), temp))
-            yield from planted.tokens
-
-    monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama))
+    planted = Mock(file=tmp_path / "Some-135M.Q4_1-0123456789ab.gguf", tokens=[5, 6])
+    planted.Llama.return_value.generate.side_effect = lambda ids, temp: iter(planted.tokens)
+    monkeypatch.setitem(sys.modules, "llama_cpp", planted)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
     monkeypatch.setattr(load, "gguf_of", lambda name: planted.file)
     peers._llama.cache_clear()
@@ -71,24 +60,22 @@ def test_llama_reads_the_same_ids_and_its_text_may_differ(tiny, llama):
     out = peer.decode(tiny, [1, 2, 3], 8)
     assert out.tokens == [5, 6, stop] and out.finish_reason == "stop" and out.decode_ms >= 0
     assert peer.decode(tiny, [1, 2, 3], 2).tokens == [5, 6]
-    assert llama.calls[0][0] == str(llama.file) and llama.calls[1:] == ["reset", ([1, 2, 3], 0.0)] * 2
+    assert llama.Llama.call_count == 1 and llama.Llama.call_args.args == (str(llama.file),)
+    assert llama.Llama.return_value.mock_calls == [call.reset(), call.generate([1, 2, 3], temp=0.0)] * 2
     with_theirs = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2), "llama.cpp": peer}
     run = specdec.evaluate(with_theirs, {"mine": ["Hi"]}, tiny, **FEW)  # no warning: this text is not ours
     assert run.record()["results"]["texts_differing"] == 0
     assert not run.read_table("prompts").set_index("method")["same"]["llama.cpp"]
 
 
-def test_a_missing_package_is_a_sentence(tiny, monkeypatch, tmp_path):
+def test_what_cannot_run_is_a_sentence(tiny, monkeypatch, tmp_path):
+    pytest.raises(SpecdecError, peers.peers_of, tiny, ["vllm"]).match("unknown peer")
+    ways = {"plain": "autoregressive", **peers.peers_of(tiny, [peers.GENERATE])[0]}
+    sampled = pytest.raises(SpecdecError, bench.evaluate, ways, PROMPTS, tiny, temperature=1.0, **FEW)
+    sampled.match("run greedily only")
     monkeypatch.setattr(load, "gguf_of", lambda name: tmp_path / "a.Q4_1.gguf")
     monkeypatch.setattr(peers, "PACKAGE", "no-such-package")
     assert peers.peers_of(tiny, ["llama.cpp"]) == ({}, {"llama.cpp": "no-such-package is not installed here."})
-
-
-def test_bad_input_is_refused(tiny):
-    pytest.raises(SpecdecError, peers.peers_of, tiny, ["vllm"]).match("unknown peer")
-    found, _ = peers.peers_of(tiny, [peers.GENERATE])
-    with pytest.raises(SpecdecError, match="run greedily only"):
-        bench.evaluate({"plain": "autoregressive", **found}, PROMPTS, tiny, temperature=1.0, **FEW)
 
 
 def test_peers_say_what_they_are(tiny):
@@ -116,7 +103,7 @@ def pair_of(generate, **fields):
     return types.SimpleNamespace(**{"target": target, "stop_tokens": frozenset({9, 8}), "text_of": str} | fields)
 
 
-def test_generate_is_asked_for_greedy_text(tiny):
+def test_generate_is_asked_for_greedy_text_and_all_of_its_time_is_decoding(tiny):
     asked = []
 
     def generate(prompt, **options):
@@ -137,9 +124,6 @@ def test_generate_is_asked_for_greedy_text(tiny):
     found = (out.tokens, out.prompt_tok, out.rows, out.text, out.prefill_ms, out.finish_reason)
     assert found == ([3, 9], 2, [], "[3, 9]", 0.0, "stop")
     assert (whole.tokens, whole.finish_reason) == ([3, 9, 4], "length")
-
-
-def test_all_of_a_peers_time_is_decoding():
     seconds = iter(range(100))
     with clock.counted_by(lambda: float(next(seconds))):
         out = peers.Transformers("a", "b").decode(pair_of(lambda *_, **__: torch.tensor([[1, 3, 4]])), [1], 1)
@@ -157,5 +141,4 @@ def test_llama_is_loaded_once_with_the_targets_context(llama, monkeypatch, tmp_p
     pair.target.position_limit = 77
     peer.tokens(pair, [1], 8)
     settings = dict(n_threads=3, n_threads_batch=3, verbose=False)
-    made = [one for one in llama.calls if one[0] == file]
-    assert made == [(file, {"n_ctx": 4096, **settings}), (file, {"n_ctx": 77, **settings})]
+    assert llama.Llama.call_args_list == [call(file, n_ctx=size, **settings) for size in (4096, 77)]

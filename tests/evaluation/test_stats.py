@@ -16,21 +16,17 @@ def percentile_bootstrap(columns, statistic, generator, resamples=400) -> np.nda
     return np.quantile(statistic(weights @ columns / prompts), [0.025, 0.975])
 
 
-def test_a_mean_by_hand():
-    """Log-linear in no column, so by hand: leaving one of 1, 2, 3 out gives means 2.5, 2, 1.5."""
+def test_a_mean_by_hand_and_holm_and_a_ratio_of_many_beside_the_bootstrap():
+    # Log-linear in no column, so by hand: leaving one of 1, 2, 3 out gives means 2.5, 2, 1.5.
     found = stats.interval([[1.0], [2.0], [3.0]], lambda means: means[..., 0])
     error = np.sqrt(2 * np.var(np.log([2.5, 2.0, 1.5])))
     reach = 4.302653 * error  # Student's t with two degrees of freedom
     assert found.value == 2 and np.log([found.low, found.high]) == pytest.approx(np.log(2) + np.array([-reach, reach]))
     assert found.p_value == pytest.approx(2 * (1 - 0.5 * (1 + _t2(np.log(2) / error))))
-
-
-def _t2(x: float) -> float:
-    """P(|T| < x) of Student's t with two degrees of freedom, which has a closed form."""
-    return x / np.sqrt(2 + x * x)
-
-
-def test_many_prompts_agree_with_the_bootstrap():
+    # Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1 is 0.04, 0.06, 0.06, 0.04; monotone: 0.04, 0.06, 0.06, 0.06.
+    assert stats.holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert stats.holm([0.9, 0.8]) == pytest.approx([1, 1])
+    assert stats.holm([0.2]) == pytest.approx([0.2]) and len(stats.holm([])) == 0
     generator = np.random.default_rng(0)
     cycles = generator.integers(5, 40, 200)
     tokens = cycles * generator.uniform(1, 6, 200)
@@ -39,6 +35,11 @@ def test_many_prompts_agree_with_the_bootstrap():
     slow = percentile_bootstrap(columns, lambda means: means[..., 0] / means[..., 1], generator, 10_000)
     assert found.value == pytest.approx(tokens.sum() / cycles.sum()) and found.prompts == 200
     assert (found.low, found.high) == pytest.approx(slow, rel=0.01)
+
+
+def _t2(x: float) -> float:
+    """P(|T| < x) of Student's t with two degrees of freedom, which has a closed form."""
+    return x / np.sqrt(2 + x * x)
 
 
 def decoded(prompts: int, generator) -> np.ndarray:
@@ -50,7 +51,6 @@ def decoded(prompts: int, generator) -> np.ndarray:
 
 @pytest.mark.parametrize("prompts", [4, 6, 8, 30])
 def test_coverage_of_the_interval(prompts):
-    """A 95 % interval of the speed-up holds the truth at least 90 times in 100, where the percentile bootstrap does not."""
     generator, trials = np.random.default_rng(prompts), 600
 
     def ratio(means):
@@ -80,26 +80,6 @@ def test_tests_and_intervals_agree():
     assert 0.02 <= np.mean(np.array(found) < 0.05) <= 0.09
 
 
-def test_holm_by_hand():
-    """Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1 is 0.04, 0.06, 0.06, 0.04; monotone: 0.04, 0.06, 0.06, 0.06."""
-    assert stats.holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert stats.holm([0.9, 0.8]) == pytest.approx([1, 1])
-    assert stats.holm([0.2]) == pytest.approx([0.2]) and len(stats.holm([])) == 0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: stats.ratio_of_sums([], []), "at least one prompt"),
-        (lambda: stats.ratio_of_sums([1, 2], [1]), "equal lengths"),
-        (lambda: stats.ratio_of_sums([1, np.nan], [1, 1]), "NaN"),
-        (lambda: stats.ratio_of_sums([1], [1], level=95), "between 0 and 1"),
-    ],
-)
-def test_what_cannot_be_computed(call, message):
-    pytest.raises(AssertionError, call).match(message)
-
-
 def test_an_interval_says_its_level_and_its_prompts():
     found = stats.ratio_of_sums([6, 2, 4], [2, 1, 1], level=0.5)
     assert (found.level, found.prompts, found.value) == (0.5, 3, 3.0)
@@ -114,9 +94,10 @@ def test_an_interval_says_its_level_and_its_prompts():
     assert np.isnan([alone.low, alone.high, alone.p_value]).all()
     assert stats.Interval(1.0, 0.5, 2.0).level == 0.95 and stats.Interval(1.0, 0.5, 2.0).prompts == 0
     assert np.isnan(stats.Interval(1.0, 0.5, 2.0).p_value)
-
-
-def test_without_spread_it_is_one_or_it_is_not():
+    wrong = {"at least one prompt": ([], []), "equal lengths": ([1, 2], [1]), "NaN": ([1, np.nan], [1, 1])}
+    for message, columns in wrong.items():
+        pytest.raises(AssertionError, stats.ratio_of_sums, *columns).match(message)
+    pytest.raises(AssertionError, stats.ratio_of_sums, [1], [1], level=95).match("between 0 and 1")
     assert stats.ratio_of_sums([2, 2], [2, 2]).p_value == 1.0 and stats.ratio_of_sums([4, 4], [2, 2]).p_value == 0.0
 
 
@@ -144,13 +125,11 @@ def test_a_row_of_the_comparison_is_whole():
     fast = speedup(tokens, times, plain, plain_ms, level=0.9)
     mean = stats.mean_speedup(tokens, times, plain, plain_ms, level=0.9)
     tau = stats.ratio_of_sums([12, 20], [5, 4], level=0.9)
-    row = dict(suite="maths", method="tree", prompts=2, speedup=200 / 75, speedup_low=fast.low, speedup_high=fast.high)
+    row = dict(prompts=2, speedup=200 / 75, speedup_low=fast.low, speedup_high=fast.high)
     row |= dict(mean_speedup=3.0, mean_speedup_low=mean.low, mean_speedup_high=mean.high, tok_per_s=30 / 0.075)
     row |= dict(p_value=fast.p_value, tau=32 / 9, tau_low=tau.low, tau_high=tau.high, tau_macro=(12 / 5 + 5) / 2)
     row |= dict(p_holm=fast.p_value)
-    assert table.iloc[3].to_dict() == {
-        name: value if isinstance(value, str) else pytest.approx(value) for name, value in row.items()
-    }
+    assert table.iloc[3, 2:].to_dict() == pytest.approx(row) and table.iloc[3, :2].tolist() == ["maths", "tree"]
     assert table["tau"].isna().tolist() == [True, False] * 3
     assert table["p_holm"].isna().tolist() == [True, True, True, False, True, False]
     assert table.loc[1, ["speedup", "tau"]].tolist() == [2.0, 5.0] and np.isnan(table.loc[1, "speedup_low"])
@@ -160,7 +139,7 @@ def test_a_row_of_the_comparison_is_whole():
     assert "tau" not in bare and bare["speedup"].tolist() == table["speedup"].tolist()
 
 
-def test_repeats_of_a_prompt_are_summed():
+def test_rows_are_summed_over_repeats_pooled_and_put_in_order():
     twice = pd.concat([by_hand(repeat=0), by_hand(repeat=1, total_ms=by_hand()["total_ms"] * 3)])
     summed = stats.per_prompt(twice)
     assert summed.index.tolist() == [("chat", "c"), ("maths", "a"), ("maths", "b")]
@@ -168,10 +147,19 @@ def test_repeats_of_a_prompt_are_summed():
     assert summed["cycle_tok", "tree", 0].tolist() == [60, 24, 40]
     assert summed["new_tok", "plain", 0].tolist() == [60, 20, 40]
     assert list(summed.columns.unique(0)) == ["new_tok", "total_ms", "cycles", "cycle_tok"]
+    rows = by_hand()
+    both = stats.with_all(rows)
+    assert both["suite"].tolist() == [*rows["suite"], *["all"] * 6]
+    assert stats.with_all(rows[:4]).equals(rows[:4])
+    keys = [("y", "b", 1), ("x", "a", 0), ("y", "b", 0), ("x", "b", 0), ("y", "a", 0)]
+    table = pd.DataFrame(keys, columns=["suite", "method", "seed"])
+    ordered = [["y", "b", 0], ["y", "b", 1], ["y", "a", 0], ["x", "b", 0], ["x", "a", 0]]
+    found = stats.in_order(table, ["b", "a"])
+    assert found.values.tolist() == ordered and found.index.tolist() == list(range(5))
+    assert stats.in_order(table.drop(columns="seed"), ["a", "b"])["method"].tolist() == ["a", "b", "b", "a", "b"]
 
 
 def test_each_suite_is_a_family_of_its_own():
-    """Of twins of the tree, one of them a little slower on each prompt; two suites have equally many."""
     tree = by_hand().query("method == 'tree'")
     slower = tree.assign(method="slower", total_ms=tree["total_ms"] * [1.1, 1.2, 1.15])
     rows = pd.concat([by_hand(), slower, tree.assign(method="twin")])
@@ -185,10 +173,8 @@ def test_each_suite_is_a_family_of_its_own():
     own = stats.compare(rows, "plain", family={"slower"}).set_index(["suite", "method"])
     assert own["p_holm"].notna().sum() == 3 and own["p_value"].equals(table["p_value"])
     assert own.loc[("all", "slower"), "p_holm"] == own.loc[("all", "slower"), "p_value"]
-    with pytest.raises(SpecdecError, match="did you mean 'plain'"):
-        stats.compare(rows, "plane")
-    with pytest.raises(SpecdecError, match="1 prompts.*equally often"):
-        stats.compare(rows.iloc[:-1], "plain")
+    pytest.raises(SpecdecError, stats.compare, rows, "plane").match("did you mean 'plain'")
+    pytest.raises(SpecdecError, stats.compare, rows.iloc[:-1], "plain").match("1 prompts.*equally often")
 
 
 def test_what_the_noise_check_says():
@@ -200,17 +186,3 @@ def test_what_the_noise_check_says():
     tree = by_hand().query("method == 'tree'")
     twin = tree.assign(method="twin", total_ms=tree["total_ms"] * [1.01, 0.99, 1.0])
     assert stats.noise_check(pd.concat([tree, twin]), "tree", "twin")["quiet"]
-
-
-def test_rows_are_pooled_and_put_in_order():
-    rows = by_hand()
-    both = stats.with_all(rows)
-    assert both["suite"].tolist() == [*rows["suite"], *["all"] * 6]
-    assert stats.with_all(rows[:4]).equals(rows[:4])
-    table = pd.DataFrame(
-        [("y", "b", 1), ("x", "a", 0), ("y", "b", 0), ("x", "b", 0), ("y", "a", 0)], columns=["suite", "method", "seed"]
-    )
-    ordered = [["y", "b", 0], ["y", "b", 1], ["y", "a", 0], ["x", "b", 0], ["x", "a", 0]]
-    found = stats.in_order(table, ["b", "a"])
-    assert found.values.tolist() == ordered and found.index.tolist() == list(range(5))
-    assert stats.in_order(table.drop(columns="seed"), ["a", "b"])["method"].tolist() == ["a", "b", "b", "a", "b"]

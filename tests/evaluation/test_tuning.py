@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pandas as pd
@@ -28,8 +29,14 @@ GRID = (
 MS = {"2,0,1": 30.0, "4,2,2": 10.0, "6,2,2": 20.0, "8,2,2": 40.0, "9,3,2": 50.0}  # of a text of ten tokens, else 60
 
 
-def test_the_trees_that_are_tried():
+def test_the_trees_that_are_tried_in_steps_that_grow_threefold():
     assert [tree.text for tree in tuning.default_grid()] == GRID
+    assert tuning._steps(60, 33, 4) == [(0, 4), (4, 16), (16, 52), (52, 60)]
+    assert tuning._steps(60, 3, 4) == [(0, 60)]
+    assert tuning._steps(16, 33, 4) == [(0, 4), (4, 16)], "a step that would be empty is left out"
+    assert tuning._steps(17, 10, 4) == [(0, 4), (4, 16), (16, 17)]
+    # 33 trees on 4 prompts, 11 on 12, 4 on 36 and 2 on the last 8.
+    assert tuning.decodings(33, 60) == 33 * 4 + 11 * 12 + 4 * 36 + 2 * 8
 
 
 @pytest.fixture
@@ -86,34 +93,23 @@ def test_a_race_ends_where_one_tree_is_left(asked):
     assert alone.policy.plan == trees[1] and alone.table["prompts"].tolist() == [2]
     tuning.tune_static(shared_pair(), {"mine": [[number] for number in range(70)]}, trees)
     assert len(asked[-1][1]) == 60, "no more than sixty unless told otherwise"
-    for bad in (dict(first=0), dict(most=0)):
-        with pytest.raises(SpecdecError, match=f"{next(iter(bad))} must be an integer of at least 1"):
-            tuning.tune_static(shared_pair(), [[1]], trees, **bad)
+    for name in ("first", "most"):
+        none = pytest.raises(SpecdecError, tuning.tune_static, shared_pair(), [[1]], trees, **{name: 0})
+        none.match(f"{name} must be an integer of at least 1")
 
 
 def test_only_the_tuning_part_of_suites_by_name_is_used(asked, monkeypatch):
-    gathered = []
-    monkeypatch.setattr(tuning, "gather", lambda *given, **named: gathered.append((given, named)) or gather([[1], [2]]))
-    trees = [TreeConfig(4, 2, 2)]
-    for prompts in (["toy/nq"], {"toy/nq": ["a"]}):
-        tuning.tune_static(shared_pair(), prompts, trees, limit=3, folder="here", seed=7, part="test")
+    gathered, by_name = Mock(return_value=gather([[1], [2]])), {"toy/nq": ["a"]}
+    monkeypatch.setattr(tuning, "gather", gathered)
     where = {"limit": 3, "folder": "here", "seed": 7}
-    assert gathered == [((["toy/nq"],), where | {"part": "tune"}), (({"toy/nq": ["a"]},), where | {"part": None})]
+    for prompts in (["toy/nq"], by_name):
+        tuning.tune_static(shared_pair(), prompts, [TreeConfig(4, 2, 2)], part="test", **where)
+    assert gathered.mock_calls == [call(["toy/nq"], part="tune", **where), call(by_name, part=None, **where)]
     assert asked[0][3] == EvaluateConfig(name="tune_static", folder="here", seed=7)
-
-
-def test_steps_grow_threefold_and_the_last_takes_what_is_left():
-    assert tuning._steps(60, 33, 4) == [(0, 4), (4, 16), (16, 52), (52, 60)]
-    assert tuning._steps(60, 3, 4) == [(0, 60)]
-    assert tuning._steps(16, 33, 4) == [(0, 4), (4, 16)], "a step that would be empty is left out"
-    assert tuning._steps(17, 10, 4) == [(0, 4), (4, 16), (16, 17)]
-    # 33 trees on 4 prompts, 11 on 12, 4 on 36 and 2 on the last 8.
-    assert tuning.decodings(33, 60) == 33 * 4 + 11 * 12 + 4 * 36 + 2 * 8
 
 
 @pytest.mark.parametrize(("first", "most"), [(3, 30), (4, 24), (1, 60), (4, 3)])
 def test_the_answers_of_a_race_are_counted_before_it_runs(asked, first, most):
-    """And it takes its prompts from the tuning part of suites by name."""
     tuning.tune_static(shared_pair(), ["toy/gsm8k", "toy/nq"], first=first, most=most)
     decoded = {id for _, ids, *_ in asked for id in ids}
     tune = {one.id for name in ("toy/gsm8k", "toy/nq") for one in split(load_suite(name))["tune"]}
@@ -133,21 +129,14 @@ def test_all_that_is_found_of_a_race(monkeypatch):
         return [large if list(some.turns["suite"].unique()) == ["hard"] else small]
 
     def evaluate(methods, suite, pair, config):
-        asked.append(({name: policy.plan for name, policy in methods.items()}, suite, pair, config))
-        rows = []
-        for name, policy in methods.items():
-            rows += [
-                dict(method=name, new_tok=11, decode_ms=10.0 * policy.plan.total_tokens)
-                | ({"decode_ms": 120.0} if (suite, name) == ("hard", "3,1,3") else {})
-            ] * 2
-        return SimpleNamespace(read_table=lambda table: pd.DataFrame(rows))
+        plans = {name: policy.plan for name, policy in methods.items()}
+        asked.append((plans, suite, pair, config))
+        ms = {name: 10.0 * plan.total_tokens for name, plan in plans.items()}
+        ms |= {"3,1,3": 120.0} if suite == "hard" else {}
+        rows = pd.DataFrame([dict(method=name, new_tok=11, decode_ms=ms[name]) for name in plans for _ in range(2)])
+        return SimpleNamespace(read_table=lambda table: rows)
 
-    gathered = []
-
-    def items(suite, **named):
-        gathered.append((suite, named))
-        return [SimpleNamespace(digest=f"of {suite}")]
-
+    items = Mock(side_effect=lambda suite, **named: [SimpleNamespace(digest=f"of {suite}")])
     for name, stand_in in (("finalists", finalists), ("evaluate", evaluate), ("gather", items)):
         monkeypatch.setattr(tuning, name, stand_in)
     found = tuning.race_static("pair", trace, costs, count=1, limit=2, folder="here", part="tune", repeats=3)
@@ -157,8 +146,7 @@ def test_all_that_is_found_of_a_race(monkeypatch):
         ({"3,1,3": small}, "easy", "pair", EvaluateConfig(name="race_static_easy", **config)),
         (trees, "hard", "pair", EvaluateConfig(name="race_static_hard", **config)),
     ]
-    where = {"limit": 2, "folder": "here", "part": "tune"}
-    assert gathered == [("easy", where), ("hard", where)]
+    assert items.mock_calls == [call(suite, limit=2, folder="here", part="tune") for suite in ("easy", "hard")]
     assert (found.tuned, found.per_suite) == (small, {"easy": small, "hard": large})
     assert found.tuned_on == {"of easy", "of hard"} and len(found.runs) == 2
     columns = ["suite", "total_tokens", "depth", "top_k", "beam", "predicted_ms", "measured_ms", "fastest"]
@@ -227,9 +215,8 @@ def test_every_gate_is_tried_with_every_tree_and_each_tree_alone(monkeypatch):
     table = tuning.tune_gate(trace, "costs", trees, copied=(8, 12), saved=(0.5, 0.25))
     numbers = [(4, 2, 3), (5, 3, 2, 2, 1)]
     assert [policy.plan for policy in (asked[0], asked[5])] == trees
-    assert [policy for policy in asked if isinstance(policy, CopyGate)] == [
-        CopyGate(own, copied, saved) for own in numbers for copied in (8, 12) for saved in (0.5, 0.25)
-    ]
+    gates = [CopyGate(own, copied, saved) for own in numbers for copied in (8, 12) for saved in (0.5, 0.25)]
+    assert [policy for policy in asked if isinstance(policy, CopyGate)] == gates
     assert list(table) == ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
     assert table["ms_per_tok"].tolist() == [8.25, 8.25, 8.5, 8.5, 9.0, 9.0, 12.25, 12.25, 12.5, 12.5]
     assert table.index.tolist() == list(range(10)) and table["tree"].unique().tolist() == [tree.text for tree in trees]
@@ -237,9 +224,8 @@ def test_every_gate_is_tried_with_every_tree_and_each_tree_alone(monkeypatch):
     assert np.isnan(table["saved_frac"][4]) and (table["speedup"] == 1 / table["ms_per_tok"]).all()
     asked.clear()
     tuning.tune_gate(trace, "costs", trees[:1])
-    assert [(one.copied_tokens, one.saved_frac) for one in asked[1:]] == [
-        (copied, saved) for copied in (6, 8, 12) for saved in (0.1, 0.2, 0.3, 0.4)
-    ]
+    usual = [(copied, saved) for copied in (6, 8, 12) for saved in (0.1, 0.2, 0.3, 0.4)]
+    assert [(one.copied_tokens, one.saved_frac) for one in asked[1:]] == usual
     for without in ({"copies": None}, {"forwards": False}):
-        with pytest.raises(SpecdecError, match="record a drafter that has both"):
-            tuning.tune_gate(SimpleNamespace(**vars(trace) | without), "costs", trees)
+        given = SimpleNamespace(**vars(trace) | without), "costs", trees
+        pytest.raises(SpecdecError, tuning.tune_gate, *given).match("record a drafter that has both")

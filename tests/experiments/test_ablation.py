@@ -34,7 +34,6 @@ def quiet():
 
 
 def test_what_a_change_is_worth_by_hand():
-    """Of two turns of each of two prompts and two seeds, by two choices."""
     late, other = Choice({"action_lag": True}, decoding=True), Choice({"interval": 30}, decoding=True)
     times = {("a", "ours"): 5.0, ("b", "ours"): 15.0, ("a", late.name): 5.0, ("b", late.name): 20.0}
     times |= {("a", other.name): 2.5, ("b", other.name): 7.5}
@@ -78,13 +77,18 @@ def test_measuring(system, tmp_path):
         assert {file: file.stat().st_ino for file in written} == written  # nothing is trained twice
 
 
-def test_an_unknown_system_is_refused(tmp_path):
+def test_one_of_two_policies_decodes_otherwise_and_an_unknown_system_is_refused(tmp_path):
+    depth = ltd.OURS.depth.policy().fill_at_random((4,))
+    size = ltd.OURS.size.policy().fill_at_random((4,))
+    both = ablation.redecoded(ltd.combine(depth, size), {"depth.stride": 3})
+    assert [policy.settings() for policy in both.policies] == [depth.settings() | {"stride": 3}, size.settings()]
+    both = ablation.redecoded(ltd.combine(depth, size), {"depth.stride": 2, "size.temperature": 0.5})
+    assert both.policies[0].stride == 2 and both.policies[1].temperature == 0.5
     pytest.raises(SpecdecError, ablate, "respz", TRACE, COSTS, tmp_path).match("resps")
     assert PRESETS == ("paper", "official", "ours")
 
 
 def test_the_choices_by_name_and_what_changes_with_them():
-    """What papers and codes disagree about: the papers' sections and their codes' defaults, as the configs' comments say."""
     recorded = json.loads(Path(__file__).with_name("choices.json").read_text())
     beside_the_configs = ("reward", "gradient", "size.sizes")
     for system, many in CHOICES.items():
@@ -104,12 +108,3 @@ def test_the_choices_by_name_and_what_changes_with_them():
         (first, *_) = CHOICES[system]
         said = {name: getattr(config, first.field) for name, config in own.CONFIGS.items() if name in PRESETS}
         assert stated(system, first) == said
-
-
-def test_of_two_policies_the_named_one_decodes_otherwise():
-    depth = ltd.OURS.depth.policy().fill_at_random((4,))
-    size = ltd.OURS.size.policy().fill_at_random((4,))
-    both = ablation.redecoded(ltd.combine(depth, size), {"depth.stride": 3})
-    assert [policy.settings() for policy in both.policies] == [depth.settings() | {"stride": 3}, size.settings()]
-    both = ablation.redecoded(ltd.combine(depth, size), {"depth.stride": 2, "size.temperature": 0.5})
-    assert both.policies[0].stride == 2 and both.policies[1].temperature == 0.5

@@ -35,6 +35,8 @@ def test_drafters_of_one_target_in_one_run(tiny, home):
     rows = judged.set_index("method")
     assert rows.index.tolist() == ["eagle3", "hybrid", "suffix", baselines.GATED]
     assert (rows["cycle_tok"] == live.loc[rows.index, "cycle_tok"]).all()
+    cycles = pd.DataFrame({"method": ["a", "a", "b"], "accepted_tok": [0, 2, 3]})
+    assert baselines.reached(cycles, 3).to_numpy().tolist() == [[0.5, 0.5, 0.0], [1.0, 1.0, 1.0]]
 
 
 def test_drafters_that_ship_beside_eagle3(home):
@@ -49,8 +51,3 @@ def test_drafters_that_ship_beside_eagle3(home):
         assert sums.loc[kind, "cycle_tok"] / sums.loc[kind, "cycles"] > 1.5  # one that learned nothing has 1
         card = read_json(shipped_folder("small") / KINDS[kind].folder / "card.json")
         assert card["kind"] == kind and len(card["learned"]) > 3
-
-
-def test_how_far_paths_reach():
-    cycles = pd.DataFrame({"method": ["a", "a", "b"], "accepted_tok": [0, 2, 3]})
-    assert baselines.reached(cycles, 3).to_numpy().tolist() == [[0.5, 0.5, 0.0], [1.0, 1.0, 1.0]]

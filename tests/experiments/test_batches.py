@@ -2,6 +2,7 @@
 
 import time
 import types
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -44,7 +45,6 @@ def forwards(monkeypatch):
 
 @pytest.mark.parametrize("texts", [1, 3])
 def test_every_cycle_is_counted_once_for_all(tiny, forwards, texts):
-    """One forward of the target serves a cycle of all texts; the tokens are those of the same cycles alone."""
     prompts = [tiny.ids_of(prompt) for prompt in PROMPTS[:texts]]
     found = full_batch(tiny, prompts, TREE, 24, stop_tokens=())
     alone = decode_many(tiny, prompts, TREE, 24, stop_tokens=(), rows=1)
@@ -55,56 +55,48 @@ def test_every_cycle_is_counted_once_for_all(tiny, forwards, texts):
 
 
 def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
-    def methods(size):
-        policy = RandomPolicy(TreeConfig(8, 3, 3))
-        return {"plain": "autoregressive", "tree": f"static:{2 + size},2,2", "policy": policy}
-
+    same = {"plain": "autoregressive", "policy": RandomPolicy(TreeConfig(8, 3, 3))}
+    given = lambda size: same | {"tree": f"static:{2 + size},2,2"}, {"mine": PROMPTS}, tiny
     settings = dict(sizes=(1, 4), rounds=2, max_new_tokens=16, progress=False)
-    run = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
+    run = measure_batches(*given, **settings)
     rows, described = run.read_table("batches"), run.record()["config"]["methods"]
     assert len(rows) == 2 * 2 * 3 and (rows["total_ms"] > 0).all()
     assert rows["texts"].tolist() == [1] * 6 + [4] * 6, "more texts than prompts: one of them twice"
     assert described["1"]["tree"] != described["4"]["tree"] and described["1"]["policy"] == described["4"]["policy"]
     assert all(sorted(part["order"]) == [0, 1, 2] for _, part in rows.groupby(["texts", "round"]))
-    again = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
+    again = measure_batches(*given, **settings)
     assert again.directory == run.directory and again.read_table("batches").equals(rows)
     table = batch_summary(run).set_index(["texts", "method"])
     assert (table["groups"] == 2).all() and (table.xs("plain", level="method")["tau"] == 1).all()
 
 
-REFUSED = {
-    "a size must be an integer of at least 1": dict(sizes=(0,)),
-    "sizes is empty": dict(sizes=()),
-    "rounds must be an integer of at least 1": dict(rounds=0),
-    "unknown method 'eagel3'; did you mean 'eagle3'": dict(methods={"tree": "eagel3"}),
-    "too few to count": dict(sizes=(1,), max_new_tokens=4, progress=False),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_bad_input_is_refused_in_a_sentence(tiny, home, message):
-    given = dict(methods={"tree": TREE}, prompts={"mine": PROMPTS}, pair=tiny) | REFUSED[message]
-    pytest.raises(SpecdecError, measure_batches, **given).match(message)
+def test_bad_input_is_refused_in_a_sentence(tiny, home):
+    given = dict(methods={"tree": TREE}, prompts={"mine": PROMPTS}, pair=tiny)
+    for message, wrong in {
+        "a size must be an integer of at least 1": dict(sizes=(0,)),
+        "sizes is empty": dict(sizes=()),
+        "rounds must be an integer of at least 1": dict(rounds=0),
+        "unknown method 'eagel3'; did you mean 'eagle3'": dict(methods={"tree": "eagel3"}),
+        "too few to count": dict(sizes=(1,), max_new_tokens=4, progress=False),
+    }.items():
+        pytest.raises(SpecdecError, measure_batches, **given | wrong).match(message)
 
 
 def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(tiny, home, monkeypatch):
-    gathered, counters = [], []
+    counters, counted = [], {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
+    gathered = Mock(return_value=gather({"mine": PROMPTS}))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    items = gather({"mine": PROMPTS})
-    monkeypatch.setattr(batches, "gather", lambda *given, **named: gathered.append((given, named)) or items)
-
-    def full_batch(*given, **settings):
-        counters.append(clock._counter.get())
-        return {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
-
-    monkeypatch.setattr(batches, "full_batch", full_batch)
+    monkeypatch.setattr(batches, "gather", gathered)
+    monkeypatch.setattr(batches, "full_batch", lambda *_, **__: counters.append(clock._counter.get()) or counted)
     where = dict(folder="here", part="tune", seed=3)
     few = dict(sizes=(2,), rounds=1, progress=False, cpu_time=True, scale="paper")
-    run = measure_batches({"plain": "autoregressive"}, ["toy/nq"], tiny, **few, **where)
-    assert gathered == [((["toy/nq"],), where)] and counters == [time.process_time] and run.scale == "paper"
+    given = {"plain": "autoregressive"}, ["toy/nq"], tiny
+    run = measure_batches(*given, **few, **where)
+    gathered.assert_called_once_with(["toy/nq"], **where)
+    assert counters == [time.process_time] and run.scale == "paper"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(SpecdecError, match="processor time counts one thread"):
-        measure_batches({"plain": "autoregressive"}, ["toy/nq"], tiny, **few, **where)
+    two = pytest.raises(SpecdecError, measure_batches, *given, **few, **where)
+    two.match("processor time counts one thread")
     assert run.record()["config"]["clock"] == "processor" == run.read_table("batches")["clock"].item()
 
 

@@ -15,11 +15,8 @@ EXPECTED = {
 }
 
 
-def test_the_first_list_with_a_keyword_wins():
+def test_the_first_list_with_a_keyword_wins_and_shares_add_up():
     assert {text: category(text) for text in EXPECTED} == EXPECTED
-
-
-def test_shares_add_up():
     rows = composition(["Debug this", "Name a river", "Name a lake", "Solve it"])
     assert [row["category"] for row in rows] == sorted([*KEYWORDS, "General"]) + ["Total"]
     shares = {row["category"]: row["share_pct"] for row in rows}

@@ -31,8 +31,32 @@ def rows():
     return pd.DataFrame(made)
 
 
-def test_a_baseline_of_several_seeds_is_their_mean():
-    """Of chains, which nobody timed."""
+def test_rows_of_the_comparison_are_whole():
+    # Two methods at two temperatures; a ratio of sums, averaged over seeds; the interval of a single seed by its own columns.
+    timed = rows()
+    timed.loc[(timed["drafter"] == "ppow") & (timed["seed"] == 1), "total_ms"] = 30.0
+    two = compare_tau(timed).set_index(["suite", "drafter"])
+    assert two.loc[("s", "ppow"), "speedup"] == pytest.approx((100 / 160) / (50 / 200)), "of all prompts and seeds"
+    assert two.loc[("all", "start"), ["tau", "speedup"]].tolist() == [2, 2]
+    assert two.loc[("s", "start"), ["over_baseline", "low", "high"]].tolist() == [1.0, 1.0, 1.0]
+    found = two.loc[("all", "ppow")]
+    assert found["tau"] == pytest.approx((48 / 20 + 48 / 16) / 2) and found["seeds"] == 2
+    assert found["over_baseline"] == pytest.approx((24 / 20 + 24 / 16) / 2)
+    assert found["low"] < found["over_baseline"] < found["high"]
+    assert found[["worst_seed", "best_seed"]].tolist() == pytest.approx([24 / 20, 24 / 16])
+    every = pd.concat([rows().assign(temperature=t, total_ms=rows()["total_ms"] * (1 + t)) for t in (0.0, 1.0)])
+    table = compare_tau(every)
+    columns = "temperature method suite drafter prompts seeds tau over_baseline low high worst_seed best_seed speedup"
+    assert list(table) == columns.split()
+    keys = [[t, "tree", suite, name] for suite in ("s", "all") for t in (0.0, 1.0) for name in ("start", "ppow")]
+    assert table[["temperature", "method", "suite", "drafter"]].values.tolist() == keys
+    one = compare_tau(rows()[rows()["seed"] == 0]).set_index(["suite", "drafter"]).loc[("all", "ppow")]
+    columns = np.array([[24, 10, 24, 8], [24, 14, 24, 12]], dtype=float)
+    found = stats.interval(columns, lambda means: means[..., 2] / means[..., 3] * means[..., 1] / means[..., 0])
+    assert one[["prompts", "seeds", "tau"]].tolist() == [2, 1, pytest.approx(48 / 20)]
+    assert one[["over_baseline", "low", "high"]].tolist() == pytest.approx([24 / 20, found.low, found.high])
+    assert one["worst_seed"] == one["best_seed"] == pytest.approx(24 / 20)
+    # Of chains, which nobody timed.
     table = compare_tau(rows().drop(columns=["new_tok", "total_ms"]), "ppow").set_index(["suite", "drafter"])
     ppow = (48 / 20 + 48 / 16) / 2
     assert table.loc[("all", "start"), "over_baseline"] == pytest.approx(48 / 24 / ppow)
@@ -40,7 +64,18 @@ def test_a_baseline_of_several_seeds_is_their_mean():
     assert table.loc[("all", "ppow"), "worst_seed"] == pytest.approx(48 / 20 / ppow)
 
 
-def test_trees_by_candidates_have_that_many_leaves():
+def test_what_gradients_have_in_common_and_trees_by_candidates():
+    # Of half a common direction and half noise: a cosine of a half, exact where a float32 sum of squares is not. Of three
+    # directions at 0, 60 and 120 degrees: a half, a half and minus a half.
+    common, noise = torch.zeros(4_000_000), torch.zeros(2, 4_000_000)
+    common[::2], noise[0, 1::4], noise[1, 3::4] = 1.0, 2**0.5, 2**0.5
+    agree, direction = drafters.common_direction(list(common + noise))
+    assert agree == pytest.approx(0.5, abs=1e-7) and float(direction @ direction) == pytest.approx(1, abs=1e-9)
+    assert drafters.common_direction([common, -3 * common])[0] == pytest.approx(-1, abs=1e-9)
+    thirds = [torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.75**0.5]) * 3, torch.tensor([-0.5, 0.75**0.5])]
+    agree, direction = drafters.common_direction(thirds)
+    assert agree == pytest.approx(1 / 6, abs=1e-7) and isinstance(agree, float)
+    assert direction.tolist() == pytest.approx([0.5, 0.75**0.5], abs=1e-7)
     trees = trees_by_candidates(2, (1, 4))
     assert {name: tree.plan.text for name, tree in trees.items()} == {"candidates 1": "4,2,1", "candidates 4": "13,2,4"}
 
@@ -65,8 +100,7 @@ def test_chains_along_the_targets_text_are_those_of_decoding(tiny, exact, tmp_pa
     assert same > 2
 
 
-def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
-    """The first seed tries every rate, the others take the one that did best on held-out text."""
+def test_each_objective_goes_on_at_its_best_rate_and_all_curves_are_one_table(tmp_path, monkeypatch):
     found = {("a", 0.1): 2.0, ("a", 0.2): 3.0, ("b", 0.1): 5.0, ("b", 0.2): 4.0}
     trained = []
 
@@ -84,9 +118,6 @@ def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
     assert tried["chosen"].tolist() == [False, True, True, False]
     assert [kept["a", seed].parent.name for seed in range(3)] == [f"a-at-0.2-{seed}" for seed in range(3)]
     assert list(kept) == [("start", 0), *(("a", seed) for seed in range(3)), *(("b", seed) for seed in range(3))]
-
-
-def test_curves_of_all_trainings_are_one_table(tmp_path):
     trained = {("start", 0): tmp_path / "start" / "drafter"}
     for name, seed, losses in (("a", 0, [3.0, 2.0]), ("b", 4, [1.0])):
         trained[name, seed] = tmp_path / f"{name}-{seed}" / "drafter"
@@ -101,23 +132,7 @@ def test_curves_of_all_trainings_are_one_table(tmp_path):
     ]
 
 
-def test_what_gradients_have_in_common():
-    """Of half a common direction and half noise: a cosine of a half, exact where a float32 sum of squares is not. Of three
-    directions at 0, 60 and 120 degrees: a half, a half and minus a half."""
-    common, noise = torch.zeros(4_000_000), torch.zeros(2, 4_000_000)
-    common[::2], noise[0, 1::4], noise[1, 3::4] = 1.0, 2**0.5, 2**0.5
-    agree, direction = drafters.common_direction(list(common + noise))
-    assert agree == pytest.approx(0.5, abs=1e-7) and float(direction @ direction) == pytest.approx(1, abs=1e-9)
-    assert drafters.common_direction([common, -3 * common])[0] == pytest.approx(-1, abs=1e-9)
-    thirds = [torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.75**0.5]) * 3, torch.tensor([-0.5, 0.75**0.5])]
-    agree, direction = drafters.common_direction(thirds)
-    assert agree == pytest.approx(1 / 6, abs=1e-7) and isinstance(agree, float)
-    assert direction.tolist() == pytest.approx([0.5, 0.75**0.5], abs=1e-7)
-
-
 def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch):
-    """The target writes greedily, once, into the folder; a text of a single token has no cycle. A drafter told twice says the
-    same twice."""
     asked, items = [], gather({"mine": ["What is 2 + 3?", "Say nothing."]})
 
     def regenerate(model, tokenizer, chats, how, *, folder):
@@ -137,34 +152,6 @@ def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch)
     assert 0 < cycles <= tokens and first == expected
     again = first | {"seed": 4, "drafter": "again", "cycles": cycles, "cycle_tok": tokens}
     assert rows.to_dict("records")[1:] == [again]
-
-
-def test_rows_of_the_comparison_are_whole():
-    """Two methods at two temperatures; a ratio of sums, averaged over seeds; the interval of a single seed by its own columns."""
-    timed = rows()
-    timed.loc[(timed["drafter"] == "ppow") & (timed["seed"] == 1), "total_ms"] = 30.0
-    two = compare_tau(timed).set_index(["suite", "drafter"])
-    assert two.loc[("s", "ppow"), "speedup"] == pytest.approx((100 / 160) / (50 / 200)), "of all prompts and seeds"
-    assert two.loc[("all", "start"), ["tau", "speedup"]].tolist() == [2, 2]
-    assert two.loc[("s", "start"), ["over_baseline", "low", "high"]].tolist() == [1.0, 1.0, 1.0]
-    found = two.loc[("all", "ppow")]
-    assert found["tau"] == pytest.approx((48 / 20 + 48 / 16) / 2) and found["seeds"] == 2
-    assert found["over_baseline"] == pytest.approx((24 / 20 + 24 / 16) / 2)
-    assert found["low"] < found["over_baseline"] < found["high"]
-    assert found[["worst_seed", "best_seed"]].tolist() == pytest.approx([24 / 20, 24 / 16])
-    every = pd.concat([rows().assign(temperature=t, total_ms=rows()["total_ms"] * (1 + t)) for t in (0.0, 1.0)])
-    table = compare_tau(every)
-    assert list(table) == (
-        "temperature method suite drafter prompts seeds tau over_baseline low high worst_seed best_seed speedup".split()
-    )
-    keys = [[t, "tree", suite, name] for suite in ("s", "all") for t in (0.0, 1.0) for name in ("start", "ppow")]
-    assert table[["temperature", "method", "suite", "drafter"]].values.tolist() == keys
-    one = compare_tau(rows()[rows()["seed"] == 0]).set_index(["suite", "drafter"]).loc[("all", "ppow")]
-    columns = np.array([[24, 10, 24, 8], [24, 14, 24, 12]], dtype=float)
-    found = stats.interval(columns, lambda means: means[..., 2] / means[..., 3] * means[..., 1] / means[..., 0])
-    assert one[["prompts", "seeds", "tau"]].tolist() == [2, 1, pytest.approx(48 / 20)]
-    assert one[["over_baseline", "low", "high"]].tolist() == pytest.approx([24 / 20, found.low, found.high])
-    assert one["worst_seed"] == one["best_seed"] == pytest.approx(24 / 20)
 
 
 def test_only_the_chain_and_plain_decoding_count_for_an_accepted_length():

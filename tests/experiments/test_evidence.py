@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -69,7 +70,6 @@ def test_an_audit_continues_where_it_was_stopped(tiny, home, monkeypatch):
 
 
 def test_what_differs_is_listed(measured, monkeypatch):
-    """A drafted text with another last token: counted, listed with its gap, and no near-tie."""
     together = lossless.decode_many
 
     def wrong(*args, **options):
@@ -109,26 +109,18 @@ def test_speed_and_peers_and_answers_make_a_card(measured, monkeypatch):
         assert title in card._section(title, part, part["drafter"])
 
 
-def test_bad_input_is_one_sentence(measured, home, capsys):
+def test_the_command_runs_the_notebook_and_bad_input_is_one_sentence(measured, home, capsys, tmp_path, monkeypatch):
     pytest.raises(SpecdecError, measured, "tao").match("unknown part 'tao'; did you mean 'tau'")
     assert cli.main(["evidence", "--pair", "tiny", "--drafter", str(home), "--out", str(home / "m.json")]) == 2
     assert "there is no drafter" in capsys.readouterr().err
-
-
-def test_the_command_runs_the_notebook(tmp_path, monkeypatch):
-    asked = []
-
-    def run(opened, only, parameters, force):
-        (entry,) = opened.choose(only)
-        asked.append((entry.name, opened.parameters(entry, parameters), force))
-        return pd.DataFrame({"state": ["done"]})
-
+    run = Mock(return_value=pd.DataFrame({"state": ["done"]}))
     monkeypatch.setattr(book, "run", run)
     options = "--pair tiny --only tau speed --limit 3 --policies mine --cpu-time --seed 4".split()
     drafter = shipped_folder("tiny") / "drafter"
     assert cli.main(["evidence", *options, "--drafter", str(drafter), "--out", str(tmp_path / "m.json")]) == 0
-    [(name, values, force)] = asked
-    assert name == "91_evidence" and force, "its parts know themselves what was measured"
+    (opened, only), named = run.call_args
+    (entry,) = opened.choose(only)
+    assert entry.name == "91_evidence" and named["force"], "its parts know themselves what was measured"
     given = dict(pair="tiny", parts=["tau", "speed"], prompts=3, cpu_time=True, seed=4, drafter=str(drafter))
     given |= {"policies": [str(Path("mine").resolve())], "out": str(tmp_path / "m.json")}
-    assert given.items() <= values.items()
+    assert given.items() <= opened.parameters(entry, named["parameters"]).items()

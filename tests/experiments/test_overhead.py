@@ -21,25 +21,19 @@ def prompts(tiny):
     return [("a", "a/0", tiny.ids_of("What is 2 + 3?")), ("b", "b/0", tiny.ids_of("Name a river."))]
 
 
-def test_untrained_policies_decode_the_targets_text(tiny, prompts):
+def test_untrained_policies_decode_the_targets_text_and_ltds_two_are_timed_apart(tiny, prompts):
     width = overhead.features_size(tiny)
     policy = changed(resps.PAPER, GRID).policy(width).fill_at_random((8, 8))
     cycles, spent = overhead.decode_timed(tiny, prompts, policy, 8, predicted=(policy, "choose"))
     static = [specdec.decode(tiny, ids, Static(4, 2, 4), 8).tokens for _, _, ids in prompts]
     assert [specdec.decode(tiny, ids, policy, 8).tokens for _, _, ids in prompts] == static
     assert 0 < spent["predicted"] < cycles["policy_ms"].sum() and set(cycles["suite"]) == {"a", "b"}
-
-
-def test_both_policies_of_ltd_are_timed_apart(tiny, prompts):
     shapes = {"depth": 3, "top_k": 4}
     depth = changed(ltd.OURS.depth, shapes | {"total_tokens": 8}).policy().fill_at_random((8,))
     size = changed(ltd.OURS.size, shapes | {"sizes": (3, 7)}).policy().fill_at_random((8, 8))
     table = overhead.per_sample(tiny, prompts, depth, size, 8).pivot(index="suite", columns="method", values="value")
     assert list(table.index) == ["a", "b"] and (table[["size", "depth", "total"]] > 0).all(axis=None)
     assert np.allclose(table["share"], (table["size"] + table["depth"]) / 10 / table["total"])
-
-
-def test_an_update_takes_time():
     policy = changed(resps.PAPER, GRID).policy(12)
     ppo = changed(resps.PAPER, {"ppo.n_steps": 8, "ppo.batch_size": 4, "ppo.pi": (4,), "ppo.vf": (4,)}).ppo
     assert overhead.update_ms(policy, ppo, repeats=1) > 0

@@ -76,6 +76,9 @@ def test_rows_get_the_papers_names_and_means():
     once = rows.set_index(["row", "column"]).loc[("Re-SpS", "MT-Bench")]
     assert (once["value_low"], once["value_high"]) == (2.5, 3.5)
     assert rows.set_index(["row", "column"]).loc[("Re-SpS", "GSM8K")].isna()[["value_low", "value_high"]].all()
+    trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees
+    rows = [paper_rows.default_row(paper, paper) for paper in PAPER_TREES] + [paper_rows.TUNED_ROW]
+    assert all(row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True))
 
 
 def test_only_the_papers_settings_have_the_papers_name(opened):
@@ -91,12 +94,6 @@ def test_only_the_papers_settings_have_the_papers_name(opened):
     item = opened("resps", "table1")
     item.table(rows)
     assert "Re-SpS (not measured here)" in item.page.run.shown.missing, "trained otherwise, no row of the paper"
-
-
-def test_static_trees_are_called_as_the_comparison_calls_them():
-    trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees
-    rows = [paper_rows.default_row(paper, paper) for paper in PAPER_TREES] + [paper_rows.TUNED_ROW]
-    assert all(row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True))
 
 
 def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(opened):
@@ -130,7 +127,6 @@ def test_other_notebooks_add_their_own_methods_and_repeat_none(opened):
 
 
 def test_a_methods_rows_come_from_one_run(opened):
-    """From the run that has it on most suites, as a whole: no row is put together from two recordings."""
     rows = [*((suite, "Re-SpS", 9.0) for suite in ("gsm8k", "alpaca", "nq", "xsum")), ("gsm8k", "DDD", 9.0)]
     rows = pd.DataFrame(rows, columns=["suite", "method", "speedup"])
     first, second = finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
@@ -171,15 +167,12 @@ def test_without_a_run_the_item_is_the_papers_alone(opened):
         assert record["scale"] == "none" and record["rows"]["measured"] == 0
 
 
-def test_a_single_target_stands_above_ours(opened):
+def test_a_single_target_stands_above_ours_and_temperatures_in_columns_of_their_own(opened):
     item = opened("ltd", "table10")
     item.table(paper_rows.as_printed(measured(), {"Re-SpS, equal terms": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"]))
     table = item.page.run.shown.content
     assert table.measured.loc[("tiny", "[1024]"), ("GSM8K", "speedup")] == "1.50"
     assert table.published.loc[("Llama-3.1-8B-Instruct", "[1024]"), ("GSM8K", "speedup")] == "3.99 (a)"
-
-
-def test_two_temperatures_stand_in_columns_of_their_own(opened):
     rows = [("start", 0.0, 2.0), ("ppow", 0.0, 2.5), ("ppow", 1.0, 2.25)]
     rows = pd.DataFrame(rows, columns=["drafter", "temperature", "tau"])
     finished("train_ppow", "compared", rows.assign(suite="toy/gsm8k", method="tree", speedup=1.5))
@@ -226,7 +219,7 @@ def test_rows_of_drafters():
     assert count == 2 and lines[["name", "value", "low", "high"]].values.tolist() == [["Iter0, size", 20.0, 10.0, 30.0]]
 
 
-def test_intervals_are_compared_with_the_shortest():
+def test_intervals_are_compared_with_the_shortest_and_fixed_trees_with_the_nearest():
     sweep = pd.DataFrame({"pair": "tiny", "interval": [1, 5], "tok_per_s": [40.0, 39.0]})
     assert paper_rows.of_intervals(sweep, pd.DataFrame())["gain"].tolist() == [0.0, pytest.approx(-2.5)]
     turns = [("a", place, interval, 100.0, 40 - (interval == 5), 10) for place in range(9) for interval in (1, 5)]
@@ -234,9 +227,17 @@ def test_intervals_are_compared_with_the_shortest():
     turns = turns.assign(method=turns["interval"].astype(str), pair="tiny", seed=0, cycle_tok=9)
     found = paper_rows.of_intervals(sweep, turns)
     assert found["prompts"].tolist() == [9, 9] and found["gain_low"].tolist() == pytest.approx([0.0, -2.5])
+    grid = pd.DataFrame(
+        [(t, d, k, 1 + d + t / 100 + k / 10) for t in (8, 32) for d in (2, 7) for k in (4, 10)],
+        columns=["total_tokens", "depth", "top_k", "tau"],
+    ).assign(pair="tiny", new_tok=9)
+    left, right = panels.fixed_trees(grid).axes
+    assert left.get_title(loc="left") == "trees of 32 tokens, width 10"
+    assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [4.32, 9.32]
+    assert right.lines[0].get_xdata().tolist() == [8, 32]
 
 
-def test_bars_of_gains_take_both_sides():
+def test_bars_of_gains_take_both_sides_and_stacked_ones_end_at_the_sum():
     rows = [("Iter0, our settings", 1.25), ("Iter1, our settings", 1.5), ("Eagle3", 0.5)]
     long = pd.DataFrame(rows, columns=["row", "value"]).assign(pair="tiny", column="Mean", metric="speedup", turns=7)
     long = pd.concat([long, long.assign(metric="tau")])
@@ -250,9 +251,6 @@ def test_bars_of_gains_take_both_sides():
     assert sorted(heights) == pytest.approx(sorted([20, -60, *(100 * (x / 3.87 - 1) for x in (3.90, 3.92, 3.92))]))
     names = [axes.get_xlabel().replace("\n", " ") for axes in figure.axes]
     assert names[0] == "Table 7, over Iter0: tiny (n = 7 turns); Llama-3.1-8B-Instruct" and "Table 8, over" in names[1]
-
-
-def test_stacked_bars_end_at_the_sum():
     split = pd.DataFrame({"pair": "tiny", "method": ["default 60,7,10", "LTD"], "draft_ms": [2.0, 1.0]})
     split = split.assign(verify_ms=[6.0, 4.0], total_ms=[10.0, 6.0])
     costs = pd.DataFrame({"pair": "tiny", "machine": "here", "depth": [1, 2], "nodes": [20, 40]})
@@ -265,17 +263,6 @@ def test_stacked_bars_end_at_the_sum():
     assert max(bar.get_x() + bar.get_width() for bar in pct.patches) == 80.0
     assert [text.get_text() for text in pct.get_yticklabels()] == ["default", "LTD, equal terms"]
     assert [text.get_text() for text in pct.texts] == ["tiny", "b"]
-
-
-LONG = (7, 60, 6, 8)
-COUNTS = [("RADAR", 2, 20, 0, 3, 30), ("RADAR", 2, 60, 0, 3, 10), ("RADAR", *LONG, 60)]
-COUNTS += [("default 60,7,10", *LONG, 100), ("other", *LONG, 100)]
-COLUMNS = ["method", "expansions", "verify_nodes", "accepted_tok", "draft_calls", "cycles"]
-COUNTS = identified(pd.DataFrame(COUNTS, columns=COLUMNS).assign(pair="tiny"))
-RADAR = paper_rows.Row("RADAR", {"system": "RADAR"})
-
-
-def test_lengths_and_calls_are_shares_of_cycles():
     names = [paper_rows.default_row("radar", "EAGLE-3"), RADAR]
     bars = paper_rows.length_and_calls(COUNTS, names, items.read_published("radar", "figure2"))
     ours = bars[~bars["published"].astype(bool)]
@@ -285,9 +272,6 @@ def test_lengths_and_calls_are_shares_of_cycles():
     assert bars["published"].sum() == 26
     nothing = paper_rows.length_and_calls(pd.DataFrame(), names, items.read_published("radar", "figure2"))
     assert nothing["published"].all()
-
-
-def test_heat_maps_hold_shares_of_each_class():
     cells = paper_rows.shares_by_accepted(COUNTS, [RADAR])
     assert cells.groupby(["method", "accepted"], sort=False)["share"].sum().tolist() == pytest.approx([1.0, 1.0])
     assert cells["accepted"].unique().tolist() == ["0 or 1 accepted", "5 and more"]
@@ -299,19 +283,15 @@ def test_heat_maps_hold_shares_of_each_class():
     assert image.shape == (2, 2) and image.max() == pytest.approx(0.75) and image.sum() == pytest.approx(1.0)
 
 
-def test_fixed_trees_take_the_nearest_that_is_there():
-    grid = pd.DataFrame(
-        [(t, d, k, 1 + d + t / 100 + k / 10) for t in (8, 32) for d in (2, 7) for k in (4, 10)],
-        columns=["total_tokens", "depth", "top_k", "tau"],
-    ).assign(pair="tiny", new_tok=9)
-    left, right = panels.fixed_trees(grid).axes
-    assert left.get_title(loc="left") == "trees of 32 tokens, width 10"
-    assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [4.32, 9.32]
-    assert right.lines[0].get_xdata().tolist() == [8, 32]
+LONG = (7, 60, 6, 8)
+COUNTS = [("RADAR", 2, 20, 0, 3, 30), ("RADAR", 2, 60, 0, 3, 10), ("RADAR", *LONG, 60)]
+COUNTS += [("default 60,7,10", *LONG, 100), ("other", *LONG, 100)]
+COLUMNS = ["method", "expansions", "verify_nodes", "accepted_tok", "draft_calls", "cycles"]
+COUNTS = identified(pd.DataFrame(COUNTS, columns=COLUMNS).assign(pair="tiny"))
+RADAR = paper_rows.Row("RADAR", {"system": "RADAR"})
 
 
 def test_settings_are_part_of_a_rows_name(opened):
-    """A training with our settings never has the name of the paper's row, whichever run is the newer."""
     for preset, speed in (({"preset": "paper"}, 0.5), ({}, 1.5)):  # what names no preset was ours
         run = runs.start("train_ltd", {"parameters": {"pair": "tiny", "dtype": "float32", **preset}})
         rows = pd.DataFrame({"suite": ["gsm8k"], "method": ["iter3, seed 0"], "seed": 0, "speedup": speed})
@@ -339,7 +319,7 @@ def test_what_learned_nothing_is_said():
     assert told.endswith("(step 40): 2.000, 2.500 (step 20), 1.500.")
 
 
-def test_deviations_stand_behind_their_means(opened):
+def test_deviations_stand_behind_their_means_and_the_papers_own_test_pools_prompts(opened):
     long = pd.DataFrame({"row": "EAGLE-3", "column": "GSM8K", "metric": ["length", "length_sd"], "value": [23, 3.674]})
     (row,) = paper_rows.with_deviations(long.assign(pair="tiny")).to_dict("records")
     assert (row["metric"], row["value"], row["value_sd"]) == ("length", 23.0, 3.674)
@@ -347,9 +327,6 @@ def test_deviations_stand_behind_their_means(opened):
     assert not item.printed["metric"].str.endswith("_sd").any()
     item.table(pd.DataFrame([row]).assign(metric="acceptance_length"))
     assert "23.00 ± 3.67" in item.page.run.shown.content.markdown()
-
-
-def test_the_papers_own_test_pools_prompts_over_seeds():
     prompts = [(suite, number) for suite in ("a", "b") for number in range(6)]
     turns = [(suite, number, "default 60,5,10", 0, 10.0) for suite, number in prompts]
     turns += [(s, n, "Re-SpS", seed, 9.0 - n / 10 + seed / 9) for s, n in prompts for seed in (0, 1)]

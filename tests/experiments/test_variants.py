@@ -81,7 +81,7 @@ def test_the_sweep_counts_all_turns_once_per_seed(recording):
     assert turns.groupby("interval")["time_ms"].sum().tolist() == (2e3 * sweep["seconds"]).tolist()
 
 
-def test_radars_grid_trains_every_point_once(recording, tmp_path, monkeypatch):
+def test_radars_grid_trains_every_point_of_the_papers_tables_once(recording, tmp_path, monkeypatch):
     asked = {}
 
     def train(trace, costs, config, *, seed, out_dir):
@@ -98,6 +98,10 @@ def test_radars_grid_trains_every_point_once(recording, tmp_path, monkeypatch):
     ]  # fmt: skip
     assert (table.loc[table["alpha"] == 0.04, "draft_calls"] == 3).all() and (table["draft_calls"] > 2.9).all()
     assert table.loc[table["alpha"] == 0.02, "draft_calls"].gt(3).all()
+    # LTD's Tables 2, 6 and 10, and RADAR's grid.
+    recorded = json.loads(Path(__file__).with_name("choices.json").read_text())
+    assert runs.plain(variants.SIZE_ALONE) == recorded["size_alone"]
+    assert runs.plain(variants.RADAR_GRID) == recorded["radar_grid"]
 
 
 class Drawing(Static):
@@ -105,7 +109,6 @@ class Drawing(Static):
 
 
 def test_the_training_phase_is_of_the_questions_that_were_learned_from(recording, monkeypatch):
-    """It draws its answers and keeps each as long as in training, whatever decoding does; each seed decodes the turns again."""
     seen, trees = [], [Drawing(4, 2, 10), Drawing(16, 3, 10)]
     monkeypatch.setattr(Drawing, "with_settings", lambda self, **settings: seen.append(settings) or self, raising=False)
     config = changed(resps.OURS, {"while_training": {"interval": 3, "temperature": None}})
@@ -113,14 +116,6 @@ def test_the_training_phase_is_of_the_questions_that_were_learned_from(recording
     assert seen == [{"interval": 3, "temperature": 1.0}] * 2
     train = recording.select(part="train")
     cycles = sum(len(replay(train, tree, COSTS, keep_cycles=True).cycles) for tree in trees)
-    assert phase[["method", "suite", "turns", "cycles", "unique_actions"]].values.tolist() == [
-        ["Training phase", "all", 2 * len(train.turns), cycles, 2]
-    ]
+    (row,) = phase[["method", "suite", "turns", "cycles", "unique_actions"]].values.tolist()
+    assert row == ["Training phase", "all", 2 * len(train.turns), cycles, 2]
     assert phase["rounds_per_turn"].tolist() == pytest.approx([cycles / 2 / len(train.turns)])
-
-
-def test_the_variants_of_the_papers_tables():
-    """LTD's Tables 2, 6 and 10, and RADAR's grid."""
-    recorded = json.loads(Path(__file__).with_name("choices.json").read_text())
-    assert runs.plain(variants.SIZE_ALONE) == recorded["size_alone"]
-    assert runs.plain(variants.RADAR_GRID) == recorded["radar_grid"]

@@ -131,9 +131,6 @@ def test_what_bounds_the_tokens_per_cycle_is_measured_and_said(trained, tmp_path
     assert claims.outside_frac == pytest.approx(dict(zip(kinds, outside, strict=True)), abs=1e-4)
     assert claims.taught_drafts == 2 and 0 <= claims.first_drafts_frac <= 1
     assert f"{max(outside):.1%}" in readme and "It was trained with 2 draft steps" in readme
-
-
-def test_bounds_by_hand():
     of = {"vocab_size": 4000, "draft_vocab_size": 1000, "specdec": {"outside_frac": {"code": 0.02, "French": 0.14}}}
     assert card.limits(of) == [
         "It drafts 1,000 of its target's 4,000 tokens. Of the target's own tokens 2.0% (code) to 14.0% (French) are outside, "

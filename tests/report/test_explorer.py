@@ -44,15 +44,21 @@ def boxes(panel, *kinds):
     return [shape for shape in panel.shapes if shape["shape"] == "rect" and shape.get("kind") in kinds]
 
 
-def test_the_recording_that_ships_is_small_and_whole(recording):
+def test_what_is_shown_is_small_whole_and_said_alike(recording):
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 10e6
     assert len(recording.titles) == 6 and recording.top_ks == [2, 4, 10]
     assert all("#" not in recording.tokens(turn)[0] for turn in range(6))
     known = {int(token) for top_k in recording.top_ks for token in recording.trace.trees(top_k).tokens[:40].ravel()}
     assert known <= set(recording.texts)
+    assert panels.counted(1, "node") == "1 node" and snapshots._in_words("size", 1) == "1 node"
+    lone = snapshots.what_if(recording, 0, 0, TreeConfig(2, 1, 2))
+    assert "root + 1 of " in panels.tree_words(lone) and "1 nodes" not in panels.svg(panels.answers_panel("it", lone))
+    rule = snapshots.Asked("size", 2, "5 nodes", unit="")
+    asked = panels.answers_panel("it", dataclasses.replace(lone, asked=(rule,)))
+    assert not any("network" in str(shape.get("words")) for shape in asked.shapes)
 
 
-def test_the_tree_shows_every_verified_node_once(recording):
+def test_the_tree_shows_every_verified_node_once_and_folds(recording):
     for tree in (TreeConfig(241, 8, 10), TreeConfig(12, 3, 4), TreeConfig(1, 0, 2)):
         one = snapshots.what_if(recording, 0, 0, tree)
         panel = panels.tree_panel(one)
@@ -65,6 +71,12 @@ def test_the_tree_shows_every_verified_node_once(recording):
         assert len(boxes(panel, "bonus")) == 1
         everything = panels.tree_panel(one, cut=True)
         assert len(boxes(everything, "cut")) == len(one.token) - sum(one.verified)
+    one = snapshots.what_if(recording, 0, 0, TreeConfig(60, 7, 10))
+    folded = panels.tree_panel(one, panels.foldable(one))
+    counted = sum(int(re.search(r"▸ (\d+)", s["words"])[1]) for s in folded.shapes if "▸" in str(s.get("words")))
+    drawn = boxes(folded, "root", "accepted", "verified")
+    assert len(drawn) + counted == 60 and counted > 10
+    assert [shape["node"] for shape in boxes(folded, "accepted")] == list(one.accepted[1:])
 
 
 def test_nothing_overlaps_in_a_tree_of_240_nodes_and_words_fit_into_their_boxes(recording):
@@ -84,15 +96,6 @@ def test_nothing_overlaps_in_a_tree_of_240_nodes_and_words_fit_into_their_boxes(
             assert words["x"] + panels.wide(words["words"]) <= box["x"] + box["width"]
 
 
-def test_folding_hides_what_lies_beside_the_path(recording):
-    one = snapshots.what_if(recording, 0, 0, TreeConfig(60, 7, 10))
-    folded = panels.tree_panel(one, panels.foldable(one))
-    counted = sum(int(re.search(r"▸ (\d+)", s["words"])[1]) for s in folded.shapes if "▸" in str(s.get("words")))
-    drawn = boxes(folded, "root", "accepted", "verified")
-    assert len(drawn) + counted == 60 and counted > 10
-    assert [shape["node"] for shape in boxes(folded, "accepted")] == list(one.accepted[1:])
-
-
 def test_a_redraw_of_240_nodes_takes_less_than_100_ms(explorer):
     explorer.policy.value = "fixed 60,7,10"
     explorer.depth.value, explorer.top_k.value, explorer.total_tokens.value = 8, 10, 240
@@ -106,7 +109,15 @@ def test_a_redraw_of_240_nodes_takes_less_than_100_ms(explorer):
     explorer.own.click()
 
 
-def test_colours_survive_greyscale():
+def test_figure_and_page_draw_the_same_shapes_in_colours_that_survive_greyscale(recording):
+    panel = panels.tree_panel(snapshots.what_if(recording, 0, 0, TreeConfig(24, 4, 4)))
+    page = ET.fromstring(panels.svg(panel))
+    figure = panels.figure([panel])
+    rects = [element for element in page.iter() if element.tag.endswith("rect")]
+    assert len(rects) == len(figure.axes[0].patches)
+    shades = [[round(255 * c) for c in patch.get_facecolor()[:3]] for patch in figure.axes[0].patches]
+    assert [r.get("fill") for r in rects] == ["#{:02x}{:02x}{:02x}".format(*shade) for shade in shades]
+
     def grey(colour):
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         return 0.299 * red + 0.587 * green + 0.114 * blue
@@ -133,17 +144,7 @@ def test_any_token_can_be_drawn(recording, words):
     figure.canvas.draw()
 
 
-def test_the_figure_and_the_page_draw_the_same_shapes(recording):
-    panel = panels.tree_panel(snapshots.what_if(recording, 0, 0, TreeConfig(24, 4, 4)))
-    page = ET.fromstring(panels.svg(panel))
-    figure = panels.figure([panel])
-    rects = [element for element in page.iter() if element.tag.endswith("rect")]
-    assert len(rects) == len(figure.axes[0].patches)
-    shades = [[round(255 * c) for c in patch.get_facecolor()[:3]] for patch in figure.axes[0].patches]
-    assert [r.get("fill") for r in rects] == ["#{:02x}{:02x}{:02x}".format(*shade) for shade in shades]
-
-
-def test_stepping_playing_and_jumping(explorer):
+def test_stepping_playing_jumping_and_sliders(explorer):
     explorer.cycle.value = 1
     assert explorer.shown[0][1] == 0
     explorer.forth.click()
@@ -158,9 +159,6 @@ def test_stepping_playing_and_jumping(explorer):
     explorer._told(None, {"do": "play"})
     explorer.back.click()
     assert explorer.shown[0][1] == len(explorer.shown[0][0].cycles) - 2
-
-
-def test_sliders_cut_the_recorded_tree_anew(explorer):
     explorer.cycle.value = 2
     explorer.policy.value = "ours"
     before = explorer.view.page["lanes"][0]["tree"]
@@ -219,15 +217,6 @@ def test_drawings_say_what_they_show_and_whose_prices(explorer):
     explorer.policy.value = "ours"
 
 
-def test_sizes_are_said_alike(recording):
-    assert panels.counted(1, "node") == "1 node" and snapshots._in_words("size", 1) == "1 node"
-    lone = snapshots.what_if(recording, 0, 0, TreeConfig(2, 1, 2))
-    assert "root + 1 of " in panels.tree_words(lone) and "1 nodes" not in panels.svg(panels.answers_panel("it", lone))
-    rule = snapshots.Asked("size", 2, "5 nodes", unit="")
-    asked = panels.answers_panel("it", dataclasses.replace(lone, asked=(rule,)))
-    assert not any("network" in str(shape.get("words")) for shape in asked.shapes)
-
-
 def test_folding_from_the_page_and_the_picture_of_what_is_shown(explorer, tmp_path):
     explorer.policy.value = "fixed 60,7,10"
     explorer.cycle.value = 1
@@ -247,7 +236,7 @@ def test_folding_from_the_page_and_the_picture_of_what_is_shown(explorer, tmp_pa
     assert "application/vnd.jupyter.widget-view+json" in str(explorer._repr_mimebundle_())
 
 
-def test_what_cannot_be_opened_or_is_of_another_pair_is_said_in_the_view(recording, tmp_path):
+def test_what_cannot_be_opened_explored_or_watched_is_said(recording, tmp_path, pair):
     header = {**recording.trace.header, "schema": 99}
     runs.write_json(tmp_path / "trace.json", header)
     broken = explore(tmp_path)
@@ -259,6 +248,13 @@ def test_what_cannot_be_opened_or_is_of_another_pair_is_said_in_the_view(recordi
     assert "small" in shown.view.page["message"] and "smollm2" in shown.view.page["message"]
     deep = explore(recording, {"too deep": specdec.Static(60, 20, 10)})
     assert deep.view.page["message"].startswith("too deep: ") and deep.view.page["lanes"] == []
+    unfit = [(3,), ([],), ([3],), (b"x",)], [(None, 3), (None, {})], [(None, {"a": 3}), (None, {1: Static(4, 1, 2)})]
+    for some, name in zip(unfit, ("recording", "policies", "policy"), strict=True):
+        for arguments in some:
+            pytest.raises(SpecdecError, explore, *arguments).match(name)
+    unfit = [("pair", 3, "pair"), ("policies", {}, "policies"), ("policies", {"a": 3}, "policy")]
+    for option, value, name in (*unfit, *(("max_new_tokens", most, "max_new_tokens") for most in (-1, "x"))):
+        pytest.raises(SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2], option: value}).match(name)
 
 
 def test_watching_begins_with_a_sentence_and_one_start_and_stop(pair):
@@ -286,7 +282,7 @@ class Slow(specdec.Static):
         return min(3, question.largest)
 
 
-def test_stopping_leaves_what_was_decoded(pair):
+def test_stopping_and_failing_leave_what_was_decoded(pair):
     whole = specdec.watch(pair, "What is 2 + 3?", specdec.Static(4, 2, 3), 40, stop_tokens=()).start().wait()
     assert whole.finish_reason == "length" and whole.new_tok == 40
     policy = Slow(4, 2, 3)
@@ -299,6 +295,9 @@ def test_stopping_leaves_what_was_decoded(pair):
     policy.live.step(-1)
     assert policy.live.shown[0][1] == 1
     assert specdec.decode(pair, "again", max_new_tokens=2).new_tok == 2  # the pair is free again
+    live = specdec.watch(pair, "What is 2 + 3?", Fails(), 8)
+    assert live.start().wait().new_tok == 1
+    assert "no idea" in live.view.page["message"] and "Until then: 1 tokens" in live.view.page["message"]
 
 
 class Fails(Policy):
@@ -309,25 +308,8 @@ class Fails(Policy):
         raise ValueError("no idea")
 
 
-def test_a_policy_that_fails_leaves_its_sentence_and_the_text_so_far(pair):
-    live = specdec.watch(pair, "What is 2 + 3?", Fails(), 8)
-    assert live.start().wait().new_tok == 1
-    assert "no idea" in live.view.page["message"] and "Until then: 1 tokens" in live.view.page["message"]
-
-
-def test_what_is_no_recording_and_no_policy_is_neither_explored_nor_watched(pair):
-    unfit = [(3,), ([],), ([3],), (b"x",)], [(None, 3), (None, {})], [(None, {"a": 3}), (None, {1: Static(4, 1, 2)})]
-    for some, name in zip(unfit, ("recording", "policies", "policy"), strict=True):
-        for arguments in some:
-            pytest.raises(SpecdecError, explore, *arguments).match(name)
-    unfit = [("pair", 3, "pair"), ("policies", {}, "policies"), ("policies", {"a": 3}, "policy")]
-    for option, value, name in (*unfit, *(("max_new_tokens", most, "max_new_tokens") for most in (-1, "x"))):
-        pytest.raises(SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2], option: value}).match(name)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"schema": 1, "texts": {"x": "y"}, "prompts": []}'])
 def test_a_changed_recording_is_said(tmp_path, text):
-    """By one byte, or of texts that are none."""
     for name in ("texts.json",) if text else ("texts.json", "turns.parquet"):
         folder = Path(shutil.copytree(SHIPPED, tmp_path / name))
         content = bytearray((folder / name).read_bytes())

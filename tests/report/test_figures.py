@@ -19,7 +19,7 @@ from specdec.report import figures, tables
 from workbook import pictures
 
 
-def test_bars_have_the_heights_and_intervals_of_the_table():
+def test_bars_have_the_heights_and_intervals_of_the_table_and_splits_stack_to_the_total():
     figure = figures.speedup_bars(COMPARED)
     bars, _ = figure.axes[0].containers[:2]
     assert [bar.get_height() for bar in bars] == [2.0, 1.5]
@@ -30,6 +30,9 @@ def test_bars_have_the_heights_and_intervals_of_the_table():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tuned"]
     few = figures.speedup_bars(COMPARED.assign(prompts=3)).axes[0]
     assert [text.get_text() for text in few.get_xticklabels()][0].endswith("\nn = 3")
+    axes = figures.time_split(tables.time_split(CYCLES)).axes[0]
+    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(9.0)
+    assert {"44%"} <= {text.get_text() for text in axes.texts}
 
 
 def test_looks_differ_without_colours_and_for_readers_who_see_no_green():
@@ -41,14 +44,7 @@ def test_looks_differ_without_colours_and_for_readers_who_see_no_green():
     assert len({(figures.DASHES[number % 4], figures.MARKERS[number % 5]) for number in range(6)}) == 6
 
 
-def test_time_split_stacks_to_the_total():
-    axes = figures.time_split(tables.time_split(CYCLES)).axes[0]
-    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(9.0)
-    assert {"44%"} <= {text.get_text() for text in axes.texts}
-
-
 def test_node_curve_draws_every_part_and_in_three_panels_covers_no_text():
-    """Labels, titles and ticks of three panels, drawn, lie apart and inside the picture."""
     axes = figures.node_curve(tables.node_curve(CYCLES)).axes[0]
     assert {line.get_label() for line in axes.lines} == {"draft", "verify", "host", "total"}
     three = pd.concat([CYCLES.assign(context=context) for context in (64, 256, 768)])
@@ -84,18 +80,7 @@ def test_files_are_reproducible_and_say_where_they_come_from(home):
     assert row["key"] == run.key and row["machine"] == machine.hardware()["cpu"]
 
 
-def test_the_label_covers_nothing_that_is_drawn():
-    table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a", "panel": list("pq")})
-    figure = figures.curves(table, "x", "y", by="by", panel="panel")
-    text = figures.labelled(figure, "laptop scale: smollm2 float32 on CPU")
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    box = text.get_window_extent(canvas.get_renderer())
-    drawn = [*(axes.xaxis.label for axes in figure.axes), *figure.axes[0].get_xticklabels()]
-    assert not any(box.overlaps(one.get_window_extent(canvas.get_renderer())) for one in drawn)
-
-
-def test_curves_draw_one_line_per_name_and_panel():
+def test_curves_draw_one_line_per_name_and_panel_and_labels_cover_nothing():
     rows = [(1, 4.0, "target", 0), (2, 2.0, "target", 0), (1, 9.0, "drafter", 0), (2, 3.0, "drafter", 0)]
     table = pd.DataFrame([*rows, (1, 5.0, "drafter", 1)], columns=["step", "loss", "model", "seed"])
     axes = figures.curves(table, "step", "loss", by="seed", panel="model", labels=("steps done", "loss")).axes
@@ -104,6 +89,14 @@ def test_curves_draw_one_line_per_name_and_panel():
     assert [text.get_text() for text in axes[1].texts] == ["seed 0", "seed 1", "b"], "at the ends, from below"
     assert [line.get_ydata().tolist() for line in axes[1].lines] == [[9.0, 3.0], [5.0]]
     pytest.raises(SpecdecError, figures.curves, table, "step", "los", by="seed").match("did you mean 'loss'")
+    table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a", "panel": list("pq")})
+    figure = figures.curves(table, "x", "y", by="by", panel="panel")
+    text = figures.labelled(figure, "laptop scale: smollm2 float32 on CPU")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    box = text.get_window_extent(canvas.get_renderer())
+    drawn = [*(axes.xaxis.label for axes in figure.axes), *figure.axes[0].get_xticklabels()]
+    assert not any(box.overlaps(one.get_window_extent(canvas.get_renderer())) for one in drawn)
 
 
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))
@@ -133,7 +126,7 @@ def test_curves_over_depth_and_size_name_the_same_lines_once():
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() == (0, pytest.approx(9.45))
 
 
-def test_the_surface_shows_the_best_width_and_every_mark():
+def test_surfaces_show_the_best_width_and_predictions_lie_over_measurements(home):
     figure = pictures.speed_surface(GRID, {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)})
     axes, bar = figure.axes
     best = GRID.groupby(["total_tokens", "depth"])["speedup"].max()
@@ -143,9 +136,6 @@ def test_the_surface_shows_the_best_width_and_every_mark():
     assert places == {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)}
     assert [text.get_text() for text in axes.get_yticklabels()] == ["2", "4", "8", "16"]
     assert axes.get_yscale() == "log" and bar.get_ylabel() == "times as fast as plain decoding"
-
-
-def test_predictions_are_drawn_over_measurements(home):
     figure = pictures.predicted_measured(CHECK)
     axes = figure.axes[0]
     points = next(line for line in axes.lines if line.get_marker() == "o")
@@ -159,15 +149,7 @@ def test_predictions_are_drawn_over_measurements(home):
     assert ">nothing measured here<" in saved[0].read_text()
 
 
-def test_bad_tables_are_refused():
-    pytest.raises(SpecdecError, figures.tau_bars, COMPARED.assign(tau=np.nan)).match("nothing to show")
-    pytest.raises(SpecdecError, pictures.depth_and_size, GRID, GRID, "taus", label="tau").match("unknown column 'taus'")
-    flat = GRID[GRID["depth"] == 1]
-    pytest.raises(SpecdecError, pictures.speed_surface, flat, {}).match("two or more depths and sizes")
-    pytest.raises(SpecdecError, pictures.predicted_measured, CHECK[:0]).match("no rows")
-
-
-def test_intervals_show_every_row():
+def test_intervals_show_every_row_and_bad_tables_are_refused():
     rows = [("a", 1.1, 1.0, 1.2, "x"), ("b", 0.9, 0.8, 1.0, "x"), ("c", 1.0, 0.9, 1.1, "y")]
     table = pd.DataFrame(rows, columns=["choice", "gain", "low", "high", "of"])
     figure = pictures.intervals(table, "choice", "gain", panel="of", label="speed", title="choices")
@@ -180,3 +162,8 @@ def test_intervals_show_every_row():
     assert second.get_xlabel() == "speed" and len(pictures.intervals(table, "choice", "gain").axes) == 1
     endless = table.drop(columns="high")
     pytest.raises(SpecdecError, pictures.intervals, endless, "choice", "gain").match("high")
+    pytest.raises(SpecdecError, figures.tau_bars, COMPARED.assign(tau=np.nan)).match("nothing to show")
+    pytest.raises(SpecdecError, pictures.depth_and_size, GRID, GRID, "taus", label="tau").match("unknown column 'taus'")
+    flat = GRID[GRID["depth"] == 1]
+    pytest.raises(SpecdecError, pictures.speed_surface, flat, {}).match("two or more depths and sizes")
+    pytest.raises(SpecdecError, pictures.predicted_measured, CHECK[:0]).match("no rows")

@@ -89,19 +89,7 @@ def test_printed_means_are_those_of_their_row_or_doubted(name):
     assert (uneven == doubted).all(), rows[uneven != doubted]
 
 
-def test_the_papers_own_contradictions_are_marked():
-    tau = means("ltd_table1").query("metric == 'tau' and target.str.startswith('DeepSeek')")
-    assert len(tau) == 3 and (tau["own"] - tau["value"] > 0.4).all() and tau["doubt"].str.contains("mean").all()
-    hydra = published("resps_table1").query("row in ['Medusa', 'Hydra']")
-    cells = hydra.pivot(index=["row", "column"], columns="target", values="value")
-    assert cells.nunique(axis=1).eq(1).all() and hydra["doubt"].str.contains("copied").all()
-    ppow = published("ppow_table1").query("row != 'GRIFFIN' and column == 'MT-Bench' and metric == 'tau'")
-    ppow = ppow[ppow["target"] == "LLaMA-3.1-8B-Instruct"].astype({"value": float})
-    below = ppow.pivot(index="temperature", columns="row", values="value")
-    assert (below["PPOW"] < below["EAGLE-3"]).all() and ppow[ppow["row"] == "PPOW"]["doubt"].str.contains("below").all()
-
-
-def test_shares_add_up_as_far_as_they_say():
+def test_shares_add_up_as_far_as_they_say_and_contradictions_are_marked():
     four = published("resps_table8").set_index("row")
     shares = four["value"].astype(float)
     assert shares.drop("Total").sum() == pytest.approx(99.99) and "99.99" in four.loc["Total", "doubt"]
@@ -113,3 +101,12 @@ def test_shares_add_up_as_far_as_they_say():
     assert lengths.between(99.9, 100.1).all()
     reward = published("ppow_table6").astype({"value": float, "row": int}).set_index("row")["value"]
     assert all(value == pytest.approx(k / (0.12 * k + 1), abs=6e-4) for k, value in reward.items())
+    tau = means("ltd_table1").query("metric == 'tau' and target.str.startswith('DeepSeek')")
+    assert len(tau) == 3 and (tau["own"] - tau["value"] > 0.4).all() and tau["doubt"].str.contains("mean").all()
+    hydra = published("resps_table1").query("row in ['Medusa', 'Hydra']")
+    cells = hydra.pivot(index=["row", "column"], columns="target", values="value")
+    assert cells.nunique(axis=1).eq(1).all() and hydra["doubt"].str.contains("copied").all()
+    ppow = published("ppow_table1").query("row != 'GRIFFIN' and column == 'MT-Bench' and metric == 'tau'")
+    ppow = ppow[ppow["target"] == "LLaMA-3.1-8B-Instruct"].astype({"value": float})
+    below = ppow.pivot(index="temperature", columns="row", values="value")
+    assert (below["PPOW"] < below["EAGLE-3"]).all() and ppow[ppow["row"] == "PPOW"]["doubt"].str.contains("below").all()

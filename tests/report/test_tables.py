@@ -13,15 +13,12 @@ from specdec.report import figures, tables
 from workbook import items
 
 
-def test_paper_table_keeps_the_order_and_prints_intervals():
+def test_paper_tables_keep_their_order_and_show_no_interval_of_fewer_than_eight_prompts():
     table = tables.paper_table(COMPARED, "speedup")
     assert list(table.columns) == ["maths", "chat"] and list(table.index) == ["eagle3", "tuned"]
     assert table.loc["eagle3", "chat"] == "1.50 [1.25, 1.75]"
     assert table.loc["tuned", "chat"] == "-"
-
-
-def test_intervals_of_fewer_than_eight_prompts_are_not_shown():
-    """Neither in a paper's table, nor printed as they are, nor as whiskers."""
+    # Neither in a paper's table, nor printed as they are, nor as whiskers.
     table = COMPARED.assign(prompts=[7, 8, 8, 8])
     few, enough = tables.surely(table).iloc[[0, 1]][["speedup_low", "speedup_high"]].isna().all(axis=1)
     assert few and not enough
@@ -30,6 +27,8 @@ def test_intervals_of_fewer_than_eight_prompts_are_not_shown():
     assert [line.split().count("-") for line in tables.markdown(table).splitlines()[2:4]] == [2, 0]
     whiskers = figures.speedup_bars(table).axes[0].containers[1].lines[2][0].get_segments()
     assert [len(points) for points in whiskers] == [0, 2], "no mark at all, and one whisker"
+    table = pd.DataFrame({"p": [0.5, None], "passed": [True, None], "name": ["a", float("nan")]})
+    assert tables.markdown(table).splitlines()[-1].split() == ["|", "-", "|", "-", "|", "-", "|"]
 
 
 def test_tables_of_cycles_by_hand():
@@ -57,7 +56,14 @@ def test_the_label_stands_over_the_table(home):
     assert json.loads(label.read_text())["measured"][0]["key"] == run.key
 
 
-def test_published_numbers_say_where_they_stand(home, monkeypatch):
+def test_published_numbers_say_where_they_stand_and_bad_input_is_refused(home, monkeypatch):
+    for call, message in (
+        (lambda: tables.paper_table(COMPARED, "speedupp"), "did you mean 'speedup'"),
+        (lambda: tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup"), "two rows stand for"),
+        (lambda: tables.time_split(CYCLES.drop(columns="host_ms")), "unknown column 'host_ms'"),
+        (lambda: items.read_published("ltd", "no-such-table"), "unknown published table"),
+    ):
+        pytest.raises(SpecdecError, call).match(message)
     monkeypatch.setattr(runs, "workbook", lambda: home)
     path = home / "figures" / "published" / "ltd_table1.csv"
     runs.write_text(path, "# comment\nmethod,tau,source,doubt\nEagle3,6.35,Table 1,\n")
@@ -65,21 +71,3 @@ def test_published_numbers_say_where_they_stand(home, monkeypatch):
     pytest.raises(SpecdecError, items.read_published, "ltd", "tabel1").match("did you mean 'ltd_table1'")
     runs.write_text(path, "method,tau,source\nEagle3,6.35,Table 1\n")
     pytest.raises(SpecdecError, items.read_published, "ltd", "table1").match("unknown column 'doubt'")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: tables.paper_table(COMPARED, "speedupp"), "did you mean 'speedup'"),
-        (lambda: tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup"), "two rows stand for"),
-        (lambda: tables.time_split(CYCLES.drop(columns="host_ms")), "unknown column 'host_ms'"),
-        (lambda: items.read_published("ltd", "no-such-table"), "unknown published table"),
-    ],
-)
-def test_bad_input(call, message):
-    pytest.raises(SpecdecError, call).match(message)
-
-
-def test_what_is_missing_is_a_dash_in_every_column():
-    table = pd.DataFrame({"p": [0.5, None], "passed": [True, None], "name": ["a", float("nan")]})
-    assert tables.markdown(table).splitlines()[-1].split() == ["|", "-", "|", "-", "|", "-", "|"]
