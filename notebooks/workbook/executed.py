@@ -84,6 +84,11 @@ def _head(executed: dict, name: str, pages) -> str:
     return f"# {title}\n\n> {promise}\n\n{' · '.join(links)}\n\n<sub>{provenance(executed)}</sub>"
 
 
+def _without_folder(value):
+    """A path of the machine that executed the notebook by its last part, anything else unchanged."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
 def provenance(executed: dict) -> str:
     """When a copy was executed, by which commit, where, and with which parameters other than the notebook's own."""
     facts, papermill = (executed.get("metadata", {}).get(name) or {} for name in (notebooks.EXECUTED, "papermill"))
@@ -93,9 +98,8 @@ def provenance(executed: dict) -> str:
     parts += [f"in {papermill['duration'] / 60:.1f} min"] if papermill.get("duration") else []
     parts += [f"on {facts['cpu']}"] if facts.get("cpu") else []
     usual = notebooks.default_parameters(executed)
-    others = [
-        f"`{key} = {value!r}`" for key, value in (papermill.get("parameters") or {}).items() if usual.get(key) != value
-    ]
+    given = {key: value for key, value in (papermill.get("parameters") or {}).items() if usual.get(key) != value}
+    others = [f"`{key} = {_without_folder(value)!r}`" for key, value in given.items()]
     return f"{' '.join(parts)}, with the parameters below{' but ' * bool(others)}{', '.join(others)}."
 
 
