@@ -1,4 +1,4 @@
-"""The exercises of notebooks 10, 11 and 12: how each answer is judged, and two hints for each.
+"""The exercises of notebooks 10 to 12 and 22 to 25: how each answer is judged, and two hints for each.
 
 A test gets the notebook's variables and the answers, raises Miss with a sentence that does not give the answer away, and
 returns a fact to remember. Notebooks take `check` from here.
@@ -11,13 +11,16 @@ import random
 import time
 
 import numpy as np
+import torch
 
 import specdec
+from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.verification import accept, gumbel_noise
 from specdec.evaluation.lossless import chi_square
-from specdec.replays import snapshots
+from specdec.replays import oracle, snapshots
 
+from workbook import book
 from workbook.lessons import Unanswered, exercise, function, need, number, several
 from workbook.lessons import check as check
 
@@ -29,6 +32,20 @@ def policy(what, value):
     """Reads a class of policies."""
     need(isinstance(value, type) and issubclass(value, Policy), f"{what} must be a class of policies, such as Static.")
     return value
+
+
+def near(said: float, right: float, within: float) -> None:
+    """Miss unless a number is right; the sentence says in which direction it is off."""
+    need(abs(said - right) < within, f"{said:.3f} is too {'large' if said > right else 'small'}.")
+
+
+def taught(name: str, values: dict) -> book.NotebookRun:
+    """A run for the pictures of a training notebook's lesson, which needs no recording of notebook 21.
+
+    values: the notebook's `globals()`.
+    """
+    run = runs.start(f"{name.partition('_')[2]}_taught", {}, scale=values["scale"])
+    return book.open(name, {**values, "recording": "the one that ships", "costs": "its own"}, run=run)
 
 
 # 10, Speculative decoding
@@ -116,7 +133,7 @@ def _(v, liar):
 )
 def _(v, alpha):
     right = float(np.minimum(v.p, v.q).sum())
-    need(abs(alpha - right) < 0.005, f"{alpha:.3f} is too {'large' if alpha > right else 'small'}.")
+    near(alpha, right, 0.005)
     kept = np.mean([v.rng.random() < v.p[x] / v.q[x] for x in v.rng.choice(len(v.q), size=v.draws, p=v.q)])
     return f"Of {v.draws} drafts drawn now {kept:.3f} were kept."
 
@@ -257,7 +274,7 @@ def _(v, break_even):
 def _(v, said):
     tried = sum(min(row.accepted_tok + 1, max(v.lengths)) for row in v.longest.rows)
     share = sum(row.accepted_tok for row in v.longest.rows) / tried
-    need(abs(said - share) < 0.005, f"{said:.3f} is too {'large' if said > share else 'small'}.")
+    near(said, share, 0.005)
     return f"Of {tried} drafts that were tried {share:.3f} were accepted."
 
 
@@ -495,3 +512,348 @@ def _(v, said):
     need(share <= 0.01, f"With N = {said} asking takes {share:.1%} of the time of the cycles, more than 1 %.")
     need(said == 1 or 2 / (20 * (said - 1)) > 0.01, f"With fewer cycles than {said} asking takes at most 1 % as well.")
     return "An answer that is kept may be dearer."
+
+
+# 22, Train Re-SpS
+
+
+@exercise(
+    "22.asked",
+    {"asked": number(1, whole=True)},
+    "The first question comes before the first cycle: count the cycles 0, N, 2 N and so on.",
+    "Count the multiples of 30 from 0 to 60.",
+)
+def _(v, asked):
+    need(asked != 2, "61 / 30 is a little more than 2, but the tree of the last cycle needs a question, too.")
+    need(asked == 3, f"{asked} questions are too {'many' if asked > 3 else 'few'}.")
+    return "In cycles 0, 30 and 60. A text of 30 cycles is decided by a single answer."
+
+
+@exercise(
+    "22.reward",
+    {"r_avg": function(number())},
+    "Divide within each cycle first; then take the mean over the cycles.",
+    "Return the sum of tok / s over zip(tokens, seconds), divided by len(tokens).",
+)
+def _(v, r_avg):
+    for tokens, seconds in (([3, 1, 2], [0.1, 0.05, 0.2]), ([4], [0.1])):
+        said, ratios = r_avg(tokens, seconds), [tok / s for tok, s in zip(tokens, seconds, strict=True)]
+        way = f"For {tokens} tokens in {seconds} seconds it says {said:.2f}"
+        pooled = math.isclose(said, sum(tokens) / sum(seconds)) and len(tokens) > 1
+        need(
+            not pooled,
+            f"{way}: that is all tokens over all seconds, a ratio of sums, and Equation 5 is a mean of ratios.",
+        )
+        need(not math.isclose(said, sum(ratios)) or len(tokens) == 1, f"{way}: that is the sum of the ratios.")
+        need(math.isclose(said, sum(ratios) / len(ratios)), f"{way}, which is not Equation 5.")
+    cycles = [cycle for lane in v.lanes for cycle in lane.cycles]
+    tokens, seconds = [c.kept_tok for c in cycles], [c.total_ms / 1e3 for c in cycles]
+    mean, throughput = r_avg(tokens, seconds), sum(tokens) / sum(seconds)
+    return f"Over all recorded cycles it is {mean:.1f} per second; the throughput is {throughput:.1f}."
+
+
+@exercise(
+    "22.errors",
+    {"errors": several(" of line numbers", number(1, 15, whole=True))},
+    "Play through the first two cycles and write down `step`; then ask what the clock measures, and who needs the buffer.",
+    "One is the line that starts the clock, one the line that guards the buffer, one the line that counts.",
+)
+def _(v, errors):
+    wrong = {7, 12, 15}
+    found, innocent = wrong & set(errors), set(errors) - wrong
+    need(not innocent, f"Line {min(innocent, default=0)} is right as it is; you found {len(found)} of the three.")
+    need(found == wrong, f"You found {len(found)} of the three errors.")
+    return (
+        "With line 7 depth costs nothing; with line 12 nothing is learned; with line 15 the first tree is never kept."
+    )
+
+
+@exercise(
+    "22.idle",
+    {"idle": number(0, 1)},
+    "Take the largest speedup of the rows with total_tokens of at least 32, and the largest of all rows.",
+    "Divide trees.loc[trees['total_tokens'] >= 32, 'speedup'].max() by trees['speedup'].max().",
+)
+def _(v, idle):
+    grid = specdec.static_grid(v.texts, v.prices)
+    best = grid.loc[grid["total_tokens"] >= 32, "speedup"].max()
+    need(
+        abs(idle - best) > 5e-4,
+        f"{idle:.3f} is the speedup of the large tree itself; relate it to that of the best tree.",
+    )
+    right = best / grid["speedup"].max()
+    near(idle, right, 5e-4)
+    return f"No static tree of such a grid is faster here than {right:.2f} of the best one. Check the grid before you train."
+
+
+@exercise(
+    "22.kept",
+    {"kept_share": number()},
+    "Three times are needed: of the fastest static tree of `sizes`, and of the bounds with n = 1 and n = 10.",
+    "specdec.headroom(time of n = 10, least time of static_grid(..., total_tokens=sizes), time of n = 1); times are sums.",
+)
+def _(v, said):
+    static_ms = specdec.static_grid(v.texts, v.prices, total_tokens=v.sizes)["time_ms"].min()
+    often, seldom = (oracle.kept_bound(v.texts, v.prices, n, v.sizes)["time_ms"].sum() for n in (1, 10))
+    right = float(specdec.headroom(seldom, static_ms, often))
+    need(abs(said - often / seldom) > 5e-4, "That is the ratio of the two bounds; relate both to the static tree.")
+    near(said, right, 5e-3)
+    return f"{right:.0%} is left: a tree that is kept for ten cycles cannot follow the text from token to token."
+
+
+# 23, Train LTD
+
+
+@exercise(
+    "23.reachable",
+    {"reachable": several(" of depths", number(0, 99, whole=True))},
+    "Between two questions it continues; the largest depth needs no question.",
+    "It can stop at every multiple of 3 up to 12.",
+)
+def _(v, reachable):
+    right, said = {3, 6, 9, 12}, set(reachable)
+    need(not said & {0, 1, 2}, "It is not asked before the third expansion, and so drafts at least that deep.")
+    need(12 in said, "Without a stop it drafts to the end.")
+    need(not said - right, f"{min(said - right, default=0)} is not possible: there it is not asked.")
+    need(said == right, f"{len(right - said)} is missing.")
+    return "A policy that was trained to stop anywhere can decode with four depths only."
+
+
+@exercise(
+    "23.gamma",
+    {"factor": number(0)},
+    "Each step between the decision and the reward multiplies the reward by gamma.",
+    "The reward at 12 counts 0.99 to the ninth: which factor makes up for that?",
+)
+def _(v, factor):
+    need(abs(factor - 0.99**9) > 1e-3, f"{factor:.3f} is what a unit of reward is worth; which reward makes up for it?")
+    right = 1 / 0.99**9
+    near(factor, right, 1e-3)
+    paper = 1 / 0.999**9 - 1
+    return f"{right - 1:.1%}: more than LTD's printed gain over its tuned trees on four of five targets. With 0.999: {paper:.1%}."
+
+
+@exercise(
+    "23.accepted",
+    {"accepted_tokens": function(number(0, whole=True))},
+    "A node is verified if its rank is below `nodes`: how many nodes of the path are?",
+    "Count the ranks of ranks[n] that are smaller than `nodes`.",
+)
+def _(v, accepted_tokens):
+    width = v.depth_policy.top_k
+    for row in range(0, len(v.texts), 7):
+        ranks = v.texts.ranks[width][row].astype(int).tolist()
+        for n, nodes in ((0, 1), (0, 10), (3, 8), (v.depth_policy.depth, 60)):
+            right, said = int(v.texts.accepted_tok(row, width, n, nodes)), accepted_tokens(ranks, n, nodes)
+            where = f"At position {row}, with n={n} and {nodes} nodes"
+            need(said == right, f"{where}, {said} is too {'many' if said > right else 'few'}.")
+    return "So one recording gives the result of every depth and every size, and training needs no decoding."
+
+
+PAIR = several(" of two numbers", number(1e-9))
+
+
+@exercise(
+    "23.ratio",
+    {"short": PAIR, "long": PAIR},
+    "Give `short` a little of both tokens and time, and `long` more of both, at a lower ratio.",
+    "The first cycle takes long anyway, so that some more milliseconds hardly count: try (2, 10.0) and (4, 24.0).",
+)
+def _(v, short, long):
+    for name, answer in (("short", short), ("long", long)):
+        need(len(answer) == 2, f"`{name}` is (new tokens, milliseconds), and not {answer}.")
+    own = [tokens / ms for tokens, ms in (short, long)]
+    need(own[0] > own[1], f"Alone `short` has {own[0]:.3f} tokens/ms, which is not more than {own[1]:.3f} of `long`.")
+    whole = [(tokens + v.other[0]) / (ms + v.other[1]) for tokens, ms in (short, long)]
+    need(
+        whole[0] < whole[1],
+        f"With the other cycle `short` has {whole[0]:.4f} tokens/ms, not less than {whole[1]:.4f} of `long`.",
+    )
+    return "The reward of a cycle takes no account of the other cycles' time. L - rate * T with the rate reached so far does."
+
+
+@exercise(
+    "23.over",
+    {"over": number(0)},
+    "The one is a mean over cycles, the other all tokens over all milliseconds.",
+    "Divide the mean of kept_tok / total_ms by the sum of kept_tok over the sum of total_ms.",
+)
+def _(v, over):
+    cycles = [(cycle.kept_tok, cycle.total_ms) for lane in v.lanes for cycle in lane.cycles]
+    right = (
+        float(np.mean([tok / ms for tok, ms in cycles])) * sum(ms for _, ms in cycles) / sum(tok for tok, _ in cycles)
+    )
+    need(
+        abs(over * right - 1) > 1e-3 or abs(right - 1) < 1e-3,
+        f"{over:.3f} is the throughput over the mean: turn it round.",
+    )
+    near(over, right, 2e-3)
+    side = "above" if right > 1 else "below"
+    return f"The mean of ratios is {abs(right - 1):.1%} {side} the throughput: short cycles count as much as long ones."
+
+
+# 24, Train RADAR
+
+
+@exercise(
+    "24.expected",
+    {"expected_l": number(0)},
+    "Three ways end it: nothing accepted, one token (`dog`, or `cat` without `sat`), two tokens.",
+    "P(L = 1) is 0.6 (1 - 0.5) + 0.3, and P(L = 2) is 0.6 times 0.5.",
+)
+def _(v, said):
+    need(abs(said - 2.2) > 1e-6, "That counts the bonus token, which every cycle yields.")
+    need(abs(said - 1.2) < 1e-6, f"{said:g} is too {'large' if said > 1.2 else 'small'}.")
+    return "The same as the sum of P(v) over all drafted nodes, 0.6 + 0.3 + 0.3. No draft probability occurs in it."
+
+
+@exercise(
+    "24.lstm",
+    {"lstm_step": function(several(" of h and c"))},
+    "The rows of the gates are i, f, g, o, 128 each; g has a tanh, the other three the logistic function 1 / (1 + exp(-x)).",
+    "Split (the sum of both products and both biases).reshape(4, 128); the new c is needed for the new h.",
+)
+def _(v, lstm_step):
+    w, memory = v.shipped.network.arrays(), (np.zeros(128, np.float32), np.zeros(128, np.float32))
+    for t, state in enumerate(v.states[3, :3], 1):
+        made = [np.asarray(part, dtype=float) for part in lstm_step(w, state, *memory)]
+        need(
+            len(made) == 2 and all(part.shape == (128,) for part in made),
+            "It must return h and c, of 128 numbers each.",
+        )
+        memory = v.shipped.network.step(state, memory)[1]
+        close = [np.allclose(part, right, atol=1e-4) for part, right in zip(made, memory, strict=True)]
+        need(
+            close != [False, False] or not np.allclose(made[::-1], memory, atol=1e-4),
+            "These are c and h: return h first.",
+        )
+        need(close[1], f"At step {t} c is not right, so look at i, f and g.")
+        need(close[0], f"At step {t} c is right and h is not, so look at o.")
+    return "Three steps of a recorded cycle agree with the package's network."
+
+
+@exercise(
+    "24.bonus",
+    {"early": PAIR, "late": PAIR},
+    "The bonus token weighs most where few tokens were accepted: make `late` longer, at a slightly better ratio.",
+    "Try (1.0, 10.0) and (2.5, 20.0).",
+)
+def _(v, early, late):
+    for name, answer in (("early", early), ("late", late)):
+        need(len(answer) == 2, f"`{name}` is (accepted tokens, milliseconds), and not {answer}.")
+    need(early[1] < late[1], "The later stop must take longer.")
+    rewards, yields = ([(tok + bonus) / ms for tok, ms in (early, late)] for bonus in (0, 1))
+    need(rewards[1] > rewards[0], f"The reward of `late` is {rewards[1]:.4f}, which is not above {rewards[0]:.4f}.")
+    need(yields[0] > yields[1], f"The yield of `early` is {yields[0]:.4f}, which is not above {yields[1]:.4f}.")
+    return "So without alpha the policy drafts too long. L - rate * l with the bonus token needs no such charge."
+
+
+@exercise(
+    "24.memory",
+    {"differ": number(0, 1)},
+    "Write a loop over the seven states of a position that ends at the first stop, once with the memory and once with None.",
+    "Step returns (logits, memory); logits.argmax() == 0 is a stop; compare where both loops end, position by position.",
+)
+def _(v, differ):
+    def stop(seen, remember):
+        memory = None
+        for n, state in enumerate(seen):
+            logits, memory = v.shipped.network.step(state, memory if remember else None)
+            if logits.argmax() == 0:
+                return n
+        return len(seen)
+
+    right = float(np.mean([stop(seen, True) != stop(seen, False) for seen in v.states[:, :7]]))
+    near(differ, right, 2e-3)
+    return f"At {right:.1%} of the positions; elsewhere the newest level alone decides."
+
+
+# 25, Train PPOW
+
+
+@exercise(
+    "25.eta", {"largest_eta": number(0)}, "What is the reward of k = 1?", "1 / (0.12 + 1): eta may be as large as that."
+)
+def _(v, eta):
+    right = 1 / 1.12
+    near(eta, right, 5e-3)
+    return "With a larger eta, windows that are refused at once can be preferred to those with an accepted token."
+
+
+@exercise(
+    "25.advantages",
+    {"advantages": function(several(" of numbers", number()))},
+    "Take off the mean of the group; divide by the square root of the mean squared difference, plus delta.",
+    "The deviation is over all len(rewards) windows, not len(rewards) - 1.",
+)
+def _(v, advantages):
+    for rewards in ([0.0, 0.893, 1.613, 0.0], [1.0, 3.0], [0.893] * 3):
+        right = (np.array(rewards) - np.mean(rewards)) / (np.std(rewards) + 1e-6)
+        said = np.array(advantages(rewards))
+        need(len(said) == len(rewards), f"It gives {len(said)} numbers for {len(rewards)} windows.")
+        other = (np.array(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
+        need(
+            len(set(rewards)) == 1 or not np.allclose(said, other, atol=1e-4),
+            f"For {rewards} its deviation is that of a sample.",
+        )
+        need(np.allclose(said, right, atol=1e-4), f"For {rewards} it says {[round(float(one), 3) for one in said]}.")
+    return "They add up to 0: a group says which of its windows is better, and never that all of them are good."
+
+
+@exercise(
+    "25.flat",
+    {"accepted": several(" of numbers", number(0, whole=True))},
+    "An advantage compares with the mean of the group: when does no window differ from it?",
+    "Four equal numbers below the length of the window.",
+)
+def _(v, accepted):
+    need(len(accepted) == 4, f"It has {len(accepted)} numbers, and there are four windows.")
+    need(max(accepted) <= v.window, f"A window has {v.window} tokens, so that {max(accepted)} cannot be accepted.")
+    need(len(set(accepted)) == 1, "Their rewards differ, so that the better ones become likelier.")
+    need(accepted[0] < v.window, "With these the drafter is perfect; nothing is left to learn.")
+    groups = torch.cat([found.rewards[0].unflatten(0, (-1, v.group)) for found, *_ in v.collected])
+    return f"Of the groups above {float((groups == groups[:, :1]).all(1).double().mean()):.0%} are like this."
+
+
+@exercise(
+    "25.closed",
+    {"expected_reward": function(number(0))},
+    "Add up, over k from 0 to K, the probability of exactly k tokens times k / (k gamma + 1).",
+    "Keep the product of q so far; k tokens have the probability of that product times (1 - the next q), and the last has no next.",
+)
+def _(v, expected_reward):
+    random = np.random.default_rng(0)
+    for q, gamma in (([1.0, 1.0], 0.12), ([0.5], 0.0), ([0.8, 0.6, 0.9], 0.12), (list(random.random(6)), 0.3)):
+        chances = np.cumprod([1.0, *q]) * (1 - np.array([*q, 0.0]))
+        rewards = [k / (k * gamma + 1) for k in range(len(q) + 1)]
+        said, right = expected_reward(q, gamma), float(chances @ rewards)
+        lost = right - chances[-1] * rewards[-1]
+        need(
+            not math.isclose(said, lost, abs_tol=1e-9) or lost == right,
+            f"For q={q} the case that all are accepted is missing.",
+        )
+        way = f"For q={[round(float(one), 2) for one in q]} and gamma={gamma} it says {said:.3f}"
+        need(math.isclose(said, right, abs_tol=1e-6), f"{way}, which is too {'large' if said > right else 'small'}.")
+    q = [0.8] * v.window
+    drawn = (random.random((4000, v.window)) < 0.8).cumprod(1).sum(1)
+    spread = float(np.std(drawn / (drawn * 0.12 + 1))) / v.group**0.5
+    exact = expected_reward(q, 0.12)
+    return f"Where all q are 0.8 it is {exact:.2f}; the mean of {v.group} drawn windows is off by {spread:.2f} or so."
+
+
+@exercise(
+    "25.paid",
+    {"paid": number(0, 1)},
+    "Take the gaps of the windows with accepted == 0 from all of `collected`, and count those below 2.",
+    "torch.cat([found.gap[found.accepted == 0] for found, *_ in collected]), then the mean of `< 2.0`.",
+)
+def _(v, paid):
+    gaps = torch.cat([found.gap[found.accepted == 0] for found, *_ in v.collected])
+    every = torch.cat([found.gap.flatten() for found, *_ in v.collected])
+    right, whole = float((gaps < 2).double().mean()), float((every < 2).double().mean())
+    need(
+        abs(paid - whole) > 5e-3 or abs(right - whole) < 5e-3,
+        "That is a share of all windows; only those with k = 0 count.",
+    )
+    near(paid, right, 5e-3)
+    return f"Their median gap is {float(gaps.median()):.0f} nats over {v.window} tokens, far above 2: gaps of single tokens add up."

@@ -102,7 +102,8 @@ def relinked(notebook: dict, links: Callable[[str], str]) -> dict:
 def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
     """The notebook without its solutions, and without links to other files than those `handed_out` with it.
 
-    Its checks do not say that a solution ran, so that the cells below a wrong answer run all the same.
+    Its checks do not say that a solution ran, so that the cells below a wrong answer run all the same. Text is split at
+    headings, and every cell says how nbgrader grades it and where it is in slides.
     """
 
     def link(found: re.Match) -> str:
@@ -110,15 +111,44 @@ def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
 
     cells = []
     for cell in notebook["cells"]:
-        tags, cell = cell["metadata"].get("tags", []), dict(cell)
+        tags, parts = set(cell["metadata"].get("tags", [])), [source_of(cell)]
         if "solution" in tags:
             continue
         if "check" in tags:
-            cell["source"] = source_of(cell).replace(", solved=True", "")
+            parts = [parts[0].replace(", solved=True", "")]
         if cell["cell_type"] == "markdown":
-            cell["source"] = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source_of(cell))
-        cells.append(cell)
+            parts = re.split(r"\n+(?=#{2,3} )", re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, parts[0]))
+        for number, text in enumerate(parts):
+            name = f"{cell['id']}-{number}" if number else cell["id"]
+            metadata = {**cell["metadata"], **in_class({**cell, "id": name, "source": text}, tags)}
+            cells.append({**cell, "id": name, "source": text, "metadata": metadata})
     return {**notebook, "cells": cells}
+
+
+def in_class(cell: dict, tags: Collection[str]) -> dict:
+    """The metadata that `nbgrader` and `jupyter nbconvert --to slides` read.
+
+    A check is worth 1 point; an open question is graded by hand, with 2.
+    """
+    code, graded = cell["cell_type"] == "code", "check" in tags or ("exercise" in tags and cell["cell_type"] != "code")
+    if {"parameters", "check"} & set(tags):
+        slide = "skip"
+    elif code:
+        slide = "-" if "exercise" in tags else "subslide"
+    else:
+        slide = (
+            "slide"
+            if re.match(r"#{1,3} ", cell["source"])
+            else "subslide"
+            if cell["source"][:2] == "**"
+            else "fragment"
+        )
+    told = {"slideshow": {"slide_type": slide}}
+    if "exercise" not in tags and not graded:
+        return told
+    kind = {"grade": graded, "solution": "exercise" in tags, "locked": "check" in tags, "task": False}
+    points = {"points": 1 if code else 2} if graded else {}
+    return told | {"nbgrader": {"schema_version": 3, "grade_id": cell["id"], **kind, **points}}
 
 
 def readable(outputs: list[dict]) -> list[dict]:

@@ -1,14 +1,19 @@
-"""The conventions of the book, held by reading every notebook; the instructor's page; and the main ones run small."""
+"""The conventions of the book, held by reading every notebook; the instructor's page; what notebooks teach; small runs."""
 
 import ast
 import dataclasses
 import itertools
+import json
 import re
+import shutil
 import subprocess
 import sys
+import warnings
 
 import nbformat
+import numpy as np
 import pytest
+from fakes.notebooks import cell as cell_of
 from fakes.notebooks import code_cells, run_cells
 from IPython.display import display
 
@@ -17,8 +22,12 @@ from specdec import machine
 from specdec.core.records import CYCLE_COLUMNS
 from specdec.core.tree_config import TreeConfig
 from specdec.costs import calibrate, measure
+from specdec.costs.profiles import profile
+from specdec.policies import ltd, radar, resps
+from specdec.policies.base import Rule, changed
+from specdec.toy.chats import CorpusChats
 
-from workbook import book, exercises, lessons, notebooks, terms
+from workbook import book, claims, exercises, items, lessons, notebooks, terms
 
 FOLDER = machine.checkout() / "notebooks"
 ENTRIES = book.read_book(FOLDER)
@@ -141,13 +150,14 @@ def test_pictures_that_some_readers_hide_are_noticed():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", ["20_your_own_model", "50_profile_cycle", "90_toy_pair", "91_evidence", "25_train_ppow", "43_ablate_ppow"]
+    "name", ["20_your_own_model", "50_profile_cycle", "90_toy_pair", "91_evidence", "43_ablate_ppow"]
 )
 def test_it_needs_nothing_else(name, home):
     run_cells(name)
 
 
-TAUGHT = [entry for entry in ENTRIES if any("solution" in tags for tags, _ in code_cells(NOTEBOOKS[entry.stem]))]
+SOLVED = {name for name in NAMES if any("solution" in tags for tags, _ in code_cells(NOTEBOOKS[name]))}
+TAUGHT = [entry for entry in ENTRIES if entry.name in SOLVED]
 
 
 # Answers that a check must not take, beside those of a student who wrote nothing; `right` is the solution.
@@ -184,6 +194,28 @@ WRONG = {
     "12.threshold": "0; 0.9999; -1; 'low'",
     "12.calls": "lambda e, b, c: 5; lambda e, b, c: len(e); lambda e, b, c: 1.5",
     "12.when": "9; 11; 0; 10.5; '10'",
+    "22.asked": "2; 61; 0; 2.5; 'three'",
+    "22.reward": "lambda t, s: sum(t) / sum(s); lambda t, s: right(t, s) * len(s); lambda t, s: 1.0; lambda t, s: 'fast'",
+    "22.errors": "[7, 12]; [1, 7, 12]; [7, 9, 12, 15]; [99]; 'seven'",
+    "22.idle": "trees.loc[trees['total_tokens'] >= 32, 'speedup'].max(); 1; 2; 0.0",
+    "22.kept": "1; 0; bounds_ms[1] / bounds_ms[10]; 'half'",
+    "23.reachable": "[0, 3, 6, 9, 12]; [3, 6, 9]; list(range(3, 13)); [6, 12]; 12",
+    "23.gamma": "0.99**9; 1; 1.2; 'nine'",
+    "23.accepted": "lambda ranks, n, nodes: n; lambda ranks, n, nodes: right(ranks, n, nodes + 1); lambda ranks, n, nodes: -1",
+    "23.ratio": "(4, 20.0); (1, 50.0); (3,); 'short'",
+    "23.over": "1 / right; 0; right + 1; 'more'",
+    "24.expected": "2.2; 0.9; 3; 'one'",
+    "24.lstm": "lambda w, s, h, c: right(w, s, h, c)[::-1]; lambda w, s, h, c: (h, c); lambda w, s, h, c: right(w, s, h, c)[0]; "
+    "lambda w, s, h, c: (h, right(w, s, h, c)[1]); lambda w, s, h, c: 1",
+    "24.bonus": "(3.0, 10.0); (1.0, 30.0); (2.4, 19.9); (1,); 'early'",
+    "24.memory": "2; 0.999; right + 0.1; 'many'",
+    "25.eta": "1; 0.5; -1; 'small'",
+    "25.advantages": "lambda r: [one - sum(r) / len(r) for one in r]; lambda r: [0.0]; lambda r: 5; lambda r: "
+    "((torch.tensor(r) - torch.tensor(r).mean()) / (torch.tensor(r).std() + 1e-6)).tolist()",
+    "25.flat": "[0, 1, 1, 1]; [window] * 4; [1, 1]; [99] * 4; 'flat'",
+    "25.closed": "lambda q, c: 1.0; lambda q, c: right(q, 0); lambda q, c: -1; lambda q, c: "
+    "right(q, c) - __import__('math').prod(q) * len(q) / (len(q) * c + 1)",
+    "25.paid": "1.5; right + 0.1; -1; 'none'",
 }
 ALSO_RIGHT = {
     "10.passes": "float(right)",
@@ -195,6 +227,9 @@ ALSO_RIGHT = {
     "11.verified": "lambda score, count: sorted(right(score, count))",
     "12.when": "np.float64(10)",
     "12.ratio": "((2, 10), [2, 10], (1, 40))",
+    "22.errors": "{15, 12, 7}",
+    "24.lstm": "lambda w, s, h, c: [part.tolist() for part in right(w, s, h, c)]",
+    "25.advantages": "lambda r: torch.tensor(right(r)); lambda r: [0.0] * len(r) if len(set(r)) == 1 else right(r)",
 }
 
 
@@ -219,8 +254,9 @@ def judged(name: str, solved: dict, text: str):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("entry", TAUGHT, ids=lambda entry: entry.name)
-def test_checks_are_open_for_students_right_with_solutions_and_miss_wrong_answers(entry, home, capsys):
+def test_checks_are_open_for_students_right_with_solutions_and_miss_wrong_answers(entry, request, capsys):
     """A wrong answer gets a sentence or two that do not hold the solution; the third miss shows it."""
+    request.getfixturevalue("recorded" if entry.reads else "home")
     opened = book.Book()
     values = opened.parameters(entry, entry.smoke)
     student, solved, kinds = {"display": display}, {}, []
@@ -281,23 +317,146 @@ def recorded(tmp_path_factory):
         yield
 
 
+READING = [one for one in ENTRIES if (one.reads or one.may_read) and one not in TAUGHT]  # those run above
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.reads or one.may_read], ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", READING, ids=lambda entry: entry.name)
 def test_it_runs_on_what_notebook_21_recorded(entry, recorded):
     run_cells(entry.name)
+
+
+def cells_of(name: str, *ids: str, **names) -> dict:
+    """Run these cells of a notebook alone, with these names; returns all names."""
+    for cell in NOTEBOOKS[name]["cells"]:
+        if cell["id"] in ids:
+            exec(compile(notebooks.source_of(cell), f"{name}, {cell['id']}", "exec"), names)
+    return names
+
+
+def lines_of(name: str) -> int:
+    [source] = [notebooks.source_of(cell) for cell in NOTEBOOKS[name]["cells"] if cell["id"] == "algorithm"]
+    return len(source.splitlines())
+
+
+@pytest.fixture(scope="module")
+def answers(tiny):
+    """A recording of 50 answers, and a cost model."""
+    settings = dict(depth=7, top_ks=(10,), trees=(10,), max_new_tokens=6, progress=False)
+    trace = specdec.record(tiny, {"mine": [f"What is {number} + 3?" for number in range(50)]}, **settings)
+    return trace, profile("roofline-a100-llama-8b-eager")
+
+
+def policies_of(system: str, config: str, features: int):
+    """One of a system's policies with small trees and random weights, in the settings of a config."""
+    if system == "resps":
+        grid = {
+            "totals": (3, 4, 8, 16, 60),
+            "depths": (2, 3, 7),
+            "widths": (10,),
+            "interval": 2,
+            "starter": (60, 7, 10),
+        }
+        return [changed(resps.CONFIGS[config], grid).policy(features).fill_at_random((16,))]
+    if system == "ltd":
+        both = changed(ltd.CONFIGS[config], {"depth.depth": 7, "size.depth": 7, "size.drafted": None})
+        return [part.policy().fill_at_random((16,), seed) for seed, part in enumerate((both.depth, both.size), 11)]
+    policy, random = radar.CONFIGS[config].policy(flat_nodes=None), np.random.default_rng(8)
+    policy.network = radar.LstmNetwork({name: random.normal(0, 0.1, shape) for name, shape in radar.SHAPES.items()})
+    return [policy]
+
+
+@pytest.mark.parametrize("config", ["paper", "ours"])
+@pytest.mark.parametrize(
+    "name, system", [("22_train_resps", "resps"), ("23_train_ltd", "ltd"), ("24_train_radar", "radar")]
+)
+def test_the_lines_of_a_lesson_decide_as_the_package_does(answers, name, system, config):
+    """In every cycle of 50 recorded answers; in at most 15 lines."""
+    trace, costs = answers
+    assert lines_of(name) <= 15 and len(trace.turns) == 50
+    taught = cells_of(name, "state", "algorithm", np=np)[f"{system}_turn"]
+    policies, columns = policies_of(system, config, trace.features.shape[1]), ["verify_nodes", "expansions", "top_k"]
+    columns = {"ltd": ["expansions", "verify_nodes"], "radar": ["expansions"]}.get(system, columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replayed = specdec.replay(trace, specdec.Chain(*policies), costs, keep_cycles=True)
+    decided = [tuple(getattr(row, column) for column in columns) for rows in replayed.rows for row in rows]
+    mine = [one for turn in range(50) for one in taught(trace, turn, *policies)]
+    assert [one if isinstance(one, tuple) else (one,) for one in mine] == decided and len(set(decided)) > 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_lines_of_the_lesson_on_ppow_compute_its_loss(home, monkeypatch):
+    """For the windows of 50 recorded answers, which its own cell compares one by one."""
+    name, prompts = "25_train_ppow", CorpusChats.prompts
+    entry = next(entry for entry in ENTRIES if entry.name == name)
+    monkeypatch.setattr(CorpusChats, "prompts", lambda self, seed, count: prompts(self, seed, 60))
+    taught = ("cell-02", "lesson-imports", "few-answers", "windows", "algorithm", "equal")
+    found = cells_of(name, *taught, **book.Book().parameters(entry, entry.smoke | {"group": 4}))
+    assert lines_of(name) <= 15 and len(found["losses"]) >= 50
+    assert len({round(mine, 3) for mine, _ in found["losses"]}) > 10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_recipe_of_a_fifth_paper_runs_as_written(recorded, tmp_path, monkeypatch):
+    """Two new files and an entry in each of three: what the page says to write is written, and nothing else."""
+    page = (
+        (FOLDER / "recipes.md").read_text(encoding="utf-8").partition("\n## A fifth paper\n")[2].partition("\n## ")[0]
+    )
+    policy, cells, *entries = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", page, flags=re.M | re.S)
+    root, claimed = tmp_path / "notebooks", tmp_path / "figures" / "claims.yml"
+    shutil.copytree(FOLDER, root, ignore=shutil.ignore_patterns("workbook", "experiments"))
+    shutil.copytree(FOLDER.parent / "figures" / "published", claimed.parent / "published")
+    shutil.copy(FOLDER.parent / "figures" / "claims.yml", claimed)
+    for path, entry in zip((root / "book.yml", root / "items.yml", claimed), entries, strict=True):
+        path.write_text(path.read_text(encoding="utf-8") + entry, encoding="utf-8")
+    parts = [part.partition("\n") for part in cells.removeprefix("# %%").split("# %%")]
+    made = [cell_of("code", text.strip(), place, tags.split()) for place, (tags, _, text) in enumerate(parts, 1)]
+    title = cell_of("markdown", "# The fifth paper\n\n> Does it decode faster?", 0)
+    (root / "27_fifth.ipynb").write_text(json.dumps({"cells": [title, *made], "metadata": {}, "nbformat": 4}))
+    (tmp_path / "fifth.py").write_text(policy)
+    monkeypatch.setattr(specdec.policies, "__path__", [*specdec.policies.__path__, str(tmp_path)])
+    monkeypatch.setattr(Rule, "classes", dict(Rule.classes))
+    monkeypatch.setenv("SPECDEC_NOTEBOOKS", str(root))
+    run = run_cells("27_fifth")["run"]
+    sys.modules.pop("specdec.policies.fifth")
+    assert "27_fifth" in book.tidy_all(root) and book.tidy_all(root, check=True) == []
+    assert specdec.load_policy(run.path("seed-0", "policy")).trained_for["pair"] == "tiny"
+    assert (
+        "fifth/table1" in items.drawn()
+        and claims.examine(claims.read_claims()["fifth-beats-tuned-here"]).finding is not None
+    )
+
+
+def test_the_student_edition_can_be_graded_and_shown_as_slides():
+    """A point for every check, two for every open question; each section begins a slide."""
+    for name in SOLVED:
+        handed = notebooks.student_edition(NOTEBOOKS[name])
+        nbformat.validate(nbformat.from_dict(handed))
+        graded = [cell["metadata"]["nbgrader"] for cell in handed["cells"] if "nbgrader" in cell["metadata"]]
+        asked = [one for one in lessons.EXERCISES if one[:2] == name[:2]]
+        opened = sum("**Open.**" in notebooks.source_of(cell) for cell in handed["cells"])
+        assert sum(one.get("points", 0) for one in graded) == len(asked) + 2 * opened and opened
+        assert len({one["grade_id"] for one in graded}) == len(graded) == 2 * len(asked) + opened
+        for one in handed["cells"]:
+            at = one["metadata"]["slideshow"]["slide_type"]
+            assert "\n## " not in one["source"] and (at == "slide") == (
+                one["source"].startswith("#") and one["cell_type"] != "code"
+            )
 
 
 def test_the_instructors_page_follows_the_sections_and_adds_up():
     """Each session's table lists its notebook's sections in order and every exercise once, in 90 minutes that are all told."""
     sessions = re.split(r"^## Session ", (FOLDER / "teaching.md").read_text(encoding="utf-8"), flags=re.M)[1:]
-    assert len(sessions) == 2
+    assert len(sessions) == 6
     for session in sessions:
         name = re.search(r"\]\((\w+)\.ipynb\)", session)[1]
         told = re.findall(r"^\| \d.+", session, flags=re.M)
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told]
         parts = re.split(r"^## (.+)$", notebooks_text(name), flags=re.M)
         sections, texts = parts[1::2], dict(zip(parts[1::2], parts[2::2], strict=True))
-        assert [row[1] for row in rows] == ["Arrive", *sections[: len(rows) - 1]] and len(sections) <= len(rows)
+        assert [row[1] for row in rows] == ["Arrive", *sections[: len(rows) - 1]]
+        assert not any('check("' in texts[section] for section in sections[len(rows) - 1 :])
         for minutes, section, reading, lesson, talk, home, _ in rows:
             told = sum(int(number) for number in (reading, talk) if number != "-")
             assert int(minutes) == told + 6 * lesson.count("`") // 2 and (told or section == "Arrive")
