@@ -1,12 +1,13 @@
 """Entry points for users: the command line, the doctor, estimates, and access to the book beside the notebooks."""
 
+import importlib
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`from specdec.tools import book` is the workbook's. SpecdecError without notebooks."""
-    if name != "book":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from specdec import runs  # here, so that --help is instant
-
-    return runs.workbook_module("book")
+    """A module, imported when first used, so that --help is instant; `book` is the workbook's (SpecdecError without notebooks)."""
+    if name == "book":
+        return importlib.import_module("specdec.runs").workbook_module(name)
+    if name in ("doctor", "estimate", "places"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

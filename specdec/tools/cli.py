@@ -2,7 +2,7 @@
 
 Parses, calls the library, prints. OPTIONS defines each argparse option once; a command is a function (it returns the exit
 status) whose docstring is its help; the decorator lists its options and their differences. Everything heavy is imported on
-demand, so that `--help` is fast. `places` resolves the pair, policy, recording and costs.
+demand, so that `--help` is fast. `tools.places` resolves the pair, policy, recording and costs.
 Exit statuses: 0; 1 if the command ran and found a fault (a failed notebook, a different text, an untidy
 notebook); 2 for bad input, in one sentence; 130 for Ctrl-C, in one sentence. --debug shows the traceback instead.
 """
@@ -20,13 +20,12 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdec import machine, ranks
+from specdec import machine, ranks, tools
 from specdec.errors import SpecdecError, check_integer
 
 COUNTS = ("rows", "answer_tok", "repeats", "rounds", "threads", "max_new_tokens", "jobs")
 LOWEST = {"limit": 0} | dict.fromkeys(COUNTS, 1)  # for every command
 FIRST_WORD_S = 5.0
-
 
 GROUPS = {
     "look": "doctor pairs register decode estimate items help",
@@ -105,9 +104,7 @@ def _check(args) -> None:
     if given.get("notebooks"):
         os.environ[machine.NOTEBOOKS_VARIABLE] = args.notebooks
     if {"pair", "target"} <= set(given):
-        from specdec.tools import places
-
-        args.which = places.which(args.pair, args.target, args.drafter)
+        args.which = tools.places.which(args.pair, args.target, args.drafter)
 
 
 def _run(args) -> int:
@@ -115,10 +112,8 @@ def _run(args) -> int:
     if ranks.world() == 1:
         return args.run(args) or 0
     if args.run not in (_decode, _audit, _generate_data, _train_drafter):
-        raise SpecdecError(
-            f"specdec {args.command} runs in one process; start it without torchrun (where it decodes, --device-map auto "
-            "uses several GPUs)."
-        )
+        why = f"specdec {args.command} runs in one process"
+        raise SpecdecError(f"{why}; start it without torchrun (where it decodes, --device-map auto uses several GPUs).")
     with contextlib.ExitStack() as stack:
         if not ranks.leads():
             nowhere = stack.enter_context(open(os.devnull, "w"))
@@ -165,10 +160,8 @@ def _suites(args) -> list[str]:
 
 
 def _load(args):
-    from specdec.tools import places
-
     tp, spread = "tp" in args and args.tp, args.device_map if "device_map" in args else None
-    return places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
+    return tools.places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
 
 
 REQUIRED = {"required": True}
@@ -343,7 +336,7 @@ CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --set --out --s
 ELSEWHERE = "--on --jobs"
 _ANY_DEVICE = {"device": dict(default=None, help="where to train: cpu or cuda (default: a GPU if there is one)")}
 _LEARNER = _ANY_DEVICE | {
-    "target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
+    "target": REQUIRED | {"help": "a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"},
     "out": "folder for the drafter, its learning curve and checkpoints",
     "start_from": "folder of a drafter of this kind to continue from (default: a fresh one)",
 }
@@ -381,30 +374,28 @@ def _command(name: str, options: str, /, table: dict = COMMANDS, **changes):
 def _doctor(args) -> int:
     """report this machine's features, missing parts and bottlenecks"""
     from specdec.report import tables
-    from specdec.tools import doctor
 
-    checks = doctor.checks(doctor.facts())
+    checks = tools.doctor.checks(tools.doctor.facts())
     print(tables.markdown(checks))
     options = _pick(args, "threads", "cpu_time")
     if args.bench:
         options |= {"pairs": ("tiny", "small"), "reference": True, "rounds": args.rounds, "progress": True}
-    print(f"\n{tables.markdown(doctor.benchmark(tuple(args.dtype), **options))}")
+    print(f"\n{tables.markdown(tools.doctor.benchmark(tuple(args.dtype), **options))}")
     if args.curve:
         _curve(args)
-    return int((checks["state"] == doctor.FAULT).any())
+    return int((checks["state"] == tools.doctor.FAULT).any())
 
 
 def _curve(args) -> None:
     import torch
 
-    from specdec import machine, runs
+    from specdec import runs
     from specdec.report import figures, tables
-    from specdec.tools import doctor
 
     if args.threads:
         torch.set_num_threads(args.threads)
     dtype = args.dtype[0]
-    rows = doctor.curve(doctor.reference_pair(getattr(torch, dtype)), cpu_time=args.cpu_time)
+    rows = tools.doctor.curve(tools.doctor.reference_pair(getattr(torch, dtype)), cpu_time=args.cpu_time)
     table = tables.node_curve(rows, by="context")
     columns = ["context", "verified_tok", "draft_ms", "verify_ms", "commit_ms", "host_ms", "total_ms"]
     print(f"\n{tables.markdown(table[columns])}")
@@ -461,10 +452,9 @@ def _decode(args) -> None:
     from specdec.core.decode import autoregress, decode
     from specdec.core.policy import Static
     from specdec.evaluation.methods import AUTOREGRESSIVE
-    from specdec.tools import places
 
     tuned = args.policy == "tuned"
-    policy = None if tuned else places.policy(args.policy, args.which.name)
+    policy = None if tuned else tools.places.policy(args.policy, args.which.name)
     pair = _load(args)
     policy = Static.of(pair.usual_tree) if tuned else policy
     options = _pick(args, "max_new_tokens", "temperature", "seed", "raw")
@@ -489,9 +479,8 @@ def _audit(args) -> int:
     from specdec.data.suites import gather, openings
     from specdec.evaluation import lossless
     from specdec.report import tables
-    from specdec.tools import places
 
-    own = {text: places.policy(text, args.which.name) for text in args.policies}
+    own = {text: tools.places.policy(text, args.which.name) for text in args.policies}
     items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
     pair = _load(args)
     prompts = openings(pair, items)
@@ -518,9 +507,8 @@ def _evaluate(args) -> None:
     from specdec.evaluation import bench
     from specdec.evaluation.tuning import tune_static
     from specdec.report import tables
-    from specdec.tools import places
 
-    methods = {text: places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
+    methods = {text: tools.places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
     if args.tuned and args.part not in (None, "test"):
         raise SpecdecError(f"--tuned evaluates on the test part of the suites, not on --part {args.part}.")
     if not args.device_map:  # the estimate assumes one device
@@ -547,20 +535,17 @@ def _estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
     if args.command == "estimate" and args.plan:
         from specdec.report import tables
-        from specdec.tools import estimate as priced
 
-        plan = priced.price(priced.read_plan(args.plan))  # a row per pair, then the total as a sentence
+        plan = tools.estimate.price(tools.estimate.read_plan(args.plan))  # a row per pair, then the total as a sentence
         return print(f"{tables.markdown(plan.table)}\n\n{plan.sentence}")
     from specdec.core.tree_config import TreeConfig
-    from specdec.tools import places
-    from specdec.tools.estimate import estimate
 
     options = _pick(args, "prompt_tok", "gpu") if args.command == "estimate" else {"probe": False}
     options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats", "drafter")
     if args.command == "estimate" and args.policy:
-        largest = places.policy(args.policy, args.which.name)
+        largest = tools.places.policy(args.policy, args.which.name)
         options["tree"] = TreeConfig(1, 0, 1) if largest is None else largest.limits
-    needed = estimate(args.which.base, _suites(args), limit=args.limit or None, **options)
+    needed = tools.estimate.estimate(args.which.base, _suites(args), limit=args.limit or None, **options)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
@@ -577,15 +562,13 @@ def _record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
     from specdec.replays.record import record, usual_lengths
-    from specdec.tools import places
-    from specdec.tools.estimate import estimate_record
 
     pair, suites = _load(args), _suites(args)
     if args.lengths is None:
         args.lengths = usual_lengths(pair, (*args.top_ks, *args.trees), args.depth)
     settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
     settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
-    needed = estimate_record(pair, suites, **settings)
+    needed = tools.estimate.estimate_record(pair, suites, **settings)
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
         return
@@ -594,8 +577,8 @@ def _record(args) -> None:
     trace = record(pair, suites, **settings)
     print(f"{trace!r}", file=sys.stderr)
     folder = next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"])
-    if args.name == places.RECORDINGS:
-        places.leave_recording(folder, trace)
+    if args.name == tools.places.RECORDINGS:
+        tools.places.leave_recording(folder, trace)
     print(folder)
 
 
@@ -652,13 +635,13 @@ def _amount(text: str) -> int:
 def _evidence(args) -> int:
     """measure the facts on a drafter's card: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)"""
     from specdec.report import card
-    from specdec.tools import book
 
     drafter = str(card.weights_file(Path(args.drafter)).parent.resolve()) if args.drafter else ""
     values = {"pair": args.pair, "drafter": drafter, "parts": args.only, "prompts": args.limit, "seed": args.seed}
     values |= {"policies": [str(Path(folder).resolve()) for folder in args.policies], "cpu_time": args.cpu_time}
     values["out"] = str(Path(args.out).resolve())
-    report = book.run(book.Book(), ["91_evidence"], parameters=values, force=True)  # it tracks up-to-date parts itself
+    # force: the notebook itself tracks which parts are up to date
+    report = tools.book.run(tools.book.Book(), ["91_evidence"], parameters=values, force=True)
     return int((report["state"] != "done").any())
 
 
@@ -709,13 +692,12 @@ def _calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
     from specdec.costs import calibrate
-    from specdec.tools import places
 
     pair = _load(args)
     model = calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
     dtype = dtype_name(pair.target.dtype)
-    print(model.save(args.out or places.costs_file(pair.name, dtype)))
-    if not args.out and (tree := places.keep_tree(pair.name, dtype)):
+    print(model.save(args.out or tools.places.costs_file(pair.name, dtype)))
+    if not args.out and (tree := tools.places.keep_tree(pair.name, dtype)):
         print(f"The tree {tree.text} is the fastest with these costs; {pair.name} now decodes with it by default.")
 
 
@@ -734,12 +716,11 @@ def _reprice(args) -> None:
     from specdec.costs.profiles import prices
     from specdec.replays.trace import open_trace
     from specdec.report import tables
-    from specdec.tools import places
     from specdec.training import value
 
-    policy = places.policy(args.policy, args.which.name if args.which.typed else None)
+    policy = tools.places.policy(args.policy, args.which.name if args.which.typed else None)
     if not args.which.typed:
-        args.which = places.which(getattr(policy, "trained_for", {}).get("pair", places.USUAL))
+        args.which = tools.places.which(getattr(policy, "trained_for", {}).get("pair", tools.places.USUAL))
     args.dtype = args.dtype if args.dtype != "auto" else "float32"
     pair = _load(args)
     options = _pick(args, "limit", "seconds", "cpu_time") | {"suites": _suites(args)}
@@ -748,7 +729,7 @@ def _reprice(args) -> None:
     found, costs = value.reprice_here(policy, pair, **options)
     print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
     print(f"\nDifferences below {found.uncertainty_frac:.1%} are within the uncertainty of these costs.")
-    out = args.out or places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
+    out = args.out or tools.places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
     costs.save(Path(out) / "costs.json")
     print(f"{found.policy.save(out)} holds the policy with these costs, and costs.json.")
 
@@ -759,7 +740,6 @@ def _train_target(args) -> None:
     from specdec import runs
 
     train_target = runs.workbook_module("toy_pretrain").train_target
-
     print(train_target(args.preset, args.out, _budget(args), resume=not args.restart))
 
 
@@ -784,16 +764,8 @@ def _train_drafter(args) -> None:
 
     given = vars(args)
     more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
-    asked = presets.training_named(
-        args.system,
-        args.target,
-        args.preset,
-        args.set,
-        args.start_from,
-        seed=args.seed,
-        own_text=bool(args.data),
-        **more,
-    )
+    more |= {"seed": args.seed, "own_text": bool(args.data)}
+    asked = presets.training_named(args.system, args.target, args.preset, args.set, args.start_from, **more)
     features = presets.CacheConfig(args.features and Path(args.features), args.features_gb)
     budget = _budget(args, features=features, fsdp=args.fsdp)
     conversations = load_conversations(args.data) if args.data else CorpusChats()
@@ -843,7 +815,6 @@ def _export(args) -> None:
     from specdec.core.tree_config import tree_from
     from specdec.models import drafters, load
     from specdec.models.eagle import export
-    from specdec.tools import places
 
     which = args.which
     source = drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.own_drafter(which.base))
@@ -854,7 +825,7 @@ def _export(args) -> None:
         tree = tree_from(args.tree)
     else:
         options = dict(chain=args.engine in export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
-        tree = places.serving_tree(which.name, args.dtype, **options)
+        tree = tools.places.serving_tree(which.name, args.dtype, **options)
     print(export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
 
 
@@ -872,19 +843,18 @@ def _train_controller(args) -> None:
     from specdec import runs
     from specdec.policies import ltd
     from specdec.policies.base import setting
-    from specdec.tools import places
     from specdec.training import controllers
 
-    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
+    trace = tools.places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     pair, dtype = trace.header["pair"], trace.header["dtype"]
-    costs = places.costs(args.costs, pair, dtype)
-    out_dir = Path(args.out or places.policy_folder(pair, args.system, dtype))
+    costs = tools.places.costs(args.costs, pair, dtype)
+    out_dir = Path(args.out or tools.places.policy_folder(pair, args.system, dtype))
     changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in args.set)
     if "order" in args:
         changes = {"rounds": ltd.ORDERS[args.order]} | changes
     if changes.get("state") == "text" and "text_state" not in trace.header:
-        which = args.which if args.which.typed else places.which(pair)
-        trace = runs.workbook_module("texts", "experiments").embedded(trace, lambda: places.load(which, dtype))
+        which = args.which if args.which.typed else tools.places.which(pair)
+        trace = runs.workbook_module("texts", "experiments").embedded(trace, lambda: tools.places.load(which, dtype))
     options = _pick(args, "preset", "steps", "seed", *(["variant"] if "variant" in args else []))
     options |= dict(out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper", changes=changes)
     controllers.train_system(args.system, trace, costs, **options)
@@ -905,11 +875,10 @@ for _name, _whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "
 def _train_sweep(args) -> None:
     """train several controllers with several seeds on a recording; existing ones are kept"""
     from specdec.report import tables
-    from specdec.tools import places
     from specdec.training import controllers
 
-    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
-    costs = places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
+    trace = tools.places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
+    costs = tools.places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
     options = _pick(args, "preset", "steps", "on", "jobs")
     options |= {"out_dir": Path(args.out), "paper": args.budget == "paper"}
     print(tables.markdown(controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
@@ -922,16 +891,14 @@ def _train_sweep(args) -> None:
 )
 def _reproduce(args) -> int:
     """run the main notebooks of the book and write a page of all results"""
-    from specdec.tools import book
-
-    opened = book.Book(args.scale)
+    opened = tools.book.Book(args.scale)
     names = [entry.name for entry in opened.choose((), args.all)]
     full = [name for name in names if args.full and name.startswith("30_evaluate")]
     reports = []
     for some, parameters in (([name for name in names if name not in full], {}), (full, {"limit": 0})):
         if some:
-            reports.append(book.run(opened, some, parameters=parameters, **_pick(args, "force", "on", "jobs")))
-    book.write_page(opened, [path for report in reports for path in report.attrs["headlines"]])
+            reports.append(tools.book.run(opened, some, parameters=parameters, **_pick(args, "force", "on", "jobs")))
+    tools.book.write_page(opened, [path for report in reports for path in report.attrs["headlines"]])
     return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
 
 
@@ -942,7 +909,6 @@ def _items(args) -> int:
     from specdec.report import tables
 
     claims, items, page, speeds = map(runs.workbook_module, ("claims", "items", "page", "speeds"))
-
     if args.publish:
         done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
         if runs.home() == runs.workbook():  # its verdicts and its figure follow from the published rows
@@ -969,23 +935,19 @@ def _book_run(args) -> int:
     """run the notebooks whose results are out of date"""
     import yaml
 
-    from specdec.tools import book
-
-    opened = book.Book(args.scale)
+    opened = tools.book.Book(args.scale)
     values = {name: yaml.safe_load(text) for name, text in args.p}  # parsed as a number, flag or list
     options = _pick(args, "on", "jobs", "force", "smoke") | {"everything": args.all}
-    report = book.run(opened, args.only, parameters=values, **options)
+    report = tools.book.run(opened, args.only, parameters=values, **options)
     if not args.only:
-        book.write_page(opened, report.attrs["headlines"])
+        tools.book.write_page(opened, report.attrs["headlines"])
     return int(report["state"].isin(["failed", "skipped"]).any())
 
 
 @_command("contents", "--scale --notebooks", table=BOOK)
 def _book_contents(args) -> None:
     """print the table of contents with the state of each notebook"""
-    from specdec.tools import book
-
-    print(book.contents(args.scale))
+    print(tools.book.contents(args.scale))
 
 
 @_command(
@@ -994,9 +956,8 @@ def _book_contents(args) -> None:
 def _book_pages(args) -> None:
     """write the executed notebooks as pages with pictures into figures/book"""
     from specdec import runs
-    from specdec.tools import book
 
-    print("\n".join(map(str, runs.workbook_module("executed").write_pages(book.Book(args.scale), args.only))))
+    print("\n".join(map(str, runs.workbook_module("executed").write_pages(tools.book.Book(args.scale), args.only))))
 
 
 @_command(
@@ -1005,26 +966,21 @@ def _book_pages(args) -> None:
 def _book_student(args) -> None:
     """write the teaching notebooks without their solutions"""
     from specdec import runs
-    from specdec.tools import book
 
-    written = book.write_student_edition(Path(args.out) if args.out else runs.home() / "runs" / "student")
+    written = tools.book.write_student_edition(Path(args.out) if args.out else runs.home() / "runs" / "student")
     print("\n".join(map(str, written)))
 
 
 @_command("lab", "--no-browser --notebooks", table=BOOK)
 def _book_lab(args) -> int:
     """open the book in JupyterLab, on working copies ignored by git (runs/lab)"""
-    from specdec.tools import book
-
-    return book.open_lab(["--no-browser"] if args.no_browser else [])
+    return tools.book.open_lab(["--no-browser"] if args.no_browser else [])
 
 
 @_command("tidy", "--check --notebooks", table=BOOK)
 def _book_tidy(args) -> int:
     """remove outputs from the notebooks and rewrite their first cells"""
-    from specdec.tools import book
-
-    untidy = book.tidy_all(check=args.check)
+    untidy = tools.book.tidy_all(check=args.check)
     print("\n".join(untidy) or "everything is tidy")
     return int(args.check and bool(untidy))
 

@@ -230,8 +230,7 @@ def fastest(sums: pd.DataFrame, trees: list[str]) -> dict:
 def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
     """Token ids of one tuning prompt of each suite, by default of the pair's usual ones."""
     names = list(names) or [suites.embedded_suite(name, pair.name) for name in suites.DEFAULT_NAMES]
-    items = gather(names, part="tune", limit=1, seed=seed)
-    return openings(pair, items)
+    return openings(pair, gather(names, part="tune", limit=1, seed=seed))
 
 
 REFERENCE = "reference shape"

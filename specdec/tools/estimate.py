@@ -151,8 +151,7 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
         name, (dtype, place) = str(pair), load.placement(config.dtype, config.device)
     dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
     target, network = shapes_of(pair, config.drafter)
-    free_gib = config.free_gib
-    if free_gib is None:
+    if (free_gib := config.free_gib) is None:
         free_gib = MEMORY_GB[config.gpu] * 1e9 / GIB if config.gpu else free_memory_gib(place)
     sizes = _memory(target, [network], dtype, place, config)
     needed = Estimate(name, dtype_name(dtype), config.gpu or place.type, free_gib=free_gib, **sizes)
@@ -219,8 +218,7 @@ def _target_shape(pair: str):
 def kept_per_tok(network) -> int:
     """Numbers that a network stores per token as keys and values; those of Hydra++ belong to its layer."""
     config = getattr(getattr(network, "prefix", network), "config", None)
-    heads = getattr(config, "num_attention_heads", 0)
-    if not heads:  # nothing, or heads that read only the last state
+    if not (heads := getattr(config, "num_attention_heads", 0)):  # nothing, or heads that read only the last state
         return 0
     rows = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -255,10 +253,9 @@ def _memory(
     per_tok = width * (kept_per_tok(modules[0]) + max(map(kept_per_tok, modules[1:]), default=0))
     tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.widest * max(1, tree.depth))
     rows = config.prompt_tok + config.max_new_tokens + tree_rows
-    # (rows, rows of logits) of the forward over the prompt and of the one over the tree
-    forwards = [(config.prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]
     row_bytes, logits_bytes = width * (8 * hidden + 3 * inner + rows), (width + 8) * target.vocab_size
-    largest = max(count * row_bytes + logits * logits_bytes for count, logits in forwards)
+    # the forward over the prompt, with logits of its last row, or the one over the tree, with those of all
+    largest = max(config.prompt_tok * row_bytes + logits_bytes, tree.total_tokens * (row_bytes + logits_bytes))
     sizes = dict(weights_gib=width * parameters(*modules), packed_gib=packed)
     sizes |= dict(cache_gib=rows * per_tok, activations_gib=largest)
     return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}
@@ -274,8 +271,7 @@ def _packed_bytes(module, dtype: torch.dtype) -> int:
 
 def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
     """Memory that can be taken without swapping, in GiB; None if the system does not report it."""
-    free = free_bytes(torch.device(device))
-    return None if free is None else free / GIB
+    return None if (free := free_bytes(torch.device(device))) is None else free / GIB
 
 
 def _probe(pair: Pair, item, config: EstimateConfig, tokens: int = 24) -> dict[str, float]:
@@ -417,8 +413,7 @@ def _written(tables: list[dict]) -> tuple[float, float]:
         turn = pd.DataFrame([row | {"positions": 0, "piece": 0}])
         prompt_bytes, written = runs.write_table(Path(folder) / "turns.parquet", turn).stat().st_size, 0
         for name in ("positions", "trees", "family"):
-            parts = [recorded[name] for recorded in tables if recorded[name]]
-            if parts:
+            if parts := [recorded[name] for recorded in tables if recorded[name]]:
                 columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
                 written += write_columns(Path(folder) / f"{name}.parquet", columns).stat().st_size
     return written / max(1, _positions(tables)), prompt_bytes
@@ -555,20 +550,19 @@ def price(plan: Plan) -> Priced:
     """Hours, memory, storage and shards of a plan. SpecdecError for a pair that does not fit all GPUs of the machine."""
     prompts = plan.suites if isinstance(plan.suites, dict) else dict.fromkeys(plan.suites, SUITE_PROMPTS)
     turns = {name: (count + plan.warmup_prompts) * TURNS.get(name, 1) for name, count in prompts.items()}
-    repeats, rows, gpu_hours, longest = len(plan.temperatures) * len(plan.seeds), [], 0.0, 0.0
+    repeats, rows = len(plan.temperatures) * len(plan.seeds), []
     for pair in plan.pairs:
         gpus, gib, weights = _workers(plan, pair)
-        methods = {name: _turn_cost(plan, pair, method, gpus) for name, method in plan.methods.items()}
-        turn_s, row_bytes = (sum(part) for part in zip(*methods.values(), strict=True))
+        methods = [_turn_cost(plan, pair, method, gpus) for method in plan.methods.values()]
+        turn_s, row_bytes = (sum(part) for part in zip(*methods, strict=True))
         shard_h = max(turns.values()) * turn_s / 3600
         hours = repeats * sum(turns.values()) * turn_s / 3600 * gpus
         stored = (weights + repeats * sum(turns.values()) * row_bytes) / 1e9
         row = {"pair": pair, "gpus": gpus, "gib_per_gpu": gib / gpus, "shards": repeats * len(prompts)}
         rows.append(row | {"longest_shard_h": shard_h, "gpu_hours": hours, "storage_gb": stored})
-        gpu_hours, longest = gpu_hours + hours, max(longest, shard_h)
-    table = pd.DataFrame(rows)
+    gpu_hours, longest = sum(row["gpu_hours"] for row in rows), max(row["longest_shard_h"] for row in rows)
     training = sum(_of(method.training_gpu_hours, pair) for method in plan.methods.values() for pair in plan.pairs)
-    hours = max(longest, gpu_hours / plan.machine.count)
+    hours, table = max(longest, gpu_hours / plan.machine.count), pd.DataFrame(rows)
     return Priced(plan, table, hours, gpu_hours, training, float(table["storage_gb"].sum()))
 
 
@@ -595,9 +589,7 @@ def _workers(plan: Plan, pair: str) -> tuple[int, float, float]:
     )
 
 
-@functools.lru_cache(64)
-def _shapes(pair: str, drafter: str) -> tuple:
-    return shapes_of(pair, drafter)
+_shapes = functools.lru_cache(64)(shapes_of)
 
 
 @functools.lru_cache(64)
