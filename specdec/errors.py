@@ -59,7 +59,7 @@ def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
 RETIRED = {"mini": "small"}  # removed presets, and their replacements
 
 
-def nearest_name_error(what: str, name: str, known) -> SpecdecError:
+def nearest_name_error(what: str, name: Any, known) -> SpecdecError:
     """The error for an unknown name, with the nearest known names (or all of them).
 
     >>> nearest_name_error("dtype", "bfloat", ["float32", "bfloat16"])
@@ -134,9 +134,8 @@ def check_text(what: str, value: str) -> str:
     """
     if half := HALF.search(value):
         shown = ascii(value[max(0, half.start() - 12) : half.end()])
-        raise SpecdecError(
-            f"{what} holds half of a character, as text that was cut leaves it: {shown}; repair or drop it."
-        )
+        why = f"{what} holds half of a character, as text that was cut leaves it: {shown}"
+        raise SpecdecError(f"{why}; repair or drop it.")
     return value
 
 

@@ -98,9 +98,8 @@ def work(pickled: bytes, key: str, code: dict, settings: dict) -> dict:
         shard = pickle.loads(pickled)
         if shard.key(own_code()) != key:
             other = [name for name in sorted({*code, *own_code()}) if code.get(name) != own_code().get(name)]
-            raise SpecdecError(
-                f"the worker on {platform.node()} has another {', another '.join(other)}; install there what is here"
-            )
+            why = f"the worker on {platform.node()} has another {', another '.join(other)}"
+            raise SpecdecError(f"{why}; install there what is here")
         with contextlib.suppress(OSError):  # given paths may be relative
             os.chdir(settings["folder"])
         torch = sys.modules.get("torch")  # if the shard's code imported it
@@ -225,10 +224,8 @@ class _Ray(_Engine):
         fits = [min(int(node.get(name, 0) // count) for name, count in wanted.items() if count) for node in nodes]
         if not sum(fits):
             need = ", ".join(f"{name} {count}" for name, count in wanted.items() if count)
-            raise SpecdecError(
-                f"no node of the Ray cluster offers {need}, which a shard needs; start its nodes with "
-                f"--resources='{{\"{ALONE}\": 1}}', or use fewer threads."
-            )
+            why = f"no node of the Ray cluster offers {need}, which a shard needs"
+            raise SpecdecError(f"{why}; start its nodes with --resources='{{\"{ALONE}\": 1}}', or use fewer threads.")
         return sum(fits)
 
     def submit(self, function, *arguments, timed: bool) -> _RayTask:
@@ -273,9 +270,8 @@ class _Slurm(_Engine):
             self._reach()
         self.folder = runs.home() / "runs" / "jobs" / f"{time.time_ns()}-{os.getpid()}"
         self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster)
-        self.executor.update_parameters(
-            name="specdec", timeout_min=MINUTES_ON_SLURM, cpus_per_task=threads, gpus_per_node=gpus
-        )
+        needs = dict(timeout_min=MINUTES_ON_SLURM, cpus_per_task=threads, gpus_per_node=gpus)
+        self.executor.update_parameters(name="specdec", **needs)
 
     @staticmethod
     def _reach() -> None:
@@ -284,9 +280,8 @@ class _Slurm(_Engine):
             subprocess.run(["scontrol", "ping"], capture_output=True, timeout=REACH_S, check=True)
         except (OSError, subprocess.SubprocessError) as error:
             why = "there is no scontrol" if isinstance(error, FileNotFoundError) else first_line(error)
-            raise SpecdecError(
-                f"SLURM cannot be reached from here ({why}); log in to a machine that has sbatch, or run with --on local."
-            ) from None
+            why = f"SLURM cannot be reached from here ({why})"
+            raise SpecdecError(f"{why}; log in to a machine that has sbatch, or run with --on local.") from None
 
     def submit(self, function, *arguments, timed: bool):
         self.executor.update_parameters(slurm_exclusive=timed)
@@ -303,9 +298,8 @@ def _extra(package: str, extra: str):
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise SpecdecError(
-            f"--on {extra} needs the package {package}, which is not installed; pip install 'specdec[{extra}]'."
-        ) from error
+        why = f"--on {extra} needs the package {package}, which is not installed"
+        raise SpecdecError(f"{why}; pip install 'specdec[{extra}]'.") from error
 
 
 def checked_place(on: str | None, jobs: int | None = None) -> str | None:
@@ -326,11 +320,10 @@ class Workers:
 
     def __init__(self, on: str | None = None, jobs: int | None = None, *, timed: bool = False, gpus: int = 0):
         self.on, self.timed, self.gpus = checked_place(on, jobs), timed, gpus
-        here = self.on in (None, "local", "ray", "slurm:local")
+        here, self._most = self.on in (None, "local", "ray", "slurm:local"), jobs
         usual = machine.usable_cores() if here else JOBS_ON_SLURM
         wanted = check_integer("jobs", usual if jobs is None else jobs, 1)
         self.slots = 1 if self.on is None or (timed and here) else wanted
-        self._most = jobs
         threads = machine.torch_state()["threads"]
         self.threads = threads and (max(1, threads // self.slots) if here else threads)
         self._waiting: deque[Shard] = deque()
@@ -404,12 +397,9 @@ class Workers:
                     if not isinstance(result, Failed):
                         yield shard, result
         if self.failed:
-            failed = sorted(self.failed, key=self._order.__getitem__)
-            told = "; ".join(f"{name} ({self.failed[name]})" for name in failed)
-            raise SpecdecError(
-                f"{len(self.failed)} of the shards failed {ATTEMPTS} times: {told}; the others are kept, and the same call "
-                "tries these again."
-            )
+            told = "; ".join(f"{name} ({self.failed[name]})" for name in self._order if name in self.failed)
+            why = f"{len(self.failed)} of the shards failed {ATTEMPTS} times: {told}"
+            raise SpecdecError(f"{why}; the others are kept, and the same call tries these again.")
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self.slots:

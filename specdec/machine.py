@@ -6,6 +6,7 @@ imported already.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -112,19 +113,16 @@ def fingerprint() -> dict:
 
 def versions() -> dict:
     """Installed version of each package that results depend on; None if not installed."""
-    installed = {}
+    installed = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            installed[name] = None
     return installed
 
 
 def commit() -> dict:
     """{'commit': hash or None, 'dirty': whether tracked files differ from it, or None outside a git checkout}."""
-    head = _git("rev-parse", "HEAD")
-    if head is None:
+    if (head := _git("rev-parse", "HEAD")) is None:
         return {"commit": None, "dirty": None}
     return {"commit": head, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
 

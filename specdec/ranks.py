@@ -53,9 +53,8 @@ def join(device: str = "cpu") -> None:
     from torch import distributed
 
     if not distributed.is_available():
-        raise SpecdecError(
-            "this PyTorch has no torch.distributed; install a build with gloo or NCCL, or run one process."
-        )
+        why = "this PyTorch has no torch.distributed"
+        raise SpecdecError(f"{why}; install a build with gloo or NCCL, or run one process.")
     if distributed.is_initialized():
         return
     cuda = device == "cuda"
@@ -65,17 +64,14 @@ def join(device: str = "cpu") -> None:
     if cuda:
         local, there = int(os.environ.get("LOCAL_RANK", rank())), torch.cuda.device_count()
         if int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)) > there:
-            raise SpecdecError(
-                f"not every process has a GPU of its own: there are {there} here; start no more processes."
-            )
+            why = f"not every process has a GPU of its own: there are {there} here"
+            raise SpecdecError(f"{why}; start no more processes.")
         torch.cuda.set_device(local)
     try:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
     except (ValueError, RuntimeError) as error:
-        raise SpecdecError(
-            f"the {world()} processes do not find each other ({first_line(error)}); start them with "
-            f"torchrun --nproc-per-node {world()} -m specdec ..."
-        ) from error
+        why = f"the {world()} processes do not find each other ({first_line(error)})"
+        raise SpecdecError(f"{why}; start them with torchrun --nproc-per-node {world()} -m specdec ...") from error
 
 
 def joined() -> bool:
@@ -192,9 +188,7 @@ def share(items: Sequence) -> Sequence:
     if world() == 1:
         return items
     if len(items) % world():
-        raise SpecdecError(
-            f"a batch of {len(items)} rows does not divide among {world()} processes; make it a multiple, such as "
-            f"--set batch={world()}."
-        )
+        why = f"a batch of {len(items)} rows does not divide among {world()} processes"
+        raise SpecdecError(f"{why}; make it a multiple, such as --set batch={world()}.")
     size = len(items) // world()
     return items[rank() * size : (rank() + 1) * size]

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine
-from specdec.errors import SpecdecError, check_kind, first_line, nearest_name_error, unreadable
+from specdec.errors import SpecdecError, check_kind, check_name, first_line, unreadable
 from specdec.stored import RunFile, read_json, sealed
 
 SCALES = ("laptop", "paper")
@@ -53,10 +53,8 @@ def workbook() -> Path:
     notebooks = machine.notebooks_folder()
     if notebooks is None or not (notebooks / "book.yml").is_file():
         where = f"{notebooks} holds no book.yml" if notebooks else "an installed package has none"
-        raise SpecdecError(
-            f"this needs the notebooks of a checkout of specdec, and {where}; name their folder with --notebooks FOLDER, or in "
-            f"{machine.NOTEBOOKS_VARIABLE}."
-        )
+        why = f"this needs the notebooks of a checkout of specdec, and {where}"
+        raise SpecdecError(f"{why}; name their folder with --notebooks FOLDER, or in {machine.NOTEBOOKS_VARIABLE}.")
     return notebooks.parent
 
 
@@ -94,9 +92,7 @@ def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
 
 def known_scale(scale: str) -> str:
     """`scale` if it is one of SCALES; SpecdecError otherwise."""
-    if scale not in SCALES:
-        raise nearest_name_error("scale", scale, SCALES)
-    return scale
+    return check_name("scale", scale, SCALES)
 
 
 def plain_name(name: str) -> str:
@@ -236,7 +232,7 @@ def locked(folder: Path, shared: bool = False):
         return
     with _disk_faults_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path, "w")  # noqa: SIM115
+        lock = open(path, "w")
     with lock:
         fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
@@ -304,9 +300,8 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, Path):
         return str(value)
-    raise SpecdecError(
-        f"a {type(value).__name__} cannot be recorded; pass numbers, strings, lists, dicts, dataclasses."
-    )
+    why = f"a {type(value).__name__} cannot be recorded"
+    raise SpecdecError(f"{why}; pass numbers, strings, lists, dicts, dataclasses.")
 
 
 def canonical(value) -> str:
@@ -336,8 +331,7 @@ def configured(config, cls, settings: dict):
         raise SpecdecError(f"settings are given by name or as one {cls.__name__}, not as {config!r}.")
     fields = [field.name for field in dataclasses.fields(cls)]
     for name in settings:
-        if name not in fields:
-            raise nearest_name_error("setting", name, fields)
+        check_name("setting", name, fields)
     whole = dataclasses.replace(cls() if config is None else config, **settings)
     for name, hint in get_type_hints(cls).items():
         check_kind(name, getattr(whole, name), hint)
@@ -367,11 +361,9 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown
         taken = {one.name for one in own} | set(without)
         fields = [field for field in dataclasses.fields(cls) if field.name not in taken]
         settings = [_parameter(field, config) for field in fields]
-        shorts = (f"    {one.name}: {one.annotation} = {one.default!r}" for one in settings)
-        lines = [short + said.get(one.name, "") for one, short in zip(settings, shorts, strict=True)]
+        shorts = [f"    {one.name}: {one.annotation} = {one.default!r}{said.get(one.name, '')}" for one in settings]
         function.__signature__ = signature.replace(parameters=own + settings)  # type: ignore[attr-defined]
-        settings_said = "\n".join([f"Settings of {cls.__name__}:", *lines])
-        function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{settings_said}"
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", f"Settings of {cls.__name__}:", *shorts])
         return function
 
     return shown
@@ -496,9 +488,8 @@ class Shards:
     def done(self) -> list[int]:
         """Numbers of the complete shards, ascending. SpecdecError for a foreign file."""
         numbers = {path: path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet")}
-        for path, number in numbers.items():
-            if not number.isdecimal():
-                raise SpecdecError(f"{path} is no shard of this table; move it elsewhere.")
+        if foreign := [path for path, number in numbers.items() if not number.isdecimal()]:
+            raise SpecdecError(f"{foreign[0]} is no shard of this table; move it elsewhere.")
         return sorted(map(int, numbers.values()))
 
     def write(self, number: int, rows: pd.DataFrame) -> Path:
@@ -512,8 +503,7 @@ class Shards:
 
     def read(self) -> pd.DataFrame:
         """All shards in order as one table. SpecdecError if there are none."""
-        numbers = self.done()
-        if not numbers:
+        if not (numbers := self.done()):
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
         tables = [read_table(self.path(number)) for number in numbers]
         for path in map(self.path, numbers if self.label else ()):

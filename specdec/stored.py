@@ -259,12 +259,10 @@ def is_code(path: Path, error: Exception) -> bool:
         else:
             with open(path, "rb") as stream:
                 content = stream.read(1 << 20)
-        for operation, _, _ in pickletools.genops(content):
-            if operation.name in ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"):
-                return True
+        makes = {"REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"}
+        return any(operation.name in makes for operation, _, _ in pickletools.genops(content))
     except (OSError, ValueError, zipfile.BadZipFile):
-        pass
-    return False
+        return False
 
 
 def inside(folder: Path, name: str, advice: str) -> Path:

@@ -25,7 +25,7 @@ from specdec import machine, runs, stored
 from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
-from specdec.errors import SpecdecError, check_fields, door, first_line, nearest_name_error, warn
+from specdec.errors import SpecdecError, check_fields, check_name, door, first_line, nearest_name_error, warn
 
 P = TypeVar("P", bound="Rule")
 C = TypeVar("C")
@@ -45,11 +45,9 @@ class Network:
     """
 
     def __init__(self, weights: Iterable[np.ndarray], biases: Iterable[np.ndarray], activation: str = "tanh"):
-        if activation not in ("tanh", "relu"):
-            raise nearest_name_error("activation", activation, ("tanh", "relu"))
+        self.activation = check_name("activation", activation, ("tanh", "relu"))
         self.weights = [np.ascontiguousarray(weight, dtype=np.float32) for weight in weights]
         self.biases = [np.ascontiguousarray(bias, dtype=np.float32) for bias in biases]
-        self.activation = activation
         sizes = [*(weight.shape[1:] for weight in self.weights[1:]), self.biases[-1].shape]
         if not all(w.shape[:1] == b.shape == size for w, b, size in zip(self.weights, self.biases, sizes, strict=True)):
             raise SpecdecError("weights and biases of a network's layers must fit each other; train it again.")
@@ -81,9 +79,8 @@ class Network:
 def check_width(name: str, given: int, trained: int | None) -> None:
     """SpecdecError if a policy gets another pair's inputs: `given` numbers instead of the `trained` ones (None: any)."""
     if trained not in (None, given):
-        raise SpecdecError(
-            f"this {name} reads {trained} numbers, but here are {given}: it was trained for another pair; train one for this."
-        )
+        why = f"this {name} reads {trained} numbers, but here are {given}: it was trained for another pair"
+        raise SpecdecError(f"{why}; train one for this.")
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
@@ -137,10 +134,8 @@ class Rule(Policy):
         for name, value in here.items():
             trained = self.trained_for.get(name)
             if trained is not None and trained != value:
-                warn(
-                    f"this {type(self).__name__} was trained for {name} {trained!r} and runs with {value!r}; "
-                    "train or re-calibrate it before judging it."
-                )
+                why = f"this {type(self).__name__} was trained for {name} {trained!r} and runs with {value!r}"
+                warn(f"{why}; train or re-calibrate it before judging it.")
 
 
 @dataclasses.dataclass
@@ -304,11 +299,7 @@ def choices_of(policy: Policy) -> list[dict[str, Any]]:
 
 def named(config: C | str, configs: dict[str, C], system: str) -> C:
     """`config` itself, or the config of that name in `configs` ("paper", "official", "ours")."""
-    if not isinstance(config, str):
-        return config
-    if config not in configs:
-        raise nearest_name_error(f"preset of {system}", config, configs)
-    return configs[config]
+    return configs[check_name(f"preset of {system}", config, configs)] if isinstance(config, str) else config
 
 
 def changed(config: C, changes: dict[str, Any]) -> C:
@@ -404,7 +395,8 @@ def policy_parts(folder: Path | str) -> list[Path]:
             return [own]
         if all((own / part / "policy.json").is_file() for part in two):
             return [own / part for part in two]
-    rounds = [sorted(place.glob(f"iter*-{part}/policy/policy.json"), key=_round_of) for part in two]
+    files = [place.glob(f"iter*-{part}/policy/policy.json") for part in two]
+    rounds = [sorted(found, key=lambda path: int(path.parts[-3][len("iter") :].partition("-")[0])) for found in files]
     if all(rounds):
         return [paths[-1].parent for paths in rounds]
     written = [path for below in ("*", "*/policy", "*/*") for path in place.glob(f"{below}/policy.json")]
@@ -412,22 +404,14 @@ def policy_parts(folder: Path | str) -> list[Path]:
     if len(below) == 1:
         return policy_parts(place / below[0])
     if below:
-        raise SpecdecError(
-            f"{folder} holds several policies; name one of them: {', '.join(str(place / one) for one in below)}."
-        )
+        why = f"{folder} holds several policies"
+        raise SpecdecError(f"{why}; name one of them: {', '.join(str(place / one) for one in below)}.")
     if place.is_dir():
         raise SpecdecError(f"{folder} holds no policy.json and no rounds of LTD; give a folder that policy.save wrote.")
-    shipped = [
-        f"{path.parts[-3]}/{path.name}" for path in shipped_folder("*").parents[1].glob("*/policies/*") if path.is_dir()
-    ]
+    shipped = [f"{path.parts[-3]}/{path.name}" for path in shipped_folder("*").parents[1].glob("*/policies/*/")]
     near = difflib.get_close_matches(str(folder), shipped, n=3, cutoff=0.6)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; check the path."
     raise SpecdecError(f"there is no policy {folder}: neither a folder nor one that ships (no policy.json){hint}")
-
-
-def _round_of(path: Path) -> int:
-    """The number of LTD's round in iter<number>-<policy>/policy/policy.json."""
-    return int(path.parts[-3].removeprefix("iter").partition("-")[0])
 
 
 def combine(depth_policy: Any, size_policy: Any) -> Chain:
@@ -461,9 +445,7 @@ def _load_one(folder: Path) -> Any:
     if name not in Rule.classes:
         for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
             importlib.import_module(f"specdec.policies.{module.name}")
-    if name not in Rule.classes:
-        raise nearest_name_error(f"policy in {path}", name, Rule.classes)
-    kind = Rule.classes[name]
+    kind = Rule.classes[check_name(f"policy in {path}", name, Rule.classes)]
     settings = {RENAMED.get(key, key): value for key, value in settings.items()}
     policy = stored.checked(kind, settings, f"{path}, settings of {name}", advice)
     if isinstance(policy, Learned):
@@ -489,9 +471,8 @@ def _network_of(policy: Learned, path: Path, advice: str) -> Any:
     if broken := sorted(name for name, array in arrays.items() if not np.isfinite(array).all()):
         raise SpecdecError(f"{path} holds values in {', '.join(broken)} that are not finite; {advice}.")
     if policy.observation_size and getattr(network, "width", policy.observation_size) != policy.observation_size:
-        raise SpecdecError(
-            f"{path} reads {network.width} inputs, its settings make {policy.observation_size}; {advice}."
-        )
+        why = f"{path} reads {network.width} inputs, its settings make {policy.observation_size}"
+        raise SpecdecError(f"{why}; {advice}.")
     return network
 
 
@@ -505,6 +486,5 @@ def _warn_of_other_prices(policy: Rule, folder: Path) -> None:
         how = "train it" if not hasattr(policy, "priced_for") else "run `specdec reprice` on it"
         how = how if isinstance(policy, Learned) else "call its price(costs) with those calibrated"
         of = f"machine {where}" if where else "a machine that it does not name"
-        warn(
-            f"the policy in {folder} uses the costs {prices!r} of {of}; the text stays right, but for speed {how} here."
-        )
+        why = f"the policy in {folder} uses the costs {prices!r} of {of}"
+        warn(f"{why}; the text stays right, but for speed {how} here.")

@@ -24,7 +24,7 @@ import numpy as np
 from specdec.core.policy import Policy
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size, refuse_tree
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.policies.base import Rule, as_array, tree_of
 
 PR = TypeVar("PR", bound="Priced")
@@ -56,8 +56,7 @@ class Levels(Rule):
         demand(self.verify_nodes >= 1, "verify_nodes must be at least 1", self.verify_nodes)
         pool = pool_size(self.most_levels - 1, self.top_k, self.beam)
         refuse_tree(self.verify_nodes + 1, self.most_levels * pool)  # before any tree is built
-        shape = self.top_k, self.beam
-        grown = (tree_of(self.verify_nodes, depth, *shape) for depth in range(self.most_levels))
+        grown = (tree_of(self.verify_nodes, depth, self.top_k, self.beam) for depth in range(self.most_levels))
         self.trees = [TreeConfig(1, 0, 1), *grown]
         self.asks, self.plan = frozenset(self.kinds), self.trees[-1]
         self.limits = self.plan
@@ -161,9 +160,8 @@ class SglangEma(Candidates):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(
-            0 < self.alpha <= 1 and self.interval >= 1, "alpha must lie in (0, 1], interval be 1 or more", self.alpha
-        )
+        fits = 0 < self.alpha <= 1 and self.interval >= 1
+        demand(fits, "alpha must lie in (0, 1], interval be 1 or more", self.alpha)
         self._now = self.check_candidates(least=0)
         self.average_tok, self._seen = self.levels - 1.0, 0
 
@@ -385,10 +383,8 @@ class TrtllmGate(Levels):
         return self.trees[0 if self.closed else self.levels]
 
     def observe(self, cycle: Cycle) -> None:
-        if self.closed:
-            return
         self._rates.append(cycle.accepted_tok / max(1, cycle.draft_calls))
-        self.closed = len(self._rates) == self.window and sum(self._rates) / self.window < self.threshold
+        self.closed |= len(self._rates) == self.window and sum(self._rates) / self.window < self.threshold
 
 
 @dataclass
@@ -680,10 +676,8 @@ class Ucb(_Bandit):
         fewest = min(range(len(self.arms)), key=self.pulls.__getitem__)
         if self.pulls[fewest] < max(1, self.warmup):
             return fewest
-        log = math.log(sum(self.pulls))
-        bounds = [
-            mean + self.weight * math.sqrt(log / pulls) for mean, pulls in zip(self.means, self.pulls, strict=True)
-        ]
+        log, arms = math.log(sum(self.pulls)), zip(self.means, self.pulls, strict=True)
+        bounds = [mean + self.weight * math.sqrt(log / pulls) for mean, pulls in arms]
         return bounds.index(max(bounds))
 
     def learn(self, reward: float) -> None:
@@ -749,13 +743,9 @@ def rule(name: str, costs: Any = None, **settings: Any) -> Levels:
     """
     if name == "hf_confidence":
         name, settings = "llamacpp_p_min", {"p_min": 0.4, "keeps": True, "most_levels": 20, **settings}
-    if name not in NAMES:
-        raise nearest_name_error("engine's rule", name, [*NAMES, "hf_confidence"])
-    kind = NAMES[name]
-    known = {field.name for field in dataclasses.fields(kind)}
+    kind = NAMES[check_name("engine's rule", name, [*NAMES, "hf_confidence"])]
     for setting in settings:
-        if setting not in known:
-            raise nearest_name_error(f"setting of {name}", setting, known)
+        check_name(f"setting of {name}", setting, {field.name for field in dataclasses.fields(kind)})
     made = kind(**settings)
     return made.price(costs) if isinstance(made, Priced) and costs is not None else made
 

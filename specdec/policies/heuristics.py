@@ -198,8 +198,7 @@ class GammaTune(Rule):
         self.average_tok = float(self.default_depth)
 
     def answer(self, question: Question) -> TreeConfig:
-        depth = min(max(round(self.average_tok), self.least), self.most)
-        return tree_of(self.verify_nodes, depth, self.top_k)
+        return tree_of(self.verify_nodes, min(max(round(self.average_tok), self.least), self.most), self.top_k)
 
     def observe(self, cycle: Cycle) -> None:
         growth = self.growth if cycle.accepted_tok == cycle.draft_calls else 0.0

@@ -20,7 +20,7 @@ import numpy as np
 
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TREES, TreeConfig
-from specdec.errors import SpecdecError, check_fields, nearest_name_error, unreadable
+from specdec.errors import SpecdecError, check_fields, check_name, unreadable
 from specdec.policies.base import NOWHERE, Config, Learned, as_array
 
 Memory = tuple[np.ndarray, np.ndarray]
@@ -129,17 +129,16 @@ class RadarPolicy(RadarSettings, Learned):
         if question.expansions == 0:  # the memory lasts one cycle
             self._memory, self._steps = None, 0
         elif question.expansions != self._steps and self.decides(question):
-            raise SpecdecError(
-                "RADAR must be asked after every draft call of a cycle; let no other policy answer EXTEND."
-            )
+            why = "RADAR must be asked after every draft call of a cycle"
+            raise SpecdecError(f"{why}; let no other policy answer EXTEND.")
         return bool(super().answer(question))
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [2]: stop, continue. Advances the memory by one step."""
+        logits: np.ndarray
         logits, self._memory = self.trained_network().step(observation, self._memory)
         self._steps += 1
-        answer: np.ndarray = logits
-        return answer
+        return logits
 
     def meaning(self, action: int, question: Question) -> bool:
         return action == CONTINUE
@@ -159,9 +158,8 @@ def released(folder: Path) -> dict[str, RadarPolicy]:
 def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]) -> np.ndarray:
     """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. tree: the tree of these levels."""
     if newest.shape[-1] < min(STATE, tree.top_k):
-        raise SpecdecError(
-            f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}; plan top_k={tree.top_k}."
-        )
+        why = f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}"
+        raise SpecdecError(f"{why}; plan top_k={tree.top_k}.")
     missing = max(0, STATE - newest.shape[-1])
     newest = np.pad(newest, [(0, 0)] * (newest.ndim - 1) + [(0, missing)], constant_values=NOWHERE)
     best = np.sort(newest, axis=-1)[..., : -STATE - 1 : -1]
@@ -231,8 +229,7 @@ class RadarConfig(Config, RadarSettings):
         check_fields(self, continue_bias=(-math.inf, math.inf), batch=(1, math.inf))
         choices = ("ratio", "lagrangian"), ("sampled", "exact", "advantage"), ("surrogate", "throughput")
         for name, known in zip(("objective", "gradient", "select_by"), choices, strict=True):
-            if getattr(self, name) not in known:
-                raise nearest_name_error(name, getattr(self, name), known)
+            check_name(name, getattr(self, name), known)
         if self.epochs < 1 or not 0 <= self.last_rate <= self.learning_rate or not 0 < self.gamma <= 1:
             raise SpecdecError("training needs epochs >= 1, 0 <= last_rate <= learning_rate and 0 < gamma <= 1.")
 

@@ -21,7 +21,7 @@ import numpy as np
 from specdec.core.policy import largest
 from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed
 
 STATES = ("concat", "official", "normalised", "text")
@@ -88,8 +88,7 @@ class RespsPolicy(RespsSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.state not in STATES:
-            raise nearest_name_error("state of Re-SpS", self.state, STATES)
+        check_name("state of Re-SpS", self.state, STATES)
         if self.state in ("concat", "normalised"):
             if self.features_size < 1 or self.per_layer and self.features_size % self.layers:
                 raise SpecdecError(f"state={self.state!r} needs features_size, the width of {self.layers} layers.")
@@ -168,9 +167,8 @@ class RespsPolicy(RespsSettings, Learned):
             try:
                 vector = as_array(question.text_state)
             except AttributeError:
-                raise SpecdecError(
-                    "state='text' needs an encoder to decode; call policy.attach(encode, read)."
-                ) from None
+                why = "state='text' needs an encoder to decode"
+                raise SpecdecError(f"{why}; call policy.attach(encode, read).") from None
         assert vector.shape == (TEXT_SIZE,), f"the encoder must return {TEXT_SIZE} numbers for one text"
         return vector
 
@@ -178,12 +176,10 @@ class RespsPolicy(RespsSettings, Learned):
 def official_state(features: np.ndarray | None, hidden_size: int, layers: int = 3) -> np.ndarray:
     """The code's state from features float32 [F] -> [hidden_size] (1.1 [C]): mean of the layers, else cut or zero-padded."""
     state = np.zeros(hidden_size, dtype=np.float32)
-    if features is None:
-        return state
-    if features.size == layers * hidden_size:
+    if features is not None and features.size == layers * hidden_size:
         state[:] = features.reshape(layers, hidden_size).mean(axis=0)
-        return state
-    state[: features.size] = features[:hidden_size]
+    elif features is not None:
+        state[: features.size] = features[:hidden_size]
     return state
 
 

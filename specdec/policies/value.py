@@ -228,18 +228,10 @@ class ValuePolicy(ValueSettings, Learned):
         self._evaluate_at, self._decided_at, self._decided = self.first_evaluation, -1, 0
 
     def answer(self, question: Question) -> Any:
-        if question.kind == EXTEND:
-            return self._extend(question)
-        if self._decided_at != question.expansions:
-            self._evaluate(question)
-        return min(self._decided, question.largest)
-
-    def observe(self, cycle: Cycle) -> None:
-        history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
-        self.reset()
-        self.history = history
-
-    def _extend(self, question: Question) -> bool:
+        if question.kind == SIZE:
+            if self._decided_at != question.expansions:
+                self._evaluate(question)
+            return min(self._decided, question.largest)
         if question.expansions < self._evaluate_at:
             return True
         best_here, best_later, when = self._evaluate(question)
@@ -247,6 +239,11 @@ class ValuePolicy(ValueSettings, Learned):
             return False
         self._evaluate_at = max(question.expansions + 1, when - self.stride)
         return True
+
+    def observe(self, cycle: Cycle) -> None:
+        history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
+        self.reset()
+        self.history = history
 
     def _evaluate(self, question: Question) -> tuple[float, float, int]:
         """Value of stopping here, of the best later stop, and that stop's expansions; stores the size."""
