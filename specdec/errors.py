@@ -59,7 +59,7 @@ def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
 RETIRED = {"mini": "small"}  # removed presets, and their replacements
 
 
-def nearest_name_error(what: str, name: Any, known) -> SpecdecError:
+def nearest_name_error(what: str, name: str, known) -> SpecdecError:
     """The error for an unknown name, with the nearest known names (or all of them).
 
     >>> nearest_name_error("dtype", "bfloat", ["float32", "bfloat16"])

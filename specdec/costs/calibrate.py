@@ -89,25 +89,19 @@ class Calibration:
         facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "machine": machine.speed_facts()}
         facts |= {"name": f"{name}@{machine.short_name(facts['machine'])}", "ranges": ranges}
         told = f"calibrated on {len(timings.cycles)} cycles after {config.contexts} tokens, {counter}."
-        return _told(fit(timings, provenance=told, **facts), config.progress)
-
-
-def _told(model: CostModel, progress: bool) -> CostModel:
-    """`model`, after printing its errors and warning if they are large."""
-    off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
-    if progress:
-        tqdm.write(f"{model.name}: {off}; trees differ measurably beyond {model.uncertainty_frac:.1%}")
-    if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
-        warn(
-            f"{model.name} is off by more than 10 % and 5 % ({off}): give it more seconds, a quiet machine or cpu_time=True."
-        )
-    return model
+        model = fit(timings, provenance=told, **facts)
+        off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
+        if config.progress:
+            tqdm.write(f"{model.name}: {off}; trees differ measurably beyond {model.uncertainty_frac:.1%}")
+        if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
+            why = f"{model.name} is off by more than 10 % and 5 % ({off})"
+            warn(f"{why}: give it more seconds, a quiet machine or cpu_time=True.")
+        return model
 
 
 def measured_answer_ms(pair: Pair, policy, costs: CostModel, turns: int = 6) -> float:
     """`measure.answer_ms` over a few embedded prompts (or random ones where the pair has no tokenizer)."""
-    config = CalibrateConfig()
-    prompts = random.Random(0).sample(_prompts(pair, config), turns)
+    prompts = random.Random(0).sample(_prompts(pair, CalibrateConfig()), turns)
     return answer_ms(pair, policy, costs, [prompt[-256:] for prompt in prompts])
 
 
@@ -116,10 +110,8 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter, so there is no cycle to time; load one with load_pair.")
     if not pair.drafter.forwards:
-        raise SpecdecError(
-            "this drafter has no forwards to time; calibrate its target with one that has (load_pair without drafter=), whose "
-            "costs hold for copies as well."
-        )
+        why = "this drafter has no forwards to time; calibrate its target with one that has"
+        raise SpecdecError(f"{why} (load_pair without drafter=), whose costs hold for copies as well.")
     if not check_number("seconds", config.seconds) > 0:
         raise SpecdecError(f"seconds must be above 0, got {config.seconds!r}.")
     limit, vocabulary = pair.target.position_limit, pair.target.vocab_size
@@ -135,9 +127,8 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     if len(nodes) < 2 or nodes[0] != 0 or config.depth < 3:
         raise SpecdecError("calibration needs a depth of at least 3, and nodes from 0 up to what the trees offer.")
     if pool_size(config.depth, top_ks[0]) < nodes[1]:
-        raise SpecdecError(
-            f"no tree of top_k={top_ks[0]} holds {nodes[1]} nodes; measure a smaller number of nodes too."
-        )
+        why = f"no tree of top_k={top_ks[0]} holds {nodes[1]} nodes"
+        raise SpecdecError(f"{why}; measure a smaller number of nodes too.")
     return dataclasses.replace(config, contexts=contexts, top_ks=top_ks, nodes=nodes)
 
 
@@ -165,7 +156,10 @@ def fit(timings: Timings, **facts) -> CostModel:
     nodes, verify, verify_per_tok = by_setting(fitted, "verify_nodes", "verify_ms")
     if not np.array_equal(widths, root_widths):
         raise SpecdecError("the calibration was too short to see every width; give it more seconds.")
-    usual = _usual(fitted, widths, expand, expand_per_tok, per_child)
+    # milliseconds of an expansion that is neither the first nor the last of its cycle
+    per_tok = np.interp(fitted["rows"], widths, expand_per_tok)
+    usual = np.interp(fitted["rows"], widths, expand) + per_tok * fitted["context_tok"]
+    usual += per_child * fitted["rows"] * fitted["top_k"]
     first = max(0.0, typical((fitted["first_ms"] - usual)[fitted["expansions"] > 1].to_numpy()))
     last = fitted["last_ms"] - usual - first * (fitted["expansions"] == 1)
     fixed, per_candidate, per_node = _choosing(fitted, last)
@@ -188,8 +182,7 @@ def fit(timings: Timings, **facts) -> CostModel:
         question_ms=float(np.median(timings.questions)),
         **facts,
     )
-    model = _levelled(model, fitted)
-    model = _with_turns(model, timings, cycles)
+    model = _with_turns(_levelled(model, fitted), timings, cycles)
     return dataclasses.replace(model, errors=errors(model, timings))
 
 
@@ -219,13 +212,6 @@ def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None 
     counts = np.bincount(which, weights=cells["count"])
     table = settings, isotonic_regression(base, weights=counts).x, flat + growing * scale * settings
     return (*table, float(solution[0]) * PER_THOUSAND) if beside else table
-
-
-def _usual(rows: pd.DataFrame, widths, expand, expand_per_tok, per_child) -> pd.Series:
-    """Milliseconds of an expansion that is neither the first nor the last of its cycle."""
-    per_tok = np.interp(rows["rows"], widths, expand_per_tok)
-    usual = np.interp(rows["rows"], widths, expand) + per_tok * rows["context_tok"]
-    return usual + per_child * rows["rows"] * rows["top_k"]
 
 
 def _choosing(rows: pd.DataFrame, last: pd.Series) -> tuple[float, float, float]:
@@ -274,11 +260,9 @@ def _near(residual: np.ndarray) -> np.ndarray:
 
 def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> CostModel:
     """`model` with prefill times, and the extra time of a first cycle, in which the drafter reads the prompt."""
-    first = cycles[cycles["first"]]
+    first, turns = cycles[cycles["first"]], pd.DataFrame(timings.turns)
     usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())  # never plain steps
-    turns = pd.DataFrame(timings.turns)
-    prompt_tok = turns["prompt_tok"].to_numpy(float)
-    prefill_ms = turns["prefill_ms"].to_numpy()
+    prompt_tok, prefill_ms = turns["prompt_tok"].to_numpy(float), turns["prefill_ms"].to_numpy()
     columns = np.stack((np.ones(len(turns)), prompt_tok * PER_THOUSAND), axis=1)
     times = {}
     for name, spent_ms in (("turn", prefill_ms), ("reading", np.maximum(first["root_ms"].to_numpy() - usual, 0))):
@@ -298,8 +282,7 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
     """
     cycles = pd.DataFrame(timings.cycles)
     held = cycles[cycles["held"] & cycles["settled"]]
-    predicted = model.cycle_ms(*(held[name].to_numpy() for name in SHAPE))
-    off = np.abs(predicted / held["total_ms"].to_numpy() - 1)
+    off = np.abs(model.cycle_ms(*(held[name].to_numpy() for name in SHAPE)) / held["total_ms"].to_numpy() - 1)
     turns = []
     for turn in timings.held_turns:
         cycles_ms = model.cycle_ms(*np.array(turn["cycles"]).T)

@@ -209,9 +209,8 @@ class Measurements:
     def __init__(self, pair: Pair, config: CalibrateConfig, prompts: list[list[int]]):
         self.pair, self.contexts, self.prompts, self.timings = pair, config.contexts, prompts, Timings()
         self.trees = TreeSampler(config.top_ks, config.nodes, config.depth, random.Random(config.seed))
-        self.clock = MarkedClock(pair.target.device)
+        self.clock, self.picker = MarkedClock(pair.target.device), Picker()
         self.draw = random.Random(config.seed + 1)
-        self.picker = Picker()
         self.engines, self.plain = {}, {}
         self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
         self.turns, self.jobs, self.rounds = 0, [], 0
@@ -247,18 +246,15 @@ class Measurements:
                 self.go_on(PIECE_S, bar)
         share = self.cpu_s / self.wall_s
         if share < BUSY_FRAC and self.clock.now is time.perf_counter and self.pair.target.device.type == "cpu":
-            warn(
-                f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down; repeat "
-                "it on a quiet machine or with cpu_time=True."
-            )
+            why = f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down"
+            warn(f"{why}; repeat it on a quiet machine or with cpu_time=True.")
         return self.timings
 
     def round(self) -> list:
         """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
         jobs = [(self.cycles, (place, band)) for place in places for band in self.trees.bands()]
-        jobs += [(self.steps, place) for place in places]
-        jobs += [(self.questions, 0)] + [(self.held_turn, None)] * 2
+        jobs += [*((self.steps, place) for place in places), (self.questions, 0), *[(self.held_turn, None)] * 2]
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
@@ -354,8 +350,7 @@ class Measurements:
                 times_ms.append(row.total_ms)
             total_ms = 1e3 * (self.clock.now() - begin)
         held = {"tree": number, "prompt_tok": len(prompt), "cycles": rows}
-        held |= {"total_ms": total_ms, "later_ms": sum(times_ms[1:])}
-        self.timings.held_turns.append(held)
+        self.timings.held_turns.append(held | {"total_ms": total_ms, "later_ms": sum(times_ms[1:])})
 
     def _prompt(self, tokens: int) -> list[int]:
         """The last `tokens` ids of several prompts in a row."""

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig, check_memory
-from specdec.errors import SpecdecError, check_integer, check_kind, check_number, nearest_name_error, warn
+from specdec.errors import SpecdecError, check_integer, check_kind, check_name, check_number, warn
 from specdec.stored import checked
 
 SCHEMA = 1
@@ -94,8 +94,7 @@ class CostModel:
 
     def __post_init__(self) -> None:
         check_integer("texts", self.texts, 1)
-        if self.kind not in list(KINDS):
-            raise nearest_name_error("kind of cost model", self.kind, KINDS)
+        check_name("kind of cost model", self.kind, KINDS)
         for grid, tables in GRIDS.items():
             points = self._numbers(grid)
             if not len(points) or (points % 1 != 0).any() or (np.diff(points) <= 0).any():
@@ -105,9 +104,8 @@ class CostModel:
                 values = self._numbers(name)
                 object.__setattr__(self, name, tuple(values.tolist()))
                 if values.shape != points.shape or (grid == "nodes" and (np.diff(values) < 0).any()):
-                    raise SpecdecError(
-                        f"{name} of a cost model holds one time per grid point and never falls with nodes."
-                    )
+                    wanted = "one time per grid point and never falls with nodes"
+                    raise SpecdecError(f"{name} of a cost model holds {wanted}.")
         if self.widths[0] < 1 or self.nodes[0] != 0:
             raise SpecdecError("a cost model's widths start at 1 or more, its nodes at 0; add the missing grid point.")
         check_kind("policy_ms", self.policy_ms, dict)
@@ -318,11 +316,9 @@ class CostModel:
     def _flag(self, quantity: str, values) -> None:
         """Warn once about predictions outside the measured range."""
         low, high = self.ranges.get(quantity, (-np.inf, np.inf))
-        values = np.asarray(values)
-        if ((values < low) | (values > high)).any():
-            self._warn_once(
-                (quantity,), f"was measured at {quantity} {low} to {high} only; times elsewhere are extrapolated."
-            )
+        if ((np.asarray(values) < low) | (np.asarray(values) > high)).any():
+            only = f"was measured at {quantity} {low} to {high} only"
+            self._warn_once((quantity,), f"{only}; times elsewhere are extrapolated.")
 
     def _warn_once(self, about: Sequence[str], what: str) -> None:
         if (self.name, *about) not in _warned:
@@ -333,15 +329,12 @@ class CostModel:
         """Whether this machine is the one of a calibrated model; warns once if not. True for profiles."""
         if self.kind != "calibrated":
             return True
-        here = {name: value for name, value in machine.speed_facts().items() if value is not None}
-        changed = [
-            name for name in machine.DECISIVE if name in here and self.machine.get(name) not in (None, here[name])
-        ]
+        known = {name: here for name, here in machine.speed_facts().items() if here is not None}
+        changed = [name for name, here in known.items() if self.machine.get(name) not in (None, here)]
         if changed:
-            differences = ", ".join(f"{name} {self.machine[name]!r}" for name in changed)
-            self._warn_once(
-                changed, f"was calibrated on another machine ({differences}); calibrate here before comparing times."
-            )
+            other = ", ".join(f"{name} {self.machine[name]!r}" for name in changed)
+            what = f"was calibrated on another machine ({other})"
+            self._warn_once(changed, f"{what}; calibrate here before comparing times.")
         return not changed
 
     def save(self, path) -> Path:

@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec import runs
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, check_kind, check_number, door, nearest_name_error
+from specdec.errors import SpecdecError, check_kind, check_name, check_number, door
 
 # Data sheets: memory bandwidth (GB/s), dense fp16/bf16 tensor rate (TFLOP/s) with fp32 accumulation.
 GPUS = {"rtx3090": (936, 71), "a100": (2039, 312), "h100": (3350, 989), "t4": (320, 65)}
@@ -159,9 +159,7 @@ PROFILES = _presets()
 
 def profile(name: str) -> CostModel:
     """A preset by name. SpecdecError lists the nearest names."""
-    if name not in PROFILES:
-        raise nearest_name_error("hardware profile", name, PROFILES)
-    return PROFILES[name]
+    return PROFILES[check_name("hardware profile", name, PROFILES)]
 
 
 def prices(given: CostModel | Path | str) -> CostModel:

@@ -194,34 +194,33 @@ class _Bench:
 
     def fan_out(self, device: str) -> None:
         """Distribute the missing prompts, each alone on its machine."""
-        bench, jobs = copy.copy(self), self.missing()
-        for name, policy in self.policies.items() if jobs else ():
+        bench, together = copy.copy(self), {}  # with memory, one process should do a suite of a repeat
+        for repeat, index in self.missing():
+            whole = self.items[index].suite if self.keeping else index
+            together.setdefault((repeat, whole), []).append((repeat, index))
+        if not together:
+            return
+        for name, policy in self.policies.items():
             if isinstance(policy, DraftedBy):
                 raise SpecdecError(f"method {name!r} has its own drafter in memory; leave `on` out for it.")
-        if jobs:
-            source, bench.pair = load.source_of(self.pair), None
-            of = {"run": self.run.key, **source}
+        source, bench.pair = load.source_of(self.pair), None
+        of = {"run": self.run.key, **source}
 
-            def shard(some: list) -> fanout.Shard:
-                given = bench, source, some
-                return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
+        def shard(some: list) -> fanout.Shard:
+            given = bench, source, some
+            return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
 
-            together: dict[tuple, list] = {}  # with memory, one process should do a suite of a repeat
-            for repeat, index in jobs:
-                whole = self.items[index].suite if self.keeping else index
-                together.setdefault((repeat, whole), []).append((repeat, index))
-            workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
-            portions = [sum(some, []) for some in workers.portions(list(together.values()))]
-            fanout.run_on(workers, map(shard, portions), self.run.name, self.config.progress)
+        workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
+        portions = [sum(some, []) for some in workers.portions(list(together.values()))]
+        fanout.run_on(workers, map(shard, portions), self.run.name, self.config.progress)
 
     def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
         """Decode the missing prompts, or those of them in `wanted`. between: see `evaluate`."""
         with clock.by_processor_time(self.config.cpu_time):
-            self._measure([job for job in self.missing() if wanted is None or job in wanted], between)
+            if jobs := [job for job in self.missing() if wanted is None or job in wanted]:
+                self._measure(jobs, between)
 
     def _measure(self, jobs: list[tuple[int, int]], between: Callable | None) -> None:
-        if not jobs:
-            return
         self.label["machine"] = runs.content_key(**machine.hardware())[:8]
         for number in range(self.config.warmup):
             self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0, methods=self.unused())
@@ -321,10 +320,8 @@ class _Bench:
                 f"{first['method']} among them: in float32 this is a bug; run specdec audit."
             )
         if crowded := is_crowded(prompts):
-            busy = typical_neighbours(prompts)
-            warn(
-                f"other processes kept {busy:.1f} CPUs busy: these ratios are no result; measure again when nothing else runs."
-            )
+            why = f"other processes kept {typical_neighbours(prompts):.1f} CPUs busy: these ratios are no result"
+            warn(f"{why}; measure again when nothing else runs.")
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
 
@@ -349,15 +346,14 @@ def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.Da
     _check_counts(config)
     policies, items = named_methods(methods), gather(prompts)
     check_countable(pair, config.cpu_time)
-    identity = {"baseline": baseline_of(policies), "pair": describe_pair(pair), "threads": torch.get_num_threads()}
+    identity = {"baseline": baseline_of(policies), "pair": describe_pair(pair)}
     bench = _Bench(pair, policies, items, config, None, identity)
     with clock.by_processor_time(config.cpu_time):
         for number in range(config.warmup):
             bench.decode_all(items[number % len(items)], repeat=0, methods=bench.unused())
         jobs = [(repeat, index) for repeat in range(config.repeats) for index in range(len(items))]
         rows = [bench.decode_next(*job) for job in tqdm(jobs, desc=pair.name, disable=not config.progress)]
-    turns, cycles = (pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True))
-    return turns, cycles
+    return tuple(pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True))
 
 
 def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]]) -> None:
@@ -425,8 +421,6 @@ def noise_check(run: runs.Run, **options) -> dict:
 
 def _twins(methods: dict) -> list[tuple[str, str]]:
     """Pairs of a method and a later one that is identical except for its name."""
-    first, twins = {}, []
-    for name, described in methods.items():
-        if (known := first.setdefault(runs.canonical(described), name)) != name:
-            twins.append((known, name))
-    return twins
+    first = {}
+    pairs = [(first.setdefault(runs.canonical(described), name), name) for name, described in methods.items()]
+    return [(known, name) for known, name in pairs if known != name]

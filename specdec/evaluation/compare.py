@@ -79,9 +79,8 @@ class Baselines:
     def of_suite(self, suite: str) -> TreeConfig:
         """The tree tuned on one suite."""
         if suite not in self.per_suite:
-            raise SpecdecError(
-                f"no turn of suite {suite!r} was recorded to tune on; record some or leave the suite out."
-            )
+            why = f"no turn of suite {suite!r} was recorded to tune on"
+            raise SpecdecError(f"{why}; record some or leave the suite out.")
         return self.per_suite[suite]
 
     def random(self, seed: int = 0) -> RandomPolicy:
@@ -107,9 +106,8 @@ class Baselines:
             seeds = [load_controller(one) if isinstance(one, str | Path) else one for one in seeds]
             lists[Method.of(name)] = seeds
             if name in taken or not seeds or not all(hasattr(policy, "answer") for policy in seeds):
-                raise SpecdecError(
-                    f"{name!r} must be a policy or a list of them, one per seed, under a name that belongs to no baseline."
-                )
+                wanted = "a policy or a list of them, one per seed, under a name that belongs to no baseline"
+                raise SpecdecError(f"{name!r} must be {wanted}.")
         return lists
 
 
@@ -135,8 +133,7 @@ class Comparison:
         last.
         """
         turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))
-        pooled = pd.concat([turns, turns.assign(suite="all")])
-        groups = pooled.groupby(["suite", "method", "seed"], sort=False)
+        groups = pd.concat([turns, turns.assign(suite="all")]).groupby(["suite", "method", "seed"], sort=False)
         sums = groups[[*SUMS, "draft_calls", "verified_tok", "policy_ms"]].sum()
         table = with_rates(sums).assign(turns=groups.size(), prompts=groups["of"].nunique()).reset_index()
         assert (table.groupby("suite")["new_tok"].nunique() == 1).all(), "the methods did not decode the same turns"
@@ -152,9 +149,8 @@ class Comparison:
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
         table["beyond_costs"] = self.beyond_costs(table["over_tuned"])
-        return self.with_identity(
-            table[["suite", "method", "seed", "turns", "prompts", *MEASURES, "policy_ms", "beyond_costs"]]
-        )
+        shown = ["suite", "method", "seed", "turns", "prompts", *MEASURES, "policy_ms", "beyond_costs"]
+        return self.with_identity(table[shown])
 
     def with_identity(self, table: pd.DataFrame) -> pd.DataFrame:
         """The table with the fields of every row's method (`identity.FIELDS`), the temperature and the machine."""
@@ -352,9 +348,9 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
             row |= _student(name, seeds[name].to_numpy(), level)
         rows.append(row | {"beyond_costs": comparison.beyond_costs(row["over_tuned"])})
     table = pd.DataFrame(rows).merge(_over_prompts(comparison, level), on=["suite", "method"], how="left")
-    first = [name for name in table if name != "beyond_costs" and not name.startswith("p_")]
-    table = table[[*first, "beyond_costs", *(name for name in table if name.startswith("p_"))]]
-    return comparison.with_identity(table)
+    tests = [name for name in table if name.startswith("p_")]
+    first = [name for name in table if name not in ("beyond_costs", *tests)]
+    return comparison.with_identity(table[[*first, "beyond_costs", *tests]])
 
 
 def _student(name: str, values: np.ndarray, level: float) -> dict:
@@ -403,8 +399,8 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 
 def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
     """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes them."""
-    lists = {Method.of(name): [some] if isinstance(some, str | Path) else list(some) for name, some in folders.items()}
-    return {name: [load_controller(folder) for folder in some] for name, some in lists.items()}
+    lists = {Method.of(name): [some] if isinstance(some, str | Path) else some for name, some in folders.items()}
+    return {name: list(map(load_controller, some)) for name, some in lists.items()}
 
 
 def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:

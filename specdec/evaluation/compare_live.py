@@ -134,8 +134,7 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
 
 def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
     """Tokens after the first (which the prefill yields) and their time; turns that end with it are dropped."""
-    shortest = prompts.groupby(TURN)["new_tok"].transform("min")
-    longer = prompts[shortest > 1]
+    longer = prompts[prompts.groupby(TURN)["new_tok"].transform("min") > 1]
     return longer.assign(new_tok=longer["new_tok"] - 1, total_ms=longer["decode_ms"])
 
 
@@ -166,8 +165,8 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     if live.costs is not None:
         turns["time_ms"] += (turns["draft_calls"] > 0) * live.costs.reading_ms(turns["prompt_tok"])
         least = np.minimum(turns.groupby(TURN)["time_ms"].transform("min"), turns["plain_ms"])
-        bound = turns["method"] == compare.CLAIRVOYANT  # knows when to draft in no cycle
-        turns["time_ms"] = turns["time_ms"].mask(bound, least)
+        # the bound knows when to draft in no cycle
+        turns["time_ms"] = turns["time_ms"].mask(turns["method"] == compare.CLAIRVOYANT, least)
     keys = ["suite", "method", "seed"]
     predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
     both = live_table(live, prefill=False, only=turns, **options).merge(predicted, on=keys, suffixes=("", "_replay"))
@@ -257,9 +256,8 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
     ranked = map(tree_of, grid.sort_values("ms_per_tok", kind="stable")[SETTING].to_dict("records"))
     others = [tree for tree in dict.fromkeys(ranked) if tree not in trees.values()]
     if count < 2 or len(others) < count - 2:
-        raise SpecdecError(
-            f"{count} trees were asked for, but {len(others) + 2} are there; ask for 2 or more, or record more widths or depths."
-        )
+        why = f"{count} trees were asked for, but {len(others) + 2} are there"
+        raise SpecdecError(f"{why}; ask for 2 or more, or record more widths or depths.")
     points = min(count - 1, len(others))  # the fastest of the others is used if all are needed
     places = np.linspace(0, len(others) - 1, points)[points - (count - 2) :].round().astype(int)
     return trees | {tree.text: tree for tree in (others[place] for place in places)}
@@ -307,8 +305,7 @@ def live_check(
     methods = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {name: Static.of(tree) for name, tree in trees.items()}
     decoding = dict(max_new_tokens=header["max_new_tokens"], temperature=0.0, limit=None, part=None)
     timing = Calibration(pair, costs) if isinstance(costs, CalibrateConfig) else None
-    between = timing and timing.go_on
-    run = evaluate(methods, items, pair, dataclasses.replace(config, **decoding), between=between)
+    run = evaluate(methods, items, pair, dataclasses.replace(config, **decoding), between=timing and timing.go_on)
     return check_predictions(trace, _measured_beside(run, timing) if timing else costs, trees, run)
 
 
@@ -334,8 +331,6 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
         table[f"{kind}_speedup"] = speedup(table.loc[AUTOREGRESSIVE, f"{kind}_ms"], table[f"{kind}_ms"])
     table["error_frac"] = table["measured_ms"] / table["predicted_ms"] - 1
     table["relative_frac"] = table["predicted_speedup"] / table["measured_speedup"] - 1
-    shown = ["predicted_ms", "measured_ms", "error_frac", "predicted_speedup", "measured_speedup", "relative_frac"]
-    shown += ["within_costs"]
     times = table.loc[list(trees), ["predicted_ms", "measured_ms"]]
     spearman = float(times["predicted_ms"].corr(times["measured_ms"], method="spearman"))
     drift_frac = float(times["measured_ms"].sum() / times["predicted_ms"].sum() - 1)
@@ -343,7 +338,8 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
     table["within_costs"] = (apart.abs() <= costs.uncertainty_frac).where(table.index != AUTOREGRESSIVE)
     differing = (both["cycles"] != both["cycles_predicted"]) & (both["method"] != AUTOREGRESSIVE)
     counts = len(compared.turns), len(trace.turns) - len(compared.turns), int(differing.sum())
-    table = table[[*SETTING, *shown]].reset_index()
+    shown = ["predicted_ms", "measured_ms", "error_frac", "predicted_speedup", "measured_speedup", "relative_frac"]
+    table = table[[*SETTING, *shown, "within_costs"]].reset_index()
     return LiveCheck(table, spearman, drift_frac, *counts, run, costs, compared)
 
 
@@ -352,22 +348,18 @@ def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) 
     if header.get("temperature", 0.0) != 0:
         raise SpecdecError("a live check decodes greedily, but this recording was sampled; record with temperature=0.")
     if isinstance(costs, CostModel) and (costs.kind != "calibrated" or not costs.check_machine()):
-        raise SpecdecError(
-            f"the cost model {costs.name!r} is not of this machine; run specdec.calibrate(pair) here first."
-        )
+        why = f"the cost model {costs.name!r} is not of this machine"
+        raise SpecdecError(f"{why}; run specdec.calibrate(pair) here first.")
     whose = [("recording", header["pair"], header.get("dtype"), header.get("weights") == here["weights"])]
     if isinstance(costs, CostModel):
         whose.append(("cost model", costs.pair, costs.dtype, costs.pair == here["pair"]))
     for what, name, dtype, same in whose:
         if not same or dtype != here["dtype"]:
-            raise SpecdecError(
-                f"the {what} belongs to the pair {name!r} in {dtype}, not to this {here['pair']!r} in {here['dtype']}; "
-                "record and calibrate this pair."
-            )
+            why = f"the {what} belongs to the pair {name!r} in {dtype}, not to this {here['pair']!r} in {here['dtype']}"
+            raise SpecdecError(f"{why}; record and calibrate this pair.")
     if not isinstance(trees, dict) or len(trees) < 2 or AUTOREGRESSIVE in trees:
-        raise SpecdecError(
-            f"trees is a dictionary of two or more names, none of them {AUTOREGRESSIVE!r}, and TreeConfigs; see pick_trees."
-        )
+        why = f"trees is a dictionary of two or more names, none of them {AUTOREGRESSIVE!r}, and TreeConfigs"
+        raise SpecdecError(f"{why}; see pick_trees.")
 
 
 def _items(trace: Trace, prompts, folder, seed: int) -> list[Prompt]:
@@ -376,7 +368,6 @@ def _items(trace: Trace, prompts, folder, seed: int) -> list[Prompt]:
     items = {item.id: item for item in gather(suites, folder=folder, seed=seed)}
     wanted = list(dict.fromkeys(trace.turns["prompt"]))
     if missing := [prompt for prompt in wanted if prompt not in items]:
-        raise SpecdecError(
-            f"the recorded prompt {missing[0]!r} is not among the prompts given; pass what was recorded."
-        )
+        why = f"the recorded prompt {missing[0]!r} is not among the prompts given"
+        raise SpecdecError(f"{why}; pass what was recorded.")
     return [items[prompt] for prompt in wanted]

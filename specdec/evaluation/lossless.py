@@ -136,9 +136,8 @@ def audit(
     check_integer("rows", rows, 1)
     prompts = ids_of_all(pair, [] if isinstance(prompts, str) else list(prompts), max_new_tokens)
     if not prompts or not len(temperatures) or not named:
-        raise SpecdecError(
-            "audit needs a list of at least one prompt, at least one temperature and at least one policy."
-        )
+        needed = "a list of at least one prompt, at least one temperature and at least one policy"
+        raise SpecdecError(f"audit needs {needed}.")
     named_methods(named)  # refuses non-policies, and names that are equal as text
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to audit; load one with load_pair(target=..., drafter=...).")
@@ -152,9 +151,8 @@ def audit(
                 ties = _NearTies(pair, prompt, plain.tokens, picker, temperature)
                 for name, text in zip(named, _drafted(pair, prompt, list(named.values()), rows, settings), strict=True):
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
-                    verdict = ties.compare(text.tokens)
-                    asked = sum(row.questions for row in text.rows)
-                    verdicts.append((number, name, temperature, dtype, text.new_tok, accepted_tok, asked, *verdict))
+                    found = text.new_tok, accepted_tok, sum(row.questions for row in text.rows)
+                    verdicts.append((number, name, temperature, dtype, *found, *ties.compare(text.tokens)))
                     bar.update()
     frame = pd.DataFrame(verdicts, columns=COLUMNS)
     asking = frozenset(name for name, policy in named.items() if policy is not None and policy.asks)
@@ -314,8 +312,7 @@ def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[t
                 likely = probs.nonzero().flatten().tolist()
                 longer |= {(*so_far, token): probability * float(probs[token]) for token in likely}
                 if len(longer) > MOST_CELLS:
-                    raise SpecdecError(
-                        f"there are more than {MOST_CELLS} continuations of {new_tok} tokens; cut them with top_k."
-                    )
+                    why = f"there are more than {MOST_CELLS} continuations of {new_tok} tokens"
+                    raise SpecdecError(f"{why}; cut them with top_k.")
             law = longer
     return law

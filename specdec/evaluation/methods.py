@@ -108,9 +108,8 @@ def named_methods(methods) -> dict[str, Policy | Peer | None]:
         policy = method_from(method) if isinstance(method, str) else method
         decodes = policy is None or isinstance(policy, Peer)
         if not decodes and not all(hasattr(policy, part) for part in ("asks", "limits", "plan", "answer")):
-            raise SpecdecError(
-                f"method {name!r} is a {type(policy).__name__}; give a policy, 'autoregressive' or 'static:60,7,10'."
-            )
+            why = f"method {name!r} is a {type(policy).__name__}"
+            raise SpecdecError(f"{why}; give a policy, 'autoregressive' or 'static:60,7,10'.")
         policies[str(name)] = policy
     return policies
 

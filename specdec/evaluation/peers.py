@@ -20,7 +20,7 @@ from specdec.core import clock
 from specdec.core.pair import Pair
 from specdec.core.records import Generation
 from specdec.core.verification import truncate
-from specdec.errors import nearest_name_error
+from specdec.errors import check_name
 from specdec.models import load
 
 GENERATE, LOOKUP, ASSISTED, LLAMA = "generate", "generate, lookup", "generate, early exit", "llama.cpp"
@@ -101,8 +101,7 @@ def peers_of(pair: Pair, names=NAMES) -> tuple[dict[str, Peer], dict[str, str]]:
     >>> list(found), absent["llama.cpp"]
     (['generate'], 'the target of tiny comes from no GGUF file.')
     """
-    if unknown := [name for name in names if name not in NAMES]:
-        raise nearest_name_error("peer", unknown[0], NAMES)
+    names = [check_name("peer", name, NAMES) for name in names]
     layers = max(1, round(ASSISTANT_FRAC * pair.target.num_layers))
     copies = f"transformers' prompt lookup, {LOOKUP_TOK} tokens"
     early = (

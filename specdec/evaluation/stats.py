@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 
 LEVEL = 0.95
 LEAST_PROMPTS = 8  # fewer give no reliable spread: nothing shown has an interval from them
@@ -88,8 +88,8 @@ def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKEN
     uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1).sum()
     if uneven:
         raise SpecdecError(f"{uneven} prompts were not measured equally often by every method; finish the run first.")
-    summed = groups[[name for name in quantities if name in rows]].sum().unstack(["method", "seed"])
-    return summed.sort_index()
+    summed = groups[[name for name in quantities if name in rows]].sum()
+    return summed.unstack(["method", "seed"]).sort_index()
 
 
 def summarise(
@@ -113,8 +113,7 @@ def summarise(
     summed = per_prompt(rows, rate)
     methods, suites = list(summed[rate[0]].columns.unique("method")), list(dict.fromkeys(rows["suite"]))
     for baseline in baselines.values():
-        if baseline not in methods:
-            raise nearest_name_error("baseline", baseline, methods)
+        check_name("baseline", baseline, methods)
     table = []
     for suite in sorted(suites) + ["all"] * (len(suites) > 1 if pool is None else pool):
         part = summed if suite == "all" else summed.loc[[suite]]
@@ -171,10 +170,8 @@ def compare(rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None
     summed, added = per_prompt(rows).droplevel("seed", axis=1), []
     for suite, method in table.index:
         part = summed if suite == "all" else summed.loc[[suite]]
-        own, base = (
-            {name: part[name][which].to_numpy(float) for name in summed.columns.unique(0)}
-            for which in (method, baseline)
-        )
+        names, sides = summed.columns.unique(0), (method, baseline)
+        own, base = ({name: part[name][which].to_numpy(float) for name in names} for which in sides)
         mean = mean_speedup(own[TOKENS], own[TIME], base[TOKENS], base[TIME], **options)
         row = spread_of("mean_speedup", mean) | {"tok_per_s": 1e3 * own[TOKENS].sum() / own[TIME].sum()}
         if CYCLES in own and (own[CYCLES] > 0).all():  # plain decoding has no cycles

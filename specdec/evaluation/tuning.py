@@ -77,8 +77,7 @@ def tune_static(
     (True, 2)
     """
     config = runs.configured(config or TUNED, EvaluateConfig, settings)
-    check_integer("first", first, 1)
-    check_integer("most", most, 1)
+    first, most = check_integer("first", first, 1), check_integer("most", most, 1)
     trees = list(grid) if grid is not None else default_grid()
     if not trees:
         raise SpecdecError("the grid of trees is empty; give at least one TreeConfig.")

@@ -59,8 +59,7 @@ def _pools(batch: TreeBatch, row: int, top_k: int) -> Iterator[Pool]:
     for level, beam in enumerate([*batch.beams[row].tolist(), []]):
         size = 1 + pool_size(level, top_k)
         yield Pool(tokens[:size], scores[:size], expanded, top_k)
-        expanded = [*expanded, *(start + node for node in beam)]
-        start = size
+        expanded, start = [*expanded, *(start + node for node in beam)], size
 
 
 def _ranks(merged: Merged, path: list[int]) -> np.ndarray:

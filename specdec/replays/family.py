@@ -93,10 +93,9 @@ def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], 
             alive = alive & inside.any(1)
             row = inside.int().argmax(1)
     columns = {Column("family_scores", level=level): part.float().cpu().numpy() for level, part in enumerate(scores)}
-    columns |= {
-        Column("family_beam", level=level): part.cpu().numpy().astype(np.int16) for level, part in enumerate(beams)
-    }
-    return columns | {Column("family_path"): torch.stack(found, 1).cpu().numpy().astype(np.int16)}
+    small = {Column("family_beam", level=level): part for level, part in enumerate(beams)}
+    small[Column("family_path")] = torch.stack(found, 1)
+    return columns | {column: part.cpu().numpy().astype(np.int16) for column, part in small.items()}
 
 
 def member(

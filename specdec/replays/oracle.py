@@ -18,16 +18,8 @@ from numpy.typing import ArrayLike
 from specdec.core.records import TURN, Rates
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_integer, door
-from specdec.replays.static_trees import (
-    CostTables,
-    Shape,
-    beam_text,
-    gained_tok,
-    path_ranks,
-    recorded,
-    turn_table,
-    within,
-)
+from specdec.replays import static_trees as trees
+from specdec.replays.static_trees import Beams, CostTables, Ints, Shape, path_ranks, recorded, within
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -50,12 +42,7 @@ class Bound(Rates):
 
 @door
 def clairvoyant(
-    trace: Trace,
-    costs: CostModel,
-    top_ks: Iterable[int] | None = None,
-    depths: Iterable[int] | None = None,
-    sizes: Iterable[int] | None = None,
-    beams: Iterable[tuple[int, ...]] | None = None,
+    trace: Trace, costs: CostModel, top_ks: Ints = None, depths: Ints = None, sizes: Ints = None, beams: Beams = None
 ) -> Bound:
     """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
@@ -79,8 +66,7 @@ def clairvoyant(
     everything = top_ks is None and depths is None and sizes is None and beams is None
     shapes, depths = recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
-    next_size = _next_size(trace, sizes)
-    best = _Cheapest(trace, tables, next_size)
+    best = _Cheapest(trace, tables, sizes)
     if trace.forwards:
         best.allow_trees(shapes, depths)
     if everything and trace.forwards:
@@ -95,14 +81,14 @@ def clairvoyant(
     answers["position"] = cycle_row - first[cycle_turn]
     chosen, answers["expansions"], answers["verify_nodes"] = best.answer[cycle_row, accepted_tok].T.astype(int)
     answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
-    answers["beam"] = np.array(["", *(beam_text(beam) for _, beam in shapes)], dtype=object)[chosen]
+    answers["beam"] = np.array(["", *(trees.beam_text(beam) for _, beam in shapes)], dtype=object)[chosen]
     answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), best.ms[cycle_row, accepted_tok]
 
     def per_turn(column: ArrayLike) -> np.ndarray:
         return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
 
     cycles, cycle_tok = per_turn(np.ones(len(answers))), per_turn(answers["accepted_tok"] + 1)
-    turns = turn_table(trace, tables, cycles, cycle_tok, value_ms)
+    turns = trees.turn_table(trace, tables, cycles, cycle_tok, value_ms)
     draft_calls = (answers["expansions"] + 1) * (answers["top_k"] > 0)
     return Bound(
         turns.assign(draft_calls=per_turn(draft_calls), verified_tok=per_turn(answers["verify_nodes"] + 1)), answers
@@ -115,13 +101,8 @@ def kept_bound(trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterab
 
     total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths, beams of `static_grid`.
     With cycles=1 the bound of a controller that answers before anything is drafted; the larger, the nearer to one tree a turn.
+    With the trace and costs of `clairvoyant`'s example:
 
-    >>> import specdec
-    >>> from specdec.costs.profiles import profile
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
-    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
-    >>> costs = profile("roofline-a100-llama-8b-eager")
     >>> often, seldom = (kept_bound(trace, costs, cycles, [1, 4, 6])["time_ms"].sum() for cycles in (1, 3))
     >>> bool(often <= seldom)
     True
@@ -151,7 +132,7 @@ def _kept(
     verified = np.minimum(sizes[:, None], np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end)))
     drafted_ms = tables.before_verification(trace, shape, depth) + tables.verify[where, verified]
     cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
-    following = np.minimum(rows + gained_tok(path_ranks(trace, shape, depth), sizes), end)
+    following = np.minimum(rows + trees.gained_tok(path_ranks(trace, shape, depth), sizes), end)
     reached, spent_ms = np.tile(rows, (len(sizes), 1)), np.zeros((len(sizes), len(end)))
     for _ in range(cycles):
         going, at = reached < end, np.minimum(reached, len(end) - 1)
@@ -174,20 +155,12 @@ def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayL
         raise SpecdecError(f"times are numbers or arrays of one shape, in ms per token ({error}).") from error
     policy, tuned, least = times
     if not np.isfinite(times).all() or not ((least > 0) & (least <= np.minimum(tuned, policy) * (1 + 1e-9))).all():
-        raise SpecdecError(
-            "times must be positive and none below the clairvoyant bound; take the same turns and costs."
-        )
+        why = "times must be positive and none below the clairvoyant bound"
+        raise SpecdecError(f"{why}; take the same turns and costs.")
     gap = 1 / least - 1 / tuned
     open_gap = gap > 1e-12 / tuned
     share = np.where(open_gap, (1 / policy - 1 / tuned) / np.where(open_gap, gap, 1), np.nan)
     return float(share) if share.ndim == 0 else share
-
-
-def _next_size(trace: Trace, sizes: Iterable[int] | None) -> np.ndarray:
-    """[most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 if there is none."""
-    most = trace.most_nodes
-    allowed = np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
-    return np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
 
 
 class _Cheapest:
@@ -196,8 +169,11 @@ class _Cheapest:
     An answer is the number of its (k, beam) among the shapes, from 1 (0: none), then n and V.
     """
 
-    def __init__(self, trace: Trace, tables: CostTables, next_size: np.ndarray):
-        self.trace, self.tables, self.next_size = trace, tables, next_size
+    def __init__(self, trace: Trace, tables: CostTables, sizes: Ints):
+        self.trace, self.tables, most = trace, tables, trace.most_nodes
+        allowed = np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
+        # [most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 if there is none
+        self.next_size = np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
         self.ms = np.full((len(tables.where), trace.depth + 2), np.inf)
         self.answer = np.zeros((*self.ms.shape, 3), dtype=np.int16)
 
@@ -215,14 +191,11 @@ class _Cheapest:
         Verification never gets cheaper with more nodes, so the smallest allowed size is enough.
         """
         most, where = self.trace.most_nodes, self.tables.where
-        edges = (
-            np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1),
-            np.pad(ranks, ((0, 0), (0, 1)), constant_values=most),
-        )
-        size = self.next_size[edges[0] + 1]
+        size = self.next_size[np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1) + 1]
+        below = np.pad(ranks, ((0, 0), (0, 1)), constant_values=most)
         nodes = np.minimum(size, np.minimum(most, np.broadcast_to(offered, len(where))[:, None]))
         cost_ms = draft_ms[:, None] + self.tables.verify[where[:, None], nodes]
-        self.put(np.where(size <= edges[1], cost_ms, np.inf), nodes, number, depth)
+        self.put(np.where(size <= below, cost_ms, np.inf), nodes, number, depth)
 
     def allow_trees(self, shapes: list[Shape], depths: list[int]) -> None:
         """Every requested and recorded tree."""

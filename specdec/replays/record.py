@@ -28,7 +28,7 @@ from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings
-from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_name, door
 from specdec.models import load
 from specdec.models.eagle.drafter import ChosenTrees, TreeBatch
 from specdec.models.fingerprint import describe_pair
@@ -108,17 +108,15 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     described = describe_pair(pair)
     identity = {"schema": trace.SCHEMA, "pair": described, "items": describe_items([item for _, item in items])}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
-    if fanout.checked_place(config.on, config.jobs) is not None:
-        _fan_out(pair, config, run, items)
+    if fanout.checked_place(config.on, config.jobs) is not None and (missing := missing_items(run, items)):
+        _fan_out(pair, config, run, missing)
     Recorder(pair, config, run).write_all(missing_items(run, items))
     _finish(run, config, identity, pair)
     return trace.open_trace(run.directory)
 
 
-def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list[tuple[str, Prompt]]) -> None:
+def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, missing: list[tuple[int, str, Prompt]]) -> None:
     """Distribute the missing prompts."""
-    if not (missing := missing_items(run, items)):
-        return
     source = load.source_of(pair)
 
     def shard(some: list[tuple[int, str, Prompt]]) -> fanout.Shard:
@@ -146,10 +144,8 @@ def missing_items(run: runs.Run, items: list[tuple[str, Prompt]]) -> list[tuple[
 
 def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> RecordConfig:
     """`config` with `settings` by name, including the short name `lengths`."""
-    names = {"lengths": "acceptance_distributions"}
-    made: RecordConfig = runs.configured(
-        config, RecordConfig, {names.get(name, name): value for name, value in settings.items()}
-    )
+    named = {"acceptance_distributions" if name == "lengths" else name: value for name, value in settings.items()}
+    made: RecordConfig = runs.configured(config, RecordConfig, named)
     return made
 
 
@@ -179,24 +175,20 @@ def check(pair: Pair, config: RecordConfig) -> None:
     if config.acceptance_distributions and (RADAR_TOP_K not in config.widths or config.depth < RADAR_CALLS - 1):
         raise SpecdecError("RADAR's distributions need top_k=10 and depth >= 7; add them or pass lengths=0.")
     if config.family and (len(config.family) < 2 or min(config.family) < 1):
-        raise SpecdecError(
-            f"family is the most children and, per level, the most nodes expanded, such as (6, 6, 4, 2, 1); got {config.family!r}."
-        )
+        why = "family is the most children and, per level, the most nodes expanded, such as (6, 6, 4, 2, 1)"
+        raise SpecdecError(f"{why}; got {config.family!r}.")
     if pair.drafter.extra_rows:
-        raise SpecdecError(
-            "lookahead's n-grams depend on the cycles that went before, so they cannot be recorded; measure it live."
-        )
+        why = "lookahead's n-grams depend on the cycles that went before, so they cannot be recorded"
+        raise SpecdecError(f"{why}; measure it live.")
     if copies := copies_of(pair.drafter).get("copies"):
         if config.family or config.acceptance_distributions:
-            raise SpecdecError(
-                "families and RADAR's distributions are recorded of drafters that copy nothing; load the drafter alone."
-            )
+            why = "families and RADAR's distributions are recorded of drafters that copy nothing"
+            raise SpecdecError(f"{why}; load the drafter alone.")
         if config.depth + 1 < copies["levels"]:
             raise SpecdecError(
                 f"copies of {copies['levels']} tokens need a recording of depth {copies['levels'] - 1} at least."
             )
-    if config.part not in PARTS:
-        raise nearest_name_error("part", config.part, PARTS)
+    check_name("part", config.part, PARTS)
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
@@ -281,10 +273,8 @@ class Recorder:
         """Prompt and text with `depth` tokens beyond its end (trees may reach there); how many of them count."""
         config, limit = self.config, self.pair.target.position_limit
         if limit is not None and len(prompt) + config.max_new_tokens + config.depth > limit:
-            raise SpecdecError(
-                f"a prompt of {len(prompt)} tokens, its answer and its trees exceed the target's context of {limit}; lower "
-                "max_new_tokens or leave the prompt out."
-            )
+            why = f"a prompt of {len(prompt)} tokens, its answer and its trees exceed the target's context of {limit}"
+            raise SpecdecError(f"{why}; lower max_new_tokens or leave the prompt out.")
         options: dict[str, Any] = dict(
             temperature=config.temperature, seed=config.seed, max_new_tokens=config.max_new_tokens
         )
@@ -348,8 +338,7 @@ class Recorder:
 
 def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.ndarray, dict[Any, np.ndarray]]:
     """Ranks of the target's path, and the columns of the whole trees."""
-    scores, tokens = batch.scores.float().cpu().numpy(), batch.tokens.cpu().numpy()
-    beams = batch.beams.cpu().numpy()
+    scores, tokens, beams = (part.cpu().numpy() for part in (batch.scores.float(), batch.tokens, batch.beams))
     ranks = trace.path_ranks(scores, trace.path_nodes(tokens, beams, path.cpu().numpy()), top_k)
     columns = {"scores": scores, "tokens": tokens.astype(np.int32), "beams": beams.astype(np.int16)}
     return ranks, {Column(kind, top_k): column for kind, column in columns.items()}
@@ -368,10 +357,9 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
     """Rank of the target's next token among the root's best draft tokens, and their scores, padded to a fixed width."""
     hit = batch.root_tokens == following[:, None]
     rank = torch.where(hit.any(1), hit.int().argmax(1), NEVER).cpu().numpy().astype(np.int16)
-    scores = np.full((len(rank), ROOT_CANDIDATES), -np.inf, dtype=np.float32)
-    stored = batch.root_scores[:, :ROOT_CANDIDATES].float().cpu().numpy()
-    scores[:, : stored.shape[1]] = stored
-    return {"root_rank": rank, "root_scores": scores}
+    scores = batch.root_scores[:, :ROOT_CANDIDATES].float()
+    scores = F.pad(scores, (0, ROOT_CANDIDATES - scores.shape[1]), value=-np.inf)
+    return {"root_rank": rank, "root_scores": scores.cpu().numpy()}
 
 
 def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair: Pair) -> None:
@@ -379,8 +367,7 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     turns = trace.numbered(run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True))
     run.write_table("turns", turns)
     first = turns.groupby("piece")["first"].min()
-    shards = [(read_columns(run.shards("lengths").path(n)), first[n]) for n in run.shards("lengths").done()]
-    if shards:
+    if shards := [(read_columns(run.shards("lengths").path(n)), first[n]) for n in run.shards("lengths").done()]:
         rows = np.concatenate([columns[Column("row")] + start for columns, start in shards])
         chances = np.concatenate([columns[Column("distribution")] for columns, _ in shards])
         write_columns(run.path("lengths.parquet"), {"row": rows, "distribution": chances})
@@ -411,11 +398,11 @@ FILLED = {"scores": float("-inf"), "tokens": -1, "beams": -1}  # values of Chose
 
 def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
     """The rows of all trees, level by level, padded to the widest."""
-    levels = zip(*(getattr(tree, name) for tree in trees), strict=True)
-    widest = [(level, max(part.shape[1] for part in level)) for level in levels]
-    return [
-        torch.cat([F.pad(part, (0, most - part.shape[1]), value=value) for part in level]) for level, most in widest
-    ]
+    padded = []
+    for level in zip(*(getattr(tree, name) for tree in trees), strict=True):
+        most = max(part.shape[1] for part in level)
+        padded.append(torch.cat([F.pad(part, (0, most - part.shape[1]), value=value) for part in level]))
+    return padded
 
 
 class SequentialDrafter:
@@ -495,10 +482,8 @@ def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, l
     count = 1 + pool_size(RADAR_CALLS - 1, children)
     scores, token = batch.scores[row, : count - 1], batch.tokens[row, : count - 1]
     parent = [torch.full((1,), -1, device=token.device), torch.zeros(children, dtype=torch.long, device=token.device)]
-    start = 1
-    for level in range(RADAR_CALLS - 1):
-        parent.append((start + batch.beams[row, level]).repeat_interleave(children))
-        start += children if level == 0 else level_size
+    starts = [1, *(1 + pool_size(level, children) for level in range(RADAR_CALLS - 2))]
+    parent += [(start + batch.beams[row, level]).repeat_interleave(children) for level, start in enumerate(starts)]
     levels = torch.arange(1, RADAR_CALLS + 1, device=token.device)
     depth = (levels.new_zeros(1), levels[:1].repeat(children), levels[1:].repeat_interleave(level_size))
     cumulative = torch.cat((scores.new_zeros(1), scores))

@@ -102,10 +102,9 @@ class ReplayEngine:
         if not isinstance(plan, TreeConfig | CopiedTree):
             raise SpecdecError("a recording judges trees of TreeConfig only, and copies; measure a StaticShape live.")
         self._copied = bool(plan.verify_nodes) and not (plan.drafted and self.forwards)
-        if self._copied and self.trace.copies is None and plan.verify_nodes:
-            raise SpecdecError(
-                "a CopiedTree was planned, but the recorded drafter copies nothing; record one that does."
-            )
+        if self._copied and self.trace.copies is None:
+            why = "a CopiedTree was planned, but the recorded drafter copies nothing"
+            raise SpecdecError(f"{why}; record one that does.")
         self._taken = plan
         if self._copied or not plan.verify_nodes:  # a plain step: a tree without children, drafted for free
             self._plan, self._top_k, self._flat_nodes, self._draft = plan, 0, 0, ((0.0,), (0.0,))
@@ -153,9 +152,9 @@ class ReplayEngine:
         """The trace's row of this position."""
         return int(self.first + self.position)
 
-    @property
-    def _scores(self) -> np.ndarray:
-        return np.asarray(self.trace.column("scores", self._top_k, self._plan.beam)[self.row])
+    def _scores(self, first: int) -> torch.Tensor:
+        scores = self.trace.column("scores", self._top_k, self._plan.beam)[self.row]
+        return torch.from_numpy(np.asarray(scores[first : self._drafted(self.level)]))
 
     @property
     def copied_scores(self) -> np.ndarray:
@@ -167,12 +166,11 @@ class ReplayEngine:
     def scores(self) -> torch.Tensor:
         if self._copied:
             return torch.tensor(self.copied_scores)
-        return torch.from_numpy(self._scores[: self._drafted(self.level)])
+        return self._scores(0)
 
     @property
     def newest_scores(self) -> torch.Tensor:
-        start = 0 if self.level == 0 else self._drafted(self.level - 1)
-        return torch.from_numpy(self._scores[start : self._drafted(self.level)])
+        return self._scores(0 if self.level == 0 else self._drafted(self.level - 1))
 
     def _drafted(self, level: int) -> int:
         return pool_size(level, self._top_k, self._plan.beam)

@@ -7,6 +7,7 @@ Recorded trees are pruned again in milliseconds, by the cycle that also decodes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable
@@ -110,8 +111,7 @@ class Lane:
 
     def at(self, position: int) -> int:
         """Index of the cycle that writes the token after `position`."""
-        starts = [cycle.position for cycle in self.cycles]
-        return max(0, int(np.searchsorted(starts, position, side="right")) - 1)
+        return max(0, sum(cycle.position <= position for cycle in self.cycles) - 1)
 
     def elapsed_ms(self, cycle: int) -> float:
         """Time up to the end of a cycle, without the prompt's own forward."""
@@ -229,10 +229,8 @@ def _prompts(trace: Trace) -> list[str]:
     """The text of every turn's prompt; its name if the prompt is from no suite."""
     known: dict[str, Any] = {}
     for suite in dict.fromkeys(trace.turns["suite"]):
-        try:
+        with contextlib.suppress(SpecdecError):
             known |= {item.id: item.turns for item in gather([suite])}
-        except SpecdecError:
-            continue
     turns = trace.turns[["prompt", "turn"]].itertuples(index=False)
     return [str(known[prompt][turn]) if prompt in known else prompt for prompt, turn in turns]
 
@@ -294,7 +292,10 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
 def _in_words(kind: str, answer: Any) -> str:
     if kind == EXTEND:
         return "continue" if answer else "stop"
-    return f"{answer} node{'s' * (answer != 1)}" if kind == SIZE else _tree_text(answer)
+    if kind == SIZE:
+        return f"{answer} node{'s' * (answer != 1)}"
+    beam = " beam " + "/".join(map(str, answer.beam)) if answer.beam else ""
+    return f"{answer.total_tokens} / {answer.depth} / {answer.top_k}{beam}"
 
 
 def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES) -> Asked:
@@ -310,12 +311,6 @@ def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most
     numbers = [float(values[i]) for i in keep] + ([float(values.sum() - values[keep].sum())] if rest else [])
     chosen = int(place[0]) if len(place) else -1
     return dataclasses.replace(told, labels=tuple(shown), values=tuple(numbers), chosen=chosen)
-
-
-def _tree_text(tree: Plan) -> str:
-    """Numbers of a plan: total_tokens / depth / children, and the beam's."""
-    beam = "/".join(map(str, tree.beam))
-    return f"{tree.total_tokens} / {tree.depth} / {tree.top_k}" + (f" beam {beam}" if beam else "")
 
 
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
@@ -337,9 +332,8 @@ def what_if(recording: Recording, turn: int, position: int, tree: TreeConfig) ->
 
 def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     """The fastest way to write this text with the recorded trees, given the text in advance."""
-    trace = recording.trace
+    trace, lane = recording.trace, _lane(recording, turn, CLAIRVOYANT)
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
-    lane = _lane(recording, turn, CLAIRVOYANT)
     for row in bound.answers.to_dict("records"):
         policy = Foreseen(row["top_k"], row["expansions"], row["verify_nodes"], row["beam"], trace.depth)
         snapshot = _fixed(recording, turn, row["position"], policy)

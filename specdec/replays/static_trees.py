@@ -21,10 +21,12 @@ from tqdm.auto import tqdm
 from specdec.core.records import SUMS, TURN, with_rates
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, door, nearest_name_error
+from specdec.errors import SpecdecError, check_name, door
 from specdec.replays.trace import Trace
 
 Shape = tuple[int, tuple[int, ...]]  # children per node, beam
+Ints = Iterable[int] | None  # numbers to try; None: all that were recorded
+Beams = Iterable[tuple[int, ...]] | None
 SETTING = ["total_tokens", "depth", "top_k", "beam"]
 # Beams tried by default if a family was recorded; () means as many as there are children.
 BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6, 3, 1))
@@ -34,10 +36,10 @@ BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6,
 def static_grid(
     trace: Trace,
     costs: CostModel,
-    total_tokens: Iterable[int] | None = None,
-    depths: Iterable[int] | None = None,
-    top_ks: Iterable[int] | None = None,
-    beams: Iterable[tuple[int, ...]] | None = None,
+    total_tokens: Ints = None,
+    depths: Ints = None,
+    top_ks: Ints = None,
+    beams: Beams = None,
     *,
     by: str | None = None,
 ) -> pd.DataFrame:
@@ -181,8 +183,8 @@ def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
     With copies among the candidates, of the whole recorded path: it may be longer than the drafted one.
     """
     ranks = trace.ranks[shape][:, depth]
-    within: np.ndarray = np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
-    return within
+    whole: np.ndarray = np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
+    return whole
 
 
 def _walk(
@@ -228,18 +230,11 @@ def _groups(trace: Trace, by: str | None) -> tuple[list[Any], np.ndarray]:
     """Names of the groups in order of appearance, and the group of each turn."""
     if by is None:
         return ["all"], np.zeros(len(trace.turns), dtype=int)
-    if by not in trace.turns:
-        raise nearest_name_error("column of the turns", by, trace.turns.columns)
-    group, names = pd.factorize(trace.turns[by])
+    group, names = pd.factorize(trace.turns[check_name("column of the turns", by, trace.turns)])
     return list(names), group
 
 
-def recorded(
-    trace: Trace,
-    top_ks: Iterable[int] | None,
-    depths: Iterable[int] | None,
-    beams: Iterable[tuple[int, ...]] | None = None,
-) -> tuple[list[Shape], list[int]]:
+def recorded(trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None) -> tuple[list[Shape], list[int]]:
     """((top_k, beam), ...) and depths: the given ones, or all recorded ones; SpecdecError for unrecorded ones."""
     known = sorted(int(k) for k in trace.top_ks)
     if trace.family is not None and top_ks is None:
@@ -263,7 +258,6 @@ def within(values: Iterable[Any], low: int, high: int, what: str) -> list[int]:
     except TypeError:
         numbers = []
     if not numbers or numbers[0] < low or numbers[-1] > high:
-        raise SpecdecError(
-            f"{what} must be whole numbers from {low} to {high}, as recorded, got {values!r}; record again."
-        )
+        why = f"{what} must be whole numbers from {low} to {high}, as recorded, got {values!r}"
+        raise SpecdecError(f"{why}; record again.")
     return numbers

@@ -155,9 +155,7 @@ class Trace:
 
     def depth_of(self, top_k: int, beam: tuple[int, ...] = ()) -> int:
         """The most expansions of such trees that can be replayed; -1 for none. Without drafted nodes all trees are equal."""
-        if not self.forwards:
-            return self.depth
-        if top_k in self.top_ks and not beam:
+        if not self.forwards or (top_k in self.top_ks and not beam):
             return self.depth
         return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
 
@@ -206,8 +204,7 @@ class Trace:
         if distributions is not None:
             inside = np.isin(distributions[0], rows)
             distributions = np.searchsorted(rows, distributions[0][inside]), distributions[1][inside]
-        columns = {column: array[rows] for column, array in self._columns.items()}
-        made = Trace.select, (self, mask)
+        columns, made = {column: array[rows] for column, array in self._columns.items()}, (Trace.select, (self, mask))
         return Trace(self.header, numbered(turns), columns, lambda one: self.column(*one)[rows], distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
@@ -285,11 +282,10 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     parts = [trace.restrict(common) for trace in traces]
     kept = Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)
     columns: dict[Column, list[Any]] = {column: [part.column(*column) for part in parts] for column in kept}
-    columns[Column("features")] = [part.features for part in parts]
-    columns[Column("draft_state")] = [part.draft_state for part in parts]
-    held = {column: arrays for column, arrays in columns.items() if all(array is not None for array in arrays)}
+    columns |= {Column(kind): [getattr(part, kind) for part in parts] for kind in ("features", "draft_state")}
+    held = {one: np.concatenate(arrays) for one, arrays in columns.items() if all(part is not None for part in arrays)}
     turns = numbered(pd.concat([part.turns for part in parts], ignore_index=True))
-    return Trace({**parts[0].header, "family": ()}, turns, {key: np.concatenate(held[key]) for key in held})
+    return Trace({**parts[0].header, "family": ()}, turns, held)
 
 
 def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.ndarray:
@@ -355,8 +351,7 @@ def save_trace(
     header = {**trace.header, "columns": columns, "lengths": 0, **facts}
     header |= {} if family else {"family": ()}
     header |= {"trees": ()} if "tokens" in leave_out else {}
-    runs.write_json(folder / "trace.json", header, files)
-    return folder
+    return runs.write_json(folder / "trace.json", header, files).parent
 
 
 @door
@@ -376,9 +371,8 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     """
     folder = recording_folder(folder)
     if not (folder / "trace.json").is_file():
-        raise SpecdecError(
-            f"there is no finished recording in {folder} (no trace.json); check the path, or run that `record` again."
-        )
+        why = f"there is no finished recording in {folder} (no trace.json)"
+        raise SpecdecError(f"{why}; check the path, or run that `record` again.")
     header = stored.read_json(folder / "trace.json", stored.TraceFile, ADVICE, SCHEMA)
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
         raise SpecdecError(f"{folder} was recorded with the pair {header['pair']!r}, not {pair!r}; record that pair.")
@@ -390,25 +384,21 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         turns = turns.assign(**named)
     shards = [f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
     checked_file = functools.cache(lambda name: stored.check_file(header, folder, name, ADVICE))
-
     tables = {column_of(listed): table for table, columns in header["columns"].items() for listed in columns}
 
     def read(column: Column) -> np.ndarray | None:
         if (where := tables.get(column)) is None:
             return None
         parts = stacked([read_columns(checked_file(f"{where}/{shard}"), [column])[column] for shard in shards])
-        if len(parts) != turns["positions"].sum():
-            raise SpecdecError(
-                f"{folder / where} holds {len(parts)} rows of {column.name} for {turns['positions'].sum()}; {ADVICE}."
-            )
+        if (count := len(parts)) != (needed := turns["positions"].sum()):
+            raise SpecdecError(f"{folder / where} holds {count} rows of {column.name} for {needed}; {ADVICE}.")
         return parts
 
     distributions = None
     if (folder / "lengths.parquet").is_file():
         columns = read_columns(checked_file("lengths.parquet"))
         distributions = columns[Column("row")], columns[Column("distribution")]
-    made = _opened_again, (str(folder.resolve()), header["key"])
-    return Trace(header, turns, {}, read, distributions, made)
+    return Trace(header, turns, {}, read, distributions, (_opened_again, (str(folder.resolve()), header["key"])))
 
 
 def recording_folder(folder: Path | str) -> Path:

@@ -20,7 +20,7 @@ from specdec.core.decode import decode
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.protocols import Claims
-from specdec.errors import SpecdecError, nearest_name_error, unreadable
+from specdec.errors import SpecdecError, check_name, unreadable
 from specdec.models import load
 from specdec.models.drafters import KINDS, claims_of, write_claims
 from specdec.report import tables
@@ -50,7 +50,7 @@ def ship(run: Path, folder: Path, kind: str = "eagle3") -> Path:
     place, weights = _places(folder, kind)
     if not (run / "drafter" / "config.json").is_file():
         raise SpecdecError(f"there is no trained drafter in {run}; finish its training first.")
-    kept = {name: place / name for name in ("measured.json",) if place == weights and (place / name).is_file()}
+    kept = {path.name: path for path in place.glob("measured.json") if place == weights}
     runs.replace_folder(weights, {file.name: file for file in (run / "drafter").iterdir()} | kept)
     runs.write_json(place / "card.json", facts(run, weights) | {"name": folder.name, "kind": kind})
     return write(folder, kind)
@@ -110,9 +110,7 @@ def limits(config: dict) -> list[str]:
 
 def _places(folder: Path, kind: str) -> tuple[Path, Path]:
     """The folders of the card and of the weights of a kind. SpecdecError for a kind without cards."""
-    if kind not in TITLES:
-        raise nearest_name_error("kind of drafter with a card", kind, TITLES)
-    weights = folder / KINDS[kind].folder
+    weights = folder / KINDS[check_name("kind of drafter with a card", kind, TITLES)].folder
     return folder if kind == "eagle3" else weights, weights
 
 
@@ -155,8 +153,7 @@ def write(folder: Path, kind: str = "eagle3") -> Path:
     if machine.file_hash(weights) != card["weights"]["drafter"]["sha256"]:
         other = f"{folder / 'card.json'} is of other weights than {weights}"
         raise SpecdecError(f"{other}; give the run that trained them.")
-    measured = folder / "measured.json"
-    return runs.write_text(folder / "README.md", text(card, runs.read_json(measured) if measured.is_file() else {}))
+    return runs.write_text(folder / "README.md", text(card, runs.found(folder / "measured.json")))
 
 
 def text(card: dict, measured: dict) -> str:
@@ -199,9 +196,9 @@ def rounded(numbers: dict) -> dict[str, str]:
 
 def _later(card: dict) -> list[str]:
     """What was trained after the first run, each with its curve."""
-    parts, before = [], card["training"]["drafter"]
+    parts, old = [], _settings(card["training"]["drafter"]["settings"])
     for run, learned in zip(card["training"].get("later", []), card.get("learned_later", []), strict=True):
-        old, new = _settings(before["settings"]), _settings(run["settings"])
+        new = _settings(run["settings"])
         changed = {name: value for name, value in new.items() if value != old.get(name, value)} | {"seed": run["seed"]}
         told = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in changed.items())
         parts.append(
@@ -209,22 +206,20 @@ def _later(card: dict) -> list[str]:
             f"order, with {told}; `seen_tok` starts again:"
         )
         parts.append(tables.markdown(pd.DataFrame(learned).drop(columns="distinct_tok"), digits=3))
-        before = run
+        old = new
     return parts
 
 
 def _settings(settings: dict) -> dict:
     """Settings of the objective and its rules, merged with those of the training; their step counts get their own names."""
-    objective = settings["objective"]
-    rules = {name: value for name, value in objective.get("rules", {}).items() if name != "class"}
+    rules = {name: value for name, value in settings["objective"].get("rules", {}).items() if name != "class"}
     rules |= {"unrolled_steps": rules.pop("steps", None)}
     return {name: value for name, value in settings.items() if name not in ("class", "steps", "objective")} | rules
 
 
 def _section(title: str, part: dict, sha256: str) -> str:
-    stale = part["drafter"] != sha256
     texts = [f"## {title}", part["how"], tables.markdown(pd.DataFrame(part["rows"]), digits=3)]
-    return "\n\n".join([*texts, *(["*Measured with an earlier drafter.*"] if stale else [])])
+    return "\n\n".join([*texts, *(["*Measured with an earlier drafter.*"] if part["drafter"] != sha256 else [])])
 
 
 def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
@@ -234,10 +229,9 @@ def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
     """
     rows = []
     for kind in described["drafter"]:
-        path = kind in TITLES and _places(load.shipped_folder(pair), kind)[0] / "card.json"
-        card = runs.read_json(path) if path and path.is_file() else {}
-        trained = card.get("training", {}).get("drafter", {})
-        minutes = [run["minutes"] for run in (trained, *card.get("training", {}).get("later", [])) if run]
+        card = runs.found(_places(load.shipped_folder(pair), kind)[0] / "card.json") if kind in TITLES else {}
+        training = card.get("training", {})
+        minutes = [run["minutes"] for run in (training.get("drafter"), *training.get("later", [])) if run]
         learned_tok = card["learned"][-1]["distinct_tok"] if card.get("learned") else np.nan
         rows.append({"learned_tok": learned_tok, "trained_min": sum(minutes) or np.nan})
     return described.join(pd.DataFrame(rows, index=described.index))
@@ -272,7 +266,7 @@ def run_facts(folder: Path) -> dict:
     """Facts of a training folder: settings, steps, tokens, minutes, machines, commits, the curve in CURVE_ROWS rows."""
     plan, curve = runs.read_json(folder / "plan.json"), runs.read_table(folder / "loss.parquet")
     planned, sessions = plan["settings"], plan["sessions"]
-    names = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
+    names = "cpu", "cpu_flags", "cores", "threads", "gpu", "python"
     machines = [{name: s.get(name) for name in names} | {"torch": s["versions"]["torch"]} for s in sessions]
     commits = [f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in sessions]  # +: with local changes
     notes = folder / "notes.md"  # manual changes to this run that are not in its plan

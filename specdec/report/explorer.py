@@ -367,10 +367,8 @@ class Explorer(Viewer):
     def open(self) -> None:
         """Called when another recording is chosen."""
         recording = self.recording
-        if self._given is None:
-            self.policies = shipped_policies(recording)
-        else:
-            self.policies = {name: checked_policy(policy) for name, policy in self._given.items()}
+        given = shipped_policies(recording) if self._given is None else self._given
+        self.policies = {name: checked_policy(policy) for name, policy in given.items()}
         names = list(self.policies)
         titles = [(title, number) for number, title in enumerate(recording.titles)]
         self.quietly(self.turn, options=titles, value=0)
@@ -403,11 +401,10 @@ class Explorer(Viewer):
     def lane(self, name: str) -> Lane:
         """All cycles of a policy on the chosen text; each is replayed once."""
         key = self.pair.value, self.turn.value, name
-        if key not in self._lanes:
-            if name == CLAIRVOYANT:
-                self._lanes[key] = snapshots.clairvoyant_lane(self.recording, self.turn.value)
-            else:
-                self._lanes[key] = snapshots.replayed(self.recording, self.turn.value, self.policies[name], name)
+        if key not in self._lanes and name == CLAIRVOYANT:
+            self._lanes[key] = snapshots.clairvoyant_lane(self.recording, self.turn.value)
+        elif key not in self._lanes:
+            self._lanes[key] = snapshots.replayed(self.recording, self.turn.value, self.policies[name], name)
         return self._lanes[key]
 
     def moved(self) -> None:
@@ -431,8 +428,7 @@ class Explorer(Viewer):
             return
         depth, top_k = self.depth.value, self.top_k.value
         total = min(self.total_tokens.value, pool_size(depth, top_k) + 1)
-        lane, number = self.shown[0]
-        own = lane.cycles[number]
+        own = self.shown[0][0].cycles[self.shown[0][1]]
         other = snapshots.what_if(self.recording, self.turn.value, own.position, TreeConfig(total, depth, top_k))
         self._other = other
         self.message = (

@@ -51,6 +51,10 @@ class Panel:
         """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind, on (kind of the box below)."""
         self.shapes.append(dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill, **more))
 
+    def moved(self, by: float, *names: str) -> list[dict]:
+        """Its shapes, with these coordinates further on."""
+        return [shape | {name: shape[name] + by for name in names if name in shape} for shape in self.shapes]
+
 
 def cells(words: str) -> int:
     """Columns of a text in a monospaced font."""
@@ -245,12 +249,7 @@ def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[D
 
 
 def _descendants(children, node: int, cut: bool, verified) -> int:
-    waiting, count = list(children[node]), 0
-    while waiting:
-        child = waiting.pop()
-        count += cut or verified[child]
-        waiting += children[child]
-    return count
+    return sum((cut or verified[child]) + _descendants(children, child, cut, verified) for child in children[node])
 
 
 def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
@@ -503,11 +502,8 @@ _DRAW = {"rect": _draw_rect, "line": _draw_line, "text": _draw_text}
 
 def above(upper: Panel, lower: Panel, gap: float = 8) -> Panel:
     """Two panels as one, one below the other."""
-    joined = Panel(max(upper.width, lower.width), upper.height + gap + lower.height, list(upper.shapes))
-    for shape in lower.shapes:
-        moved = {name: shape[name] + upper.height + gap for name in ("y", "y1", "y2") if name in shape}
-        joined.shapes.append({**shape, **moved})
-    return joined
+    moved = lower.moved(upper.height + gap, "y", "y1", "y2")
+    return Panel(max(upper.width, lower.width), upper.height + gap + lower.height, upper.shapes + moved)
 
 
 def foldable(snapshot: Snapshot) -> list[int]:
@@ -519,8 +515,5 @@ def foldable(snapshot: Snapshot) -> list[int]:
 
 def beside(left: Panel, right: Panel) -> Panel:
     """Two panels as one, side by side."""
-    joined = Panel(left.width + 12 + right.width, max(left.height, right.height), list(left.shapes))
-    for shape in right.shapes:
-        moved = {name: shape[name] + left.width + 12 for name in ("x", "x1", "x2") if name in shape}
-        joined.shapes.append({**shape, **moved})
-    return joined
+    moved = right.moved(left.width + 12, "x", "x1", "x2")
+    return Panel(left.width + 12 + right.width, max(left.height, right.height), left.shapes + moved)

@@ -56,10 +56,8 @@ class Live(Viewer):
         self.pair, self.policies, self.settings = pair, policies, settings
         self.result: Generation | None = None
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._given = prompt
-        words = prompt if isinstance(prompt, str) else str(prompt)
-        self.words = ipywidgets.Textarea(words, description="prompt")
+        self._stop, self._given = threading.Event(), prompt
+        self.words = ipywidgets.Textarea(str(prompt), description="prompt")
         self.policy = ipywidgets.Dropdown(options=list(policies), description="policy")
         most = max(100_000, max_new_tokens)
         self.most = ipywidgets.BoundedIntText(max_new_tokens, min=1, max=most, description="new tokens")

@@ -56,11 +56,9 @@ class Provenance:
         """The label in every picture and over every table: for each scale the measured pairs, dtypes and devices."""
         if not self.rows:
             return "nothing measured here"
-        by_scale: dict[str, list[dict]] = {}
-        for row in self.rows:
-            by_scale.setdefault(_scale(row), []).append(row)
         parts = []
-        for scale, rows in by_scale.items():
+        for scale in dict.fromkeys(map(_scale, self.rows)):
+            rows = [row for row in self.rows if _scale(row) == scale]
             models = [" ".join(filter(None, (row["pair"] or "unknown pair", row["dtype"]))) for row in rows]
             devices = [{"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device") for row in rows]
             parts.append(f"{scale} scale: {_joined(models)} on {_joined(devices)}")
@@ -74,8 +72,7 @@ class Provenance:
         suites, seeds = (sorted({one for row in self.rows for one in row[name]}) for name in ("suites", "seeds"))
         written = "prompts written for this workbook" if any("/" in suite for suite in suites) else ""
         prices = _joined(row["prices"] for row in self.rows)
-        facts = [self.label, _joined(row["machine"] for row in self.rows)]
-        facts += [self.shown, written]
+        facts = [self.label, _joined(row["machine"] for row in self.rows), self.shown, written]
         facts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "")
         facts.append(f"time from the costs of {prices}" if prices else "")
         return ", ".join(filter(None, facts)) + "."
@@ -106,8 +103,7 @@ def _scale(row: dict) -> str:
     if row["device"] != "cuda":
         return "laptop"
     names = {suite.partition(":")[0] for suite in row["suites"]}  # mmlu:anatomy belongs to mmlu
-    real = bool(names) and names <= set(BENCHMARKS)
-    return "paper" if real and row["pair"] in PAPER_PAIRS else "reduced"
+    return "paper" if names and names <= set(BENCHMARKS) and row["pair"] in PAPER_PAIRS else "reduced"
 
 
 NAMES = ("run", "key", "pair", "dtype", "device", "machine", "suites", "prompts", "seeds", "temperature", "clock")
@@ -126,8 +122,7 @@ def _facts_of_table(path: Path, _changed: int) -> dict:
     import pyarrow.parquet as pq
 
     asked = ("suite", "prompt", "seed", "machine", "part", *SAID)
-    names = [name for name in asked if name in pq.read_schema(path).names]
-    if not names:
+    if not (names := [name for name in asked if name in pq.read_schema(path).names]):
         return {}
     table = pd.read_parquet(path, columns=names).drop_duplicates()
     if "suite" in table:

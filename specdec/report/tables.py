@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from specdec import runs
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_name
 from specdec.evaluation.stats import LEAST_PROMPTS
 from specdec.report import provenance
 
@@ -19,8 +19,7 @@ PARTS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")  # parts 
 def need(table: pd.DataFrame, *columns: str) -> None:
     """SpecdecError unless the table has rows and these columns."""
     for name in columns:
-        if name not in table:
-            raise nearest_name_error("column", name, table.columns)
+        check_name("column", name, table)
     if table.empty:
         raise SpecdecError(f"there is nothing to show: the table has no rows ({', '.join(columns)}).")
 
@@ -63,10 +62,8 @@ def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str |
         shown = [_number(number, digits) for number in numbers if pd.notna(number)]
         found.append(f"{shown[0]} [{shown[1]}, {shown[2]}]" if len(shown) == 3 else shown[0] if shown else None)
     spreads = table.get(f"{value}_sd", pd.Series(float("nan"), table.index))
-    return [
-        text + f" ± {_number(sd, digits)}" * pd.notna(sd) if text else text
-        for text, sd in zip(found, spreads, strict=True)
-    ]
+    told = [f" ± {_number(sd, digits)}" if pd.notna(sd) else "" for sd in spreads]
+    return [text and text + spread for text, spread in zip(found, told, strict=True)]
 
 
 def _number(number: float, digits: int | None) -> str:
