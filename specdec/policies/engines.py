@@ -239,12 +239,9 @@ class SglangThroughput(Candidates, Priced):
         return self.trees[self.levels]
 
     def _choose(self, context_tok: int) -> None:
-        best, levels = -math.inf, self.levels
-        for candidate in self.candidates:
-            rates = self.rates(candidate)
-            score = -math.inf if rates is None else (1 + sum(rates)) / self.cycle_ms(candidate, context_tok)
-            if score > best:
-                best, levels = score, candidate
+        known = {n: rates for n in self.candidates if (rates := self.rates(n)) is not None}
+        scores = {n: (1 + sum(rates)) / self.cycle_ms(n, context_tok) for n, rates in known.items()}
+        levels = max(scores, key=scores.__getitem__, default=self.levels)
         for accepted in self._accepted[levels : self.levels]:
             accepted.clear()
         self.levels = levels
@@ -300,14 +297,9 @@ class VllmAdaptiveK(Priced):
         return self.trees[self.levels]
 
     def _best(self, context_tok: int) -> int:
-        expected, product, goodput = 1.0, 1.0, {}
-        for levels in range(self.most_levels + 1):
-            if levels:
-                product *= self.rates[levels - 1]
-                expected += product
-            if levels >= self.least:
-                goodput[levels] = expected / self.cycle_ms(levels, context_tok)
-        return max(goodput, key=lambda levels: goodput[levels])
+        expected = np.cumsum(np.cumprod([1.0, *self.rates]))
+        goodput = {n: expected[n] / self.cycle_ms(n, context_tok) for n in range(self.least, self.most_levels + 1)}
+        return max(goodput, key=goodput.__getitem__)
 
     def observe(self, cycle: Cycle) -> None:
         for level in range(min(cycle.draft_calls, cycle.accepted_tok + 1)):

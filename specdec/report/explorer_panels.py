@@ -29,6 +29,7 @@ ADVANCE = 0.602  # of a character of that font, in its size
 BOX, PITCH, GAP = 18, 23, 24  # height of a node, distance of rows and of columns, in pixels
 MARK, BAR = 5, 13  # height of a lane's mark below a token, distance of the bars of answers
 PIXELS_PER_INCH = 96
+_PLACED = ("x", "y", "x1", "y1", "x2", "y2", "width", "height")  # numbers of a shape, in the order of its element
 
 
 @dataclass
@@ -416,40 +417,27 @@ def svg(panel: Panel, kind: str = "") -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" width="{panel.width:.0f}" height="{panel.height:.0f}" '
         f'viewBox="0 0 {panel.width:.0f} {panel.height:.0f}" font-family="{FONT}" role="img" aria-label="{label}">'
     ]
-    parts += [_SVG[shape["shape"]](shape) for shape in panel.shapes]
-    return "".join((*parts, "</svg>"))
+    return "".join((*parts, *map(_element, panel.shapes), "</svg>"))
 
 
-def _svg_rect(shape: dict) -> str:
-    told = {name: shape.get(name) for name in ("kind", "node", "tip")}
-    facts = "".join(f' data-{name}="{escape(str(one))}"' for name, one in told.items() if one not in (None, ""))
-    return (
-        f'<rect x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" width="{shape["width"]:.1f}" height="{shape["height"]:.1f}" rx="2" '
-        f'fill="{shape["fill"]}"{_stroke(shape)}{facts}/>'
-    )
-
-
-def _svg_line(shape: dict) -> str:
-    ends = " ".join(f'{name}="{shape[name]:.1f}"' for name in ("x1", "y1", "x2", "y2"))
-    return f"<line {ends}{_stroke(shape)}/>"
-
-
-def _stroke(shape: dict) -> str:
-    dash = ' stroke-dasharray="3 2"' if shape.get("dash") else ""
-    return f' stroke="{shape["stroke"]}" stroke-width="{shape.get("weight", 1)}"{dash}'
-
-
-def _svg_text(shape: dict) -> str:
+def _element(shape: dict) -> str:
+    """A shape as an SVG element."""
+    place = " ".join(f'{name}="{shape[name]:.1f}"' for name in _PLACED if name in shape)
+    if shape["shape"] != "text":
+        dash = ' stroke-dasharray="3 2"' if shape.get("dash") else ""
+        stroke = f' stroke="{shape["stroke"]}" stroke-width="{shape.get("weight", 1)}"{dash}'
+        if shape["shape"] == "line":
+            return f"<line {place}{stroke}/>"
+        told = {name: shape.get(name) for name in ("kind", "node", "tip")}
+        facts = "".join(f' data-{name}="{escape(str(one))}"' for name, one in told.items() if one not in (None, ""))
+        return f'<rect {place} rx="2" fill="{shape["fill"]}"{stroke}{facts}/>'
     bold = ' font-weight="bold"' if shape.get("bold") else ""
     struck = ' text-decoration="line-through"' if shape.get("struck") else ""
     anchor = f' text-anchor="{shape["anchor"]}"' if shape.get("anchor") else ""
     kind = "".join(f' data-{name}="{shape[name]}"' for name in ("kind", "on") if shape.get(name))
     look = f'font-size="{shape["size"]}" fill="{shape["fill"]}"{bold}{struck}{anchor}{kind}'
     words = escape(shape["words"]).replace(" ", "\u00a0")
-    return f'<text x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" {look}>{words}</text>'
-
-
-_SVG = {"rect": _svg_rect, "line": _svg_line, "text": _svg_text}
+    return f"<text {place} {look}>{words}</text>"
 
 
 def figure(panels: Sequence[Panel], title: str = ""):
@@ -468,23 +456,23 @@ def figure(panels: Sequence[Panel], title: str = ""):
         if title:
             _draw_text(axes, dict(x=4, y=17, words=title, size=13, fill=INK, bold=True), 0)
         for shape in sheet.shapes:
-            _DRAW[shape["shape"]](axes, shape, top)
+            (_draw_text if shape["shape"] == "text" else _draw_shape)(axes, shape, top)
     return drawn
 
 
-def _draw_rect(axes, shape: dict, top: float) -> None:
+def _draw_shape(axes, shape: dict, top: float) -> None:
+    """A line or a rectangle."""
     from matplotlib.patches import Rectangle
 
-    style = dict(linestyle=(0, (3, 2))) if shape.get("dash") else {}
-    style |= dict(facecolor=shape["fill"], edgecolor=shape["stroke"], linewidth=0.75 * shape.get("weight", 1))
-    if shape.get("node") is not None:
-        style |= dict(gid=f"{shape['kind']}-{shape['node']}")
-    axes.add_patch(Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **style))
-
-
-def _draw_line(axes, shape: dict, top: float) -> None:
-    style = dict(color=shape["stroke"], linewidth=0.75 * shape.get("weight", 1))
-    axes.plot([shape["x1"], shape["x2"]], [shape["y1"] + top, shape["y2"] + top], zorder=0.9, **style)
+    style = dict(linewidth=0.75 * shape.get("weight", 1))
+    if shape["shape"] == "line":
+        ends = [shape["x1"], shape["x2"]], [shape["y1"] + top, shape["y2"] + top]
+        axes.plot(*ends, zorder=0.9, color=shape["stroke"], **style)
+        return
+    style |= dict(linestyle=(0, (3, 2))) if shape.get("dash") else {}
+    style |= dict(gid=f"{shape['kind']}-{shape['node']}") if shape.get("node") is not None else {}
+    look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], **style)
+    axes.add_patch(Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **look))
 
 
 def _draw_text(axes, shape: dict, top: float) -> None:
@@ -495,9 +483,6 @@ def _draw_text(axes, shape: dict, top: float) -> None:
     if shape.get("struck"):
         y, end = shape["y"] + top - 4, shape["x"] + wide(shape["words"], shape["size"])
         axes.plot([shape["x"], end], [y, y], color=shape["fill"], linewidth=1)
-
-
-_DRAW = {"rect": _draw_rect, "line": _draw_line, "text": _draw_text}
 
 
 def above(upper: Panel, lower: Panel, gap: float = 8) -> Panel:
