@@ -12,7 +12,7 @@ Knows nothing about models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,22 +80,32 @@ def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], 
     path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: each one's index among its level's
     candidates, -1 from the first missing one.
     """
-    found, row = [], torch.zeros(len(path), dtype=torch.long, device=path.device)
-    alive = torch.ones(len(path), dtype=torch.bool, device=path.device)
-    for level, candidates in enumerate(tokens):
-        children = row[:, None] * top_k + torch.arange(top_k, device=path.device)
-        hit = candidates.gather(1, children) == path[:, level, None]
-        alive = alive & hit.any(1)
-        node = torch.where(alive, children.gather(1, hit.int().argmax(1, keepdim=True))[:, 0], -1)
-        found.append(node)
-        if level < len(beams):
-            inside = beams[level] == node[:, None]
-            alive = alive & inside.any(1)
-            row = inside.int().argmax(1)
     columns = {Column("family_scores", level=level): part.float().cpu().numpy() for level, part in enumerate(scores)}
-    small = {Column("family_beam", level=level): part for level, part in enumerate(beams)}
-    small[Column("family_path")] = torch.stack(found, 1)
-    return columns | {column: part.cpu().numpy().astype(np.int16) for column, part in small.items()}
+    drafted, expanded = ([part.cpu().numpy() for part in parts] for parts in (tokens, beams))
+    small = {Column("family_beam", level=level): beam for level, beam in enumerate(expanded)}
+    small[Column("family_path")] = path_places(drafted, expanded, path.cpu().numpy(), top_k)
+    return columns | {column: part.astype(np.int16) for column, part in small.items()}
+
+
+def path_places(tokens: Sequence[np.ndarray], beams: Sequence[np.ndarray], path: np.ndarray, top_k: int) -> np.ndarray:
+    """int64 [R, levels]: the place of each node on the target's path among its level's candidates, -1 from the first missing one.
+
+    tokens: of each level's candidates, [R, n]. beams: of each expansion, the places [R, W] of the nodes that it expands.
+    path int [R, levels]: the target's next tokens.
+    """
+    rows, found = np.arange(len(path)), np.full(path.shape, -1, dtype=np.int64)
+    row, alive = np.zeros(len(path), dtype=np.int64), np.ones(len(path), dtype=bool)
+    for level, candidates in enumerate(tokens):
+        children = row[:, None] * top_k + np.arange(top_k)
+        hit = np.take_along_axis(candidates, children, 1) == path[:, level, None]
+        alive &= hit.any(1)
+        node = children[rows, hit.argmax(1)]
+        found[alive, level] = node[alive]
+        if level < len(beams):  # the node's place in the beam of the next expansion
+            inside = beams[level] == node[:, None]
+            alive &= inside.any(1)
+            row = inside.argmax(1)
+    return found
 
 
 def member(

@@ -23,7 +23,7 @@ from specdec import runs, stored
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError, door
 from specdec.replays.columns import Column, Columns, column_of, keyed, read_columns, stacked, write_columns
-from specdec.replays.family import Family, member
+from specdec.replays.family import Family, member, path_places
 
 SCHEMA = 1
 ADVICE = "record again"
@@ -293,22 +293,9 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
 
     tokens int [R, C] of the pool; beams int [R, depth, k]; path int [R, depth + 1]: the target's next tokens.
     """
-    rows, (count, depth, top_k) = np.arange(len(path)), beams.shape
-    nodes = np.full((count, depth + 1), -1, dtype=np.int64)
-    row, alive = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
-    start = 0
-    for level in range(depth + 1):
-        children = start + row[:, None] * top_k + np.arange(top_k)
-        hit = tokens[rows[:, None], children] == path[:, level, None]
-        alive &= hit.any(1)
-        node = children[rows, hit.argmax(1)]
-        nodes[alive, level] = node[alive]
-        if level < depth:  # the node's place in the beam of the next expansion
-            inside = beams[:, level] == (node - start)[:, None]
-            alive &= inside.any(1)
-            row = inside.argmax(1)
-        start += top_k if level == 0 else top_k * top_k
-    return nodes
+    starts = [pool_size(level, beams.shape[-1]) for level in range(beams.shape[1])]  # of the levels below the first
+    places = path_places(np.split(tokens, starts, axis=1), beams.swapaxes(0, 1), path, beams.shape[-1])
+    return np.where(places < 0, -1, places + [0, *starts])
 
 
 def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int, beam: tuple[int, ...] = ()) -> np.ndarray:
