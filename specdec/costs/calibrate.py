@@ -164,24 +164,12 @@ def fit(timings: Timings, **facts) -> CostModel:
     last = fitted["last_ms"] - usual - first * (fitted["expansions"] == 1)
     fixed, per_candidate, per_node = _choosing(fitted, last)
     _, step, step_per_tok = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
-    model = CostModel(
-        kind="calibrated",
-        widths=widths,
-        root=root + per_candidate * widths,
-        root_per_tok=root_per_tok,
-        expand=expand,
-        candidate_ms=per_child + per_candidate,
-        first_ms=first,
-        expand_per_tok=expand_per_tok,
-        nodes=nodes,
-        verify=verify + per_node * nodes,
-        verify_per_tok=verify_per_tok,
-        step=float(step[0]),
-        step_per_tok=float(step_per_tok[0]),
-        rest_ms=max(0.0, typical(fitted["rest_ms"])) + fixed,
-        question_ms=float(np.median(timings.questions)),
-        **facts,
-    )
+    drafting = dict(widths=widths, root=root + per_candidate * widths, root_per_tok=root_per_tok, first_ms=first)
+    drafting |= dict(expand=expand, expand_per_tok=expand_per_tok, candidate_ms=per_child + per_candidate)
+    verifying = dict(nodes=nodes, verify=verify + per_node * nodes, verify_per_tok=verify_per_tok)
+    rest = dict(rest_ms=max(0.0, typical(fitted["rest_ms"])) + fixed, question_ms=float(np.median(timings.questions)))
+    plain = dict(step=float(step[0]), step_per_tok=float(step_per_tok[0]))
+    model = CostModel(kind="calibrated", **drafting, **verifying, **rest, **plain, **facts)
     model = _with_turns(_levelled(model, fitted), timings, cycles)
     return dataclasses.replace(model, errors=errors(model, timings))
 

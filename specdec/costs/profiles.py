@@ -79,26 +79,16 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     verify, verify_per_tok = sheet.forward(nodes + 1, parameters, sheet.layers)
     expand, expand_per_tok = sheet.forward(np.array(sheet.widths), drafter_parameters, 1)
     root, root_per_tok = sheet.forward(np.ones(len(sheet.widths)), drafter_parameters, 1)
-    return CostModel(
-        name=name,
-        kind="roofline",
-        provenance=(
-            f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters, "
-            f"{sheet.bandwidth_gb_per_s:g} GB/s, {sheet.tflop_per_s:g} TFLOP/s, {sheet.launch_ms_per_layer:g} ms of launches "
-            f"per layer and {sheet.draft_host_ms:g} ms of host work per draft forward (assumed)."
-        ),
-        widths=sheet.widths,
-        root=root + sheet.draft_host_ms,
-        root_per_tok=root_per_tok,
-        expand=expand + sheet.draft_host_ms,
-        expand_per_tok=expand_per_tok,
-        nodes=nodes,
-        verify=verify,
-        verify_per_tok=verify_per_tok,
-        step=float(verify[0]),
-        step_per_tok=float(verify_per_tok[0]),
-        rest_ms=sheet.rest_ms,
+    provenance = (
+        f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters, "
+        f"{sheet.bandwidth_gb_per_s:g} GB/s, {sheet.tflop_per_s:g} TFLOP/s, {sheet.launch_ms_per_layer:g} ms of launches "
+        f"per layer and {sheet.draft_host_ms:g} ms of host work per draft forward (assumed)."
     )
+    drafting = dict(widths=sheet.widths, root=root + sheet.draft_host_ms, root_per_tok=root_per_tok)
+    drafting |= dict(expand=expand + sheet.draft_host_ms, expand_per_tok=expand_per_tok)
+    verifying = dict(nodes=nodes, verify=verify, verify_per_tok=verify_per_tok, rest_ms=sheet.rest_ms)
+    plain = dict(step=float(verify[0]), step_per_tok=float(verify_per_tok[0]))
+    return CostModel(name, "roofline", provenance, **drafting, **verifying, **plain)
 
 
 def _published(name: str, provenance: str, draft_ms: tuple, verify: dict, **facts) -> CostModel:

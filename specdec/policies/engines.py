@@ -89,18 +89,13 @@ class Priced(Levels):
 
     def price(self: PR, costs: Any) -> PR:
         """The same rule with the times of `costs`, a CostModel."""
-        levels = [[0.0, *np.cumsum(part)] for part in costs.levels(self.top_k, self.most_levels - 1, self.beam)]
+        levels = costs.levels(self.top_k, self.most_levels - 1, self.beam)
+        draft_ms, draft_per_tok = ((0.0, *np.cumsum(part).tolist()) for part in levels)
         table, step = costs.lookup(self.plan.verify_nodes), float(costs.step_ms(0))
-        return self.with_settings(
-            draft_ms=tuple(map(float, levels[0])),
-            draft_per_tok=tuple(map(float, levels[1])),
-            verify_ms=tuple(table.verify),
-            verify_per_tok=tuple(table.verify_per_tok),
-            rest_ms=table.rest_ms,
-            step_ms=step,
-            step_per_tok=float(costs.step_ms(1)) - step,
-            priced_for=costs.name,
-        )
+        drafting = dict(draft_ms=draft_ms, draft_per_tok=draft_per_tok, rest_ms=table.rest_ms)
+        verifying = dict(verify_ms=tuple(table.verify), verify_per_tok=tuple(table.verify_per_tok))
+        plain = dict(step_ms=step, step_per_tok=float(costs.step_ms(1)) - step)
+        return self.with_settings(**drafting, **verifying, **plain, priced_for=costs.name)
 
     def plain_ms(self, context_tok: int) -> float:
         """One step of plain decoding."""

@@ -213,14 +213,9 @@ class ValuePolicy(ValueSettings, Learned):
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
         rows = self.plan.beam_at(self.most_expansions)  # later levels continue from the last width of the beam
         expand = float(costs.expand_ms(self.top_k, 0, rows))
-        return self.with_settings(
-            rate=float(rate),
-            verify_ms=tuple(at_zero.tolist()),
-            verify_per_tok=tuple((at_one - at_zero).tolist()),
-            expand_ms=expand,
-            expand_per_tok=float(costs.expand_ms(self.top_k, 1, rows)) - expand,
-            priced_for=costs.name,
-        )
+        expanding = dict(expand_ms=expand, expand_per_tok=float(costs.expand_ms(self.top_k, 1, rows)) - expand)
+        verifying = dict(verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist()))
+        return self.with_settings(rate=float(rate), **verifying, **expanding, priced_for=costs.name)
 
     def reset(self) -> None:
         self.history = np.zeros(HISTORY, np.float32)

@@ -405,22 +405,13 @@ def _snapshot(
     ids, parent, score = nodes
     tokens = tuple(text(token) for token in ids.tolist())
     rivals = np.flatnonzero((parent == accepted[-1]) & verified)
-    times = (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms)
-    return Snapshot(
-        position=position,
-        context_tok=done.context_tok,
-        tree=(done.verify_nodes + 1, done.expansions, done.top_k),
-        token=tokens,
-        parent=tuple(parent.tolist()),
-        score=tuple(score.tolist()),
-        verified=tuple(verified.tolist()),
-        accepted=tuple(accepted),
-        bonus=bonus,
-        refused=tokens[rivals[score[rivals].argmax()]] if len(rivals) else None,
-        asked=tuple(watched.asked),
-        times=dict(zip(PARTS, times, strict=True)),
-        kept_tok=done.kept_tok,
-    )
+    refused = tokens[rivals[score[rivals].argmax()]] if len(rivals) else None
+    tree = done.verify_nodes + 1, done.expansions, done.top_k
+    drafted = tokens, tuple(parent.tolist()), tuple(score.tolist())
+    result = tuple(verified.tolist()), tuple(accepted), bonus, refused
+    spent_ms = (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms)
+    times = dict(zip(PARTS, spent_ms, strict=True))
+    return Snapshot(position, done.context_tok, tree, *drafted, *result, tuple(watched.asked), times, done.kept_tok)
 
 
 def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
