@@ -277,8 +277,7 @@ class Measurements:
         """Cycles of one tree in a row, until enough are kept."""
         left_out, kept = next(row for most, row in ROWS.items() if most is None or tree.verify_nodes <= most)
         while kept:
-            settled = self._cycle(place, tree, held, left_out <= 0)
-            left_out, kept = left_out - 1, kept - settled
+            left_out, kept = left_out - 1, kept - self._cycle(place, tree, held, left_out <= 0)
 
     def _cycle(self, place: int, tree: TreeConfig, held: bool, settled: bool) -> bool:
         """One cycle, in a new turn if the last has ended. Returns whether it counts: not if it reads the prompt."""

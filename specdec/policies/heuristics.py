@@ -75,8 +75,7 @@ def disco_inputs(newest: np.ndarray, parents: np.ndarray, expansions: int, top_k
         raise SpecdecError(f"Disco was made for top_k={top_k}, but a level holds {flat.shape[-1]} nodes.")
     best = np.exp(np.sort(flat, axis=-1)[..., : -top_k - 1 : -1])
     nats = entropy(child_log_probs(newest[..., :1, :], parents[..., :1]), estimate)
-    depth = np.full_like(nats, expansions / 10)
-    return np.concatenate((best, nats, depth), axis=-1).astype(np.float32)
+    return np.concatenate((best, nats, np.full_like(nats, expansions / 10)), axis=-1).astype(np.float32)
 
 
 def unit_features(features: np.ndarray) -> np.ndarray:
@@ -134,8 +133,7 @@ class DDD(DepthRule):
         best = float(newest.max())
         if self.statistic == "best":
             return best >= self.threshold
-        beam = np.sort(newest)[-self.top_k :]
-        return best + math.log(np.exp(beam - best).sum()) >= self.threshold
+        return best + math.log(np.exp(np.sort(newest)[-self.top_k :] - best).sum()) >= self.threshold
 
 
 @dataclass

@@ -67,8 +67,7 @@ class Choosing:
         ahead = (child[:, None] <= child[:, :, None]) & real[:, None]
         for places in self.places:
             ahead &= places[:, None] <= places[:, :, None]
-        most = family.beams[min(self.level, len(family.beams) - 1)]
-        wanted = (ahead.sum(-1) <= most) & real
+        wanted = (ahead.sum(-1) <= family.beams[min(self.level, len(family.beams) - 1)]) & real
         chosen = place.masked_fill(~wanted, width).sort(dim=1, stable=True).indices[:, : int(wanted.sum(1).max())]
         self.level, self.beam = self.level + 1, chosen
         return chosen, ~wanted.gather(1, chosen)

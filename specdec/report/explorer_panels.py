@@ -330,8 +330,7 @@ def _answer(panel: Panel, one: Asked, x: float, y: float, width: float) -> float
 
 
 def _bar(panel: Panel, x: float, y: float, width: float, label: str, share: float, number: str, taken: bool) -> None:
-    narrow = width < 240
-    begin, end, size = (x + 94, x + width - 42, 9) if narrow else (x + 120, x + width - 96, 10)
+    begin, end, size = (x + 94, x + width - 42, 9) if width < 240 else (x + 120, x + width - 96, 10)
     panel.text(x + 2, y, label, size, bold=taken)
     panel.rect(begin, y - 8, end - begin, 9, PAPER, LINE, weight=0.6)
     kind = "taken" if taken else "choice"

@@ -19,7 +19,7 @@ import functools
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -40,7 +40,7 @@ from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB, roofline
 from specdec.data.suites import SUITE_PROMPTS, SUITES, conversation, gather, openings
-from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_name, door, nearest_name_error
 from specdec.evaluation.bench import KEYS
 from specdec.models import drafters, load, pairs
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
@@ -504,13 +504,9 @@ def read_plan(path: str | Path) -> Plan:
     if isinstance(methods := record.get("methods"), dict):
         record = {**record, "methods": {name: {} if method is None else method for name, method in methods.items()}}
     plan = checked(Plan, record, path, ADVICE)
-    for key, known, values in _names(plan):
-        for name in values:
-            if name not in known:
-                raise SpecdecError(f"{path}: {key}: {nearest_name_error(key.split('.')[-1], name, known)}")
-    for key, check in _checks(plan):
+    for key, check, *values in _checks(plan):
         try:
-            check()
+            check(*values)
         except SpecdecError as error:
             raise SpecdecError(f"{path}: {key}: {error}") from None
     for key in ("pairs", "temperatures", "seeds"):
@@ -519,25 +515,21 @@ def read_plan(path: str | Path) -> Plan:
     return plan
 
 
-def _names(plan: Plan) -> Iterator[tuple[str, Collection[str], Iterable[str]]]:
-    """(key, known names, given names) of everything in a plan that must be a known name."""
-    yield from (("machine.gpu", GPUS, [plan.machine.gpu]), ("machine.host", HOSTS, [plan.machine.host]))
-    yield from (("dtype", load.DTYPES, [plan.dtype]), ("suites", SUITES, plan.suites))
+def _checks(plan: Plan) -> Iterator[tuple]:
+    """(key, function that raises a SpecdecError for a wrong value, its arguments): known names first, then formats."""
+    named = [("machine.gpu", GPUS, [plan.machine.gpu]), ("machine.host", HOSTS, [plan.machine.host])]
+    named += [("dtype", load.DTYPES, [plan.dtype]), ("suites", SUITES, plan.suites)]
     for label, method in plan.methods.items():
         by_place = set("/:") & set(method.drafter)  # a folder or a hub id
-        yield f"methods.{label}.drafter", drafters.KINDS, [] if by_place else [method.drafter]
-        for key in ("tau", "training_gpu_hours"):
-            by_pair = getattr(method, key)
-            yield f"methods.{label}.{key}", plan.pairs, by_pair if isinstance(by_pair, dict) else ()
-
-
-def _checks(plan: Plan) -> Iterator[tuple[str, Callable]]:
-    """(key, function that raises a SpecdecError for a wrong value) of everything with a format."""
-    yield from (("pairs", functools.partial(_shapes, pair, WEIGHTLESS)) for pair in plan.pairs)
+        named.append((f"methods.{label}.drafter", drafters.KINDS, [] if by_place else [method.drafter]))
+        by_pair = {key: value for key, value in vars(method).items() if isinstance(value, dict)}
+        named += [(f"methods.{label}.{key}", plan.pairs, names) for key, names in by_pair.items()]
+    yield from ((key, check_name, key.split(".")[-1], name, known) for key, known, names in named for name in names)
+    yield from (("pairs", _shapes, pair, WEIGHTLESS) for pair in plan.pairs)
     for label, method in plan.methods.items():
         if method.tree is not None:
-            yield f"methods.{label}.tree", functools.partial(_tree, method)
-            yield f"methods.{label}.drafter", functools.partial(_shapes, plan.pairs[0], method.drafter)
+            yield f"methods.{label}.tree", _tree, method
+            yield f"methods.{label}.drafter", _shapes, plan.pairs[0], method.drafter
 
 
 def _tree(method: Method) -> TreeConfig:
