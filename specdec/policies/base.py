@@ -16,7 +16,7 @@ import math
 import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +30,6 @@ from specdec.errors import SpecdecError, check_fields, check_name, door, first_l
 P = TypeVar("P", bound="Rule")
 C = TypeVar("C")
 Q = TypeVar("Q", bound=Policy)
-L = TypeVar("L", bound="Learned")
 SCHEMA, WEIGHTS = 1, "policy.safetensors"
 NOWHERE = np.float32(-20.0)  # a log-probability below that of any draft: pads levels with fewer scores
 COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is effectively constant
@@ -112,7 +111,7 @@ class Rule(Policy):
     def __post_init__(self) -> None:
         self.trained_for: dict[str, Any] = {}
 
-    def with_settings(self: P, **changes: Any) -> P:
+    def with_settings(self, **changes: Any) -> Self:
         """The same policy with other settings."""
         other = dataclasses.replace(self, **changes)
         other.trained_for = dict(self.trained_for)
@@ -173,11 +172,11 @@ class Learned(Rule):
         self.outputs: np.ndarray | None = None  # of the network at its last decision, for display
         self._random = np.random.default_rng(self.seed)
 
-    def with_settings(self: L, **changes: Any) -> L:
+    def with_settings(self, **changes: Any) -> Self:
         """The same trained policy with other settings."""
         return dataclasses.replace(self, **changes).with_weights(self)
 
-    def with_weights(self: L, trained: Learned) -> L:
+    def with_weights(self, trained: Learned) -> Self:
         """This policy with the learned weights of `trained`."""
         self.network, self.trained_for = trained.network, dict(trained.trained_for)
         return self
@@ -209,7 +208,7 @@ class Learned(Rule):
             raise SpecdecError(f"this {type(self).__name__} has no network yet; train it or load a trained one.")
         return self.network
 
-    def fill_at_random(self: L, hidden: tuple[int, ...], seed: int = 0) -> L:
+    def fill_at_random(self, hidden: tuple[int, ...], seed: int = 0) -> Self:
         """This policy with random weights: the time of an answer does not depend on the weights."""
         random = np.random.default_rng(seed)
         sizes = [self.observation_size, *hidden, self.actions]

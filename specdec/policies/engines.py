@@ -17,7 +17,7 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -26,8 +26,6 @@ from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size, refuse_tree
 from specdec.errors import SpecdecError, check_name
 from specdec.policies.base import Rule, as_array, tree_of
-
-PR = TypeVar("PR", bound="Priced")
 
 
 def demand(holds: object, what: str, *values: object) -> None:
@@ -87,7 +85,7 @@ class Priced(Levels):
         super().__post_init__()
         self._tables = [np.array(getattr(self, name)) for name in ("verify_ms", "verify_per_tok")]
 
-    def price(self: PR, costs: Any) -> PR:
+    def price(self, costs: Any) -> Self:
         """The same rule with the times of `costs`, a CostModel."""
         levels = costs.levels(self.top_k, self.most_levels - 1, self.beam)
         draft_ms, draft_per_tok = ((0.0, *np.cumsum(part).tolist()) for part in levels)

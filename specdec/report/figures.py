@@ -24,17 +24,12 @@ COLOURS = ("#004488", "#ddaa33", "#bb5566", "#6699cc", "#222222", "#1b6e3c")
 DASHES, MARKERS = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5))), "osD^v"
 HATCHES = ("", "///", "...", "xxx")
 RULES = {
-    "font.size": 9,
-    "axes.titlesize": 9,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), 8),
     "axes.titlelocation": "left",
-    "axes.labelsize": 9,
     "axes.edgecolor": "0.6",
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
     "grid.color": "0.88",
     "hatch.linewidth": 0.6,
-    "legend.fontsize": 8,
-    "legend.title_fontsize": 8,
     "legend.frameon": False,
     "figure.titlesize": 10,
     "figure.dpi": 110,

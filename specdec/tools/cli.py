@@ -373,7 +373,10 @@ def _command(name: str, options: str, /, table: dict = COMMANDS, **changes):
 )
 def _doctor(args) -> int:
     """report this machine's features, missing parts and bottlenecks"""
-    from specdec.report import tables
+    import torch
+
+    from specdec import runs
+    from specdec.report import figures, tables
 
     checks = tools.doctor.checks(tools.doctor.facts())
     print(tables.markdown(checks))
@@ -381,20 +384,11 @@ def _doctor(args) -> int:
     if args.bench:
         options |= {"pairs": ("tiny", "small"), "reference": True, "rounds": args.rounds, "progress": True}
     print(f"\n{tables.markdown(tools.doctor.benchmark(tuple(args.dtype), **options))}")
-    if args.curve:
-        _curve(args)
-    return int((checks["state"] == tools.doctor.FAULT).any())
-
-
-def _curve(args) -> None:
-    import torch
-
-    from specdec import runs
-    from specdec.report import figures, tables
-
+    status, dtype = int((checks["state"] == tools.doctor.FAULT).any()), args.dtype[0]
+    if not args.curve:
+        return status
     if args.threads:
         torch.set_num_threads(args.threads)
-    dtype = args.dtype[0]
     rows = tools.doctor.curve(tools.doctor.reference_pair(getattr(torch, dtype)), cpu_time=args.cpu_time)
     table = tables.node_curve(rows, by="context")
     columns = ["context", "verified_tok", "draft_ms", "verify_ms", "commit_ms", "host_ms", "total_ms"]
@@ -404,6 +398,7 @@ def _curve(args) -> None:
     stem = runs.figure_path("doctor", f"cycle_{dtype}")
     facts = {"pair": "reference shape", "dtype": dtype, "device": "cpu", "machine": machine.hardware()["cpu"]}
     print(f"\nThe curve is drawn in {figures.save(figure, stem, sources=[facts], data=table)[0]}.")
+    return status
 
 
 @_command("help", "topic")
