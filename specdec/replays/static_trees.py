@@ -240,9 +240,8 @@ def recorded(trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None) -> t
     if trace.family is not None and top_ks is None:
         known = sorted({*known, *range(1, trace.family.top_k + 1)})
     tried = (BEAMS if trace.family is not None else ((),)) if beams is None else beams
-    if top_ks is not None:
-        top_ks = within(top_ks, 1, 1 << 15, "top_ks")
-    asked = [(k, plain_beam(k, beam)) for k in (known if top_ks is None else sorted(set(top_ks))) for beam in tried]
+    wanted = known if top_ks is None else within(top_ks, 1, 1 << 15, "top_ks")
+    asked = [(k, plain_beam(k, beam)) for k in wanted for beam in tried]
     shapes = [shape for shape in dict.fromkeys(asked) if trace.depth_of(*shape) >= 0]
     unknown = [k for k in sorted({k for k, _ in asked}) if not any(k == own for own, _ in shapes)]
     if unknown or (beams is not None and len(shapes) < len(set(asked))):

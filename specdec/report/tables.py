@@ -39,9 +39,8 @@ def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suit
     "2.31 [2.20, 2.42]", unless its row rests on fewer than LEAST_PROMPTS `prompts`. A missing cell is a dash.
     """
     need(table, rows, columns, value)
-    if table.duplicated([rows, columns]).any():
-        twice = table.loc[table.duplicated([rows, columns]), [rows, columns]].iloc[0].tolist()
-        raise SpecdecError(f"two rows stand for {twice}; select one run or aggregate first.")
+    if len(twice := table.loc[table.duplicated([rows, columns]), [rows, columns]]):
+        raise SpecdecError(f"two rows stand for {twice.iloc[0].tolist()}; select one run or aggregate first.")
     wide = table.assign(cell=cells(table, value, digits)).pivot(index=rows, columns=columns, values="cell")
     across, down = list(dict.fromkeys(table[columns])), list(dict.fromkeys(table[rows]))
     return wide.loc[down, across].fillna("-").rename_axis(columns=None)
