@@ -408,10 +408,11 @@ def _snapshot(
     refused = tokens[rivals[score[rivals].argmax()]] if len(rivals) else None
     tree = done.verify_nodes + 1, done.expansions, done.top_k
     drafted = tokens, tuple(parent.tolist()), tuple(score.tolist())
-    result = tuple(verified.tolist()), tuple(accepted), bonus, refused
     spent_ms = (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms)
     times = dict(zip(PARTS, spent_ms, strict=True))
-    return Snapshot(position, done.context_tok, tree, *drafted, *result, tuple(watched.asked), times, done.kept_tok)
+    result: dict[str, Any] = dict(accepted=tuple(accepted), bonus=bonus, refused=refused, kept_tok=done.kept_tok)
+    result |= dict(verified=tuple(verified.tolist()), asked=tuple(watched.asked), times=times)
+    return Snapshot(position, done.context_tok, tree, *drafted, **result)
 
 
 def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:

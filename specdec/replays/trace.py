@@ -294,7 +294,7 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
     tokens int [R, C] of the pool; beams int [R, depth, k]; path int [R, depth + 1]: the target's next tokens.
     """
     starts = [pool_size(level, beams.shape[-1]) for level in range(beams.shape[1])]  # of the levels below the first
-    places = path_places(np.split(tokens, starts, axis=1), beams.swapaxes(0, 1), path, beams.shape[-1])
+    places = path_places(np.split(tokens, starts, axis=1), [*beams.swapaxes(0, 1)], path, beams.shape[-1])
     return np.where(places < 0, -1, places + [0, *starts])
 
 
