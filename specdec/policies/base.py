@@ -30,6 +30,7 @@ from specdec.errors import SpecdecError, check_fields, check_name, door, first_l
 P = TypeVar("P", bound="Rule")
 C = TypeVar("C")
 Q = TypeVar("Q", bound=Policy)
+L = TypeVar("L", bound="Learned")
 SCHEMA, WEIGHTS = 1, "policy.safetensors"
 NOWHERE = np.float32(-20.0)  # a log-probability below that of any draft: pads levels with fewer scores
 COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is effectively constant
