@@ -6,8 +6,8 @@
 
 All nodes of a level have the same children, and the probability of a node is the product of the q_j along its path. So the
 root pass drafts everything and an expansion is a look-up: the best nodes of the pool are the best of the product (DDTree's
-trees), as far as `top_k` reaches. P-EAGLE (arXiv 2602.01469) and our own rows differ in what the rows read
-(`eagle.network.BlockNetwork`). Knows nothing about training or policies.
+trees), as far as `top_k` reaches. The network is P-EAGLE's (`eagle.network.BlockNetwork`). Knows nothing about training or
+policies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BlockDrafter(EagleDrafter):
         return BlockSession(self, context_tok)
 
     def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedBlocks:
-        return BatchedBlocks(self, tokens, features, depth)
+        return BatchedBlocks(self, tokens, features, self.config.block)
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
         if forwards[0].kind == "expand":
@@ -78,8 +78,7 @@ class BlockSession(BlockLevels, EagleSession):
     def root_step(self, tokens: Tensor, features: Tensor):
         """The lasting rows of A new tokens, and the rows of the block after them."""
         hidden = self.network.fuse(features)
-        masked = self.network.further(tokens[-1], hidden[-1])
-        rows = (torch.cat(parts) for parts in zip((tokens, hidden), masked, strict=True))
+        rows = (torch.cat(parts) for parts in zip((tokens, hidden), self.network.masked(), strict=True))
         return self.causal_step(*rows, len(tokens))
 
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
@@ -92,14 +91,10 @@ class BlockSession(BlockLevels, EagleSession):
 class BatchedBlocks(BatchedDrafter):
     """`BatchedDrafter` of a block drafter: the rows of all roots' blocks, position by position."""
 
-    def __init__(self, drafter: BlockDrafter, tokens: Tensor, features: Tensor, depth: int):
-        super().__init__(drafter, tokens, features, max(depth, drafter.config.block))
-        self._tokens, self._features = tokens, features
-
     def roots(self, contexts: Tensor) -> Tensor:
         """The states of the blocks, [P, B, H]."""
         network, keys, states = self.drafter.network, TreeKeys(), [self.states[contexts - 1][:, None]]
-        tokens, hidden = network.further(self._tokens[contexts], network.fuse(self._features[contexts - 1]))
+        tokens, hidden = network.masked(len(contexts))
         rows = torch.zeros_like(contexts)[:, None]
         attend = functools.partial(self._attend, contexts, rows, keys)  # each row sees its block's rows before it
         for place in range(self.drafter.config.block - 1):

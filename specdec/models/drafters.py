@@ -103,7 +103,7 @@ CLAIMS = "specdec"  # the field of config.json with the measured accuracy
 COPIES = "copies"  # folder of the table of copy odds, beside a pair's own drafter
 _EAGLE = functools.partial(Kind, "eagle.drafter:load_eagle", has_readings=True)
 _HEADS = functools.partial(Kind, "heads_checkpoints:load_heads")
-_BLOCK = functools.partial(_eagle_network, block=8, mask_token=0)
+_BLOCK = functools.partial(_eagle_network, block=8)
 _FIRST_EAGLE = functools.partial(_eagle_network, generation=1, num_taps=1, fc_bias=True)
 KINDS = {
     "eagle3": _EAGLE("drafter", network=_eagle_network),

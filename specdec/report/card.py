@@ -100,7 +100,11 @@ def limits(config: dict) -> list[str]:
         bound = f", so tau is below {1 / high:.3g} there" if high else ""
         among = f"Of the target's own tokens {low:.1%} ({lowest}) to {high:.1%} ({highest}) are outside"
         found[-1] += f" {among}{bound}."
-    if heads := next((config[name] for name in config if name.endswith("_num_heads") and KINDS.get(name[:-10])), None):
+    if config.get("para_depths"):
+        found.append(f"It drafts blocks of {config['para_depths']} tokens, so no more in a row.")
+    elif heads := next(
+        (config[name] for name in config if name.endswith("_num_heads") and KINDS.get(name[:-10])), None
+    ):
         found.append(f"It has {heads} heads, so it drafts at most {heads} tokens in a row.")
     elif claims.taught_drafts:
         steps = f"{claims.taught_drafts} draft step{'s' * (claims.taught_drafts > 1)}"
@@ -126,14 +130,15 @@ def weights_file(folder: Path) -> Path:
 def facts(run: Path, weights: Path) -> dict:
     """card.json of the `weights` trained in `run`, and earlier in the runs that it continued."""
     first, *later = [path / "drafter_training" for path in lineage(run)]
-    curve = learning_curve(first.parent)
+    plan = runs.read_json(first / "plan.json")["settings"]
+    curve = learning_curve(first.parent) if plan["settings"]["held_out"] else pd.DataFrame()
     return {
-        "target": runs.read_json(first / "plan.json")["settings"]["target"],
+        "target": plan["target"],
         "weights": {"drafter": weight_facts(weights)},
         "training": {"drafter": run_facts(first), "later": [run_facts(log) for log in later]},
         "learned": records(curve),
         "learned_later": [records(learning_curve(log.parent)) for log in later],
-        "doubling": records(fit_doubling(curve)),
+        "doubling": records(fit_doubling(curve)) if len(curve) else [],
         "licence": licence(),
     }
 
@@ -170,10 +175,11 @@ def text(card: dict, measured: dict) -> str:
         f"# {TITLES[kind]} for {card['target']}",
         f"Trained with this workbook on the target's own text. `specdec.load_pair({given})` loads both.",
         tables.markdown(pd.DataFrame({"drafter": shown}).rename_axis("fact")),
-        "Values of the loss are means over the last training steps.\n\n## Learning curve\n\nOn held-out chats, after "
-        f"`seen_tok` answer tokens: the accuracy of first drafts, and `{TAU}`, the tokens per cycle of a drafted chain, "
-        "including the target's own.",
-        tables.markdown(learned, digits=3),
+        "Values of the loss are means over the last training steps.",
+        "## Learning curve\n\nOn held-out chats, after `seen_tok` answer tokens: the accuracy of first drafts, and "
+        f"`{TAU}`, the tokens per cycle of a drafted chain, including the target's own.\n\n{tables.markdown(learned, digits=3)}"
+        if len(learned)
+        else "",
         "Gain per doubling of the text:" if len(doubling) else "",
         tables.markdown(doubling, digits=3) if len(doubling) else "",
         *_later(card),

@@ -82,10 +82,10 @@ def slow_dflash(drafter, ids, features):
     context = rms(features @ network.fc.weight.T, network.hidden_norm.weight)
     tokens = [int(ids[-1])] + [config.mask_token] * (config.block - config.from_anchor)
     rows = drafter.target.model.get_input_embeddings().weight[tokens]
-    everything = torch.ones(len(context) + len(rows), len(context) + len(rows), dtype=torch.bool)
+    seen = torch.ones((len(context) + len(rows),) * 2, dtype=torch.bool)
     for layer in network.layers:
-        x = torch.cat((context, rms(rows, layer.input_layernorm.weight)))
-        rows = rows + attention(network, x, layer.self_attn, everything)[-len(rows) :] @ layer.self_attn.o_proj.weight.T
+        x, own = torch.cat((context, rms(rows, layer.input_layernorm.weight))), layer.self_attn
+        rows = rows + attention(network, x, own, seen)[-len(rows) :] @ own.o_proj.weight.T
         rows = rows + mlp_output(layer, rows)
     head = network.lm_head if config.own_head else drafter.target.model.lm_head
     return (rms(rows[-config.block :], network.norm.weight) @ head.weight.T).log_softmax(-1)
@@ -94,18 +94,10 @@ def slow_dflash(drafter, ids, features):
 def slow_block(drafter, ids, features):
     """Log-probabilities [B, Vd] of the positions after the root: all rows of the text and of the block at once, causal."""
     network, count = drafter.network, drafter.config.block - 1
-    states, tokens = joined(network, features), ids[1:]
-    if drafter.config.mask_token is None:
-        states, tokens = (
-            torch.cat((states, states[-1] + network.places)),
-            torch.cat((tokens, tokens[-1:].expand(count))),
-        )
-    else:
-        states = torch.cat((states, joined(network, network.mask_hidden[0]).expand(count, -1)))
-        tokens = torch.cat((tokens, torch.full((count,), drafter.config.mask_token)))
-    stream, added = layer_output(network, drafter.target.model.get_input_embeddings().weight[tokens], states)
-    last = (stream + added)[-count - 1 :]
-    return (rms(last, network.norm.weight) @ network.lm_head.weight.T).log_softmax(-1)
+    states = torch.cat((joined(network, features), joined(network, network.mask_hidden[0]).expand(count, -1)))
+    tokens = torch.cat((ids[1:], torch.full((count,), drafter.config.mask_token)))
+    rows = sum(layer_output(network, drafter.target.model.get_input_embeddings().weight[tokens], states))
+    return (rms(rows[-count - 1 :], network.norm.weight) @ network.lm_head.weight.T).log_softmax(-1)
 
 
 def slow_children(drafter, ids, features, path):

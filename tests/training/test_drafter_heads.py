@@ -19,15 +19,7 @@ from specdec.training.drafter.presets import OBJECTIVES, Settings
 from specdec.training.drafter.ttt import LossRules, Teacher, stepped_loss, unroll
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
-KINDS = (
-    "block",
-    "eagle1",
-    "griffin",
-    "medusa",
-    "hydra",
-    "hydra++",
-    "lm",
-)  # objectives that make a network of their own
+KINDS = ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")  # of networks of their own
 
 
 def test_token_alignment_by_hand():

@@ -6,7 +6,7 @@ Official EAGLE-3, SGLang / SpecForge, speculators, EAGLE-1/2 and GRIFFIN files d
        official      (none of the others)                      not stated            not normed    reduced vocabulary
     sglang        "eagle3" architecture, eagle_config       layer outputs         may be normed
        speculators   speculators_model_type                    hidden_states         stated
-    block         mask_hidden or places                     as in the layout they were found in
+    (a block)     mask_hidden, P-EAGLE's, beside those of any of the three above
     eagle1        fc of twice the width, narrow queries     (last hidden state)                 the target's own
     griffin       fc.fc, down_proj of twice the width       (last hidden state)                 the target's own
 
@@ -39,7 +39,6 @@ WEIGHT_FILES = tuple(name + ending for name in SINGLE_FILES for ending in ("", "
 IGNORED = re.compile(r"^(verifier_|target_model\.)|(^|\.)rotary_emb\.inv_freq$")
 EMBEDDING = "embed_tokens.weight"
 QUERY = "midlayer.self_attn.q_proj.weight"
-MASK, PLACES = "mask_hidden", "places"  # what the rows of a block read, P-EAGLE's and ours
 
 
 @dataclass
@@ -260,11 +259,9 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     return tuple(i + step for i in ids)
 
 
-def _block(fields: Fields, tensors) -> dict[str, int | None]:
+def _block(fields: Fields, tensors) -> dict[str, int]:
     """The length of a block drafter's blocks and the mask's token; nothing for other drafters."""
-    if PLACES in tensors:
-        return {"block": len(tensors[PLACES]) + 1}
-    if MASK not in tensors and fields.get("speculators_model_type") != "peagle":
+    if "mask_hidden" not in tensors and fields.get("speculators_model_type") != "peagle":
         return {}
     methods = fields.part("speculators_config").get("proposal_methods")
     stated = next((one.get("speculative_tokens") for one in methods or () if isinstance(one, dict)), None)

@@ -30,7 +30,7 @@ class EagleConfig:
     norm_before_residual: the residual stream starts after `hidden_norm` (speculators) instead of before it (official).
     norm_output: feed `norm(output)` back instead of the output (some speculators files).
     block: positions that one pass drafts (`BlockNetwork`); 0 for a drafter that drafts one position after the other.
-    mask_token: what the rows of a block after its first read, P-EAGLE's; None: the root's own row again.
+    mask_token: the token that the rows of a block read after its first.
     """
 
     hidden_size: int
@@ -55,7 +55,7 @@ class EagleConfig:
     own_embedding: bool = False
     griffin: bool = False
     block: int = 0
-    mask_token: int | None = None
+    mask_token: int = 0
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -397,34 +397,20 @@ class GriffinNetwork(EagleNetwork):
 
 
 class BlockNetwork(EagleNetwork):
-    """EAGLE-3's layer with rows for positions whose tokens are not known yet: one causal pass drafts a whole block.
+    """P-EAGLE (arXiv 2602.01469): EAGLE-3's layer with rows for tokens that are not known yet, so that one pass drafts a block.
 
-        row 0      the root and the target's features before it, as EAGLE-3 reads them          drafts the 1st token
-    row j > 0  with a mask token: that token and a learned state, the same in every row     drafts the j + 1st token
-               without: the root's row again, plus a state learned for this row
-
-    A row sees the text and the rows before it, so a mask's rows differ by position and by what they attend to. With a
-    mask token the weights are P-EAGLE's (arXiv 2602.01469; `mask_hidden`).
+    The first row of a block is EAGLE-3's own; all others read the mask's token and the same learned features, `mask_hidden`.
+    Each row sees the text and the rows before it: they differ in position and in what they attend to.
     """
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
-        if config.mask_token is not None:
-            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
-        else:
-            self.places = nn.Parameter(torch.zeros(config.block - 1, config.hidden_size))
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
 
-    def further(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the rows after the first read: tokens [..., B - 1] and states [..., B - 1, H].
-
-        tokens int64 [...], hidden [..., H]: of the roots, the states fused.
-        """
-        config, count = self.config, self.config.block - 1
-        tokens, hidden = tokens[..., None].expand(*tokens.shape, count), hidden[..., None, :]
-        if config.mask_token is None:
-            return tokens, hidden + self.places
-        masked = self.fuse(self.mask_hidden)[0]
-        return torch.full_like(tokens, config.mask_token), masked.expand(*tokens.shape, -1)
+    def masked(self, *shape: int) -> tuple[Tensor, Tensor]:
+        """What the rows after the first read: tokens int64 [*shape, B - 1] and states [*shape, B - 1, H]."""
+        hidden = self.fuse(self.mask_hidden)[0].expand(*shape, self.config.block - 1, -1)
+        return torch.full(hidden.shape[:-1], self.config.mask_token, device=hidden.device), hidden
 
 
 def network_of(config: EagleConfig) -> EagleNetwork:

@@ -26,7 +26,7 @@ from specdec.training.loop import compute_dtype
 
 KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
 LM_LAYERS = 2  # of a fresh language model
-BLOCK = 8  # positions of a fresh block drafter
+BLOCK = 8  # positions of a fresh block drafter, whose mask is token 0
 
 
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:

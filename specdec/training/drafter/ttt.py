@@ -317,7 +317,7 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -
     every = torch.arange(length, device=ids.device).expand_as(ids)
     if config.block:  # the rows of a block read no drafted token
         steps = min(steps, config.block)
-        ahead = network.further(stream.gather(1, slots + 1), _take(hidden, slots))
+        ahead = network.masked(*slots.shape)
     for step in range(steps):
         at = slots if step else every
         own = step and followed.drafted is not None
