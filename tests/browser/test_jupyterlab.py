@@ -115,9 +115,8 @@ def test_the_whole_way(page, lab):
     run_all(page, lab)
     page.locator(".jp-OutputArea-output", has_text="240 nodes cut").wait_for()
     views(page).nth(2).locator(".tree svg").wait_for()  # the last view of the notebook
-    assert (
-        page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']", has_text="Error").count() == 0
-    )
+    said = page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']", has_text="Error")
+    assert said.count() == 0
     explored(page, views(page).first)
     decided(page, views(page).first)
     live(page, views(page).nth(1))
@@ -165,16 +164,11 @@ def explored(page, view) -> None:
 
 def decided(page, view) -> None:
     """Every policy's answers, a hard text, the comparison."""
-    for name, words in {
-        "Re-SpS": "PLAN: ",
-        "LTD": "SIZE: ",
-        "RADAR": "probability of continuing",
-        "ours": "predicted value",
-    }.items():
+    told = {"Re-SpS": "PLAN: ", "LTD": "SIZE: ", "RADAR": "probability of continuing", "ours": "predicted value"}
+    for name, words in told.items():
         pick(view, "policy", name)
-        view.locator(
-            ".answers", has_text=re.compile(f"{re.escape(name)}.*{words}".replace(" ", "\\s"), re.S)
-        ).wait_for()
+        answers = re.compile(f"{re.escape(name)}.*{words}".replace(" ", "\\s"), re.S)
+        view.locator(".answers", has_text=answers).wait_for()
     pick(view, "turn", view.locator(".turn option").nth(2).text_content())
     view.locator(".prompt", has_text="night bus").wait_for()
     settled(view, "cycle 1/")

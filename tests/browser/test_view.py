@@ -147,16 +147,14 @@ def test_names_keys_and_the_theme(page, explorer):
     assert [one["do"] for one in sent] == ["step", "set"] and sent[1]["name"] == "depth"
     explorer._told(None, sent[1])
     assert explorer.depth.value == sent[1]["value"] and "What if" in explorer.message
-    assert (
-        page.locator(".specdec-explorer").evaluate("one => getComputedStyle(one).backgroundColor") == "rgb(17, 17, 17)"
-    )
+    ground = page.locator(".specdec-explorer").evaluate("one => getComputedStyle(one).backgroundColor")
+    assert ground == "rgb(17, 17, 17)"
     assert page.locator(".tree [data-kind=root]").evaluate_all(FILL) == ["rgb(255, 255, 255)"]
     explorer.own.click()
 
 
 @pytest.mark.skipif("SPECDEC_SHOTS" not in os.environ, reason="writes pictures: run `make test-browser`")
 def test_pictures_for_the_readme(browser, explorer):
-    """Nothing overlaps on any of them, the changed tree is twice as fast, the answer is right, the animation is small."""
     pair = specdec.load_pair("smollm2", dtype="float32")
     overlaps = []
     camera = shots.Camera(browser, os.environ["SPECDEC_SHOTS"], lambda page: overlaps.append(page.evaluate(OVERLAPS)))

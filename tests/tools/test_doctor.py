@@ -47,9 +47,8 @@ def tiny_shape():
     return doctor.reference_pair(torch.float32, TINY_SHAPE)
 
 
-@pytest.mark.parametrize(
-    ("changes", "fact", "state"),
-    [
+def test_what_is_wrong_is_marked_and_nothing_else():
+    for changes, fact, state in (
         ({}, None, None),
         ({"cpu_flags": [], "gpu": "H100"}, None, None),  # a GPU makes the processor unimportant
         ({"load": None, "free_gib": None, "memory_gib": None}, None, None),  # what is not known is no fault
@@ -64,17 +63,15 @@ def tiny_shape():
         ({"data_folder": None, "data_files": []}, "benchmarks", doctor.NOTE),
         ({"data_files": []}, "benchmarks", doctor.FAULT),
         ({"home_writable": False}, "results", doctor.FAULT),
-    ],
-)
-def test_what_is_wrong_is_marked_and_nothing_else(changes, fact, state):
-    checks = doctor.checks({**HEALTHY, **changes}).set_index("fact")
-    marked = checks["state"] != doctor.OK
-    assert checks.loc[marked, "state"].to_dict() == ({fact: state} if fact else {})
-    assert (checks["hint"].str.len() > 0).equals(marked)
-    assert checks.loc["CPU", "value"] == "Some CPU, 4 usable cores, Linux x86_64"
-    assert checks.loc["drafter of small", "value"] == "It drafts 8 of its target's 16 tokens."
-    assert "drafter of tiny" not in checks.index
-    assert "gymnasium missing" in checks.loc["versions", "value"]
+    ):
+        checks = doctor.checks({**HEALTHY, **changes}).set_index("fact")
+        marked = checks["state"] != doctor.OK
+        assert checks.loc[marked, "state"].to_dict() == ({fact: state} if fact else {})
+        assert (checks["hint"].str.len() > 0).equals(marked)
+        assert checks.loc["CPU", "value"] == "Some CPU, 4 usable cores, Linux x86_64"
+        assert checks.loc["drafter of small", "value"] == "It drafts 8 of its target's 16 tokens."
+        assert "drafter of tiny" not in checks.index
+        assert "gymnasium missing" in checks.loc["versions", "value"]
 
 
 def test_facts_of_this_machine(tmp_path, monkeypatch):
@@ -110,7 +107,6 @@ MILLISECONDS = [name for name in PLANTED if name.endswith("_ms")]
 
 
 def test_the_fastest_tree_is_counted_in_plain_steps():
-    """A second round in which everything takes ten times as long changes no ratio."""
     slow = PLANTED.assign(repeat=1, **{name: 10 * PLANTED[name] for name in MILLISECONDS})
     sums = pd.concat([PLANTED, slow]).set_index(["method", "repeat"])
     costs = doctor.fastest(sums, ["8/3/3", "60/7/10"])
@@ -161,7 +157,7 @@ def test_the_benchmark_has_a_row_per_pair_and_dtype(monkeypatch):
     assert set(table.columns) - set(table.select_dtypes("number")) == {"pair", "dtype", "tree"}
 
 
-def test_the_reference_pair_is_the_stated_shape():
+def test_the_reference_pair_is_the_stated_shape_and_its_curve_varies_two_things_only(tiny_shape):
     shape = doctor.Reference()
     pair = doctor.reference_pair(torch.bfloat16)
     config = pair.target.config
@@ -169,9 +165,6 @@ def test_the_reference_pair_is_the_stated_shape():
     assert (config.num_attention_heads, config.vocab_size, shape.tree) == (8, 4096, TreeConfig(60, 5, 10))
     assert pair.drafter.config.draft_vocab_size == 1024 and pair.target.dtype == torch.bfloat16
     assert not pair.stop_tokens
-
-
-def test_the_curve_varies_nodes_and_context_only_and_the_pair_says_what_generate_says(tiny_shape):
     ids = torch.tensor([[1, 2, 3]])
     theirs = tiny_shape.target.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 3:].tolist()
     assert decode(tiny_shape, [1, 2, 3], max_new_tokens=6).tokens == theirs

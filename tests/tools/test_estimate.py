@@ -72,15 +72,14 @@ SIZES = {  # of the published drafters for Llama-3.1-8B by hand: weights, and nu
 }
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_drafters_are_counted_by_kind(kind):
-    network = module.shapes_of("llama-3.1-8b", kind)[1]
-    weights = sum(weight.numel() for weight in network.parameters()) if network else 0
-    assert (weights, module.kept_per_tok(network)) == SIZES[kind]
+def test_drafters_are_counted_by_kind():
+    for kind, sizes in SIZES.items():
+        network = module.shapes_of("llama-3.1-8b", kind)[1]
+        weights = sum(weight.numel() for weight in network.parameters()) if network else 0
+        assert (weights, module.kept_per_tok(network)) == sizes, kind
 
 
 def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):
-    """Heads of any layout, and a small language model: what is loaded is what was counted. So is a target's folder."""
     tiny.target.config.save_pretrained(tmp_path)
     needed = estimate(str(tmp_path), dtype="float32", device="cpu")
     target = sum(weight.nbytes for weight in tiny.target.model.parameters())
@@ -98,22 +97,16 @@ def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):
         assert (counted.weights_gib, counted.cache_gib) == (here.weights_gib, here.cache_gib), name
 
 
-def test_what_does_not_fit_says_so():
+def test_time_by_probe_and_by_roofline_of_what_fits(tiny, monkeypatch):
     needed = estimate("llama-3.1-8b", dtype="float32", device="cpu", free_gib=20.0)
     assert not needed.fits and needed.needed_gib > 30 and "20.0 GiB are free; take bfloat16" in needed.sentence
     assert estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", free_gib=20.0).fits
     assert estimate("tiny", device="cpu").fits
-
-
-def test_time_by_probe(tiny):
     suites = {"a": ["Hello.", "And now?"], "b": ["Why?"]}
     once = estimate(tiny, suites, max_new_tokens=10)
     assert (once.how, once.prompts, set(once.seconds)) == ("probe", 3, {"autoregressive", "tree"})
     assert "3 turns take at most" in once.sentence
     assert estimate(tiny, suites, max_new_tokens=10, repeats=4).prompts == 12
-
-
-def test_time_by_roofline(monkeypatch):
     assert 1e8 < module.bandwidth("cpu", mib=8) < 1e13
     monkeypatch.setattr(module, "bandwidth", lambda device: 1e10)
     tree = TreeConfig(60, 6, 10)
@@ -125,9 +118,8 @@ def test_time_by_roofline(monkeypatch):
     assert needed.seconds["tree"] == pytest.approx(100 * forward / 8)
 
 
-@pytest.mark.parametrize(
-    ("pair", "settings", "message"),
-    [
+def test_what_cannot_be_counted_says_why_and_wrong_plans_name_the_key(tmp_path):
+    for pair, settings, message in (
         ("tinny", {}, "unknown preset 'tinny'; did you mean 'tiny'"),
         ("./nowhere/at/all", {}, "cannot be read"),
         ("tiny", {"prompt_tok": -5}, "prompt_tok"),
@@ -135,10 +127,34 @@ def test_time_by_roofline(monkeypatch):
         ("tiny", {"max_new_tokens": 0}, "max_new_tokens"),
         ("tiny", {"drafter": "medusa:/nowhere"}, "nowhere"),
         ("llama-3.1-8b", {"drafter": "lm"}, "name its folder to count it, lm:FOLDER"),
-    ],
-)
-def test_what_cannot_be_counted_says_why(pair, settings, message):
-    pytest.raises(SpecdecError, estimate, pair, **settings).match(message)
+    ):
+        pytest.raises(SpecdecError, estimate, pair, **settings).match(message)
+    for changes, message in (
+        ("- a list", "must be a mapping with machine, pairs, suites and methods"),
+        ("machine: {gpu: h100}", "pairs is missing"),
+        ({"machine": None}, "machine: should be"),
+        ({"machine": {"gpu": "h10"}}, "machine.gpu: unknown gpu 'h10'; did you mean 'h100'"),
+        ({"machine": {"gpu": "h100", "gpus": 8}}, "machine.gpus is unknown"),
+        ({"machine": {"gpu": "h100", "host": "graph"}}, "machine.host: unknown host 'graph'; did you mean 'graphs'"),
+        ({"pairs": []}, "pairs: "),
+        ({"pairs": ["llama-3.1-9b"]}, "pairs: unknown preset 'llama-3.1-9b'; did you mean 'llama-3.1-8b'"),
+        ({"pairs": ["small", "small"]}, "pairs: an entry occurs twice"),
+        ({"suites": {"gsm8k": 0}}, "suites.*gsm8k"),
+        ({"suites": ["gsm9k"]}, "suites: unknown suites 'gsm9k'; did you mean 'gsm8k'"),
+        ({"seeds": 3}, "seeds: "),
+        ({"speed": 3}, "speed is unknown"),
+        ({"dtype": "bf16"}, "dtype: unknown dtype 'bf16'; did you mean"),
+        ({"methods": {"a": {"tau": 0.5}}}, "methods.a.tau"),
+        ({"methods": {"a": {"tree": [60, 7]}}}, "methods.a.tree: a tree is total_tokens, depth and top_k"),
+        ({"methods": {"a": {"tree": [60, -1, 10]}}}, "methods.a.tree: "),
+        ({"methods": {"a": {"drafter": "eagel3", "tree": [2, 0, 1]}}}, "methods.a.drafter: unknown drafter 'eagel3'"),
+        ({"methods": {"a": {"drafter": "lm", "tree": [2, 0, 1]}}}, "methods.a.drafter: a small language model"),
+        ({"methods": {"a": {"tau": {"small": 2.0}}}}, "methods.a.tau: unknown tau 'small'"),
+        ({"methods": {"a": {"trees": [2, 0, 1]}}}, "methods.a.trees is unknown"),
+    ):
+        said = pytest.raises(SpecdecError, module.read_plan, written(tmp_path, changes))
+        said.match(message)
+        assert "plan.yml" in str(said.value) and "\n" not in str(said.value)
 
 
 PAPERS = machine.checkout() / "notebooks" / "papers_plan.yml"
@@ -180,7 +196,7 @@ def test_hours_by_hand(tmp_path):
     assert held / 1e9 < row["storage_gb"] < held / 1e9 + 0.1
 
 
-def test_every_axis_multiplies_and_methods_share_a_shard(tmp_path):
+def test_axes_multiply_large_targets_take_several_gpus_and_training_is_stated(tmp_path):
     once = priced(tmp_path)
     more = priced(tmp_path, temperatures=[0.0, 1.0], seeds=[0, 1, 2])
     assert more.gpu_hours == pytest.approx(6 * once.gpu_hours) and more.table["shards"].sum() == 12
@@ -190,18 +206,12 @@ def test_every_axis_multiplies_and_methods_share_a_shard(tmp_path):
     assert slower.gpu_hours > 2 * once.gpu_hours and slower.table["shards"].sum() == 2
     named = priced(tmp_path, suites=["gsm8k", "mt_bench"])
     assert named.gpu_hours == pytest.approx(once.gpu_hours * (81 + 81 * 2) / (10 + 5 * 2))
-
-
-def test_a_large_target_takes_several_gpus(tmp_path):
     large = priced(tmp_path, pairs=["llama-3.3-70b"], machine={"gpu": "h100", "count": 4})
     row = large.table.iloc[0]
     assert row["gpus"] == 4 and 2 * row["gib_per_gpu"] > module.USED_FRAC * 80e9 / GIB, "two would be too few"
     assert large.hours == pytest.approx(large.gpu_hours / 4)  # one shard after the other
     one = pytest.raises(SpecdecError, priced, tmp_path, pairs=["llama-3.3-70b"], machine={"gpu": "h100"})
     one.match("llama-3.3-70b needs 1.. GiB in bfloat16, and 1 h100 hold 67")
-
-
-def test_training_is_stated_by_number_or_by_pair(tmp_path):
     pairs = ["llama-3.1-8b", "llama-3.3-70b"]
     trained = {"tree": [60, 7, 10], "training_gpu_hours": 30}
     by_pair = {"tree": [60, 7, 10], "training_gpu_hours": {"llama-3.3-70b": 200}, "tau": {"llama-3.1-8b": 4.0}}
@@ -211,7 +221,6 @@ def test_training_is_stated_by_number_or_by_pair(tmp_path):
 
 
 def test_the_papers_grid(capsys):
-    """The example that ships, by the command that its first lines name."""
     assert "specdec estimate --plan notebooks/papers_plan.yml" in PAPERS.read_text()
     assert cli.main(["estimate", "--plan", str(PAPERS)]) == 0
     said = capsys.readouterr().out
@@ -220,35 +229,3 @@ def test_the_papers_grid(capsys):
     shards = math.prod(map(len, (read.pairs, read.suites, read.temperatures, read.seeds)))
     assert f"{shards} shards on 8 h100 (eager)" in said and "not measured" in said
     assert all(pair in said for pair in read.pairs)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ("- a list", "must be a mapping with machine, pairs, suites and methods"),
-        ("machine: {gpu: h100}", "pairs is missing"),
-        ({"machine": None}, "machine: should be"),
-        ({"machine": {"gpu": "h10"}}, "machine.gpu: unknown gpu 'h10'; did you mean 'h100'"),
-        ({"machine": {"gpu": "h100", "gpus": 8}}, "machine.gpus is unknown"),
-        ({"machine": {"gpu": "h100", "host": "graph"}}, "machine.host: unknown host 'graph'; did you mean 'graphs'"),
-        ({"pairs": []}, "pairs: "),
-        ({"pairs": ["llama-3.1-9b"]}, "pairs: unknown preset 'llama-3.1-9b'; did you mean 'llama-3.1-8b'"),
-        ({"pairs": ["small", "small"]}, "pairs: an entry occurs twice"),
-        ({"suites": {"gsm8k": 0}}, "suites.*gsm8k"),
-        ({"suites": ["gsm9k"]}, "suites: unknown suites 'gsm9k'; did you mean 'gsm8k'"),
-        ({"seeds": 3}, "seeds: "),
-        ({"speed": 3}, "speed is unknown"),
-        ({"dtype": "bf16"}, "dtype: unknown dtype 'bf16'; did you mean"),
-        ({"methods": {"a": {"tau": 0.5}}}, "methods.a.tau"),
-        ({"methods": {"a": {"tree": [60, 7]}}}, "methods.a.tree: a tree is total_tokens, depth and top_k"),
-        ({"methods": {"a": {"tree": [60, -1, 10]}}}, "methods.a.tree: "),
-        ({"methods": {"a": {"drafter": "eagel3", "tree": [2, 0, 1]}}}, "methods.a.drafter: unknown drafter 'eagel3'"),
-        ({"methods": {"a": {"drafter": "lm", "tree": [2, 0, 1]}}}, "methods.a.drafter: a small language model"),
-        ({"methods": {"a": {"tau": {"small": 2.0}}}}, "methods.a.tau: unknown tau 'small'"),
-        ({"methods": {"a": {"trees": [2, 0, 1]}}}, "methods.a.trees is unknown"),
-    ],
-)
-def test_what_is_wrong_is_named_by_its_key(tmp_path, changes, message):
-    said = pytest.raises(SpecdecError, module.read_plan, written(tmp_path, changes))
-    said.match(message)
-    assert "plan.yml" in str(said.value) and "\n" not in str(said.value)

@@ -95,15 +95,12 @@ def test_the_recipe_of_serving_runs_as_written(worked):
     assert gguf.GGUFReader("served/llama.cpp/drafter.gguf").fields["general.architecture"].contents() == "eagle3"
 
 
-def test_every_command_on_the_page_is_one():
+def test_every_command_on_the_page_is_one_and_its_estimates_are_given():
     lines = [line for line in PAGE.read_text().splitlines() if re.match(r"!?specdec ", line)]
     inline = re.findall(r"`(specdec [^`]+)`", PAGE.read_text())
     assert len(lines) > 25
     for line in lines + inline:
         cli.parser().parse_args(shlex.split(line)[1:])
-
-
-def test_the_estimates_are_those_that_the_commands_give():
     text = section("Llama-3.1-8B on one GPU")
     said = [typed(line).strip() for line in commands(text) if "--gpu" in line]
     assert said == next(code for language, code in BLOCK.findall(text) if language == "text").splitlines()

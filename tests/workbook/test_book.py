@@ -5,6 +5,7 @@ import re
 import subprocess
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -78,8 +79,6 @@ def test_the_main_notebooks_run_once_and_again_when_stale(no_kernels, folder, mo
 
 
 def test_force_and_parallel_order(folder):
-    """Side by side, the notebook that reads a file still waits for the one that writes it. A copy holds no bar, and of the
-    parameters only those that are not the notebook's own."""
     bar = "import time\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): time.sleep(0.01)"
     (folder / "20_third.ipynb").write_text(notebook("Third", bar))
     report = run(folder=folder, everything=True, jobs=2)
@@ -104,36 +103,42 @@ def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, fold
     assert of_drafters == training | {"91_evidence": "specdec evidence"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_requests_stop_before_anything_runs_and_a_bad_book_gets_one_sentence(folder):
+    for arguments, message in (
         ({"parameters": {"sede": 1}}, "unknown parameter of 00_first 'sede'; did you mean 'seed'"),
         ({"parameters": {"seed": "many"}}, "parameter seed of 00_first is of type int, got 'many'"),
         ({"parameters": {"seed": True}}, "of type int, got True"),
         ({"only": [""]}, "the name of a notebook is empty"),
         ({"only": ["21_thirt"]}, "unknown notebook '21_thirt'; did you mean '20_third'"),
         ({"scale": "labtop"}, "unknown scale 'labtop'; did you mean 'laptop'"),
-    ],
-)
-def test_bad_requests_stop_before_anything_runs(folder, arguments, message):
-    pytest.raises(SpecdecError, run, folder=folder, **arguments).match(message)
-    assert not (folder.parent / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+    ):
+        pytest.raises(SpecdecError, run, folder=folder, **arguments).match(message)
+        assert not (folder.parent / "runs").exists()
+    for default, fits, not_one in (
+        ([0.05, 0.2], [1, 0.5], ["NaN"]),
+        ([0.05, 0.2], [], [float("nan")]),
+        ([1, 2], [3], [1.5]),
+        ([1, 2], [3], [True]),
+        (["a"], ["b"], [1]),
+        ([[4, 2], [1]], [[3]], [3]),
+        ([[4, 2.5], [1]], [[3]], [["NaN"]]),
+        (0.5, 1, float("nan")),
+        ([1, "a"], ["b", 2, 0.5], "text"),
+    ):
+        given = "12_decisions", {"thresholds": default}, "thresholds"
+        book._check_parameter(*given, fits)
+        wrong = pytest.raises(SpecdecError, book._check_parameter, *given, not_one)
+        wrong.match("parameter thresholds of 12_decisions is ")
+    for text, message in (
         ("- {name: 00_first, raeds: [x]}", "unknown key in book.yml 'raeds'; did you mean 'reads'"),
         ("- {name: 00_fist}", "lists 00_fist, but there is no .*00_fist.ipynb"),
         ("- {name: 00_first}\n- {name: 00_first}", "lists 00_first twice"),
         ("name: 00_first", "must be a list"),
         ("- {name: [}", "cannot be read as YAML"),
         ("- {name: 00_first, cost: {labtop: 1 s}}", "did you mean 'laptop'"),
-    ],
-)
-def test_a_bad_book_gets_one_sentence(folder, text, message):
-    (folder / "book.yml").write_text(text)
-    pytest.raises(SpecdecError, book.read_book, folder).match(message)
+    ):
+        (folder / "book.yml").write_text(text)
+        pytest.raises(SpecdecError, book.read_book, folder).match(message)
 
 
 def test_a_failing_notebook_leaves_its_copy_and_stops_only_its_readers(folder):
@@ -189,26 +194,24 @@ def test_what_went_wrong_is_noted(folder, name, code, note):
     assert states(report) == {name: "failed"} and note in report["note"][0]
 
 
+PAIRED = "- {name: 00_first, writes: ['runs/{pair}.txt']}\n- {name: 10_second}\n- {name: 20_third}"
+
+
 def test_a_missing_input_says_with_which_pair_to_write_it(folder):
-    (folder / "00_first.ipynb").write_text(notebook("First").replace("rate: float = 0.5", "pair: str = 'a'"))
-    (folder / "10_second.ipynb").write_text(notebook("Second").replace("rate: float = 0.5", "pair: str = 'b'"))
-    (folder / "book.yml").write_text(
-        "- {name: 00_first, writes: ['runs/{pair}.txt']}\n- {name: 10_second, reads: ['runs/{pair}.txt']}\n- {name: 20_third}"
-    )
+    for name, pair in (("00_first", "a"), ("10_second", "b")):
+        (folder / f"{name}.ipynb").write_text(notebook("N").replace("rate: float = 0.5", f"pair: str = '{pair}'"))
+    (folder / "book.yml").write_text(PAIRED.replace("10_second", "10_second, reads: ['runs/{pair}.txt']"))
     report = run(folder=folder, only="10")
     assert "needs runs/b.txt, which 00_first (-p pair b) writes; run it first" in report["note"][0]
 
 
 def test_a_folder_is_a_pair_of_notebooks(no_kernels, folder, monkeypatch, capsys):
-    """The notebook gets the whole path, and its files the name; pair and pairs stand for each other."""
     mine = folder.parent / "mine" / "target"
     mine.mkdir(parents=True)
     (mine / "config.json").write_text("{}")
     for name, text in (("00_first", "pair: str = 'tiny'"), ("10_second", "pairs: list = ['tiny']")):
         (folder / f"{name}.ipynb").write_text(notebook("N", WRITE.format(name="x")).replace("rate: float = 0.5", text))
-    (folder / "book.yml").write_text(
-        "- {name: 00_first, writes: ['runs/{pair}.txt']}\n- {name: 10_second}\n- {name: 20_third}"
-    )
+    (folder / "book.yml").write_text(PAIRED)
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("SPECDEC_CONFIG", str(folder.parent / "config"))  # the folder gets a name there
     opened = book.Book(folder=folder)
@@ -220,28 +223,8 @@ def test_a_folder_is_a_pair_of_notebooks(no_kernels, folder, monkeypatch, capsys
     assert book._settings_of(opened, opened.entries, False, {"pairs": ["small"]})["00_first"]["pair"] == "small"
     values = {**settings["00_first"], "In": []}
     assert book._given(opened, opened.entries[0], values)["pair"] == values["pair"] == "mine"
-    asked = partial(run, folder=folder, only="0", parameters={"pair": "mien"})
-    pytest.raises(SpecdecError, asked).match("unknown preset 'mien'; did you mean")
-
-
-@pytest.mark.parametrize(
-    ("default", "fits", "not_one"),
-    [
-        ([0.05, 0.2], [1, 0.5], ["NaN"]),
-        ([0.05, 0.2], [], [float("nan")]),
-        ([1, 2], [3], [1.5]),
-        ([1, 2], [3], [True]),
-        (["a"], ["b"], [1]),
-        ([[4, 2], [1]], [[3]], [3]),
-        ([[4, 2.5], [1]], [[3]], [["NaN"]]),
-        (0.5, 1, float("nan")),
-        ([1, "a"], ["b", 2, 0.5], "text"),
-    ],
-)
-def test_what_lists_hold_is_of_the_kind_of_the_default(default, fits, not_one):
-    book._check_parameter("12_decisions", {"thresholds": default}, "thresholds", fits)
-    checked = partial(book._check_parameter, "12_decisions", {"thresholds": default}, "thresholds", not_one)
-    pytest.raises(SpecdecError, checked).match("parameter thresholds of 12_decisions is ")
+    misspelt = pytest.raises(SpecdecError, run, folder=folder, only="0", parameters={"pair": "mien"})
+    misspelt.match("unknown preset 'mien'; did you mean")
 
 
 GRAPH = """
@@ -260,7 +243,6 @@ def test_a_reader_runs_after_its_writer_wherever_it_stands(no_kernels, folder):
 
 
 def test_a_parameter_takes_the_place_of_a_file(folder):
-    """With a value for `rate` nothing is missing; parameters are filled into paths."""
     (folder / "book.yml").write_text(GRAPH)
     opened = book.Book(folder=folder)
     second, first, third = opened.entries
@@ -270,14 +252,12 @@ def test_a_parameter_takes_the_place_of_a_file(folder):
     settings = {entry.name: {"rate": 0.0, "seed": 7} for entry in opened.entries}
     needs = {"10_second": ["00_first"], "00_first": [], "20_third": ["10_second"]}
     assert opened.needs(opened.entries, settings) == needs
-    circle = GRAPH.replace("00_first, ", '00_first, reads: ["runs/{scale}/second.txt"], ')
-    (folder / "book.yml").write_text(circle)
-    circular = partial(run, folder=folder, everything=True, parameters={"rate": 0.0})
-    pytest.raises(SpecdecError, circular).match("read each other's files in a circle")
+    (folder / "book.yml").write_text(GRAPH.replace("00_first, ", '00_first, reads: ["runs/{scale}/second.txt"], '))
+    circular = pytest.raises(SpecdecError, run, folder=folder, everything=True, parameters={"rate": 0.0})
+    circular.match("read each other's files in a circle")
 
 
 def test_what_may_be_read_is_waited_for_and_not_missed(folder, monkeypatch):
-    """It runs after its writer, again when the file changes, and also where there is no file or its writer fails."""
     text = BOOK.replace("{name: 20_third}", '{name: 20_third, may_read: ["runs/{scale}/*.txt"]}')
     (folder / "book.yml").write_text(text)
     opened = book.Book(folder=folder)
@@ -325,12 +305,12 @@ def test_one_line_stands_for_an_entry_per_combination(folder):
     assert book.tidy_all(folder, check=True) == [], "of entries that share a notebook, the first heads it"
 
 
-@pytest.mark.parametrize("command, main_only, most", [("make reproduce", True, 15), ("make book", False, 180)])
-def test_the_commands_keep_to_their_hours_by_what_the_book_says(command, main_only, most):
+def test_the_commands_keep_to_their_hours_by_what_the_book_says():
     opened = book.Book("laptop")
-    entries = [entry for entry in opened.entries if not entry.apart and (entry.main or not main_only)]
-    told = [book.minutes_of(entry.cost.get("laptop", ""), opened.parameters(entry, {})) for entry in entries]
-    assert most / 2 < sum(told) <= most, command
+    for command, main_only, most in (("make reproduce", True, 15), ("make book", False, 180)):
+        entries = [entry for entry in opened.entries if not entry.apart and (entry.main or not main_only)]
+        told = [book.minutes_of(entry.cost.get("laptop", ""), opened.parameters(entry, {})) for entry in entries]
+        assert most / 2 < sum(told) <= most, command
 
 
 def test_what_it_will_take_is_said_first_and_contents_tell_the_state(no_kernels, folder, capsys):
@@ -370,7 +350,6 @@ def test_what_papermill_was_given_by_hand_is_checked_inside(folder):
 
 
 def test_a_notebook_opens_its_run(folder, monkeypatch):
-    """The run belongs to the parameters and to what was read; without its input it names the notebook to run first."""
     values = {"scale": "laptop", "seed": 1, "rate": 0.5, "other": object()}
     needed = "10_second needs runs/laptop/first.txt, which 00_first writes; run it first"
     pytest.raises(SpecdecError, book.open, "10_second", values).match(needed)
@@ -435,7 +414,6 @@ CHECK = 'from specdec.tools import book\n\nfrom workbook.exercises import check\
 
 
 def test_the_student_edition_leaves_the_solutions_out(folder, capsys):
-    """A wrong answer of theirs gets a box and no error, where a wrong solution of the book's own ends the run."""
     taught = json.loads((folder / "20_third.ipynb").read_text())
     taught["cells"] += [
         cell("markdown", "See [the first](00_first.ipynb), [this](20_third.ipynb), [more](https://a.example).", 3),
@@ -470,7 +448,6 @@ def test_the_student_edition_leaves_the_solutions_out(folder, capsys):
 
 
 def test_a_reader_sees_a_box_and_no_traceback(monkeypatch):
-    """Also where the book says that its own solution ran: somebody who can be asked for input sits before the notebook."""
     import IPython
     from IPython import display
 
@@ -511,14 +488,11 @@ def test_running_the_working_copies_leaves_the_checkout_clean(folder, monkeypatc
     ups = "[more](../../core/README.md#part) ![seen](../../notebooks/figures/a.svg) [out](https://a.example)"
     assert led.endswith(f"[next](10_second.ipynb) {ups}")
 
-    def state() -> dict:
-        opened = book.Book(folder=folder)
-        return {entry.name: opened.state(entry) for entry in opened.entries}
-
-    assert set(state().values()) == {"never run"}
+    opened = book.Book(folder=folder)
+    assert [opened.state(entry) for entry in opened.entries] == ["never run"] * 3
     assert notebooks.execute(copy, copy, {"seed": 7}, progress=False)[1] == ""
     assert git(["git", "status", "--porcelain"]).stdout == ""
-    assert state()["00_first"] == "run in Lab" and state()["20_third"] == "never run"
+    assert [opened.state(entry) for entry in opened.entries] == ["run in Lab", "never run", "never run"]
 
 
 def test_a_changed_source_keeps_the_readers_copy(folder, monkeypatch, capsys):
@@ -541,11 +515,8 @@ def test_a_changed_source_keeps_the_readers_copy(folder, monkeypatch, capsys):
 
 
 def test_the_command_line_reports_in_one_sentence(folder, monkeypatch, capsys):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as stopped:
-        stopped.setattr(notebooks, "execute", interrupt)
+        stopped.setattr(notebooks, "execute", Mock(side_effect=KeyboardInterrupt))
         assert cli.main(["book", "run", "--only", "20"]) == 130
     told = capsys.readouterr().err
     assert told.count("\n") == 2 and "the same command continues" in told

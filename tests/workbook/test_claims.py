@@ -34,9 +34,12 @@ LIVE = pd.DataFrame(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("where", "limit", "expected"),
-    [
+RATIO_ABOVE = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over"}
+
+
+def test_intervals_decide_and_values_without_them_only_as_counts(home):
+    made("controllers", "live", LIVE)
+    for where, limit, expected in (
         ({"system": "ours", "suite": "all"}, {"above": 1}, HOLDS),
         ({"system": "ours", "suite": "all"}, {"above": 1.05}, UNDECIDED),
         ({"system": "LTD"}, {"above": 1}, FAILS),
@@ -46,26 +49,17 @@ LIVE = pd.DataFrame(
         ({"suite": "all"}, {"above": 1}, FAILS),  # one of several fails
         ({"suite": {"not": "all"}}, {"above": 1}, UNDECIDED),  # two prompts say nothing
         ({"method": "nobody"}, {"above": 1}, UNMEASURED),
-    ],
-)
-def test_intervals_decide(home, where, limit, expected):
-    made("controllers", "live", LIVE)
-    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "where": where, "value": "over", **limit}
-    assert verdict(test)[0] == expected
-
-
-def test_a_value_without_an_interval_decides_nothing_unless_it_is_a_count(home):
+    ):
+        assert verdict(RATIO_ABOVE | {"where": where, **limit})[0] == expected
     made("controllers", "live", LIVE.drop(columns=["over_low", "over_high"]))
-    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "where": {"system": "LTD"}, "value": "over"}
-    assert verdict({**test, "above": 1})[0] == UNDECIDED
-    assert verdict({**test, "above": 1, "exact": True})[0] == FAILS
+    test = RATIO_ABOVE | {"where": {"system": "LTD"}, "above": 1}
+    assert verdict(test)[0] == UNDECIDED and verdict({**test, "exact": True})[0] == FAILS
 
 
 def test_rows_that_say_nothing_decide_nothing(home):
-    """A change that changed nothing has an interval without a width; a table of another make has other columns."""
     same = LIVE[:1].assign(suite="nq", over=1.0, over_low=1.0, over_high=1.0, prompts=20)
     made("controllers", "live", same)
-    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over", "above": 0.99}
+    test = RATIO_ABOVE | {"above": 0.99}
     assert verdict(test)[0] == verdicts.UNLEARNED
     told = "unknown column 'ovr'; did you mean 'over', 'over_low', 'over_high'?"
     assert verdict({**test, "value": "ovr"}) == (UNMEASURED, told)
@@ -73,13 +67,12 @@ def test_rows_that_say_nothing_decide_nothing(home):
     assert verdict(wide)[0] == HOLDS, "one suite stands for all"
 
 
-RATIO = dict(kind="ratio_above", run="controllers", table="live", where={"suite": "all"}, value="over", above=1)
+RATIO = RATIO_ABOVE | {"where": {"suite": "all"}, "above": 1}
 OURS = RATIO | {"where": {"suite": "all", "system": "ours"}}
 UNWRITTEN = "Not measured yet: notebook 31_controllers writes these rows (live)"
 
 
 def test_live_and_replay_must_agree(home):
-    """One of two tables decides nothing while the other is open or says the contrary; two that agree do."""
     other = dict(good=LIVE, open=LIVE.assign(over_low=0.9), bad=LIVE.assign(over=0.9, over_low=0.85, over_high=0.95))
     run = runs.start("controllers", {"parameters": {"pair": "small", "dtype": "float32"}})
     for name, rows in {"live": LIVE, **other}.items():
@@ -91,7 +84,6 @@ def test_live_and_replay_must_agree(home):
 
 
 def test_all_runs_of_all_pairs_decide(home):
-    """A pair of which it is not so refutes a claim; a run with too few prompts neither supports nor hinders it."""
     made("controllers", "live", LIVE, pair="small")
     made("controllers", "live", LIVE.assign(prompts=3), pair="tiny")
     assert verdict(OURS)[0] == HOLDS
@@ -103,10 +95,9 @@ def test_what_learns_nothing_holds_nothing(home):
     random = LIVE[:1].assign(method="random")
     made("controllers", "live", pd.concat([LIVE, random]))
     beside = OURS | {"beside": [{"system": "random"}]}
-    assert verdict(beside)[0] == verdicts.VACUOUS
-    assert verdict(beside)[1].endswith(
-        "What learned nothing meets it, too: 1.10 × [1.02, 1.18], 12 prompts (random, all suites)"
-    )
+    found, evidence = verdict(beside)
+    told = "What learned nothing meets it, too: 1.10 × [1.02, 1.18], 12 prompts (random, all suites)"
+    assert found == verdicts.VACUOUS and evidence.endswith(told)
     assert verdict(OURS | {"beside": [{"system": "LTD"}]})[0] == HOLDS
 
 
@@ -118,9 +109,8 @@ def test_a_short_training_refutes_nothing(home):
     for system, paper, expected in (("LTD", 30_000, verdicts.SHORT), ("LTD", 9_000, FAILS), ("ours", 30_000, HOLDS)):
         test = RATIO | {"where": {"suite": "all", "system": system}, "trained": {"steps": paper}}
         found, evidence = verdict(test)
-        assert found == expected and ("Only 900 of 30,000 steps were trained" in evidence) == (
-            expected == verdicts.SHORT
-        )
+        short = "Only 900 of 30,000 steps were trained" in evidence
+        assert found == expected and short == (expected == verdicts.SHORT)
 
 
 def test_disturbed_rows_count_nothing(home):
@@ -169,13 +159,13 @@ def test_prompts_are_paired(home):
 
 
 def test_no_rows_no_verdict(home):
-    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over", "above": 1}
+    test = RATIO_ABOVE | {"above": 1}
     assert verdict(test) == (UNMEASURED, UNWRITTEN)
     made("controllers", "live", LIVE, pair="small")
     assert verdict(test)[0] == FAILS and verdict(test, pair="smollm2")[0] == UNMEASURED
 
 
-def test_differences_of_matching_rows(home):
+def test_differences_of_matching_rows_shares_and_results_of_a_run(home):
     rows = [(seed, name, value) for seed in range(4) for name, value in (("a", 1.0 + seed), ("b", 0.5 + 1.01 * seed))]
     made("train", "compared", pd.DataFrame(rows, columns=["seed", "method", "speed"]))
     test = {"kind": "difference_above", "run": "train", "table": "compared", "value": "speed", "match": ["seed"]}
@@ -185,9 +175,6 @@ def test_differences_of_matching_rows(home):
     assert verdict({**test, "above": 0.5})[0] == UNDECIDED and verdict({**test, "above": 0.6})[0] == FAILS
     order = {"kind": "ordering", "by": "method", "order": ["b", "a"], **{name: test[name] for name in list(test)[1:5]}}
     assert verdict({**order, "above": 0})[0] == FAILS
-
-
-def test_shares(home):
     made("audit", "rows", pd.DataFrame({"equal": [True] * 30 + [False]}))
     test = {"kind": "share", "run": "audit", "table": "rows", "value": "equal", "is": True}
     assert verdict({**test, "above": 0.8})[0] == HOLDS
@@ -195,9 +182,6 @@ def test_shares(home):
     assert verdict({**test, "exact": True, "above": 0.9999}) == (FAILS, "30 of 31; needs all")
     told = verdict({**test, "value": "equals"})
     assert told[0] == UNMEASURED and "did you mean 'equal'" in told[1]
-
-
-def test_results_of_a_run_count_as_rows(home):
     made("check", "rows", pd.DataFrame({"suite": ["nq"]}), live={"cycles_differing": 0})
     test = {"kind": "ratio_above", "run": "check", "table": "results", "value": "live.cycles_differing", "exact": True}
     assert verdict({**test, "below": 0.5})[0] == HOLDS
@@ -223,14 +207,26 @@ def test_printed_numbers_are_compared_as_they_stand(monkeypatch):
     assert verdict({**largest, "stated": 3.0})[0] == HOLDS and verdict({**largest, "stated": 2.9}) == (FAILS, told)
 
 
-def test_the_ledger_holds_claims_of_all_papers_and_ours():
+def test_claims_of_all_papers_read_tables_that_their_notebooks_write_and_numbers_that_these_state():
     assert len(LEDGER) >= 45 + 10
     assert {claim.paper for claim in LEDGER.values()} == {"resps", "ltd", "radar", "ppow", "ours"}
     assert {claim.about for claim in LEDGER.values()} == set(claims.SUBJECTS)
+    # Names of tables between braces stand for any; what a training took is a parameter, or noted by `finish`.
+    texts = {path.stem.partition("_")[2]: json.loads(path.read_text()) for path in NOTEBOOKS.glob("*.ipynb")}
+    code = {name: "\n".join("".join(cell["source"]) for cell in nb["cells"]) for name, nb in texts.items()}
+    for claim in (claim for claim in LEDGER.values() if "run" in claim.test):
+        source = code[claim.test["run"]]
+        written = re.findall(r'write_table\(f?"([^"]+)"', source)
+        written += ["results", "prompts"]  # the last by `evaluate`
+        patterns = [re.sub(r"\\\{.*?\\\}", ".+", re.escape(name)) for name in written]
+        for table in claims._tables(claim.test):
+            assert any(re.fullmatch(pattern, table) for pattern in patterns), (claim.id, table)
+        for name in claim.test.get("trained", {}):
+            noted = name.endswith("_steps") and '{f"{part}_steps"' in source
+            assert noted or re.search(rf"^{name}: int =", source, re.MULTILINE), (claim.id, name)
 
 
 def test_what_the_papers_print_is_decided(home, monkeypatch):
-    """Against figures/published alone; a few are known from reading the tables by hand."""
     monkeypatch.setattr(runs, "shipped_dir", lambda: home / "nothing-shipped")
     table = claims.ledger().set_index("id")
     decided = table[table["about"] == "printed numbers"]["verdict"]
@@ -243,26 +239,23 @@ def test_what_the_papers_print_is_decided(home, monkeypatch):
     assert set(rest) == {UNMEASURED, verdicts.UNTESTABLE}, "nothing was measured, here or elsewhere"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_bad_ledger_gets_one_sentence(home, monkeypatch):
+    monkeypatch.setattr(runs, "workbook", lambda: home)
+    monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
+    for text, message in (
         ("- {id: a, paper: ltd, says: x, were: y}", "unknown key in claims.yml 'were'; did you mean 'where'"),
         ("- {id: a, paper: ltd, says: x, where: y}", "claim a needs either a test, or why"),
         ("- {id: a, paper: ltd, says: x, where: y, test: {kind: ratio}}", "did you mean 'ratio_above'"),
         ("- {id: a, paper: ltd, says: x, where: y, test: {kind: share, vale: z}}", "did you mean 'value'"),
         ("- {id: a, paper: ltd, says: x, where: y, why: z, item: ltd/tabel1}", "unknown item 'ltd/tabel1'"),
         ("- {id: a, paper: ltd, says: x, where: y, why: z}\n" * 2, "lists a twice"),
-    ],
-)
-def test_a_bad_ledger_gets_one_sentence(home, monkeypatch, text, message):
-    runs.write_text(home / "figures" / "claims.yml", text)
-    monkeypatch.setattr(runs, "workbook", lambda: home)
-    monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
-    pytest.raises(SpecdecError, claims.read_claims).match(message)
+    ):
+        runs.write_text(home / "figures" / "claims.yml", text)
+        pytest.raises(SpecdecError, claims.read_claims).match(message)
 
 
 def test_what_ships_with_more_rows_decides_when_published(home, monkeypatch):
-    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "where": {}, "value": "over", "above": 1}
+    test = RATIO_ABOVE | {"where": {}, "above": 1}
     monkeypatch.setattr(claims, "read_claims", lambda: {"x": claims.Claim("x", "ours", "says", "where", test=test)})
     shipped = made("controllers", "live", LIVE)
     monkeypatch.setattr(runs, "shipped_dir", lambda: home / "figures" / "measured")
@@ -279,19 +272,3 @@ def test_what_ships_with_more_rows_decides_when_published(home, monkeypatch):
 
     assert chosen_beside(1) == [1] and chosen_beside(1, richest=True) == [4]
     assert chosen_beside(2, richest=True) == [2], "half of them are enough"
-
-
-def test_claims_read_tables_that_their_notebooks_write_and_numbers_that_these_state():
-    """Names of tables between braces stand for any; what a training took is a parameter, or noted by `finish`."""
-    texts = {path.stem.partition("_")[2]: json.loads(path.read_text()) for path in NOTEBOOKS.glob("*.ipynb")}
-    code = {name: "\n".join("".join(cell["source"]) for cell in nb["cells"]) for name, nb in texts.items()}
-    for claim in (claim for claim in LEDGER.values() if "run" in claim.test):
-        source = code[claim.test["run"]]
-        written = re.findall(r'write_table\(f?"([^"]+)"', source)
-        written += ["results", "prompts"]  # the last by `evaluate`
-        patterns = [re.sub(r"\\\{.*?\\\}", ".+", re.escape(name)) for name in written]
-        for table in claims._tables(claim.test):
-            assert any(re.fullmatch(pattern, table) for pattern in patterns), (claim.id, table)
-        for name in claim.test.get("trained", {}):
-            noted = name.endswith("_steps") and '{f"{part}_steps"' in source
-            assert noted or re.search(rf"^{name}: int =", source, re.MULTILINE), (claim.id, name)

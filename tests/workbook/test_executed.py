@@ -64,9 +64,8 @@ def test_a_page_holds_what_a_reader_needs_and_nothing_else():
 def test_pages_are_written_from_copies_and_say_when_their_source_has_changed(home, tmp_path):
     opened, to = book.Book("laptop"), tmp_path / "book"
     entry = next(entry for entry in opened.entries if entry.stem == "70_claims")
-    pytest.raises(SpecdecError, executed.write_pages, opened, ["70_claims"], to).match(
-        "no executed copy of 70_claims; run"
-    )
+    absent = pytest.raises(SpecdecError, executed.write_pages, opened, ["70_claims"], to)
+    absent.match("no executed copy of 70_claims; run")
     runs.write_json(opened.copy(entry), DONE)
     page, contents = executed.write_pages(opened, to=to)
     assert page.name == "70_claims.md" and (to / "70_claims-1.png").is_file()

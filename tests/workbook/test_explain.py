@@ -42,7 +42,7 @@ def planted():
     return run, bench.stats.compare(run.read_table("prompts"), "plain")
 
 
-def test_each_suite_gets_its_own_numbers(planted):
+def test_each_suite_with_cycles_gets_its_own_numbers_and_ranks_tell_what_goes_with_the_speed(planted):
     run, table = planted
     by_suite = explain.suites(run, table, "tree", "plain")
     assert sorted(by_suite.index[:-1]) == sorted(PLANTED) and by_suite.index[-1] == "all"
@@ -52,33 +52,21 @@ def test_each_suite_gets_its_own_numbers(planted):
     assert by_suite.loc["articles", "prefill_frac"] == pytest.approx(400 / 500)
     # 10 + 240 plain against 10 + 100 with the tree
     assert by_suite.loc["maths", "speedup"] == pytest.approx(250 / 110)
-
-
-def test_ranks_tell_what_goes_with_the_speed(planted):
-    run, table = planted
-    by_suite = explain.suites(run, table, "tree", "plain")
     ranks = explain.drivers(by_suite)
     speed, tau = by_suite["speedup"].drop("all").rank(), by_suite["tau"].drop("all").rank()
     assert ranks["tau"] == pytest.approx(np.corrcoef(speed, tau)[0, 1])
     assert np.isnan(ranks["cycle_steps"]) and np.isnan(ranks["first_frac"]), "what never varies orders nothing"
     assert explain.drivers(by_suite.iloc[:2]).isna().all()
-
-
-def test_only_methods_with_cycles_are_explained(planted):
-    run, table = planted
     pytest.raises(SpecdecError, explain.suites, run, table, "tre", "plain").match("did you mean 'tree'")
     pytest.raises(SpecdecError, explain.suites, run, table, "plain", "plain").match("no cycles to explain")
 
 
-def test_the_hosts_work_is_read_off_the_profile():
+def test_the_hosts_work_is_read_off_the_profile_and_a_real_run_is_explained(home):
     pair = shared_bigrams()
     host = explain.host_work(pair, [[1, 2, 3], [4, 5]], Static(9, 2, 3), 16)
     assert set(host.index) == set(explain.HOST_WORK.values()) and host["own_ms"].is_monotonic_decreasing
     assert host["frac"].sum() == pytest.approx(1) and (host["own_ms"] > 0).all()
     pytest.raises(SpecdecError, explain.host_work, pair, [[1, 2, 3]], Static(9, 2, 3), 1).match("no cycle to profile")
-
-
-def test_a_real_run_is_explained(home):
     run = bench.evaluate(
         {"plain": "autoregressive", "tree": Static(9, 2, 3)},
         {"a": [[1, 2], [3, 4]], "b": [[5, 6]]},

@@ -46,7 +46,7 @@ def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_an
     assert items.find_item("resps/table6").how == told
 
 
-def test_a_table_is_saved_three_ways_with_its_provenance_counts_and_doubts(run):
+def test_tables_and_figures_are_saved_in_several_ways_with_provenance_counts_and_doubts(run):
     saved = [items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"]) for _ in range(2)]
     assert [path.name for path in saved[0]] == ["table1.md", "table1.csv", "table1.tex", "table1.json"]
     assert saved[0][0] == runs.figure_path("resps", "table1").with_suffix(".md")
@@ -57,21 +57,12 @@ def test_a_table_is_saved_three_ways_with_its_provenance_counts_and_doubts(run):
     assert "laptop scale: smollm2 float32 on CPU" in tex
     assert facts["item"] == "resps/table1" and facts["missing"] == ["Medusa"] and facts["rows"] == {"measured": 1}
     assert facts["measured"][0]["suites"] == ["laptop/nq"] and facts["scale"] == "laptop"
-
-
-LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "value": [2.0]})
-
-
-def test_a_table_of_both_sides_brings_its_counts_and_doubts(run):
     theirs = LONG.drop(columns="pair").assign(target="8B", row="Hydra", value=2.8, doubt="printed twice")
     markdown, csv, tex, label = items.save("resps/table1", PaperTable.of(LONG, theirs), sources=[run])
     facts = json.loads(label.read_text())
     assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0} and facts["missing"] == ["Hydra"]
     assert facts["doubts"] == ["printed twice"] and "(a) printed twice" in markdown.read_text()
     assert "whose,model,row,speed" in csv.read_text() and "Hydra & 2.80 (a)" in tex.read_text()
-
-
-def test_a_figure_is_saved_three_ways(run):
     data = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a"})
     curves = figures.curves(data, "x", "y", by="by")
     saved = [items.save("ltd/figure5", curves, sources=[run], data=data) for _ in range(2)]
@@ -81,26 +72,24 @@ def test_a_figure_is_saved_three_ways(run):
     assert json.loads(again[-1])["rows"] == {"measured": 2} and json.loads(again[-1])["missing"] == []
 
 
-def test_runs_are_found_by_what_was_measured(run):
+LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "value": [2.0]})
+
+
+def test_bad_items_get_one_sentence_and_runs_are_found_by_what_was_measured(home, run):
+    before = set(home.rglob("*"))
+    for call, message in (
+        (lambda: items.save("resps/tabel1", TABLE), "unknown item 'resps/tabel1'; did you mean 'resps/table1'"),
+        (lambda: items.save("resps/figure1", TABLE), "resps/figure1 is a diagram; it cannot be saved as a DataFrame"),
+        (lambda: items.save("resps/table1", TABLE, sources=[{"pair": "llama-3.1-8b"}]), "must come from Runs"),
+    ):
+        pytest.raises(SpecdecError, call).match(message)
+    assert set(home.rglob("*")) == before
     assert items.measured("evaluate", pair="smollm2", dtype="float32") == [run]
     assert items.measured("evaluate", pair="small") == [] and items.measured("evaluate", seed=None) == [run]
     parameters = {"pair": "small", "dtype": "float32", "drafter": "griffin"}
     other = runs.start("raced", {"parameters": parameters}).finish()
     assert items.measured("raced", pair="small") == []
     assert items.measured("raced", pair="small", drafter="griffin") == [other]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: items.save("resps/tabel1", TABLE), "unknown item 'resps/tabel1'; did you mean 'resps/table1'"),
-        (lambda: items.save("resps/figure1", TABLE), "resps/figure1 is a diagram; it cannot be saved as a DataFrame"),
-        (lambda: items.save("resps/table1", TABLE, sources=[{"pair": "llama-3.1-8b"}]), "must come from Runs"),
-    ],
-)
-def test_bad_items_get_one_sentence(home, call, message):
-    pytest.raises(SpecdecError, call).match(message)
-    assert not (home / "runs").exists()
 
 
 def test_all_items_are_listed_and_say_what_is_there(run):
@@ -212,7 +201,6 @@ def test_no_committed_table_is_wider_than_a_page():
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
 def test_committed_tables_compile_onto_a_page(tmp_path):
-    """All of them in one document, none more than 5 pt wider than its text."""
     packages = "\\usepackage{booktabs,graphicx}\\usepackage[T1]{fontenc}"
     inputs = "\n".join(f"\\input{{{stem.with_suffix('.tex').as_posix()}}}\\clearpage" for stem in TABLES)
     document = f"\\documentclass{{article}}{packages}\\begin{{document}}\n{inputs}\n\\end{{document}}\n"

@@ -15,7 +15,6 @@ from workbook import claims, findings, items, page, report, speeds
 
 
 def test_the_report_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):
-    """With links both ways between claims and items, a filter without a script, and the claims that fail unfolded."""
     run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
     prompts = pd.DataFrame({"suite": ["laptop/nq"], "prompt": ["a"], "dtype": "float32", "same": [False]})
     run.write_table("prompts", prompts)
@@ -76,7 +75,6 @@ def test_readme_shows_findings_and_verdicts_of_what_came_with_the_checkout(shipp
 
 
 def test_findings_are_the_rows_of_one_comparison():
-    """The numbers of the table, found again in the tables of its run by plain pandas."""
     found = findings.read()
     live, replayed = (pd.read_parquet(found.run.path(f"{name}_t0.parquet")) for name in ("live", "replay"))
     live, replayed = (table[table["suite"] == "all"].set_index("method") for table in (live, replayed))
@@ -116,7 +114,6 @@ def test_every_claim_and_every_item_stands_with_its_verdicts_in_figures(shipped,
 
 
 def test_readme_shows_figures_that_code_drew(home):
-    """Three pictures, each with what it was measured on beside it; the first is drawn anew from the rows that came along."""
     top = machine.checkout()
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (top / "README.md").read_text(encoding="utf-8"))
     shown = [picture for picture in shown if not picture.startswith("figures/explorer/")]  # as a browser draws it

@@ -45,14 +45,12 @@ def test_the_papers_block_and_ours_below_it():
         "Not measured here: Medusa. To measure: `make book`.",
     ]
     assert table.counts == {"measured": 2, "published_only": 1, "not_measured": 0} and table.lacking == ("Medusa",)
-    rows = [line.split(",")[:4] for line in table.to_csv().splitlines()]
-    assert (
-        rows[0] == ["whose", "model", "row", '"maths']
-        and [row[0] for row in rows[1:]] == ["The paper"] * 4 + ["Measured here"] * 2
-    )
+    head, *rows = [line.split(",")[:4] for line in table.to_csv().splitlines()]
+    assert head == ["whose", "model", "row", '"maths']
+    assert [row[0] for row in rows] == ["The paper"] * 4 + ["Measured here"] * 2
 
 
-def test_a_wide_table_is_printed_in_parts():
+def test_a_wide_table_is_printed_in_parts_and_latex_groups_its_columns():
     wide = pd.concat([THEIRS.assign(column=THEIRS["column"] + str(place)) for place in range(4)])
     table = PaperTable.of(None, wide)
     parts = [(metric, len(heads)) for metric, heads in table.parts()]
@@ -61,9 +59,6 @@ def test_a_wide_table_is_printed_in_parts():
     assert [line for line in lines(table.markdown()) if line[0] == "*"] == ["*The paper, speedup*", "*The paper, tau*"]
     one = PaperTable.of(None, THEIRS.assign(column=range(16), metric=""))
     assert [len(heads) for _, heads in one.parts()] == [10, 6]
-
-
-def test_latex_has_both_blocks_with_grouped_columns():
     text = PaperTable.of(OURS, THEIRS, how="make book").latex("6 % more", "tab:x")
     assert "\\caption{6 \\% more}" in text and text.count("\\begin{table}") == 1
     assert " &  & \\multicolumn{2}{c}{maths} & \\multicolumn{2}{c}{chat} \\\\" in text
@@ -72,7 +67,7 @@ def test_latex_has_both_blocks_with_grouped_columns():
     assert "(a) copied" in text
 
 
-def test_one_side_alone():
+def test_one_side_alone_and_bad_input():
     ours = PaperTable.of(OURS, None)
     assert ours.counts["published_only"] == 0 and "*The paper*" not in ours.markdown()
     theirs = PaperTable.of(None, THEIRS[THEIRS["target"] == "8B"])
@@ -80,26 +75,19 @@ def test_one_side_alone():
     assert theirs.lacking == ("Ours", "Medusa") and theirs.notes == ("Not measured here: Ours, Medusa.",)
     whole = PaperTable.of(None, THEIRS.head(1).assign(value=64.0, metric="setting"), digits=None)
     assert lines(whole.markdown())[-2] == "| Ours | 64 |"
-
-
-def test_bad_input():
     pytest.raises(SpecdecError, PaperTable.of, None, None).match("neither measured nor published")
-    pytest.raises(SpecdecError, PaperTable.of, pd.concat([OURS, OURS]), None).match(
-        "two rows stand for .*'chat', 'speedup'"
-    )
+    twice = pytest.raises(SpecdecError, PaperTable.of, pd.concat([OURS, OURS]), None)
+    twice.match("two rows stand for .*'chat', 'speedup'")
     pytest.raises(SpecdecError, PaperTable.of, OURS, None, "valu").match("did you mean 'value'")
 
 
-def test_rows_that_are_equal_in_every_digit_are_named():
+def test_equal_rows_are_named_and_metrics_have_digits_of_their_own():
     same = [(row, column, value) for row in ("P+L", "P+D") for column, value in (("maths", 1 / 3), ("chat", 0.5))]
     other = [("P", "maths", 1 / 3), ("P", "chat", 0.51), ("one", "maths", 0.1), ("two", "maths", 0.1)]
     long = pd.DataFrame([*same, *other], columns=["row", "column", "value"]).assign(pair="small", turns=5)
     table = PaperTable.of(long, None)
     assert table.notes == ("Equal in every digit (small): P+L; P+D.",), "one number may be equal by chance"
     assert "| P+L, n = 5 turns |" in lines(table.markdown())[2]
-
-
-def test_metrics_have_digits_of_their_own():
     long = pd.DataFrame({"row": "a", "column": ["x", "y"], "metric": ["ratio", "trees"], "value": [1.04512, 8.0]})
     table = PaperTable.of(long.assign(pair="small"), None, digits={"ratio": 3, "trees": 0})
     assert lines(table.markdown())[-1] == "| a | 1.045 | 8 |"

@@ -12,14 +12,8 @@ from specdec import machine
 
 FIGURES = machine.checkout() / "figures"
 TABLES = (("resps", "table1", 0), ("ltd", "table1", 0), ("ltd", "table5", 1), ("radar", "table1", 1))
-BENCHMARKS = {
-    "MT-bench": "mt_bench",
-    "MT-Bench": "mt_bench",
-    "HumanEval": "humaneval",
-    "GSM8K": "gsm8k",
-    "Alpaca": "alpaca",
-}
-BENCHMARKS |= {"CNN/DM": "cnn_dm", "QA": "nq", "MBPP": "mbpp"}
+BENCHMARKS = {name: name.lower().replace("-", "_") for name in "MT-bench MT-Bench HumanEval GSM8K Alpaca MBPP".split()}
+BENCHMARKS |= {"CNN/DM": "cnn_dm", "QA": "nq"}
 DEFAULTS = {"resps": "default 60,5,10", "ltd": "default 60,8,10", "radar": "default 60,7,10"}
 LABELS = {"default 60,7,10": "EAGLE-3, depth 7 (ours)", "tuned static": "tuned static (ours)", "eagle1": "EAGLE-2"}
 LABELS |= {"GS": "tuned static of width 10 (ours)"}
@@ -32,14 +26,10 @@ def labels(method: str, paper: str) -> set[str]:
     found = {method, method.replace(", tuned", ""), LABELS.get(method, method)}
     found |= {"EAGLE-3", "Eagle3"} if method == DEFAULTS[paper] else set()
     found |= {f"RADAR, released weights {method.split()[-1]}"} if method.startswith("RADAR, released ") else set()
-    for system, printed in {
-        "Re-SpS": "Re-SpS",
-        "LTD": "LTD",
-        "RADAR": "RADAR",
-        "ours": "ours (value forecasts)",
-    }.items():
-        found |= {f"{name}{TERMS[method.removeprefix(system)]}" for name in (system, printed)
-                  if method.removeprefix(system) in TERMS and method.startswith(system)}  # fmt: skip
+    for system in ("Re-SpS", "LTD", "RADAR", "ours"):
+        terms = TERMS.get(method.removeprefix(system)) if method.startswith(system) else None
+        names = (system, "ours (value forecasts)") if system == "ours" else (system,)
+        found |= {f"{name}{terms}" for name in names if terms is not None}
     return {name.lower() for name in found}
 
 
@@ -70,9 +60,8 @@ def tables_of(pair: str, temperature: int) -> list[pd.DataFrame]:
 
 def found_again(table: pd.DataFrame, cells: dict) -> bool:
     means = table.groupby("benchmark")[[*{metric for _, metric in cells}]].mean(numeric_only=True)
-    return all(
-        name in means.index and abs(means.loc[name, metric] - value) < 0.0051 for (name, metric), value in cells.items()
-    )
+    there = {(name, metric) for name, metric in cells if name in means.index}
+    return there == set(cells) and all(abs(means.loc[key] - cells[key]) < 0.0051 for key in there)
 
 
 def test_random_cells_are_those_of_one_run_each():

@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ def arena(folder, **options) -> Arena:
     return Arena(trace, COSTS, folder, TERMS, progress=False)
 
 
-def test_calibration_error_by_hand():
+def test_calibration_error_by_hand_and_temperatures_level_by_level():
     chances, happened = np.array([0.95, 0.95, 0.35, 0.31]), np.array([True, True, True, False])
     assert calibration_error(chances, happened) == pytest.approx((2 * 0.05 + abs(0.66 - 1)) / 4)
     assert calibration_error(np.array([1.0]), np.array([True])) == 0.0
@@ -41,9 +42,6 @@ def test_calibration_error_by_hand():
     # of ten: one at 0.05 that happened, two around 0.15 of which one did, two above 0.9 of which one did
     assert calibration_error(chances, happened) == pytest.approx((0.95 + abs(0.3 - 1) + abs(1.99 - 1)) / 5)
     assert calibration_error(chances, happened, bins=1) == pytest.approx(abs(2.34 - 3) / 5)
-
-
-def test_temperatures_are_found_level_by_level():
     # tokens of probability 0.8 that are right two times in three: sigmoid(log(4) / 2) = 2 / 3. Those below of 0.2, right
     # one time in three: sigmoid(-log(4) / 2) = 1 / 3, both together 2 / 9
     rows = np.arange(18)
@@ -55,6 +53,20 @@ def test_temperatures_are_found_level_by_level():
     turns = pd.DataFrame({"suite": ["a"], "prompt": ["p"], "turn": 0, "part": "train", "first": 0, "positions": 18})
     trace = Trace({"depth": 1, "top_ks": [1], "most_nodes": 2}, turns, columns)
     assert temperatures(trace, 1) == pytest.approx((2.0, 2.0))
+    trace = synthetic_trace(turns=4, positions=50, depth=3, top_ks=(3,))
+    found = temperatures(trace, 3)
+    assert len(found) == 4 and set(found) <= set(rules.GRID) and len(temperatures(trace, 3, levels=2)) == 2
+    assert temperatures(trace, 3, levels=2) == found[:2]
+    scores, ranks = trace.trees(3).scores, trace.ranks[3]
+    best = scores[:, :3].argmax(1)
+    accepted = ranks[:, 0, 0] == 0  # the best child of the root
+    plan = TreeConfig(1, 0, 3)
+    chances = [rules.engines.calibrated(scores[:, :3], plan, (one,))[np.arange(200), best] for one in rules.GRID]
+    errors = [calibration_error(one, accepted) for one in chances]
+    assert found[0] == rules.GRID[int(np.argmin(errors))]
+    some = np.unique(np.linspace(0, 199, 20).astype(int))
+    errors = [calibration_error(one[some], accepted[some]) for one in chances]
+    assert temperatures(trace, 3, levels=1, most=20) == (rules.GRID[int(np.argmin(errors))],)
 
 
 def test_every_rule_is_tuned_on_train_and_tune_and_found_again(tmp_path, monkeypatch):
@@ -98,23 +110,22 @@ def test_a_budget_leaves_the_rest_and_what_cannot_be_had_is_refused(tmp_path, mo
     policies, table = bare.all(expected=dict.fromkeys(bare.names, 1.0))
     assert table["state"][0].startswith("refused: hf_heuristic drafts chains, which were not recorded")
     assert list(policies) == ["DDD, tuned"] and table["shape"][1] == "[3, []]"
-    monkeypatch.setattr(rules.engines, "rule", lambda *_, **__: (_ for _ in ()).throw(SpecdecError("no")))
-    with pytest.raises(SpecdecError, match="no settings of ucb fit this recording"):
-        Tuner(arena(tmp_path), tmp_path / "none", names=("ucb",)).tune("ucb")
-    with pytest.raises(SpecdecError, match="unknown rule 'DDT'; did you mean 'DDD'"):
-        Tuner(arena(tmp_path), tmp_path, names=("DDT",))
+    monkeypatch.setattr(rules.engines, "rule", Mock(side_effect=SpecdecError("no")))
+    none = Tuner(arena(tmp_path), tmp_path / "none", names=("ucb",))
+    pytest.raises(SpecdecError, none.tune, "ucb").match("no settings of ucb fit this recording")
+    misspelt = pytest.raises(SpecdecError, Tuner, arena(tmp_path), tmp_path, names=("DDT",))
+    misspelt.match("unknown rule 'DDT'; did you mean 'DDD'")
 
 
-def test_everything_of_a_shape_is_tried(tmp_path):
+def test_everything_of_a_shape_is_tried(tmp_path, monkeypatch):
     here = arena(tmp_path)
     tuner = Tuner(here, tmp_path)
     assert tuner.shapes("DDD") == [(1, ()), (3, ())] and tuner.depth((1, ())) == tuner.depth((3, ())) == 4
     start = here.start((3, ())).verify_nodes
     assert tuner.nodes((3, ())) == start and tuner.nodes((1, ())) == 5
     common = {"top_k": 3, "beam": (), "verify_nodes": start, "most_levels": 5}
-    assert tuner.settings("hf_heuristic", (3, ())) == [
-        common | {"start": start_, "more": more} for start_, more in ((2, 1), (2, 2), (5, 1), (5, 2))
-    ]
+    tried = [common | {"start": first, "more": more} for first in (2, 5) for more in (1, 2)]
+    assert tuner.settings("hf_heuristic", (3, ())) == tried
     chain = {"top_k": 1, "verify_nodes": 5, "max_depth": 4}
     assert tuner.settings("GammaTune", (1, ())) == [chain | {"default_depth": depth} for depth in (2, 3, 5)]
     shallow = Tuner(dataclasses.replace(here, terms=dataclasses.replace(TERMS, depth=2)), tmp_path)
@@ -123,12 +134,11 @@ def test_everything_of_a_shape_is_tried(tmp_path):
     assert parts == {"train": ["train"], "tune": ["tune"]}
     beams = dataclasses.replace(here, terms=dataclasses.replace(TERMS, shapes=((3,), (3, 2, 1))))
     asked = Tuner(beams, tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Arena, "shapes", lambda self: [(3, ()), (3, (2, 1)), (1, ())])
-        assert asked.shapes("ucb") == [(1, ()), (3, ()), (3, (2, 1))] and asked.shapes("SVIP") == [(1, ()), (3, ())]
+    monkeypatch.setattr(Arena, "shapes", lambda self: [(3, ()), (3, (2, 1)), (1, ())])
+    assert asked.shapes("ucb") == [(1, ()), (3, ()), (3, (2, 1))] and asked.shapes("SVIP") == [(1, ()), (3, ())]
 
 
-def test_a_rule_is_made_of_its_settings(tmp_path):
+def test_a_rule_is_made_of_its_settings_and_as_it_ships_cut_to_what_was_recorded(tmp_path):
     tuner = Tuner(arena(tmp_path), tmp_path)
     gamma = tuner.made("GammaTune", {"top_k": 3, "verify_nodes": 8, "max_depth": 4, "default_depth": 2})
     assert (gamma.default_depth, gamma.low, gamma.high) == (2, 0.25, 2.25) and gamma.limits.depth == 4
@@ -141,10 +151,6 @@ def test_a_rule_is_made_of_its_settings(tmp_path):
     assert tuner.made("DDD", {"top_k": 3, "verify_nodes": 10**6, "max_depth": 2, "threshold": -1.0}) is None
     fitted = Disco(max_depth=3, top_k=3, verify_nodes=5)
     assert tuner.made("Disco", {"threshold": 0.7}, fitted).settings() == fitted.with_settings(threshold=0.7).settings()
-
-
-def test_rules_as_they_ship_are_cut_to_what_was_recorded(tmp_path):
-    tuner = Tuner(arena(tmp_path), tmp_path)
     for name in ENGINES:
         ships, cut = rules.engines.rule(name).settings(), tuner.shipped(name)
         assert choices_of(cut) == [{"choice": "constants", "part": "none", "value": "as they ship"}]
@@ -277,20 +283,3 @@ def test_a_budget_is_kept_by_how_long_things_really_take(tmp_path, monkeypatch, 
     _, table = tuner.all(expected={"DDD": 60.0, "SVIP": 60.0, "GammaTune": 0.0, "ucb": 1e9}, minutes=1e6)
     assert table["expected_min"].tolist()[:3] == [1.0, 5.0, 0.0]
     assert table["state"].tolist()[:3] == ["tuned", "tuned", "found"]
-
-
-def test_of_a_tree_the_best_path_of_each_level_is_calibrated():
-    trace = synthetic_trace(turns=4, positions=50, depth=3, top_ks=(3,))
-    found = temperatures(trace, 3)
-    assert len(found) == 4 and set(found) <= set(rules.GRID) and len(temperatures(trace, 3, levels=2)) == 2
-    assert temperatures(trace, 3, levels=2) == found[:2]
-    scores, ranks = trace.trees(3).scores, trace.ranks[3]
-    best = scores[:, :3].argmax(1)
-    accepted = ranks[:, 0, 0] == 0  # the best child of the root
-    plan = TreeConfig(1, 0, 3)
-    chances = [rules.engines.calibrated(scores[:, :3], plan, (one,))[np.arange(200), best] for one in rules.GRID]
-    errors = [calibration_error(one, accepted) for one in chances]
-    assert found[0] == rules.GRID[int(np.argmin(errors))]
-    some = np.unique(np.linspace(0, 199, 20).astype(int))
-    errors = [calibration_error(one[some], accepted[some]) for one in chances]
-    assert temperatures(trace, 3, levels=1, most=20) == (rules.GRID[int(np.argmin(errors))],)

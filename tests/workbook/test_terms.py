@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import operator
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -80,9 +82,10 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     assert found["minutes"].tolist() == table["minutes"].tolist()
     resps_trees = policies[Method("Re-SpS", EQUAL)][0].trees
     assert [tree.total_tokens for tree in resps_trees].count(1) == 1 and {tree.top_k for tree in resps_trees} == {2, 3}
-    with pytest.raises(SpecdecError, match="looked at part 'tune'"):
-        kept = compare.Baselines.choose(here.trace, COSTS, parts=("train",), defaults=(TreeConfig(4, 2, 3),))
-        compare.compare_replay(here.trace, COSTS, policies, baselines=kept, part="tune", progress=False)
+    kept = compare.Baselines.choose(here.trace, COSTS, parts=("train",), defaults=(TreeConfig(4, 2, 3),))
+    judged = here.trace, COSTS, policies
+    seen = pytest.raises(SpecdecError, compare.compare_replay, *judged, baselines=kept, part="tune", progress=False)
+    seen.match("looked at part 'tune'")
 
 
 def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
@@ -154,16 +157,13 @@ def test_beams_of_their_own_decide_live_as_in_replay(tmp_path):
     here = Arena(trace, COSTS, tmp_path, dataclasses.replace(TERMS, shapes=((3, 2, 1),)), progress=False)
     jobs = here.jobs([0], [EQUAL])
     policies = {job.system: terms.train(here, job) for job in jobs}
-    test = trace.select(part="test")
+    told = operator.attrgetter("expansions", "verify_nodes", "accepted_tok", "candidates", "top_k")
     for system, policy in policies.items():
         beams = {tree.beam for tree in policy.trees if tree.depth > 1} if system == "Re-SpS" else {policy.plan.beam}
         assert beams == {(2, 1)}
-        rows = replay(test, policy, COSTS, keep_cycles=True).rows[0]
+        rows = replay(trace.select(part="test"), policy, COSTS, keep_cycles=True).rows[0]
         lived = decode(pair, prompts[6], policy, 12, stop_tokens=()).rows
-        told = ("expansions", "verify_nodes", "accepted_tok", "candidates", "top_k")
-        assert [[getattr(row, name) for name in told] for row in rows] == [
-            [getattr(row, name) for name in told] for row in lived
-        ], system
+        assert list(map(told, rows)) == list(map(told, lived)), system
 
 
 def test_lengths_are_scaled_in_whole_rollouts(tmp_path):
@@ -194,7 +194,7 @@ def test_lengths_are_scaled_in_whole_rollouts(tmp_path):
     assert terms.length(here, dataclasses.replace(two, rounds=ltd.ROUNDS[:2])) == 12
 
 
-def test_jobs_are_had_where_there_is_something_to_learn_from(tmp_path):
+def test_jobs_and_shapes_are_those_that_were_recorded(tmp_path):
     wide = arena(tmp_path, wide=recording(), live_prompts=[[1, 2]])
     jobs = wide.jobs([5, 6])
     order = [(EQUAL, 4), ("paper", 3), ("official", 3), (LIVE, 2)]
@@ -202,12 +202,9 @@ def test_jobs_are_had_where_there_is_something_to_learn_from(tmp_path):
     assert [(job.terms, job.system) for job in jobs if job.seed == 5] == first
     assert [(job.terms, job.system) for job in jobs if job.seed == 6] == first[:-2], "live learning is slow: one seed"
     assert [job.terms for job in wide.jobs([0], [LIVE])] == [LIVE] * 2 and arena(tmp_path).jobs([0], ["paper"]) == []
-
-
-def test_shapes_that_were_recorded_deep_enough_are_tried(tmp_path):
     deep = arena(tmp_path, terms=dataclasses.replace(TERMS, depth=8))
-    with pytest.raises(SpecdecError, match=r"none of \(\(3,\), \(2,\), \(9,\)\) was recorded with whole trees 8 deep"):
-        deep.shapes()
+    none = r"none of \(\(3,\), \(2,\), \(9,\)\) was recorded with whole trees 8 deep"
+    pytest.raises(SpecdecError, deep.shapes).match(none)
     here = arena(tmp_path)
     assert here.options("Re-SpS") == [10, 1] and here.options("LTD") == [(3, ()), (2, ())]
     start = here.start((3, ()))
@@ -222,18 +219,17 @@ def test_shapes_that_were_recorded_deep_enough_are_tried(tmp_path):
 
 def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
     here = arena(tmp_path)
-    totals, start = (1, 2, 4, 8, 16), here.start((2, ()))
-    grid = dict(totals=totals, depths=(0, 1, 3), widths=((3,), (2,)), small=True)
+    start, sizes = here.start((2, ())).total_tokens, (0, 1, 3, 7, 15)
+    grid = dict(totals=(1, 2, 4, 8, 16), depths=(0, 1, 3), widths=((3,), (2,)), small=True)
     learning = {"interval": 3, "while_training": {"interval": 3, "temperature": None}}
     assert terms.equal_config(here, "Re-SpS", 3) == changed(resps.OURS, {"name": "equal", **grid, **learning})
     tree = {"top_k": 2, "beam": ()}
-    sizes = (0, 1, 3, 7, 15)
     fields = {"name": "equal", **tree, "most_expansions": 7, "sizes": sizes}
     assert terms.equal_config(here, "ours", (2, ())) == changed(value.OURS, fields)
-    fields = {"name": "equal", **tree, "total_tokens": start.total_tokens}
+    fields = {"name": "equal", **tree, "total_tokens": start}
     assert terms.equal_config(here, "RADAR", (2, ())) == changed(radar.OURS, fields)
     shape = {f"{kind}.{name}": value for kind in ("depth", "size") for name, value in ({"depth": 7} | tree).items()}
-    shape |= {"depth.from_root": True, "depth.total_tokens": start.total_tokens, "size.sizes": sizes}
+    shape |= {"depth.from_root": True, "depth.total_tokens": start, "size.sizes": sizes}
     equal = terms.equal_config(here, "LTD", (2, ()))
     assert equal == changed(ltd.OURS, {"name": "equal", **shape})
     official = terms.published_config(here, "Re-SpS", "official")
@@ -248,16 +244,12 @@ def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
 @pytest.fixture
 def trainers(monkeypatch):
     """(name, arguments, options) of every training that was asked for."""
-    asked = []
-
-    def note(name, result):
-        monkeypatch.setattr(terms, name, lambda *given, **options: asked.append((name, given, options)) or result)
-
-    note("train_resps", "a plan")
-    note("train_ltd", SimpleNamespace(policy="both"))
-    note("train_radar", SimpleNamespace(policy="stops"))
-    note("train_value", ("values", None))
-    return asked
+    trained = {"resps": "a plan", "ltd": SimpleNamespace(policy="both"), "radar": SimpleNamespace(policy="stops")}
+    asked = Mock()
+    for system, result in (trained | {"value": ("values", None)}).items():
+        asked.attach_mock(Mock(return_value=result), f"train_{system}")
+        monkeypatch.setattr(terms, f"train_{system}", getattr(asked, f"train_{system}"))
+    return asked.mock_calls
 
 
 def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
@@ -310,27 +302,25 @@ def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
     stops = terms.untrained(here, "RADAR", radar.OURS)
     assert terms.untrained(here, "ours", None) is None
     assert not any(array.any() for array in stops.network.arrays().values())
-    asked = []
-    monkeypatch.setattr(terms, "answer_ms", lambda trace, policy, costs: asked.append((trace, policy, costs)) or 0.5)
-    monkeypatch.setattr(
-        terms, "measured_answer_ms", lambda pair, policy, costs: 0.75 if (pair, costs) == ("pair", COSTS) else 0.0
-    )
+    replayed, live = Mock(return_value=0.5), Mock(return_value=0.75)
+    monkeypatch.setattr(terms, "answer_ms", replayed)
+    monkeypatch.setattr(terms, "measured_answer_ms", live)
     assert terms.priced(here, "a", here.trace, plan) == terms.priced(here, "a", here.trace, plan) == 0.5
-    (trace, policy, costs), = asked  # fmt: skip
+    trace, policy, costs = replayed.call_args.args
     assert set(trace.turns["part"]) == {"tune"} and policy is not plan and costs is COSTS
     assert terms.priced(here, "b", here.trace, None) == 0.0
     assert terms.priced(dataclasses.replace(here, pair="pair"), "c", here.trace, plan) == 0.75
+    assert live.call_args.args[::2] == ("pair", COSTS) and replayed.call_count == live.call_count == 1
     assert terms.runs.read_json(tmp_path / "answers.json") == {"a": 0.5, "b": 0.0, "c": 0.75}
 
 
 @pytest.fixture
 def taught(monkeypatch):
     """(job, config, folder, price, source) of what was trained; (key, trace) of what was priced."""
-    taught, priced = [], []
+    taught, priced, policy = [], [], Static(1, 0, 1)
 
     def learn(arena, *given):
         taught.append(given)
-        policy = Static(1, 0, 1)
         policy.trained_for = {"deviations": ["counted"]}
         return policy
 
@@ -375,7 +365,21 @@ def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch)
         assert note["learned_from"] == terms.length(here, config) and note["seconds"] >= 0
 
 
-def test_an_estimate_pays_for_trials_once_and_nothing_for_what_is_there(tmp_path, monkeypatch):
+def test_a_training_is_timed_by_two_short_ones_and_trials_are_paid_once(tmp_path, monkeypatch):
+    here, seconds = arena(tmp_path), {}
+    monkeypatch.setattr(terms, "_timed", lambda arena, job, config: seconds[job.system](terms.length(arena, config)))
+    seconds["Re-SpS"] = seconds["ours"] = lambda length: 5.0 + 0.25 * length
+    resps_config = changed(resps.OURS, {"ppo.n_steps": 64})
+    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config) == pytest.approx((5.0, 0.25))
+    assert terms._probed(here, Job("ours", EQUAL, 0), value.OURS) == pytest.approx((5.0, 0.25))
+    seconds["RADAR"] = seconds["LTD"] = lambda length: 0.5 * length
+    assert terms._probed(here, Job("RADAR", EQUAL, 0), radar.OURS) == (0.0, 0.5)
+    assert terms._probed(here, Job("LTD", LIVE, 0), ltd.OURS) == (0.0, 0.5)
+    seconds["Re-SpS"] = lambda length: 7.0 - 0.001 * length  # noise
+    fixed, slope = terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)
+    assert slope == 0.0 and fixed == pytest.approx(7.0, abs=0.2)
+    seconds["Re-SpS"] = lambda length: max(0.0, 0.1 * (length - 100))
+    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)[0] == 0.0
     here, probed = arena(tmp_path, wide=recording(most_nodes=60)), []
 
     def probe(arena, job, config):
@@ -397,23 +401,6 @@ def test_an_estimate_pays_for_trials_once_and_nothing_for_what_is_there(tmp_path
     assert probed[0][1] == terms.config_of(here, jobs[0], (3, ())) and probed[1][1] == terms.config_of(here, jobs[2])
     here.choice_file("RADAR").write_text("{}")
     assert terms.expected_s(here, jobs[:1])[jobs[0]] == pytest.approx(20.0)
-
-
-def test_a_training_is_timed_by_two_short_ones(tmp_path, monkeypatch):
-    here, seconds = arena(tmp_path), {}
-    monkeypatch.setattr(terms, "_timed", lambda arena, job, config: seconds[job.system](terms.length(arena, config)))
-    seconds["Re-SpS"] = seconds["ours"] = lambda length: 5.0 + 0.25 * length
-    resps_config = changed(resps.OURS, {"ppo.n_steps": 64})
-    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config) == pytest.approx((5.0, 0.25))
-    assert terms._probed(here, Job("ours", EQUAL, 0), value.OURS) == pytest.approx((5.0, 0.25))
-    seconds["RADAR"] = seconds["LTD"] = lambda length: 0.5 * length
-    assert terms._probed(here, Job("RADAR", EQUAL, 0), radar.OURS) == (0.0, 0.5)
-    assert terms._probed(here, Job("LTD", LIVE, 0), ltd.OURS) == (0.0, 0.5)
-    seconds["Re-SpS"] = lambda length: 7.0 - 0.001 * length  # noise
-    fixed, slope = terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)
-    assert slope == 0.0 and fixed == pytest.approx(7.0, abs=0.2)
-    seconds["Re-SpS"] = lambda length: max(0.0, 0.1 * (length - 100))
-    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)[0] == 0.0
 
 
 def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
@@ -440,11 +427,8 @@ def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
     }
     clock.now = 0.0
     policies, table = terms.train_all(here, jobs, expected=expected | {jobs[0]: 0.0, jobs[1]: 1e6})
-    assert policies == {
-        Method("Re-SpS", EQUAL): ["re-sps-equal-0", "re-sps-equal-1"],
-        Method("LTD", EQUAL): ["ltd-equal-0", "ltd-equal-1"],
-    }
-    assert table["state"].tolist() == ["found", "trained", "trained", "trained"]
+    both = {Method(name, EQUAL): [f"{name.lower()}-equal-{seed}" for seed in (0, 1)] for name in ("Re-SpS", "LTD")}
+    assert policies == both and table["state"].tolist() == ["found", "trained", "trained", "trained"]
     assert table["expected_min"].tolist() == pytest.approx([0.0, 1e6 / 60, 0.2, 3.0]), "never less than a fifth"
     there = dict.fromkeys(jobs, 0.0)
     assert terms.train_all(here, jobs, 0.1, there)[1]["state"].tolist() == ["found"] * 4, "whatever loading them takes"
@@ -465,7 +449,6 @@ def test_two_policies_are_kept_side_by_side(tmp_path):
 
 
 def test_the_best_tree_of_a_papers_own_grid(monkeypatch):
-    """Chosen among that paper's trees alone, on the parts for choices; LTD's on HumanEval; a grid that was cut says so."""
     assert [len(trees) for trees in terms.GRIDS.values()] == [177, 99, 7]
     small = {"Re-SpS": [TreeConfig(8, 2, 3), TreeConfig(16, 3, 3)], "LTD": [TreeConfig(4, 1, 2), TreeConfig(4, 8, 2)]}
     monkeypatch.setattr(terms, "GRIDS", small)

@@ -35,8 +35,13 @@ def weights(tmp_path, monkeypatch):
     return tmp_path / "weights"
 
 
-def test_the_folder_is_a_pair_and_a_second_call_does_nothing(toy, monkeypatch):
+def test_the_folder_is_a_pair_whose_measured_answers_are_the_targets_own(toy, monkeypatch):
     pair = specdec.load_pair(target=str(toy / "target"), drafter=str(toy / "drafter"))
+    table = pairs.measure_pair(pair, ["toy/mt_bench", "toy/gsm8k"], prompts=1, max_new_tokens=5, progress=False)
+    assert table["turn"].tolist() == [0, 1, 0] and table["correct"].isna().tolist()[0]
+    prompt = suites.load_suite("toy/gsm8k", limit=1)[0].turns[0]
+    base = specdec.autoregress(pair, [{"role": "user", "content": prompt}], 5)
+    assert table["text"].iloc[-1] == base.text and (table["cycle_tok"] >= table["new_tok"] - 1).all()
     messages = [{"role": "user", "content": "Add 2 and 3."}]
     assert specdec.decode(pair, messages, max_new_tokens=6).tokens == specdec.autoregress(pair, messages, 6).tokens
     before = {file: machine.file_hash(file) for file in toy.rglob("*") if file.is_file()}
@@ -46,7 +51,6 @@ def test_the_folder_is_a_pair_and_a_second_call_does_nothing(toy, monkeypatch):
 
 
 def test_a_stopped_run_continues_with_what_is_done(toy, tmp_path, monkeypatch):
-    """Without its card, a finished training is measured anew, not trained again; nor is one made by separate calls."""
     out, apart = tmp_path / "cut", tmp_path / "apart"
     shutil.copytree(toy, out)
     for name in ("card.json", "README.md"):
@@ -63,7 +67,7 @@ def test_a_stopped_run_continues_with_what_is_done(toy, tmp_path, monkeypatch):
         assert card["weights"] == first["weights"] and card["measured"] == first["measured"]
 
 
-def test_the_card_says_what_the_files_say(toy):
+def test_the_card_says_what_the_files_say_and_notes_of_a_run_reach_it(toy, tmp_path):
     card, text = pairs.read_card(toy), (toy / "README.md").read_text()
     for part, log in (("target", "."), ("drafter", "drafter_training")):
         curve = pd.read_parquet(toy / log / "loss.parquet")
@@ -81,30 +85,6 @@ def test_the_card_says_what_the_files_say(toy):
     assert card["training"]["drafter"]["own_chats"] == pairs.PAIRS["toy"].drafter.regenerate_chats
     assert "**Toy scale" in text and card["licence"] in text
     assert not re.search(r"(?<!\w)/(home|root|tmp|work|usr)/", text + (toy / "card.json").read_text())
-
-
-def test_the_summary_pools_over_cycles_and_grams():
-    rows = [("a", 5, 2, 6, True, "v w x y v w x y"), ("a", 3, 1, 3, False, "x y x y"), ("b", 4, 4, 4, None, "z")]
-    measured = pd.DataFrame(rows, columns=["suite", "new_tok", "cycles", "cycle_tok", "correct", "text"])
-    measured = measured.astype({"correct": "boolean"})
-    table = cards.summary(measured).set_index("suite")
-    assert table.loc["a", "tau"] == 3.0 and table.loc["all", "tau"] == pytest.approx(13 / 7)
-    assert table["checked"].tolist() == [2, 0, 2] and table.loc["a", "accuracy_frac"] == 0.5
-    assert np.isnan(table.loc["b", "accuracy_frac"])
-    assert table["loop_frac"].tolist() == pytest.approx([1 / 6, 0, 1 / 6])  # v w x y comes again, of 5 + 1 4-grams
-    assert table["distinct_2"].tolist() == [0.5, 1.0, 0.5]  # vw wx xy yv yx of ten pairs
-
-
-def test_measured_answers_are_the_targets_own(toy):
-    pair = specdec.load_pair(target=str(toy / "target"), drafter=str(toy / "drafter"))
-    table = pairs.measure_pair(pair, ["toy/mt_bench", "toy/gsm8k"], prompts=1, max_new_tokens=5, progress=False)
-    assert table["turn"].tolist() == [0, 1, 0] and table["correct"].isna().tolist()[0]
-    prompt = suites.load_suite("toy/gsm8k", limit=1)[0].turns[0]
-    base = specdec.autoregress(pair, [{"role": "user", "content": prompt}], 5)
-    assert table["text"].iloc[-1] == base.text and (table["cycle_tok"] >= table["new_tok"] - 1).all()
-
-
-def test_notes_of_a_run_reach_the_card(toy, tmp_path):
     log = tmp_path / "log"
     log.mkdir()
     for name in ("plan.json", "loss.parquet"):
@@ -115,7 +95,16 @@ def test_notes_of_a_run_reach_the_card(toy, tmp_path):
     assert "The schedule was changed by hand." in text and "Not measured." in text
 
 
-def test_curves_keep_ends_and_means_and_skip_steps_that_were_not_unrolled():
+def test_the_summary_pools_and_curves_keep_ends_and_means():
+    rows = [("a", 5, 2, 6, True, "v w x y v w x y"), ("a", 3, 1, 3, False, "x y x y"), ("b", 4, 4, 4, None, "z")]
+    measured = pd.DataFrame(rows, columns=["suite", "new_tok", "cycles", "cycle_tok", "correct", "text"])
+    measured = measured.astype({"correct": "boolean"})
+    table = cards.summary(measured).set_index("suite")
+    assert table.loc["a", "tau"] == 3.0 and table.loc["all", "tau"] == pytest.approx(13 / 7)
+    assert table["checked"].tolist() == [2, 0, 2] and table.loc["a", "accuracy_frac"] == 0.5
+    assert np.isnan(table.loc["b", "accuracy_frac"])
+    assert table["loop_frac"].tolist() == pytest.approx([1 / 6, 0, 1 / 6])  # v w x y comes again, of 5 + 1 4-grams
+    assert table["distinct_2"].tolist() == [0.5, 1.0, 0.5]  # vw wx xy yv yx of ten pairs
     curve = pd.DataFrame({"step": range(1, 11), "loss": np.arange(10.0)})
     table = thin(curve, 4)
     assert table["step"].iloc[-1] == 10 and len(table) == 4
@@ -159,16 +148,12 @@ def megabytes(folder):
 
 
 def test_all_drafters_beside_eagle3_stay_small_together():
-    """The drafters of other kinds that ship with all pairs have a bound of their own, 40 MB."""
-    places = [
-        place for pair in WEIGHTS.iterdir() if pair.is_dir() for place in pair.iterdir() if place.name in KIND_FOLDERS
-    ]
+    places = [place for place in WEIGHTS.glob("*/*") if place.name in KIND_FOLDERS]
     assert len(places) >= 4 and sum(map(megabytes, places)) <= 40
 
 
 @pytest.mark.parametrize(("name", "most_mb"), [("tiny", 4), ("small", 36)])
 def test_every_size_ships_with_its_card(name, most_mb):
-    """Plain files of real weights (no pointers to a store), within their part of the 48 MB, that draft what they should."""
     folder = pairs.stored_pair(name)
     assert folder is not None, "no pair, or a card of other weights"
     beside = {place for place in KIND_FOLDERS if (folder / place).is_dir()}
@@ -197,7 +182,7 @@ def test_a_failed_install_leaves_what_was_there(toy, weights, monkeypatch):
     assert sorted(one.name for one in place.parent.iterdir()) == ["tiny"]
 
 
-def test_gathering_never_overwrites_other_weights(toy, tmp_path):
+def test_other_weights_are_neither_overwritten_nor_installed(toy, tmp_path, weights):
     out = tmp_path / "out"
     shutil.copytree(toy / "drafter", out / "drafter")
     file = out / "drafter" / "model.safetensors"
@@ -205,9 +190,6 @@ def test_gathering_never_overwrites_other_weights(toy, tmp_path):
     before = machine.file_hash(file)
     pytest.raises(SpecdecError, pairs.finish_pair, "toy", out, toy, toy).match("holds another drafter")
     assert machine.file_hash(file) == before
-
-
-def test_only_cards_of_these_weights_in_bfloat16_are_installed(toy, weights, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(toy, copy)
     file = copy / "drafter" / "model.safetensors"

@@ -79,7 +79,6 @@ def test_tokenizer_round_trips_and_splits_digits_and_a_longer_chat_continues_a_s
 @pytest.mark.parametrize("answers", [("12 + 30 = 42.", "40."), ("a", "is"), ("end", "think"), ("is", THOUGHT + "a")])
 @pytest.mark.parametrize("template", [None, THINKING_TEMPLATE, R1_TEMPLATE])
 def test_answer_mask_covers_answers_and_end_of_turn(tokenizer, template, answers):
-    """Also where an answer is as short as what the template writes around it, or is cut by the template."""
     used = copy.deepcopy(tokenizer)
     end = used.eos_token
     if template is not None:
@@ -123,7 +122,6 @@ def pieces_of(block):
 
 
 def test_packed_rows_hold_whole_documents_and_no_test_prompt(tokenizer):
-    """Every document that was drawn lies in a row as it is, or would not have fitted into what is left of any row."""
     drawn, chats = [], chats_module.documents(tokenizer, CorpusChats())
 
     def noted(block_seed):
@@ -149,7 +147,8 @@ def test_packed_rows_hold_whole_documents_and_no_test_prompt(tokenizer):
         assert not held_out(tokenizer.decode(ids).split("<|user|>")[1].split("<|end|>")[0])
 
 
-def test_copy_tasks_count_only_what_copying_predicts():
+@torch.no_grad()
+def test_copy_tasks_count_what_copying_predicts_and_an_untrained_start_copies():
     rng = random.Random(0)
     for _ in range(20):
         task = copy_task(rng, range(10, 1000), bos=1)
@@ -159,9 +158,19 @@ def test_copy_tasks_count_only_what_copying_predicts():
             assert task.kind[place] == chats_module.PROMPT or pair in seen  # its predecessor was followed by it before
             seen.add(pair)
         assert task.ids[0] == 1 and (task.kind == chats_module.ANSWER).mean() > 0.3
+    model, generator = _model(copying_start=True), torch.Generator().manual_seed(0)
+    assert _copied_frac(model) > 0.7 > 0.05 > _copied_frac(_model(copying_start=False))
+    ids = torch.randperm(2000, generator=generator)[:260] + 8
+    text = torch.cat((ids, ids[20:40]))[None]  # seen 240 tokens ago, each once
+    chosen = model(text).logits[0, 260:279].argmax(-1)
+    assert (chosen == ids[21:40]).float().mean() > 0.7
+    model.set_attn_implementation("eager")  # the head that looks one back does so at any position
+    ids = torch.randint(8, 2000, (1, 300), generator=generator.manual_seed(0))
+    weights = model(ids, output_attentions=True).attentions[0][0, 0]
+    assert weights.diagonal(-1).mean() > 0.85 > 0.1 > weights.diagonal(0)[1:].mean()
 
 
-def test_fast_forward_equals_transformers_document_by_document(tokenizer):
+def test_fast_forward_equals_transformers_document_by_document_and_presets_fit_their_budgets(tokenizer):
     torch.manual_seed(0)
     model = pretrain.build_model(TOY, tokenizer)
     rows = chats_module.Rows(chats_module.documents(tokenizer, CorpusChats()), [], seed=0, length=160, block_rows=4)
@@ -184,6 +193,11 @@ def test_fast_forward_equals_transformers_document_by_document(tokenizer):
     torch.testing.assert_close(loss, total / count, rtol=1e-5, atol=1e-6)
     for name, p in model.named_parameters():
         torch.testing.assert_close(got[name], p.grad, rtol=1e-3, atol=1e-6, msg=name)
+    for name, most in (("tiny", 1_600_000), ("small", 12_000_000)):
+        shape = pretrain.PRESETS[name]
+        with torch.device("meta"):
+            model = pretrain.build_model(shape, tokenizer)
+        assert sum(p.numel() for p in model.parameters()) <= most and shape.layers >= 7
 
 
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path, monkeypatch):
@@ -227,14 +241,6 @@ def test_a_toy_target_learns_and_answers(tmp_path):
     assert together == alone and all("<|" not in text for text in together)
 
 
-def test_presets_fit_their_budgets(tokenizer):
-    for name, most in (("tiny", 1_600_000), ("small", 12_000_000)):
-        shape = pretrain.PRESETS[name]
-        with torch.device("meta"):
-            model = pretrain.build_model(shape, tokenizer)
-        assert sum(p.numel() for p in model.parameters()) <= most and shape.layers >= 7
-
-
 def _model(copying_start: bool):
     torch.manual_seed(0)
     shape = dataclasses.replace(pretrain.PRESETS["small"], copying_start=copying_start)
@@ -250,17 +256,3 @@ def _copied_frac(model) -> float:
         counted = task.kind[1:] == chats_module.ANSWER
         right, all = right + (chosen == task.ids[1:])[counted].sum(), all + counted.sum()
     return right / all
-
-
-@torch.no_grad()
-def test_it_copies_untrained_also_across_long_distances_and_a_random_start_does_not():
-    model, generator = _model(copying_start=True), torch.Generator().manual_seed(0)
-    assert _copied_frac(model) > 0.7 > 0.05 > _copied_frac(_model(copying_start=False))
-    ids = torch.randperm(2000, generator=generator)[:260] + 8
-    text = torch.cat((ids, ids[20:40]))[None]  # seen 240 tokens ago, each once
-    chosen = model(text).logits[0, 260:279].argmax(-1)
-    assert (chosen == ids[21:40]).float().mean() > 0.7
-    model.set_attn_implementation("eager")  # the head that looks one back does so at any position
-    ids = torch.randint(8, 2000, (1, 300), generator=generator.manual_seed(0))
-    weights = model(ids, output_attentions=True).attentions[0][0, 0]
-    assert weights.diagonal(-1).mean() > 0.85 > 0.1 > weights.diagonal(0)[1:].mean()
