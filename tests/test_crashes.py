@@ -45,28 +45,22 @@ def found(process, output: Path) -> list:
     return json.loads(output.read_text())
 
 
-def crash(job: str, tmp_path: Path, kills: int) -> None:
-    """Kill a job at random moments, over as many starts as it takes, then let it end: it finds what an uninterrupted one does."""
-    begin = time.monotonic()
-    expected = found(*start(job, tmp_path / "whole"))
-    usual_s, draw, ends = time.monotonic() - begin, random.Random(kills), []
-    for _ in range(kills):
-        process, _ = start(job, tmp_path / "killed")
-        time.sleep(draw.uniform(0, usual_s))
-        process.kill()
-        process.join()
-        ends.append(process.exitcode)
-    assert set(ends) <= {-signal.SIGKILL, 0}, ends  # one that had ended already cannot be killed
-    assert found(*start(job, tmp_path / "killed")) == expected
-    left = [path for path in (tmp_path / "killed").rglob(".*.tmp") if path.stat().st_mtime < time.time() - 3600]
-    assert not left
-
-
 @pytest.mark.parametrize(("parts", "kills"), [(1, 2), pytest.param(5, 10, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("job", crashing.JOBS)
 def test_two_and_fifty_kills(tmp_path, job, parts, kills):
     for part in range(parts):  # a run that has ended cannot be killed any more: ten moments in each of five
-        crash(job, tmp_path / str(part), kills)
+        begin, whole, home = time.monotonic(), tmp_path / f"whole {part}", tmp_path / f"killed {part}"
+        expected = found(*start(job, whole))
+        usual_s, draw, ends = time.monotonic() - begin, random.Random(kills), []
+        for _ in range(kills):
+            process, _ = start(job, home)
+            time.sleep(draw.uniform(0, usual_s))
+            process.kill()
+            process.join()
+            ends.append(process.exitcode)
+        assert set(ends) <= {-signal.SIGKILL, 0}, ends  # one that had ended already cannot be killed
+        assert found(*start(job, home)) == expected
+        assert not [path for path in home.rglob(".*.tmp") if path.stat().st_mtime < time.time() - 3600]
 
 
 @pytest.mark.nightly

@@ -27,15 +27,12 @@ from specdec.training.value import ms_per_tok, train_value
 HERE = Path(__file__)
 
 
-@pytest.mark.parametrize("wrapped", [warn, door(warn), door(door(warn))])
-def test_warnings_point_at_who_calls(wrapped):
-    with pytest.warns(UserWarning, match="look") as caught:
-        wrapped("look")
-    line = HERE.read_text().splitlines()[caught[0].lineno - 1]
-    assert (Path(caught[0].filename), line.strip()) == (HERE, 'wrapped("look")')
-
-
-def test_warnings_of_public_functions_point_at_who_calls_or_the_outermost(monkeypatch):
+def test_warnings_of_public_functions_too_point_at_who_calls_or_the_outermost(monkeypatch):
+    for wrapped in [warn, door(warn), door(door(warn))]:
+        with pytest.warns(UserWarning, match="look") as caught:
+            wrapped("look")
+        line = HERE.read_text().splitlines()[caught[0].lineno - 1]
+        assert (Path(caught[0].filename), line.strip()) == (HERE, 'wrapped("look")')
     monkeypatch.setattr(model, "_warned", set())  # other tests were warned of such models
     narrow = round_costs(name="narrow", ranges={"verify_nodes": (1, 2)})
     policy = DepthPolicy(depth=2, top_k=3, total_tokens=8)
@@ -55,41 +52,14 @@ def test_warnings_of_public_functions_point_at_who_calls_or_the_outermost(monkey
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("reader", [stored.read_json, runs.read_yaml, read_columns, read_checkpoint, read_weights])
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, reader):
+def test_a_file_that_cannot_be_read_is_not_called_damaged_and_one_that_another_is_made_of_is_named(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "junk").write_bytes(b"\x00{\xff")
-    assert "there is no" in refusal(reader, tmp_path / "nothing")
-    assert "cannot be read: " in refusal(reader, tmp_path / "folder")
-    junk = refusal(reader, tmp_path / "junk")
-    assert "cannot be read" not in junk or "cannot be read as" in junk
-
-
-@pytest.mark.parametrize(
-    "code, advice",
-    [
-        (errno.ENOSPC, "free the disk"),
-        (errno.EROFS, "make the folder writable"),
-        (errno.EACCES, "make the folder writable"),
-        (errno.ENAMETOOLONG, "check what is at this path"),
-    ],
-)
-def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch, code, advice):
-    monkeypatch.setenv("SPECDEC_CACHE", str(home / "cache"))
-
-    def write(folder):
-        with runs.atomic(folder / "file") as temporary:
-            raise OSError(code, "planted", str(temporary))
-
-    for folder, elsewhere in (
-        (home, "set SPECDEC_HOME"),
-        (home / "cache", "set SPECDEC_CACHE"),
-        (tmp_path_factory.mktemp("else"), "write elsewhere"),
-    ):
-        assert f"planted; {advice} or {elsewhere}" in refusal(write, folder)
-
-
-def test_a_file_that_another_is_made_of_is_named_and_first_lines_are_whole(tmp_path):
+    for reader in [stored.read_json, runs.read_yaml, read_columns, read_checkpoint, read_weights]:
+        assert "there is no" in refusal(reader, tmp_path / "nothing")
+        assert "cannot be read: " in refusal(reader, tmp_path / "folder")
+        junk = refusal(reader, tmp_path / "junk")
+        assert "cannot be read" not in junk or "cannot be read as" in junk
     missing = tmp_path / "there" / "weights"
     for place in (tmp_path / "out" / "copy", tmp_path / "copy"):
         sentence = refusal(runs.replace_folder, place, {"weights": missing})
@@ -100,9 +70,28 @@ def test_a_file_that_another_is_made_of_is_named_and_first_lines_are_whole(tmp_p
     assert first_line(ValueError("a field is wrong:\n  expected int\nmore")) == "a field is wrong: expected int"
 
 
-@pytest.mark.parametrize(
-    "config, spoiled",
-    [
+def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch):
+    def write(folder, code):
+        with runs.atomic(folder / "file") as temporary:
+            raise OSError(code, "planted", str(temporary))
+
+    monkeypatch.setenv("SPECDEC_CACHE", str(home / "cache"))
+    for code, advice in (
+        (errno.ENOSPC, "free the disk"),
+        (errno.EROFS, "make the folder writable"),
+        (errno.EACCES, "make the folder writable"),
+        (errno.ENAMETOOLONG, "check what is at this path"),
+    ):
+        for folder, elsewhere in (
+            (home, "set SPECDEC_HOME"),
+            (home / "cache", "set SPECDEC_CACHE"),
+            (tmp_path_factory.mktemp("else"), "write elsewhere"),
+        ):
+            assert f"planted; {advice} or {elsewhere}" in refusal(write, folder, code)
+
+
+def test_settings_of_trainings_and_prices_of_answers_are_checked_when_they_are_given(home):
+    for config, spoiled in [
         (PPOConfig, dict(learning_rate=math.nan, gamma=1.5, n_steps=0, pi=(-1,), activation=3, linear_decay="no")),
         (RespsConfig, dict(interval=-1, temperature=math.inf, totals=(8, math.nan))),
         (DepthConfig, dict(depth=-3, stride=1.5)),
@@ -116,25 +105,17 @@ def test_a_file_that_another_is_made_of_is_named_and_first_lines_are_whole(tmp_p
         (Budget, dict(minutes=math.nan, steps=0, seed=10**40)),
         (CacheConfig, dict(limit_gb=math.nan)),
         (CacheConfig, dict(limit_gb=-1.0)),
-    ],
-)
-def test_settings_of_trainings_are_checked_when_they_are_made(config, spoiled):
-    config()
-    for name, value in spoiled.items():
-        assert name in refusal(config, **{name: value})
-
-
-@pytest.mark.parametrize("policy_ms", [-1.0, math.nan, math.inf])
-def test_what_an_answer_costs_is_checked_wherever_it_is_given(policy_ms, home):
-    trace, costs = synthetic_trace(turns=4, positions=12), round_costs()
-    given = dict(policy_ms=policy_ms)
-    assert "policy_ms" in refusal(train_value, trace, costs, **given)
-    assert "policy_ms" in refusal(train_ltd, trace, costs, out_dir=home, **given)
-    assert "policy_ms" in refusal(ReplaySource, trace, costs, **given)
-    assert "policy_ms" in refusal(LiveSource, None, [], **given)
-    assert "policy_ms" in refusal(ms_per_tok, None, trace, costs, policy_ms)
-
-
-@pytest.mark.parametrize("value", [math.nan, "abc", -1.0])
-def test_fields_of_objectives_are_checked_when_they_are_named(value):
-    assert "beta" in refusal(objective_named, "ppow", {"beta": value})
+    ]:
+        config()
+        for name, value in spoiled.items():
+            assert name in refusal(config, **{name: value})
+    for policy_ms in [-1.0, math.nan, math.inf]:
+        trace, costs = synthetic_trace(turns=4, positions=12), round_costs()
+        given = dict(policy_ms=policy_ms)
+        assert "policy_ms" in refusal(train_value, trace, costs, **given)
+        assert "policy_ms" in refusal(train_ltd, trace, costs, out_dir=home, **given)
+        assert "policy_ms" in refusal(ReplaySource, trace, costs, **given)
+        assert "policy_ms" in refusal(LiveSource, None, [], **given)
+        assert "policy_ms" in refusal(ms_per_tok, None, trace, costs, policy_ms)
+    for value in [math.nan, "abc", -1.0]:
+        assert "beta" in refusal(objective_named, "ppow", {"beta": value})

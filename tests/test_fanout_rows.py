@@ -127,10 +127,8 @@ def test_sweeps_are_equal_to_the_bit(place, trace, monkeypatch, tmp_path):
 @everywhere
 def test_replays_are_equal_to_the_bit(place, trace):
     policies = {"drawn": [RandomPolicy(TreeConfig(20, 3, 8), seed, asks=(SIZE,)) for seed in range(2)]}
-    settings = (TreeConfig(16, 4, 8), TreeConfig(8, 2, 8))
-    baselines = compare.Baselines.choose(
-        trace, COSTS, defaults=settings, total_tokens=(8, 16), depths=(2, 4), top_ks=(8,)
-    )
+    grid = dict(total_tokens=(8, 16), depths=(2, 4), top_ks=(8,))
+    baselines = compare.Baselines.choose(trace, COSTS, defaults=(TreeConfig(16, 4, 8), TreeConfig(8, 2, 8)), **grid)
     options = dict(baselines=baselines, policy_ms={"drawn": 0.1}, progress=False)
     here = compare.compare_replay(trace, COSTS, policies, **options)
     there = compare.compare_replay(trace, COSTS, policies, on=place, jobs=2, **options)

@@ -103,7 +103,6 @@ def test_commands(home: Path, count):
 
 
 def test_every_public_name_is_called(calls):
-    """Those left out: classes that only hold what they are given, what the others are made of, and what takes minutes."""
     import specdec
 
     held = "SpecdecError Question Cycle Generation Pair generate live_check calibrate headroom register".split()

@@ -1,5 +1,6 @@
 """Names of methods are made of what they hold, and tables that hold names alone are understood."""
 
+import itertools
 import pickle
 
 import pandas as pd
@@ -35,13 +36,12 @@ def test_a_method_is_a_text_made_of_fields_and_travels(name):
 @given(some.sampled_from([*TERMS, ""]), some.sampled_from(["", "x"]), some.sampled_from(["", "carried", "re-priced"]))
 def test_methods_that_differ_have_other_names(terms, preset, adapted):
     method = Method("LTD", terms, preset, "a100", adapted)
-    others = {
-        str(Method("LTD", t, p, "", a)) for t in [*TERMS, ""] for p in ("", "x") for a in ("", "carried", "re-priced")
-    }
+    every = itertools.product([*TERMS, ""], ("", "x"), ("", "carried", "re-priced"))
+    others = {str(Method("LTD", *some, "", change)) for *some, change in every}
     assert len(others) == 3 * 2 * (len(TERMS) + 1) and method in others
 
 
-def test_tables_hold_the_fields_and_keep_methods_apart():
+def test_tables_hold_the_fields_keep_methods_apart_and_old_names_are_understood():
     table = pd.DataFrame({"method": ["LTD, equal terms", "mine"], "speedup": [1.0, 2.0]})
     told = with_fields(table, [Method("LTD", "equal"), "mine"], temperature=0.0)
     assert told[["system", "terms", "temperature"]].values.tolist() == [["LTD", "equal", 0.0], ["mine", "", 0.0]]
@@ -52,11 +52,7 @@ def test_tables_hold_the_fields_and_keep_methods_apart():
         if "method" in table and "system" not in table:
             before = table["method"].str.replace(r",? seed \d+$", "", regex=True)
             assert identified(table)["method"].nunique() == before.nunique(), run
-
-
-@pytest.mark.parametrize(
-    ("old", "method"),
-    [
+    for old, method in [
         ("default 60,7,10", Method("static", "default", "60,7,10")),
         ("per-suite tuned static", Method("static", "per suite")),
         ("GS", Method("tuned static of width 10")),
@@ -73,9 +69,7 @@ def test_tables_hold_the_fields_and_keep_methods_apart():
         ("ours seed 1", Method("ours", "equal")),
         ("hybrid, gated", Method("hybrid, gated")),
         ("clairvoyant", Method("clairvoyant")),
-    ],
-)
-def test_old_names_are_understood(old, method):
-    table = identified(pd.DataFrame({"method": [old], "seed": [0]}))
-    assert table.loc[0, list(FIELDS)].to_dict() == method.fields and table["method"][0] == method
-    assert table["seed"][0] == (1 if old.endswith("1") else 0)
+    ]:
+        table = identified(pd.DataFrame({"method": [old], "seed": [0]}))
+        assert table.loc[0, list(FIELDS)].to_dict() == method.fields and table["method"][0] == method
+        assert table["seed"][0] == (1 if old.endswith("1") else 0)

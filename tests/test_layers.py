@@ -53,22 +53,23 @@ def resolve(module: str, known) -> str:
     return ".".join(parts)
 
 
-def imports_of(source: str, module: str, is_folder: bool, known) -> set[str]:
-    """Modules of specdec that `source` imports anywhere, lazily too ('' stands for the package itself)."""
-    imported = set()
-    here = ["specdec", *module.split(".")]
+def names_in(source: str, module: str = "", is_folder: bool = False) -> set[str]:
+    """Dotted names that `source`, which is `module` of specdec, imports anywhere, lazily too."""
+    names, here = set(), ["specdec", *module.split(".")]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             up = here[: len(here) - node.level + is_folder] if node.level else []
             base = ".".join([*up, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        ours = [name for name in names if name.split(".")[0] == "specdec"]
-        imported |= {resolve(name.removeprefix("specdec").lstrip("."), known) for name in ours}
-    return imported - {module}
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imports_of(source: str, module: str, is_folder: bool, known) -> set[str]:
+    """Modules of specdec that `source` imports ('' stands for the package itself)."""
+    ours = [name for name in names_in(source, module, is_folder) if name.split(".")[0] == "specdec"]
+    return {resolve(name.removeprefix("specdec").lstrip("."), known) for name in ours} - {module}
 
 
 GRAPH = {
@@ -126,31 +127,24 @@ def test_no_import_cycles_which_would_be_seen():
 @pytest.mark.parametrize("module", REDRAWS)
 def test_redrawing_needs_no_model(module):
     path = (MODULES | BESIDE)[module]
-    reached = {
-        name for own in imports_of(path.read_text(), module, False, MODULES) for name in (own, *reachable(own, GRAPH))
-    }
+    reached = imports_of(path.read_text(), module, False, MODULES)
+    reached = reached.union(*(reachable(name, GRAPH) for name in reached))
     models = sorted(name for name in reached if room(name) in ("models", "training"))
     assert not models, f"{module} reaches {models}; it must work from parquet alone"
     for name in {module, *reachable(module, GRAPH)} & set(MODULES):
-        third_party = outside_imports(MODULES[name].read_text())
+        third_party = packages_in(MODULES[name].read_text())
         assert not third_party & {"torch", "transformers"}, f"{module} reaches torch or transformers through {name}"
 
 
-def outside_imports(source: str) -> set[str]:
-    """Top-level names of all packages that `source` imports, lazily too."""
-    nodes = list(ast.walk(ast.parse(source)))
-    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    return {name.split(".")[0] for name in plain | named}
+def packages_in(source: str) -> set[str]:
+    return {name.split(".")[0] for name in names_in(source)}
 
 
 def test_only_tools_know_notebooks_and_none_what_lies_beside_them():
     for name, path in MODULES.items():
-        imported = outside_imports(path.read_text())
+        imported, of_notebooks = packages_in(path.read_text()), {"papermill", "nbformat", "nbclient", "nbconvert"}
         assert not imported & {"experiments", "workbook"}, name
-        assert room(name) in ("tools", "book") or not imported & {"papermill", "nbformat", "nbclient", "nbconvert"}, (
-            name
-        )
+        assert room(name) in ("tools", "book") or not imported & of_notebooks, name
 
 
 # Runs in a fresh interpreter: imports every module and reports what the imports did besides importing.
@@ -224,26 +218,6 @@ def test_what_lies_beside_the_notebooks_has_no_cycles_and_the_top_level_what_was
     assert {name for name in top if not name.startswith(".")} <= agreed
 
 
-# The rules themselves are tested on small made-up sources.
-
-
-@pytest.mark.parametrize(
-    ("module", "source", "expected"),
-    [
-        ("core.cycle", "from specdec.core.tree import grow", {"core.tree"}),
-        ("core.cycle", "from specdec.core import tree, records as r", {"core.tree", "core.records"}),
-        ("core.cycle", "def late():\n    import specdec.models.target", {"models.target"}),
-        ("core.cycle", "from specdec import SpecdecError", {""}),
-        ("models.eagle", "from . import target", {"models.target"}),
-        ("models.eagle", "from ..core.tree import grow", {"core.tree"}),
-        ("core.cycle", "import torch\nfrom os import path", set()),
-    ],
-)
-def test_imports_are_seen(module, source, expected):
-    known = {"core", "core.tree", "core.records", "core.cycle", "models", "models.target", "models.eagle"}
-    assert imports_of(source, module, False, known) == expected
-
-
 ALLOWED = """core.cycle>core.tree core.cycle>errors models.target>core.tree policies>policies.radar
 policies.radar>policies.base policies.ltd>core.policy training.ppo>replays.replay tools.cli>report.tables"""
 FORBIDDEN = """core.cycle>runs core.engine>models.target errors>runs policies.ltd>policies.radar policies.base>policies.radar
@@ -251,7 +225,18 @@ policies.ltd>core.cycle policies.ltd>models.target replays.replay>training.env t
 evaluation.bench>report.tables core.tree>"""
 
 
-@pytest.mark.parametrize(("pairs", "allowed"), [(ALLOWED, True), (FORBIDDEN, False)])
-def test_rules_catch(pairs, allowed):
-    for pair in pairs.split():
-        assert (broken_rule(*pair.split(">")) is None) == allowed, pair
+def test_imports_are_seen_and_rules_catch():
+    known = {"core", "core.tree", "core.records", "core.cycle", "models", "models.target", "models.eagle"}
+    for module, source, expected in [
+        ("core.cycle", "from specdec.core.tree import grow", {"core.tree"}),
+        ("core.cycle", "from specdec.core import tree, records as r", {"core.tree", "core.records"}),
+        ("core.cycle", "def late():\n    import specdec.models.target", {"models.target"}),
+        ("core.cycle", "from specdec import SpecdecError", {""}),
+        ("models.eagle", "from . import target", {"models.target"}),
+        ("models.eagle", "from ..core.tree import grow", {"core.tree"}),
+        ("core.cycle", "import torch\nfrom os import path", set()),
+    ]:
+        assert imports_of(source, module, False, known) == expected
+    for pairs, allowed in ((ALLOWED, True), (FORBIDDEN, False)):
+        for pair in pairs.split():
+            assert (broken_rule(*pair.split(">")) is None) == allowed, pair

@@ -56,7 +56,6 @@ def test_what_a_test_notices_is_killed(module):
 
 
 def test_functions_are_changed_in_place(module):
-    """With the tests collected once: outcomes as with a module from memory; what an import runs is left to that."""
     root = module.parents[1]
     found = [one for one in mutants.mutants_of(module, root) if one.first < 6]
     tests, said = {"test_sums.py::test_total": 0.1}, root / "said.json"

@@ -2,20 +2,23 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+import traceback
+from pathlib import Path
 
 import pytest
 import torch
-from fakes.several import in_two
+from fakes.killed import killed_at
 
 import specdec
 from specdec import ranks, runs
 from specdec.core.policy import Policy, RandomPolicy
 from specdec.core.verification import Picker
 from specdec.models import load, spread
-from specdec.models.spread import InStep, RankZeroPolicy, SlowestClock
 from specdec.models.target import Target
 from specdec.tools import cli
 from specdec.training.drafter import eagle3, generate_data, networks, presets
@@ -25,6 +28,42 @@ from specdec.training.drafter.presets import CacheConfig
 
 PROMPT = "What is 3 plus 4?"
 TREE = specdec.TreeConfig(12, 3, 4)
+
+
+def in_two(work, folder: Path) -> list:
+    """What `work(folder)` returns in each of two processes, as JSON keeps it; an exception there fails the test here."""
+    if torch.cuda.is_available():
+        pytest.skip("transformers shares a target among GPUs here; these tests are about gloo on a CPU")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=one_rank, args=(work, folder, number, port)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        process.kill()  # where it is still at work
+    codes = [process.exitcode for process in processes]
+    assert codes == [0, 0], [(folder / f"failed-{number}").read_text() for number in range(2) if codes[number] == 1]
+    return [json.loads((folder / f"rank-{number}.json").read_text()) for number in range(2)]
+
+
+def one_rank(work, folder: Path, number: int, port: int) -> None:
+    # A forked process renews torch's pool of threads at its first use, and two threads at once (transformers reads
+    # weights in several) get "Invalid thread pool": it is renewed here, while there is one.
+    torch.set_num_threads(torch.get_num_threads())
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        found = work(folder)
+        (folder / f"rank-{number}.json").write_text(json.dumps(found))
+        ranks.barrier()
+        ranks.leave()
+    except BaseException:
+        (folder / f"failed-{number}").write_text(traceback.format_exc())
+        os._exit(1)  # the other one may wait for us in a forward, and is ended from outside
+    os._exit(0)
 
 
 def loaded():
@@ -77,7 +116,7 @@ def decoded_in_shares(folder):
         specdec.decode(pair, PROMPT, Failing(), max_new_tokens=8, stop_tokens=())
     except specdec.SpecdecError as error:
         found["failed"] = [type(error).__name__, str(error)]
-    picker = InStep().picker(Picker())
+    picker = spread.InStep().picker(Picker())
     found["agreed"] = [agree([float(ranks.rank()), 0.25]) for agree in (ranks.slowest, ranks.mean)]
     found["pick"] = picker.pick(torch.eye(4)[ranks.rank()], torch.arange(3))  # each would pick its own
     found["exact"] = [values.tolist() for values in tree_rows(pair, torch.float64)]
@@ -125,8 +164,8 @@ def test_rank_0_picks_answers_and_fails_for_all_and_the_slowest_is_timed(shared)
 
 def test_one_process_is_left_as_it_is_and_weights_that_lie_elsewhere_are_refused(alone):
     engine, policy = specdec.core.decode.opened(alone, PROMPT, None, 8)
-    assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, RankZeroPolicy)
-    assert not isinstance(engine.clock, SlowestClock) and "root" not in vars(engine)
+    assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, spread.RankZeroPolicy)
+    assert not isinstance(engine.clock, spread.SlowestClock) and "root" not in vars(engine)
     row = {"loss": 0.5, "tok": 3}
     assert eagle3.of_all_ranks(row) is row and ranks.broadcast(row) is row and ranks.share([1, 2]) == [1, 2]
     assert not torch.distributed.is_initialized()
@@ -140,16 +179,16 @@ def test_one_process_is_left_as_it_is_and_weights_that_lie_elsewhere_are_refused
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert not pair.target._layers._lean and not pair.target._prepacked._groups
     assert alone.target._layers._lean
-    pytest.importorskip("accelerate")
     pair = specdec.load_pair("tiny", dtype="float32", spread="auto")
     text = specdec.decode(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens
     assert text == specdec.autoregress(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens and pair.in_step is None
     model = loaded()
     model.model.layers[3].mlp.to("meta")
-    with pytest.raises(specdec.SpecdecError, match="3 weights of the target do not fit on the devices here"):
-        specdec.load_pair(target=model)
-    with pytest.raises(specdec.SpecdecError, match="a loaded model keeps its dtype and device"):
-        specdec.load_pair(target=loaded(), spread="auto")
+    for given, said in (
+        (dict(target=model), "3 weights of the target do not fit on the devices here"),
+        (dict(target=loaded(), spread="auto"), "a loaded model keeps its dtype and device"),
+    ):
+        pytest.raises(specdec.SpecdecError, specdec.load_pair, **given).match(said)
 
 
 def trained(folder, steps=20, **more):
@@ -159,12 +198,11 @@ def trained(folder, steps=20, **more):
     settings = dataclasses.replace(settings, held_out_frac=0.2, draft_vocab_size=64)
     features = CacheConfig(folder / f"features-{name}", more.pop("features_gb", 1.0))
     budget = presets.Budget(steps=steps, device="cpu", features=features, **more)
+    options = dict(out_dir=folder / name, objective=objective, settings=settings, budget=budget)
     with pytest.MonkeyPatch.context() as patch:
         for module in (eagle3, networks):
             patch.setattr(module, "compute_dtype", lambda device: torch.float32)
-        eagle3.train_drafter(
-            "tiny", chats, out_dir=folder / name, objective=objective, settings=settings, budget=budget
-        )
+        eagle3.train_drafter("tiny", chats, **options)
     return curve(folder / name)
 
 
@@ -248,26 +286,13 @@ def test_20_steps_of_two_ranks_are_those_of_one_process(tmp_path, fsdp, features
 def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path):
     conversations(tmp_path)
 
-    class Broken(Exception):
-        pass
-
     def work(folder):
-        update, seen = eagle3.DrafterRun._update, []
-
-        def breaking(run, batch):
-            seen.append(batch)
-            if len(seen) == 12:
-                raise Broken
-            return update(run, batch)
-
-        eagle3.DrafterRun._update = breaking
-        pytest.raises(Broken, trained, folder)
+        with killed_at(eagle3.DrafterRun, "_update", 11):
+            trained(folder)
         ranks.barrier()
-        eagle3.DrafterRun._update = update
         trained(folder)
-        return len(seen)
 
-    assert in_two(work, tmp_path) == [12, 12]
+    in_two(work, tmp_path)
     two, _ = equal_curves(tmp_path)
     assert list(two["step"]) == list(range(20))
 
@@ -333,8 +358,8 @@ def test_missing_packages_and_backends_are_said_in_a_sentence(monkeypatch, sever
     pytest.raises(specdec.SpecdecError, ranks.join).match("has no torch.distributed")
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setattr(spread.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(specdec.SpecdecError, match="needs the package accelerate; pip install accelerate"):
-        specdec.load_pair("tiny", spread="auto")
+    missing = pytest.raises(specdec.SpecdecError, specdec.load_pair, "tiny", spread="auto")
+    missing.match("needs the package accelerate; pip install accelerate")
 
 
 def test_other_ranks_say_nothing(several, monkeypatch, capfd):

@@ -6,7 +6,6 @@ from importlib import metadata
 from pathlib import Path
 
 import links
-import pytest
 import words
 import yaml
 from packaging.requirements import Requirement
@@ -34,11 +33,8 @@ def test_versions_are_said_once_exact_and_installed():
         assert asked.specifier.contains(pinned[asked.name.replace("_", "-")]), line
     makefile = (ROOT / "Makefile").read_text()
     installs = [line for line in makefile.splitlines() if "pip install" in line and not line.startswith("#")]
-    assert (
-        len(installs) == 1
-        and "-c $(CONSTRAINTS)" in installs[0]
-        and "CONSTRAINTS = .github/constraints.txt" in makefile
-    )
+    assert len(installs) == 1 and "-c $(CONSTRAINTS)" in installs[0]
+    assert "CONSTRAINTS = .github/constraints.txt" in makefile
 
 
 def steps(text: str) -> list[dict]:
@@ -52,9 +48,7 @@ def test_workflows_and_guides_name_what_is_there():
         assert command in runs, command
     asked = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["python"]
     prefix = "Programming Language :: Python :: 3."
-    assert [f"{prefix}{version[2:]}" for version in asked] == [
-        c for c in PROJECT["classifiers"] if c.startswith(prefix)
-    ]
+    assert [prefix + version[2:] for version in asked] == [c for c in PROJECT["classifiers"] if c.startswith(prefix)]
     guide = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:specdec|tests|notebooks|figures|\.github)/[\w./*-]+)", guide)
     assert len(named) > 15 and all(list(ROOT.glob(name.rstrip("/").replace("NAME", "*"))) for name in named)
@@ -63,22 +57,19 @@ def test_workflows_and_guides_name_what_is_there():
             assert re.search(rf"^ *(?:def |class )?{name}\b", (ROOT / file).read_text(), re.M), f"{file} has no {name}"
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflows_are_careful(name):
-    workflow = yaml.safe_load(WORKFLOWS[name])
-    assert workflow["permissions"] == {"contents": "read"}
-    assert all("timeout-minutes" in job and "runs-on" in job for job in workflow["jobs"].values())
-    for step in steps(WORKFLOWS[name]):
-        assert ("uses" in step) != ("run" in step)
-        assert "@" in step.get("uses", "@") and "${{ github.event" not in step.get("run", "")
-
-
-@pytest.mark.parametrize("path", FORMS, ids=[path.stem for path in FORMS])
-def test_issue_forms_ask_for_something(path):
-    form = yaml.safe_load(path.read_text())
-    assert {"name", "description", "body"} <= set(form)
-    ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-    assert len(ids) == len(set(ids)) and any(part.get("validations", {}).get("required") for part in form["body"])
+def test_workflows_are_careful_and_issue_forms_ask_for_something():
+    for name in WORKFLOWS:
+        workflow = yaml.safe_load(WORKFLOWS[name])
+        assert workflow["permissions"] == {"contents": "read"}
+        assert all("timeout-minutes" in job and "runs-on" in job for job in workflow["jobs"].values())
+        for step in steps(WORKFLOWS[name]):
+            assert ("uses" in step) != ("run" in step)
+            assert "@" in step.get("uses", "@") and "${{ github.event" not in step.get("run", "")
+    for path in FORMS:
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description", "body"} <= set(form)
+        ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+        assert len(ids) == len(set(ids)) and any(part.get("validations", {}).get("required") for part in form["body"])
 
 
 def test_links_lead_somewhere_and_broken_ones_are_seen(tmp_path):

@@ -20,6 +20,7 @@ from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 
+Settings = dataclasses.make_dataclass("Settings", [("seed", int, 0), ("limit", int, 4)], frozen=True)
 ROWS = pd.DataFrame({"prompt": ["a", "b"], "new_tok": [3, 5], "wall_s": [0.25, 0.5]})
 
 
@@ -29,6 +30,9 @@ def test_home_follows_the_variable_and_settings_come_by_name_or_as_one_object(ho
         assert runs.runs_dir(scale) == home.resolve() / "runs" / scale
         assert runs.figure_path("ltd", "fig3", scale) == runs.runs_dir(scale) / "figures" / "ltd" / "fig3"
     pytest.raises(SpecdecError, runs.runs_dir, "labtop").match("laptop")
+    for bad in ("../secrets", "a/b", "", ".hidden", "a b"):
+        pytest.raises(SpecdecError, runs.figure_path, "ltd", bad, "laptop").match("cannot name a file")
+        pytest.raises(SpecdecError, runs.start, bad, {}).match("cannot name a file")
     assert runs.configured(None, Settings, {}) == Settings()
     assert runs.configured(Settings(limit=2), Settings, {"seed": 1}) == Settings(1, 2)
     with pytest.raises(SpecdecError, match="unknown setting 'sede'; did you mean 'seed'"):
@@ -37,13 +41,7 @@ def test_home_follows_the_variable_and_settings_come_by_name_or_as_one_object(ho
     pytest.raises(SpecdecError, runs.configured, Settings(limit="x"), Settings, {}).match("limit")
 
 
-@pytest.mark.parametrize("bad", ["../secrets", "a/b", "", ".hidden", "a b"])
-def test_names_cannot_leave_their_folder(home, bad):
-    pytest.raises(SpecdecError, runs.figure_path, "ltd", bad, "laptop").match("cannot name a file")
-    pytest.raises(SpecdecError, runs.start, bad, {}).match("cannot name a file")
-
-
-def test_keys_depend_on_content_alone():
+def test_the_same_content_finds_the_same_key_and_directory(home, monkeypatch):
     assert runs.content_key(a=1, b=[1, 2]) == runs.content_key(b=(1, 2), a=np.int64(1))
     assert runs.content_key(a=1) != runs.content_key(a=2)
     assert runs.content_key(a=1) != runs.content_key(b=1)
@@ -57,9 +55,6 @@ def test_keys_depend_on_content_alone():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == runs.content_key(a=1.5, names={"x", "y"}), "another process"
     pytest.raises(SpecdecError, runs.content_key, f=full_disk).match("function cannot be recorded")
-
-
-def test_same_call_source_and_machine_find_the_same_directory(home, monkeypatch):
     first = runs.start("evaluate", {"seed": 0, "tree": TreeConfig()})
     again = runs.start("evaluate", {"seed": 0, "tree": TreeConfig()})
     other = runs.start("evaluate", {"seed": 1, "tree": TreeConfig()})
@@ -77,7 +72,7 @@ def test_same_call_source_and_machine_find_the_same_directory(home, monkeypatch)
     assert runs.start("train", {"seed": 0}, tie_to_code=False).directory != free.directory
 
 
-def test_record_and_tables_say_where_a_result_comes_from(home):
+def test_records_and_shards_say_where_a_result_comes_from_and_damaged_files_are_named(home):
     import torch
 
     session = runs.start("evaluate", {"seed": 7}).record()["sessions"][-1]
@@ -92,23 +87,6 @@ def test_record_and_tables_say_where_a_result_comes_from(home):
     path = run.write_table("prompts", ROWS)
     pd.testing.assert_frame_equal(run.read_table("prompts"), ROWS)
     assert json.loads(pq.read_schema(path).metadata[b"specdec"]) == run.label()
-
-
-def test_find_lists_finished_runs_newest_first(home, monkeypatch):
-    times = iter(f"2026-01-01T00:00:0{second}+00:00" for second in range(9))
-    monkeypatch.setattr(runs, "_now", lambda: next(times))
-    old, new, unfinished = (runs.start("evaluate", {"seed": seed}) for seed in range(3))
-    runs.start("evaluate-other", {}).finish()
-    old.finish()
-    new.finish(tau=3.5)
-    assert runs.find("evaluate") == [new, old]
-    assert runs.find("evaluate")[0].record()["results"] == {"tau": 3.5}
-    states = repr(unfinished), repr(new)
-    names = [run.directory.name for run in (unfinished, new)]
-    assert states == (f"run {names[0]} (laptop): not finished", f"run {names[1]} (laptop): finished, tau 3.5")
-
-
-def test_shards_merge_in_order_and_damaged_files_are_named(home):
     run = runs.start("evaluate", {})
     shards = run.shards("prompts")
     pytest.raises(SpecdecError, shards.merge).match("no rows yet")
@@ -126,6 +104,20 @@ def test_shards_merge_in_order_and_damaged_files_are_named(home):
         run.read_table("prompts")
     run.path("run.json").write_text("{")
     pytest.raises(SpecdecError, runs.start, "evaluate", {"seed": 1}).match("run.json cannot be read")
+
+
+def test_find_lists_finished_runs_newest_first(home, monkeypatch):
+    times = iter(f"2026-01-01T00:00:0{second}+00:00" for second in range(9))
+    monkeypatch.setattr(runs, "_now", lambda: next(times))
+    old, new, unfinished = (runs.start("evaluate", {"seed": seed}) for seed in range(3))
+    runs.start("evaluate-other", {}).finish()
+    old.finish()
+    new.finish(tau=3.5)
+    assert runs.find("evaluate") == [new, old]
+    assert runs.find("evaluate")[0].record()["results"] == {"tau": 3.5}
+    states = repr(unfinished), repr(new)
+    names = [run.directory.name for run in (unfinished, new)]
+    assert states == (f"run {names[0]} (laptop): not finished", f"run {names[1]} (laptop): finished, tau 3.5")
 
 
 def full_disk(*_, **__):
@@ -148,13 +140,17 @@ def test_full_disk_keeps_what_was_there(home, monkeypatch, step):
     assert not list(run.directory.glob(".*"))
 
 
-def test_read_only_home(home, monkeypatch):
-    """Root may write anywhere, so the refusal itself is planted; a file in the folder's place is refused for real."""
+def test_a_read_only_home_and_what_the_clean_up_meets_do_not_hide_what_went_wrong(home, monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "mkdir", denied)
+        broken.setattr(Path, "mkdir", denied)  # planted, since root may write anywhere
         pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("denied.*set SPECDEC_HOME")
     (home / "runs").write_text("a file where a folder should be")
     pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("cannot write")
+    monkeypatch.setattr(Path, "unlink", denied)
+    with pytest.raises(SpecdecError, match="No space left on device"):
+        with runs.atomic(home / "file") as temporary, open("/dev/full", "w") as full:
+            temporary.write_text("half")
+            full.write("x")
 
 
 def test_leftovers_of_a_killed_process_are_swept_and_no_session_is_lost(home):
@@ -186,7 +182,6 @@ def collect(by: str, pause_s: float, resumed: Path) -> None:
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_continues(home, stop):
-    """A process is stopped in mid-run; the next one keeps every shard and ends with the table of an undisturbed run."""
     first = child(collect, "first", 0.01, home / "first")
     deadline = time.time() + 60
     while time.time() < deadline and len(list(home.rglob("part-*.parquet"))) < 5:
@@ -203,24 +198,8 @@ def test_a_stopped_run_continues(home, stop):
     assert (rows["by"] == "first").sum() == kept * 1000
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    seed: int = 0
-    limit: int = 4
-
-
-def test_what_the_clean_up_meets_does_not_hide_what_went_wrong(home, monkeypatch):
-    """A folder made read-only half-way, a disk that fills up: the sentence comes, not the error of the clean-up."""
-    monkeypatch.setattr(Path, "unlink", denied)
-    with pytest.raises(SpecdecError, match="No space left on device"):
-        with runs.atomic(home / "file") as temporary, open("/dev/full", "w") as full:
-            temporary.write_text("half")
-            full.write("x")
-
-
 @pytest.mark.parametrize("library", ["safetensors", "torch", "parquet", "text"])
 def test_a_disk_that_is_full_for_a_library(home, library):
-    """Every library that writes files has its own error; here no file may be larger than a few kilobytes."""
     import resource
 
     import torch
@@ -255,7 +234,6 @@ def start_often(by: int) -> None:
 
 
 def test_the_code_hash_follows_every_byte_of_the_package(tmp_path, monkeypatch):
-    """Even where size and time of last change are put back."""
     monkeypatch.setattr(machine, "__file__", str(tmp_path / "machine.py"))
     module, weights = tmp_path / "module.py", tmp_path / "weights" / "model.safetensors"
     weights.parent.mkdir()

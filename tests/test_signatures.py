@@ -69,9 +69,8 @@ def test_signature_and_help_hold_every_setting(module, name):
     said = [line.strip() for line in said if line.strip()]
     code = inspect.unwrap(function).__code__
     own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]  # arguments of the function go before settings
-    expected = [
-        f"{field.name}: {field.type} = " for field in dataclasses.fields(cls) if field.name not in {*own, *missing}
-    ]
+    fields = [field for field in dataclasses.fields(cls) if field.name not in {*own, *missing}]
+    expected = [f"{field.name}: {field.type} = " for field in fields]
     assert expected and len(said) == len(expected)
     assert [line for line, start in zip(said, expected, strict=True) if not line.startswith(start)] == []
 

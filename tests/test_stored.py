@@ -1,7 +1,9 @@
 """Every stored file that is wrong ends in one sentence that names it; a byte that has changed is noticed."""
 
+import itertools
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -82,12 +84,11 @@ def read_all(folder: Path):
 def test_a_recording_is_sealed(recorded, recording):
     assert len(read_all(recording)) == 5
     shard = recording / "positions" / "part-00000.parquet"
-    for path in (shard, recording / "trees" / "part-00000.parquet", recording / "turns.parquet"):
+    for path in (recording / "trees" / "part-00000.parquet", recording / "turns.parquet", shard):
         kept = path.read_bytes()
         flip(path)
         refusal(lambda: read_all(recording), path.name, "sha256")
         path.write_bytes(kept)
-    kept = shard.read_bytes()
     shutil.copy(recorded[1] / "positions" / "part-00000.parquet", shard)  # a shard of another recording
     refusal(lambda: read_all(recording), "part-00000.parquet")
     edited(recording / "trace.json", {"files": GONE})  # as older recordings are: its rows do not fit the turns
@@ -96,7 +97,6 @@ def test_a_recording_is_sealed(recorded, recording):
     refusal(lambda: read_all(recording), "positions", "rows")
     shard.unlink()
     refusal(lambda: read_all(recording), "there is no file", "part-00000.parquet")
-    shard.write_bytes(kept)
 
 
 def test_a_header_is_sealed(recording):
@@ -119,17 +119,11 @@ def drafter(tmp_path):
     return save_drafter(random_pair().drafter.network, tmp_path / "drafter")
 
 
-@pytest.fixture
-def costs(tmp_path):
-    return round_costs().save(tmp_path / "costs.json")
-
-
-@pytest.fixture
-def copies(tmp_path):
-    return CopyOdds(((3,) * 7,) * 4, ((5,) * 7,) * 4).save(tmp_path)
-
-
-# fixture -> (the file, how it is read, wrong values of its fields)
+SAVED = {  # what no other test asks for
+    "costs": lambda folder: round_costs().save(folder / "costs.json"),
+    "copies": lambda folder: CopyOdds(((3,) * 7,) * 4, ((5,) * 7,) * 4).save(folder),
+}
+# fixture or one of SAVED -> (the file, how it is read, wrong values of its fields)
 WRONG = {
     "recording": ("trace.json", open_trace, [
         {"schema": 99}, {"schema": GONE}, {"depth": "x"}, {"depth": GONE}, {"top_ks": None}, {"top_ks": GONE},
@@ -153,56 +147,48 @@ WRONG = {
     ]),
     "copies": ("", lambda file: CopyOdds.load(file.parent), [
         {"hits": [[float("inf")] * 7] * 4}, {"hits": [[-9] * 7] * 4}, {"scale": float("nan")}, {"scale": 0}, {"hash": "x"},
-        {"matched": 3}, {"outcomes": GONE},
+        {"matched": 3}, {"outcomes": GONE}, {"hits": [[1]], "outcomes": [[2]]}, {"hits": [[9] * 7] * 4}, {"hits": []},
     ]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "changes"), [(kind, one) for kind in WRONG for one in WRONG[kind][2]], ids=str)
-def test_files_of_other_values(kind, changes, request):
-    place, (name, read, _) = request.getfixturevalue(kind), WRONG[kind]
+def test_files_of_other_values(kind, changes, request, tmp_path):
+    name, read, _ = WRONG[kind]
+    place = SAVED[kind](tmp_path) if kind in SAVED else request.getfixturevalue(kind)
     path = edited(place / name if name else place, changes)
     refusal(lambda: read(place), path.name)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_policy_with_other_settings(policy):
+    settings = json.loads((policy / "policy.json").read_text())["settings"]
+    for changes in [
         {"top_k": "four"}, {"top_k": 10**9}, {"top_k": 1e9}, {"depth": -1}, {"seed": "x"}, {"activation": 3},
         {"temperature": float("nan")}, {"temperature": 0}, {"surplus": 2}, {"beam": [0]}, {"beam": "a"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_policy_with_other_settings(policy, changes):
-    settings = json.loads((policy / "policy.json").read_text())["settings"]
-    edited(policy / "policy.json", {"settings": settings | changes})
-    refusal(lambda: load_policy(policy), "policy.json, settings of DepthPolicy")
+    ]:  # fmt: skip
+        edited(policy / "policy.json", {"settings": settings | changes})
+        refusal(lambda: load_policy(policy), "policy.json, settings of DepthPolicy")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_a_policy_with_other_arrays(policy):
+    path = policy / "policy.safetensors"
+    arrays = load_file(path)
+    for change in [
         lambda arrays: {"bias.0": np.full_like(arrays["bias.0"], np.nan)},
         lambda arrays: {"extra": np.zeros(3, np.float32)},
         lambda arrays: {"weight.1": None},
         lambda arrays: {"weight.0": arrays["weight.0"][:, :-1].copy()},
-    ],
-)
-def test_a_policy_with_other_arrays(policy, change):
-    path = policy / "policy.safetensors"
-    arrays = load_file(path)
-    save_file({name: array for name, array in (arrays | change(arrays)).items() if array is not None}, path)
-    edited(policy / "policy.json", {"files": GONE})
-    refusal(lambda: load_policy(policy), "policy.safetensors")
+    ]:
+        save_file({name: array for name, array in (arrays | change(arrays)).items() if array is not None}, path)
+        edited(policy / "policy.json", {"files": GONE})
+        refusal(lambda: load_policy(policy), "policy.safetensors")
 
 
 def test_policies_are_sealed_and_one_of_another_pair_says_so(policy):
     trained = load_policy(policy)
     assert trained.depth == 4
-    kept = (policy / "policy.safetensors").read_bytes()
     flip(policy / "policy.safetensors", 0.9)
     refusal(lambda: load_policy(policy), "policy.safetensors", "sha256")
-    (policy / "policy.safetensors").write_bytes(kept)
     text = (policy / "policy.json").read_text()
     (policy / "policy.json").write_text(text.replace('"seed": 0', '"seed": 1'))
     refusal(lambda: load_policy(policy), "policy.json", "checksum")
@@ -236,29 +222,20 @@ def test_run_json(home, text):
     refusal(lambda: runs.find("bad"), "run.json")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_the_book(tmp_path):
+    (tmp_path / "a.ipynb").write_text("{}")
+    for text in [
         "3", "- 3", "- name: 3", "- main: true", "- name: a\n  parameters: 3", "- name: a\n  parameters: {laptop: 3}",
         "- name: a\n  reads: 3", "- name: a\n  writes: x", "- name: a\n  main: maybe", "- name: a\n  smoke: [1]",
         "- name: a\n  headline: 3", "- name: a\n  each: [1]", "- name: a\n  cost: {laptop: [1]}", "- name: a\n  may_read: 1",
-    ],
-)  # fmt: skip
-def test_the_book(tmp_path, text):
-    (tmp_path / "book.yml").write_text(text)
-    (tmp_path / "a.ipynb").write_text("{}")
-    refusal(lambda: read_book(tmp_path), "book.yml")
+    ]:  # fmt: skip
+        (tmp_path / "book.yml").write_text(text)
+        refusal(lambda: read_book(tmp_path), "book.yml")
 
 
 def outside(folder: Path, name: str = "model.safetensors") -> Path:
     """The folder's weights, moved beside the folder."""
     return Path(shutil.move(folder / name, folder.parent / "elsewhere.safetensors"))
-
-
-def list_shards(folder: Path, moved: Path, name: str) -> None:
-    with safe_open(moved, "pt") as tensors:
-        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors.keys(), name)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize("way", ["index", "link", "linked shard"])
@@ -268,12 +245,13 @@ def test_weights_outside_their_folder_are_not_read(tmp_path, drafter, what, way)
     if what == "target":
         folder = Path(shutil.copytree(shipped_folder("tiny") / "target", tmp_path / "target"))
     moved = outside(folder)
-    if way == "index":
-        list_shards(folder, moved, f"../{moved.name}")
-    else:
+    if way != "index":
         (folder / ("model.safetensors" if way == "link" else "shard.safetensors")).symlink_to(moved)
-        if way == "linked shard":
-            list_shards(folder, moved, "shard.safetensors")
+    if way != "link":
+        with safe_open(moved, "pt") as tensors:
+            named = dict.fromkeys(tensors.keys(), "../elsewhere.safetensors" if way == "index" else "shard.safetensors")
+        index = {"metadata": {}, "weight_map": named}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     read = (lambda: load_pair(target=folder)) if what == "target" else lambda: read_checkpoint(folder)
     refusal(read, "outside")
 
@@ -289,7 +267,6 @@ def heads(request, tmp_path):
 
 
 def test_heads_are_measured_before_they_are_made(heads, small_target):
-    """Sizes in config.json that no weights bear out; layers, and configs, without end; weights that lie elsewhere."""
     kept = (heads / "config.json").read_text()
     wrong = [{"draft_vocab_size": 10**9}, {f"{heads.name}_num_layers": 10**9}]
     for changes in [*wrong, *[{"hydra_head_arch": [1]}] * (heads.name == "hydra")]:
@@ -315,18 +292,19 @@ def as_target_and_drafter(folder: Path):
     return lambda: load_pair(target=folder), lambda: load_drafter(folder, load_pair("tiny", drafter="suffix").target)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_config_and_end_tokens_of_a_language_model(language_model):
+    kept = (language_model / "config.json").read_text()
+    for changes in [
         {"num_hidden_layers": 10**9}, {"num_hidden_layers": -1}, {"vocab_size": 10**9}, {"hidden_size": "x"},
         {"num_attention_heads": 0}, {"num_attention_heads": 7},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_config_of_a_language_model(language_model, changes):
-    edited(language_model / "config.json", changes)
-    for read in as_target_and_drafter(language_model):
-        assert next(iter(changes)).split("_")[-1] in refusal(read, str(language_model))
+    ]:  # fmt: skip
+        (language_model / "config.json").write_text(kept)
+        edited(language_model / "config.json", changes)
+        for read in as_target_and_drafter(language_model):
+            assert next(iter(changes)).split("_")[-1] in refusal(read, str(language_model))
+    (language_model / "config.json").write_text(kept)
+    (language_model / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    refusal(lambda: load_pair(target=language_model), "eos_token_id")
 
 
 def test_weights_of_a_language_model(language_model):
@@ -350,26 +328,18 @@ def test_weights_of_a_language_model(language_model):
         refusal(read, "outside")
 
 
-def test_ids_that_end_a_text_are_numbers(language_model):
-    (language_model / "generation_config.json").write_text('{"eos_token_id": "x"}')
-    refusal(lambda: load_pair(target=language_model), "eos_token_id")
-
-
-@pytest.mark.parametrize(
-    "hits, outcomes", [(((1,),), ((2,),)), (((9,) * 7,) * 4, ((5,) * 7,) * 4), ((), ((5,) * 7,) * 4)]
-)
-def test_odds_of_another_shape(tmp_path, hits, outcomes):
-    CopyOdds(hits, outcomes).save(tmp_path)
-    refusal(lambda: CopyOdds.load(tmp_path), "copies.json")
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"[" * 100_000, b"3\n", b"["])
-def test_files_of_texts(tmp_path, content):
+def test_files_of_texts_and_files_that_are_none(tmp_path):
     path = tmp_path / "gsm8k.jsonl"
-    path.write_bytes(content)
-    for read in (lambda: load_suite("gsm8k", tmp_path), lambda: load_conversations(path), lambda: read_prompts(path)):
-        refusal(read, "gsm8k.jsonl")
-    refusal(lambda: ChatFiles(tmp_path, {}), "gsm8k.jsonl")
+    calls = (load_suite, "gsm8k", tmp_path), (load_conversations, path), (read_prompts, path), (ChatFiles, tmp_path, {})
+    for content, (call, *given) in itertools.product((b"\xff\xfe\n", b"[" * 100_000, b"3\n", b"["), calls):
+        path.write_bytes(content)
+        assert path.name in refusals.refusal(call, *given)
+    for read, kind in ((stored.read_json, "JSON"), (runs.read_yaml, "YAML")):
+        path = tmp_path / f"file.{kind}"
+        assert re.search(f"there is no file .*{path}.*check the path", refusals.refusal(read, path))
+        for content in (b"{" * 5_000, b"a: " + b"[" * 5_000, b"\xff\xfe\x00"):
+            path.write_bytes(content)
+            assert f"{path} cannot be read as {kind}" in refusals.refusal(read, path)
 
 
 def test_a_download_cache_may_link_into_its_blobs(tmp_path, drafter):
@@ -379,12 +349,3 @@ def test_a_download_cache_may_link_into_its_blobs(tmp_path, drafter):
     blob = shutil.move(folder / "model.safetensors", folder.parents[1] / "blobs" / "0f")
     (folder / "model.safetensors").symlink_to(blob)
     assert "fc.weight" in read_checkpoint(folder).tensors
-
-
-@pytest.mark.parametrize(("read", "kind"), [(stored.read_json, "JSON"), (runs.read_yaml, "YAML")])
-def test_reading_files_that_are_none(tmp_path, read, kind):
-    path = tmp_path / f"file.{kind}"
-    refusal(lambda: read(path), "there is no file", str(path), "check the path")
-    for content in (b"{" * 5_000, b"a: " + b"[" * 5_000, b"\xff\xfe\x00"):
-        path.write_bytes(content)
-        refusal(lambda: read(path), f"{path} cannot be read as {kind}")

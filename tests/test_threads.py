@@ -45,21 +45,15 @@ def clock(monkeypatch):
     return clock
 
 
-@pytest.mark.parametrize(
-    "ms_of, best",
-    [
+def test_the_fastest_number_a_large_model_is_timed_once_and_others_when_the_load_changes(four, clock, monkeypatch):
+    for ms_of, best in [
         ({1: 2, 2: 6, 4: 12}, 1),
         ({1: 12, 2: 3, 4: 8}, 2),
         ({1: 12, 2: 6, 4: 2}, 4),
         ({1: 9.1, 2: 9.1, 4: 10}, 4),  # too little to win
-    ],
-)
-def test_the_fastest_number(four, clock, ms_of, best):
-    assert fastest(lambda: clock.sleep(ms_of[torch.get_num_threads()] / 1e3), 4) == best
-    assert torch.get_num_threads() == 4 and {1, 2, 4} <= set(four)
-
-
-def test_a_large_model_is_timed_once_and_others_when_the_load_changes(four, clock, monkeypatch):
+    ]:
+        assert fastest(lambda ms_of=ms_of: clock.sleep(ms_of[torch.get_num_threads()] / 1e3), 4) == best
+        assert torch.get_num_threads() == 4 and {1, 2, 4} <= set(four)
     monkeypatch.setattr(threads_module, "LARGE_S", 0.01)
     calls = []
     assert fastest(lambda: calls.append(clock.sleep(0.02)), 4) == 4

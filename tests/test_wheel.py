@@ -64,7 +64,7 @@ def run_there(site: Path, folder: Path, *arguments: str) -> subprocess.Completed
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_every_file_is_in_the_wheel_and_the_library_needs_no_checkout(installed, tmp_path):
+def test_every_file_is_in_the_wheel_the_library_needs_no_checkout_and_what_does_says_so(installed, tmp_path):
     names, site = installed
     assert not [name for name in names if not name.endswith("README.md") and not (site / name).is_file()]
     assert not (site / "notebooks").exists() and not (site / "workbook").exists()
@@ -76,10 +76,7 @@ def test_every_file_is_in_the_wheel_and_the_library_needs_no_checkout(installed,
     assert facts["texts"][0] == facts["texts"][1] and len(facts["texts"][0]) > 1
     assert facts["replayed"][0] == facts["replayed"][1] > 0, "the same tokens, plainly"
     assert facts["lanes"] == 1 and facts["explorer"] == "Figure"
-
-
-@pytest.mark.parametrize("command", ["items", "reproduce", "book contents"])
-def test_what_knows_the_notebooks_says_what_it_needs(installed, tmp_path, command):
-    done = run_there(installed[1], tmp_path, "-m", "specdec", *command.split())
-    assert done.returncode in (1, 2) and done.stderr.count("\n") == 1
-    assert "needs the notebooks of a checkout" in done.stderr and "--notebooks FOLDER" in done.stderr
+    for command in ["items", "reproduce", "book contents"]:
+        done = run_there(installed[1], tmp_path, "-m", "specdec", *command.split())
+        assert done.returncode in (1, 2) and done.stderr.count("\n") == 1
+        assert "needs the notebooks of a checkout" in done.stderr and "--notebooks FOLDER" in done.stderr

@@ -22,18 +22,20 @@ def digest(chats):
     return hashlib.sha256(json.dumps(list(chats)).encode()).hexdigest()[:16]
 
 
-@pytest.mark.parametrize(
-    ("stream", "count", "drawn"),
-    [("0/0", 180, "661f98c9c4162275"), ("0/18", 180, "84ba4e403d8bb66d"), ("drafter/0/7", 280, "034959b00497dd8e")],
-)
-def test_a_block_of_the_shipped_pairs_reads_what_the_generators_drew(stream, count, drawn):
-    assert digest(itertools.islice(CorpusChats().stream(stream), count)) == drawn
-
-
-def test_the_drafter_gets_the_prompts_that_the_generators_drew():
+def test_shipped_pairs_and_drafters_read_what_the_generators_drew():
+    for stream, count, drawn in (
+        ("0/0", 180, "661f98c9c4162275"),
+        ("0/18", 180, "84ba4e403d8bb66d"),
+        ("drafter/0/7", 280, "034959b00497dd8e"),
+    ):
+        assert digest(itertools.islice(CorpusChats().stream(stream), count)) == drawn
     assert digest(CorpusChats().prompts(0, 2000)) == "0f821219c1131fd2"
     assert CorpusChats().prompts(0, 30) == CorpusChats().prompts(0, 99)[:30] != CorpusChats().prompts(1, 30)
     assert len(corpus.drafter_prompts(0, 10**6)) == len(corpus.streams()[corpus.PROMPTS])
+    read = set(first("0/99", 40_000))
+    for stream in (corpus.PROMPTS, corpus.RECORDED):
+        apart = corpus.streams()[stream]
+        assert len(read & set(apart)) < 0.01 * len(apart), "the generators draw the same chat twice now and then"
 
 
 @pytest.mark.parametrize("stream", ["0/18", "0/99", "5/0", 3])
@@ -47,28 +49,18 @@ def test_a_stream_that_ends_goes_on_with_all_chats_in_an_order_of_its_own(stream
     assert first(stream, 40) == twice[:40] != first("another", 40)
 
 
-def test_prompts_for_the_drafter_and_for_recordings_are_in_no_row():
-    read = set(first("0/99", 40_000))
-    for stream in (corpus.PROMPTS, corpus.RECORDED):
-        apart = corpus.streams()[stream]
-        assert len(read & set(apart)) < 0.01 * len(apart), "the generators draw the same chat twice now and then"
-
-
-def test_no_chat_is_of_a_test_suite():
-    chats = [example for part in corpus.streams().values() for example in part]
-    assert len(chats) == 32_449 and not any(corpus.held_out(example.turns[0]) for example in chats)
-    tested = {prompt.turns[0] for suite in TOY for prompt in load_suite(suite)}
-    assert not tested & {example.turns[0] for example in chats} and all(map(corpus.held_out, tested))
-    assert corpus.held_out("A  b\nC") == corpus.held_out("a b c")  # spacing and case do not move a prompt
-
-
-def test_chats_are_plain_and_of_sixteen_families():
+def test_chats_are_plain_of_sixteen_families_and_of_no_test_suite():
     assert len(corpus.families()) == 16
     for example in first("0/0", 1100) + first("0/record", 1600):
         whole = "".join(example.turns + example.answers)
         assert whole.isascii() and len(whole) < 900 and all(map(str.strip, example.turns + example.answers))
         assert len(example.turns) == len(example.answers) == (2 if example.family == "chat" else 1)
     assert {example.family for example in first("0/99", 2000)} == set(corpus.families())
+    chats = [example for part in corpus.streams().values() for example in part]
+    assert len(chats) == 32_449 and not any(corpus.held_out(example.turns[0]) for example in chats)
+    tested = {prompt.turns[0] for suite in TOY for prompt in load_suite(suite)}
+    assert not tested & {example.turns[0] for example in chats} and all(map(corpus.held_out, tested))
+    assert corpus.held_out("A  b\nC") == corpus.held_out("a b c")  # spacing and case do not move a prompt
 
 
 def test_every_step_of_a_worked_answer_is_right():
@@ -86,12 +78,9 @@ def test_library_modules_are_ascii_and_some_packages_are_left_out():
     assert {"argparse", "json"} <= packages and packages.isdisjoint({"pathlib", "typing", "encodings", "idlelib"})
 
 
-@pytest.mark.parametrize(
-    ("content", "said"), [(b"no archive", "as chats"), (lzma.compress(b"[]")[:-9], "as chats"), (None, "no file")]
-)
-def test_a_damaged_text_is_one_sentence(tmp_path, monkeypatch, content, said):
-    file = tmp_path / "corpus.jsonl.xz"
-    if content is not None:
-        file.write_bytes(content)
-    monkeypatch.setattr(corpus, "FILE", file)
-    pytest.raises(SpecdecError, corpus.streams.__wrapped__).match(said)
+def test_a_damaged_text_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "FILE", tmp_path / "corpus.jsonl.xz")
+    pytest.raises(SpecdecError, corpus.streams.__wrapped__).match("no file")
+    for content in (b"no archive", lzma.compress(b"[]")[:-9]):
+        corpus.FILE.write_bytes(content)
+        pytest.raises(SpecdecError, corpus.streams.__wrapped__).match("as chats")

@@ -8,8 +8,6 @@ import types
 import pytest
 
 from specdec.data import suites
-from specdec.data.answer_checks import passes
-from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.toy import corpus
 
@@ -21,11 +19,17 @@ def no_data_folder(monkeypatch):
     monkeypatch.delenv(suites.DATA_VARIABLE, raising=False)
 
 
-def test_every_paper_suite_exists_in_three_forms_with_licence_and_source():
+def test_every_paper_suite_exists_in_three_forms_and_a_pair_gets_those_that_suit_it():
     assert list(suites.SUITES) == [*LAPTOP, "laptop/mmlu", *TOY, *REAL, "mmlu"] and len(REAL) == 9
     assert all(f"{kind}/{name}" in suites.SUITES for kind in ("laptop", "toy") for name in REAL)
     assert all(suite.description and suite.licence and suite.source for suite in suites.SUITES.values())
     assert all(len(suites.SUITES[name].hub[3]) == 40 for name in REAL)  # a full commit, not a branch
+    assert set(suites.TOY_PAIRS) == {"tiny", "small"}
+    assert [suites.embedded_suite(name, "tiny") for name in REAL] == TOY
+    assert [suites.embedded_suite(name, "qwen3-14b") for name in REAL] == LAPTOP
+    assert suites.embedded_suite("toy/nq", "qwen3-14b") == "toy/nq"
+    assert suites.embedded_suite("mmlu", "tiny") == "laptop/mmlu" == suites.embedded_suite("mmlu", "smollm2")
+    assert {*suites.DEFAULT_NAMES, *suites.TIMED_NAMES} <= set(REAL)
 
 
 @pytest.mark.parametrize("name", TOY)
@@ -35,15 +39,6 @@ def test_toy_suites_hold_eighty_different_held_out_prompts(name):
     assert all(corpus.held_out(prompt.turns[0]) and prompt.suite == name and prompt.reference for prompt in prompts)
     assert {prompt.id for prompt in prompts} == {f"{name}/{number}" for number in range(80)}
     assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "toy/mt_bench" else {1})
-
-
-def test_a_pair_gets_the_embedded_suites_that_suit_it():
-    assert set(suites.TOY_PAIRS) == {"tiny", "small"}
-    assert [suites.embedded_suite(name, "tiny") for name in REAL] == TOY
-    assert [suites.embedded_suite(name, "qwen3-14b") for name in REAL] == LAPTOP
-    assert suites.embedded_suite("toy/nq", "qwen3-14b") == "toy/nq"
-    assert suites.embedded_suite("mmlu", "tiny") == "laptop/mmlu" == suites.embedded_suite("mmlu", "smollm2")
-    assert {*suites.DEFAULT_NAMES, *suites.TIMED_NAMES} <= set(REAL)
 
 
 def test_references_of_checkable_toy_suites_pass_and_nonsense_fails():
@@ -71,75 +66,11 @@ def test_limits_take_a_stable_seeded_subset_that_grows():
     pytest.raises(SpecdecError, suites.load_suite, "gsm9k").match("gsm8k")
 
 
-JSON = '{"a": 1, "b": "x"}'
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "right", "wrong"),
-    [
-        (
-            "number",
-            "42",
-            ["Answer: 42", "40 + 2 = 42.\nAnswer: 42.", "Answer: 41\nNo wait.\nAnswer: 42"],
-            ["Answer: 421"],
-        ),
-        ("number", "42", ["It is 42", "#### 42", "so \\boxed{42}", "$42.00"], ["Answer: 7, not 42", ""]),
-        ("number", "1234", ["Answer: 1,234"], []),
-        ("exact", "lo pupen\ndabeka.", [" lo  pupen dabeka.\n"], ["lo pupen"]),
-        ("contains", "mill", ["It is a Mill."], ["a million"]),
-        ("contains", ["Rome", "Paris"], ["in Paris"], ["in London"]),
-        ("json", JSON, ['Here: {"b": "x", "a": 1} done'], ['{"a": "1", "b": "x"}', "no braces", "{broken"]),
-        ("letter", "B", ["B", "(B) the left one", "The correct answer is **B**"], ["C, not B.", "Answer: A\nB."]),
-        ("letter", "B", ["A cell does this. So: B."], ["A bee", ""]),
-    ],
-)
-def test_what_passes_a_check(kind, value, right, wrong):
-    for expected, texts in ((True, right), (False, wrong)):
-        assert {text: passes({"kind": kind, "value": value}, text) for text in texts} == dict.fromkeys(texts, expected)
-    pytest.raises(SpecdecError, passes, {"kind": "numbr", "value": "1"}, "1").match("number")
-
-
-CODE = {"kind": "code", "entry": "double", "tests": ["assert double(3) == 6", "assert double(0) == 0"]}
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ("def double(n):\n    return 2 * n", True),
-        ("Sure!\n```python\ndef double(n):\n    return 2 * n\n```\nDone.", True),
-        ("```\ndef double(n):\n    return n + n", True),  # cut off before the closing fence
-        ("def double(n):\n    return 2 * n\n```\n\nThis function doubles a number.", True),  # opened by nobody
-        ("First:\n```\nprint(1)\n```\nthen:\n```python\ndef double(n):\n    return 2 * n\n```", True),
-        (
-            "def double(n):\n    return twice(n)\n\ndef twice(n):\n    return 2 * n\n\nprint(duoble(4), (",
-            True,
-        ),  # cut off
-        ("def double(\n    n,\n):\n    return 2 * n\n\nIt doubles.", True),
-        ("def double(n):\n    return n * n", False),
-        ("def double(n)\n    return 2 * n", False),
-        ("import sys; sys.exit(0)", False),  # leaving early is not passing
-        ("import os; os._exit(0)", False),
-        ("def double(n):\n    import socket; socket.create_connection(('localhost', 9)); return 2 * n", False),
-        ("import subprocess; subprocess.run(['true'])\ndef double(n):\n    return 2 * n", False),
-        ("print('x' * 100)\ndef double(n):\n    return 2 * n", True),
-    ],
-)
-def test_code_runs_apart_and_only_passing_tests_pass(answer, expected):
-    assert passes(CODE, answer) is expected
-
-
-def test_a_bare_body_is_completed_by_the_prompt():
-    check = CODE | {"prompt": 'import math\n\ndef double(n):\n    """Twice n."""\n'}
-    assert passes(check, "    return math.floor(2 * n)")
-    assert passes(check, "def double(n):\n    return math.floor(2 * n)")  # the prompt's imports count
-    assert not passes(check, "    return n")
-
-
 def write(folder, name, *lines):
     (folder / name).write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
 
 
-def test_a_folder_of_jsonl_is_read(tmp_path, monkeypatch):
+def test_a_folder_of_jsonl_is_read_and_malformed_lines_name_file_line_and_field(tmp_path, monkeypatch):
     row = {"question_id": 7, "category": "math", "turns": ["How many?"], "reference": ["1 + 2 = 3\n#### 1,003"]}
     write(tmp_path, "gsm8k.jsonl", row, "", {"question_id": 8, "turns": ["And now?"]})
     first, second = suites.load_suite("gsm8k", tmp_path)
@@ -149,9 +80,6 @@ def test_a_folder_of_jsonl_is_read(tmp_path, monkeypatch):
     assert suites.load_suite("gsm8k") == [first, second]
     write(tmp_path, "sum.jsonl", {"question_id": 1, "turns": ["Summarize: x"]})
     assert suites.load_suite("cnn_dm")[0].suite == "cnn_dm"
-
-
-def test_a_folder_of_subjects_in_the_hubs_form_is_read(tmp_path):
     row = {"question": "Which?", "subject": "anatomy", "choices": ["this", "that", "both", "none"], "answer": 2}
     write(tmp_path, "mmlu.jsonl", row, {**row, "subject": "virology"}, {"question_id": "law/9", "turns": ["Why?"]})
     prompts = suites.load_suite("mmlu", tmp_path)
@@ -161,11 +89,7 @@ def test_a_folder_of_subjects_in_the_hubs_form_is_read(tmp_path):
     del row["answer"]
     write(tmp_path, "mmlu.jsonl", row)
     pytest.raises(SpecdecError, suites.load_suite, "mmlu", tmp_path).match("no 'answer'")
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+    for line, words in [
         ('{"question_id": 1, "turns": ["x"]', "JSON"),
         ({"turns": ["x"]}, "question_id"),
         ({"question_id": 3, "prompt": "x"}, "turns"),
@@ -173,11 +97,9 @@ def test_a_folder_of_subjects_in_the_hubs_form_is_read(tmp_path):
         ({"question_id": 3, "turns": []}, "turns"),
         ({"question_id": 3, "turns": "x"}, "turns"),
         ({"question_id": 3, "turns": ["x", 4]}, "turns"),
-    ],
-)
-def test_malformed_lines_name_file_line_and_field(tmp_path, line, words):
-    write(tmp_path, "qa.jsonl", {"question_id": 1, "turns": ["fine"]}, line)
-    pytest.raises(SpecdecError, suites.load_suite, "nq", tmp_path).match(f"qa.jsonl, line 2.*{words}")
+    ]:
+        write(tmp_path, "qa.jsonl", {"question_id": 1, "turns": ["fine"]}, line)
+        pytest.raises(SpecdecError, suites.load_suite, "nq", tmp_path).match(f"qa.jsonl, line 2.*{words}")
     pytest.raises(SpecdecError, suites.load_suite, "xsum", tmp_path).match("xsum.jsonl")
     write(tmp_path, "xsum.jsonl", "")
     pytest.raises(SpecdecError, suites.load_suite, "xsum", tmp_path).match("no prompts")
@@ -249,7 +171,7 @@ def test_who_shares_a_text_with_a_later_part_is_left_out():
 def test_splits_are_disjoint_complete_stable_and_blind_to_the_rest(names):
     """Over all suites together, though each is split alone: no turn and no answer stands in two parts."""
     prompts = [prompt for name in names for prompt in suites.load_suite(name)]
-    gathered = {part: gather(names, part=part) for part in suites.PARTS}
+    gathered = {part: suites.gather(names, part=part) for part in suites.PARTS}
     texts = [frozenset().union(*(prompt.texts for prompt in part)) for part in gathered.values()]
     assert sum(map(len, texts)) == len(frozenset().union(*texts))
     assert sum(map(len, gathered.values())) > 0.95 * len(prompts)

@@ -39,7 +39,7 @@ def alike(prompts) -> float:
 
 
 @pytest.mark.parametrize("name", suites.NAMES)
-def test_every_suite_has_enough_prompts_in_every_part(name):
+def test_every_suite_has_enough_prompts_in_every_part_and_generated_ones_would_be_found_out(name):
     prompts = of(name)
     train, tune, test = map(len, suites.split(prompts).values())
     assert len(prompts) >= 32 and train >= 12 and tune >= 5 and test >= 12
@@ -48,16 +48,11 @@ def test_every_suite_has_enough_prompts_in_every_part(name):
     assert all(turn.strip() == turn or name == "humaneval" for prompt in prompts for turn in prompt.turns)
     assert {prompt.check is not None for prompt in prompts} == {name in CHECKED}
     assert all(prompt.reference for prompt in prompts) or name == "mt_bench"
+    assert alike(suites.load_suite(f"toy/{name}")[: len(of(name))]) > 1.5 * MOST_ALIKE
 
 
 def test_no_two_prompts_are_alike():
     assert alike([prompt for name in suites.NAMES for prompt in of(name)]) <= MOST_ALIKE
-
-
-@pytest.mark.parametrize("name", suites.NAMES)
-def test_generated_prompts_would_be_found_out(name):
-    """The same measure on as many prompts of the toy suites, which come from templates."""
-    assert alike(suites.load_suite(f"toy/{name}")[: len(of(name))]) > 1.5 * MOST_ALIKE
 
 
 def test_nothing_is_shared_with_the_real_benchmarks():
@@ -75,7 +70,6 @@ def test_nothing_is_shared_with_the_real_benchmarks():
 
 @pytest.mark.parametrize("name", sorted(CHECKED))
 def test_references_pass_their_checks_and_nonsense_does_not(name):
-    """Of code some, for each runs in a process of its own."""
     code = name in ("humaneval", "mbpp")
     nonsense = "```python\ndef nothing():\n    return None\n```" if code else "I cannot say."
     for prompt in of(name)[: 6 if code else None]:
@@ -83,7 +77,7 @@ def test_references_pass_their_checks_and_nonsense_does_not(name):
         assert suites.check_answer(prompt, nonsense) is False
 
 
-def test_sums_in_worked_answers_add_up_and_lead_to_the_result():
+def test_sums_in_worked_answers_lead_to_the_result_and_examples_in_docstrings_hold():
     equation = re.compile(r"([\d.]+(?: [-+*/] [\d.]+)+) = (\d+(?:\.\d+)?)")
     for prompt in of("gsm8k"):
         steps, result = prompt.reference.split("\n#### ")
@@ -93,20 +87,6 @@ def test_sums_in_worked_answers_add_up_and_lead_to_the_result():
             assert eval(left) == pytest.approx(float(right)), (prompt.id, left)
         assert float(sums[-1][1]) == float(result), prompt.id
         assert not passes(prompt.check, f"The answer is {float(result) + 1}.")
-
-
-@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
-def test_code_checks_refuse_a_function_that_does_nothing(name):
-    """Run here and not in a process each: these are our own words."""
-    for prompt in of(name):
-        space, tests = {}, "\n".join(prompt.check["tests"])
-        exec(prompt.check.get("prompt", "") + prompt.reference, space)
-        exec(tests, space)
-        exec(f"def {prompt.check['entry']}(*arguments):\n    return None", space)
-        pytest.raises((AssertionError, TypeError), exec, tests, space)
-
-
-def test_examples_in_docstrings_hold():
     for prompt in of("humaneval"):
         space = {}
         exec(prompt.check["prompt"] + prompt.reference, space)
@@ -115,13 +95,20 @@ def test_examples_in_docstrings_hold():
         assert examples.examples and doctest.DocTestRunner(verbose=False).run(examples).failed == 0, prompt.id
 
 
-def test_articles_have_the_length_of_a_column():
+@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+def test_code_checks_refuse_a_function_that_does_nothing(name):
+    for prompt in of(name):
+        space, tests = {}, "\n".join(prompt.check["tests"])
+        exec(prompt.check.get("prompt", "") + prompt.reference, space)
+        exec(tests, space)
+        exec(f"def {prompt.check['entry']}(*arguments):\n    return None", space)
+        pytest.raises((AssertionError, TypeError), exec, tests, space)
+
+
+def test_articles_have_the_length_of_a_column_and_conversations_cover_the_eight_categories():
     for prompt in of("cnn_dm") + of("xsum"):
         assert 150 <= len(prompt.turns[0].split()) <= 300
         assert 8 <= len(prompt.reference.split()) <= 70 and prompt.reference not in prompt.turns[0]
-
-
-def test_conversations_cover_the_eight_categories():
     lines = (suites.EMBEDDED_FOLDER / "laptop" / "mt_bench.jsonl").read_text(encoding="utf-8").splitlines()
     categories = Counter(json.loads(line)["category"] for line in lines)
     names = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}

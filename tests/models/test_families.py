@@ -47,10 +47,8 @@ def test_a_joined_forward_that_mixes_sequences_is_not_used(monkeypatch):
     model, prompts = build(*FAMILIES["llama"]), [random_tokens(9, seed=1), random_tokens(4, seed=2)]
     pair = specdec.load_pair(target=model, drafter="suffix")
     alone = [decode(pair, prompt, SMALL, **SETTINGS).tokens for prompt in prompts]
-    honest = kv_cache.JoinedCache.keys_of
-    monkeypatch.setattr(
-        kv_cache.JoinedCache, "keys_of", lambda *a: [(keys, 1.5 * values) for keys, values in honest(*a)]
-    )
+    cache, honest = kv_cache.JoinedCache, kv_cache.JoinedCache.keys_of
+    monkeypatch.setattr(cache, "keys_of", lambda *a: [(keys, 1.5 * values) for keys, values in honest(*a)])
     assert [text.tokens for text in decode_many(pair, prompts, SMALL, **SETTINGS)] == alone
 
 

@@ -79,19 +79,9 @@ def test_every_quantisation_is_read(tmp_path, kind):
 
 @pytest.mark.parametrize("name", gguf_file.TYPES)
 def test_every_type_that_is_promised_is_known_to_the_library(name):
-    """The library writes no K-quantisation, so that files of these are not made here; the bytes are made up."""
     kind = gguf.GGMLQuantizationType[name]
     size = gguf.quant_shape_to_byte_shape((3, 256), kind)
     assert gguf.dequantize(np.ones(size, np.uint8), kind).shape == (3, 256)
-
-
-@pytest.mark.parametrize("fields", [{"pre": "llama-bpe"}, {"model": "llama"}, {"add_bos_token": True}, {"model": None}])
-def test_a_foreign_tokenizer_is_left_out_with_a_warning(tmp_path, fields):
-    fields = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
-    write_gguf(tmp_path / "model.gguf", llama(), fields=fields)
-    with pytest.warns(UserWarning, match="kind that is not unpacked; give one with"):
-        pair = load_pair(target=tmp_path / "model.gguf")
-    assert pair.tokenizer is None and "has no tokenizer" in refusal(pair.ids_of, "the")
 
 
 def test_a_file_is_unpacked_once(file, cache, monkeypatch):
@@ -129,9 +119,8 @@ def test_files_that_are_cut_short_or_others(file, tmp_path, cache):
     assert "other byte order" in refusal(load_pair, target=tmp_path / "big.gguf")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_foreign_models_are_refused_and_a_foreign_tokenizer_is_left_out_with_a_warning(tmp_path, cache):
+    for changes, words in [
         (dict(arch="qwen3"), "is of the architecture 'qwen3'"),
         (dict(fields={"llama.rope.scaling.type": "yarn"}), "holds llama.rope.scaling.type"),
         (dict(fields={"llama.expert_count": 8}), "holds llama.expert_count"),
@@ -144,13 +133,17 @@ def test_files_that_are_cut_short_or_others(file, tmp_path, cache):
         (dict(more={"rope_freqs.weight": np.ones(8, np.float32)}), "holds rope_freqs.weight"),
         (dict(more={"blk.0.attn_q.bias": np.ones(64, np.float32)}), "holds blk.0.attn_q.bias"),
         (dict(more={"extra.weight": np.ones(8, np.float64)}), "holds F64"),
-    ],
-)
-def test_foreign_models(tmp_path, cache, changes, words):
-    write_gguf(tmp_path / "foreign.gguf", llama(), **changes)
-    sentence = refusal(load_pair, target=tmp_path / "foreign.gguf")
-    assert words in sentence and ("Llama models" in sentence and "Q4_1" in sentence)
-    assert nothing_is_left(cache)
+    ]:
+        write_gguf(tmp_path / "foreign.gguf", llama(), **changes)
+        sentence = refusal(load_pair, target=tmp_path / "foreign.gguf")
+        assert words in sentence and ("Llama models" in sentence and "Q4_1" in sentence)
+        assert nothing_is_left(cache)
+    for fields in [{"pre": "llama-bpe"}, {"model": "llama"}, {"add_bos_token": True}, {"model": None}]:
+        fields = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+        write_gguf(tmp_path / "model.gguf", llama(), fields=fields)
+        with pytest.warns(UserWarning, match="kind that is not unpacked; give one with"):
+            pair = load_pair(target=tmp_path / "model.gguf")
+        assert pair.tokenizer is None and "has no tokenizer" in refusal(pair.ids_of, "the")
 
 
 def test_a_full_disk_and_a_missing_library_are_seen_beforehand(file, cache, monkeypatch):
@@ -165,7 +158,6 @@ def test_a_full_disk_and_a_missing_library_are_seen_beforehand(file, cache, monk
 
 @pytest.mark.parametrize("most_bytes", [1000, 60_000])
 def test_a_write_that_fails_leaves_no_folder(file, cache, most_bytes):
-    """The system itself refuses to write more than so many bytes into one file."""
     path, _ = file
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))

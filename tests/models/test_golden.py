@@ -74,7 +74,7 @@ def parents_of(mask: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize(("prompt", "config"), GRID)
-def test_generation(golden, prompt, config):
+def test_generation_and_the_first_tree(golden, prompt, config):
     recorded, policy = golden.generations[prompt, config], golden.policies[config]
     trees, ids = read(f"trees_p{prompt}_c{config}.json"), recorded["output_new_ids"]
     # One token more than recorded: the official engine never emits the last bonus token.
@@ -91,6 +91,20 @@ def test_generation(golden, prompt, config):
     assert len(rows) == recorded["cycles"]
     assert sum(row.new_tok for row in rows) / len(rows) == pytest.approx(recorded["tau"], abs=1e-9)
     assert engine.tokens[: len(ids)] == ids
+    recorded = part(golden.first, f"p{prompt}.c{config}")
+    engine = first_cycle(golden.pair, golden.prompts[prompt], golden.policies[config])
+    tree = engine.tree
+    assert_same_tree(tree, recorded)
+    assert torch.equal(tree.parent, recorded["parents"])
+    torch.testing.assert_close(tree.score, recorded["node_scores"], atol=1e-5, rtol=0)
+    # The kept candidates, counted as the official engine counts them: k, then k * k per level.
+    pool = engine.growing.whole()
+    kept = recorded["node_flat_candidate_index"] + 1
+    assert torch.equal(kept, kept.sort().values)
+    assert torch.equal(pool.token[kept], tree.token[1:])
+    assert torch.equal(pool.score[kept], tree.score[1:])
+    numbers = torch.cat((torch.zeros(1, dtype=torch.long), kept))
+    assert torch.equal(numbers[tree.parent[1:]], pool.parent[kept])
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -116,24 +130,6 @@ def test_first_forward_and_public_functions_give_what_was_recorded(golden, promp
         }
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, recorded[name], atol=2e-5, rtol=1e-5, msg=name)
-
-
-@pytest.mark.parametrize(("prompt", "config"), GRID)
-def test_first_tree(golden, prompt, config):
-    recorded = part(golden.first, f"p{prompt}.c{config}")
-    engine = first_cycle(golden.pair, golden.prompts[prompt], golden.policies[config])
-    tree = engine.tree
-    assert_same_tree(tree, recorded)
-    assert torch.equal(tree.parent, recorded["parents"])
-    torch.testing.assert_close(tree.score, recorded["node_scores"], atol=1e-5, rtol=0)
-    # The kept candidates, counted as the official engine counts them: k, then k * k per level.
-    pool = engine.growing.whole()
-    kept = recorded["node_flat_candidate_index"] + 1
-    assert torch.equal(kept, kept.sort().values)
-    assert torch.equal(pool.token[kept], tree.token[1:])
-    assert torch.equal(pool.score[kept], tree.score[1:])
-    numbers = torch.cat((torch.zeros(1, dtype=torch.long), kept))
-    assert torch.equal(numbers[tree.parent[1:]], pool.parent[kept])
 
 
 @pytest.mark.parametrize("key", CASES)

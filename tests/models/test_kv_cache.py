@@ -47,7 +47,7 @@ def names(cache: TreeCache) -> list[int]:
     return [int(name) for name in held]
 
 
-def test_memory_takes_after_its_first_use_and_rows_are_appended_in_place():
+def test_memory_takes_after_its_first_use_chains_are_kept_without_copies_and_caches_are_cut_and_reset():
     cache, other = filled(range(3)), filled(range(5), capacity=5)
     cache.truncate(2)
     cache.append(other)
@@ -77,20 +77,6 @@ def test_memory_takes_after_its_first_use_and_rows_are_appended_in_place():
     assert names(cache) == list(range(10))
     cache.update(*block([10, 11]), 0)
     assert cache.layers[0].rows == 12
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 6), st.lists(st.booleans(), min_size=0, max_size=6))
-def test_keeping_a_path_is_list_indexing(start, chosen):
-    total = start + len(chosen)
-    cache = filled(range(total), capacity=max(1, total))
-    rows = [start + number for number, wanted in enumerate(chosen) if wanted]
-    if total:
-        cache.keep(start, rows)
-        assert names(cache) == list(range(start)) + rows
-
-
-def test_a_chain_is_kept_without_copies_and_caches_are_cut_and_reset():
     cache = filled(range(8))
     before = copy.deepcopy(cache.layers[0].keys)
     cache.keep(3, [3, 4, 5])
@@ -121,18 +107,26 @@ def test_a_chain_is_kept_without_copies_and_caches_are_cut_and_reset():
     assert names(cache) == [5, 6]
 
 
-@pytest.mark.parametrize(
-    ("start", "rows"), [(3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0]), (3, [-1])]
-)
-def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
-    cache = filled(range(8))
-    pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
-    assert names(cache) == list(range(8))
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 6), st.lists(st.booleans(), min_size=0, max_size=6))
+def test_keeping_a_path_is_list_indexing(start, chosen):
+    total = start + len(chosen)
+    cache = filled(range(total), capacity=max(1, total))
+    rows = [start + number for number, wanted in enumerate(chosen) if wanted]
+    if total:
+        cache.keep(start, rows)
+        assert names(cache) == list(range(start)) + rows
+
+
+def test_rows_that_make_no_path_are_refused_and_nothing_moves():
+    cache, wrong = filled(range(8)), ((3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0]))
+    for start, rows in (*wrong, (3, [-1])):
+        pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
+        assert names(cache) == list(range(8))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "gpt-oss"])
 def test_transformers_takes_it_as_a_cache(name):
-    """Sliding layers keep their full history; the model's own masks, made from the cache's sizes, cut the window."""
     model, prompt = model_of(name), random_tokens(15, seed=1)
     cache = TreeCache(model.config.num_hidden_layers, 32)
     assert isinstance(cache.layers[0], RowLayer)

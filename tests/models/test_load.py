@@ -20,13 +20,12 @@ from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForC
 from transformers.utils import logging
 
 from specdec.core.pair import Pair
-from specdec.core.tree_config import TREES
 from specdec.models import drafters, load
 from specdec.models.eagle import drafter as calibrate
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import EagleDrafter, agreement, calibrate_reading, own_text
 from specdec.models.eagle.network import EagleConfig
-from specdec.models.load import PRESETS, SHIPPED, SMOLLM2, load_drafter, load_pair
+from specdec.models.load import SHIPPED, load_drafter, load_pair
 from specdec.models.target import Target
 
 WORDS = ["<pad>", "<s>", "</s>", "<user>", "<answer>", "the", "fox", "runs", "home", "."]
@@ -52,9 +51,8 @@ def places(tmp_path_factory) -> Path:
     """A folder with target/ (random weights, a tokenizer) and drafter/."""
     folder = tmp_path_factory.mktemp("some-pair")
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **SIZES, num_hidden_layers=8, bos_token_id=1, eos_token_id=2, initializer_range=0.3, max_position_embeddings=256
-    )
+    more = dict(num_hidden_layers=8, bos_token_id=1, eos_token_id=2, initializer_range=0.3, max_position_embeddings=256)
+    config = LlamaConfig(**SIZES, **more)
     LlamaForCausalLM(config).save_pretrained(folder / "target")
     tokenizer().save_pretrained(folder / "target")
     save_drafter(random_network(DRAFTER), folder / "drafter")
@@ -90,7 +88,7 @@ def test_a_pair_from_folders_leaves_no_bar_and_a_loaded_model_alone(pair, places
     assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
 
 
-def test_targets_are_found_and_those_without_sdpa_loaded_eager(places, tmp_path):
+def test_targets_are_found_those_without_sdpa_loaded_eager_and_damaged_ones_refused(places, tmp_path):
     verifier = {"verifier": {"name_or_path": str(places / "target")}}
     folder = planted(places / "drafter", tmp_path / "drafter", speculators_config=verifier)
     assert load_pair(drafter=folder).target.num_layers == 8
@@ -104,51 +102,6 @@ def test_targets_are_found_and_those_without_sdpa_loaded_eager(places, tmp_path)
     config = GptOssConfig(**SIZES, **experts, num_hidden_layers=2, eos_token_id=2, pad_token_id=0)
     GptOssForCausalLM(config).save_pretrained(tmp_path)
     assert load_pair(target=tmp_path).target.model.config._attn_implementation == "eager"
-
-
-def test_precision(places):
-    for dtype in ("bfloat16", "float16"):
-        pair = load_pair(target=places / "target", drafter=places / "drafter", dtype=dtype, device="cpu")
-        assert pair.target.dtype == pair.drafter.network.fc.weight.dtype == getattr(torch, dtype)
-    assert "did you mean 'bfloat16'" in refusal(load_pair, target=places / "target", dtype="bf16loat")
-    assert "unknown device" in refusal(load_pair, target=places / "target", device="abacus")
-    if not torch.cuda.is_available():
-        assert "no usable CUDA" in refusal(load_pair, target=places / "target", device="cuda")
-
-
-@pytest.mark.parametrize(("stops", "expected"), [(None, set()), (5, {5}), ([2, 7], {2, 7})])
-def test_stop_tokens(places, tmp_path, stops, expected):
-    folder = Path(shutil.copytree(places / "target", tmp_path / "t"))
-    for name in ("generation_config.json", "config.json"):
-        settings = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(settings | {"eos_token_id": stops}))
-    assert load_pair(target=folder).stop_tokens == expected
-
-
-def test_drafters_that_do_not_fit_and_an_own_embedding_that_differs(pair, tmp_path):
-    network, model = random_network(replace(DRAFTER, own_embedding=True)), pair.target.model
-    different = load_drafter(save_drafter(network, tmp_path / "different"), model)
-    assert different.config.own_embedding and different.embedding is different.network.embed_tokens
-    network.embed_tokens.weight.copy_(pair.target.embedding.weight)
-    same = load_drafter(save_drafter(network, tmp_path / "same"), model)
-    assert not same.config.own_embedding and same.embedding is pair.target.embedding
-    assert not hasattr(same.network, "embed_tokens")
-    for change, words in (
-        (dict(target_hidden_size=40), "features of width 40"),
-        (dict(hidden_size=64), "brings no embedding"),
-        (dict(vocab_size=65), "vocabulary of 65 exceeds the target's 64"),
-        (dict(taps=(2, 4, 9)), "do not all exist in a target of 8 layers"),
-    ):
-        config = replace(DRAFTER, **({"target_hidden_size": 32} | change))
-        folder = save_drafter(random_network(config), tmp_path / words)
-        assert words in refusal(load_drafter, folder, Target(pair.target.model))
-    shallow = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=5))
-    assert "at least 7 layers" in refusal(
-        load_drafter, save_drafter(random_network(DRAFTER), tmp_path / "own"), shallow
-    )
-
-
-def test_damaged_targets(places, tmp_path):
     folder = Path(shutil.copytree(places / "target", tmp_path / "t"))
     weights = folder / "model.safetensors"
     state = load_file(weights)
@@ -169,12 +122,42 @@ def test_damaged_targets(places, tmp_path):
     assert "has no config.json" in refusal(load_pair, target=folder)
 
 
-def test_presets():
-    assert not set(SHIPPED) & set(PRESETS)
-    for preset in PRESETS.values():
-        assert preset.tree in TREES
-        for place in (preset.target, preset.drafter):
-            assert place == SMOLLM2 or place == "smollm2" or load.is_hub_id(place)
+def test_precision_and_stop_tokens(places, tmp_path):
+    folder = Path(shutil.copytree(places / "target", tmp_path / "t"))
+    for stops, expected in ((None, set()), (5, {5}), ([2, 7], {2, 7})):
+        for name in ("generation_config.json", "config.json"):
+            settings = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps(settings | {"eos_token_id": stops}))
+        assert load_pair(target=folder).stop_tokens == expected
+    for dtype in ("bfloat16", "float16"):
+        pair = load_pair(target=places / "target", drafter=places / "drafter", dtype=dtype, device="cpu")
+        assert pair.target.dtype == pair.drafter.network.fc.weight.dtype == getattr(torch, dtype)
+    assert "did you mean 'bfloat16'" in refusal(load_pair, target=places / "target", dtype="bf16loat")
+    assert "unknown device" in refusal(load_pair, target=places / "target", device="abacus")
+    if not torch.cuda.is_available():
+        assert "no usable CUDA" in refusal(load_pair, target=places / "target", device="cuda")
+
+
+def test_drafters_that_do_not_fit_and_an_own_embedding_that_differs(pair, tmp_path):
+    network, model = random_network(replace(DRAFTER, own_embedding=True)), pair.target.model
+    different = load_drafter(save_drafter(network, tmp_path / "different"), model)
+    assert different.config.own_embedding and different.embedding is different.network.embed_tokens
+    network.embed_tokens.weight.copy_(pair.target.embedding.weight)
+    same = load_drafter(save_drafter(network, tmp_path / "same"), model)
+    assert not same.config.own_embedding and same.embedding is pair.target.embedding
+    assert not hasattr(same.network, "embed_tokens")
+    for change, words in (
+        (dict(target_hidden_size=40), "features of width 40"),
+        (dict(hidden_size=64), "brings no embedding"),
+        (dict(vocab_size=65), "vocabulary of 65 exceeds the target's 64"),
+        (dict(taps=(2, 4, 9)), "do not all exist in a target of 8 layers"),
+    ):
+        config = replace(DRAFTER, **({"target_hidden_size": 32} | change))
+        folder = save_drafter(random_network(config), tmp_path / words)
+        assert words in refusal(load_drafter, folder, Target(pair.target.model))
+    shallow = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=5))
+    own = save_drafter(random_network(DRAFTER), tmp_path / "own")
+    assert "at least 7 layers" in refusal(load_drafter, own, shallow)
 
 
 def test_drafters_by_kind(places, monkeypatch):
@@ -200,9 +183,8 @@ def test_shipped_pairs_agree(name):
     assert 0.2 < agreement(pair.drafter, text) < 1.0
 
 
-@pytest.mark.parametrize(
-    ("words", "call", "names", "settings"),
-    [
+def test_names_that_lead_nowhere(pair):
+    for words, call, names, settings in [
         ("did you mean 'vicuna-13b'", load_pair, ["vicuna13b"], {}),
         ("use 'small'", load_pair, ["mini"], {}),
         ("'small'", load_pair, ["smal"], {}),
@@ -219,10 +201,8 @@ def test_shipped_pairs_agree(name):
         ("eagle3:FOLDER", load_drafter, ["eagle3"], {}),
         ("did you mean 'eagle3'", load_drafter, ["eagle2:folder"], {}),
         ("unknown reading", load_drafter, ["x/y"], {"reading": "guess"}),
-    ],
-)
-def test_names_that_lead_nowhere(pair, words, call, names, settings):
-    assert words in refusal(call, *names, *([pair.target] if call is load_drafter else []), **settings)
+    ]:
+        assert words in refusal(call, *names, *([pair.target] if call is load_drafter else []), **settings)
 
 
 def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
@@ -275,11 +255,9 @@ def test_agreement_equals_the_slow_way(pair, norm_output):
 
 
 def test_own_text_is_greedy_and_calibration_keeps_what_scores_best(pair, monkeypatch):
-    text = own_text(pair.target, torch.tensor([1, 5]), 10)
-    plain = pair.target.model.generate(
-        torch.tensor([[1, 5]]), max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    assert text.tolist() == plain[0].tolist()
+    greedy = dict(max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0)
+    plain = pair.target.model.generate(torch.tensor([[1, 5]]), **greedy)
+    assert own_text(pair.target, torch.tensor([1, 5]), 10).tolist() == plain[0].tolist()
     target = Target(pair.target.model)
     wrong = replace(DRAFTER, taps=(1, 3, 4), norm_output=True, norm_before_residual=True, rope_theta=5e5)
     true = replace(DRAFTER, taps=(2, 4, 5))

@@ -69,9 +69,10 @@ def slow_nodes(tokens: list[int], config: ngrams.NgramConfig) -> dict[tuple[int,
     return nodes
 
 
-@pytest.mark.parametrize(
-    "config", [ngrams.NgramConfig(), ngrams.NgramConfig(longest=4, shortest=2, levels=4, nodes=6, places=3, children=2)]
-)
+FEW = ngrams.NgramConfig(longest=4, shortest=2, levels=4, nodes=6, places=3, children=2)
+
+
+@pytest.mark.parametrize("config", [ngrams.NgramConfig(), FEW])
 def test_a_suffix_trie_holds_the_best_of_all_copies(config):
     draw, sizes = random.Random(1), []
     for _ in range(60):
@@ -154,28 +155,20 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix", "lookahead", "hybrid"])
-def test_texts_are_plain_decodings(name):
-    pair, cycle = pair_with(name), list(range(20)) * 24
+def test_texts_are_plain_decodings_alone_at_once_and_sampled(name):
+    pair, cycle, tree = pair_with(name), list(range(20)) * 24, Static(9, 2, 3)
     found = audit(pair, [[1, 2, 3, 4, 1, 2, 3], [5]], POLICIES, max_new_tokens=12, progress=False)
     assert found.passed and found.rows["accepted_tok"].sum() > 20
-    ends = specdec.decode(pair, cycle, Static(9, 2, 3), max_new_tokens=32)  # up to the last position
+    ends = specdec.decode(pair, cycle, tree, max_new_tokens=32)  # up to the last position
     assert ends.new_tok == 32 and ends.tokens == specdec.autoregress(pair, cycle, max_new_tokens=32).tokens
-
-
-@pytest.mark.parametrize("name", ["suffix", "hybrid"])
-def test_sampled_texts_follow_the_targets_law(name):
-    settings = dict(new_tok=2, draws=80, top_k=4, progress=False)
-    assert distribution_test(pair_with(name), [3, 1, 4, 3, 1, 4, 3, 1], Static(10, 2, 3), **settings).passed
-
-
-@pytest.mark.parametrize("name", ["suffix", "lookahead", "hybrid"])
-def test_several_texts_at_once(name):
-    pair = pair_with(name)
     prompts = [[1, 2, 1, 2, 1], [7, 8, 9, 7, 8, 9, 7], [3]]
-    alone = [specdec.decode(pair, prompt, Static(9, 2, 3), max_new_tokens=12) for prompt in prompts]
-    both = decode_many(pair, prompts, Static(9, 2, 3), max_new_tokens=12)
+    alone = [specdec.decode(pair, prompt, tree, max_new_tokens=12) for prompt in prompts]
+    both = decode_many(pair, prompts, tree, max_new_tokens=12)
     assert [out.tokens for out in both] == [out.tokens for out in alone]
     assert [[row.accepted_tok for row in out.rows] for out in both] == [[r.accepted_tok for r in o.rows] for o in alone]
+    if name in ("suffix", "hybrid"):
+        settings = dict(new_tok=2, draws=80, top_k=4, progress=False)
+        assert distribution_test(pair, [3, 1, 4, 3, 1, 4, 3, 1], Static(10, 2, 3), **settings).passed
 
 
 def test_copies_alone_draft_nothing():

@@ -31,9 +31,8 @@ def own(home, monkeypatch):
     return home / "mine"
 
 
-@pytest.mark.parametrize(
-    ("given", "target", "drafter"),
-    [
+def test_what_is_registered(own, monkeypatch):
+    for given, target, drafter in [
         ({"target": "mine"}, "mine/target", "mine/drafter"),
         ({"target": "mine/target", "drafter": "mine"}, "mine/target", "mine/drafter"),
         ({"target": "mine", "kind": "suffix"}, "mine/target", "suffix"),
@@ -42,15 +41,13 @@ def own(home, monkeypatch):
         ({"target": "small"}, "small", str(SMALL / "drafter")),
         ({"target": "small", "drafter": "suffix"}, "small", "suffix"),
         ({"target": "some/model"}, "some/model", ""),
-    ],
-)
-def test_what_is_registered(own, given, target, drafter, monkeypatch):
-    if "/model" in target:
-        monkeypatch.setattr(load, "target_config", lambda place: None)  # no network here
-    load.register("model-1", **given)
-    kept, home = pairs.registered()["model-1"], own.parent
-    assert kept.target == (str(home / target) if "mine" in target else target)
-    assert kept.drafter == drafter.replace("mine", f"{home}/mine")
+    ]:
+        if "/model" in target:
+            monkeypatch.setattr(load, "target_config", lambda place: None)  # no network here
+        load.register("model-1", **given)
+        kept, home = pairs.registered()["model-1"], own.parent
+        assert kept.target == (str(home / target) if "mine" in target else target)
+        assert kept.drafter == drafter.replace("mine", f"{home}/mine")
 
 
 def test_a_registered_name_is_a_name_everywhere(own, capsys):
@@ -80,9 +77,10 @@ def test_a_folder_stands_for_its_pair(own, monkeypatch):
     assert pairs.named("HuggingFaceTB/SmolLM2-135M-Instruct") == "smollm2-hub" and pairs.named("a/b") == "b"
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
+def test_what_is_refused(own):
+    load.register("mine", "mine")
+    (own.parent / "other" / "mine").mkdir(parents=True)
+    for call, sentence in [
         (lambda: load.load_pair("mien"), "unknown preset 'mien'; did you mean 'mine'"),
         (lambda: pairs.named("no/such/place"), "there is no folder no/such/place"),
         (lambda: pairs.named("other/mine"), "would be called 'mine', as another one is; .*register"),
@@ -95,13 +93,9 @@ def test_a_folder_stands_for_its_pair(own, monkeypatch):
         (lambda: load.register("a", "mine", kind="griffn"), "unknown kind of drafter 'griffn'"),
         (lambda: load.register("a", "mine", "suffix:mine/drafter/x/y"), "neither a folder nor a hub id"),
         (lambda: load.register("a", "other"), "no config.json|cannot be read"),
-    ],
-)
-def test_what_is_refused(own, call, sentence):
-    load.register("mine", "mine")
-    (own.parent / "other" / "mine").mkdir(parents=True)
-    pytest.raises(SpecdecError, call).match(sentence)
-    assert list(pairs.registered()) == ["mine"]
+    ]:
+        pytest.raises(SpecdecError, call).match(sentence)
+        assert list(pairs.registered()) == ["mine"]
 
 
 def test_commands_and_notebooks_meet(own, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from specdec.core.tree_config import TREES
 from specdec.models.eagle import checkpoints
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import default_taps, network_of
-from specdec.models.load import PRESETS
+from specdec.models.load import PRESETS, SHIPPED, SMOLLM2, is_hub_id
 from specdec.models.target import Target
 from specdec.tools.estimate import SHAPES, on_meta, shapes_of
 
@@ -47,7 +47,11 @@ def published(name: str, **narrow) -> tuple[dict, dict[str, torch.Tensor]]:
 def test_the_papers_pairs_are_there():
     llama, qwen = "llama-3.1-8b llama-3.3-70b vicuna-13b deepseek-r1-8b", "qwen3-8b qwen3-14b qwen3-32b"
     assert set(HUB) == {*llama.split(), *qwen.split()}
-    assert all(PRESETS[name].tree in TREES for name in HUB)
+    assert not set(SHIPPED) & set(PRESETS)
+    for preset in PRESETS.values():
+        assert preset.tree in TREES
+        for place in (preset.target, preset.drafter):
+            assert place == SMOLLM2 or place == "smollm2" or is_hub_id(place)
 
 
 @pytest.mark.parametrize(("name", "narrow"), [*((name, {}) for name in HUB), ("llama-3.3-70b", NARROW)])

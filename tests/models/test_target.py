@@ -8,13 +8,12 @@ import torch
 import transformers as hf
 from fakes import families
 from fakes.families import tokens as random_tokens
-from fakes.policies import Breaks
 from fakes.refusals import refusal
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec.core.decode import autoregress, decode, stream
 from specdec.core.pair import Pair
-from specdec.core.policy import RandomPolicy, Static
+from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
@@ -30,10 +29,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 MOST_F32, MOST_MEAN_BF16, LEAST_FAULT = 5e-5, 0.06, 0.2
 ROUTED = {"phimoe-window"}  # a mixture whose experts sit at near-ties
 
-WINDOWED = [
-    name for name in families.FAMILIES if "window" in name or name in ("gemma2", "gemma3", "gpt-oss", "cohere2")
-]
-
+WINDOWED = {"gemma2", "gemma3", "gpt-oss", "cohere2", *(name for name in families.FAMILIES if "window" in name)}
 LAYERS = dict(hidden_size=32, num_hidden_layers=4, num_attention_heads=4)
 STREAMED = {"gemma3n-window"}  # its layers carry several hidden states per token
 
@@ -71,7 +67,7 @@ def node_errors(model, seen) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_a_tree_gives_every_node_what_its_own_path_gives(name):
+def test_a_tree_gives_every_node_what_its_own_path_gives_and_planted_faults_do_not(name, monkeypatch):
     model = families.model_of(name)
     layers = model.config.num_hidden_layers
     target = Target(model, taps=() if name in STREAMED else (1, layers - 1, layers))
@@ -82,10 +78,6 @@ def test_a_tree_gives_every_node_what_its_own_path_gives(name):
         assert torch.equal(rows.logits.argmax(-1), expected.argmax(-1))
         if target.taps:
             assert torch.allclose(rows.features, features, atol=1e-4 * float(features.std()), rtol=0)
-
-
-@pytest.mark.parametrize("name", families.FAMILIES)
-def test_bfloat16_stays_within_its_noise_and_planted_faults_do_not(name, monkeypatch):
     model = families.model_of(name, BF16)
     target, truth = Target(model), copy.deepcopy(model).float()
     seen = rounds(target)
@@ -125,19 +117,16 @@ def test_windowed_families_have_windows_and_layers_are_those_of_the_text_decoder
         assert target.forward(random_tokens(5, 0), target.new_cache(8)).features is None
 
 
-@pytest.mark.parametrize(
-    ("name", "tap", "words"),
-    [
+def test_taps_outside_the_model_and_of_several_streams_of_states_are_refused():
+    for name, tap, words in [
         *(("llama", tap, f"layer input {tap} cannot be tapped") for tap in (-1, 5)),
         *((name, 2, "no features can be tapped") for name in STREAMED),
-    ],
-)
-def test_taps_outside_the_model_and_of_several_streams_of_states_are_refused(name, tap, words):
-    target = Target(families.model_of(name), taps=(1, tap))
-    before = families.state_of(target.model)
-    with pytest.raises(SpecdecError, match=words), target.inference():
-        target.forward(random_tokens(3, seed=0), target.new_cache(4))
-    assert families.state_of(target.model) == before
+    ]:
+        target = Target(families.model_of(name), taps=(1, tap))
+        before = families.state_of(target.model)
+        with pytest.raises(SpecdecError, match=words), target.inference():
+            target.forward(random_tokens(3, seed=0), target.new_cache(4))
+        assert families.state_of(target.model) == before
 
 
 def oracle_pair(model, prompt, count: int, picker: Picker, seed: int = 0) -> tuple[Pair, list[int]]:
@@ -199,6 +188,19 @@ def test_text_is_right_up_to_the_last_position_and_refused_beyond(name, changes)
         with torch.no_grad():
             logits = model(beyond[:, :24]).logits[0, -1]
             assert (model(beyond).logits[0, 23] - logits).abs().max() > 0.01 * logits.std()
+
+
+class Breaks(Policy):  # at its question number `at`
+    asks, plan, limits = frozenset({"extend", "size"}), TreeConfig(8, 2, 3), TreeConfig(8, 2, 3)
+
+    def __init__(self, at: int):
+        self.left = at
+
+    def answer(self, question):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("broken")
+        return True if question.kind == "extend" else question.largest
 
 
 SMALL = LAYERS | dict(bos_token_id=0, eos_token_id=1)
@@ -335,15 +337,12 @@ def test_a_model_that_is_lent_is_shared_comes_back_as_it_was_and_takes_no_overfu
 
 
 def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
-    """As with a model loaded under FlashAttention: a kernel that knows no masks must not see a tree."""
     calls = []
 
     def no_masks(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
         calls.append(query.shape[2])
-        groups = query.shape[1] // key.shape[1]
-        out = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=groups > 1
-        )
+        how = dict(is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=query.shape[1] > key.shape[1])
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, **how)
         return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("test_no_masks", no_masks)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from specdec.core.policy import Static
@@ -27,12 +27,8 @@ def call(tiny):
 ONE = torch.tensor([[1]])
 
 
-class Scores(StoppingCriteria):
-    def __init__(self, read):
-        self.read = read
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.tensor([bool(self.read(scores))])
+def scored(read):
+    return lambda input_ids, scores, **kwargs: torch.tensor([bool(read(scores))])
 
 
 def test_input_it_does_not_read_and_a_processor_that_runs_the_model(tiny, call):
@@ -50,7 +46,7 @@ def test_input_it_does_not_read_and_a_processor_that_runs_the_model(tiny, call):
     ):
         pytest.raises(SpecdecError, call, **settings).match(word)
     with pytest.raises(SpecdecError, match="a logits processor, a criterion"):
-        call(logits_processor=[RunsTheModel(tiny.target.model)])
+        call(logits_processor=[lambda ids, scores: scores + 0 * model(ids).logits[:, -1]])
     assert call().tolist() == call(plain=True).tolist()
 
 
@@ -74,9 +70,8 @@ def test_what_it_can(tiny, call):
     assert call(past_key_values=DynamicCache()).tolist() == plain.tolist()  # an empty one is no matter
 
 
-@pytest.mark.parametrize(
-    "name, settings",
-    [
+def test_arguments_that_would_be_passed_over(tiny, call):
+    for name, settings in [
         ("attention_mask", dict(attention_mask=ONE)),
         ("position_ids", dict(position_ids=torch.tensor([[5]]))),
         ("empty", dict(input_ids=torch.zeros(1, 0, dtype=torch.long))),
@@ -84,34 +79,21 @@ def test_what_it_can(tiny, call):
         ("seed", dict(seed="x")),
         ("drafter", dict(drafter=3)),
         ("token id 1000000000 is outside", dict(input_ids=torch.tensor([[3, 10**9]]))),
-    ],
-)
-def test_arguments_that_would_be_passed_over(tiny, call, name, settings):
-    own = dict(custom_generate=generate, drafter=tiny.drafter) | settings
-    pytest.raises(SpecdecError, call, plain=True, **own).match(name)
+    ]:
+        own = dict(custom_generate=generate, drafter=tiny.drafter) | settings
+        pytest.raises(SpecdecError, call, plain=True, **own).match(name)
 
 
-@pytest.mark.parametrize(
-    "name, settings",
-    [
+def test_what_changes_a_text_and_is_not_followed_is_refused_by_name(tiny, call, monkeypatch):
+    # Another family's settings get past this model's own check.
+    monkeypatch.setattr(type(tiny.target.model), "_validate_model_kwargs", lambda model, given: None)
+    for name, settings in [
         ("guidance_scale and negative_prompt_ids", dict(guidance_scale=2.0, negative_prompt_ids=ONE)),
         ("leave the settings of", dict(penalty_alpha=0.6, top_k=4)),
         ("leave the settings of", dict(dola_layers="high")),
         ("leave token_type_ids out", dict(token_type_ids=torch.zeros(1, 3, dtype=torch.long))),
         ("leave output_router_logits, pixel_values out", dict(pixel_values=ONE, output_router_logits=True)),
         *((name, {name: True, "return_dict_in_generate": True}) for name in OUTPUTS),
-        *(("reads the scores", {"stopping_criteria": [Scores(read)]}) for read in READERS),
-    ],
-)
-def test_what_changes_a_text_and_is_not_followed_is_refused_by_name(tiny, call, name, settings, monkeypatch):
-    # Another family's settings get past this model's own check.
-    monkeypatch.setattr(type(tiny.target.model), "_validate_model_kwargs", lambda model, given: None)
-    pytest.raises(SpecdecError, call, **settings).match(name)
-
-
-class RunsTheModel(LogitsProcessor):
-    def __init__(self, model):
-        self.model = model
-
-    def __call__(self, input_ids, scores):
-        return scores + 0 * self.model(input_ids).logits[:, -1]
+        *(("reads the scores", {"stopping_criteria": [scored(read)]}) for read in READERS),
+    ]:
+        pytest.raises(SpecdecError, call, **settings).match(name)

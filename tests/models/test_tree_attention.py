@@ -11,16 +11,9 @@ from torch import nn
 
 from specdec.core.tree import DraftTree
 from specdec.errors import SpecdecError
-from specdec.models import tree_attention as tree_attention_module
+from specdec.models import tree_attention as module
 from specdec.models.families import attention_configs
-from specdec.models.tree_attention import (
-    TreeMask,
-    has_patched_attention,
-    patched_attention,
-    tree_attention,
-    tree_mask,
-    window_of,
-)
+from specdec.models.tree_attention import TreeMask, tree_attention, tree_mask, window_of
 
 
 def obvious(tree: DraftTree, prefix: int, window: int | None) -> torch.Tensor:
@@ -50,29 +43,29 @@ def test_no_mask_is_made_where_causal_order_says_it_all_and_windows_are_the_laye
     assert TreeMask(torch.arange(9), 0).is_causal(None) and TreeMask(torch.tensor([9]), 9).is_causal(None)
     assert not seen_by(random_tree(0), 0).is_causal(None)
     generator = torch.Generator().manual_seed(0)
-    module = nn.Module()
+    layer = nn.Module()
     for prefix, rows in ((0, 6), (5, 1), (5, 3)):
         query, key, value = (torch.randn(1, 2, n, 8, generator=generator) for n in (rows, prefix + rows, prefix + rows))
         state = TreeMask(torch.arange(rows) + prefix, prefix)
         with tree_mask(state):
-            out, _ = tree_attention(module, query, key, value)
+            out, _ = tree_attention(layer, query, key, value)
         assert torch.allclose(out, naive(query, key, value, state.visible(None), 8**-0.5), atol=1e-5)
         assert bool(state.windows) == (prefix > 0 and rows > 1)
-    state, module = TreeMask(torch.arange(3), 0), nn.Module()
-    assert window_of(module, state, {}) is None
-    module.layer_idx, module.config = 1, type("Config", (), dict(sliding_window=9, layer_types=None))()
-    assert window_of(module, state, {}) is None  # a config alone proves nothing: some models never use it
+    state, layer = TreeMask(torch.arange(3), 0), nn.Module()
+    assert window_of(layer, state, {}) is None
+    layer.layer_idx, layer.config = 1, type("Config", (), dict(sliding_window=9, layer_types=None))()
+    assert window_of(layer, state, {}) is None  # a config alone proves nothing: some models never use it
     state.widths.add(7)
-    assert window_of(module, state, {}) == 7  # the model's masks are all of this width
+    assert window_of(layer, state, {}) == 7  # the model's masks are all of this width
     state.widths.add(None)
-    assert window_of(module, state, {}) is None
-    module.config.layer_types = ["full_attention", "sliding_attention"]
-    assert window_of(module, state, {}) == 9
-    module.layer_idx = 0
-    assert window_of(module, state, {}) is None
-    module.sliding_window = 5
-    assert window_of(module, state, {}) == 5
-    assert all(window_of(module, state, {"sliding_window": window}) is window for window in (None, 4))
+    assert window_of(layer, state, {}) is None
+    layer.config.layer_types = ["full_attention", "sliding_attention"]
+    assert window_of(layer, state, {}) == 9
+    layer.layer_idx = 0
+    assert window_of(layer, state, {}) is None
+    layer.sliding_window = 5
+    assert window_of(layer, state, {}) == 5
+    assert all(window_of(layer, state, {"sliding_window": window}) is window for window in (None, 4))
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 40])
@@ -110,11 +103,11 @@ def test_grouped_heads_read_their_own_keys(batch, heads, kv_heads, dtype):
     room = torch.randn(2, batch, kv_heads, 40, width, generator=generator).to(dtype)
     key, value = room[:, :, :, : prefix + len(tree)]  # views into a longer cache, as a TreeCache returns them
     query = torch.randn(batch, len(tree), heads, width, generator=generator).to(dtype).transpose(1, 2)
-    module = nn.Module()
-    module.sliding_window = window
+    layer = nn.Module()
+    layer.sliding_window = window
     for state in (seen_by(tree, prefix), TreeMask(torch.arange(13) + prefix, prefix)):
         with tree_mask(state):
-            out, weights = tree_attention(module, query, key, value, None, scaling=0.3)
+            out, weights = tree_attention(layer, query, key, value, None, scaling=0.3)
         assert out.shape == (batch, len(tree), heads, width) and weights is None
         exact = naive(query, key, value, state.visible(window), 0.3)
         assert torch.allclose(out.float(), exact, atol=1e-5 if dtype == torch.float32 else 0.03)
@@ -122,24 +115,23 @@ def test_grouped_heads_read_their_own_keys(batch, heads, kv_heads, dtype):
 
 @pytest.mark.parametrize(("rows", "prefix"), [(3, 30), (1, 200), (9, 0), (65, 0), (130, 0)])
 def test_two_products_attend_as_the_kernel_does(monkeypatch, rows, prefix):
-    """In blocks (prompts of several and of a broken last one) and all at once (trees), to what bfloat16 rounds away."""
     generator = torch.Generator().manual_seed(rows)
     room = torch.randn(2, 2, 300, 16, generator=generator).bfloat16()
     key, value = room[:, :, : prefix + rows]  # views into a longer cache
     query = torch.randn(2, 3, rows, 16, generator=generator).bfloat16()
     seen = torch.ones(rows, prefix + rows).tril(prefix).bool()
     bias = None if not prefix else torch.where(seen, 0.0, -math.inf).repeat(3, 1).bfloat16()
-    monkeypatch.setattr(tree_attention_module, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
     outs = []
     for least in (1, 10**9):
-        monkeypatch.setattr(tree_attention_module, "PRODUCTS_FROM", least)
-        assert tree_attention_module.products_pay(query, key) == (least == 1)
-        outs.append(tree_attention_module.grouped_attention(query, key, value, bias, not prefix, 0.3).float())
+        monkeypatch.setattr(module, "PRODUCTS_FROM", least)
+        assert module.products_pay(query, key) == (least == 1)
+        outs.append(module.grouped_attention(query, key, value, bias, not prefix, 0.3).float())
     exact = naive(query.flatten(0, 1)[None], key[None], value[None], seen, 0.3)[0].transpose(0, 1).unflatten(0, (2, 3))
     for out in outs:
         assert torch.allclose(out, exact, atol=0.03)
     assert (outs[0] - exact).abs().mean() < 0.005
-    assert not tree_attention_module.products_pay(query.float(), key.float())
+    assert not module.products_pay(query.float(), key.float())
 
 
 class Capped(nn.Module):
@@ -174,18 +166,18 @@ def test_capped_scores_run_the_familys_own_kernel_with_our_mask_and_whatever_has
 def test_masks_nest_end_with_errors_and_tell_their_widths():
     model = model_of("gemma3")
     name, outer, inner = model.config._attn_implementation, *(TreeMask(torch.arange(2), 0) for _ in range(2))
-    with pytest.raises(RuntimeError, match="stop"), patched_attention(attention_configs(model)):
-        assert model.config._attn_implementation == tree_attention_module.NAME and has_patched_attention(model)
+    with pytest.raises(RuntimeError, match="stop"), module.patched_attention(attention_configs(model)):
+        assert model.config._attn_implementation == module.NAME and module.has_patched_attention(model)
         with tree_mask(outer):
-            with patched_attention(attention_configs(model)), tree_mask(inner):
-                assert tree_attention_module._active.get() is inner
-            assert tree_attention_module._active.get() is outer and has_patched_attention(model)
+            with module.patched_attention(attention_configs(model)), tree_mask(inner):
+                assert module._active.get() is inner
+            assert module._active.get() is outer and module.has_patched_attention(model)
             raise RuntimeError("stop")
-    assert tree_attention_module._active.get() is None and not has_patched_attention(model)
+    assert module._active.get() is None and not module.has_patched_attention(model)
     assert model.config._attn_implementation == name
     for name, widths in (("llama", {None}), ("mistral-window", {6}), ("gemma3", {None, 6})):
         model, prompt = model_of(name), random_tokens(5, seed=0)
         state = TreeMask(torch.arange(5), 0)
-        with torch.no_grad(), patched_attention(attention_configs(model)), tree_mask(state):
+        with torch.no_grad(), module.patched_attention(attention_configs(model)), tree_mask(state):
             model(prompt[None], position_ids=state.positions[None], use_cache=False)
         assert state.widths == widths

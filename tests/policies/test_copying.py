@@ -4,7 +4,6 @@ import math
 
 import pytest
 from fakes import questions
-from fakes.questions import finished
 
 from specdec.core.records import PLAN
 from specdec.core.tree_config import TreeConfig
@@ -35,23 +34,23 @@ def test_settings_promises_and_what_drafted_trees_brought():
     exact = CopyGate(saved_frac=0.5, drafted_tok=2.0)
     assert exact.enough_tok == 0.5 and exact.answer(asked(0.5)) is exact.copied, "as good is good enough"
     gate = CopyGate(newest_frac=0.25)
-    gate.observe(finished(3, 3))
-    assert gate.drafted == pytest.approx(1.5)
-    gate.observe(finished(9, 0))
+    gate.observe(questions.finished(3, 3))
+    assert gate.drafted == pytest.approx(1.5) and gate.enough_tok == pytest.approx(0.8 * 2.5 - 1)
+    gate.observe(questions.finished(9, 0))
     assert gate.drafted == pytest.approx(1.5), "nothing was drafted"
     gate.reset()
     assert gate.drafted == 1.0
+    idle = CopyGate(saved_frac=0.25, drafted_tok=0.25)
+    assert idle.answer(asked()) is idle.copied, "a plain step"
     never = CopyGate(newest_frac=0.0)
-    never.observe(finished(3, 3))
+    never.observe(questions.finished(3, 3))
     assert never.drafted == 1.0
 
-
-@pytest.mark.parametrize("bad, said", [
-    ({"saved_frac": 1.1}, "saved_frac must be at least 0 and at most 1, got 1.1"),
-    ({"newest_frac": -0.1}, "newest_frac must be at least 0 and at most 1, got -0.1"),
-    ({"drafted_tok": -1.0}, "drafted_tok must be at least 0, got -1.0"),
-    ({"drafted_tok": float("nan")}, "drafted_tok"),
-])  # fmt: skip
-def test_bad_settings_get_one_sentence(bad, said):
-    pytest.raises(SpecdecError, CopyGate, **bad).match(said)
+    for bad, said in (
+        ({"saved_frac": 1.1}, "saved_frac must be at least 0 and at most 1, got 1.1"),
+        ({"newest_frac": -0.1}, "newest_frac must be at least 0 and at most 1, got -0.1"),
+        ({"drafted_tok": -1.0}, "drafted_tok must be at least 0, got -1.0"),
+        ({"drafted_tok": float("nan")}, "drafted_tok"),
+    ):
+        pytest.raises(SpecdecError, CopyGate, **bad).match(said)
     assert CopyGate(saved_frac=1.0, newest_frac=1.0, drafted_tok=1e6).enough_tok == -1.0

@@ -21,8 +21,6 @@ from specdec.replays.replay import replay
 FLAT = round_costs()  # root 1, expansion 0.5, verification 4 + 0.1 per node, rest 0.25, plain step 4
 STEEP = round_costs(nodes=(0, 240), verify=(4.0, 244.0), verify_per_tok=(0.0, 0.0))  # a millisecond per node
 ASK = Question(PLAN, 20, 0, 0, None, None, None)
-
-
 TREE_SCORES = np.log([0.6, 0.3, 0.4, 0.1, 0.2, 0.05])  # two children, then two of each
 
 
@@ -52,7 +50,7 @@ def after(policy, *accepted) -> int:
     return levels(watch(policy, *accepted))
 
 
-def test_sglang_ema_moves_every_fifth_cycle_after_ten_and_turns_drafting_off():
+def test_sglangs_rules_move_every_fifth_cycle_and_weigh_rates_and_chances_against_times():
     policy = engines.SglangEma()
     assert levels(policy) == 5 and policy.average_tok == 4.0  # the middle candidate; its average begins one below
     assert after(policy, *[0] * 14) == 5, "warm-up and no fifth cycle yet"
@@ -74,9 +72,6 @@ def test_sglang_ema_moves_every_fifth_cycle_after_ten_and_turns_drafting_off():
     assert after(policy, 0) == 1
     begun = engines.SglangEma(candidates=(0, 2), start=0)
     assert after(begun, *[0] * 15) == 2 and begun.average_tok == 1.0, "it had seen nothing: its own beginning"
-
-
-def test_sglangs_rules_weigh_rates_and_chances_against_times():
     policy = engines.SglangThroughput(candidates=(1, 2), window=2, interval=2).price(FLAT)
     assert levels(policy) == 2
     watch(policy, 1, 1)
@@ -130,7 +125,7 @@ def test_vllm_adaptive_k_maximises_goodput_and_adaptive_verification_learns_posi
     assert policy.answer(asked) == 2  # 1, 1.98, 2.68, 2.98: 0.325 for two, 0.322 for three
 
 
-def test_hf_heuristic_adds_two_and_takes_one_and_trtllm_gate_closes_for_good():
+def test_hf_heuristic_trtllm_gate_and_llamacpps_rules_step_by_step():
     policy = engines.HfHeuristic()
     assert [levels(policy), *(after(policy, accepted) for accepted in (5, 6, 0, 0))] == [5, 7, 6, 5, 4]
     assert after(policy, *[0] * 9) == 1
@@ -146,9 +141,6 @@ def test_hf_heuristic_adds_two_and_takes_one_and_trtllm_gate_closes_for_good():
     assert [after(policy, accepted) for accepted in (0, 4, 1, 2)] == [4, 4, 4, 0]
     watch(policy, 0, 0, 0).reset()
     assert levels(policy) == 0
-
-
-def test_llamacpp_p_min_stops_at_an_unlikely_token_and_ev_pays_for_one_more():
     policy = engines.LlamacppPMin()
     assert policy.p_min == 0.75 and policy.plan.verify_nodes == 16
     assert policy.answer(chain(EXTEND, 0.9)) and policy.answer(chain(EXTEND, 0.9, 0.8))
@@ -186,9 +178,8 @@ def test_calibrated_probabilities_keep_their_order_and_trees_are_cut_to_their_le
     np.testing.assert_allclose(warm[[0, 1, 2, 4]], [0.6, 0.3, 0.6 * 0.5, 0.3 * 2 / 3], atol=1e-6)
     hot = engines.calibrated(scores, tree, (2.0,))
     np.testing.assert_allclose(engines.calibrated(np.stack([scores, scores]), tree, (2.0,)), [hot, hot])
-    policy = engines.VllmAdaptiveVerification(
-        levels=2, top_k=2, confidence="probability", temperatures=(1.0, 2.0)
-    ).price(STEEP)
+    sampled = dict(levels=2, top_k=2, confidence="probability", temperatures=(1.0, 2.0))
+    policy = engines.VllmAdaptiveVerification(**sampled).price(STEEP)
     asked = question(scores, 1, SIZE, 2, 6, plan=policy.plan)
     np.testing.assert_allclose(policy.survivals(asked), warm, atol=1e-5)
     narrow = engines.Levels(top_k=4, beam=(2, 1), most_levels=3)
@@ -302,9 +293,8 @@ def test_papers_rules_are_saved_alike_and_prices_of_another_machine_are_told(tmp
     assert policy.cycle_ms(0, 100) == pytest.approx(4.2)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_bad_settings_get_one_sentence():
+    for make, message in [
         (lambda: engines.rule("sglang_emma"), "unknown engine's rule 'sglang_emma'; did you mean 'sglang_ema'"),
         (lambda: engines.rule("hf_heuristic", begin=3), "unknown setting of hf_heuristic 'begin'"),
         (lambda: engines.SglangEma(candidates=(3, 1)), r"ascending whole numbers from 0 to 9, got \(3, 1\)"),
@@ -322,10 +312,8 @@ def test_papers_rules_are_saved_alike_and_prices_of_another_machine_are_told(tmp
         (lambda: engines.SglangEma(most_levels=10**9), "GiB"),  # before there is a tree of each number of levels
         (lambda: engines.SglangDraftProb().answer(chain(SIZE, 0.5)), "SglangDraftProb has no costs yet; call price"),
         (lambda: engines.LlamacppEv().answer(chain(EXTEND, 0.5)), "LlamacppEv has no costs yet"),
-    ],
-)
-def test_bad_settings_get_one_sentence(make, message):
-    pytest.raises(SpecdecError, make).match(message)
+    ]:
+        pytest.raises(SpecdecError, make).match(message)
 
 
 def drive(policy, chances, accepted, times=1):
@@ -341,10 +329,7 @@ def test_vllm_logistic_fits_log_odds_while_it_decodes_and_recovers_from_poison()
     np.testing.assert_allclose(policy._features, np.log([0.25, 0.25]), rtol=1e-5)
     np.testing.assert_allclose(policy.survivals(None), [0.8176, 0.6684], atol=1e-4)  # sigmoid(1.5), and its square
     learning = engines.VllmLogistic(levels=2, interval=40, warmup_fits=1, damping=5.0).price(STEEP)
-    for taught in (
-        [0.0, 1.5, 1.5],
-        [0.0, -4.0, -4.0],
-    ):  # as it begins; as another text may have left it, after a restart
+    for taught in ([0.0, 1.5, 1.5], [0.0, -4.0, -4.0]):  # as it begins; as another text may have left it
         learning.coefficients, learning.fits = np.array(taught), 0
         for _ in range(200):
             drive(learning, [0.9, 0.9], 2)

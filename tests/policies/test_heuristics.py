@@ -13,45 +13,34 @@ from specdec.core.policy import Chain, Static
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
+from specdec.policies import heuristics
 from specdec.policies.base import Network
-from specdec.policies.heuristics import (
-    C2T,
-    DDD,
-    SVIP,
-    Disco,
-    GammaTune,
-    ResidualNetwork,
-    SpecDecPlus,
-    child_log_probs,
-    entropy,
-    newest_level,
-    node_depths,
-)
+from specdec.policies.heuristics import C2T, DDD, SVIP, Disco, GammaTune, ResidualNetwork, SpecDecPlus
 
 
 def test_parents_of_the_newest_level_are_the_beam_and_entropies_estimates():
     random = np.random.default_rng(0)
     scores = pool(random, 3)
-    newest, parents = newest_level(question(scores[:10], 0))
+    newest, parents = heuristics.newest_level(question(scores[:10], 0))
     assert newest.shape == (1, 10) and parents.tolist() == [0]
     for n in (1, 2, 3):
-        newest, parents = newest_level(question(scores[: pool_size(n, 10)], n))
+        newest, parents = heuristics.newest_level(question(scores[: pool_size(n, 10)], n))
         before = scores[0 if n == 1 else pool_size(n - 2, 10) : pool_size(n - 1, 10)]
         assert parents.tolist() == sorted(before.tolist(), reverse=True)[:10]
-        logs = child_log_probs(newest, parents)
+        logs = heuristics.child_log_probs(newest, parents)
         assert (logs <= 0).all() and np.isfinite(logs).all()
         np.testing.assert_allclose(logs + parents[:, None], newest, atol=1e-5)
-    pytest.raises(SpecdecError, newest_level, question(scores[:22], 1)).match("static shape")
-    assert node_depths(pool_size(2, 3), 3).tolist() == [1] * 3 + [2] * 9 + [3] * 9
+    pytest.raises(SpecdecError, heuristics.newest_level, question(scores[:22], 1)).match("static shape")
+    assert heuristics.node_depths(pool_size(2, 3), 3).tolist() == [1] * 3 + [2] * 9 + [3] * 9
     probs = np.array([0.5, 0.25])
     with_rest = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))
-    assert entropy(np.log(probs)) == pytest.approx(with_rest)
+    assert heuristics.entropy(np.log(probs)) == pytest.approx(with_rest)
     two_thirds = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))
-    assert entropy(np.log(probs), "renormalised") == pytest.approx(two_thirds)
-    assert entropy(np.array([0.0, -30.0])) == pytest.approx(0, abs=1e-9)  # a certain draft
+    assert heuristics.entropy(np.log(probs), "renormalised") == pytest.approx(two_thirds)
+    assert heuristics.entropy(np.array([0.0, -30.0])) == pytest.approx(0, abs=1e-9)  # a certain draft
     full = np.random.default_rng(0).dirichlet(np.ones(50))
     true = -(full * np.log(full)).sum()
-    assert entropy(np.log(np.sort(full)[::-1][:10])) <= true  # a lower bound
+    assert heuristics.entropy(np.log(np.sort(full)[::-1][:10])) <= true  # a lower bound
 
 
 def level(best_paths) -> np.ndarray:
@@ -110,15 +99,6 @@ def test_svip_stops_at_high_entropy_of_the_best_path_or_the_whole_beam():
     assert SVIP(**sharp).answer(ask) is True and SVIP(node="mean", **sharp).answer(ask) is False
 
 
-@pytest.mark.parametrize("wrong", [{"rule": "bounds"}, {"node": "worst"}])
-def test_unknown_choices_are_refused(wrong):
-    pytest.raises(AssertionError, SVIP, **wrong)
-    for kind, other in ((DDD, {"statistic": "sum"}), (SpecDecPlus, {"rule": "odds"})):
-        pytest.raises(AssertionError, kind, **other)
-    for policy in (SVIP(estimate="full"), Disco(estimate="all")):
-        pytest.raises(AssertionError, policy.answer, question(pool(np.random.default_rng(0), 0), 0))
-
-
 def classifier(kind, weights, bias, **settings):
     """A classifier that is linear in its inputs."""
     policy = kind(**settings)
@@ -126,28 +106,19 @@ def classifier(kind, weights, bias, **settings):
     return policy
 
 
-def test_disco_reads_probabilities_entropy_and_depth():
+def test_classifiers_read_what_they_should_compare_odds_once_per_cycle_and_count_likely_nodes():
     policy = Disco()
     scores = pool(np.random.default_rng(1), 2)
     seen = policy.observation(question(scores, 2))
-    newest, parents = newest_level(question(scores, 2))
+    newest, parents = heuristics.newest_level(question(scores, 2))
     assert seen.shape == (12,) and seen.dtype == np.float32 and seen[11] == np.float32(0.2)
     np.testing.assert_allclose(seen[:10], np.exp(sorted(newest.reshape(-1).tolist(), reverse=True)[:10]), rtol=1e-6)
-    assert seen[10] == pytest.approx(float(entropy(child_log_probs(newest[0], parents[0]))), rel=1e-5)
+    nats = heuristics.entropy(heuristics.child_log_probs(newest[0], parents[0]))
+    assert seen[10] == pytest.approx(float(nats), rel=1e-5)
     for more, answer in ((0.01, True), (-0.01, False)):  # just above one half, and below
         policy = classifier(Disco, [10.0] + [0.0] * 11, -10 * float(seen[0]) + more)
         assert policy.answer(question(scores, 2)) is answer
     pytest.raises(SpecdecError, policy.answer, question(scores[:4], 0, top_k=4)).match("top_k")
-
-
-def constant_residual(odds, features=6) -> ResidualNetwork:
-    """A residual network that gives these probabilities whatever it sees."""
-    zeros, width = np.zeros((3, features)), len(odds)
-    arrays = zeros, np.zeros(3), zeros, np.zeros(3), np.zeros((width, 3)), np.log(odds) - np.log1p(-np.asarray(odds))
-    return ResidualNetwork(dict(zip(ResidualNetwork.NAMES, arrays, strict=True)))
-
-
-def test_specdec_plus_compares_odds_and_runs_once_per_cycle():
     scores, features = pool(np.random.default_rng(0), 4), torch.ones(6)
     answers = {}
     for rule in ("level", "path"):
@@ -160,9 +131,6 @@ def test_specdec_plus_compares_odds_and_runs_once_per_cycle():
     assert policy.answer(question(scores, 1, features=features)) is True  # still the cycle's first answer
     assert policy.answer(question(scores[:10], 0, features=features)) is False
     pytest.raises(SpecdecError, policy.answer, question(scores[:10], 0)).match("features")
-
-
-def test_c2t_counts_likely_nodes():
     scores = pool(np.random.default_rng(0), 3, scale=4.0)
     likely = int((scores >= -2).sum())
     assert C2T().asks == {SIZE} and C2T().plan == TreeConfig(61, 8, 10) and 1 < likely < 60
@@ -178,21 +146,23 @@ def test_c2t_counts_likely_nodes():
         assert policy.answer(question(scores, 3, SIZE, largest=largest)) == answer
 
 
-@pytest.mark.parametrize("kind", [Disco, SpecDecPlus, C2T])
-def test_classifiers_refuse_what_they_cannot_do(kind):
-    for wrong in ({"temperature": 1.0}, {"threshold": 0.0}):
-        pytest.raises(AssertionError, kind, **wrong)
-    with pytest.raises(SpecdecError, match="no network"):
-        kind().answer(question(pool(np.random.default_rng(0), 0), 0, features=torch.ones(6)))
+def constant_residual(odds, features=6) -> ResidualNetwork:
+    """A residual network that gives these probabilities whatever it sees."""
+    zeros, width = np.zeros((3, features)), len(odds)
+    arrays = zeros, np.zeros(3), zeros, np.zeros(3), np.zeros((width, 3)), np.log(odds) - np.log1p(-np.asarray(odds))
+    return ResidualNetwork(dict(zip(ResidualNetwork.NAMES, arrays, strict=True)))
 
 
-def residual_policy(pair) -> SpecDecPlus:
-    """SpecDec++ with random weights of which features decide."""
-    random, policy, features = np.random.default_rng(0), SpecDecPlus(), 3 * pair.target.hidden_size
-    shapes = (8, features), (8,), (8, features), (8,), (policy.max_depth + 1, 8), (policy.max_depth + 1,)
-    arrays = {name: random.normal(size=shape) * 0.1 for name, shape in zip(ResidualNetwork.NAMES, shapes, strict=True)}
-    policy.network = ResidualNetwork(arrays | {"head.weight": 10 * arrays["head.weight"]})
-    return policy
+def test_unknown_choices_and_what_classifiers_cannot_do_are_refused():
+    asked = question(pool(np.random.default_rng(0), 0), 0, features=torch.ones(6))
+    wrong = [(SVIP, {"rule": "bounds"}), (SVIP, {"node": "worst"}), (DDD, {"statistic": "sum"})]
+    for kind in (Disco, SpecDecPlus, C2T):
+        wrong += [(kind, {"temperature": 1.0}), (kind, {"threshold": 0.0})]
+        pytest.raises(SpecdecError, kind().answer, asked).match("no network")
+    for kind, settings in (*wrong, (SpecDecPlus, {"rule": "odds"})):
+        pytest.raises(AssertionError, kind, **settings)
+    for policy in (SVIP(estimate="full"), Disco(estimate="all")):
+        pytest.raises(AssertionError, policy.answer, asked)
 
 
 def test_all_decode_losslessly():
@@ -214,7 +184,10 @@ def test_all_decode_losslessly():
 
 def test_specdec_plus_reads_live_features_and_no_op_c2t_verifies_the_static_tree():
     pair, prompt = random_pair(), [3, 1, 4, 1, 5]
-    policy = residual_policy(pair)
+    random, policy, features = np.random.default_rng(0), SpecDecPlus(), 3 * pair.target.hidden_size
+    shapes = (8, features), (8,), (8, features), (8,), (policy.max_depth + 1, 8), (policy.max_depth + 1,)
+    arrays = {name: random.normal(size=shape) * 0.1 for name, shape in zip(ResidualNetwork.NAMES, shapes, strict=True)}
+    policy.network = ResidualNetwork(arrays | {"head.weight": 10 * arrays["head.weight"]})
     out = decode(pair, prompt, policy=policy, max_new_tokens=24)
     assert out.tokens == autoregress(pair, prompt, max_new_tokens=24).tokens
     assert out.cycles["draft_calls"].nunique() > 1

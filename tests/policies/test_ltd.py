@@ -8,7 +8,6 @@ import pytest
 import torch
 from fakes import questions
 from fakes.pairs import random_pair, shared_bigrams, shared_pair
-from fakes.questions import Watch
 
 import specdec
 from specdec.core.policy import Chain, Static
@@ -16,7 +15,7 @@ from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.policies import ltd
+from specdec.policies import ltd, resps
 from specdec.policies.base import Learned, Network, load_policy
 from specdec.policies.ltd import DepthPolicy, RandomDepth, ShortNetwork, SizePolicy, combine
 
@@ -34,20 +33,18 @@ def asked(kind, expansions=0, cycle=1, plan=None, context_tok=700, largest=1, **
     return questions.asked(kind, expansions, cycle, plan or TreeConfig(61, 12, 10), context_tok, largest, **seen)
 
 
-def slow_newest(tree) -> list[float]:
-    """Scores of the deepest level: parents from best to worst, the children of each from best to worst."""
+def slow(tree) -> tuple[list[float], list[float]]:
+    """Scores of the deepest level, parents from best to worst and the children of each; of each expanded node, level by level
+    and best first, minus the sum of p log p over its children."""
     score, parent, depth = tree.score.tolist(), tree.parent.tolist(), tree.depth.tolist()
     deepest = [node for node in range(len(score)) if depth[node] == max(depth)]
     parents = sorted({parent[node] for node in deepest}, key=lambda node: (-score[node], node))
-    return [score[n] for p in parents for n in sorted((n for n in deepest if parent[n] == p), key=lambda n: -score[n])]
-
-
-def slow_entropies(tree) -> list[float]:
-    """Per expanded node, level by level and best first: minus the sum of p log p over its children."""
-    score, parent, depth = tree.score.tolist(), tree.parent.tolist(), tree.depth.tolist()
+    newest = [
+        score[n] for p in parents for n in sorted((n for n in deepest if parent[n] == p), key=lambda n: -score[n])
+    ]
     inner = sorted(set(parent[1:]), key=lambda node: (depth[node], -score[node]))
     steps = [[score[n] - score[node] for n in range(len(score)) if parent[n] == node] for node in inner]
-    return [-sum(np.exp(step) * step for step in row) for row in steps]
+    return newest, [-sum(np.exp(step) * step for step in row) for row in steps]
 
 
 def committed_tok(engine) -> int:
@@ -63,14 +60,14 @@ def test_depth_observation_on_live_trees(pair):
     def look(question):
         if question.expansions == 0:
             return
-        expected = slow_newest(question.view.growing.whole())
+        expected = slow(question.view.growing.whole())[0]
         expected += [committed_tok(question.view) / 1000] * 14 + [question.expansions / 10] * 14
         found = policy.observation(question)
         assert found.dtype == np.float32 and found.shape == (128,) == (policy.observation_size,)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         seen.append(question.expansions)
 
-    specdec.decode(pair, PROMPT, Watch(policy, look), 32)
+    specdec.decode(pair, PROMPT, questions.Watch(policy, look), 32)
     assert {1, 2, 3} <= set(seen) <= {1, 2, 3, 4}
 
 
@@ -82,7 +79,7 @@ def size_expectation(question, parts) -> list[float]:
         "length": [committed_tok(question.view) / 1000] * 29,
         "depth": [question.expansions / 10] * 29,
         "hidden": question.view.features.tolist() if "hidden" in parts else None,
-        "entropy": slow_entropies(tree),
+        "entropy": slow(tree)[1],
     }
     values["entropy"] += [0.0] * (121 - len(values["entropy"]))
     return [value for part in parts for value in values[part]]
@@ -104,23 +101,20 @@ def test_size_observation_on_live_trees(name):
         np.testing.assert_allclose(policy.logits(found), policy.network(found), rtol=1e-4, atol=1e-5)
         sizes.append(len(question.scores))
 
-    chain = Chain(RandomDepth(seed=2), Watch(policy, look))
+    chain = Chain(RandomDepth(seed=2), questions.Watch(policy, look))
     specdec.decode(pair, PROMPT, chain, 12)
     assert len(set(sizes)) > 2 and all((size - 10) % 100 == 0 for size in sizes)
 
 
-@pytest.mark.parametrize("best", [1, 3, 6, 8, 99])
-def test_the_best_probabilities(best):
-    policy = SizePolicy(depth=2, top_k=2, drafted=1, sizes=(1, 3), exponentiated=True, best=best)
-    scores = torch.tensor([-0.5, -2.0, -0.6, -3.0, -7.0, -2.0])
-    question = asked(SIZE, 1, plan=TreeConfig(4, 1, 2), largest=6, scores=scores)
-    shown = np.exp([-0.5, -0.6, -2.0, -2.0, -3.0, -7.0])[:best]
-    padding = [0.0] * (min(best, 10) - len(shown))  # ten candidates at most
-    expected = [*shown, *padding, *[0.7] * 29, *[0.1] * 29]
-    np.testing.assert_allclose(policy.observation(question), expected, rtol=1e-6)
-
-
-def test_what_is_seen_in_half_precision_and_before_the_first_expansion():
+def test_the_best_probabilities_are_shown_in_half_precision_too_and_when_it_is_asked():
+    for best in [1, 3, 6, 8, 99]:
+        policy = SizePolicy(depth=2, top_k=2, drafted=1, sizes=(1, 3), exponentiated=True, best=best)
+        scores = torch.tensor([-0.5, -2.0, -0.6, -3.0, -7.0, -2.0])
+        question = asked(SIZE, 1, plan=TreeConfig(4, 1, 2), largest=6, scores=scores)
+        shown = np.exp([-0.5, -0.6, -2.0, -2.0, -3.0, -7.0])[:best]
+        padding = [0.0] * (min(best, 10) - len(shown))  # ten candidates at most
+        expected = [*shown, *padding, *[0.7] * 29, *[0.1] * 29]
+        np.testing.assert_allclose(policy.observation(question), expected, rtol=1e-6)
     seen = dict(scores=torch.linspace(-9, -1, 110).bfloat16(), features=torch.ones(6, dtype=torch.float16))
     policy = SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6)
     seen = policy.observation(asked(SIZE, 1, largest=110, **seen))
@@ -139,31 +133,24 @@ def test_what_is_seen_in_half_precision_and_before_the_first_expansion():
     np.testing.assert_array_equal(seen[:100], expected)
     assert policy.meaning(0, asked(EXTEND, 0)) is True  # whatever the answer
     assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
-    policy = RandomDepth(seed=1)
-    twin = RandomDepth(seed=1)
+    policy, twin = RandomDepth(seed=1), RandomDepth(seed=1)
     answers = [policy.answer(asked(PLAN)) for _ in range(2400)]
     assert answers == [twin.answer(asked(PLAN)) for _ in range(2400)]
     counts = np.bincount([plan.depth for plan in answers], minlength=13)
     assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60
     assert {plan.top_k for plan in answers} == {10} and policy.limits == TreeConfig(241, 12, 10)
     assert next(plan for plan in answers if plan.depth == 1).verify_nodes == 110  # all there is
-
-
-@pytest.mark.parametrize(
-    ("settings", "cycle", "queried"),
-    [
+    for settings, cycle, queried in [
         ({}, 1, range(1, 12)),
         (dict(stride=3), 1, [3, 6, 9]),
         (dict(stride=5, depth=7), 1, [5]),
         (dict(ask_at_zero=True), 1, range(12)),
         (dict(first_depth=8), 0, []),
         ({}, 0, range(1, 12)),
-    ],
-)
-def test_it_is_asked_after_every_stride(settings, cycle, queried):
-    policy = DepthPolicy(**settings)
-    plan = policy.plan
-    assert [n for n in range(plan.depth) if policy.decides(asked(EXTEND, n, cycle, plan))] == list(queried)
+    ]:
+        policy = DepthPolicy(**settings)
+        plan = policy.plan
+        assert [n for n in range(plan.depth) if policy.decides(asked(EXTEND, n, cycle, plan))] == list(queried)
 
 
 def fixed(policy, action):
@@ -173,46 +160,42 @@ def fixed(policy, action):
     return policy
 
 
-@pytest.mark.parametrize(
-    ("settings", "stop", "go"),
-    [({}, 1, 12), ({"stride": 3}, 3, 12), ({"stride": 3, "depth": 5}, 3, 5), ({"ask_at_zero": True}, 1, 12)],
-)
-def test_depths_of_a_constant_network(settings, stop, go):
-    """The first expansion always happens, the last is forced, and a stride only ever stops at its multiples."""
-    for action, expected in ((0, stop), (1, go)):
-        policy = fixed(DepthPolicy(total_tokens=20, **settings), action)
-        rows = specdec.decode(shared_bigrams(), PROMPT, policy, 16).rows
-        assert {row.expansions for row in rows} == {expected} and {row.verify_nodes for row in rows} == {19}
-
-
-def test_official_first_tree_is_never_asked_for_and_sizes_alone_draft_to_a_fixed_depth():
+def test_what_constant_networks_draft_and_verify_within_strides_first_trees_and_pools():
+    for settings, stop, go in (
+        ({}, 1, 12),
+        ({"stride": 3}, 3, 12),
+        ({"stride": 3, "depth": 5}, 3, 5),
+        ({"ask_at_zero": True}, 1, 12),
+    ):
+        for action, expected in ((0, stop), (1, go)):
+            policy = fixed(DepthPolicy(total_tokens=20, **settings), action)
+            rows = specdec.decode(shared_bigrams(), PROMPT, policy, 16).rows
+            assert {row.expansions for row in rows} == {expected} and {row.verify_nodes for row in rows} == {19}
     both = combine(fixed(ltd.OFFICIAL.depth.policy(), 0), fixed(ltd.OFFICIAL.size.policy(), 23))
     rows = specdec.decode(shared_bigrams(), PROMPT, both, 24).rows
     assert [(row.expansions, row.verify_nodes) for row in rows[:2]] == [(8, 59), (3, 240)]
     assert {(row.expansions, row.verify_nodes) for row in rows[1:]} == {(3, 240)}
     rows = specdec.decode(shared_bigrams(), PROMPT, fixed(SizePolicy(drafted=3), 1), 8).rows
     assert {(row.expansions, row.verify_nodes, row.questions) for row in rows} == {(3, 40, 1)}
-
-
-@pytest.mark.parametrize(("expansions", "most"), [(1, 110), (2, 210), (12, 240)])
-def test_sizes_are_clipped_to_the_pool(expansions, most):
-    policy = fixed(SizePolicy(sizes=ltd.OFFICIAL_SIZES), 23)
-    assert policy.limits == TreeConfig(241, 12, 10)
-    assert policy.meaning(23, asked(SIZE, expansions, largest=min(240, 10 + 100 * expansions))) == most
-    depth = fixed(DepthPolicy(stride=expansions), 0)
-    rows = specdec.decode(shared_bigrams(), PROMPT, combine(depth, policy), 4).rows
-    assert {row.verify_nodes for row in rows} == {most} and {row.verified_tok for row in rows} == {most + 1}
+    for expansions, most in [(1, 110), (2, 210), (12, 240)]:
+        policy = fixed(SizePolicy(sizes=ltd.OFFICIAL_SIZES), 23)
+        assert policy.limits == TreeConfig(241, 12, 10)
+        assert policy.meaning(23, asked(SIZE, expansions, largest=min(240, 10 + 100 * expansions))) == most
+        depth = fixed(DepthPolicy(stride=expansions), 0)
+        rows = specdec.decode(shared_bigrams(), PROMPT, combine(depth, policy), 4).rows
+        assert {row.verify_nodes for row in rows} == {most} and {row.verified_tok for row in rows} == {most + 1}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("preset", ltd.CONFIGS)
 def test_text_equals_plain_decoding(preset, temperature):
-    config = ltd.CONFIGS[preset]
+    config, of_resps = ltd.CONFIGS[preset], dataclasses.replace(resps.CONFIGS[preset], interval=2, hidden_size=32)
     for seed, pair in enumerate((random_pair(vocab_size=40, seed=5), shared_bigrams())):
         depth = armed(config.depth.policy(), seed=seed)
         size = armed(config.size.policy(), seed=seed + 1)
         plain = specdec.autoregress(pair, PROMPT, 12, temperature, seed=3).tokens
-        for policy in (depth, size, combine(depth, size)):
+        others = [armed(of_resps.policy(3 * pair.target.hidden_size), seed=one) for one in (0, 1)] if not seed else []
+        for policy in (depth, size, combine(depth, size), *others):
             assert specdec.decode(pair, PROMPT, policy, 12, temperature, seed=3).tokens == plain
 
 
@@ -275,15 +258,16 @@ def test_a_new_network_is_used_at_once(hidden):
     np.testing.assert_array_equal(policy.logits(rows), policy.network(rows))
 
 
-@pytest.mark.parametrize("preset", ltd.CONFIGS)
-@pytest.mark.parametrize("kind", [DepthPolicy, SizePolicy])
-def test_saved_policies_are_the_same(kind, preset, tmp_path):
-    config = ltd.CONFIGS[preset]
-    untrained = (config.depth if kind is DepthPolicy else config.size).policy()
+UNTRAINED = [config.policy() for of in ltd.CONFIGS.values() for config in (of.depth, of.size)]
+UNTRAINED += [config.policy(12) for config in resps.CONFIGS.values()]
+
+
+@pytest.mark.parametrize("untrained", UNTRAINED)
+def test_saved_policies_are_the_same(untrained, tmp_path):
     policy = armed(dataclasses.replace(untrained, temperature=0.7, seed=4))
-    policy.trained_for = {"pair": "random"}
+    policy.trained_for = {"pair": "random", "interval": 10}
     twin = load_policy(policy.save(tmp_path))
-    assert type(twin) is kind and dataclasses.asdict(twin) == dataclasses.asdict(policy)
+    assert type(twin) is type(untrained) and dataclasses.asdict(twin) == dataclasses.asdict(policy)
     assert (twin.limits, twin.plan, twin.trained_for) == (policy.limits, policy.plan, policy.trained_for)
     for observation in np.random.default_rng(0).normal(size=(20, policy.observation_size)).astype(np.float32):
         np.testing.assert_array_equal(twin.logits(observation), policy.logits(observation))
@@ -291,7 +275,6 @@ def test_saved_policies_are_the_same(kind, preset, tmp_path):
 
 
 def test_policies_of_the_presets():
-    """What test_published_numbers has of each config, as the policies hold it."""
     names = ("stride", "activation", "constant_length", "first_depth", "ask_at_zero", "plan.verify_nodes")
     kinds = [(ltd.PAPER, False), (ltd.OFFICIAL, False), (ltd.OFFICIAL, True)]
     found = [operator.attrgetter(*names)(config.depth.policy(training)) for config, training in kinds]

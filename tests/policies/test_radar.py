@@ -111,7 +111,7 @@ def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refu
     pytest.raises(SpecdecError, radar.released, tmp_path / "empty").match(r"holds no .pt or .safetensors")
 
 
-def test_state_is_the_sorted_best_of_the_newest_level_filled_up_and_policies_are_their_configs():
+def test_states_are_sorted_answers_follow_the_logits_memory_lasts_one_cycle_and_the_eighth_is_a_stop():
     newest = np.random.default_rng(0).normal(size=100).astype(np.float32)
     expected = sorted(newest.tolist(), reverse=True)[:10]
     np.testing.assert_array_equal(best_scores(newest), np.float32(expected))
@@ -126,25 +126,6 @@ def test_state_is_the_sorted_best_of_the_newest_level_filled_up_and_policies_are
     assert radar.OURS.policy().temperature is None and radar.OURS.policy().flat_nodes is None
     assert radar.PAPER.policy(temperature=0.5).temperature == 0.5
     assert radar.OFFICIAL.policy().half_inputs and not radar.PAPER.policy().half_inputs
-
-
-@pytest.mark.skipif(
-    not (SHARED / "data" / "radar_weights").is_dir(), reason="released weights are not beside the checkout"
-)
-def test_released_weights_stop_when_the_first_token_is_unlikely():
-    """What the fact sheet read off them: almost never at a likely first token, more the less likely it is."""
-    found = radar.released(SHARED / "data" / "radar_weights")
-    assert set(found) == {"ds", "llama3", "vicuna"}
-    for policy in found.values():
-        stops = []
-        for best in (-0.1, -5.0, -10.0):
-            policy._memory = None
-            logits = policy.logits(np.float32(best - 0.5 * np.arange(10)))
-            stops.append(float(1 / (1 + np.exp(logits[1] - logits[0]))))
-        assert stops[0] < 0.05 and stops[0] <= stops[1] <= stops[2] and stops[2] > 0.5
-
-
-def test_answers_follow_the_logits_memory_lasts_one_cycle_and_the_eighth_decision_is_a_stop():
     policy, states = random_policy(4), random_states(5)
     logits = []
     for _ in range(2):
@@ -168,6 +149,21 @@ def test_answers_follow_the_logits_memory_lasts_one_cycle_and_the_eighth_decisio
     pytest.raises(SpecdecError, RadarPolicy().answer, question(0, states[0])).match("no network")
     for name, value in (("flat_nodes", 60), ("temperature", 0.0)):
         pytest.raises(SpecdecError, RadarPolicy, **{name: value}).match(name)
+
+
+@pytest.mark.skipif(
+    not (SHARED / "data" / "radar_weights").is_dir(), reason="released weights are not beside the checkout"
+)
+def test_released_weights_stop_when_the_first_token_is_unlikely():
+    found = radar.released(SHARED / "data" / "radar_weights")
+    assert set(found) == {"ds", "llama3", "vicuna"}
+    for policy in found.values():
+        stops = []
+        for best in (-0.1, -5.0, -10.0):
+            policy._memory = None
+            logits = policy.logits(np.float32(best - 0.5 * np.arange(10)))
+            stops.append(float(1 / (1 + np.exp(logits[1] - logits[0]))))
+        assert stops[0] < 0.05 and stops[0] <= stops[1] <= stops[2] and stops[2] > 0.5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

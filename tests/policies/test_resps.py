@@ -15,7 +15,7 @@ from specdec.core.records import PLAN
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies import resps
-from specdec.policies.base import changed, load_policy
+from specdec.policies.base import changed
 from specdec.policies.resps import RespsPolicy, official_state
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -45,7 +45,7 @@ def scripted(policy, actions):
     return policy
 
 
-def test_177_trees_in_the_flat_order_are_kept_while_decoding():
+def test_177_trees_in_the_flat_order_are_kept_while_decoding_and_an_early_break_stops_at_enough():
     policy = RespsPolicy(features_size=6)
     flat = list(itertools.product((32, 48, 64, 80, 96, 128), range(3, 9), (8, 12, 16, 20, 32)))
     dropped = [flat.index(tree) for tree in ((80, 3, 8), (96, 3, 8), (128, 3, 8))]
@@ -67,10 +67,6 @@ def test_177_trees_in_the_flat_order_are_kept_while_decoding():
     for row in rows:
         tree = policy.trees[row.cycle // 3]
         assert (row.verified_tok, row.expansions, row.top_k) == (tree.total_tokens, tree.depth, tree.top_k)
-
-
-def test_the_early_break_stops_at_the_level_that_holds_enough():
-    """Algorithm 2: the root and k tokens, then k * k at each level, until token_count >= TT."""
     policy = RespsPolicy(features_size=6, early_break=True)
     for tree, whole in zip(policy.trees, RespsPolicy(features_size=6).trees, strict=True):
         count, depth = 1 + whole.top_k, 0
@@ -80,17 +76,7 @@ def test_the_early_break_stops_at_the_level_that_holds_enough():
     assert {tree.depth for tree in policy.trees} == {0, 1, 2}
 
 
-def true_layers(ids) -> np.ndarray:
-    """float32 [3, hidden]: the inputs of layers 2, L // 2 and L - 3 at the last of `ids`, by transformers."""
-    model = pair().target.model
-    layers = model.config.num_hidden_layers
-    with torch.inference_mode():
-        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-    return torch.stack([states[layer][0, -1] for layer in (2, layers // 2, layers - 3)]).numpy()
-
-
 def layer_norm(rows) -> np.ndarray:
-    """By hand, one number at a time."""
     out = []
     for row in rows:
         mean = sum(row) / len(row)
@@ -120,9 +106,13 @@ def test_observations_of_a_live_pair(settings, expected):
 
     specdec.decode(pair(), PROMPT, Watch(policy, look), 10)
     assert len(seen) > 2
+    model, layers = pair().target.model, pair().target.num_layers
     for ids, found in seen:
         assert found.dtype == np.float32 and found.shape == (policy.observation_size,)
-        np.testing.assert_allclose(found, expected(true_layers(ids)), atol=2e-5)
+        with torch.inference_mode():
+            states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        rows = torch.stack([states[layer][0, -1] for layer in (2, layers // 2, layers - 3)]).numpy()
+        np.testing.assert_allclose(found, expected(rows), atol=2e-5)
 
 
 def test_official_state_in_all_its_branches_and_of_half_precision():
@@ -211,16 +201,6 @@ def test_arg_max_or_draws_at_a_temperature_from_a_generator_of_its_own():
     assert tied == tied[:2] * 80 and len(set(tied)) <= 2 and len(set(free)) > 50
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("preset", resps.CONFIGS)
-def test_text_equals_plain_decoding(preset, temperature):
-    config = dataclasses.replace(resps.CONFIGS[preset], interval=2, hidden_size=32)
-    plain = specdec.autoregress(pair(), PROMPT, 20, temperature, seed=5).tokens
-    for variant in range(2):
-        policy = armed(dataclasses.replace(config.policy(width()), seed=variant), seed=variant)
-        assert specdec.decode(pair(), PROMPT, policy, 20, temperature, seed=5).tokens == plain
-
-
 def test_text_state_sees_what_the_encoder_says():
     texts = []
 
@@ -242,20 +222,7 @@ def test_text_state_sees_what_the_encoder_says():
     pytest.raises(AssertionError, policy.answer, asked(PLAN, cycle=0)).match("must return 384 numbers for one text")
 
 
-@pytest.mark.parametrize("preset", resps.CONFIGS)
-def test_saved_policies_are_the_same(preset, tmp_path):
-    policy = armed(dataclasses.replace(resps.CONFIGS[preset].policy(12), seed=5))
-    policy.trained_for = {"pair": "random", "interval": 10}
-    twin = load_policy(policy.save(tmp_path))
-    assert type(twin) is RespsPolicy and dataclasses.asdict(twin) == dataclasses.asdict(policy)
-    assert (twin.trees, twin.limits, twin.trained_for) == (policy.trees, policy.limits, policy.trained_for)
-    for row in torch.randn(20, 12, generator=torch.Generator().manual_seed(0)):
-        question = asked(PLAN, features=row)
-        np.testing.assert_array_equal(twin.observation(question), policy.observation(question))
-        assert twin.choose(twin.observation(question)) == policy.choose(policy.observation(question))
-
-
-def test_settings_of_the_configs_changes_between_them_and_bad_ones():
+def test_settings_of_the_configs_changes_bad_ones_and_features_of_another_pair():
     assert resps.STANDARD["paper"].temperature == 1.0 and resps.STANDARD["ours"] is resps.OURS
     assert resps.STANDARD["official"].temperature is None and resps.VARIANTS["max_entropy"] == resps.CONFIGS
     ppo = {name: resps.STANDARD[name].ppo for name in ("paper", "official")}
@@ -287,9 +254,6 @@ def test_settings_of_the_configs_changes_between_them_and_bad_ones():
     ):
         pytest.raises(SpecdecError, RespsPolicy, **settings).match(message)
     pytest.raises(AssertionError, RespsPolicy, features_size=6, interval=0)
-
-
-def test_features_of_another_pair_are_refused_and_official_ones_of_none_are_zero():
     policy = armed(RespsPolicy(features_size=6))
     with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 4"):
         policy.answer(asked(PLAN, cycle=0, features=torch.zeros(4)))

@@ -36,9 +36,8 @@ def test_inputs_of_a_batch_equal_those_of_one_and_those_by_hand(trace):
             one = inputs.update(inputs.begin(contexts[row], history), pool[row], expansions)
             np.testing.assert_allclose(one, batch[row], rtol=1e-6)
     best = np.exp(np.sort(pool[0])[::-1])
-    np.testing.assert_allclose(
-        inputs.size_masses(np.exp(pool[0]), 4), [best[:size].sum() for size in SIZES[1:]], rtol=1e-5
-    )
+    masses = [best[:size].sum() for size in SIZES[1:]]
+    np.testing.assert_allclose(inputs.size_masses(np.exp(pool[0]), 4), masses, rtol=1e-5)
     growing = inputs.begin(contexts[0], history)
     for expansions in (0, 2, 3, 4):  # evaluations may skip levels
         step = inputs.update(growing, scores[0, : 3 + 9 * expansions], expansions)

@@ -1,12 +1,11 @@
 """Recordings of drafters that copy: replay accepts what live decoding accepts, and the odds are those of the texts."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes.pairs import shared_pair
-from fakes.traces import round_costs
+from fakes.traces import RandomRecorded, round_costs
 
 import specdec
 from specdec.core.decode import decode
@@ -45,18 +44,8 @@ def traces(tmp_path_factory):
     return found
 
 
-class Recorded(RandomPolicy):
-    """Random answers among what was recorded, copies alone every third time."""
-
-    def answer(self, question):
-        answer = super().answer(question)
-        if not isinstance(answer, TreeConfig):
-            return answer
-        top_k = self._random.choice((2, 3))
-        most = min(self.limits.verify_nodes, top_k + answer.depth * top_k * top_k)
-        if self._random.random() < 0.33:
-            return CopiedTree(self._random.randint(1, most + 1))
-        return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k)
+class Recorded(RandomRecorded):
+    top_ks, copies_frac = (2, 3), 0.33
 
 
 POLICIES = {
@@ -71,9 +60,8 @@ POLICIES = {
 @pytest.mark.parametrize("policy", POLICIES)
 def test_replay_is_what_live_decoding_does(traces, name, policy):
     pair, trace = traces[name]
-    live = [
-        decode(pair, prompt, again, max_new_tokens=40).cycles for again in [POLICIES[policy]()] for prompt in PROMPTS
-    ]
+    again = POLICIES[policy]()
+    live = [decode(pair, prompt, again, max_new_tokens=40).cycles for prompt in PROMPTS]
     cycles = replay(trace, POLICIES[policy](), round_costs(), keep_cycles=True).cycles
     for number, rows in cycles.groupby("prompt", sort=False):
         theirs = live[list(trace.turns["prompt"]).index(number)]
@@ -97,7 +85,13 @@ def test_static_trees_and_the_bound(traces, name):
     assert replay(part, Static(12, 3, 3), costs).tau == replay(trace, Static(12, 3, 3), costs).tau
 
 
-def test_the_fastest_gate_is_found(traces, tmp_path):
+def test_odds_are_counted_the_fastest_gate_is_found_and_what_cannot_be_recorded_or_judged_is_refused(traces, tmp_path):
+    _, trace = traces["suffix"]
+    odds, turns = copy_odds_of(trace, FEW), len(trace.turns)
+    seen = sum(map(sum, odds.outcomes))
+    assert seen > 50 and odds.scale == 1.0 and 0 < sum(map(sum, odds.hits)) < seen
+    alone = [copy_odds_of(trace.select(np.arange(turns) == turn), FEW) for turn in range(turns)]
+    assert turns > 1 and sum(sum(map(sum, one.outcomes)) for one in alone) == seen, "every turn counts"
     _, trace = traces["hybrid"]
     table = tune_gate(trace, round_costs(), [TreeConfig(8, 2, 3)], copied=(6,), saved=(0.0, 0.4))
     assert len(table) == 3 and table["ms_per_tok"].is_monotonic_increasing and table["saved_frac"].isna().sum() == 1
@@ -107,18 +101,6 @@ def test_the_fastest_gate_is_found(traces, tmp_path):
     assert load_policy(gate.save(tmp_path)) == gate
     with pytest.raises(SpecdecError, match="record a drafter that has both"):
         tune_gate(traces["suffix"][1], round_costs(), [TreeConfig(8, 2, 3)])
-
-
-def test_odds_are_counted_on_a_recording(traces):
-    _, trace = traces["suffix"]
-    odds, turns = copy_odds_of(trace, FEW), len(trace.turns)
-    seen = sum(map(sum, odds.outcomes))
-    assert seen > 50 and odds.scale == 1.0 and 0 < sum(map(sum, odds.hits)) < seen
-    alone = [copy_odds_of(trace.select(np.arange(turns) == turn), FEW) for turn in range(turns)]
-    assert turns > 1 and sum(sum(map(sum, one.outcomes)) for one in alone) == seen, "every turn counts"
-
-
-def test_what_cannot_be_recorded_or_judged(traces):
     base = shared_pair()
     few = dict(max_new_tokens=8, depth=4, top_ks=(2,), trees=(), progress=False)
     for drafter, settings, words in (
@@ -128,18 +110,3 @@ def test_what_cannot_be_recorded_or_judged(traces):
     ):
         pair = dataclasses.replace(base, drafter=drafter)
         pytest.raises(SpecdecError, specdec.record, pair, {"mine": PROMPTS}, **few | settings).match(words)
-    pytest.raises(SpecdecError, CopyGate, saved_frac=-1.0).match("saved_frac must be at least 0 and at most 1")
-
-
-def test_the_gate_weighs_copies_against_what_drafting_brought():
-    gate = CopyGate((8, 3, 3), 12, saved_frac=0.25, drafted_tok=1.0, newest_frac=0.5)
-    ask = lambda *odds: gate.answer(SimpleNamespace(copied_scores=np.log(odds)))  # noqa: E731
-    assert gate.enough_tok == pytest.approx(0.5) and ask(0.4) is gate.plan and ask(0.4, 0.2) is gate.copied
-    gate.observe(SimpleNamespace(draft_calls=4, accepted_tok=3))  # drafting did well: more copies are asked for
-    assert gate.enough_tok == pytest.approx(1.25) and ask(0.4, 0.2) is gate.plan
-    for accepted_tok in (0, 0, 0):
-        gate.observe(SimpleNamespace(draft_calls=4, accepted_tok=accepted_tok))
-    gate.observe(SimpleNamespace(draft_calls=0, accepted_tok=9))  # nothing was drafted, nothing is learned
-    assert gate.drafted == pytest.approx(0.25) and ask() is gate.copied  # a plain step
-    gate.reset()
-    assert gate.enough_tok == pytest.approx(0.5)

@@ -18,20 +18,11 @@ from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_grid
 from specdec.replays.trace import NEVER, Trace
 
-COSTS = round_costs(
-    widths=(1, 4),
-    root=(1.0, 1.3),
-    root_per_tok=(0.002, 0.003),
-    expand=(0.8, 1.1),
-    expand_per_tok=(0.001, 0.002),
-    nodes=(0, 2, 8, 32),
-    verify=(5.0, 5.0, 6.0, 9.0),
-    verify_per_tok=(0.01, 0.01, 0.02, 0.02),
-    step=4.5,
-    step_per_tok=0.01,
-    rest_ms=0.4,
-    question_ms=0.05,
+DRAFT = dict(
+    widths=(1, 4), root=(1.0, 1.3), root_per_tok=(0.002, 0.003), expand=(0.8, 1.1), expand_per_tok=(0.001, 0.002)
 )
+TARGET = dict(nodes=(0, 2, 8, 32), verify=(5.0, 5.0, 6.0, 9.0), verify_per_tok=(0.01, 0.01, 0.02, 0.02))
+COSTS = round_costs(**DRAFT, **TARGET, step=4.5, step_per_tok=0.01, rest_ms=0.4, question_ms=0.05)
 KINDS = {"chat": ("train", "test"), "code": ("train", "tune", "test")}
 
 
@@ -119,20 +110,17 @@ def test_the_bound_is_brute_force(positions, top_ks, most, seed):
     assert clairvoyant(trace, COSTS).turns["time_ms"].tolist() == pytest.approx(least)
 
 
-@pytest.mark.parametrize(
-    ("top_ks", "depths", "sizes"),
-    [([3], [2], None), (None, None, [4]), ([1, 3], [0, 3], [0, 5, 11]), (None, [3], [12])],
-)
-def test_restricted_bounds_are_brute_force(top_ks, depths, sizes):
-    trace = made_up([4, 3, 4], seed=7)
-    found = clairvoyant(trace, COSTS, top_ks, depths, sizes)
-    allowed = [top_ks or [1, 2, 3], depths or range(4), sizes or range(13)]
-    least = [brute_force(trace, COSTS, turn, *allowed) for turn in range(3)]
-    assert found.turns["time_ms"].tolist() == pytest.approx(least)
-    answers = found.answers
-    assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(allowed[1])
-    for row in answers.itertuples():
-        assert row.verify_nodes in {min(size, pool_size(row.expansions, row.top_k)) for size in allowed[2]}
+def test_restricted_bounds_are_brute_force():
+    for top_ks, depths, sizes in [([3], [2], None), (None, None, [4]), ([1, 3], [0, 3], [0, 5, 11]), (None, [3], [12])]:
+        trace = made_up([4, 3, 4], seed=7)
+        found = clairvoyant(trace, COSTS, top_ks, depths, sizes)
+        allowed = [top_ks or [1, 2, 3], depths or range(4), sizes or range(13)]
+        least = [brute_force(trace, COSTS, turn, *allowed) for turn in range(3)]
+        assert found.turns["time_ms"].tolist() == pytest.approx(least)
+        answers = found.answers
+        assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(allowed[1])
+        for row in answers.itertuples():
+            assert row.verify_nodes in {min(size, pool_size(row.expansions, row.top_k)) for size in allowed[2]}
 
 
 @pytest.mark.parametrize("cycles", [1, 2, 4, 30])
@@ -155,7 +143,7 @@ def test_the_bound_of_kept_trees_is_brute_force(cycles):
     assert found.tolist() == pytest.approx([least(*turn) for turn in trace.turns[["first", "positions"]].to_numpy()])
 
 
-def test_plain_steps_and_flat_trees_are_answers_where_nothing_is_restricted():
+def test_the_answers_are_a_sequence_that_takes_that_time_with_plain_steps_and_flat_trees_among_them():
     trace = made_up([40, 40], depth=2, top_ks=(2,), most_nodes=12, seed=3)
     found, trees_only = clairvoyant(trace, COSTS), clairvoyant(trace, COSTS, top_ks=[2])
     flat = (found.answers["expansions"] == 0) & (found.answers["verify_nodes"] > 2)
@@ -163,9 +151,6 @@ def test_plain_steps_and_flat_trees_are_answers_where_nothing_is_restricted():
     assert flat.any() and plain.any() and found.ms_per_tok < trees_only.ms_per_tok
     assert trees_only.answers["top_k"].eq(2).all() and found.answers[plain]["accepted_tok"].eq(0).all()
     assert found.turns["draft_calls"].sum() == (found.answers["expansions"] + 1)[~plain].sum()
-
-
-def test_the_answers_are_a_sequence_that_takes_that_time():
     trace = made_up([30, 0, 17, 1, 25], seed=2)
     found = clairvoyant(trace, COSTS)
     assert list(found.turns["new_tok"]) == [30, 0, 17, 1, 25] and found.turns["time_ms"][1] == 0
@@ -184,7 +169,6 @@ def test_the_answers_are_a_sequence_that_takes_that_time():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_policy_beats_the_bound_in_replay(seed):
-    """The cycle's own code, every kind of question answered at random; the columns of both tables mean the same."""
     trace, costs = made_up([40, 25, 33, 8] * 3, seed=seed), dataclasses.replace(COSTS, question_ms=0.0)
     found, policy = clairvoyant(trace, costs), RandomPolicy(TreeConfig(13, 3, 3), seed=seed)
     for _ in range(20):
@@ -196,7 +180,7 @@ def test_no_policy_beats_the_bound_in_replay(seed):
     assert (static_grid(trace, costs)["time_ms"] >= found.turns["time_ms"].sum() * (1 - 1e-9)).all()
 
 
-def test_static_trees_agree_with_replay():
+def test_static_trees_agree_with_replay_and_are_one_allowed_answer():
     trace = made_up([40, 25, 33, 8] * 3, seed=4)
     for total, depth, top_k in ((13, 3, 3), (9, 2, 3), (2, 3, 1), (5, 1, 2), (1, 2, 3)):
         replayed = replay(trace, Static(total, depth, top_k), COSTS)
@@ -205,9 +189,6 @@ def test_static_trees_agree_with_replay():
         row = static_grid(trace, COSTS, [total], [depth], [top_k]).iloc[0]
         assert row["ms_per_tok"] == pytest.approx(replayed.ms_per_tok) and row["tau"] == pytest.approx(replayed.tau)
         assert row["speedup"] == pytest.approx(replayed.speedup)
-
-
-def test_one_allowed_answer_is_a_static_tree():
     trace = made_up([40, 25, 33], seed=6)
     for total, depth, top_k in ((9, 2, 3), (13, 3, 2), (2, 0, 1), (6, 0, 3)):
         tree = TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
@@ -216,7 +197,7 @@ def test_one_allowed_answer_is_a_static_tree():
         assert (only["draft_calls"] == (depth + 1) * only["cycles"]).all()
 
 
-def test_the_grid_is_a_slow_walk():
+def test_the_grid_is_a_slow_walk_and_per_suite_adds_up():
     trace = made_up([21, 0, 14, 9, 1, 30], seed=1)
     table = static_grid(trace, COSTS)
     trees = [(v + 1, n, k) for k in (1, 2, 3) for n in range(4) for v in range(1, min(12, pool_size(n, k)) + 1)]
@@ -230,10 +211,6 @@ def test_the_grid_is_a_slow_walk():
         assert row.time_ms == pytest.approx(spent) and (row.cycles, row.cycle_tok) == (cycles, gained)
         assert row.ms_per_tok == pytest.approx(spent / 75) and row.tau == pytest.approx(gained / cycles)
         assert row.speedup == pytest.approx(plain_ms / spent)
-
-
-def test_the_grid_per_suite_adds_up():
-    trace = made_up([21, 0, 14, 9, 1, 30], seed=1)
     asked = dict(total_tokens=[1, 5, 9], depths=[0, 3], top_ks=[2, 3])
     whole, parts = static_grid(trace, COSTS, **asked), static_grid(trace, COSTS, by="suite", **asked)
     setting, sums = ["top_k", "depth", "total_tokens"], ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
@@ -244,7 +221,7 @@ def test_the_grid_per_suite_adds_up():
     pd.testing.assert_frame_equal(mine, chat)
 
 
-def test_the_best_static_tree():
+def test_the_best_static_tree_and_headroom():
     trace = made_up([21, 30, 14, 9, 11, 30], seed=1)
     table = static_grid(trace, COSTS)
     best = best_static(trace, COSTS)
@@ -259,9 +236,6 @@ def test_the_best_static_tree():
     cut = static_grid(trace, COSTS, total_tokens=[4, 12], depths=[0], top_ks=[3])
     assert cut["time_ms"][0] == cut["time_ms"][1], "a tree larger than its pool is cut"
     assert best_static(trace, COSTS, total_tokens=[12], depths=[0], top_ks=[3]) == TreeConfig(4, 0, 3)
-
-
-def test_headroom():
     assert headroom(10, 10, 5) == 0 and headroom(5, 10, 5) == 1
     assert headroom(20, 10, 5) == pytest.approx(-0.5)  # speeds 0.05, 0.1, 0.2
     assert np.isnan(headroom(10, 10, 10))

@@ -1,7 +1,6 @@
 """What a recording is said to take against what it takes, and every refusal that a recording owes its reader."""
 
 import functools
-import json
 from collections import Counter
 
 import numpy as np
@@ -15,7 +14,6 @@ from specdec.errors import SpecdecError
 from specdec.replays import trace
 from specdec.replays.record import RecordConfig, parted_items, record
 from specdec.tools import cli, estimate
-from specdec.tools.estimate import estimate_record
 
 SETTINGS = dict(max_new_tokens=24, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
 
@@ -34,7 +32,7 @@ def prompts_of(count):
 def test_the_estimate_is_what_is_written(features, home):
     settings = SETTINGS | {"features": features, "family": (3, 3, 2) if features else ()}
     pair, prompts = shared_pair(), prompts_of(8)
-    needed = estimate_record(pair, prompts, samples=8, **settings)
+    needed = estimate.estimate_record(pair, prompts, samples=8, **settings)
     assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
     found = record(pair, prompts, progress=False, **settings)
     assert (needed.prompts, needed.turns, needed.positions) == (8, 8, len(found))
@@ -44,26 +42,20 @@ def test_the_estimate_is_what_is_written(features, home):
     assert needed.fits and needed.minutes > 0 and needed.sentence.startswith("recording 8 prompts (8 turns) of random")
 
 
-def test_more_prompts_take_more():
+def test_more_prompts_take_more_bad_settings_are_those_of_record_and_no_room_is_said(monkeypatch):
     settings = SETTINGS | dict(features=False, samples=3)
-    few, many = (estimate_record(shared_bigrams(), prompts_of(count), **settings) for count in (4, 40))
+    few, many = (estimate.estimate_record(shared_bigrams(), prompts_of(count), **settings) for count in (4, 40))
     assert many.turns == 10 * few.turns and many.megabytes > 4 * few.megabytes and many.most_positions > few.positions
-
-
-def test_no_room_is_said(monkeypatch):
-    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    needed = estimate_record(shared_pair(), prompts_of(2), samples=1, **SETTINGS)
-    assert not needed.fits and "only 0 MB are free: record fewer" in needed.sentence
-
-
-def test_bad_settings_are_those_of_record():
     for settings, message in (
         (dict(max_new_token=8), "unknown setting 'max_new_token'; did you mean"),
         (dict(top_ks=(0,)), "top_k must be an integer"),
         (SETTINGS | {"max_new_tokens": 900}, "the target's context"),
         (dict(samples=0), "samples must be at least 1"),
     ):
-        pytest.raises(SpecdecError, estimate_record, shared_pair(), prompts_of(1), **settings).match(message)
+        pytest.raises(SpecdecError, estimate.estimate_record, shared_pair(), prompts_of(1), **settings).match(message)
+    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    needed = estimate.estimate_record(shared_pair(), prompts_of(2), samples=1, **SETTINGS)
+    assert not needed.fits and "only 0 MB are free: record fewer" in needed.sentence
 
 
 def test_another_unfinished_or_damaged_recording_is_refused():
@@ -77,7 +69,7 @@ def test_another_unfinished_or_damaged_recording_is_refused():
     piece = next((folder / "positions").glob("part-*.parquet"))
     piece.write_bytes(piece.read_bytes()[:100])
     refused("has changed since it was written.*record again")
-    header = json.loads((folder / "trace.json").read_text())
+    header = runs.read_json(folder / "trace.json")
     runs.write_json(folder / "trace.json", {**header, "schema": trace.SCHEMA + 1})
     refused(rf"written with schema {trace.SCHEMA + 1}, this is {trace.SCHEMA}; record again")
     (folder / "trace.json").unlink()
@@ -85,11 +77,10 @@ def test_another_unfinished_or_damaged_recording_is_refused():
 
 
 def test_an_old_recording_of_toy_suites_is_read_under_their_names_of_today():
-    """They were called laptop/... when recordings did not say which prompts they hold."""
     pair = specdec.load_pair("tiny", dtype="float32")
     new = record(pair, ["toy/gsm8k"], limit=1, progress=False, max_new_tokens=4, depth=1, top_ks=(2,), trees=())
     folder = runs.find("record")[0].directory
-    header = json.loads((folder / "trace.json").read_text())
+    header = runs.read_json(folder / "trace.json")
     runs.write_json(folder / "trace.json", {**header, "files": {}, "checksum": None})
     named = ["suite", "prompt"]
     turns = new.turns.assign(**new.turns[named].replace("^toy/", "laptop/", regex=True))

@@ -29,7 +29,7 @@ from specdec.replays.trace import NEVER, Trace, open_trace
 FEW = dict(max_new_tokens=12, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
 
 
-def test_what_is_recorded_unless_told_otherwise():
+def test_settings_unless_told_otherwise_and_those_at_the_edge_are_not_refused():
     usual = RecordConfig()
     assert repr(usual) == (
         "RecordConfig(max_new_tokens=128, depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), family=(), most_nodes=240, "
@@ -46,8 +46,6 @@ def test_what_is_recorded_unless_told_otherwise():
     made = record_config(RecordConfig(seed=4), {"lengths": 2, "depth": 9})
     assert made == RecordConfig(seed=4, depth=9, acceptance_distributions=2)
 
-
-def test_settings_and_drafters_at_the_edge_are_not_refused():
     def pair_of(**fields):
         drafter = Drafter()
         vars(drafter).update(fields)
@@ -70,7 +68,17 @@ def test_settings_and_drafters_at_the_edge_are_not_refused():
     assert usual(pair_of(copied_levels=5), (10,), 12) == 0
 
 
-def test_prompts_go_into_parts(monkeypatch):
+def test_prompts_go_into_parts_and_those_of_a_recording_into_the_same(monkeypatch):
+    made = synthetic_trace(turns=3)
+    items = gather("toy/nq", limit=3)
+    made.turns["suite"], made.turns["prompt"] = "toy/nq", [items[2].id, items[0].id, items[0].id]
+    made.turns["part"], made.turns["turn"] = ["tune", "train", "train"], [0, 0, 1]
+    assert parted_items(made, RecordConfig()) == [("tune", items[2]), ("train", items[0])]
+    made.header |= dict(trees=[3], family=[3, 2], seed=4, max_new_tokens=7, pair="left out")
+    again = dict(max_new_tokens=7, depth=4, top_ks=(3,), trees=(3,), family=(3, 2), most_nodes=20, seed=4)
+    assert settings_of(made) == again
+    del made.header["family"]
+    assert "family" not in settings_of(made)
     asked = []
 
     def gathered(prompts, **named):
@@ -95,19 +103,6 @@ def test_prompts_go_into_parts(monkeypatch):
         assert asked == [(prompts, dict(limit=5, **where))] and [part for part, _ in found] == ["tune", "tune"]
 
 
-def test_a_recordings_prompts_are_recorded_again_in_their_parts():
-    made = synthetic_trace(turns=3)
-    items = gather("toy/nq", limit=3)
-    made.turns["suite"], made.turns["prompt"] = "toy/nq", [items[2].id, items[0].id, items[0].id]
-    made.turns["part"], made.turns["turn"] = ["tune", "train", "train"], [0, 0, 1]
-    assert parted_items(made, RecordConfig()) == [("tune", items[2]), ("train", items[0])]
-    made.header |= dict(trees=[3], family=[3, 2], seed=4, max_new_tokens=7, pair="left out")
-    again = dict(max_new_tokens=7, depth=4, top_ks=(3,), trees=(3,), family=(3, 2), most_nodes=20, seed=4)
-    assert settings_of(made) == again
-    del made.header["family"]
-    assert "family" not in settings_of(made)
-
-
 def test_the_header_and_the_tables_say_what_they_hold(home):
     pair, prompts = shared_pair(), [[1, 2, 3], [4, 5, 6, 7]]
     found = record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
@@ -117,16 +112,9 @@ def test_the_header_and_the_tables_say_what_they_hold(home):
     positions = sorted([*map(Column, kinds), Column("ranks", 2), Column("ranks", 3)])
     trees = [Column(kind, 3) for kind in ("beams", "scores", "tokens")]
     listed = {"positions": positions, "trees": trees, "family": []}
-    header = {
-        "schema": 1,
-        "key": run.key,
-        "pair_key": describe_pair(pair)["weights"],
-        "items": items,
-        **describe_pair(pair),
-        **own,
-        "position_limit": pair.target.position_limit,
-        "columns": {table: [column.stored for column in columns] for table, columns in listed.items()},
-    }
+    columns = {table: [column.stored for column in columns] for table, columns in listed.items()}
+    keys = {"schema": 1, "key": run.key, "pair_key": describe_pair(pair)["weights"], "items": items}
+    header = {**keys, **describe_pair(pair), **own, "position_limit": pair.target.position_limit, "columns": columns}
     beyond = {name: value for name, value in found.header.items() if name not in runs.plain(header)}
     assert found.header == runs.plain(header) | beyond and beyond.keys() == {"checksum", "files"}
     shards = [f"{table}/part-{number:05d}.parquet" for table in ("positions", "trees") for number in range(2)]
@@ -184,7 +172,7 @@ def test_what_is_missing_is_recorded_elsewhere(home, monkeypatch):
     assert len(asked) == 4, "nobody is asked where nothing is missing"
 
 
-def test_columns_come_back_as_they_were(tmp_path):
+def test_columns_come_back_as_they_were_also_by_the_names_of_older_recordings(tmp_path):
     columns = {
         Column("ranks", 3): np.arange(24, dtype=np.int16).reshape(3, 2, 4),
         Column("scores", 3): np.array([[0.5, -np.inf], [1.5, 2.0], [0.25, 3.0]], np.float32),
@@ -203,6 +191,17 @@ def test_columns_come_back_as_they_were(tmp_path):
     assert wide.tolist() == [[1, 1, -np.inf], [1, 1, 1], [1, 1, 1]]
     assert stacked([np.ones((1, 1), int), np.zeros((1, 2), int)]).tolist() == [[1, -1], [0, 0]]
     assert stacked([np.ones(1), np.zeros(2)]).tolist() == [1, 0, 0]
+    for name, column in [
+        ("ranks_10", Column("ranks", 10)),
+        ("scores_4,2,1", Column("scores", 4, (2, 1))),
+        ("candidates_3", Column("candidates", 3)),
+        ("family_scores_0", Column("family_scores", level=0)),
+        ("family_path", Column("family_path")),
+        ("copied_ranks", Column("copied_ranks")),
+        ("text", Column("text")),
+        ("root_rank", Column("root_rank")),
+    ]:
+        assert column_of(name) == column_of(column.stored) == column and column.name == name
 
 
 def test_a_recording_from_before_columns_had_keys_holds_what_is_recorded_today(home):
@@ -210,10 +209,9 @@ def test_a_recording_from_before_columns_had_keys_holds_what_is_recorded_today(h
     old = open_trace(Path(__file__).with_name("recorded_before"), "random")
     new = record(random_pair(), [[1, 2, 3], [4, 5, 6, 7]], progress=False, **settings)
     listed = [sum(trace.header["columns"].values(), []) for trace in (old, new)]
-    assert all(type(one) is str for one in listed[0]) and set(map(column_of, listed[0])) == set(
-        map(column_of, listed[1])
-    )
-    for column in map(column_of, listed[1]):
+    names = [set(map(column_of, some)) for some in listed]
+    assert all(type(one) is str for one in listed[0]) and names[0] == names[1]
+    for column in names[1]:
         a, b = old.column(*column), new.column(*column)
         assert a.dtype == b.dtype
         np.testing.assert_allclose(a, b, atol=2e-3 if a.dtype == np.float16 else 1e-5 * (a.dtype.kind == "f"))
@@ -223,18 +221,6 @@ def test_a_recording_from_before_columns_had_keys_holds_what_is_recorded_today(h
     cut = old.restrict({"expansions": (0, 1)})
     assert cut.ranks[3].shape[1:] == (2, 2) and cut.column("scores", 3).shape[1] == 3 + 9
     assert cut.column("family_path").shape[1] == 2 and cut.column("beams", 3).shape[1] == 1
-
-
-@pytest.mark.parametrize(
-    "name, column",
-    [
-        ("ranks_10", Column("ranks", 10)), ("scores_4,2,1", Column("scores", 4, (2, 1))), ("candidates_3", Column("candidates", 3)),
-        ("family_scores_0", Column("family_scores", level=0)), ("family_path", Column("family_path")),
-        ("copied_ranks", Column("copied_ranks")), ("text", Column("text")), ("root_rank", Column("root_rank")),
-    ],
-)  # fmt: skip
-def test_the_names_of_older_recordings_are_columns(name, column):
-    assert column_of(name) == column_of(column.stored) == column and column.name == name
 
 
 def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
@@ -261,7 +247,7 @@ def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
     assert less.column("scores", 3).shape[1] == 3 + 2 * 9
 
 
-def test_turns_that_are_selected_keep_their_rows():
+def test_selected_turns_keep_their_rows_what_was_not_measured_is_cut_and_trees_accept_what_ranks_say():
     made = synthetic_trace(turns=4, positions=5)
     distributions = np.array([1, 6, 9, 17]), np.arange(4 * 72, dtype=np.float32).reshape(4, 8, 9)
     made = Trace(made.header, made.turns, made._columns, None, distributions)
@@ -277,11 +263,8 @@ def test_turns_that_are_selected_keep_their_rows():
     beside = some.beside("text_state", np.zeros((10, 2)), "made up")
     assert beside.header["text_state"] == "made up" and beside.column("text_state").shape == (10, 2)
     assert "text_state" not in some.header and beside.acceptance_distributions is some.acceptance_distributions
-    less = pytest.raises(AssertionError, some.beside, "text_state", np.zeros((9, 2)), "made up")
-    less.match("text_state has 9 rows for 10 positions")
-
-
-def test_what_was_not_measured_is_cut():
+    with pytest.raises(AssertionError, match="text_state has 9 rows for 10 positions"):
+        some.beside("text_state", np.zeros((9, 2)), "made up")
     made = synthetic_trace(depth=4, top_ks=(2, 3), most_nodes=20)
     cut = made.restrict({"top_k": (3, 9), "expansions": (1, 2), "verify_nodes": (4, 15)})
     assert (cut.top_ks, cut.depth, cut.most_nodes) == ((3,), 2, 15) and cut.header["top_ks"] == (3,)
@@ -295,9 +278,6 @@ def test_what_was_not_measured_is_cut():
     for one, other in ((cut, made), (cut.select(**part), made.select(**part))):
         assert static_turns(one, costs, TreeConfig(10, 2, 3)).equals(static_turns(other, costs, TreeConfig(10, 2, 3)))
     pytest.raises(SpecdecError, static_turns, cut, costs, TreeConfig(10, 3, 3)).match("from 0 to 2")
-
-
-def test_trees_accept_what_their_ranks_say():
     made = synthetic_trace(turns=2, positions=10)
     for expansions, nodes in ((0, 1), (2, 7), (4, 20)):
         expected = [sum(rank < nodes for rank in row[expansions]) for row in made.ranks[3].tolist()]
@@ -310,7 +290,7 @@ def test_trees_accept_what_their_ranks_say():
     assert bare.features is None and bare.draft_state is None and made.features is not None
 
 
-def test_a_replayed_cycle_takes_what_was_charged():
+def test_a_replayed_cycle_takes_what_was_charged_and_a_row_per_turn_is_whole():
     watch = ReplayClock(0.5)
     watch.draft_ms, watch.verify_ms, watch.rest_ms = 3.0, 4.0, 0.25
     watch.lap("policy")
@@ -320,9 +300,6 @@ def test_a_replayed_cycle_takes_what_was_charged():
     assert watch.stop() == parts
     watch.start()
     assert watch.stop() == dict.fromkeys(parts, 0.0)
-
-
-def test_a_row_per_turn_is_whole():
     made, costs = synthetic_trace(turns=2, positions=10), round_costs(root_per_tok=(0.5, 0.5), step_per_tok=0.25)
     found = replay(made, Static(8, 2, 3), costs, keep_cycles=True)
     names = ["suite", "prompt", "turn", "part", "cycles", "new_tok", "cycle_tok", "draft_calls", "verified_tok"]
@@ -342,7 +319,6 @@ def test_a_row_per_turn_is_whole():
 
 
 def test_an_answer_takes_the_mean_without_the_slowest_twentieth(monkeypatch):
-    """Of the first turns; a policy that is asked nothing takes no time."""
     made, played = synthetic_trace(turns=6), []
 
     def replayed(some, policy, costs):

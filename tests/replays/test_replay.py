@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from fakes.killed import killed_at
 from fakes.pairs import bigram_pair, random_pair
-from fakes.traces import round_costs, synthetic_trace
+from fakes.traces import RandomRecorded, round_costs, synthetic_trace
 
 import specdec
 from specdec.core.decode import decode
@@ -20,7 +21,6 @@ from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import BatchedDrafter
 from specdec.policies import ltd
 from specdec.policies.engines import rule
-from specdec.policies.ltd import DepthPolicy, SizePolicy
 from specdec.replays import record as record_module
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import SequentialDrafter, record
@@ -29,8 +29,6 @@ from specdec.replays.static_trees import static_grid, tree_of
 
 TOP_KS, DEPTH, MOST_NODES = (2, 3, 5), 4, 30
 COLUMNS = "context_tok top_k expansions draft_calls candidates verify_nodes accepted_tok kept_tok questions".split()
-
-
 pytestmark = pytest.mark.usefixtures("home")
 
 
@@ -45,16 +43,31 @@ def replayed(trace, number, policy):
     return replay(part, policy, round_costs(), keep_cycles=True).rows[0]
 
 
-class RandomRecorded(RandomPolicy):
-    """Random answers, of the beam widths that were recorded; changes its mind at every question."""
+class Watching:
+    """Notes what the policy may look at before each answer: its `looks`, arrays by name."""
+
+    looks = ("scores", "newest_scores")
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.seen = []
 
     def answer(self, question):
-        answer = super().answer(question)
-        if isinstance(answer, TreeConfig):
-            top_k = self._random.choice(TOP_KS)
-            most = min(self.limits.verify_nodes, top_k + answer.depth * top_k * top_k)
-            return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k)
-        return answer
+        if question.kind != "plan":
+            noted = [getattr(question, name).float().numpy().copy() for name in self.looks]
+            self.seen.append([question.context_tok, *noted])
+        return super().answer(question)
+
+    def saw_as(self, other) -> None:
+        """Equal to what another saw; features and states are recorded in half precision."""
+        for mine, theirs in zip(self.seen, other.seen, strict=True):
+            for place, (array, expected) in enumerate(zip(mine, theirs, strict=True)):
+                rough = dict(rtol=1e-7, atol=1e-4) if place <= 2 else dict(rtol=2e-3, atol=2e-3)
+                np.testing.assert_allclose(array, expected, **rough)
+
+
+class Recorded(Watching, RandomRecorded):
+    pass
 
 
 def prompts_of(pair, count=6, seed=0):
@@ -76,23 +89,26 @@ def live_rows(pair, prompt, policy, **options):
 def test_replay_equals_live_decoding(make, temperature):
     pair = make()
     prompts, options = prompts_of(pair, 4), dict(temperature=temperature, seed=5, max_new_tokens=30)
-    trace, limits, compared = recorded(pair, prompts, **options), TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS)), 0
+    trace, compared = recorded(pair, prompts, trees=TOP_KS, **options), 0
+    limits = TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS))
     for number, prompt in enumerate(prompts):
         for seed, asks in enumerate((("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))):
-            live = live_rows(pair, prompt, RandomRecorded(limits, seed, asks), **options)
-            rows = replayed(trace, number, RandomRecorded(limits, seed, asks))
+            one, other = Recorded(limits, seed, asks), Recorded(limits, seed, asks)
+            if make is random_pair:
+                one.looks = other.looks = (*Watching.looks, "features", "draft_state")
+            live, rows = live_rows(pair, prompt, one, **options), replayed(trace, number, other)
             assert told(rows) == told(live)
+            other.saw_as(one)
             compared += len(rows)
     assert compared > 150, compared
 
 
 def test_drawn_answers_are_the_same_in_any_order():
-    """A policy that draws goes on drawing from turn to turn; what it draws in one does not depend on those before."""
     pair, trees = random_pair(), dict(depth=DEPTH, top_k=TOP_KS[-1], temperature=50.0)
     prompts = [prompt + [1] * number for number, prompt in enumerate(prompts_of(pair)[:4])]
     trace = recorded(pair, prompts, temperature=0.0, seed=5)
-    depth = DepthPolicy(total_tokens=9, stride=1, **trees).fill_at_random((8,))
-    policy = ltd.combine(depth, SizePolicy(sizes=(1, 3, 6, 8), drafted=DEPTH, **trees).fill_at_random((8,)))
+    depth = ltd.DepthPolicy(total_tokens=9, stride=1, **trees).fill_at_random((8,))
+    policy = ltd.combine(depth, ltd.SizePolicy(sizes=(1, 3, 6, 8), drafted=DEPTH, **trees).fill_at_random((8,)))
     found = replay(trace, policy, round_costs(), keep_cycles=True).rows
     live = [live_rows(pair, prompt, policy, temperature=0.0, seed=5) for prompt in reversed(prompts)]
     assert [told(rows) for rows in found] == [told(rows) for rows in reversed(live)]
@@ -103,7 +119,6 @@ def test_drawn_answers_are_the_same_in_any_order():
 
 @pytest.mark.parametrize("seeds", [3, pytest.param(30, marks=pytest.mark.nightly)])
 def test_shipped_pair_replays_exactly(seeds):
-    """Random (total_tokens, depth, top_k) and answers that change at every question, on the trained pair."""
     pair = specdec.load_pair("tiny", dtype="float32")
     suites = ["toy/gsm8k", "toy/mt_bench", "toy/humaneval"]
     options = dict(max_new_tokens=48, depth=6, top_ks=TOP_KS, trees=(), most_nodes=60)
@@ -123,7 +138,7 @@ def test_shipped_pair_replays_exactly(seeds):
 FAMILY = (4, 4, 3, 2)  # up to four children, and up to 4, 3, 2, 2, ... nodes expanded
 
 
-class RandomMember(RandomPolicy):
+class RandomMember(Watching, RandomPolicy):
     """Random answers within a recorded family; changes its mind at every question."""
 
     def answer(self, question):
@@ -137,25 +152,8 @@ class RandomMember(RandomPolicy):
         return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k, beam=beam)
 
 
-class Watching:
-    """Notes what the policy may look at before each answer: its `looks`, arrays by name."""
-
-    looks = ("scores", "newest_scores")
-
-    def answer(self, question):
-        if question.kind != "plan":
-            noted = [getattr(question, name).float().numpy().copy() for name in self.looks]
-            vars(self).setdefault("seen", []).append([question.context_tok, *noted])
-        return super().answer(question)
-
-
-class WatchingMember(Watching, RandomMember):
-    pass
-
-
 @pytest.mark.parametrize("make", [random_pair, bigram_pair])
 def test_every_member_of_a_family_replays_exactly(make):
-    """Any number of children and any beams up to those recorded, changed in every cycle, with what policies see."""
     pair = make()
     prompts = prompts_of(pair, 3)
     trace = recorded(pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,), max_new_tokens=30)
@@ -163,18 +161,16 @@ def test_every_member_of_a_family_replays_exactly(make):
     for number, prompt in enumerate(prompts):
         for seed in range(4):
             asks = (("plan", "extend", "size"), ("plan",))[seed % 2]
-            one, other = WatchingMember(limits, seed, asks), WatchingMember(limits, seed, asks)
+            one, other = RandomMember(limits, seed, asks), RandomMember(limits, seed, asks)
             live, rows = live_rows(pair, prompt, one, max_new_tokens=30), replayed(trace, number, other)
             assert told(rows) == told(live)
-            for expected, seen in zip(vars(one).get("seen", ()), vars(other).get("seen", ()), strict=True):
-                for array, again in zip(expected, seen, strict=True):
-                    np.testing.assert_allclose(again, array, atol=1e-4)
+            other.saw_as(one)
             shapes |= {(row.top_k, row.candidates) for row in rows}
             compared += len(rows)
     assert compared > 180 and len(shapes) > 20, (compared, len(shapes))
 
 
-def test_what_a_family_does_not_hold_is_refused():
+def test_static_trees_of_a_family_equal_their_replay_and_what_it_does_not_hold_is_refused():
     pair = random_pair()
     trace = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(), trees=(2,))
     for tree in (TreeConfig(8, 2, 4, beam=(2, 1)), TreeConfig(8, 2, 3, beam=(2, 2)), TreeConfig(8, 2, 3)):
@@ -182,15 +178,9 @@ def test_what_a_family_does_not_hold_is_refused():
             replay(trace, Static.of(tree), round_costs())
     assert replay(trace, Static.of(TreeConfig(8, 1, 3)), round_costs()).tau >= 1
     bare = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(2,), trees=(), name="bare")
-    for call in (
-        lambda: bare.column("scores", 2),
-        lambda: bare.trees(2),
-    ):  # only its ranks go as deep as it was recorded
-        pytest.raises(SpecdecError, call).match("holds no scores_2")
+    for call in (lambda: bare.column("scores", 2), lambda: bare.trees(2)):
+        pytest.raises(SpecdecError, call).match("holds no scores_2")  # only its ranks go as deep as it was recorded
     pytest.raises(SpecdecError, recorded, pair, [[1, 2]], max_new_tokens=600).match("the target's context")
-
-
-def test_static_trees_of_a_family_equal_their_replay():
     pair = random_pair()
     costs, trees = round_costs(candidate_ms=0.01), dict(family=FAMILY, top_ks=(), trees=(3,))
     trace = recorded(pair, prompts_of(pair, 3), **trees)
@@ -203,25 +193,6 @@ def test_static_trees_of_a_family_equal_their_replay():
     best = tree_of(table.loc[table["time_ms"].idxmin()])
     own = clairvoyant(trace, costs, [best.top_k], [best.depth], [best.verify_nodes], [best.beam])
     assert own.ms_per_tok == pytest.approx(table["ms_per_tok"].min(), rel=1e-9)
-
-
-class WatchingRandom(Watching, RandomPolicy):
-    looks = ("scores", "newest_scores", "features", "draft_state")
-
-
-def test_policies_see_the_same_numbers():
-    pair = random_pair()
-    prompt = prompts_of(pair, 1)[0]
-    trace = recorded(pair, [prompt])
-    live, again = (WatchingRandom(TreeConfig(MOST_NODES + 1, DEPTH, 5), 3, ("extend", "size")) for _ in range(2))
-    decode(pair, prompt, live, max_new_tokens=60)
-    replay(trace, again, round_costs())
-    assert len(live.seen) == len(again.seen) > 40
-    for one, other in zip(live.seen, again.seen, strict=True):
-        assert one[0] == other[0]
-        for place, array in enumerate(one[1:], 1):  # features and states are recorded in half precision
-            exact = place <= 2
-            np.testing.assert_allclose(other[place], array, rtol=1e-7 if exact else 2e-3, atol=1e-4 if exact else 2e-3)
 
 
 def test_the_batched_forest_equals_the_session():
@@ -241,25 +212,18 @@ def test_a_killed_recording_continues(monkeypatch):
     pair = random_pair()
     prompts = prompts_of(pair, 4)
     whole = recorded(pair, prompts, name="whole")
-    ordinary, calls = record_module.Recorder.positions, []
-
-    def breaking(self, ids, *args):
-        calls.append(ids)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return ordinary(self, ids, *args)
-
-    monkeypatch.setattr(record_module.Recorder, "positions", breaking)
-    with pytest.raises(KeyboardInterrupt):
+    recorder, real, done = record_module.Recorder, record_module.Recorder.positions, []
+    monkeypatch.setattr(recorder, "positions", lambda self, ids, *a: done.append(ids) or real(self, ids, *a))
+    with killed_at(recorder, "positions", 2):
         recorded(pair, prompts, name="broken")
+    assert len(done) == 2
     again = recorded(pair, prompts, name="broken")
-    assert len(calls) == 5 and calls[2] in calls[3:]  # the one that broke, and the one never begun
+    assert len(done) == 4 == len({str(ids) for ids in done})  # the one that broke, and the one never begun
     for column in (("context_tok",), ("ranks", 5), ("scores", 5), ("features",), ("draft_state",), ("root_rank",)):
         np.testing.assert_array_equal(whole.column(*column), again.column(*column))
 
 
 def test_exact_lengths_of_the_recording(tmp_path):
-    """RADAR's distributions: each a distribution, the full tree's equal to the one computed from a live tree."""
     pair = random_pair(vocab_size=40)
     prompt = prompts_of(pair, 1)[0]
     trace = record(pair, [prompt], max_new_tokens=20, depth=7, top_ks=(10,), trees=(10,), lengths=5, progress=False)

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from fakes.values import random_policy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -14,7 +15,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.models.load import load_drafter, shipped_folder
-from specdec.policies import ltd, radar, resps, value
+from specdec.policies import ltd, radar, resps
 from specdec.replays import snapshots
 from specdec.replays.replay import replay
 from specdec.report.live import Live
@@ -53,18 +54,16 @@ def policies():
     return [*TREES, RandomPolicy(limits, seed=3, asks=("extend", "size"))]
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_a_lane_is_what_replay_finds(recording, number):
-    cycles = replay(recording.trace, policies()[number], recording.costs, keep_cycles=True).rows
-    policy = policies()[number]
-    for turn, rows in enumerate(cycles):
-        for one, row in zip(snapshots.replayed(recording, turn, policy, "it").cycles, rows, strict=True):
-            assert one.tree == (row.verify_nodes + 1, row.expansions, row.top_k) and sum(one.verified) == one.tree[0]
-            assert one.accepted_tok == row.accepted_tok and one.total_ms == pytest.approx(row.total_ms)
-
-
-def test_accepted_tokens_and_bonus_are_the_text(recording, pair):
-    """Going from cycle to cycle by what each shows writes the text that plain decoding writes."""
+def test_a_lane_is_what_replay_finds_and_its_accepted_tokens_and_bonus_are_the_text(recording, pair):
+    for number in range(5):
+        cycles = replay(recording.trace, policies()[number], recording.costs, keep_cycles=True).rows
+        policy = policies()[number]
+        for turn, rows in enumerate(cycles):
+            for one, row in zip(snapshots.replayed(recording, turn, policy, "it").cycles, rows, strict=True):
+                assert (
+                    one.tree == (row.verify_nodes + 1, row.expansions, row.top_k) and sum(one.verified) == one.tree[0]
+                )
+                assert one.accepted_tok == row.accepted_tok and one.total_ms == pytest.approx(row.total_ms)
     plain = specdec.autoregress(pair, [{"role": "user", "content": PROMPTS[0]}], max_new_tokens=20)
     for policy in policies():
         lane = snapshots.replayed(recording, 0, policy, "it")
@@ -88,7 +87,6 @@ def test_pieces_of_a_metaspace_tokenizer_keep_their_spaces(pair):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_recorded_and_live_cycles_look_the_same(recording, pair, exact, dtype):
-    """Tokens, parents, what is verified and accepted, of every cycle: from the recording and from the live engine."""
     names = "position context_tok tree token parent verified accepted kept_tok refused".split()
     if dtype == "float64":
         recording, pair = record_of(exact), exact
@@ -115,13 +113,10 @@ def test_the_clairvoyant_lane_takes_the_bounds_time(recording):
             assert lane.elapsed_ms(len(lane.cycles) - 1) <= other.elapsed_ms(len(other.cycles) - 1) * (1 + 1e-9)
 
 
-def test_what_if_with_the_policys_own_tree_is_its_own_cycle(recording):
+def test_what_if_with_its_own_tree_is_the_cycle_and_a_larger_tree_holds_the_smaller_one(recording):
     for one in snapshots.replayed(recording, 1, TREES[1], "it").cycles:
         again = snapshots.what_if(recording, 1, one.position, TREES[1].plan)
         assert dataclasses.replace(again, note="") == one
-
-
-def test_a_larger_tree_holds_the_smaller_one(recording):
     small = snapshots.what_if(recording, 0, 2, TreeConfig(6, 3, 4))
     large = snapshots.what_if(recording, 0, 2, TreeConfig(20, 3, 4))
     assert small.token == large.token and large.accepted_tok >= small.accepted_tok
@@ -142,11 +137,7 @@ def learned(pair, recording):
     watched = radar.RadarPolicy(total_tokens=12, top_k=4)
     watched.plan = watched.limits = TreeConfig(12, 4, 4)
     watched.network = radar.LstmNetwork(weights)
-    ours = value.ValuePolicy(top_k=4, most_expansions=4, sizes=(0, 2, 5, 9))
-    shapes = {"probe.weight": (3, states), "probe.bias": (3,), "hidden.weight": (6, ours.observation_size + 3)}
-    shapes |= {"hidden.bias": (6,), "out.weight": (20, 6), "out.bias": (20,)}
-    ours.network = ours.build_network({name: random.normal(0, 0.3, shape) for name, shape in shapes.items()})
-    ours = ours.price(recording.costs, 0.05)
+    ours = random_policy(states, top_k=4, sizes=(0, 2, 5, 9)).price(recording.costs, 0.05)
     return {"resps": of_resps.fill_at_random((8,)), "ltd": ltd.combine(deep, size), "radar": watched, "ours": ours}
 
 
@@ -173,17 +164,14 @@ def test_of_many_choices_the_likeliest_and_the_rest_are_told():
     assert told.labels[-1] == "12 others" and told.labels[told.chosen] == "3" and sum(told.values) == pytest.approx(1)
 
 
-def test_it_is_the_same_after_saving(recording, tmp_path):
+def test_it_is_the_same_after_saving_and_what_cannot_be_shown_is_said_in_a_sentence(recording, tmp_path, pair):
     again = snapshots.open_recording(recording.save(tmp_path / "kept"))
     assert again.titles == recording.titles and again.top_ks == recording.top_ks and again.texts == recording.texts
     for policy in TREES:
         one, other = (snapshots.replayed(source, 1, policy, "it") for source in (recording, again))
         assert one == other
     assert again.trace.features is not None and again.trace.family is None
-
-
-def test_what_cannot_be_shown_is_said_in_a_sentence(recording, pair, tmp_path):
-    folder, given = recording.save(tmp_path / "kept"), (pair, recording.costs)
+    folder, given = tmp_path / "kept", (pair, recording.costs)
 
     def refused(message, *given):
         pytest.raises(SpecdecError, snapshots.open_recording, folder, *given).match(message)

@@ -28,7 +28,7 @@ def likely_trace(positions=60, depth=4) -> Trace:
     return synthetic_trace(turns=1, positions=positions, depth=depth, **options)
 
 
-def test_arrays_hold_what_the_policies_will_see_of_the_tree_that_is_asked_for():
+def test_arrays_hold_what_the_policies_will_see_and_c2t_learns_from_paths_and_as_many_others():
     trace = likely_trace(8)
     inputs, labels = disco_arrays(trace)
     policy, scores, ranks = Disco(), trace.trees(10).scores, trace.ranks[10]
@@ -54,11 +54,28 @@ def test_arrays_hold_what_the_policies_will_see_of_the_tree_that_is_asked_for():
     features, levels = specdec_plus_arrays(trace, max_depth=3, verify_nodes=5)
     accepted = trace.accepted_tok(np.arange(8), 10, 3, 5)
     assert features is trace.features and levels.dtype == np.int8 and levels.shape == (8, 4)
-    assert levels.tolist() == [
-        [1 if level < count else 0 if level == count else -1 for level in range(4)] for count in accepted
-    ]
+    assert levels.tolist() == [[1] * count + [0] * int(count < 4) + [-1] * (3 - count) for count in accepted]
     blind = Trace({**trace.header, "features": False}, trace.turns, dict(trace._columns))
     pytest.raises(SpecdecError, specdec_plus_arrays, blind).match(r"record with features=True")
+    inputs, labels = c2t_arrays(trace, max_depth=2, seed=3)
+    assert inputs.dtype == np.float32 and labels.dtype == bool and inputs[:, 1].max() <= np.float32(0.3)
+    begin = 0
+    for row in range(8):
+        order = np.argsort(-scores[row, :210], kind="stable")
+        path = [int(order[rank]) for rank in ranks[row, 2, :3] if rank < 210]
+        if not path:
+            continue
+        some = slice(begin, begin + 2 * len(path))
+        assert labels[some].tolist() == [True] * len(path) + [False] * len(path)
+        expected = [[scores[row, node], node_depths(210, 10)[node] / 10] for node in path]
+        np.testing.assert_array_equal(inputs[some][: len(path)], np.float32(expected))
+        begin += 2 * len(path)
+    assert begin == len(labels) > 0
+    others = [c2t_arrays(trace, max_depth=2, seed=seed)[0].tolist() for seed in (3, 3, 4)]
+    assert others[0] == others[1] != others[2]
+    assert c2t_arrays(trace, max_depth=2)[0].tolist() == c2t_arrays(trace, max_depth=2, seed=0)[0].tolist()
+    trace.ranks[10][:] = 10**4
+    pytest.raises(SpecdecError, c2t_arrays, trace).match("no target path enters")
 
 
 def test_balanced_takes_all_of_the_rarer_kind_and_the_residual_network_equals_torchs():
@@ -119,7 +136,7 @@ def test_opponents_stay_inside_the_recording(tmp_path, monkeypatch):
     assert load_policy(tmp_path / "disco" / "policy").max_depth == 6
 
 
-def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path):
+def test_fitting_resumes_exactly_and_what_it_notes_of_itself_is_so(tmp_path):
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(200, 12)).astype(np.float32), random.random(200) < 0.4
     whole, _ = fit_disco(inputs, labels, out_dir=tmp_path / "whole", epochs=3, batch=32, seed=4)
@@ -133,33 +150,6 @@ def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path):
     pytest.raises(AssertionError, fit_disco, inputs, labels[:5], out_dir=tmp_path / "bad").match("one label")
     fit = classifiers.fit_specdec_plus
     pytest.raises(AssertionError, fit, inputs, labels, out_dir=tmp_path / "bad").match("same positions")
-
-
-def test_c2t_learns_from_paths_and_as_many_others():
-    trace = likely_trace(8)
-    scores, ranks = trace.trees(10).scores, trace.ranks[10]
-    inputs, labels = c2t_arrays(trace, max_depth=2, seed=3)
-    assert inputs.dtype == np.float32 and labels.dtype == bool and inputs[:, 1].max() <= np.float32(0.3)
-    begin = 0
-    for row in range(8):
-        order = np.argsort(-scores[row, :210], kind="stable")
-        path = [int(order[rank]) for rank in ranks[row, 2, :3] if rank < 210]
-        if not path:
-            continue
-        some = slice(begin, begin + 2 * len(path))
-        assert labels[some].tolist() == [True] * len(path) + [False] * len(path)
-        expected = [[scores[row, node], node_depths(210, 10)[node] / 10] for node in path]
-        np.testing.assert_array_equal(inputs[some][: len(path)], np.float32(expected))
-        begin += 2 * len(path)
-    assert begin == len(labels) > 0
-    others = [c2t_arrays(trace, max_depth=2, seed=seed)[0].tolist() for seed in (3, 3, 4)]
-    assert others[0] == others[1] != others[2]
-    assert c2t_arrays(trace, max_depth=2)[0].tolist() == c2t_arrays(trace, max_depth=2, seed=0)[0].tolist()
-    trace.ranks[10][:] = 10**4
-    pytest.raises(SpecdecError, c2t_arrays, trace).match("no target path enters")
-
-
-def test_what_a_fit_notes_of_itself_is_so(tmp_path):
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(50, 12)).astype(np.float32), random.random(50) < 0.4
     options = dict(batch=7, epochs=2, seed=4, rate=0.01, policy={"verify_nodes": 40})

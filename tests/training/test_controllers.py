@@ -92,57 +92,49 @@ def test_a_later_round_goes_on_from_the_weights_and_the_fastest_are_kept(tmp_pat
 
 
 def test_bad_input(tmp_path):
-    cases = [
+    for train, config, message in (
         (train_resps, "our", "unknown preset of Re-SpS 'our'"),
         (train_resps, small_resps("ours", reward="speed"), "unknown reward 'speed'"),
         (train_resps, small_resps("ours", select=True), 'needs turns of part "tune"'),
         (train_ltd, small_ltd("paper", rounds=ltd.ROUNDS[2:]), "needs a trained depth policy"),
         (train_ltd, small_ltd("paper", **{"depth.depth": 1, "rounds": ltd.ROUNDS[1:2]}), "never asked"),
         (train_ltd, small_ltd("paper", rounds=()), "rounds is empty"),
-    ]
-    for train, config, message in cases:
+    ):
         pytest.raises(SpecdecError, train, TRACE, COSTS, config, out_dir=tmp_path).match(message)
 
 
-def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
-    called = []
-    COSTS.save(tmp_path / "costs.json")
-    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: called.append(given) or TRACE)
-    monkeypatch.setattr(controllers, "train_ltd", lambda *arguments, **options: called.append((arguments, options)))
-    given = ["--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper", "--restart"]
-    assert cli.main(["train", "ltd", *given]) == 0
-    opened, (arguments, options) = called
-    assert (opened[0].name, opened[1]) == ("t", None) and arguments == (TRACE, COSTS, ltd.LAPTOP["paper"])
-    assert options["seed"] == 0 and not options["resume"]
-    assert cli.main(["train", "ltd", *given, "--budget", "paper"]) == 0
-    assert called[-1][0] == (TRACE, COSTS, ltd.PAPER)
-    assert cli.main(["train", "ltd", "--trace", "t", "--costs", "nowhere", "--out", "o"]) == 2
-    assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
-
-
-def test_the_command_line_reaches_every_field(monkeypatch, tmp_path, capsys):
-    COSTS.save(tmp_path / "costs.json")
-    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: TRACE)
+def test_the_command_line_trains_a_controller_and_reaches_every_field(monkeypatch, tmp_path, capsys):
+    costs, opened, trained = str(COSTS.save(tmp_path / "costs.json")), [], []
+    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: opened.append(given) or TRACE)
     monkeypatch.setattr(controllers, "recorded_grid", lambda config, trace: config)
-    trained = []
     for place, name in ((controllers, "train_resps"), (controllers, "train_ltd"), (radar_training, "train_radar")):
-        monkeypatch.setattr(place, name, lambda trace, costs, config, **options: trained.append(config))
+        monkeypatch.setattr(place, name, lambda *given, **options: trained.append((given, options)))
 
-    def train(system, *given):
-        common = ("--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper")
-        return cli.main(["train", system, *common, *given])
+    def train(system, *given, costs=costs):
+        return cli.main(["train", system, "--trace", "t", "--costs", costs, "--out", "o", "--preset", "paper", *given])
 
-    assert (
-        train("resps", "--variant", "standard", "--set", "interval=3", "--set", "ppo.pi=[64, 64]", "early_break=true")
-        == 0
-    )
-    changes = {"interval": 3, "ppo.pi": (64, 64), "early_break": True}
-    assert trained.pop() == changed(resps.STANDARD["paper"], changes)
-    assert train("ltd", "--order", "4", "--set", "depth.ppo.normalise_observations=true") == 0
-    changes = {"rounds": ltd.ORDERS["4"], "depth.ppo.normalise_observations": True}
-    assert trained.pop() == changed(ltd.LAPTOP["paper"], changes)
-    assert train("radar", "--set", "alpha=0.05", "exact=false") == 0
-    assert trained.pop() == changed(radar.PAPER, {"alpha": 0.05, "exact": False})
+    assert train("ltd", "--restart") == 0
+    ((folder, pair),), ((given, options),) = opened, trained
+    assert (folder.name, pair) == ("t", None) and given == (TRACE, COSTS, ltd.LAPTOP["paper"])
+    assert options["seed"] == 0 and not options["resume"]
+    for system, words, config in (
+        ("ltd", "--budget paper", ltd.PAPER),
+        (
+            "resps",
+            "--variant standard --set interval=3 --set ppo.pi=[64,64] early_break=true",
+            changed(resps.STANDARD["paper"], {"interval": 3, "ppo.pi": (64, 64), "early_break": True}),
+        ),
+        (
+            "ltd",
+            "--order 4 --set depth.ppo.normalise_observations=true",
+            changed(ltd.LAPTOP["paper"], {"rounds": ltd.ORDERS["4"], "depth.ppo.normalise_observations": True}),
+        ),
+        ("radar", "--set alpha=0.05 exact=false", changed(radar.PAPER, {"alpha": 0.05, "exact": False})),
+    ):
+        assert train(system, *words.split()) == 0 and trained.pop()[0] == (TRACE, COSTS, config)
+    trained.clear()
+    assert train("ltd", costs="nowhere") == 2
+    assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
     for system, wrong, told in (
         ("resps", "intervall=3", "unknown field of RespsConfig 'intervall'; did you mean 'interval'"),
         ("resps", "interval=0", "interval of RespsConfig must be"),
@@ -158,14 +150,14 @@ def test_the_command_line_reaches_every_field(monkeypatch, tmp_path, capsys):
 
 
 def test_the_command_line_embeds_the_text_for_the_state_that_reads_it(monkeypatch, tmp_path, capsys):
-    COSTS.save(tmp_path / "costs.json")
+    costs = str(COSTS.save(tmp_path / "costs.json"))
     monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: TRACE)
     monkeypatch.setattr(places, "load", lambda which, dtype: (which.name, dtype))
     monkeypatch.setattr(sentences, "encoder_at_hand", lambda: ("encoder", ""))
     monkeypatch.setattr(texts, "with_text_states", lambda pair, trace, encoder: (pair, encoder))
     seen = []
     monkeypatch.setattr(controllers, "train_system", lambda system, trace, *given, **options: seen.append(trace))
-    given = ["train", "resps", "--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--set"]
+    given = ["train", "resps", "--trace", "t", "--costs", costs, "--out", "o", "--set"]
     assert cli.main([*given, "state=text", "--pair", "tiny"]) == cli.main([*given, "state=concat"]) == 0
     assert seen == [(("tiny", TRACE.header["dtype"]), "encoder"), TRACE]
     monkeypatch.setattr(sentences, "encoder_at_hand", lambda: (None, "it is not installed."))
@@ -194,9 +186,8 @@ def test_resps_is_taught_as_its_config_says(tmp_path, untaught):
     first, second = untaught
     assert isinstance(first.task.source, ReplaySource) and first.task.source.policy_ms == 0.0
     assert set(first.task.source.trace.turns["part"]) == {"train"}
-    assert first.task.reward == controllers.reward_of(
-        plain, first.task.source, [[tree] for tree in first.learner.trees]
-    )
+    trees = [[tree] for tree in first.learner.trees]
+    assert first.task.reward == controllers.reward_of(plain, first.task.source, trees)
     assert (first.task.episode, first.task.adapt_rate, first.task.reseed_each_turn) == ("turn", True, False)
     facts = {"preset": "ours", "config": asdict(plain), "pair": "synthetic", "costs": "round numbers"}
     facts["deviations"] = []
@@ -219,7 +210,7 @@ def test_resps_is_taught_as_its_config_says(tmp_path, untaught):
     assert defaults[0] is resps.OURS and defaults[1] is ltd.OURS
 
 
-def test_ltds_rounds_go_on_from_each_other_with_the_partner_frozen(tmp_path, untaught):
+def test_ltds_rounds_go_on_from_each_other_and_are_judged_beside_the_frozen_partner(tmp_path, untaught):
     config = small_ltd("ours", random_depth=True, **{"size.drafted": None, "depth.first_depth": 2})
     trained = train_ltd(TRACE, COSTS, config, seed=2, out_dir=tmp_path, policy_ms=0.5, envs=4)
     size, depth, size_1, depth_2, size_3 = untaught
@@ -254,11 +245,9 @@ def test_ltds_rounds_go_on_from_each_other_with_the_partner_frozen(tmp_path, unt
     untaught.clear()
     train_ltd(TRACE, COSTS, replace(config, random_depth=False, rounds=ltd.ROUNDS[:1]), out_dir=tmp_path / "deep")
     assert untaught[0].task.others is None and untaught[0].run.seed == 0
-
-
-def test_a_round_is_judged_beside_its_partner(tmp_path, untaught):
+    untaught.clear()
     config = small_ltd("paper", select=True, rounds=ltd.ROUNDS[:4])
-    trained = train_ltd(parted(), COSTS, config, out_dir=tmp_path)
+    trained = train_ltd(parted(), COSTS, config, out_dir=tmp_path / "judged")
     tune = parted().select(part="tune")
     alone, both = trained.rounds["iter0-depth"], trained.rounds["iter2"]
     assert untaught[1].judge(alone) == 1 / replay(tune, alone, COSTS).ms_per_tok
@@ -266,7 +255,7 @@ def test_a_round_is_judged_beside_its_partner(tmp_path, untaught):
     assert untaught[2].judge(both.policies[1]) == 1 / replay(tune, trained.rounds["iter1"], COSTS).ms_per_tok
 
 
-def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
+def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree_within_reach():
     source = ReplaySource(TRACE.select(part="train"), COSTS)
     trees = [TreeConfig(total, depth, 3) for total, depth in ((1, 1), (4, 1), (8, 2), (16, 3), (21, 4), (4, 3))]
     rates = [1 / replay(source.trace, Static.of(tree), COSTS).ms_per_tok for tree in trees]
@@ -292,10 +281,7 @@ def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
     assert controllers._constants(size) == [[TreeConfig(total, 2, 3)] for total in (2, 5, 21)], "as deep as planned"
     depth = ltd.DepthPolicy(total_tokens=15, depth=2, top_k=3)
     assert controllers._constants(depth) == [[TreeConfig(13, 1, 3)], [TreeConfig(15, 2, 3)]]
-
-
-def test_a_size_policy_at_random_depths_is_priced_at_what_it_can_reach():
-    source, config = ReplaySource(TRACE.select(part="train"), COSTS), small_ltd("ours")
+    config = small_ltd("ours")
     learner = config.size.policy(training=True)
     alone = controllers._constants(learner, at_random=True)
     assert [len(trees) for trees in alone] == [learner.depth] * len(learner.sizes)
@@ -318,10 +304,9 @@ def test_a_policy_remembers_what_its_training_lacked(tmp_path):
     assert any("clear_buffer=False" in line for line in told) and not any("early_break" in line for line in told)
     broken, whole = policy.trees, replace(config, early_break=False).policy(8).trees
     assert len(broken) == len(whole) and all(a.depth <= b.depth for a, b in zip(broken, whole, strict=True))
-    trained = train_ltd(
-        TRACE, COSTS, small_ltd("paper", rounds=ltd.ROUNDS[:2]), out_dir=tmp_path / "ltd", progress=False
-    )
-    steps = sum(getattr(small_ltd("paper"), part.learner).ppo.total_steps for part in ltd.ROUNDS[:2])
+    config = small_ltd("paper", rounds=ltd.ROUNDS[:2])
+    trained = train_ltd(TRACE, COSTS, config, out_dir=tmp_path / "ltd", progress=False)
+    steps = sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
     assert f"{steps} decisions over all rounds" in trained.policy.policies[0].trained_for["deviations"][-1]
 
 

@@ -75,23 +75,7 @@ def test_what_was_written_in_time_is_kept(tmp_path, asked, monkeypatch):
     assert len(asked) == 1 and len(regenerate(given, Regeneration(batch=2), tmp_path)) == 6
 
 
-def test_every_turn_of_an_assistant_is_written_anew(monkeypatch):
-    asked = []
-
-    def texts(waiting, model, tokenizer, temperature, most):
-        asked.append(([[message["content"] for message in chat] for chat in waiting], temperature, most))
-        return [f"{len(chat)}." for chat in waiting]
-
-    monkeypatch.setattr(chats, "generate_texts", texts)
-    user, old = ({"role": role, "content": role[0]} for role in ("user", "assistant"))
-    system = {"role": "system", "content": "s"}
-    found = chats._answer([[user, old, user, old], [system, user, old]], "m", "t", 0.5, 7)
-    assert [[message["content"] for message in chat] for chat in found] == [["u", "1.", "u", "3."], ["s", "u", "2."]]
-    assert [[message["role"] for message in chat] for chat in found][1] == ["system", "user", "assistant"]
-    assert asked == [([["u"]], 0.5, 7), ([["s", "u"]], 0.5, 7), ([["u", "1.", "u"]], 0.5, 7)]
-
-
-def test_generation_is_told_how_to_sample_and_where_the_context_ends():
+def test_generation_is_told_how_to_sample_and_every_turn_of_an_assistant_is_written_anew(monkeypatch):
     model, tokenizer = chat_target()
     given, prompts = [], [[CHATS[0][0]], [CHATS[1][0]]]
 
@@ -115,6 +99,19 @@ def test_generation_is_told_how_to_sample_and_where_the_context_ends():
     Model.config = SimpleNamespace()
     chats.generate_texts(prompts, Model(), tokenizer, 0.0, 2000)
     assert given[-1][1]["max_new_tokens"] == 2000, "a context that nobody states has no end"
+    asked = []
+
+    def texts(waiting, model, tokenizer, temperature, most):
+        asked.append(([[message["content"] for message in chat] for chat in waiting], temperature, most))
+        return [f"{len(chat)}." for chat in waiting]
+
+    monkeypatch.setattr(chats, "generate_texts", texts)
+    user, old = ({"role": role, "content": role[0]} for role in ("user", "assistant"))
+    system = {"role": "system", "content": "s"}
+    found = chats._answer([[user, old, user, old], [system, user, old]], "m", "t", 0.5, 7)
+    assert [[message["content"] for message in chat] for chat in found] == [["u", "1.", "u", "3."], ["s", "u", "2."]]
+    assert [[message["role"] for message in chat] for chat in found][1] == ["system", "user", "assistant"]
+    assert asked == [([["u"]], 0.5, 7), ([["s", "u"]], 0.5, 7), ([["u", "1.", "u"]], 0.5, 7)]
 
 
 def test_chats_are_read_over_and_over_in_fresh_orders_and_own_answers_mixed_in():
@@ -221,10 +218,8 @@ def test_a_learning_curve_holds_what_was_measured_and_students_interval_of_a_dou
     slope, cut = np.polyfit(x, curve[TAU], 1)
     margin = np.sqrt(((curve[TAU] - slope * x - cut) ** 2).sum() / 3 / ((x - 2) ** 2).sum()) * stats.t.ppf(0.975, 3)
     assert fit.iloc[1, 1:].tolist() == pytest.approx([slope, slope - margin, slope + margin, 5])
-    other = pd.DataFrame(
-        {"distinct_tok": [1] + [10**9] * 2, "seen_tok": [1] + [10**10, 10**9], "rate_frac": [1, 1, 0.5]}
-    )
-    others = fit_doubling(pd.concat([curve, other.assign(**{TAU: 9.0, TOP1: 9.0})]))
+    other = {"distinct_tok": [1, 10**9, 10**9], "seen_tok": [1, 10**10, 10**9], "rate_frac": [1, 1, 0.5]}
+    others = fit_doubling(pd.concat([curve, pd.DataFrame(other).assign(**{TAU: 9.0, TOP1: 9.0})]))
     pd.testing.assert_frame_equal(others, fit, obj="few, repeated and at a lower rate they are another curve")
     assert fit_doubling(curve, from_tok=30_001)["points"].tolist() == [4, 4], "from so many tokens on"
     assert fit_doubling(curve.head(3))["points"].tolist() == [3, 3]

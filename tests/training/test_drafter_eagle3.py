@@ -1,11 +1,9 @@
 """EAGLE-3's training-time test: the loss against a slow oracle and golden vectors, the trainer end to end."""
 
-import copy
 import json
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 from fakes.chats import CHATS, chat_target, curve_of, same_weights, weights_of
@@ -14,14 +12,10 @@ from fakes.killed import killed_at
 from safetensors.torch import load_file
 from torch import Tensor
 
-import specdec
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
 from specdec.training.drafter import eagle3, texts, ttt
-from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import Regeneration, regenerate
-from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, Objective, TargetOutput, TokenBatch
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.ttt import RULES, LossRules, NormFunction, TrainingTimeTest, draft_vocabulary
@@ -154,7 +148,6 @@ def test_packed_documents_and_padding_are_not_seen():
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
-    """Through the objective, on packed rows: the switch changes who differentiates, nothing else."""
     given, documents = batch(), torch.tensor([[0] * 4 + [1] * 5, [0] * 7 + [-1] * 2])
 
     class Target(FrozenTarget):
@@ -177,15 +170,12 @@ def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
     pytest.raises(SpecdecError, TrainingTimeTest, backward="egaer").match("backward")
 
 
-def test_the_hand_written_backward_pass_passes_gradcheck():
+def test_the_hand_written_backward_pass_passes_gradcheck_and_the_draft_vocabulary_keeps_the_most_frequent():
     torch.manual_seed(0)
     random = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
     assert torch.autograd.gradcheck(lambda x, weight: NormFunction.apply(x, weight, 1e-5), (random(3, 6), random(6)))
     x, norm = random(3, 6), RMSNorm(6, 1e-5).double()
     torch.testing.assert_close(NormFunction.apply(x, norm.weight, 1e-5), norm(x), rtol=1e-6, atol=1e-6)
-
-
-def test_draft_vocabulary_keeps_the_most_frequent_in_order_and_the_rest_is_reported():
     net, given = network(), batch()
     found = loss_of(net, given)
     mask = given["loss_mask"].bool()
@@ -235,36 +225,31 @@ TOY = Settings(48, steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats
 THREE_STEPS = TrainingTimeTest(LossRules(steps=3))
 
 
-def trained(target, out_dir, settings=TOY, objective=THREE_STEPS, **options):
-    return train_drafter(target, CHATS, out_dir=out_dir, objective=objective, settings=settings, **options)
+def trained(out_dir, settings=TOY, objective=THREE_STEPS, target=None, **options):
+    target = target or chat_target()
+    return eagle3.train_drafter(target, CHATS, out_dir=out_dir, objective=objective, settings=settings, **options)
 
 
-@pytest.fixture(scope="module")
-def toy():
-    return chat_target()
-
-
-def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path):
-    whole = trained(toy, tmp_path / "whole")
+def test_a_killed_run_continues_to_the_same_weights(tmp_path):
+    whole = trained(tmp_path / "whole")
     with killed_at(eagle3.DrafterRun, "step", 3):
-        trained(toy, tmp_path / "cut")
-    pytest.raises(SpecdecError, trained, toy, tmp_path / "cut", budget=Budget(seed=1)).match("other settings")
-    cut = trained(toy, tmp_path / "cut")
+        trained(tmp_path / "cut")
+    pytest.raises(SpecdecError, trained, tmp_path / "cut", budget=Budget(seed=1)).match("other settings")
+    cut = trained(tmp_path / "cut")
     assert same_weights(whole, cut)
     curve = curve_of(tmp_path / "whole")
     assert len(curve) == 6 and curve.equals(curve_of(tmp_path / "cut"))
     before = (cut / "model.safetensors").stat().st_mtime_ns
-    trained(toy, tmp_path / "cut")  # finished: returns at once
+    trained(tmp_path / "cut")  # finished: returns at once
     assert (cut / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_resumed_run_on_time_reads_the_text_it_began_with(toy, tmp_path, monkeypatch):
-    """Regeneration that ran out of its time is not taken up again once training has begun: the rows would change."""
+def test_a_resumed_run_on_time_reads_the_text_it_began_with(tmp_path, monkeypatch):
     given, real = [], texts.chats.regenerate
     monkeypatch.setattr(texts.chats, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
     for _ in range(2):
         with killed_at(eagle3.DrafterRun, "step", 2):
-            trained(toy, tmp_path, budget=Budget(minutes=4.0))
+            trained(tmp_path, budget=Budget(minutes=4.0))
     assert given == [1.0, 0]
 
 
@@ -278,19 +263,19 @@ class HeadToZero(Objective):
         return sum((p.float() ** 2).sum() for p in drafter.parameters()), {"step_seen": batch.step}
 
 
-def test_another_objective_starts_from_a_trained_drafter(toy, tmp_path):
-    first = trained(toy, tmp_path / "first", replace(TOY, regenerate_chats=0))
+def test_another_objective_starts_from_a_trained_drafter(tmp_path):
+    first = trained(tmp_path / "first", replace(TOY, regenerate_chats=0))
     still = replace(TOY, regenerate_chats=0, steps=2, learning_rate=0.0)
     options = dict(objective=dataclass(frozen=True)(HeadToZero)(), start_from=first)
-    assert same_weights(first, trained(toy, tmp_path / "same", still, **options))
-    smaller = trained(toy, tmp_path / "smaller", replace(still, learning_rate=0.01), **options)
+    assert same_weights(first, trained(tmp_path / "same", still, **options))
+    smaller = trained(tmp_path / "smaller", replace(still, learning_rate=0.01), **options)
     size = {folder: weights_of(folder)["fc.weight"].float().norm() for folder in (first, smaller)}
     assert size[smaller] < size[first]
     assert curve_of(tmp_path / "same")["step_seen"].tolist() == [0, 1]
 
 
-def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
-    folder = trained(toy, tmp_path, replace(TOY, steps=30, learning_rate=5e-3, regenerate_chats=0))
+def test_training_lowers_the_loss_and_writes_the_official_layout(tmp_path):
+    folder = trained(tmp_path, replace(TOY, steps=30, learning_rate=5e-3, regenerate_chats=0))
     curve = curve_of(tmp_path)
     assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
     assert curve["accuracy_0"].tail(5).mean() > curve["accuracy_0"].head(5).mean() + 0.2
@@ -302,31 +287,8 @@ def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
     assert kept.tolist() == weights["t2d"].nonzero().squeeze(1).tolist()
 
 
-def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
-    model, tokenizer = toy
-    folder = trained(toy, tmp_path, replace(TOY, steps=25, learning_rate=0.02, regenerated_frac=1.0))
-    pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
-    # In double precision: where the drafter likes two tokens alike, float32 rounds them apart in its own way on each processor.
-    network = read_checkpoint(folder).network().double()
-    frozen = FrozenTarget(copy.deepcopy(model).double(), network.config.taps)
-    cycles, answers = 0, []
-    for chat in CHATS[:4]:
-        prompt = pair.ids_of(chat[:1])
-        decoded = specdec.decode(pair, prompt, policy=specdec.Static(5, 3, 1), max_new_tokens=30)
-        cycles += len(decoded.cycles)
-        answer = np.arange(len(prompt) + len(decoded.tokens)) >= len(prompt)
-        ids = torch.tensor([prompt + list(decoded.tokens)])
-        answers.append(TokenBatch(ids, torch.from_numpy(answer)[None]))
-    measured = draft_accuracy(network, frozen, answers, drafts=4)
-    assert measured["cycles"] == cycles
-    reached = measured["table"]["reached_frac"]
-    assert (reached.diff().dropna() <= 0).all() and 0 < reached[0] <= 1
-    assert (measured["table"]["topk_frac"] >= measured["table"]["top1_frac"]).all()
-
-
-def test_packed_rows_give_each_document_its_own_features(toy):
-    model, _ = toy
-    frozen = FrozenTarget(model, (2, 3, 4))
+def test_packed_rows_read_themselves_alone_and_regenerated_answers_are_greedy(tmp_path, monkeypatch):
+    frozen = FrozenTarget(chat_target()[0], (2, 3, 4))
     torch.manual_seed(0)
     ids = torch.randint(3, 60, (1, 12))
     documents = torch.tensor([[0] * 5 + [1] * 7])
@@ -335,10 +297,7 @@ def test_packed_rows_give_each_document_its_own_features(toy):
         alone = frozen(TokenBatch(ids[:, part]))
         torch.testing.assert_close(whole.features[:, part], alone.features, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(whole.logits.logits[:, part], alone.logits.logits, rtol=1e-4, atol=1e-5)
-
-
-def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_path, monkeypatch):
-    model, tokenizer = toy
+    model, tokenizer = chat_target()
     two, how = [CHATS[0] + CHATS[1], CHATS[2]], Regeneration(greedy_frac=1.0, max_new_tokens=8, batch=2)
     written = regenerate(model, tokenizer, two, how, folder=tmp_path / "own")
     assert [len(chat) for chat in sorted(written, key=len)] == [2, 4]
@@ -352,8 +311,8 @@ def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_p
     assert regenerate(model, tokenizer, two, how, folder=tmp_path / "own") == written
 
 
-def test_bad_requests_get_one_sentence(toy, tmp_path):
-    pytest.raises(SpecdecError, trained, toy, tmp_path, "smal").match("did you mean")
-    pytest.raises(SpecdecError, trained, toy, tmp_path, "mini").match("no drafter preset 'mini' any more; use 'small'")
+def test_bad_requests_get_one_sentence(tmp_path):
+    pytest.raises(SpecdecError, trained, tmp_path, "smal").match("did you mean")
+    pytest.raises(SpecdecError, trained, tmp_path, "mini").match("no drafter preset 'mini' any more; use 'small'")
     nowhere = str(tmp_path / "nowhere")
-    pytest.raises(SpecdecError, trained, nowhere, tmp_path).match("neither a folder nor a hub id")
+    pytest.raises(SpecdecError, trained, tmp_path, target=nowhere).match("neither a folder nor a hub id")

@@ -20,7 +20,6 @@ from specdec.training.drafter import eagle3
 from specdec.training.drafter import texts as texts_module
 from specdec.training.drafter.accuracy import TAU, TOP1, learning_curve
 from specdec.training.drafter.chats import ANSWER, PROMPT, Document, conversation_document, load_conversations
-from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.generate_data import ChatFiles
 from specdec.training.drafter.objective import FrozenTarget
 from specdec.training.drafter.presets import Budget, CacheConfig, Settings
@@ -44,7 +43,7 @@ def documents():
 def trained(out_dir, cache, settings=PASSES, **options):
     budget = Budget(features=CacheConfig(*cache))
     options = dict(objective=OBJECTIVE, settings=settings, budget=budget) | options
-    return train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
+    return eagle3.train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
 
 
 @pytest.fixture
@@ -105,9 +104,8 @@ def test_features_that_cannot_be_kept_are_refused_in_a_sentence(tmp_path, small_
         pytest.raises(SpecdecError, cache().fill).match("0.00 GB are free")
     assert not list(tmp_path.iterdir())
     scaled = functools.partial(chat_target, GraniteForCausalLM, GraniteConfig, logits_scaling=4.0)
-    pytest.raises(SpecdecError, cache(scaled).fill, progress=False).match(
-        "GraniteForCausalLM changes its head.s logits"
-    )
+    changed = pytest.raises(SpecdecError, cache(scaled).fill, progress=False)
+    changed.match("GraniteForCausalLM changes its head.s logits")
     cache().fill(progress=False)
     for file in cache().folder.iterdir():
         file.write_bytes(b"damaged")
@@ -115,7 +113,6 @@ def test_features_that_cannot_be_kept_are_refused_in_a_sentence(tmp_path, small_
 
 
 def test_training_on_kept_features_is_training_beside_the_target(tmp_path, small_shards):
-    """The same rows in the same order; what differs is how the features were rounded."""
     kept, beside = (trained(tmp_path / name, (tmp_path / "f", gb)) for name, gb in (("kept", 1), ("beside", 0)))
     curves = [curve_of(folder.parent) for folder in (kept, beside)]
     assert len(curves[0]) == len(curves[1]) > 10
@@ -141,7 +138,6 @@ def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, m
 
 
 def test_a_run_goes_on_where_its_text_has_grown(tmp_path, monkeypatch):
-    """The new chats and those alone are read, from where the run ended; killed in between, it ends at the same weights."""
     settings, read, real = replace(PASSES, batch=1, passes=2, held_out_frac=0.2), [], eagle3.DrafterRun.step
 
     def step(self, number, factor):
@@ -152,7 +148,7 @@ def test_a_run_goes_on_where_its_text_has_grown(tmp_path, monkeypatch):
     def stage(name, chats):
         read.clear()
         options = dict(objective=OBJECTIVE, settings=settings, budget=Budget(features=CacheConfig(tmp_path / "f")))
-        return train_drafter(chat_target(), chats, out_dir=tmp_path / name, **options)
+        return eagle3.train_drafter(chat_target(), chats, out_dir=tmp_path / name, **options)
 
     monkeypatch.setattr(eagle3.DrafterRun, "step", step)
     texts = [conversation_document(chat_target()[1], chat).ids[:48].tolist() for chat in split(MANY, settings)[0]]
@@ -178,7 +174,6 @@ def test_a_run_goes_on_where_its_text_has_grown(tmp_path, monkeypatch):
 
 
 def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
-    """Against the sum written out: share a_n of step n, and all later steps keep 1 - a_m of it."""
     weights, real = [], eagle3.DrafterRun._add_to_average
 
     def noted(self, number):
@@ -195,7 +190,7 @@ def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
     torch.testing.assert_close(weights_of(folder)["fc.weight"].float(), mean, rtol=0.01, atol=1e-4)
 
 
-def test_every_document_is_read_once_a_pass_and_first_fit_leaves_nothing_out():
+def test_every_document_is_read_once_a_pass_and_the_side_of_a_chat_follows_from_its_prompt(tmp_path):
     texts = [Document(np.full(n, n), np.full(n, ANSWER, np.uint8)) for n in (30, 7, 12, 20, 41, 5, 3, 18)]
     text = FixedText(texts, [], Settings(length=32, batch=2, passes=4), 1, "cpu")
     lengths = [min(len(item.ids), 32) for item in texts]
@@ -223,9 +218,6 @@ def test_every_document_is_read_once_a_pass_and_first_fit_leaves_nothing_out():
     filled = [sum(lengths[index] for index in row) for row in rows]
     assert sorted(index for row in rows for index in row) == list(range(300)) and max(filled) <= 60
     assert np.mean(filled) > 0.95 * 60
-
-
-def test_the_side_of_a_chat_follows_from_its_prompt_and_text_without_end_has_no_passes(tmp_path):
     chats = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}] for n in range(400)]
     chats[7][1]["temperature"] = 0.7
     settings = Settings(held_out=1000, held_out_frac=0.25)
@@ -245,11 +237,11 @@ def test_the_side_of_a_chat_follows_from_its_prompt_and_text_without_end_has_no_
     from specdec.toy.chats import CorpusChats
 
     options = dict(out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
-    without_end = pytest.raises(SpecdecError, train_drafter, chat_target(), CorpusChats(), **options)
+    without_end = pytest.raises(SpecdecError, eagle3.train_drafter, chat_target(), CorpusChats(), **options)
     without_end.match("must be a list of conversations")
 
 
-def test_answers_stand_as_they_were_sampled(tmp_path):
+def test_answers_stand_as_they_were_sampled_and_odd_line_ends_can_be_continued_and_read(tmp_path):
     tokenizer = chat_target()[1]
     user = {"role": "user", "content": "Say wood."}
     rows = [
@@ -275,13 +267,11 @@ def test_answers_stand_as_they_were_sampled(tmp_path):
         (tmp_path / "1.jsonl").write_text(json.dumps({"messages": [user]} | bad))
         wrong = pytest.raises(SpecdecError, load_conversations, tmp_path)
         wrong.match(r"1\.jsonl, line 1: (answer_ids|temperature) must be")
-
-
-def test_generated_chats_with_odd_line_ends_can_be_continued_and_read(tmp_path):
-    files = ChatFiles(tmp_path, {"target": "t"})
+    odd = tmp_path / "odd line ends"
+    files = ChatFiles(odd, {"target": "t"})
     user = {"role": "user", "content": "Say\u2028wood."}
     row = {"messages": [user, {"role": "assistant", "content": "wood\x85en"}], "temperature": 0, "answer_ids": [5, 6]}
     files.write([(0, row), *((number, None) for number in range(1, 64))])
     files.write([(number, None) for number in files.next_numbers])
-    assert ChatFiles(tmp_path, {"target": "t"}).answer_tok == 2
-    assert [chat[-1]["answer_ids"] for chat in load_conversations(tmp_path)] == [[5, 6]]
+    assert ChatFiles(odd, {"target": "t"}).answer_tok == 2
+    assert [chat[-1]["answer_ids"] for chat in load_conversations(odd)] == [[5, 6]]

@@ -1,6 +1,5 @@
 """How runs of drafters are put together: optimisers, rates, text, what a run notes; agreement and measures by hand."""
 
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from specdec.models.eagle.network import EagleConfig, default_taps
 from specdec.training.drafter import accuracy, chats, networks, texts
 from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
-from specdec.training.drafter.networks import new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows
 from specdec.training.drafter.presets import Budget, Continued, Settings
@@ -69,7 +67,7 @@ def test_rates_rise_and_fall_and_curves_and_results_of_several_runs(tmp_path):
 
 def network_for(settings, kind="eagle3"):
     model, _ = chat_target()
-    return new_network(model, settings, np.arange(model.config.vocab_size) % 50, 3, kind)
+    return networks.new_network(model, settings, np.arange(model.config.vocab_size) % 50, 3, kind)
 
 
 def test_matrices_go_to_muon_and_noise_on_features_is_as_wide_as_rows_are_short():
@@ -123,14 +121,13 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
         assert (made.path, made.taps, made.draft_vocab_size, made.vocab_size) == (path, last, 48, vocabulary)
         assert (made.layer is None) == (kind != "hydra++")
     pytest.raises(SpecdecError, network_for, TOY, "eagle4").match("unknown kind of drafter 'eagle4'")
-    written = json.loads((networks.save_trained(warm, tmp_path / "warm", model) / "config.json").read_text())
+    written = runs.read_json(networks.save_trained(warm, tmp_path / "warm", model) / "config.json")
     assert written["max_position_embeddings"] == text.max_position_embeddings != 2048
     assert networks.check_start(tmp_path / "warm") == tmp_path / "warm" and networks.check_start(None) is None
     pytest.raises(SpecdecError, networks.check_start, tmp_path).match("there is no drafter in .* to continue from")
     model.save_pretrained(tmp_path / "target")
-    pytest.raises(SpecdecError, networks.load_target, tmp_path / "target", torch.device("cpu")).match(
-        "has no tokenizer"
-    )
+    bare = pytest.raises(SpecdecError, networks.load_target, tmp_path / "target", torch.device("cpu"))
+    bare.match("has no tokenizer")
 
 
 def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
@@ -138,9 +135,7 @@ def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path
         return texts.training_text(*chat_target(), ChatList(CHATS), settings, tmp_path, budget, stages)
 
     asked = []
-    monkeypatch.setattr(
-        texts.chats, "regenerate", lambda *given, **options: asked.append((given, options)) or CHATS[:2]
-    )
+    monkeypatch.setattr(texts.chats, "regenerate", lambda *given, **how: asked.append((given, how)) or CHATS[:2])
     settings = replace(TOY, regenerate_chats=3, max_new_tokens=9)
     text = text_of(settings, Budget(minutes=8.0, seed=5))
     (given, options), = asked  # fmt: skip
@@ -168,7 +163,7 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     objective = TrainingTimeTest(LossRules(2))
     options = dict(objective=objective, settings=settings, budget=Budget(seed=4))
     assert train_drafter(chat_target(), CHATS, out_dir=tmp_path, **options) == tmp_path / "drafter"
-    plan = json.loads((tmp_path / "drafter_training" / "plan.json").read_text())
+    plan = runs.read_json(tmp_path / "drafter_training" / "plan.json")
     told = {"settings": settings, "objective": objective, "target": "LlamaForCausalLM", "seed": 4}
     told |= dict.fromkeys(("start_from", "conversations", "minutes", "steps"))
     assert plan["settings"] == runs.plain(told)
@@ -181,14 +176,14 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     assert plan["results"]["draft_vocab_size"] == 48
     assert plan["results"]["rate_frac"] == settings.rate_factor(len(curve), len(curve))
     streamed = train_drafter(chat_target(), CHATS, out_dir=tmp_path / "s", objective=objective, settings=TOY)
-    told = json.loads((tmp_path / "s" / "drafter_training" / "plan.json").read_text())["settings"]
+    told = runs.read_json(tmp_path / "s" / "drafter_training" / "plan.json")["settings"]
     assert (told["conversations"], told["steps"], told["seed"]) == (ChatList(CHATS).key, 4, 0) and streamed.is_dir()
     options = dict(out_dir=tmp_path / "n", settings=TOY, start_from=tmp_path / "nowhere")
     missing = pytest.raises(SpecdecError, train_drafter, chat_target(), CHATS, **options)
     missing.match("there is no drafter in .*nowhere to continue from")
 
 
-def test_documents_are_laid_out_one_after_the_other():
+def test_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(monkeypatch):
     kinds = ((2, PROMPT), (3, ANSWER), (1, LIBRARY))
     documents = [Document(np.full(n, 10 + n), np.full(n, kind, np.uint8)) for n, kind in kinds]
     packed = chats.lay_out(documents, [[1, 0], [2]], 6)
@@ -205,10 +200,6 @@ def test_documents_are_laid_out_one_after_the_other():
     counts = np.bincount(first.ids[first.kind == ANSWER], minlength=20)
     assert (text.answer_counts(20) == counts).all() and text.progress(9) == {}
     assert isinstance(rows.batch(0, 2), Batch)
-
-
-def test_agreement_of_drafts_by_hand(monkeypatch):
-    """Tokens 2 .. 6 of eight are an answer. Ranks by slot, which drafts token i + s + 2; the first slot asked for is 1."""
     ranks = np.array([[9, 0, 1, 0, 2, 0, 0, 0], [9, 0, 0, -1, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]])
     asked = []
     monkeypatch.setattr(accuracy, "_ranks", lambda *given: asked.append(given[-1]) or ranks)
@@ -237,10 +228,6 @@ def test_agreement_of_drafts_by_hand(monkeypatch):
     assert accuracy._chain_cycles(accepted, 2, 8) == 2 and accuracy._chain_cycles(accepted, 3, 8) == 4 - 1
     nobody = SimpleNamespace(drafter=None)
     pytest.raises(SpecdecError, accuracy.static_tree, nobody, []).match("no training forward")
-
-
-def test_measures_of_windows_by_hand():
-    """Two places of two windows each in two rows; the second place of the second row is not usable."""
     usable = torch.tensor([[True, True], [True, False]])
     rewards = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 9.0, 9.0]])
     accepted = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 0.0, 9.0, 9.0]])

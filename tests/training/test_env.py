@@ -152,20 +152,7 @@ def test_live_and_replayed_agree_and_the_partner_is_told_of_every_cycle():
     pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
 
-def test_bad_input(tmp_path):
-    pytest.raises(SpecdecError, Env, Toy(), replayed(), episode="turns").match("unknown episode 'turns'")
-    pytest.raises(SpecdecError, Reward, "speed").match("unknown reward")
-    pytest.raises(SpecdecError, Reward, laps=("draft",)).match("unknown lap")
-    pytest.raises(SpecdecError, Env(Toy(), replayed()).step, 0).match("waits for reset")
-    pytest.raises(SpecdecError, LiveSource, random_pair(), []).match("at least one prompt")
-    pytest.raises(SpecdecError, Toy().save, tmp_path).match("no network yet")
-    Toy().fill_at_random((8,)).save(tmp_path)
-    # a class of this test, which no file may name
-    pytest.raises(SpecdecError, load_policy, tmp_path).match("unknown policy in")
-
-
 def test_fast_enough_for_training():
-    """At least 5,000 steps a second through SB3's wrapper on an idle core; a third of that is demanded of a busy one."""
     trace = synthetic_trace(turns=8, positions=60, depth=12, top_ks=(10,), most_nodes=240)
 
     class Sized(Toy):
@@ -212,8 +199,7 @@ def row(kept_tok, **laps) -> SimpleNamespace:
     return SimpleNamespace(kept_tok=kept_tok, new_tok=99, **dict.fromkeys(LAPS, 0.0) | laps)
 
 
-def test_rewards_by_hand():
-    """Of 4 tokens in 20 ms and 1 in 2 ms: 0.2 and 0.5 a ms; together 5 in 22."""
+def test_rewards_by_hand_and_bad_input(tmp_path):
     rows = [row(4, draft_ms=12.0, host_ms=8.0), row(1, verify_ms=0.5, commit_ms=1.0, policy_ms=0.5)]
     for reward, given, earned in (
         (Reward(), rows, 50 / 22),
@@ -232,9 +218,18 @@ def test_rewards_by_hand():
         assert reward(given) == pytest.approx(earned) and isinstance(reward(given), float)
     for wrong in (0.0, -1.0):
         pytest.raises(SpecdecError, Reward, unit_ms=wrong).match("unit_ms")
+    pytest.raises(SpecdecError, Env, Toy(), replayed(), episode="turns").match("unknown episode 'turns'")
+    pytest.raises(SpecdecError, Reward, "speed").match("unknown reward")
+    pytest.raises(SpecdecError, Reward, laps=("draft",)).match("unknown lap")
+    pytest.raises(SpecdecError, Env(Toy(), replayed()).step, 0).match("waits for reset")
+    pytest.raises(SpecdecError, LiveSource, random_pair(), []).match("at least one prompt")
+    pytest.raises(SpecdecError, Toy().save, tmp_path).match("no network yet")
+    Toy().fill_at_random((8,)).save(tmp_path)
+    # a class of this test, which no file may name
+    pytest.raises(SpecdecError, load_policy, tmp_path).match("unknown policy in")
 
 
-def test_a_live_pair_is_lent_once_and_answers_have_their_price():
+def test_a_live_pair_is_lent_once_and_an_environment_goes_on_with_its_text_until_another_is_asked_for():
     pair, lent = random_pair(), []
 
     @contextlib.contextmanager
@@ -262,9 +257,6 @@ def test_a_live_pair_is_lent_once_and_answers_have_their_price():
     assert dataclasses.replace(priced, policy_ms=one.policy_ms, total_ms=one.total_ms) == one
     plain = LiveSource(pair, [[1]])
     assert (plain.max_new_tokens, plain.temperature, plain.seed, plain.policy_ms) == (128, 0.0, 0, 0.0)
-
-
-def test_an_environment_goes_on_with_its_text_until_another_is_asked_for():
     env = Env(Toy(kind_asked=SIZE), replayed(turns=40, positions=30), episode="cycle")
     assert env.observation_space.shape == (3,) and env.observation_space.dtype == np.float32
     assert (env.action_space.n, env.reward, env.metadata) == (4, Reward(), {"render_modes": []})

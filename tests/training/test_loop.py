@@ -65,7 +65,6 @@ def test_a_finished_run_keeps_one_table_and_rows_after_the_checkpoint_are_cut(tm
 
 
 def test_saving_a_long_curve_costs_what_is_new(tmp_path):
-    """20,000 rows as wide as the drafter's, a checkpoint every 1,000: every save writes its own rows and nothing else."""
     run = TrainingRun(tmp_path, {"steps": 20_000})
     run.track({})
     columns = {f"{name}_{s}": 0.25 for name in ("loss", "accuracy") for s in range(7)}
@@ -84,7 +83,7 @@ def test_saving_a_long_curve_costs_what_is_new(tmp_path):
     assert again.step == 20_000 and again.table()["step"].tolist() == list(range(20_000))
 
 
-def test_a_run_on_time_finds_its_end_and_leaves_generators_as_they_were(tmp_path):
+def test_rates_are_shares_of_their_peaks_and_a_run_on_time_or_on_its_text_finds_its_end(tmp_path):
     run = TrainingRun(tmp_path, {"steps": None, "minutes": 0.2 / 60})
     run.track({})
     run.run(lambda number, _: time.sleep(0.01), "test", lambda step, last: 1.0, progress=False)
@@ -95,6 +94,29 @@ def test_a_run_on_time_finds_its_end_and_leaves_generators_as_they_were(tmp_path
     rest = torch.rand(2)
     torch.manual_seed(3)
     assert torch.equal(rest, torch.rand(2)) and not torch.equal(first, rest)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": 9.0, "peak": 0.5}])
+    run, seen = TrainingRun(tmp_path / "rates", {"steps": 2}), []
+    run.track({}, [optimizer])
+
+    def step(number, share):
+        seen.append((number, share, optimizer.param_groups[0]["lr"]))
+
+    run.run(step, "test", lambda step, last: (step + 1) / last, progress=False)
+    assert seen == [(0, 0.5, 0.25), (1, 1.0, 0.5)]
+    run = TrainingRun(tmp_path / "a", {"steps": None, "minutes": None})
+    run.track({})
+    run.end_at(7)
+    assert run.plan["last_step"] == 7 == runs.read_json(tmp_path / "a" / "plan.json")["last_step"]
+    for name, settings in (("b", {"steps": 5}), ("c", {"steps": None, "minutes": 1.0})):
+        other = TrainingRun(tmp_path / name, settings)
+        other.end_at(7)
+        assert other.plan["last_step"] == settings["steps"]
+    stopped = TrainingRun(tmp_path / "d", {"steps": 9})
+    stopped.track({})
+    stopped.stopped = lambda: stopped.step == 2
+    stopped.run(lambda number, factor: None, "test", progress=False)
+    assert stopped.step == 2
 
 
 def test_other_runs_are_refused_in_a_sentence_and_a_text_that_grows_makes_stages(tmp_path):
@@ -135,32 +157,6 @@ def test_the_plan_and_the_bar_say_where_a_run_is(tmp_path, monkeypatch):
     run.finish(best=5)
     assert runs.read_json(tmp_path / "plan.json")["results"] == {"best": 4}, "what is finished stays as it was"
     assert plan["sessions"][0]["step"] == 0 and len(plan["sessions"]) == 1
-
-
-def test_rates_are_shares_of_their_peaks_and_a_run_without_steps_or_minutes_ends_with_its_text(tmp_path):
-    weight = torch.nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.SGD([{"params": [weight], "lr": 9.0, "peak": 0.5}])
-    run, seen = TrainingRun(tmp_path, {"steps": 2}), []
-    run.track({}, [optimizer])
-
-    def step(number, share):
-        seen.append((number, share, optimizer.param_groups[0]["lr"]))
-
-    run.run(step, "test", lambda step, last: (step + 1) / last, progress=False)
-    assert seen == [(0, 0.5, 0.25), (1, 1.0, 0.5)]
-    run = TrainingRun(tmp_path / "a", {"steps": None, "minutes": None})
-    run.track({})
-    run.end_at(7)
-    assert run.plan["last_step"] == 7 == runs.read_json(tmp_path / "a" / "plan.json")["last_step"]
-    for name, settings in (("b", {"steps": 5}), ("c", {"steps": None, "minutes": 1.0})):
-        other = TrainingRun(tmp_path / name, settings)
-        other.end_at(7)
-        assert other.plan["last_step"] == settings["steps"]
-    stopped = TrainingRun(tmp_path / "d", {"steps": 9})
-    stopped.track({})
-    stopped.stopped = lambda: stopped.step == 2
-    stopped.run(lambda number, factor: None, "test", progress=False)
-    assert stopped.step == 2
 
 
 @pytest.mark.parametrize("earlier", [False, True])

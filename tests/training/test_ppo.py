@@ -1,10 +1,8 @@
 """PPO: exact resume, exact export, what a decision earns, and that it learns."""
 
-import dataclasses
 import hashlib
-import json
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +16,6 @@ from safetensors.torch import load_file
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.evaluation import compare
 from specdec.policies import ltd, resps
 from specdec.policies.base import PPOConfig
 from specdec.replays.replay import replay
@@ -34,14 +31,14 @@ PPO = PPOConfig(n_steps=64, batch_size=32, n_epochs=2, learning_rate=3e-3, warmu
 PPO = replace(PPO, gamma=0.9, ent_coef=0.01, pi=(16, 8), vf=(16,), activation="relu", total_steps=256)
 
 
-def sizes(**fields):
-    return ltd.SizePolicy(**{**SIZES, **fields})
+def sizes(**more):
+    return ltd.SizePolicy(**{**SIZES, **more})
 
 
 def train(folder, learner=None, ppo=PPO, judge=None, total_steps=None, **settings):
     """A short training; settings of Task and RunOptions by name."""
     ppo = replace(ppo, total_steps=total_steps or ppo.total_steps)
-    names = {field.name for field in dataclasses.fields(Task)}
+    names = {field.name for field in fields(Task)}
     task = {"source": ReplaySource(TRACE, COSTS), **{name: settings.pop(name) for name in names & set(settings)}}
     options = RunOptions(folder, **{"progress": False, "segment_steps": 64, **settings})
     return ppo_module.train_policy(learner or sizes(), Task(**task), ppo, options, judge)
@@ -123,7 +120,7 @@ def test_the_exported_network_answers_as_stable_baselines_does(activation, scale
 
 
 def make_env(learner, episode="cycle"):
-    return lambda seed: Env(dataclasses.replace(learner), ReplaySource(TRACE, COSTS), None, Reward(), episode)
+    return lambda seed: Env(replace(learner), ReplaySource(TRACE, COSTS), None, Reward(), episode)
 
 
 @pytest.mark.parametrize("episode", ["cycle", "turn"])
@@ -156,29 +153,36 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     assert sum(found["actions"]) == 90
 
 
-def test_a_cleared_buffer_holds_one_turn_for_each_environment(tmp_path):
+def test_a_cleared_buffer_holds_one_turn_for_each_environment_and_bad_input_is_refused(tmp_path):
     trace = synthetic_trace(turns=6, positions=40)
     policy = resps.RespsPolicy(**GRID | {"interval": 2}, features_size=8)
 
     def filled(n_steps: int, clear: bool):
-        made = lambda seed: Env(policy, ReplaySource(trace, COSTS), reward=Reward(), episode="turn")  # noqa: E731
+        def made(seed=0):
+            return Env(policy, ReplaySource(trace, COSTS), reward=Reward(), episode="turn")
+
         rollouts = Rollouts(made, 2, interval_credit(resps.PAPER, 2), clear=clear)
-        model = build_ppo(lambda: made(0), replace(PPO, n_steps=n_steps, batch_size=4), 2, 0)
+        model = build_ppo(made, replace(PPO, n_steps=n_steps, batch_size=4), 2, 0)
         with rollouts.opened(0, 0):
             rollouts.fill(model.policy, model.rollout_buffer, Reward())
         return model.rollout_buffer.episode_starts
 
     assert filled(8, clear=True)[1:].sum() == 0, "no turn follows another"
     assert filled(80, clear=False)[1:].sum() > 0
-    with pytest.raises(SpecdecError, match="with clear_buffer: before n_steps do"):
-        filled(80, clear=True)
-    task = Task(
-        ReplaySource(trace, COSTS), Reward(), "turn", clear_each_turn=True, credit=interval_credit(resps.PAPER, 2)
-    )
-    with pytest.raises(SpecdecError, match="longer turns"):
-        ppo_module.train_policy(
-            policy, task, replace(PPO, activation="tanh"), RunOptions(tmp_path, envs=1, progress=False)
-        )
+    pytest.raises(SpecdecError, filled, 80, clear=True).match("with clear_buffer: before n_steps do")
+    options = dict(source=ReplaySource(trace, COSTS), credit=interval_credit(resps.PAPER, 2), clear_each_turn=True)
+    options |= dict(ppo=replace(PPO, activation="tanh"), episode="turn", envs=1)
+    pytest.raises(SpecdecError, train, tmp_path, policy, **options).match("longer turns")
+    for kind, message, options in (
+        (SpecdecError, "trains tanh", dict(ppo=replace(PPO, activation="tanh"))),
+        (SpecdecError, "divide among envs=7", dict(envs=7)),
+        (SpecdecError, "unknown episode", dict(episode="day")),
+        (AssertionError, "needs rate", dict(reward=Reward("lagrangian"))),
+    ):
+        pytest.raises(kind, train, tmp_path, **options).match(message)
+    policy = resps.RespsPolicy(state="concat", features_size=8, interval=50, **GRID)
+    options = dict(ppo=replace(PPO, activation="tanh"), episode="turn", envs=1, credit=interval_credit(resps.PAPER, 50))
+    pytest.raises(SpecdecError, train, tmp_path / "long", policy, **options).match("gave no transition")
 
 
 def rounds_of(trace_turn_tok, flags, interval=10):
@@ -255,7 +259,6 @@ def test_a_finished_run_returns_at_once_and_another_is_refused(tmp_path, monkeyp
 
 
 def test_it_learns_and_warns_of_a_constant(tmp_path):
-    """Rewarded for time alone, the size policy learns to verify as little as it may; and that is a constant."""
     ppo = replace(PPO, n_steps=128, n_epochs=4, learning_rate=1e-2, ent_coef=0.0)
     with pytest.warns(UserWarning, match=r"gave the answer \(1,\) in 100.0% of cycles: it collapsed"):
         warnings.simplefilter("always")
@@ -271,7 +274,6 @@ def test_it_learns_and_warns_of_a_constant(tmp_path):
 
 
 def test_it_trains_on_a_live_pair(tmp_path):
-    """Accepted tokens do not depend on the clock, so live training ends with the weights that replay gives."""
     from specdec.replays.record import record
 
     pair, prompts = random_pair(), [list(range(3, 12)), list(range(5, 17))]
@@ -282,17 +284,15 @@ def test_it_trains_on_a_live_pair(tmp_path):
         options = dict(source=source, reward=Reward("accepted"), ppo=ppo, total_steps=64, envs=1, segment_steps=32)
         found.append(train(tmp_path / name, **options).network.weights[-1])
     assert np.allclose(*found, atol=1e-3) and np.abs(found[0]).max() > 0
-    with pytest.raises(AssertionError, match="one live source decodes one text at a time"):
-        train(tmp_path / "two", source=LiveSource(pair, prompts), ppo=ppo, envs=2)
+    two = pytest.raises(AssertionError, train, tmp_path / "two", source=LiveSource(pair, prompts), ppo=ppo, envs=2)
+    two.match("one live source decodes one text at a time")
 
 
 def test_the_rate_follows_the_throughput_above_the_floor_and_the_best_is_kept(tmp_path):
-    curves = []
+    options = dict(adapt_rate=True, total_steps=192, ppo=replace(PPO, learning_rate=0.0))
     for floor in (0.01, 50.0):
-        options = dict(reward=Reward("lagrangian", unit_ms=1.0, rate=floor), adapt_rate=True, total_steps=192)
-        train(tmp_path / str(floor), **options, ppo=replace(PPO, learning_rate=0.0))
-        curves.append(curve_of(tmp_path / str(floor)))
-    low, high = curves
+        train(tmp_path / str(floor), reward=Reward("lagrangian", unit_ms=1.0, rate=floor), **options)
+    low, high = (curve_of(tmp_path / floor) for floor in ("0.01", "50.0"))
     assert low["rate"].iloc[0] == 0.01 and low["rate"].iloc[1] == pytest.approx(low["tok_per_ms"].iloc[0])
     expected = (0.8 * low["new_tok"][0] + low["new_tok"][1]) / (0.8 * low["total_ms"][0] + low["total_ms"][1])
     assert low["rate"].iloc[2] == pytest.approx(expected)
@@ -300,33 +300,6 @@ def test_the_rate_follows_the_throughput_above_the_floor_and_the_best_is_kept(tm
     seen, scores = [], iter([1.0, 3.0, 2.0, 0.0])
     policy = train(tmp_path, judge=lambda policy: seen.append(policy.network) or next(scores))
     assert len(seen) == 4 and same(policy.network, seen[1]) and not same(policy.network, seen[3])
-
-
-def test_bad_input(tmp_path):
-    cases = [
-        (SpecdecError, "trains tanh", dict(ppo=replace(PPO, activation="tanh"))),
-        (SpecdecError, "divide among envs=7", dict(envs=7)),
-        (SpecdecError, "unknown episode", dict(episode="day")),
-        (AssertionError, "needs rate", dict(reward=Reward("lagrangian"))),
-    ]
-    for kind, message, options in cases:
-        pytest.raises(kind, train, tmp_path, **options).match(message)
-    policy = resps.RespsPolicy(state="concat", features_size=8, interval=50, **GRID)
-    options = dict(ppo=replace(PPO, activation="tanh"), episode="turn", envs=1, credit=interval_credit(resps.PAPER, 50))
-    pytest.raises(SpecdecError, train, tmp_path / "long", policy, **options).match("gave no transition")
-
-
-def test_what_training_is_judged_by(tmp_path):
-    """On test turns, with the answers charged."""
-    trace = synthetic_trace(turns=8, positions=30, depth=7, top_ks=(10,), most_nodes=60)
-    policy = sizes(sizes=(4, 20, 60), depth=7, top_k=10, drafted=4)
-    train(tmp_path, policy, source=ReplaySource(trace.select(part="train"), COSTS), total_steps=64)
-    table = compare.compare_replay(trace, COSTS, {"own": policy}, random_seeds=(0,), progress=False).table
-    row, test = table[(table["suite"] == "all") & (table["method"] == "own")].iloc[0], trace.select(part="test")
-    free, charged = (replay(test, policy, COSTS, policy_ms=ms) for ms in (0.0, row["policy_ms"]))
-    assert row["ms_per_tok"] == pytest.approx(charged.ms_per_tok) and charged.ms_per_tok > free.ms_per_tok
-    assert row["policy_frac"] == pytest.approx(1 - free.table["time_ms"].sum() / charged.table["time_ms"].sum())
-    assert table.loc[table["method"] != "own", "policy_ms"].isna().all()
 
 
 def hash_of(network) -> str:
@@ -340,16 +313,16 @@ def test_a_run_notes_all_that_its_weights_depend_on(tmp_path):
     learner, reward = sizes(), Reward("accepted", laps=("draft_ms",))
     policy = train(tmp_path / "run", learner, others=partner, reward=reward, total_steps=192, **options)
     ppo = replace(PPO, total_steps=192)
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    plan = runs.read_json(tmp_path / "run" / "plan.json")
     turns = TRACE.turns[["suite", "prompt", "turn", "part", "first", "positions"]].to_dict("list")
     source = runs.content_key(header=TRACE.header, turns=turns, costs=COSTS, policy_ms=0.0)
     others = ["DepthPolicy", partner.settings(), hash_of(partner.network)]
-    task = dataclasses.asdict(Task(source)) | {"reward": reward, "others": others}
+    task = asdict(Task(source)) | {"reward": reward, "others": others}
     told = {"learner": ["SizePolicy", learner.settings()], "task": task, "ppo": ppo, "seed": 5, "envs": 4}
     told |= {"segment_steps": 100, "judge": False, "trained_for": {"pair": "synthetic"}}
     told |= {"start_from": hash_of(first.network), "steps": 2}  # of 128 decisions, the whole rollouts nearest to 100
     assert plan["settings"] == runs.plain(told)
-    assert policy.trained_for == {"seed": 5, "steps": 192, "ppo": dataclasses.asdict(ppo), "pair": "synthetic"}
+    assert policy.trained_for == {"seed": 5, "steps": 192, "ppo": asdict(ppo), "pair": "synthetic"}
     curve = pd.read_parquet(tmp_path / "run" / "curve.parquet")
     counted = ["steps", "reward", "entropy", "cycles", "new_tok", "total_ms", "time", "actions", "tok_per_ms", "rate"]
     learned = ["learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance"]
@@ -372,7 +345,7 @@ def test_a_run_notes_all_that_its_weights_depend_on(tmp_path):
     assert answers["cycles"].sum() == 192 and 0.05 < results["tok_per_ms"] < 1
 
 
-def test_what_a_learner_is_said_to_have_decided():
+def test_what_decides_is_described_and_every_environment_has_a_source_and_a_partner_of_its_own():
     assert ppo_module._described(None) is None and ppo_module._described(sizes) == "sizes"
     assert ppo_module._described(ltd.RandomDepth(4, 3, 20)) == "RandomDepth"
     assert ppo_module._described(ltd.DepthPolicy(total_tokens=8, **TREE))[2] is None, "nothing learned yet"
@@ -387,28 +360,6 @@ def test_what_a_learner_is_said_to_have_decided():
     live = [LiveSource(pair, **given | change) for change in changes]
     assert len({ppo_module._described(source) for source in live}) == 6
     assert ppo_module._described(live[0]) == ppo_module._described(LiveSource(pair, [[1, 2]], 16))
-
-
-def test_stable_baselines_is_told_all_of_the_config():
-    given = dict(n_steps=60, batch_size=20, n_epochs=3, clip_range=0.3, gamma=0.8, gae_lambda=0.7, ent_coef=0.02)
-    given |= dict(vf_coef=0.4, max_grad_norm=0.6, learning_rate=0.01, pi=(6, 5), vf=(4,), activation="relu")
-    config = PPOConfig(**given, total_steps=600)
-    model = build_ppo(lambda: make_env(sizes())(0), config, 3, 7)
-    names = ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
-    assert {name: getattr(model, name) for name in names} == {name: given[name] for name in names}
-    assert (model.n_steps, model.n_envs, model.seed, str(model.device)) == (20, 3, 7, "cpu")
-    assert model.clip_range(1.0) == 0.3 and model.lr_schedule(0.25) == 0.01
-    shapes = [layer.out_features for layer in model.policy.mlp_extractor.policy_net if hasattr(layer, "out_features")]
-    values = [layer.out_features for layer in model.policy.mlp_extractor.value_net if hasattr(layer, "out_features")]
-    assert (shapes, values) == ([6, 5], [4]) and isinstance(model.policy.mlp_extractor.policy_net[1], torch.nn.ReLU)
-    tanh = build_ppo(lambda: make_env(sizes())(0), replace(config, activation="tanh"), 3, 7)
-    assert isinstance(tanh.policy.mlp_extractor.policy_net[1], torch.nn.Tanh)
-    again, other = (build_ppo(lambda: make_env(sizes())(0), config, 3, seed) for seed in (7, 8))
-    weights = [one.policy.action_net.weight for one in (model, again, other)]
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
-
-
-def test_every_environment_has_a_source_and_a_partner_of_its_own():
     partner, source, learner = ltd.DepthPolicy(total_tokens=8, **TREE), ReplaySource(TRACE, COSTS, 0.5), sizes()
     task = Task(source, Reward("accepted"), "turn", partner)
     first, second = (ppo_module._env_maker(learner, task)(seed) for seed in (1, 2))
@@ -426,6 +377,25 @@ def test_every_environment_has_a_source_and_a_partner_of_its_own():
     assert ppo_module._env_maker(learner, Task(source))(0).others is None
 
 
+def test_stable_baselines_is_told_all_of_the_config():
+    given = dict(n_steps=60, batch_size=20, n_epochs=3, clip_range=0.3, gamma=0.8, gae_lambda=0.7, ent_coef=0.02)
+    given |= dict(vf_coef=0.4, max_grad_norm=0.6, learning_rate=0.01, pi=(6, 5), vf=(4,), activation="relu")
+    config = PPOConfig(**given, total_steps=600)
+    model = build_ppo(lambda: make_env(sizes())(0), config, 3, 7)
+    for name in ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"):
+        assert getattr(model, name) == given[name]
+    assert (model.n_steps, model.n_envs, model.seed, str(model.device)) == (20, 3, 7, "cpu")
+    assert model.clip_range(1.0) == 0.3 and model.lr_schedule(0.25) == 0.01
+    nets = model.policy.mlp_extractor.policy_net, model.policy.mlp_extractor.value_net
+    widths = [[layer.out_features for layer in net if hasattr(layer, "out_features")] for net in nets]
+    assert widths == [[6, 5], [4]] and isinstance(nets[0][1], torch.nn.ReLU)
+    tanh = build_ppo(lambda: make_env(sizes())(0), replace(config, activation="tanh"), 3, 7)
+    assert isinstance(tanh.policy.mlp_extractor.policy_net[1], torch.nn.Tanh)
+    again, other = (build_ppo(lambda: make_env(sizes())(0), config, 3, seed) for seed in (7, 8))
+    weights = [one.policy.action_net.weight for one in (model, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
 def test_a_checkpoint_remembers_moments_rate_and_best_and_rewards_are_divided():
     state = ppo_module.State(sizes())
     assert state.rate(0.25) == 0.25 and state.best_score is None and state.rate_sums == [0.0, 0.0]
@@ -436,9 +406,7 @@ def test_a_checkpoint_remembers_moments_rate_and_best_and_rewards_are_divided():
     networks = [sizes().fill_at_random((4,), seed).network for seed in range(3)]
 
     def kept(some) -> int:
-        """Which of the networks it keeps."""
-        (number,) = (i for i, network in enumerate(networks) if same(network, some.network))
-        return number
+        return [same(network, some.network) for network in networks].index(True)
 
     assert np.isnan(state.keep(networks[0], None)) and kept(state) == 0 and state.best_score is None
     assert state.keep(networks[1], 2.0) == 2.0 and kept(state) == 1

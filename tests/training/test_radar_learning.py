@@ -95,7 +95,7 @@ def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
     return trace
 
 
-def test_rows_of_a_greedy_recording_and_recorded_distributions():
+def test_rows_of_recordings_their_origin_and_the_suites_that_are_meant():
     trace = toy_trace()
     data = from_trace(trace)
     assert len(data) == 30 and data.prompts.tolist() == [0] * 15 + [1] * 15 and data.context_tok[3] == 103
@@ -119,6 +119,37 @@ def test_rows_of_a_greedy_recording_and_recorded_distributions():
     np.testing.assert_allclose(data.expected, [[0.7, *(1 - none)]] * 2, rtol=1e-6)
     np.testing.assert_allclose(from_trace(trace, flat_nodes=59).expected[:, 0], 0.9, rtol=1e-6)
     assert len(from_trace(trace, exact=False)) == 30 and (trace.acceptance_distributions[1] == distributions).all()
+    trace = toy_trace(temperature=0.5)
+    trace.header.update(key="k", pair_key="p", dtype="float32", seed=3, other="not told")
+    told = {"key": "k", "pair": "toy", "pair_key": "p", "dtype": "float32", "temperature": 0.5, "seed": 3}
+    data = from_trace(trace)
+    assert data.header == told | {"flat_nodes": None, "exact": False}
+    assert from_trace(trace, flat_nodes=59).header["flat_nodes"] == 59
+    some = data.select([4, 2])
+    assert some.header == data.header and some.context_tok.tolist() == [104, 102] and some.prompts.tolist() == [0, 0]
+    arrays = [getattr(data, name) for name in ("scores", "distributions", "prompts", "context_tok")]
+    assert [str(array.dtype) for array in arrays] == ["float32"] * 2 + ["int32"] * 2
+    assert all(array.flags.c_contiguous for array in arrays)
+    small = from_trace(trace, tree=TreeConfig(8, 7, 10))
+    ranks = trace.ranks[10]
+    assert [small.expected[5, a] for a in range(8)] == [sum(int(rank) < 7 for rank in ranks[5, a]) for a in range(8)]
+    pytest.raises(SpecdecError, from_trace, trace, flat_nodes=10).match("flat_nodes None or 59")
+    distributions = np.tile(np.eye(9, dtype=np.float32)[0], (2, 8, 1))
+    known = toy_trace(lengths=(np.array([21, 4]), distributions))
+    other = TreeConfig(8, 7, 10)
+    pytest.raises(SpecdecError, from_trace, known, exact=True, tree=other).match("exact=False for other trees")
+    assert len(from_trace(known, tree=other)) == 30, "of another tree every position, drawn"
+    trace = synthetic_trace(turns=8, positions=4)
+    trace.turns["suite"] = ["laptop/easy", "hard"] * 4
+    train = trace.select(part="train")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert training_turns(trace, ()).turns["suite"].tolist() == train.turns["suite"].tolist()
+        assert set(training_turns(trace, ("easy", "other")).turns["suite"]) == {"laptop/easy"}
+        assert set(training_turns(trace, ("hard",)).turns["suite"]) == {"hard"}
+    with pytest.warns(UserWarning, match=r"no training prompt of \('none',\) was recorded"):
+        every = training_turns(trace, ("none",))
+    assert every.turns.equals(train.turns) and set(every.turns["part"]) == {"train"}
 
 
 def test_replay_does_what_the_data_say():
@@ -137,26 +168,46 @@ def test_replay_does_what_the_data_say():
     lived = replay(trace, policy, round_costs(), keep_cycles=True).rows
     for rows, row in zip(lived, trace.turns["first"].tolist(), strict=True):
         for cycle in rows:
-            assert cycle.expansions == stops[row]
-            assert cycle.accepted_tok == data.expected[row, stops[row]]
+            assert (cycle.expansions, cycle.accepted_tok) == (stops[row], data.expected[row, stops[row]])
             assert cycle.total_ms == pytest.approx(latency[row, stops[row]])
             row += cycle.new_tok
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_returns_are_the_sums_of_the_sheet(gamma):
+def test_returns_rewards_rates_fresh_networks_and_the_best_of_all_choices_by_hand():
     stops, final, alpha = torch.arange(8), torch.arange(8) + 0.5, 0.02
-    found = returns_to_go(stops, final, alpha, gamma)
-    for a, j in itertools.product(range(8), range(7)):
-        expected = 0.0
-        if j <= a:
-            expected = -alpha * sum(gamma ** (i - j) for i in range(j, a)) + gamma ** (a - j) * float(final[a])
-        assert float(found[a, j]) == pytest.approx(expected, abs=1e-6)
+    for gamma, a, j in itertools.product((1.0, 0.9), range(8), range(7)):
+        expected = -alpha * sum(gamma ** (i - j) for i in range(j, a)) + gamma ** (a - j) * float(final[a])
+        found = returns_to_go(stops, final, alpha, gamma)[a, j]
+        assert float(found) == pytest.approx(expected if j <= a else 0.0, abs=1e-6)
+    random = np.random.default_rng(3)
+    lengths = np.minimum(random.integers(0, 9, size=(4, 8)), np.arange(1, 9))
+    data = RadarData(-np.ones((4, 8, 10)), radar_module.point_masses(lengths), np.arange(4), np.zeros(4))
+    rows = Rows.of(data, np.tile(LATENCY, (4, 1)))
+    best = max(
+        sum(lengths[i, a] + 1 for i, a in enumerate(stops)) / sum(LATENCY[a] for a in stops)
+        for stops in itertools.product(range(8), repeat=4)
+    )
+    assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
+    config = RadarConfig(learning_rate=1e-3, last_rate=1e-4)
+    factors = [radar_module.rate_factor(config, epoch, 8) for epoch in (0, 2, 4, 8)]
+    assert factors == pytest.approx([1.0, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1])
+    lengths, latency = torch.tensor([0.0, 3.0]), torch.tensor([10.0, 20.0])
+    ratio = RadarConfig(beta_factor=4.0)
+    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 8 * 3 / 20])
+    bonus = dataclasses.replace(ratio, count_bonus=True)
+    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.8, 8 * 4 / 20])
+    priced = dataclasses.replace(bonus, objective="lagrangian")
+    assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
+    torch.manual_seed(0)
+    plain = radar_module.RadarNetwork()
+    assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
+    torch.manual_seed(0)
+    eager = radar_module.RadarNetwork(continue_bias=2.0)
+    assert plain.mlp[2].p == 0.1 and (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
 def test_reinforce_estimates_the_exact_gradient(objective):
-    """At gamma = 1 the surrogate, a mean over 7 steps, has a seventh of the exact gradient in expectation."""
     settings = RadarConfig(objective=objective, gradient="exact", gamma=1.0, alpha=0.05, beta_factor=50.0)
     random, copies = np.random.default_rng(0), 60_000
     distribution = np.stack([np.pad(random.dirichlet(np.ones(a + 2)), (0, 7 - a)) for a in range(8)])
@@ -173,18 +224,6 @@ def test_reinforce_estimates_the_exact_gradient(objective):
     error = grads.std(0) / copies**0.5
     assert ((grads.mean(0) - exact[0]).abs() <= 4.5 * error + 1e-7).all()
     assert (exact.abs() > 10 * error).any()  # the test could see a difference
-
-
-def test_clairvoyant_rate_is_the_best_of_all_choices():
-    random = np.random.default_rng(3)
-    lengths = np.minimum(random.integers(0, 9, size=(4, 8)), np.arange(1, 9))
-    data = RadarData(-np.ones((4, 8, 10)), radar_module.point_masses(lengths), np.arange(4), np.zeros(4))
-    rows = Rows.of(data, np.tile(LATENCY, (4, 1)))
-    best = max(
-        sum(lengths[i, a] + 1 for i, a in enumerate(stops)) / sum(LATENCY[a] for a in stops)
-        for stops in itertools.product(range(8), repeat=4)
-    )
-    assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
 
 
 SHORT = dataclasses.replace(CONFIGS["ours"], epochs=4, batch=16)
@@ -252,29 +291,7 @@ def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
 
 
-def test_rates_rewards_and_fresh_networks_by_hand():
-    config = RadarConfig(learning_rate=1e-3, last_rate=1e-4)
-    factors = [radar_module.rate_factor(config, epoch, 8) for epoch in (0, 2, 4, 8)]
-    assert factors == pytest.approx([1.0, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1])
-    lengths, latency = torch.tensor([0.0, 3.0]), torch.tensor([10.0, 20.0])
-    ratio = RadarConfig(beta_factor=4.0)
-    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 8 * 3 / 20])
-    bonus = dataclasses.replace(ratio, count_bonus=True)
-    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.8, 8 * 4 / 20])
-    priced = dataclasses.replace(bonus, objective="lagrangian")
-    assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
-    networks = []
-    for options in ({}, {"continue_bias": 2.0}):
-        torch.manual_seed(0)
-        networks.append(radar_module.RadarNetwork(**options))
-    plain, eager = networks
-    assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
-    assert plain.mlp[2].p == 0.1
-    assert (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
-
-
 def test_latency_adds_up_in_the_head():
-    """1 ms for the root, 0.5 for an expansion, 0.25 for the rest; a pool of 2 nodes and 4 more a level, at most 15 of them."""
     costs = profile("radar-rtx3090-llama-3.1-8b")
     np.testing.assert_allclose(latency_ms(costs, [10, 900], flat_nodes=59), np.tile(LATENCY, (2, 1)))
     tree, costs = TreeConfig(16, 7, 2), round_costs(question_ms=0.125, policy_ms={"radar": 0.5, "ltd": 9.0})
@@ -296,7 +313,6 @@ def some_rows(count=5, seed=0) -> Rows:
 
 
 def test_losses_by_their_definition():
-    """The expected return of every row, its stops one by one; the advantage of going on, from the last decision to the first."""
     rows, rate, step_ms = some_rows(), 0.05, 3.0
     logits = torch.randn(5, 7, 2, generator=torch.Generator().manual_seed(3))
     config = RadarConfig(gradient="exact", gamma=0.9, alpha=0.2, beta_factor=30.0, entropy=0.5)
@@ -351,21 +367,19 @@ def mixed_trainer(**changes):
 
 def test_epochs_are_judged_on_held_out_rows_beside_the_best_constant():
     trainer = mixed_trainer(gradient="exact", gamma=0.99)
-    held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)
+    held, calls = trainer.held_out, np.arange(1, 9)
+    probs = by_definition(trainer.network, held)
     assert 0.1 < (probs[True].argmax(1) > 0).mean() < 0.9
     with torch.no_grad():
         loss = radar_module.loss_of(trainer.config, trainer.network(held.scores), held, 0.07, trainer.step_ms)
-    calls = np.arange(1, 9)
-    row = trainer._held_out_row(0.07)
-    assert row == {
+    assert trainer._held_out_row(0.07) == {
         "held_out_loss": pytest.approx(float(loss), rel=1e-5),
         "tok_per_ms": pytest.approx(rate_of(probs[True], held), rel=1e-6),
         "tok_per_ms_drawn": pytest.approx(rate_of(probs[False], held), rel=1e-5),
         "draft_calls": pytest.approx((probs[True] @ calls).mean(), rel=1e-6),
         "draft_calls_drawn": pytest.approx((probs[False] @ calls).mean(), rel=1e-5),
     }
-    train = trainer.train
-    rates = [rate_of(np.eye(8)[[a] * 40], train) for a in range(8)]
+    rates = [rate_of(np.eye(8)[[a] * 40], trainer.train) for a in range(8)]
     assert trainer.constant == int(np.argmax(rates)) and trainer.constant_rate == pytest.approx(max(rates), rel=1e-6)
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
     trainer = mixed_trainer()
@@ -387,30 +401,21 @@ def test_epochs_are_judged_on_held_out_rows_beside_the_best_constant():
         }
 
 
-@pytest.mark.parametrize(
-    ("change", "kept"),
-    [
+def test_the_epoch_is_kept_that_did_best_by_what_is_asked(monkeypatch):
+    names = ("held_out_loss", "tok_per_ms", "tok_per_ms_drawn")
+    rows = [(5.0, 1.0, 3.0), (4.0, 2.0, 2.0), (3.0, 1.5, 1.0), (3.0, 2.0, 3.0)]  # the last is no better
+    for change, kept in (
         ({"select_by": "surrogate"}, 2),
         ({"select_by": "throughput", "temperature": None}, 1),
         ({"select_by": "throughput", "temperature": 1.0}, 0),
-    ],
-)
-def test_the_epoch_is_kept_that_did_best_by_what_is_asked(change, kept, monkeypatch):
-    trainer = mixed_trainer(**change)
-    rows = [(5.0, 1.0, 3.0), (4.0, 2.0, 2.0), (3.0, 1.5, 1.0), (3.0, 2.0, 3.0)]  # loss, rates; the last is no better
-    told, weights = iter(rows), []
-    names = ("held_out_loss", "tok_per_ms", "tok_per_ms_drawn")
-
-    def judged(rate):
-        weights.append(copy.deepcopy(trainer.network.state_dict()))
-        return dict(zip(names, next(told), strict=True))
-
-    monkeypatch.setattr(trainer, "_held_out_row", judged)
-    for number in range(4):
-        row = trainer.epoch(number, 1.0)
-        assert set(row) == {"loss", "rate_per_ms", *names}
-    assert trainer.best.step == kept
-    assert all(torch.equal(value, weights[kept][name]) for name, value in trainer.best.weights.items())
+    ):
+        trainer, told, weights = mixed_trainer(**change), iter(rows), []
+        monkeypatch.setattr(trainer, "_held_out_row", lambda rate, told=told: dict(zip(names, next(told), strict=True)))
+        for number in range(4):
+            assert set(trainer.epoch(number, 1.0)) == {"loss", "rate_per_ms", *names}
+            weights.append(copy.deepcopy(trainer.network.state_dict()))
+        assert trainer.best.step == kept
+        assert all(torch.equal(value, weights[kept][name]) for name, value in trainer.best.weights.items())
 
 
 @pytest.mark.parametrize("objective", ["lagrangian", "ratio"])
@@ -429,7 +434,7 @@ def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective):
         assert row["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
-def test_a_run_leaves_what_it_was_taught_for(tmp_path):
+def test_a_run_leaves_what_it_was_taught_for_with_the_prompts_and_prices_of_a_recording(tmp_path, monkeypatch):
     data = dataclasses.replace(two_kinds(200), header={"pair": "made up", "flat_nodes": 59})
     config = dataclasses.replace(CONFIGS["ours"], epochs=2, batch=64, flat_nodes=59)
     found = train_radar(data, LATENCY, config, seed=6, out_dir=tmp_path, trained_for={"pair": "toy"})
@@ -448,6 +453,23 @@ def test_a_run_leaves_what_it_was_taught_for(tmp_path):
     judged = ["held_out_loss", "tok_per_ms", "tok_per_ms_drawn", "draft_calls", "draft_calls_drawn"]
     assert list(curve) == ["step", "loss", "rate_per_ms", *judged, "elapsed_s"] and curve.equals(found.curve)
 
+    def checked(latency, rows):
+        asked.update(latency=latency)
+        return np.tile(LATENCY, (rows, 1))
+
+    asked, trace = {}, synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
+    monkeypatch.setattr(radar_module, "_checked_latency", checked)
+    config = dataclasses.replace(CONFIGS["ours"], epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle")
+    costs = round_costs(name="mine")
+    found = train_radar(trace, costs, config, out_dir=tmp_path / "recorded")
+    learned = trace.select(part="train").select(trace.select(part="train").turns["suite"].eq("hard").to_numpy())
+    data = from_trace(learned, flat_nodes=59)
+    np.testing.assert_allclose(asked["latency"], latency_ms(costs, data.context_tok, 59))
+    assert len(asked["latency"]) == 20 and found.policy.trained_for["data"] == data.header
+    assert (found.policy.trained_for["pair"], found.policy.trained_for["costs"]) == ("synthetic", "mine")
+    bare = train_radar(trace, LATENCY, config, out_dir=tmp_path / "bare").policy.trained_for
+    assert (bare["pair"], bare["costs"], bare["seed"]) == ("synthetic", None, 0)
+
 
 def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(tmp_path):
     trace = synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
@@ -458,10 +480,9 @@ def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(t
     data = radar_module.rows_for(paper, trace)
     assert data.header["exact"] and len(data) == len(trace.select(part="train").acceptance_distributions[0]) < 40
     assert not radar_module.rows_for(CONFIGS["ours"], trace).header["exact"], "many single lengths"
-    batch, seen = Rows.of(data, np.tile(LATENCY, (len(data), 1))), set()
+    batch, logits = Rows.of(data, np.tile(LATENCY, (len(data), 1))), torch.zeros(len(data), 7, 2)
     torch.manual_seed(0)
-    for _ in range(5):
-        seen.add(float(radar_module.loss_of(paper, torch.zeros(len(data), 7, 2), batch, 1.0, 1.0)))
+    seen = {float(radar_module.loss_of(paper, logits, batch, 1.0, 1.0)) for _ in range(5)}
     assert len(seen) == 5, "the same rows earn something else at the next visit"
     found = train_radar(trace, round_costs(), paper, out_dir=tmp_path)
     count = len(data) - round(0.2 * len(data))
@@ -471,56 +492,3 @@ def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(t
     trace.acceptance_distributions = None
     again = train_radar(trace, round_costs(), paper, out_dir=tmp_path / "single").policy.trained_for["deviations"]
     assert "with one length each" in again[-1]
-
-
-def test_a_recording_is_taken_with_its_prompts_and_prices(tmp_path, monkeypatch):
-    def checked(latency, rows):
-        asked.update(latency=latency)
-        return np.tile(LATENCY, (rows, 1))
-
-    asked, trace = {}, synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
-    monkeypatch.setattr(radar_module, "_checked_latency", checked)
-    config = dataclasses.replace(CONFIGS["ours"], epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle")
-    costs = round_costs(name="mine")
-    found = train_radar(trace, costs, config, out_dir=tmp_path)
-    learned = trace.select(part="train").select(trace.select(part="train").turns["suite"].eq("hard").to_numpy())
-    data = from_trace(learned, flat_nodes=59)
-    np.testing.assert_allclose(asked["latency"], latency_ms(costs, data.context_tok, 59))
-    assert len(asked["latency"]) == 20 and found.policy.trained_for["data"] == data.header
-    assert (found.policy.trained_for["pair"], found.policy.trained_for["costs"]) == ("synthetic", "mine")
-    bare = train_radar(trace, LATENCY, config, out_dir=tmp_path / "bare").policy.trained_for
-    assert (bare["pair"], bare["costs"], bare["seed"]) == ("synthetic", None, 0)
-
-
-def test_rows_know_where_they_come_from_and_only_suites_that_are_meant_are_learned():
-    trace = toy_trace(temperature=0.5)
-    trace.header.update(key="k", pair_key="p", dtype="float32", seed=3, other="not told")
-    told = {"key": "k", "pair": "toy", "pair_key": "p", "dtype": "float32", "temperature": 0.5, "seed": 3}
-    data = from_trace(trace)
-    assert data.header == told | {"flat_nodes": None, "exact": False}
-    assert from_trace(trace, flat_nodes=59).header["flat_nodes"] == 59
-    some = data.select([4, 2])
-    assert some.header == data.header and some.context_tok.tolist() == [104, 102] and some.prompts.tolist() == [0, 0]
-    arrays = [getattr(data, name) for name in ("scores", "distributions", "prompts", "context_tok")]
-    assert [str(array.dtype) for array in arrays] == ["float32"] * 2 + ["int32"] * 2
-    assert all(array.flags.c_contiguous for array in arrays)
-    small = from_trace(trace, tree=TreeConfig(8, 7, 10))
-    ranks = trace.ranks[10]
-    assert [small.expected[5, a] for a in range(8)] == [sum(int(rank) < 7 for rank in ranks[5, a]) for a in range(8)]
-    pytest.raises(SpecdecError, from_trace, trace, flat_nodes=10).match("flat_nodes None or 59")
-    distributions = np.tile(np.eye(9, dtype=np.float32)[0], (2, 8, 1))
-    known = toy_trace(lengths=(np.array([21, 4]), distributions))
-    other = TreeConfig(8, 7, 10)
-    pytest.raises(SpecdecError, from_trace, known, exact=True, tree=other).match("exact=False for other trees")
-    assert len(from_trace(known, tree=other)) == 30, "of another tree every position, drawn"
-    trace = synthetic_trace(turns=8, positions=4)
-    trace.turns["suite"] = ["laptop/easy", "hard"] * 4
-    train = trace.select(part="train")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert training_turns(trace, ()).turns["suite"].tolist() == train.turns["suite"].tolist()
-        assert set(training_turns(trace, ("easy", "other")).turns["suite"]) == {"laptop/easy"}
-        assert set(training_turns(trace, ("hard",)).turns["suite"]) == {"hard"}
-    with pytest.warns(UserWarning, match=r"no training prompt of \('none',\) was recorded"):
-        every = training_turns(trace, ("none",))
-    assert every.turns.equals(train.turns) and set(every.turns["part"]) == {"train"}

@@ -112,10 +112,10 @@ def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
     assert again.counts["benchmark"] == 2 and again.counts["repeated"] == 4 and again.counts["kept"] == 2
 
 
-def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(tmp_path, monkeypatch):
+def test_a_second_question_may_follow_many_chats_and_prompts_come_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "SHARD", 400)
     reference = list(benchmark_texts())[1]
-    files = ChatFiles(tmp_path, {}, hold_out=0.25)
+    files = ChatFiles(tmp_path / "second", {}, hold_out=0.25)
     asked = [{"role": "user", "content": "Say it shorter."}]
     numbered = []
     for i in range(199):
@@ -127,12 +127,8 @@ def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(
     given = chat("", "Fine.") | {"messages": said}
     files.write(enumerate([*numbered, again, given]))
     assert (files.counts["kept"], files.counts["repeated"], files.counts["benchmark"]) == (398, 1, 1)
-    parts = [row["part"] for row in chats_of(tmp_path)]
+    parts = [row["part"] for row in chats_of(tmp_path / "second")]
     assert parts[::2] == parts[1::2] and 20 < parts[::2].count("held-out") < 80
-
-
-def test_prompts_of_a_file_and_the_share_that_is_held_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(own, "SHARD", 400)
     parts = []
     for folder, order in (("a", 1), ("b", -1)):
         files = ChatFiles(tmp_path / folder, {}, hold_out=0.25)

@@ -26,6 +26,7 @@ from specdec.training.value import Examples, Net, calibrate_rate, evaluation_ms,
 
 SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=300, rounds=1, detours=2, ensemble=2)
 COSTS, STATIC = round_costs(), Static(7, 2, 3)
+SIDES = [[np.full(size, value, np.float32) for value in values] for size, values in ((10, (1.0, 2.0)), (6, (0.0, 4.0)))]
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +45,9 @@ def trained(trace):
     return train_value(trace.select(part="train"), COSTS, SMALL, progress=False)
 
 
-def test_the_numpy_network_is_the_trained_one():
+def test_the_numpy_network_is_the_trained_one_which_begins_near_the_mean_and_is_noisy_while_it_learns(monkeypatch):
     torch.manual_seed(0)
-    moments = (np.ones(10, np.float32), np.full(10, 2.0, np.float32)), (np.zeros(6, np.float32), np.ones(6, np.float32))
-    nets = [Net(SMALL, *moments, np.zeros((3, 2), np.float32), True).eval() for _ in range(2)]
+    nets = [Net(SMALL, *SIDES, np.zeros((3, 2), np.float32), True).eval() for _ in range(2)]
     inputs, features = torch.randn(7, 10), torch.randn(7, 6)
     with torch.no_grad():
         answers = [net(inputs, features).view(7, 3, 2).numpy() for net in nets]
@@ -56,9 +56,27 @@ def test_the_numpy_network_is_the_trained_one():
         np.testing.assert_allclose(model(inputs.numpy(), model.state(features.numpy())), answer, atol=1e-5)
     both = AcceptanceModel(value.averaged([net.arrays() for net in nets]), 3, 2)
     np.testing.assert_allclose(both(inputs.numpy(), both.state(features.numpy())), np.mean(answers, 0), atol=1e-5)
+    torch.manual_seed(0)
+    functional = torch.nn.functional
+    answers = np.arange(6, dtype=np.float32).reshape(3, 2)
+    net = Net(dataclasses.replace(SMALL, dropout=0.0, noise=0.25), *SIDES, answers, True)
+    assert net.out.bias.tolist() == list(range(6)) and 0 < net.out.weight.abs().max() <= 0.1 * 24**-0.5
+    assert list(net.state_dict())[:4] == ["input_mean", "input_deviation", "feature_mean", "feature_deviation"]
+    inputs, features = torch.randn(7, 10), torch.randn(7, 6)
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr(torch, "randn_like", torch.ones_like)
+        torch.testing.assert_close(net.train()(inputs, features), net.eval()(inputs, features + 0.25 * 4.0))
+        blind = Net(SMALL, *SIDES, answers, False).eval()
+        torch.testing.assert_close(blind(inputs, features), blind(inputs, 9 * features), rtol=0, atol=0)
+        seen = []
+        patch.setattr(functional, "dropout", lambda x, p, training=True: seen.append((x.shape[1], p, training)) or x)
+        dropping = Net(dataclasses.replace(SMALL, dropout=0.5), *SIDES, answers, True)
+        dropping.train()(inputs, features)
+        dropping.eval()(inputs, features)
+    assert seen == [(6, 0.5, True), (24, 0.5, True), (24, 0.5, False)]
 
 
-def test_it_beats_the_tuned_tree_never_the_bound_and_prices_move_its_answers(trace, trained):
+def test_it_beats_the_tuned_tree_never_the_bound_prices_move_it_and_evaluations_are_charged(trace, trained):
     policy, curve = trained
     test, costs = trace.select(part="test"), COSTS
     tuned = replay(test, Static.of(best_static(trace.select(part="train"), costs)), costs)
@@ -66,7 +84,6 @@ def test_it_beats_the_tuned_tree_never_the_bound_and_prices_move_its_answers(tra
     assert ours.speedup > 1.03 * tuned.speedup
     assert 0.06 < headroom(ours.ms_per_tok, tuned.ms_per_tok, bound.ms_per_tok) < 1
     assert curve["held_out_loss"].min() < curve["held_out_loss"].iloc[0]
-    policy, _ = trained
     train, test = (trace.select(part=part).select(np.arange(24) < 8) for part in ("train", "test"))
     dear = round_costs(name="dear nodes", verify=(4.0, 12.0, 200.0))
     moved, rate = calibrate_rate(policy, train, dear, policy.rate)
@@ -74,20 +91,6 @@ def test_it_beats_the_tuned_tree_never_the_bound_and_prices_move_its_answers(tra
     assert kept[1] < 0.8 * kept[0]
     assert replay(test, moved, dear).ms_per_tok < replay(test, policy, dear).ms_per_tok
     assert rate == pytest.approx(1 / replay(train, moved, dear).ms_per_tok, rel=0.02)
-
-
-def test_reprice_from_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    policy, costs = random_policy(probe="none"), round_costs(name="here@abc123", kind="calibrated")
-    policy.trained_for = {"pair": "tiny"}
-    policy.save(tmp_path / "before")
-    command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 1 --costs"
-    assert cli.main([*command.split(), str(costs.save(tmp_path / "costs.json")), "--out", str(tmp_path / "after")]) == 0
-    assert "predicted here, ms per token" in capsys.readouterr().out
-    assert load_policy(tmp_path / "after").priced_for == "here@abc123"
-
-
-def test_evaluations_cost_what_they_are_said_to_cost(trace, trained):
     policy, test = trained[0], trace.select(part="test").select(np.arange(24) < 6)
     free = ms_per_tok(policy, test, COSTS, 0.0)
     assert free == replay(test, policy, COSTS).ms_per_tok
@@ -104,7 +107,18 @@ def test_evaluations_cost_what_they_are_said_to_cost(trace, trained):
     assert 0.001 < evaluation_ms(policy, test, COSTS) < 50
 
 
-def test_cycles_start_where_replay_says_and_detours_begin_anew_with_each_seed(few):
+def test_reprice_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    policy, costs = random_policy(probe="none"), round_costs(name="here@abc123", kind="calibrated")
+    policy.trained_for = {"pair": "tiny"}
+    policy.save(tmp_path / "before")
+    command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 1 --costs"
+    assert cli.main([*command.split(), str(costs.save(tmp_path / "costs.json")), "--out", str(tmp_path / "after")]) == 0
+    assert "predicted here, ms per token" in capsys.readouterr().out
+    assert load_policy(tmp_path / "after").priced_for == "here@abc123"
+
+
+def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_anew_with_each_seed(few):
     rows, histories = value.cycle_starts(few, COSTS, STATIC, detours=0)
     cycles = replay(few, STATIC, COSTS, keep_cycles=True)
     expected_rows, expected = [], []
@@ -117,17 +131,12 @@ def test_cycles_start_where_replay_says_and_detours_begin_anew_with_each_seed(fe
     assert rows.tolist() == expected_rows and rows.dtype == np.int64
     np.testing.assert_array_equal(histories, np.stack(expected))
     assert histories.dtype == np.float32 and not histories[0].any()
-    parts = [
-        value.cycle_starts(few, COSTS, STATIC, detours=detours, seed=seed)[0].tolist()
-        for detours, seed in ((0, 3), (1, 3), (2, 3), (1, 4))
-    ]
+    given = dict(detours=0, seed=3), dict(detours=1, seed=3), dict(detours=2, seed=3), dict(detours=1, seed=4)
+    parts = [value.cycle_starts(few, COSTS, STATIC, **some)[0].tolist() for some in given]
     plain = parts[0]
     first, second = parts[1][len(plain) :], parts[2][len(parts[1]) :]
     assert parts[2][: len(parts[1])] == parts[1] and parts[1][: len(plain)] == plain
     assert plain + second == parts[3] and first != second != plain
-
-
-def test_a_detour_verifies_up_to_four_nodes_one_time_in_four():
     recorder = value._StartRecorder(STATIC, 0.25, seed=1)
     recorder.reset()
     asked = [SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=n), largest=20) for n in range(8000)]
@@ -147,7 +156,7 @@ def examples(trace):
     return Examples(trace, random_policy(8, probe="target"), rows, histories)
 
 
-def test_examples_hold_what_is_known_and_what_replay_accepts(trace, examples):
+def test_examples_hold_what_replay_accepts_split_by_prompts_and_are_standardised(trace, examples):
     numbers = np.array([3, 50, 7, *range(100, 117)])
     rows = examples.rows[numbers]
     inputs, features, accepted = examples.batch(numbers, 1)
@@ -164,9 +173,6 @@ def test_examples_hold_what_is_known_and_what_replay_accepts(trace, examples):
     assert blind.batch(numbers, 1)[1].tolist() == [[0.0]] * 3 and blind.batch(numbers, 1)[1].dtype == np.float32
     assert examples.sample(4).tolist() == [int(part * (len(examples.rows) - 1) / 3) for part in range(4)]
     assert examples.sample(10**6).tolist() == list(range(len(examples.rows)))
-
-
-def test_turns_of_one_prompt_stay_on_one_side_and_inputs_are_standardised(trace, examples):
     turns = trace.turns.assign(prompt=[f"p{turn // 2}" for turn in range(48)])
     of_pairs = Trace(trace.header, turns, dict(trace._columns))
     paired, held = Examples(of_pairs, examples.policy, examples.rows, examples.histories), []
@@ -189,33 +195,6 @@ def test_turns_of_one_prompt_stay_on_one_side_and_inputs_are_standardised(trace,
     assert mean[level] == pytest.approx([0.2] * 5) and deviation[level] == pytest.approx([0.4 + 0.05] * 5, rel=1e-4)
 
 
-SIDES = (
-    (np.full(10, 1.0, np.float32), np.full(10, 2.0, np.float32)),
-    (np.zeros(6, np.float32), np.full(6, 4.0, np.float32)),
-)
-
-
-def test_a_net_begins_near_the_mean_answer_and_is_noisy_only_while_it_learns(monkeypatch):
-    torch.manual_seed(0)
-    functional = torch.nn.functional
-    answers = np.arange(6, dtype=np.float32).reshape(3, 2)
-    net = Net(dataclasses.replace(SMALL, dropout=0.0, noise=0.25), *SIDES, answers, True)
-    assert net.out.bias.tolist() == list(range(6)) and 0 < net.out.weight.abs().max() <= 0.1 * 24**-0.5
-    assert list(net.state_dict())[:4] == ["input_mean", "input_deviation", "feature_mean", "feature_deviation"]
-    inputs, features = torch.randn(7, 10), torch.randn(7, 6)
-    with torch.no_grad(), monkeypatch.context() as patch:
-        patch.setattr(torch, "randn_like", torch.ones_like)
-        torch.testing.assert_close(net.train()(inputs, features), net.eval()(inputs, features + 0.25 * 4.0))
-        blind = Net(SMALL, *SIDES, answers, False).eval()
-        torch.testing.assert_close(blind(inputs, features), blind(inputs, 9 * features), rtol=0, atol=0)
-        seen = []
-        patch.setattr(functional, "dropout", lambda x, p, training=True: seen.append((x.shape[1], p, training)) or x)
-        dropping = Net(dataclasses.replace(SMALL, dropout=0.5), *SIDES, answers, True)
-        dropping.train()(inputs, features)
-        dropping.eval()(inputs, features)
-    assert seen == [(6, 0.5, True), (24, 0.5, True), (24, 0.5, False)]
-
-
 class Teacher:  # says 5 everywhere
     def state(self, features):
         return features.shape
@@ -226,7 +205,6 @@ class Teacher:  # says 5 everywhere
 
 
 def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch):
-    """Held-out losses fall once and rise; of the levels each counts 0.8 of the one before."""
     scripted, kept, asked, taught, made = [3.0, 2.0, 2.5, 2.6, 2.7], [], [], set(), {}
     real, batch, adam = value._loss, Examples.batch, torch.optim.AdamW
 
@@ -384,14 +362,11 @@ def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
     pytest.raises(SpecdecError, value.train_recording, both, COSTS, SMALL, **options).match("keeps no whole trees")
 
 
-def test_the_rate_is_raised_three_times_to_what_is_reached(trace, monkeypatch):
+def test_the_rate_is_raised_schedules_are_tried_and_an_evaluation_costs_the_answers_between_too(trace, monkeypatch):
     seen, times = [], iter((2.0, 4.0, 5.0))
     monkeypatch.setattr(value, "ms_per_tok", lambda policy, *given: seen.append((policy.rate, given)) or next(times))
     policy, rate = calibrate_rate(random_policy(), trace, COSTS, 1.0, 0.75)
     assert seen == [(began, (trace, COSTS, 0.75)) for began in (1.0, 0.5, 0.25)] and policy.rate == rate == 0.2
-
-
-def test_schedules_are_tried_one_after_the_other(trace, monkeypatch):
     tried = []
 
     def ms(policy, given, costs, policy_ms):
@@ -404,9 +379,6 @@ def test_schedules_are_tried_one_after_the_other(trace, monkeypatch):
     assert (found.first_evaluation, found.stride, found.continue_bonus_tok) == (1, 3, -0.05)
     assert tried[:9] == [(first, stride, 0.0) for first in (0, 1, 2) for stride in (1, 2, 3)]
     assert tried[9:] == [(1, 3, bonus) for bonus in (-0.1, -0.05, 0.0, 0.05)]
-
-
-def test_what_an_evaluation_costs_includes_the_answers_between(trace, monkeypatch):
     monkeypatch.setattr(value, "answer_ms", lambda *given: 2.0 if given[0] is trace else 0.0)
     monkeypatch.setattr(value, "measured_answer_ms", lambda pair, *_: 3.0 if pair == "pair" else 0.0)
     policy = random_policy(8, probe="target", first_evaluation=1)

@@ -1,5 +1,6 @@
-"""Medusa and Hydra against their equations written out, their checkpoints in the official layouts, and their static trees."""
+"""Drafters against their equations written out (no cache, no tree, no packing); files of heads, static trees, language models."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -8,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from fakes.pairs import random_network, random_target
 from fakes.reference import assert_drafted
-from fakes.slow_layer import attention, rms
+from fakes.slow_layer import attention, rms, slow_children
 from safetensors.torch import load_file, save_file
+from transformers import MistralConfig, MistralForCausalLM
 
 import specdec
 from specdec.core.pair import Pair
@@ -17,15 +19,36 @@ from specdec.core.policy import Static
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
+from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig
 from specdec.models.heads import HeadsConfig, HydraDrafter, MedusaDrafter, tree_from_table
 from specdec.models.heads_checkpoints import load_heads, read_heads, save_heads
+from specdec.models.small_lm import SmallLM, load_small_lm
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
 
 VOCAB, WIDTH, LAYERS = 24, 32, 8
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+EAGLE = EagleConfig(WIDTH, 48, 4, 2, VOCAB, VOCAB, WIDTH)
+FIRST = dict(generation=1, num_taps=1, fc_bias=True)
+READINGS = {
+    "official": {},
+    "narrow, own embedding": dict(hidden_size=16, own_embedding=True),
+    "reduced vocabulary": dict(draft_vocab_size=10),
+    "speculators' residual": dict(norm_before_residual=True),
+    "normed output fed back": dict(norm_output=True),
+    "a norm per tap": dict(fc_norm="each"),
+    "one norm over all taps": dict(fc_norm="joint"),
+    "biases": dict(attention_bias=True, fc_bias=True),
+    "query and key norms": dict(query_key_norm=True),
+    "another rope base": dict(rope_theta=300.0),
+    "wide heads": dict(head_dim=16),
+    "other taps": dict(taps=(1, 3, 7)),
+    "eagle-1": FIRST,
+    "eagle-1, reduced vocabulary": dict(FIRST, draft_vocab_size=10),
+    "griffin": dict(FIRST, griffin=True),
+}
 LAYER = EagleConfig(WIDTH, 64, 4, 2, VOCAB, VOCAB, WIDTH, rms_norm_eps=1e-6, generation=1, num_taps=1, taps=(LAYERS,))
 MEDUSA = HeadsConfig(WIDTH, VOCAB, VOCAB, num_heads=3, taps=(LAYERS,), projections="each")
 KINDS = {
@@ -43,21 +66,23 @@ def target():
     return Target(random_target(VOCAB, hidden=WIDTH, seed=3))
 
 
-def drafter_of(config: HeadsConfig, target: Target):
-    drafter = (HydraDrafter if config.path else MedusaDrafter)(random_network(config, 5), target)
+def drafter_of(config, target: Target):
+    kind = EagleDrafter if isinstance(config, EagleConfig) else HydraDrafter if config.path else MedusaDrafter
+    drafter = kind(random_network(config, 5), target)
     target.taps = drafter.taps
+    if drafter.target_id is not None:
+        assert drafter.target_id.tolist() == list(range(3, 23, 2))
     return drafter
 
 
-def slow_children(network, target: Target, states, ids, path):
+def children_of_heads(drafter, ids, states, path):
     """Log-probabilities after `path` below the root ids[-1]. states [T - 1, H]: the target's last ones before the root."""
-    config, head = network.config, len(path)
+    network, target, head = drafter.network, drafter.target, len(path)
+    config = network.config
     if config.path == "layer":
         layer = network.prefix.midlayer
-        x = (
-            states
-            + attention(network.prefix, rms(states, layer.input_layernorm.weight)) @ layer.self_attn.o_proj.weight.T
-        )
+        attended = attention(network.prefix, rms(states, layer.input_layernorm.weight))
+        x = states + attended @ layer.self_attn.o_proj.weight.T
         inner, mlp = rms(x, layer.post_attention_layernorm.weight), layer.mlp
         inner = F.silu(inner @ mlp.gate_proj.weight.T) * (inner @ mlp.up_proj.weight.T)
         states = rms(x + inner @ mlp.down_proj.weight.T, network.prefix.norm.weight)
@@ -74,17 +99,56 @@ def slow_children(network, target: Target, states, ids, path):
     return (own.weight @ x + (own.bias if config.head_bias else 0)).log_softmax(-1)
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def windowed(vocabulary: int = 24):
+    """A model that sees the five newest tokens only."""
+    torch.manual_seed(4)
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+    ids = dict(vocab_size=vocabulary, bos_token_id=7, eos_token_id=None, pad_token_id=None)
+    config = MistralConfig(**sizes, **ids, num_key_value_heads=2, sliding_window=5, initializer_range=0.5)
+    return MistralForCausalLM(config).eval()
+
+
+def children_of_lm(drafter, ids, features, path):  # the begin token stands where the text's first would
+    ids = torch.tensor([[*drafter.begin, *ids[1:].tolist(), *path]])
+    return drafter.network(ids).logits[0, -1].log_softmax(-1)
+
+
+# name: how it is made of a target, the slow way, a tree, how many nodes are looked at: of two cycles at least, since the
+# second reads what the first left in the cache.
+CASES = {}
+for name, reading in READINGS.items():
+    made = functools.partial(drafter_of, replace(EAGLE, **reading))
+    CASES[name] = made, slow_children, Static(36, 2, 4), range(18, 30)
+for name, config in KINDS.items():  # the tree is deeper than there are heads
+    CASES[name] = functools.partial(drafter_of, config), children_of_heads, Static(30, 5, 3), range(14, 20)
+for name, model in {"llama": random_target(24, hidden=16, layers=2, seed=8), "window": windowed()}.items():
+    CASES[f"lm, {name}"] = functools.partial(SmallLM, model), children_of_lm, Static(31, 3, 3), range(20, 26)
+
+
+@pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
-def test_drafted_trees_equal_the_slow_way(config, target):
-    drafter, deep = drafter_of(config, target), Static(30, 5, 3)  # deeper than there are heads
+def test_drafted_trees_equal_the_slow_way(name, target):
+    make, children, tree, nodes = CASES[name]
+    drafter = make(target)
 
     def slow(ids):
-        states = target.model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0, :-1]
-        return lambda path: slow_children(drafter.network, target, states, ids, path)
+        hidden = target.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[tap][0, :-1] for tap in drafter.taps or (LAYERS,)], -1)
+        return lambda path: children(drafter, torch.tensor(ids), features, path)
 
-    seen = assert_drafted(Pair(target, drafter), PROMPT, deep, slow, range(14, 20))  # at least two cycles
-    assert set(seen) == {(2, 3)}
+    seen = assert_drafted(Pair(target, drafter), PROMPT, tree, slow, nodes)
+    assert name not in KINDS or set(seen) == {(2, 3)}
+
+
+@torch.inference_mode()
+def test_a_head_that_was_replaced_is_the_drafters_too():
+    target = Target(random_target(VOCAB, hidden=WIDTH, layers=2))
+    drafter = EagleDrafter(random_network(replace(EAGLE, generation=1, num_taps=1)), target)
+    target.model.lm_head = torch.nn.Linear(WIDTH, VOCAB)
+    target.refresh()
+    drafter.refresh()
+    states = torch.randn(3, WIDTH)
+    assert torch.equal(drafter.head(states), target.model.lm_head(states))
 
 
 @pytest.mark.parametrize("name", ["medusa, shared", "hydra++"])
@@ -103,18 +167,14 @@ def test_the_text_is_the_targets_own_and_replays(name, target, home):
     assert replayed.table["cycles"].tolist() == [len(out.rows) for out in live]
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
-def test_saved_and_read_again(config, target, tmp_path):
-    network = random_network(config)
-    folder = save_heads(network, tmp_path)
-    read = read_heads(folder, target)
-    assert read.config == config
-    assert_same(read, network)
-    assert type(load_heads(folder, target)) is (HydraDrafter if config.path else MedusaDrafter)
-
-
-def test_official_names(target, tmp_path):
-    """Of version 0.1 and 2 of Medusa, of Medusa-2 beside its model, and of both kinds of Hydra."""
+def test_files_are_read_again_and_hold_the_official_names(target, tmp_path):
+    for name, config in KINDS.items():
+        network = random_network(config)
+        folder = save_heads(network, tmp_path / name)
+        read = read_heads(folder, target)
+        assert read.config == config
+        assert_same(read, network)
+        assert type(load_heads(folder, target)) is (HydraDrafter if config.path else MedusaDrafter)
     network = random_network(replace(MEDUSA, num_layers=2))
     names = set(load_file(save_heads(network, tmp_path / "a") / "medusa_lm_head.safetensors"))
     own = {f"{head}.{layer}.linear.{part}" for head in range(3) for layer in range(2) for part in ("weight", "bias")}
@@ -178,7 +238,6 @@ def test_bad_files_get_one_sentence(target, tmp_path):
 
 
 def test_a_static_tree_holds_the_likeliest_nodes():
-    """Against all paths of all ranks, sorted by the product along them."""
     table = [[0.6, 0.2, 0.05], [0.5, 0.3], [0.4, 0.1]]
     chances = {}
     for length in (1, 2, 3):
@@ -188,3 +247,19 @@ def test_a_static_tree_holds_the_likeliest_nodes():
         best = sorted(chances, key=lambda path: -chances[path])[:nodes]
         assert set(tree_from_table(table, nodes).choices) == set(best)
     pytest.raises(SpecdecError, tree_from_table, table, 0).match("at least one node")
+
+
+def test_chains_and_beams_are_lossless_and_bad_models_get_one_sentence(tmp_path):
+    target, model = Target(random_target(24, seed=3)), windowed()
+    model.save_pretrained(tmp_path)
+    pair = Pair(target, load_small_lm(tmp_path, target), name="lm")
+    found = audit(pair, [PROMPT, PROMPT[:1]], {"chain": Static(5, 3, 1), "beam": Static(10, 2, 3)}, 14, progress=False)
+    assert found.passed
+    assert specdec.load_drafter(f"lm:{tmp_path}", target).model.vocab_size == 24
+    target = Target(random_target(24, seed=3))
+    pytest.raises(SpecdecError, SmallLM, windowed(30), target).match("knows 30 tokens, the target 24")
+    (tmp_path / "config.json").write_text("{}")
+    pytest.raises(SpecdecError, load_small_lm, tmp_path, target).match("cannot be loaded as a transformers causal LM")
+    short = random_target(24, hidden=16, layers=2, limit=10)
+    with pytest.raises(SpecdecError, match="context ends at 10"):
+        specdec.decode(Pair(target, SmallLM(short, target)), PROMPT, Static(4, 2, 1), max_new_tokens=8)
