@@ -148,7 +148,7 @@ def explored(page, view) -> None:
     print(view.locator(".specdec-explorer").get_attribute("data-draw-ms"), "ms")
     assert int(view.locator(".specdec-explorer").get_attribute("data-drawn")) == before + 1
     assert view.locator(".tree [data-kind=verified], .tree [data-kind=accepted]").count() == 58
-    view.get_by_text("own tree").click()
+    view.locator("button", has_text="own tree").click()
     view.locator(".counts", has_text="59 verified").wait_for()
     view.locator(".specdec-explorer").focus()
     page.keyboard.press("f")
