@@ -23,7 +23,6 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, lossless, tuning
-from specdec.models import load
 from specdec.models.load import load_pair, shipped_folder
 from specdec.tools import cli, doctor, estimate, places
 from specdec.training.drafter import chats, eagle3, presets
@@ -249,7 +248,7 @@ def test_estimate_prints_one_sentence_and_what_does_not_fit_is_refused_before_lo
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "1 turns take at most" in told
     monkeypatch.setattr(estimate, "free_memory_gib", lambda device: 4.0)
-    monkeypatch.setattr(load, "load_pair", lambda *a, **o: pytest.fail("nothing may be loaded"))
+    monkeypatch.setattr(places, "load_pair", lambda *a, **o: pytest.fail("nothing may be loaded"))
     assert run("evaluate", "--pair", "llama-3.3-70b", "--device", "cpu", "--suites", "laptop/gsm8k") == 2
     assert "4.0 GiB are free" in capsys.readouterr().err
 

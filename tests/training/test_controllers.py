@@ -105,7 +105,7 @@ def test_bad_input(tmp_path):
 
 def test_the_command_line_trains_a_controller_and_reaches_every_field(monkeypatch, tmp_path, capsys):
     costs, opened, trained = str(COSTS.save(tmp_path / "costs.json")), [], []
-    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: opened.append(given) or TRACE)
+    monkeypatch.setattr("specdec.tools.places.open_trace", lambda *given: opened.append(given) or TRACE)
     monkeypatch.setattr(controllers, "recorded_grid", lambda config, trace: config)
     for place, name in ((controllers, "train_resps"), (controllers, "train_ltd"), (radar_training, "train_radar")):
         monkeypatch.setattr(place, name, lambda *given, **options: trained.append((given, options)))
@@ -151,7 +151,7 @@ def test_the_command_line_trains_a_controller_and_reaches_every_field(monkeypatc
 
 def test_the_command_line_embeds_the_text_for_the_state_that_reads_it(monkeypatch, tmp_path, capsys):
     costs = str(COSTS.save(tmp_path / "costs.json"))
-    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: TRACE)
+    monkeypatch.setattr("specdec.tools.places.open_trace", lambda *given: TRACE)
     monkeypatch.setattr(places, "load", lambda which, dtype: (which.name, dtype))
     monkeypatch.setattr(sentences, "encoder_at_hand", lambda: ("encoder", ""))
     monkeypatch.setattr(texts, "with_text_states", lambda pair, trace, encoder: (pair, encoder))
