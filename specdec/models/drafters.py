@@ -28,8 +28,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.dflash import read_dflash
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import layer_like, network_of
-from specdec.models.heads import HeadsConfig, heads_network
-from specdec.models.heads_checkpoints import read_heads
+from specdec.models.heads import HeadsConfig, heads_network, read_heads
 from specdec.models.target import Target
 
 
@@ -102,7 +101,7 @@ def _small_lm_network(folder: Path | None, config) -> nn.Module:
 CLAIMS = "specdec"  # the field of config.json with the measured accuracy
 COPIES = "copies"  # folder of the table of copy odds, beside a pair's own drafter
 _EAGLE = functools.partial(Kind, "eagle.drafter:load_eagle", has_readings=True)
-_HEADS = functools.partial(Kind, "heads_checkpoints:load_heads")
+_HEADS = functools.partial(Kind, "heads:load_heads")
 _BLOCK = functools.partial(_eagle_network, block=8)
 _FIRST_EAGLE = functools.partial(_eagle_network, generation=1, num_taps=1, fc_bias=True)
 KINDS = {

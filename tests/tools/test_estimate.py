@@ -11,8 +11,7 @@ from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.profiles import roofline
 from specdec.errors import SpecdecError
-from specdec.models.heads import HeadsConfig, heads_network
-from specdec.models.heads_checkpoints import save_heads
+from specdec.models.heads import HeadsConfig, heads_network, save_heads
 from specdec.models.load import PRESETS, load_pair
 from specdec.tools import cli
 from specdec.tools import estimate as module

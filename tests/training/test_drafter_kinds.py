@@ -26,8 +26,7 @@ from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_d
 from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Settings, objective_named
-from specdec.training.drafter.supervised import Supervised
-from specdec.training.drafter.ttt import LossRules, Teacher, TrainingTimeTest, stepped_loss, unroll
+from specdec.training.drafter.ttt import LossRules, Supervised, Teacher, TrainingTimeTest, stepped_loss, unroll
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
 CHAIN = Static(4, 2, 1)

@@ -24,8 +24,7 @@ from specdec.training.drafter import ppow as ppow_module
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, TargetOutput, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows, divergence, greedy_windows, group_advantages, roll_out
 from specdec.training.drafter.presets import OBJECTIVES, Budget, Continued, Settings, objective_named
-from specdec.training.drafter.supervised import Supervised
-from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, columns_of, draft_vocabulary, teach
+from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest, draft_vocabulary, teach
 from specdec.training.loop import Best
 
 log = lambda *values: torch.tensor(values, dtype=torch.float64).log()  # noqa: E731
@@ -402,7 +401,7 @@ def test_hass_cuts_the_gradient_and_labels_are_the_training_time_tests_or_the_te
     mask, best = batch.loss_mask.bool(), batch.output.logits.logits.argmax(-1)
     losses = []
     for row, at in itertools.product(range(2), range(22)):
-        column = int(columns_of(network, batch.ids[row, at + 2]))
+        column = int(ppow_module.columns_of(network, batch.ids[row, at + 2]))
         taught = mask[row, at + 1] and mask[row, at + 2] and batch.documents[row, at] == batch.documents[row, at + 2]
         if taught and column >= 0 and network.t2d[best[row, at + 1]]:
             losses.append(-logits[row, at].log_softmax(-1)[column])

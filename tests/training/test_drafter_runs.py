@@ -19,9 +19,8 @@ from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows
 from specdec.training.drafter.presets import Budget, Continued, Settings
-from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.texts import FixedText, StreamedText, token_batch
-from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import batches, mixed_seed, rate_factor
 
 from workbook.pictures import training_curves, training_results

@@ -13,8 +13,7 @@ from specdec.errors import SpecdecError
 from specdec.training.drafter import chats, eagle3, generate_data, presets, texts, ttt
 from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.presets import FRESH, OBJECTIVES, PRESETS, Budget, Settings, objective_named
-from specdec.training.drafter.supervised import Supervised
-from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.env import LAPS, Reward
 from specdec.training.ppo import RunOptions, Task
 

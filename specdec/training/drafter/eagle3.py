@@ -39,9 +39,8 @@ from specdec.training.drafter.chats import ChatList, ChatSource
 from specdec.training.drafter.networks import check_start, load_network, load_target, new_network, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
-from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.texts import Text, training_text
-from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import Best, TrainingRun, compute_dtype
 
 

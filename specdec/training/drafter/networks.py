@@ -14,11 +14,11 @@ from torch import nn
 
 from specdec import ranks
 from specdec.errors import SpecdecError, check_name
-from specdec.models import drafters, heads_checkpoints, load, spread
+from specdec.models import drafters, load, spread
 from specdec.models.eagle.checkpoints import Fields, read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import default_taps, layer_like, network_of
-from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network
+from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network, read_heads, save_heads
 from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
@@ -78,7 +78,7 @@ def load_network(folder: Path, model) -> nn.Module:
     target = Target(model)
     kind = drafters.kind_of(Fields.read(Path(folder).expanduser()))
     if kind in drafters.HEADS:
-        return heads_checkpoints.read_heads(folder, target).float().requires_grad_(True)
+        return read_heads(folder, target).float().requires_grad_(True)
     if kind == "lm":
         return LMNetwork(read_small_lm(folder, torch.float32), (target.num_layers,)).requires_grad_(True)
     network = read_checkpoint(folder).network().float().requires_grad_(True)
@@ -100,7 +100,7 @@ def save_trained(network: nn.Module, folder: Path, model) -> Path:
     if not ranks.leads():
         return folder
     if isinstance(network, HeadsNetwork):
-        return heads_checkpoints.save_heads(network, folder, torch.bfloat16)
+        return save_heads(network, folder, torch.bfloat16)
     if isinstance(network, LMNetwork):
         return save_small_lm(network, folder, torch.bfloat16)
     text = model.config.get_text_config()

@@ -1,7 +1,7 @@
 """The interface between the trainer of drafters and its objectives.
 
 An objective is a frozen dataclass in its own file: EAGLE-3's training-time test (`ttt`), other learning from the
-given text (`supervised`), learning from windows that the drafter drafts (`ppow`); `presets` names them. It
+given text (`ttt.Supervised`), learning from windows that the drafter drafts (`ppow`); `presets` names them. It
 sees the drafter, the frozen target and one batch. Knows nothing about optimisers, files or where the text comes from.
 """
 

@@ -26,8 +26,7 @@ from specdec.policies.base import changed, setting
 from specdec.training.drafter.networks import check_start
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.ppow import Ppow
-from specdec.training.drafter.supervised import Supervised
-from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
+from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
 _PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)  # ours, for small models, which accept less
