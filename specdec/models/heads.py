@@ -423,15 +423,8 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
         )
     up = named.get("prefix.midlayer.mlp.up_proj.weight")
     form = {} if up is None else {"intermediate_size": up.shape[0]}
-    return layer_like(
-        text,
-        target.vocab_size,
-        **form,
-        rope_theta=float(fields.number("rope_theta", rope.get("rope_theta", 10000.0))),
-        generation=1,
-        num_taps=1,
-        taps=(target.num_layers,),
-    )
+    form |= dict(rope_theta=float(fields.number("rope_theta", rope.get("rope_theta", 10000.0))))
+    return layer_like(text, target.vocab_size, **form, generation=1, num_taps=1, taps=(target.num_layers,))
 
 
 def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields) -> Path:

@@ -477,9 +477,7 @@ def _values(config: EagleConfig, name: str, num_layers: int) -> list:
     if name == "taps":  # numbered as in the file, or shifted by one either way
         shifted = (tuple(tap + step for tap in value or default_taps(num_layers)) for step in (1, -1))
         return [value, *(taps for taps in shifted if all(0 <= tap <= num_layers for tap in taps))]
-    if name == "rope_theta":
-        return [value, 10000.0]
-    return [value, not value]
+    return [value, 10000.0 if name == "rope_theta" else not value]
 
 
 def _read_as(drafter: EagleDrafter, config: EagleConfig) -> None:
