@@ -40,8 +40,8 @@ def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=N
     """The tree explorer for notebooks. Its `picture()` returns the current view as a figure.
 
     recording: a `snapshots.Recording`, a folder that `record` wrote, or a list of these; None: the shipped one.
-    policies: {name: policy or its folder (`load_policy`)}; None: the controllers that ship for the
-    recording's pair and two fixed trees.
+    policies: {name: policy or its folder (`load_policy`)}, shown before the controllers that ship for the recording's
+    pair and two fixed trees.
     pair, costs: for a folder without texts or costs: a pair or its name, and a cost model, its file, or the name
     of a hardware profile. Default: the recording's own pair by its name, and the result of `calibrate` for it.
     Errors of opening are shown as one sentence in the view.
@@ -330,7 +330,7 @@ def facts(snapshot: Snapshot) -> dict:
 
 
 class Explorer(Viewer):
-    """The explorer over recordings, by their pairs' names. policies: for all of them; None takes the shipped ones."""
+    """The explorer over recordings, by their pairs' names. policies: for all of them, before the shipped ones."""
 
     def __init__(self, recordings: dict[str, Recording], policies: dict[str, Policy] | None = None, message: str = ""):
         import ipywidgets
@@ -367,12 +367,13 @@ class Explorer(Viewer):
     def open(self) -> None:
         """Called when another recording is chosen."""
         recording = self.recording
-        given = shipped_policies(recording) if self._given is None else self._given
+        own = self._given or {}
+        given = own | {name: policy for name, policy in shipped_policies(recording).items() if name not in own}
         self.policies = {name: checked_policy(policy) for name, policy in given.items()}
         names = list(self.policies)
         titles = [(title, number) for number, title in enumerate(recording.titles)]
         self.quietly(self.turn, options=titles, value=0)
-        self.quietly(self.policy, options=names, value="ours" if "ours" in names else names[0])
+        self.quietly(self.policy, options=names, value="ours" if "ours" in names and not own else names[0])
         self.quietly(self.other, options=[NOBODY, *names], value=NOBODY)
         self.quietly(self.total_tokens, max=recording.trace.most_nodes + 1)
         self.quietly(self.depth, max=recording.trace.depth)
