@@ -67,9 +67,10 @@ def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
     assert live.prompts.values.tolist() == [["prompts", "toy/x", "here"], ["prompts", "toy/y", "here"]]
     assert (live.temperature, live.machine) == (0.0, "here")
     assert live.cycles.reset_index().values.tolist() == [[0, "cycles", "toy/x"], [1, "cycles", "toy/y"]]
-    first = compare_live.decode_live(pair, {"several": seeds}, "toy/x", TREES, EvaluateConfig(name="mine", seed=3))
-    assert first.labels["several"] == ("several", 0) and "several #0" not in first.labels
-    assert asked[2][3] == EvaluateConfig(name="mine_toy_x", seed=3, part="test") and asked[2][1] == "toy/x"
+    warm = EvaluateConfig(name="mine", seed=3, temperature=0.5)
+    first = compare_live.decode_live(pair, {"several": seeds}, "toy/x", TREES, warm)
+    assert first.labels["several"] == ("several", 0) and "several #0" not in first.labels and first.temperature == 0.5
+    assert asked[2][3] == replace(warm, name="mine_toy_x", part="test") and asked[2][1] == "toy/x"
 
 
 def test_calibration_is_spread_over_all_suites(asked, monkeypatch, tmp_path):
