@@ -106,25 +106,6 @@ def leave(arena, job):
     terms.runs.write_json(arena.folder / job.folder / "trained.json", {"seconds": 1.0, "learned_from": 1})
 
 
-def test_published_terms_use_their_own_grid_and_recording(tmp_path, monkeypatch):
-    small = {"prompts": ("hard",), "deviations": ("small",)}
-    small_resps = {name: value for name, value in SMALL_RESPS.items() if name not in ("hidden_size", "layers")}
-    configs = {"Re-SpS": {"paper": changed(resps.PAPER, {**small_resps, **small})}}
-    configs["LTD"] = {"paper": changed(ltd.PAPER, {**SMALL_LTD, "rounds": ltd.ROUNDS[:2], **small})}
-    quick = {"epochs": 1, "top_k": 3, "total_tokens": 16, "flat_nodes": None}
-    configs["RADAR"] = {"paper": changed(radar.PAPER, quick | small)}
-    monkeypatch.setattr(terms, "PUBLISHED", configs)
-    here = arena(tmp_path, wide=recording(most_nodes=60), sampled=recording(seed=1))
-    jobs = here.jobs([0], ["paper"])
-    policies, table = terms.train_all(here, jobs)
-    assert list(policies) == [Method(name, "paper") for name in ("Re-SpS", "LTD", "RADAR")]
-    assert {tree.total_tokens for tree in policies[Method("Re-SpS", "paper")][0].trees} == {3, 8, 16}
-    assert {row["part"] for row in choices_of(policies[Method("LTD", "paper")][0])} == {"train", "none"}
-    assert terms.runs.read_json(tmp_path / jobs[0].folder / "trained.json")["deviations"] == ["small"]
-    assert table["learned_from"].iloc[0] == 64
-    pytest.raises(SpecdecError, here.jobs, [0], ["papers"]).match("unknown terms 'papers'")
-
-
 @functools.cache
 def recorded():
     """A random pair, a recording of it and the prompts: four to learn from, two to tune on, one to judge."""
@@ -202,6 +183,7 @@ def test_jobs_and_shapes_are_those_that_were_recorded(tmp_path):
     assert [(job.terms, job.system) for job in jobs if job.seed == 5] == first
     assert [(job.terms, job.system) for job in jobs if job.seed == 6] == first[:-2], "live learning is slow: one seed"
     assert [job.terms for job in wide.jobs([0], [LIVE])] == [LIVE] * 2 and arena(tmp_path).jobs([0], ["paper"]) == []
+    pytest.raises(SpecdecError, wide.jobs, [0], ["papers"]).match("unknown terms 'papers'")
     deep = arena(tmp_path, terms=dataclasses.replace(TERMS, depth=8))
     none = r"none of \(\(3,\), \(2,\), \(9,\)\) was recorded with whole trees 8 deep"
     pytest.raises(SpecdecError, deep.shapes).match(none)
