@@ -1,4 +1,4 @@
-"""Verifies as many nodes as bring the most expected tokens per millisecond, by the prices of the machine it is judged on.
+"""Verifies as many nodes as bring the most expected tokens per millisecond, with the costs of the machine it is judged on.
 
 The drafter is too sure of itself, so its log-probabilities are scaled; levels are added while the best path is likely.
 """
