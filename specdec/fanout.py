@@ -212,10 +212,8 @@ class _Ray(_Engine):
             socket.create_connection((host, int(port)), timeout=REACH_S).close()
             self.ray.init(address, log_to_driver=False, logging_level="ERROR")
         except (OSError, ValueError, RuntimeError) as error:
-            raise SpecdecError(
-                f"no Ray cluster answers at {address} ({first_line(error)}); start one there with `ray start --head "
-                "--ray-client-server-port=PORT`, or leave the address out."
-            ) from None
+            advice = "start one there with `ray start --head --ray-client-server-port=PORT`, or leave the address out"
+            raise SpecdecError(f"no Ray cluster answers at {address} ({first_line(error)}); {advice}.") from None
 
     def offered(self, timed: bool) -> int:
         """Number of shards that the cluster can hold at once. SpecdecError if none."""

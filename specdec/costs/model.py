@@ -225,7 +225,7 @@ class CostModel:
         verify = _continued(texts * (nodes + 1) - 1, self.nodes, self.verify)
         expand = _continued(texts * widths, self.widths, self.expand)
         rows_ms = np.subtract(*_continued(np.array([texts, 1]), self.widths, self.expand))  # of the root passes
-        per_text = ("root_per_tok", "expand_per_tok", "candidate_ms", "rest_ms", "question_ms")
+        per_text = ("root_per_tok", "expand_per_tok", "step_per_tok", "candidate_ms", "rest_ms", "question_ms")
         per_text += ("turn", "turn_per_tok", "reading", "reading_per_tok")
         low, high = self.ranges.get("verify_nodes", (-np.inf, np.inf))
         ranges = self.ranges | {"verify_nodes": (-(-(low + 1) // texts) - 1, (high + 1) // texts - 1)}
@@ -240,7 +240,6 @@ class CostModel:
             expand=expand,
             # its own text is in `step`
             step=self.step + float(verify[0]) - self.verify[0] + (texts - 1) * self.rest_ms,
-            step_per_tok=texts * self.step_per_tok,
             policy_ms={name: texts * ms for name, ms in self.policy_ms.items()},
             ranges=ranges if "verify_nodes" in self.ranges else self.ranges,
             errors={},

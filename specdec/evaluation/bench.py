@@ -155,10 +155,8 @@ def check_countable(pair: Pair, cpu_time: bool) -> None:
     """SpecdecError if processor time would not measure decoding time."""
     threads, kind = torch.get_num_threads(), pair.target.device.type
     if cpu_time and (threads != 1 or kind != "cpu"):
-        raise SpecdecError(
-            f"processor time counts one thread on a CPU, but there are {threads} on {kind}; call torch.set_num_threads(1) "
-            "and load the pair on the CPU, or measure with cpu_time=False."
-        )
+        advice = "call torch.set_num_threads(1) and load the pair on the CPU, or measure with cpu_time=False"
+        raise SpecdecError(f"processor time counts one thread on a CPU, but there are {threads} on {kind}; {advice}.")
 
 
 class _Bench:
@@ -315,10 +313,8 @@ class _Bench:
         differing = prompts[~prompts["same"] & ~prompts["method"].isin(theirs)]
         if self.label["dtype"] == "float32" and len(differing):
             first = differing.iloc[0]
-            warn(
-                f"{len(differing)} of {len(prompts)} texts differ from the baseline's, {first['prompt']} by "
-                f"{first['method']} among them: in float32 this is a bug; run specdec audit."
-            )
+            which = f"{len(differing)} of {len(prompts)} texts differ from the baseline's, {first['prompt']} by"
+            warn(f"{which} {first['method']} among them: in float32 this is a bug; run specdec audit.")
         if crowded := is_crowded(prompts):
             why = f"other processes kept {typical_neighbours(prompts):.1f} CPUs busy: these ratios are no result"
             warn(f"{why}; measure again when nothing else runs.")

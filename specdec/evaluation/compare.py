@@ -236,10 +236,8 @@ def _usual(trace, costs, part: str) -> Baselines:
     """Baselines chosen on the usual parts; on the test part, with a warning, if nothing else was recorded."""
     if trace.turns["part"].isin(CHOSEN_ON).any():
         return Baselines.choose(trace, costs)
-    warn(
-        f"this recording holds no part {' or '.join(CHOSEN_ON)}, so trees are tuned on the very turns that judge them and look "
-        "faster than they are; for a fair comparison record more prompts."
-    )
+    why = f"this recording holds no part {' or '.join(CHOSEN_ON)}, so trees are tuned on the very turns that judge them"
+    warn(f"{why} and look faster than they are; for a fair comparison record more prompts.")
     return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
 
 

@@ -46,17 +46,15 @@ class CopyGate(Rule):
         super().__post_init__()
         for name, high in (("saved_frac", 1.0), ("drafted_tok", np.inf), ("newest_frac", 1.0)):
             if not 0 <= getattr(self, name) <= high:
-                raise SpecdecError(
-                    f"{name} must be at least 0{f' and at most {high:g}' * (high < 2)}, got {getattr(self, name)!r}."
-                )
+                limits = f"at least 0{f' and at most {high:g}' * (high < 2)}"
+                raise SpecdecError(f"{name} must be {limits}, got {getattr(self, name)!r}.")
         total_tokens, depth, top_k, *beam = self.tree
         self.plan: Plan = TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
         self.copied = CopiedTree(self.copied_tokens)
         tree, most = self.plan.limits, max(self.copied_tokens, total_tokens)
         # room for the copies' rows; the drafter itself is asked for the tree at most
-        self.limits = (
-            tree if most <= total_tokens else largest([tree, TreeConfig(most, max(depth, 1), max(top_k, most))])
-        )
+        room = TreeConfig(most, max(depth, 1), max(top_k, most))
+        self.limits = tree if most <= total_tokens else largest([tree, room])
         self.reset()
 
     def reset(self) -> None:

@@ -747,7 +747,6 @@ def shipped(name: str, levels: int, costs: Any = None) -> Levels:
 def unpriced(name: str) -> Levels:
     """A rule with its engine's defaults; SpecdecError for rules that need a cost model."""
     if issubclass(NAMES[name], Priced):
-        raise SpecdecError(
-            f"{name} needs costs: make it with policies.engines.rule({name!r}, costs), or save it and give the folder."
-        )
+        how = f"make it with policies.engines.rule({name!r}, costs), or save it and give the folder"
+        raise SpecdecError(f"{name} needs costs: {how}.")
     return rule(name)

@@ -36,10 +36,9 @@ def _check_tree(policy: DepthPolicy | SizePolicy, question: Question) -> None:
     same = isinstance(plan, TreeConfig) and (plan.top_k, plan.beam) == (own.top_k, own.beam)
     if not same or plan.depth > policy.depth:
         beam = f", beam={own.beam}" if own.beam else ""
-        raise SpecdecError(
-            f"this {type(policy).__name__} reads trees of top_k={policy.top_k}{beam} and at most depth={policy.depth}, but the "
-            f"plan in force is a {type(plan).__name__} of top_k={plan.top_k} and depth={plan.depth}."
-        )
+        why = f"this {type(policy).__name__} reads trees of top_k={policy.top_k}{beam} and at most depth={policy.depth}"
+        given = f"the plan in force is a {type(plan).__name__} of top_k={plan.top_k} and depth={plan.depth}"
+        raise SpecdecError(f"{why}, but {given}.")
 
 
 @dataclass

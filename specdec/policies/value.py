@@ -67,9 +67,8 @@ class AcceptanceModel:
         """
         hidden = np.maximum(inputs @ self.tree_weight.T + state, 0)
         levels, sizes = self.shape
-        answer: np.ndarray = (hidden @ self.out_weight[first * sizes :].T).reshape(
-            *hidden.shape[:-1], levels - first, sizes
-        )
+        answer: np.ndarray = hidden @ self.out_weight[first * sizes :].T
+        answer = answer.reshape(*hidden.shape[:-1], levels - first, sizes)
         answer += (self.out_bias if base is None else base)[first:]
         return answer
 

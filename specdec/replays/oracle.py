@@ -90,9 +90,8 @@ def clairvoyant(
     cycles, cycle_tok = per_turn(np.ones(len(answers))), per_turn(answers["accepted_tok"] + 1)
     turns = trees.turn_table(trace, tables, cycles, cycle_tok, value_ms)
     draft_calls = (answers["expansions"] + 1) * (answers["top_k"] > 0)
-    return Bound(
-        turns.assign(draft_calls=per_turn(draft_calls), verified_tok=per_turn(answers["verify_nodes"] + 1)), answers
-    )
+    verified_tok = per_turn(answers["verify_nodes"] + 1)
+    return Bound(turns.assign(draft_calls=per_turn(draft_calls), verified_tok=verified_tok), answers)
 
 
 @door

@@ -184,10 +184,8 @@ def check(pair: Pair, config: RecordConfig) -> None:
         if config.family or config.acceptance_distributions:
             why = "families and RADAR's distributions are recorded of drafters that copy nothing"
             raise SpecdecError(f"{why}; load the drafter alone.")
-        if config.depth + 1 < copies["levels"]:
-            raise SpecdecError(
-                f"copies of {copies['levels']} tokens need a recording of depth {copies['levels'] - 1} at least."
-            )
+        if config.depth + 1 < (levels := copies["levels"]):
+            raise SpecdecError(f"copies of {levels} tokens need a recording of depth {levels - 1} at least.")
     check_name("part", config.part, PARTS)
 
 
@@ -275,9 +273,7 @@ class Recorder:
         if limit is not None and len(prompt) + config.max_new_tokens + config.depth > limit:
             why = f"a prompt of {len(prompt)} tokens, its answer and its trees exceed the target's context of {limit}"
             raise SpecdecError(f"{why}; lower max_new_tokens or leave the prompt out.")
-        options: dict[str, Any] = dict(
-            temperature=config.temperature, seed=config.seed, max_new_tokens=config.max_new_tokens
-        )
+        options: dict[str, Any] = {name: getattr(config, name) for name in ("temperature", "seed", "max_new_tokens")}
         text = (yield from plain_steps(self.pair, prompt, **options)).tokens
         options |= dict(max_new_tokens=config.depth, stop_tokens=())
         beyond = (yield from plain_steps(self.pair, [*prompt, *text], **options)).tokens

@@ -575,10 +575,8 @@ def _workers(plan: Plan, pair: str) -> tuple[int, float, float]:
     for gpus in (1, 2, 4, 8):
         if gpus <= machine.count and config.num_attention_heads % gpus == 0 and gib / gpus <= room:
             return gpus, gib, sizes["weights_gib"] * GIB
-    raise SpecdecError(
-        f"pairs: {pair} needs {gib:.0f} GiB in {plan.dtype}, and {machine.count} {machine.gpu} hold "
-        f"{machine.count * room:.0f}; take another machine."
-    )
+    held = f"{machine.count} {machine.gpu} hold {machine.count * room:.0f}"
+    raise SpecdecError(f"pairs: {pair} needs {gib:.0f} GiB in {plan.dtype}, and {held}; take another machine.")
 
 
 _shapes = functools.lru_cache(64)(shapes_of)
