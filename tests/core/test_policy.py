@@ -119,7 +119,7 @@ def test_room_is_kept_for_the_largest_beam_and_of_copies_for_their_tokens_alone(
         checked_plan(CopiedTree(13), narrow)
 
 
-def test_what_is_like_a_policy_gets_the_defaults_and_so_does_one_that_states_nothing():
+def test_what_is_like_a_policy_gets_the_defaults_and_may_hand_on_what_it_is_asked():
     own = Answers({SIZE: 3}, plan=TreeConfig(9, 2, 3))
     policy = checked_policy(own)
     assert isinstance(policy, Policy) and (policy.asks, policy.plan, policy.limits) == (own.asks, own.plan, LIMITS)
@@ -139,6 +139,15 @@ def test_what_is_like_a_policy_gets_the_defaults_and_so_does_one_that_states_not
     assert (policy.asks, policy.plan, policy.limits) == (frozenset(), TreeConfig(), TreeConfig())
     assert policy.policies == (policy,)
     pytest.raises(SpecdecError, policy.answer, question(PLAN)).match("^Policy answers no plan question")
+    own, check = Answers({SIZE: 3}), functools.partial(check_kind, "policy", hint=PolicyLike | None)
+    for policy in (own, Proxy(own), Chain(Proxy(own)), checked_policy(Proxy(own)), Static(), None):
+        check(value=policy)
+        assert isinstance(checked_policy(policy), Policy)
+    for bad in (Proxy(object()), "eagle3", Static, Proxy(TreeConfig())):
+        pytest.raises(SpecdecError, checked_policy, bad).match("^policy must be a policy such as")
+    pytest.raises(SpecdecError, check, value=Proxy(object())).match("^policy must be PolicyLike")
+    view = {name: None for name in (*View.__annotations__, *vars(View), "clock", "candidates") if name[0] != "_"}
+    assert not like(SimpleNamespace(**view), Engine), "what a protocol inherits counts, and so does its own"
 
 
 class Proxy:
@@ -149,18 +158,6 @@ class Proxy:
 
     def __getattr__(self, name):
         return getattr(object.__getattribute__(self, "own"), name)
-
-
-def test_what_is_like_a_policy_may_hand_on_what_it_is_asked():
-    own, check = Answers({SIZE: 3}), functools.partial(check_kind, "policy", hint=PolicyLike | None)
-    for policy in (own, Proxy(own), Chain(Proxy(own)), checked_policy(Proxy(own)), Static(), None):
-        check(value=policy)
-        assert isinstance(checked_policy(policy), Policy)
-    for bad in (Proxy(object()), "eagle3", Static, Proxy(TreeConfig())):
-        pytest.raises(SpecdecError, checked_policy, bad).match("^policy must be a policy such as")
-    pytest.raises(SpecdecError, check, value=Proxy(object())).match("^policy must be PolicyLike")
-    view = {name: None for name in (*View.__annotations__, *vars(View), "clock", "candidates") if name[0] != "_"}
-    assert not like(SimpleNamespace(**view), Engine), "what a protocol inherits counts, and so does its own"
 
 
 def test_flags_sizes_and_bad_plans():

@@ -270,7 +270,7 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
     assert shapes.complete(2) and not shapes.complete(3)
 
 
-def test_rows_of_small_trees_settle_before_they_count():
+def test_rows_of_small_trees_settle_before_they_count_and_copies_are_not_timed(monkeypatch):
     pair = shared_bigrams()
     config = calibrate_module._checked(pair, measure.CalibrateConfig(1.0, **SMALL))
     measured = measure.Measurements(pair, config, calibrate_module._prompts(pair, config))
@@ -290,9 +290,6 @@ def test_rows_of_small_trees_settle_before_they_count():
     begin = len(measured._prompt(config.contexts[0])) + measure.SETTLING
     assert first["context_tok"] == np.mean(range(begin, begin + length)) and first["ms"] > 0
     assert second["context_tok"] - first["context_tok"] == measure.SETTLING + length
-
-
-def test_copies_are_not_timed(monkeypatch):
     target, measured = shared_pair().target, []
     monkeypatch.setattr(calibrate_module, "Measurements", lambda pair, *rest: measured.append(pair.drafter) or 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -104,7 +104,7 @@ def test_every_profile_is_monotone_and_says_where_it_is_from(name):
     assert model.check_machine()
 
 
-def test_published_constants_give_the_papers_times_in_one_short_line():
+def test_published_constants_give_the_papers_times_and_rooflines_those_by_hand():
     model, ltd = profile("radar-rtx3090-llama-3.1-8b"), profile("ltd-a100-vicuna-13b")
     times = model.cycle_ms(10, np.array([0, 7]), 59, 500)
     assert times == pytest.approx([70.67, 70.67 + 7 * 2.684])  # Eq. 6 without T_p
@@ -114,23 +114,6 @@ def test_published_constants_give_the_papers_times_in_one_short_line():
     assert ltd.draft_ms(10, 10, 0) == pytest.approx(18.2)
     words = str(profile("ltd-a100-vicuna-13b"))
     assert len(words) < 200 and "\n" not in words and words.startswith("CostModel('ltd-a100-vicuna-13b', published: ")
-
-
-@pytest.mark.filterwarnings("error")
-def test_predictions_beyond_what_was_measured_warn_once():
-    model = profile("radar-rtx3090-vicuna-13b")
-    model.cycle_ms(10, np.arange(8), 59, 100)
-    with pytest.warns(UserWarning, match="measured at verify_nodes 59 to 59 only"):
-        model.verify_ms([59, 240], 0)
-    with pytest.warns(UserWarning, match="top_k 10 to 10 only"):
-        model.levels(8, 2)
-    model.verify_ms(240, 0)
-
-
-GPU = dict(bandwidth_gb_per_s=1000, tflop_per_s=100, layers=10, hidden=1000)
-
-
-def test_roofline_by_hand():
     model = roofline(1e9, 1e8, **GPU, launch_ms_per_layer=0.1, draft_host_ms=0.3)
     assert model.step_ms(0) == pytest.approx(2.0 + 1.0)  # 2 GB at 1 TB/s, 10 launches
     assert model.verify_ms(63, 0) == pytest.approx(3.0)  # 64 rows: 1.28 ms of arithmetic hide behind the reading
@@ -138,6 +121,27 @@ def test_roofline_by_hand():
     assert model.step_ms(1000) - model.step_ms(0) == pytest.approx(0.04)  # 2 * 1000 * 2 bytes * 10 layers per token
     assert model.expand_ms(10, 0) == pytest.approx(0.2 + 0.1 + 0.3)
     assert "not measured" in model.provenance
+
+
+@pytest.mark.filterwarnings("error")
+def test_another_machine_and_what_lies_beyond_the_measured_warn_once():
+    model = profile("radar-rtx3090-vicuna-13b")
+    model.cycle_ms(10, np.arange(8), 59, 100)
+    with pytest.warns(UserWarning, match="measured at verify_nodes 59 to 59 only"):
+        model.verify_ms([59, 240], 0)
+    with pytest.warns(UserWarning, match="top_k 10 to 10 only"):
+        model.levels(8, 2)
+    model.verify_ms(240, 0)
+    here = machine.speed_facts()
+    assert known(machine=here).check_machine()
+    elsewhere = known(name="elsewhere", machine={**here, "cpu": "Z80"})
+    with pytest.warns(UserWarning, match="calibrated on another machine .*Z80"):
+        assert not elsewhere.check_machine()
+    assert not elsewhere.check_machine()
+    assert dataclasses.replace(elsewhere, kind="published").check_machine()
+
+
+GPU = dict(bandwidth_gb_per_s=1000, tflop_per_s=100, layers=10, hidden=1000)
 
 
 def test_batches_by_hand_and_of_what_was_measured():
@@ -193,14 +197,3 @@ def test_files_hold_equal_models_and_bad_ones_are_one_sentence(tmp_path):
     path.write_text(whole[:100])
     pytest.raises(SpecdecError, CostModel.load, path).match("cannot be read as JSON")
     pytest.raises(SpecdecError, CostModel.load, tmp_path / "nowhere.json").match("there is no file")
-
-
-@pytest.mark.filterwarnings("error")
-def test_another_machine_warns_once():
-    here = machine.speed_facts()
-    assert known(machine=here).check_machine()
-    elsewhere = known(name="elsewhere", machine={**here, "cpu": "Z80"})
-    with pytest.warns(UserWarning, match="calibrated on another machine .*Z80"):
-        assert not elsewhere.check_machine()
-    assert not elsewhere.check_machine()
-    assert dataclasses.replace(elsewhere, kind="published").check_machine()

@@ -155,14 +155,22 @@ def count_decodes(monkeypatch, stop_after=None) -> list:
     return done
 
 
-def test_it_continues_after_an_interruption(pair, home, quick, monkeypatch):
+def test_it_continues_after_an_interruption_and_reuses_a_finished_run(pair, home, quick, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         count_decodes(patch, stop_after=7)  # inside the third prompt
         bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
     done = count_decodes(monkeypatch)
-    run = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
-    assert len(done) == (5 - 2) * 3
-    assert len(run.read_table("prompts")) == 15
+    first = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
+    assert len(done) == (5 - 2) * 3 and len(first.read_table("prompts")) == 15
+    done.clear()
+    assert bench.evaluate(METHODS, PROMPTS, pair, **QUIET).directory == first.directory and not done
+    bench.evaluate(METHODS, PROMPTS, pair, force=True, **QUIET)
+    assert len(done) == 15
+    other = bench.evaluate({**METHODS, "large": Static(9, 2, 4)}, PROMPTS, pair, **QUIET)
+    changed = small_pair()
+    changed.target.model.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
+    third = bench.evaluate(METHODS, PROMPTS, changed, **QUIET)
+    assert len({run.directory for run in (first, other, third)}) == 3
 
 
 class Grows(Policy):
@@ -232,19 +240,6 @@ def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored
     stuck.lock = threading.Lock()
     refused = pytest.raises(SpecdecError, bench.decode_rounds, {"stuck": stuck}, PROMPTS, pair, **QUIET)
     refused.match("^the policy Grows cannot be copied .*; give it a __deepcopy__.$")
-
-
-def test_a_finished_run_is_reused_unless_something_changed(pair, home, quick, monkeypatch):
-    first = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
-    done = count_decodes(monkeypatch)
-    assert bench.evaluate(METHODS, PROMPTS, pair, **QUIET).directory == first.directory and not done
-    bench.evaluate(METHODS, PROMPTS, pair, force=True, **QUIET)
-    assert len(done) == 15
-    other = bench.evaluate({**METHODS, "large": Static(9, 2, 4)}, PROMPTS, pair, **QUIET)
-    changed = small_pair()
-    changed.target.model.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
-    third = bench.evaluate(METHODS, PROMPTS, changed, **QUIET)
-    assert len({run.directory for run in (first, other, third)}) == 3
 
 
 def slow_evaluation(pause_s: float) -> None:

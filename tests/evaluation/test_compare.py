@@ -234,7 +234,7 @@ def test_the_recording_that_ships_is_judged_with_a_warning():
     assert 0.5 < ratio < 2 and found.baselines.chosen_on == ()
 
 
-def test_replay_beside_live(both):
+def test_replay_beside_live(both, tiny, home):
     replayed, live = both
     table = compare_live.beside(replayed, live)
     assert set(table["suite"]) == {*SUITES, "all"} and set(table["method"]) >= {"adaptive", compare.PER_SUITE, "random"}
@@ -255,6 +255,12 @@ def test_replay_beside_live(both):
     # Tokens and cycles do not depend on the clock: replay and live agree on them to the last one.
     cycles = replayed.turns[of_tuned].set_index(["prompt", "turn"])["cycles"]
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
+    replayed, live = both
+    taken, decode_live = {"random": Static(4, 1, 3)}, compare_live.decode_live
+    pytest.raises(SpecdecError, decode_live, tiny, {}, ["toy/mbpp"], BASELINES).match("was recorded to tune on")
+    pytest.raises(SpecdecError, decode_live, tiny, taken, SUITES, BASELINES).match("belongs to no baseline")
+    elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
+    pytest.raises(SpecdecError, compare_live.beside, elsewhere, live).match("share no turn")
 
 
 def test_one_table_holds_every_method_both_ways(both):
@@ -268,12 +274,3 @@ def test_one_table_holds_every_method_both_ways(both):
     assert list(shown.index) == [compare.TUNED, "adaptive"]
     assert shown.loc[compare.TUNED, "T=0, replay"].endswith("/ 1.00 [1.00, 1.00]")
     assert one_table.one_table(long).loc["autoregressive", "T=0, live"].startswith("1.00 / - / -")
-
-
-def test_live_bad_input(tiny, both, home):
-    replayed, live = both
-    taken, decode_live = {"random": Static(4, 1, 3)}, compare_live.decode_live
-    pytest.raises(SpecdecError, decode_live, tiny, {}, ["toy/mbpp"], BASELINES).match("was recorded to tune on")
-    pytest.raises(SpecdecError, decode_live, tiny, taken, SUITES, BASELINES).match("belongs to no baseline")
-    elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
-    pytest.raises(SpecdecError, compare_live.beside, elsewhere, live).match("share no turn")

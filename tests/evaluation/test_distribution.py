@@ -76,7 +76,14 @@ def test_the_engine_samples_from_the_target(policy):
     assert found.passed and found.draws == 400 and found.degrees >= 10, found
 
 
-def test_large_vocabularies_are_cut_by_top_k():
+def test_the_exact_law_is_a_law_also_cut_by_top_k():
+    pair = small_pair(BigramDrafter)
+    law = continuation_law(pair, PROMPT, 2, Picker.from_settings(1.5))
+    assert len(law) == 36 and sum(law.values()) == pytest.approx(1, abs=1e-5)
+    logits = pair.target.model(torch.tensor([[*PROMPT, 4]])).logits[0].detach()
+    expected = float((logits[-2] / 1.5).softmax(-1)[4] * (logits[-1] / 1.5).softmax(-1)[5])
+    assert law[4, 5] == pytest.approx(expected, abs=1e-5)
+    assert list(continuation_law(pair, PROMPT, 4, Picker())) == [tuple(specdec.autoregress(pair, PROMPT, 4).tokens)]
     few = SETTINGS | dict(draws=250, temperature=1.3, top_k=4)
     found = distribution_test(shared_bigrams(), PROMPT, Static(8, 2, 3), **few)
     assert found.passed and found.degrees >= 5, found
@@ -95,16 +102,6 @@ def test_classical_rules_in_the_engine(make_drafter, exact, monkeypatch):
     monkeypatch.setattr(Picker, "walk", residual_rule(pair.drafter, np.random.default_rng(1)))
     found = distribution_test(pair, PROMPT, draw=draws_of(pair), **SETTINGS)
     assert found.passed is exact, found
-
-
-def test_the_exact_law_is_a_law():
-    pair = small_pair(BigramDrafter)
-    law = continuation_law(pair, PROMPT, 2, Picker.from_settings(1.5))
-    assert len(law) == 36 and sum(law.values()) == pytest.approx(1, abs=1e-5)
-    logits = pair.target.model(torch.tensor([[*PROMPT, 4]])).logits[0].detach()
-    expected = float((logits[-2] / 1.5).softmax(-1)[4] * (logits[-1] / 1.5).softmax(-1)[5])
-    assert law[4, 5] == pytest.approx(expected, abs=1e-5)
-    assert list(continuation_law(pair, PROMPT, 4, Picker())) == [tuple(specdec.autoregress(pair, PROMPT, 4).tokens)]
 
 
 def test_chi_square_by_hand_and_on_exact_draws():

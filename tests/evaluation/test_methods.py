@@ -31,33 +31,7 @@ def test_settings_unless_told_otherwise(config):
     assert runs.plain(asdict(config())) == recorded[config.__name__]
 
 
-def test_sampling_names_what_is_set():
-    assert Sampling().warping == {} and Sampling().sampling == {"temperature": 0.0}
-    whole = dict(top_k=0, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
-    assert Sampling(0.7, **whole).warping == whole
-    assert Sampling(0.7, **whole).sampling == {"temperature": 0.7, **whole}
-
-
-def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
-    described = []
-
-    def describe(pair):
-        described.append(pair)
-        return {"weights": "abc", "dtype": "float32"} | ({"drafter": "more"} if pair.drafter.more else {})
-
-    monkeypatch.setattr(methods, "describe_pair", describe)
-    drafter = SimpleNamespace(target="target", more=True)
-    own = DraftedBy(drafter, Static(4, 2, 1), "suffix")
-    assert own.fingerprinted == {"drafter": ["suffix", "abc", "more"], "policy": fingerprint(Static(4, 2, 1))}
-    assert described == [Pair("target", drafter)]
-    drafter.more = False
-    assert DraftedBy(drafter, Static(4, 2, 1)).fingerprinted["drafter"] == ["", "abc", None]
-    pair = Pair("target", "its own", "tokenizer", "name")
-    assert own.of(pair) == Pair("target", drafter, "tokenizer", "name") and pair.drafter == "its own"
-    assert own.plan == TreeConfig(4, 2, 1) and own.asks == frozenset()
-
-
-def test_methods_from_text_and_under_their_names():
+def test_methods_from_text_and_under_their_names_and_what_sampling_sets():
     refused = {
         "unknown method": ("autoregressive:1", "eagle3:1", "engine:60,7,10"),
         "did you mean 'eagle3'": ("eagel3",),
@@ -82,6 +56,29 @@ def test_methods_from_text_and_under_their_names():
         pytest.raises(SpecdecError, methods.named_methods, wrong).match("dict of names and policies")
     half = SimpleNamespace(asks=(), limits=None, plan=None)
     pytest.raises(SpecdecError, methods.named_methods, {"half": half}).match("'half' is a SimpleNamespace")
+    assert Sampling().warping == {} and Sampling().sampling == {"temperature": 0.0}
+    whole = dict(top_k=0, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
+    assert Sampling(0.7, **whole).warping == whole
+    assert Sampling(0.7, **whole).sampling == {"temperature": 0.7, **whole}
+
+
+def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
+    described = []
+
+    def describe(pair):
+        described.append(pair)
+        return {"weights": "abc", "dtype": "float32"} | ({"drafter": "more"} if pair.drafter.more else {})
+
+    monkeypatch.setattr(methods, "describe_pair", describe)
+    drafter = SimpleNamespace(target="target", more=True)
+    own = DraftedBy(drafter, Static(4, 2, 1), "suffix")
+    assert own.fingerprinted == {"drafter": ["suffix", "abc", "more"], "policy": fingerprint(Static(4, 2, 1))}
+    assert described == [Pair("target", drafter)]
+    drafter.more = False
+    assert DraftedBy(drafter, Static(4, 2, 1)).fingerprinted["drafter"] == ["", "abc", None]
+    pair = Pair("target", "its own", "tokenizer", "name")
+    assert own.of(pair) == Pair("target", drafter, "tokenizer", "name") and pair.drafter == "its own"
+    assert own.plan == TreeConfig(4, 2, 1) and own.asks == frozenset()
 
 
 def saved(folder, kind, number=0):

@@ -70,7 +70,7 @@ def test_facts_of_a_method_are_whole(rows):
     pytest.raises(KeyError, metrics.cycle_facts, rows.drop(columns="accepted_tok")).match("accepted_tok")
 
 
-def test_histograms_are_whole_and_nearly_one_answer_is_a_collapse(rows):
+def test_histograms_collapses_and_texts_are_counted(rows):
     shares = metrics.action_shares(rows)
     assert list(shares) == ["method", "verified_tok", "expansions", "top_k", "cycles", "share"]
     assert shares.index.tolist() == [0, 1, 2, 3] and shares.values.tolist() == [
@@ -108,9 +108,6 @@ def test_histograms_are_whole_and_nearly_one_answer_is_a_collapse(rows):
     (found,) = metrics.actions(same).to_dict("records")
     assert list(found.values()) == [2, effective, "5/1/3", 0.99, True]
     assert not metrics.actions(pd.concat([same, rows[2:3]]))["collapsed"]["m"]
-
-
-def test_texts_are_counted_by_suite_and_method():
     prompts = pd.DataFrame(
         [("s", "n", True, None), ("s", "m", True, True), ("s", "m", False, False), ("s", "m", True, None)],
         columns=["suite", "method", "same", "correct"],

@@ -19,7 +19,7 @@ PROMPTS = {"mine": ["What is 2 + 3?", "Count from one to five, and then from one
 FEW = dict(max_new_tokens=12, name="peers", progress=False)
 
 
-def test_transformers_decodes_the_same_text_in_the_same_run(tiny):
+def test_transformers_decodes_the_same_text_assisted_by_the_targets_first_layers(tiny, monkeypatch):
     found, absent = peers.peers_of(tiny)
     assert list(found) == [peers.GENERATE, peers.LOOKUP, peers.ASSISTED] and list(absent) == [peers.LLAMA]
     run = specdec.evaluate({"plain": "autoregressive", "tree": specdec.Static(8, 3, 2), **found}, PROMPTS, tiny, **FEW)
@@ -29,9 +29,6 @@ def test_transformers_decodes_the_same_text_in_the_same_run(tiny):
     table = specdec.summary(run).set_index("method")
     assert table.loc[list(found), "tau"].isna().all() and table.loc["tree", "tau"] > 1
     assert table.loc[list(found), "speedup"].gt(0).all()
-
-
-def test_the_assistant_is_the_targets_first_layers(tiny, monkeypatch):
     peer, layers = peers.peers_of(tiny, [peers.ASSISTED])[0][peers.ASSISTED], tiny.target.num_layers
     used, model, forward = set(), tiny.target.model, tiny.target.model.forward
     monkeypatch.setattr(model, "forward", lambda *a, **o: used.add(model.config.num_hidden_layers) or forward(*a, **o))

@@ -139,7 +139,7 @@ def test_a_row_of_the_comparison_is_whole():
     assert "tau" not in bare and bare["speedup"].tolist() == table["speedup"].tolist()
 
 
-def test_rows_are_summed_over_repeats_pooled_and_put_in_order():
+def test_rows_are_summed_pooled_and_put_in_order_and_their_noise_is_told():
     twice = pd.concat([by_hand(repeat=0), by_hand(repeat=1, total_ms=by_hand()["total_ms"] * 3)])
     summed = stats.per_prompt(twice)
     assert summed.index.tolist() == [("chat", "c"), ("maths", "a"), ("maths", "b")]
@@ -157,6 +157,14 @@ def test_rows_are_summed_over_repeats_pooled_and_put_in_order():
     found = stats.in_order(table, ["b", "a"])
     assert found.values.tolist() == ordered and found.index.tolist() == list(range(5))
     assert stats.in_order(table.drop(columns="seed"), ["a", "b"])["method"].tolist() == ["a", "b", "b", "a", "b"]
+    found = stats.noise_check(by_hand(), "tree", "plain", level=0.9)
+    ratio = speedup([30, 10, 20], [50, 50, 25], [30, 10, 20], [100, 100, 100], level=0.9)
+    said = dict(speedup=300 / 125, speedup_low=ratio.low, speedup_high=ratio.high, width=ratio.high - ratio.low)
+    said |= dict(prompts=3, p_value=ratio.p_value, quiet=False)
+    assert found == pytest.approx(said)
+    tree = by_hand().query("method == 'tree'")
+    twin = tree.assign(method="twin", total_ms=tree["total_ms"] * [1.01, 0.99, 1.0])
+    assert stats.noise_check(pd.concat([tree, twin]), "tree", "twin")["quiet"]
 
 
 def test_each_suite_is_a_family_of_its_own():
@@ -175,14 +183,3 @@ def test_each_suite_is_a_family_of_its_own():
     assert own.loc[("all", "slower"), "p_holm"] == own.loc[("all", "slower"), "p_value"]
     pytest.raises(SpecdecError, stats.compare, rows, "plane").match("did you mean 'plain'")
     pytest.raises(SpecdecError, stats.compare, rows.iloc[:-1], "plain").match("1 prompts.*equally often")
-
-
-def test_what_the_noise_check_says():
-    found = stats.noise_check(by_hand(), "tree", "plain", level=0.9)
-    ratio = speedup([30, 10, 20], [50, 50, 25], [30, 10, 20], [100, 100, 100], level=0.9)
-    said = dict(speedup=300 / 125, speedup_low=ratio.low, speedup_high=ratio.high, width=ratio.high - ratio.low)
-    said |= dict(prompts=3, p_value=ratio.p_value, quiet=False)
-    assert found == pytest.approx(said)
-    tree = by_hand().query("method == 'tree'")
-    twin = tree.assign(method="twin", total_ms=tree["total_ms"] * [1.01, 0.99, 1.0])
-    assert stats.noise_check(pd.concat([tree, twin]), "tree", "twin")["quiet"]

@@ -139,7 +139,7 @@ def test_a_methods_rows_come_from_one_run(opened):
     assert item.sources == [first, second], "each once"
 
 
-def test_subjects_stand_beside_the_tuned_tree():
+def test_subjects_stand_beside_the_tuned_tree_and_intervals_beside_the_shortest():
     rows = [("anatomy", "default 60,8,10", 0.5, 1.0), ("anatomy", "LTD", 0.9, 1.2), ("virology", "LTD", 1.1, 0.8)]
     rows += [("all", "LTD", 1.9, 1.0), ("anatomy", "random", 1.0, 0.6)]
     table = pd.DataFrame(rows, columns=["subject", "method", "over_tuned", "over_default"])
@@ -149,6 +149,21 @@ def test_subjects_stand_beside_the_tuned_tree():
     left, right = panels.by_subject(shown, note="one question").axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["virology", "anatomy"]
     assert left.get_title(loc="left") == right.get_title(loc="left") == "LTD: faster on 1 of 2 subjects"
+    sweep = pd.DataFrame({"pair": "tiny", "interval": [1, 5], "tok_per_s": [40.0, 39.0]})
+    assert paper_rows.of_intervals(sweep, pd.DataFrame())["gain"].tolist() == [0.0, pytest.approx(-2.5)]
+    turns = [("a", place, interval, 100.0, 40 - (interval == 5), 10) for place in range(9) for interval in (1, 5)]
+    turns = pd.DataFrame(turns, columns=["suite", "prompt", "interval", "time_ms", "new_tok", "cycles"])
+    turns = turns.assign(method=turns["interval"].astype(str), pair="tiny", seed=0, cycle_tok=9)
+    found = paper_rows.of_intervals(sweep, turns)
+    assert found["prompts"].tolist() == [9, 9] and found["gain_low"].tolist() == pytest.approx([0.0, -2.5])
+    grid = pd.DataFrame(
+        [(t, d, k, 1 + d + t / 100 + k / 10) for t in (8, 32) for d in (2, 7) for k in (4, 10)],
+        columns=["total_tokens", "depth", "top_k", "tau"],
+    ).assign(pair="tiny", new_tok=9)
+    left, right = panels.fixed_trees(grid).axes
+    assert left.get_title(loc="left") == "trees of 32 tokens, width 10"
+    assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [4.32, 9.32]
+    assert right.lines[0].get_xdata().tolist() == [8, 32]
 
 
 def test_without_a_run_the_item_is_the_papers_alone(opened):
@@ -217,24 +232,6 @@ def test_rows_of_drafters():
     rounds = rounds.assign(value=[0.01, 0.03, 0.5], recipe=["ours", "ours", "paper"])
     lines, count = paper_rows.of_rounds(rounds, "ours")
     assert count == 2 and lines[["name", "value", "low", "high"]].values.tolist() == [["Iter0, size", 20.0, 10.0, 30.0]]
-
-
-def test_intervals_are_compared_with_the_shortest_and_fixed_trees_with_the_nearest():
-    sweep = pd.DataFrame({"pair": "tiny", "interval": [1, 5], "tok_per_s": [40.0, 39.0]})
-    assert paper_rows.of_intervals(sweep, pd.DataFrame())["gain"].tolist() == [0.0, pytest.approx(-2.5)]
-    turns = [("a", place, interval, 100.0, 40 - (interval == 5), 10) for place in range(9) for interval in (1, 5)]
-    turns = pd.DataFrame(turns, columns=["suite", "prompt", "interval", "time_ms", "new_tok", "cycles"])
-    turns = turns.assign(method=turns["interval"].astype(str), pair="tiny", seed=0, cycle_tok=9)
-    found = paper_rows.of_intervals(sweep, turns)
-    assert found["prompts"].tolist() == [9, 9] and found["gain_low"].tolist() == pytest.approx([0.0, -2.5])
-    grid = pd.DataFrame(
-        [(t, d, k, 1 + d + t / 100 + k / 10) for t in (8, 32) for d in (2, 7) for k in (4, 10)],
-        columns=["total_tokens", "depth", "top_k", "tau"],
-    ).assign(pair="tiny", new_tok=9)
-    left, right = panels.fixed_trees(grid).axes
-    assert left.get_title(loc="left") == "trees of 32 tokens, width 10"
-    assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [4.32, 9.32]
-    assert right.lines[0].get_xdata().tolist() == [8, 32]
 
 
 def test_bars_of_gains_take_both_sides_and_stacked_ones_end_at_the_sum():

@@ -19,7 +19,7 @@ from specdec.report import figures, tables
 from workbook import pictures
 
 
-def test_bars_have_the_heights_and_intervals_of_the_table_and_splits_stack_to_the_total():
+def test_bars_have_the_heights_of_the_table_and_looks_differ_without_colours():
     figure = figures.speedup_bars(COMPARED)
     bars, _ = figure.axes[0].containers[:2]
     assert [bar.get_height() for bar in bars] == [2.0, 1.5]
@@ -33,9 +33,6 @@ def test_bars_have_the_heights_and_intervals_of_the_table_and_splits_stack_to_th
     axes = figures.time_split(tables.time_split(CYCLES)).axes[0]
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(9.0)
     assert {"44%"} <= {text.get_text() for text in axes.texts}
-
-
-def test_looks_differ_without_colours_and_for_readers_who_see_no_green():
     light = np.array([to_rgb(colour) for colour in figures.COLOURS[:5]]) ** 2.2
     no_green = np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]])  # Machado 2009
     seen, grey = light @ no_green.T, light @ (0.2126, 0.7152, 0.0722)

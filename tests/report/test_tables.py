@@ -45,7 +45,7 @@ def test_tables_of_cycles_by_hand():
     assert table[list(expected)].to_dict("list") == expected
 
 
-def test_the_label_stands_over_the_table(home):
+def test_labels_stand_over_tables_and_published_numbers_say_where_they_stand(home, monkeypatch):
     run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
     table = pd.DataFrame({"method": ["eagle3"], "tau": [4.123], "prompts": [80.0], "p_value": [float("nan")]})
     markdown, csv, label = tables.save(table, home / "tau", sources=[run])
@@ -54,9 +54,6 @@ def test_the_label_stands_over_the_table(home):
     assert "| eagle3" in text and "4.12" in text and "| 80 " in text
     assert pd.read_csv(csv)["tau"].tolist() == [4.123]
     assert json.loads(label.read_text())["measured"][0]["key"] == run.key
-
-
-def test_published_numbers_say_where_they_stand_and_bad_input_is_refused(home, monkeypatch):
     for call, message in (
         (lambda: tables.paper_table(COMPARED, "speedupp"), "did you mean 'speedup'"),
         (lambda: tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup"), "two rows stand for"),

@@ -131,7 +131,21 @@ def test_costs_of_a_real_pair(home):
     assert min(costs[name] for name in times) > 0 and costs["speed_low"] <= costs["speed"] <= costs["speed_high"]
 
 
-def test_bad_input_is_refused(tiny_shape, monkeypatch):
+def test_the_reference_pair_is_the_stated_shape_and_its_curve_varies_two_things_only(tiny_shape, monkeypatch):
+    shape = doctor.Reference()
+    pair = doctor.reference_pair(torch.bfloat16)
+    config = pair.target.config
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (512, 1408, 12)
+    assert (config.num_attention_heads, config.vocab_size, shape.tree) == (8, 4096, TreeConfig(60, 5, 10))
+    assert pair.drafter.config.draft_vocab_size == 1024 and pair.target.dtype == torch.bfloat16
+    assert not pair.stop_tokens
+    ids = torch.tensor([[1, 2, 3]])
+    theirs = tiny_shape.target.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 3:].tolist()
+    assert decode(tiny_shape, [1, 2, 3], max_new_tokens=6).tokens == theirs
+    rows = doctor.curve(tiny_shape, nodes=(2, 8, 40), contexts=(6, 12), cycles=3, progress=False)
+    assert set(rows["verified_tok"]) == {3, 9, 41}
+    assert set(rows["draft_calls"]) == {6} and set(rows["top_k"]) == {10}
+    assert rows.groupby(["context", "verified_tok"]).size().between(1, 4).all()
     alone = Pair(tiny_shape.target, None)
     pytest.raises(SpecdecError, doctor.cycle_costs, alone, [[1, 2]]).match("no cycle to time")
     pytest.raises(SpecdecError, doctor.cycle_costs, tiny_shape, [[1, 2]], ()).match("no cycle to time")
@@ -155,20 +169,3 @@ def test_the_benchmark_has_a_row_per_pair_and_dtype(monkeypatch):
         assert table[name].isna().tolist() == [False, True] * 2
         assert table[name].dropna().tolist() == list(cycles.values())
     assert set(table.columns) - set(table.select_dtypes("number")) == {"pair", "dtype", "tree"}
-
-
-def test_the_reference_pair_is_the_stated_shape_and_its_curve_varies_two_things_only(tiny_shape):
-    shape = doctor.Reference()
-    pair = doctor.reference_pair(torch.bfloat16)
-    config = pair.target.config
-    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (512, 1408, 12)
-    assert (config.num_attention_heads, config.vocab_size, shape.tree) == (8, 4096, TreeConfig(60, 5, 10))
-    assert pair.drafter.config.draft_vocab_size == 1024 and pair.target.dtype == torch.bfloat16
-    assert not pair.stop_tokens
-    ids = torch.tensor([[1, 2, 3]])
-    theirs = tiny_shape.target.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 3:].tolist()
-    assert decode(tiny_shape, [1, 2, 3], max_new_tokens=6).tokens == theirs
-    rows = doctor.curve(tiny_shape, nodes=(2, 8, 40), contexts=(6, 12), cycles=3, progress=False)
-    assert set(rows["verified_tok"]) == {3, 9, 41}
-    assert set(rows["draft_calls"]) == {6} and set(rows["top_k"]) == {10}
-    assert rows.groupby(["context", "verified_tok"]).size().between(1, 4).all()

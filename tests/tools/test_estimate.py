@@ -39,11 +39,9 @@ def test_weights_and_cache_are_what_the_engine_allocates(tiny):
     assert needed.cache_gib * GIB == pytest.approx(sum(t.nbytes for t in held) + session.store.nbytes, rel=0.02)
 
 
-def test_published_targets_have_their_published_sizes():
-    """8.03, 70.6, 13.0, 8.19, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top.
-
-    Llama-3.1-8B keeps 128 KiB per token in bfloat16; its drafter one layer more.
-    """
+def test_published_targets_and_drafters_have_their_published_sizes():
+    # 8.03, 70.6, 13.0, 8.19, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top.
+    # Llama-3.1-8B keeps 128 KiB per token in bfloat16; its drafter one layer more.
     sizes = {"llama-3.1-8b": 8.03, "llama-3.3-70b": 70.6, "vicuna-13b": 13.0}
     for name, billions in (sizes | {"qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8}).items():
         weights = estimate(name, dtype="bfloat16", device="cpu").weights_gib * GIB / 2e9
@@ -55,6 +53,10 @@ def test_published_targets_have_their_published_sizes():
     assert module.shapes_of("llama-3.1-8b", "griffin")[1].config.griffin
 
     assert estimate("llama-3.1-8b", dtype="bfloat16", device="cpu").cache_kib_per_tok == 128 * 33 / 32
+    for kind, sizes in SIZES.items():
+        network = module.shapes_of("llama-3.1-8b", kind)[1]
+        weights = sum(weight.numel() for weight in network.parameters()) if network else 0
+        assert (weights, module.kept_per_tok(network)) == sizes, kind
 
 
 LLAMA, DRAFT = 4096, 32_000
@@ -69,13 +71,6 @@ SIZES = {  # of the published drafters for Llama-3.1-8B by hand: weights, and nu
     "suffix": (0, 0),
     "lookahead": (0, 0),
 }
-
-
-def test_drafters_are_counted_by_kind():
-    for kind, sizes in SIZES.items():
-        network = module.shapes_of("llama-3.1-8b", kind)[1]
-        weights = sum(weight.numel() for weight in network.parameters()) if network else 0
-        assert (weights, module.kept_per_tok(network)) == sizes, kind
 
 
 def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):

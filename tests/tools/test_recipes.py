@@ -59,7 +59,7 @@ def worked(tmp_path_factory):
         yield said
 
 
-def test_the_first_recipe_runs_as_written(worked):
+def test_the_recipes_of_a_model_and_of_serving_run_as_written(worked):
     by_name = [(line.split()[1], text) for line, text in worked.items()]
     decoded = [text.splitlines()[-2] for name, text in by_name if name == "decode"]
     assert len(decoded) == 2 and decoded[0] == decoded[1], "a tree and a policy leave the text as it is"
@@ -69,6 +69,12 @@ def test_the_first_recipe_runs_as_written(worked):
     assert policy.trained_for["pair"] == "mine" and policy.trained_for["costs"].startswith("mine-float32@")
     moved = load_controller("runs/repriced")
     assert moved.priced_for == policy.priced_for and Path("runs/repriced/costs.json").is_file()
+    write_tokens(Path("model.gguf"), load_pair("tiny").target.vocab_size)
+    with pytest.warns(UserWarning, match="is the fastest by the costs 'mine-float32@"):  # so the tree was tuned
+        said = [typed(line) for line in commands(section("Serving what was trained"))]
+    assert ["vllm serve" in said[0], "sglang.launch_server" in said[1], "llama-server" in said[2]] == [True] * 3
+    assert Path("served/llama.cpp/drafter.gguf").is_file()
+    assert gguf.GGUFReader("served/llama.cpp/drafter.gguf").fields["general.architecture"].contents() == "eagle3"
 
 
 def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):
@@ -84,15 +90,6 @@ def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):
         typed(f"specdec decode Hello --target mine --drafter mine --policy {folder} --max-new-tokens 6")
         assert load_controller(folder).limits.total_tokens > 1
     assert pair.name == "mine"
-
-
-def test_the_recipe_of_serving_runs_as_written(worked):
-    write_tokens(Path("model.gguf"), load_pair("tiny").target.vocab_size)
-    with pytest.warns(UserWarning, match="is the fastest by the costs 'mine-float32@"):  # so the tree was tuned
-        said = [typed(line) for line in commands(section("Serving what was trained"))]
-    assert ["vllm serve" in said[0], "sglang.launch_server" in said[1], "llama-server" in said[2]] == [True] * 3
-    assert Path("served/llama.cpp/drafter.gguf").is_file()
-    assert gguf.GGUFReader("served/llama.cpp/drafter.gguf").fields["general.architecture"].contents() == "eagle3"
 
 
 def test_every_command_on_the_page_is_one_and_its_estimates_are_given():

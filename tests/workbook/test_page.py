@@ -63,8 +63,8 @@ def shipped():
     return claims.ledger(shipped=True)
 
 
-def test_readme_shows_findings_and_verdicts_of_what_came_with_the_checkout(shipped):
-    """`make figures` writes them."""
+def test_readme_and_figures_show_findings_claims_and_items_with_their_verdicts(shipped, monkeypatch):
+    # `make figures` writes them.
     readme = (machine.checkout() / "README.md").read_text(encoding="utf-8")
     assert page.filled(readme, shipped) == readme
     for name in page.MARKED:
@@ -72,6 +72,14 @@ def test_readme_shows_findings_and_verdicts_of_what_came_with_the_checkout(shipp
         before, after = readme.partition(begin)[0], readme.partition(end)[2]
         assert page.filled(f"{before}{begin} old {end}{after}", shipped) == readme
     assert len(readme.splitlines()) <= 200
+    # `make figures` writes them; their links lead to one another (.ci/links.py looks at all).
+    monkeypatch.setattr(runs, "home", machine.checkout)
+    pages = [machine.checkout() / "figures" / name for name in ("claims.md", "README.md")]
+    text, listed = (path.read_text(encoding="utf-8") for path in pages)
+    assert text == page.claims_page(shipped) and listed == items.contents(shipped)
+    for claim in claims.read_claims().values():
+        assert claim.says in text and (f"claims.md#{claim.id})" in listed) == bool(claim.item), claim.id
+    assert all(f'<a id="{item.anchor}"></a>' in listed for item in items.read_items().values())
 
 
 def test_findings_are_the_rows_of_one_comparison():
@@ -100,17 +108,6 @@ def test_findings_are_the_rows_of_one_comparison():
     assert slowest in {text.get_text() for text in speeds.draw(shown).axes[1].texts}, "left of the axis"
     better = found.replayed.assign(over_tuned=1.02, over_tuned_low=1.01, over_tuned_high=1.03)
     assert "(every interval excludes 0)" in dataclasses.replace(found, replayed=better).sentences()
-
-
-def test_every_claim_and_every_item_stands_with_its_verdicts_in_figures(shipped, monkeypatch):
-    """`make figures` writes them; their links lead to one another (.ci/links.py looks at all)."""
-    monkeypatch.setattr(runs, "home", machine.checkout)
-    pages = [machine.checkout() / "figures" / name for name in ("claims.md", "README.md")]
-    text, listed = (path.read_text(encoding="utf-8") for path in pages)
-    assert text == page.claims_page(shipped) and listed == items.contents(shipped)
-    for claim in claims.read_claims().values():
-        assert claim.says in text and (f"claims.md#{claim.id})" in listed) == bool(claim.item), claim.id
-    assert all(f'<a id="{item.anchor}"></a>' in listed for item in items.read_items().values())
 
 
 def test_readme_shows_figures_that_code_drew(home):
