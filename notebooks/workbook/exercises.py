@@ -714,14 +714,14 @@ def _(v, said):
     "Split (the sum of both products and both biases).reshape(4, 128); the new c is needed for the new h.",
 )
 def _(v, lstm_step):
-    w, memory = v.shipped.network.arrays(), (np.zeros(128, np.float32), np.zeros(128, np.float32))
+    w, memory = v.controller.network.arrays(), (np.zeros(128, np.float32), np.zeros(128, np.float32))
     for t, state in enumerate(v.states[3, :3], 1):
         made = [np.asarray(part, dtype=float) for part in lstm_step(w, state, *memory)]
         need(
             len(made) == 2 and all(part.shape == (128,) for part in made),
             "It must return h and c, of 128 numbers each.",
         )
-        memory = v.shipped.network.step(state, memory)[1]
+        memory = v.controller.network.step(state, memory)[1]
         close = [np.allclose(part, right, atol=1e-4) for part, right in zip(made, memory, strict=True)]
         need(
             close != [False, False] or not np.allclose(made[::-1], memory, atol=1e-4),
@@ -758,7 +758,7 @@ def _(v, differ):
     def stop(seen, remember):
         memory = None
         for n, state in enumerate(seen):
-            logits, memory = v.shipped.network.step(state, memory if remember else None)
+            logits, memory = v.controller.network.step(state, memory if remember else None)
             if logits.argmax() == 0:
                 return n
         return len(seen)
