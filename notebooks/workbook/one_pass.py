@@ -1,0 +1,104 @@
+"""Two drafters of one target at the prices of several machines: tokens, times, and what control is worth with each.
+
+Knows nothing about how the drafters draft; the first of two is the one that the second is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from specdec.core.tree_config import TreeConfig
+from specdec.costs.model import CostModel
+from specdec.evaluation import compare, stats
+from specdec.report import tables
+
+from workbook import terms
+
+ORACLES = {compare.ORACLE_DEPTH: "perfect depth", compare.ORACLE_SIZE: "perfect size"}
+ORACLES |= {compare.ORACLE: "perfect depth and size", compare.CLAIRVOYANT: "everything perfect"}
+
+
+def priced(machines: dict[str, dict[str, CostModel]], context_tok: int = 200) -> pd.DataFrame:
+    """Milliseconds of the root pass and of one more level, of width four, of verifying eight nodes and of a plain step."""
+    rows = []
+    for machine, both in machines.items():
+        for drafter, costs in both.items():
+            times = [costs.root_ms(4, context_tok), costs.expand_ms(4, context_tok), costs.verify_ms(8, context_tok)]
+            rows.append([machine, drafter, *map(float, [*times, costs.step_ms(context_tok)])])
+    return pd.DataFrame(rows, columns=["machine", "drafter", "root_ms", "level_ms", "verify_8_ms", "plain_ms"])
+
+
+def replayed(trace, costs: CostModel, default: TreeConfig, policies: dict | None = None) -> compare.Comparison:
+    """Baselines, bounds and policies on the part `test`. The tuned tree is the fastest that drafts anything."""
+    drafting = range(2, trace.most_nodes + 2)
+    choice = compare.Baselines.choose(trace, costs, defaults=(default,), total_tokens=drafting)
+    return compare.compare_replay(trace, costs, policies or {}, baselines=choice, random_seeds=(), progress=False)
+
+
+def worth(comparison: compare.Comparison, machine: str, drafter: str) -> pd.DataFrame:
+    """Rows of a comparison: the speed over the tuned tree with its interval over prompts."""
+    table = compare.over_seeds(comparison)
+    ends = {f"over_tuned_{end}": table[f"over_tuned_prompts_{end}"] for end in ("low", "high")}
+    knows = table["method"].map(ORACLES)
+    return table.assign(machine=machine, drafter=drafter, where=f"{drafter}, {machine}", knows=knows, **ends)
+
+
+def trained(pair, trace, costs: CostModel, equal: terms.EqualTerms, seeds: Sequence[int], minutes: float, scale: str):
+    """The papers' systems and ours, trained on a recording for a machine, and the table of `terms.train_all`."""
+    place = terms.opened("trained_controllers", trace, costs, equal, scale)
+    arena = terms.Arena(trace, costs, place.directory, equal, pair=pair, progress=False)
+    return terms.train_all(arena, arena.jobs(seeds, [terms.EQUAL]), minutes)
+
+
+def beside(turns: pd.DataFrame, first: str, rate: tuple[str, str]) -> pd.DataFrame:
+    """The rate of every drafter, and its ratio to that of the first, prompt by prompt: by suite and for all."""
+    table = stats.summarise(turns.assign(method=turns["drafter"]), {"over": first}, rate=rate)
+    return table.assign(drafter=table["method"])
+
+
+def less(turns: pd.DataFrame, drafters: Sequence[str]) -> pd.DataFrame:
+    """How many times as much knowing is worth with the first drafter as with the second, prompt by prompt, per machine."""
+    rows = []
+    for machine, part in turns.groupby("machine", sort=False):
+        sums = part.groupby(["drafter", "method", "suite", "prompt"])["time_ms"].sum()
+        for method, knows in ORACLES.items():
+            sides = [sums[drafter, name] for drafter in drafters for name in (compare.TUNED, method)]
+            found = stats.interval(
+                pd.concat(sides, axis=1), lambda ms: ms[..., 0] / ms[..., 1] / (ms[..., 2] / ms[..., 3])
+            )
+            rows.append(
+                {"machine": machine, "knows": knows, "prompts": found.prompts, **stats.spread_of("less", found)}
+            )
+    return pd.DataFrame(rows)
+
+
+def percent(row: pd.Series) -> str:
+    """The gain over the tuned tree in percent, with its interval."""
+    low, value, high = (
+        100 * (tables.surely(row.to_frame().T)[f"over_tuned{end}"].iloc[0] - 1) for end in ("_low", "", "_high")
+    )
+    return f"**{value:.1f} %**" + ("" if pd.isna(low) else f" [{low:.1f}, {high:.1f}]")
+
+
+def sentences(bounds: pd.DataFrame, controllers: pd.DataFrame, drafters: Sequence[str]) -> list[str]:
+    """What control is worth with both drafters, a line per machine. bounds, controllers: rows of `worth` of all suites."""
+    told = []
+    for machine, part in bounds.groupby("machine", sort=False):
+        rows = part.set_index(["knows", "drafter"])
+        all_, depth, size = (
+            [percent(rows.loc[knows, drafter]) for drafter in drafters]
+            for knows in ("everything perfect", "perfect depth", "perfect size")
+        )
+        told.append(
+            f"- {machine}: control is worth at most {all_[0]} with EAGLE-3 and {all_[1]} with a one-pass drafter; perfect "
+            f"depth {depth[0]} and {depth[1]}, perfect size {size[0]} and {size[1]}."
+        )
+        own = controllers[controllers["machine"] == machine]
+        if own["drafter"].nunique() == len(drafters):
+            best = [own[own["drafter"] == drafter].nlargest(1, "over_tuned").iloc[0] for drafter in drafters]
+            told[-1] += (
+                f" Learned control: {percent(best[0])} ({best[0]['system']}) and {percent(best[1])} ({best[1]['system']})."
+            )
+    return told
