@@ -75,6 +75,7 @@ def figure(found: score.Score):
             axes.errorbar(table[name], range(len(table)), xerr=ends, fmt="o", color=colours[0], capsize=2)
             axes.axvline(1.0, color="0.3", linewidth=1, linestyle="--")
             axes.set(yticks=range(len(table)), yticklabels=table["machine"], xlabel=label)
+            axes.margins(y=0.3)
         axes.invert_yaxis()
     return picture
 

@@ -52,7 +52,7 @@ def found_in(folder: str = "") -> Path | None:
     return next((place for place in places if (place / f"{SETS[0]}.jsonl").is_file()), None)
 
 
-def read(folder: Path, drafter: str = "eagle", limit: int | None = None) -> Trace:
+def read(folder: Path, drafter: str = "eagle", limit: int | None = None, pair: str = "llama-3.1-8b") -> Trace:
     """The accepted lengths of a drafter ("eagle" or "ngram") in a folder of SpecDecode-Bench's files, as a recording of chains.
 
     limit: requests per set, the first ones. The first half of each set is the part "tune", the second half "test".
@@ -66,7 +66,7 @@ def read(folder: Path, drafter: str = "eagle", limit: int | None = None) -> Trac
                 {"suite": name, "prompt": f"{name}/{number}", "turn": 0, "part": part, "prompt_tok": prompt_tok}
             )
             lengths.append(np.asarray(accepted))
-    return trace_of(pd.DataFrame(rows), lengths, "llama-3.1-8b")
+    return trace_of(pd.DataFrame(rows), lengths, pair)
 
 
 def _requests(path: Path, key: str, limit: int | None) -> Iterator[tuple[int, list[int]]]:
