@@ -69,7 +69,7 @@ def swapped(target: Target):
         yield {m for m in target._layers._lean if "forward" in m.__dict__}
 
 
-def test_a_layer_takes_its_parts_along_and_a_hooked_part_takes_the_layer_out():
+def test_layers_take_their_parts_along_but_for_hooked_ones_and_changed_weights_are_seen_at_the_next_use():
     model = build(*FAMILIES["llama"])
     target, layers = Target(model), model.model.layers
     with swapped(target) as modules:
@@ -90,9 +90,6 @@ def test_a_layer_takes_its_parts_along_and_a_hooked_part_takes_the_layer_out():
         assert modules == set(layers)
         raise RuntimeError("stop")
     assert not any("forward" in m.__dict__ for m in model.modules())
-
-
-def test_changed_weights_are_seen_at_the_next_use_groups_of_three_run_lean_and_others_of_a_file_do_not():
     model = build(*FAMILIES["qwen2"])
     target = Target(model)
     outputs(target)

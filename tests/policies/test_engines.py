@@ -93,7 +93,7 @@ def test_sglangs_rules_move_every_fifth_cycle_and_weigh_rates_and_chances_agains
     assert tree.answer(question(TREE_SCORES, 1, SIZE, 2, 6, plan=tree.plan)) == 3
 
 
-def test_vllm_adaptive_k_maximises_goodput_and_adaptive_verification_learns_positions():
+def test_vllms_rules_maximise_goodput_learn_positions_and_keep_the_order_of_probabilities():
     policy = engines.VllmAdaptiveK(explore=0.0).price(FLAT)
     # priors .85: (1, 1.85, 2.57, 3.19, 3.71, 4.15) over (4, 5.35, 5.95, 6.55, 7.15, 7.75): five levels
     assert watch(policy, *[0] * 9).rates[0] == 0.85
@@ -123,6 +123,25 @@ def test_vllm_adaptive_k_maximises_goodput_and_adaptive_verification_learns_posi
     policy.observe(finished(2, 3))
     assert policy.rates == pytest.approx([0.98125, 0.7125, 0.425])
     assert policy.answer(asked) == 2  # 1, 1.98, 2.68, 2.98: 0.325 for two, 0.322 for three
+    scores = np.log(np.array([0.6, 0.3, 0.3 * 0.8, 0.3 * 0.1, 0.6 * 0.5, 0.6 * 0.2]))
+    scores = scores[[0, 1, 4, 5, 2, 3]]  # the second level row by row in the order of its parents' scores
+    tree = TreeConfig(7, 1, 2)
+    np.testing.assert_allclose(engines.calibrated(scores, tree, ()), np.exp(scores), atol=1e-6)
+    # at temperature two 0.8 becomes sqrt(4) / (sqrt(4) + 1), 0.5 stays
+    warm = engines.calibrated(scores, tree, (1.0, 2.0))
+    np.testing.assert_allclose(warm[[0, 1, 2, 4]], [0.6, 0.3, 0.6 * 0.5, 0.3 * 2 / 3], atol=1e-6)
+    hot = engines.calibrated(scores, tree, (2.0,))
+    np.testing.assert_allclose(engines.calibrated(np.stack([scores, scores]), tree, (2.0,)), [hot, hot])
+    sampled = dict(levels=2, top_k=2, confidence="probability", temperatures=(1.0, 2.0))
+    policy = engines.VllmAdaptiveVerification(**sampled).price(STEEP)
+    asked = question(scores, 1, SIZE, 2, 6, plan=policy.plan)
+    np.testing.assert_allclose(policy.survivals(asked), warm, atol=1e-5)
+    narrow = engines.Levels(top_k=4, beam=(2, 1), most_levels=3)
+    assert all(checked_plan(tree, narrow.limits) for tree in narrow.trees), "the plain step, too"
+    policy = engines.Levels(top_k=3, verify_nodes=12, most_levels=3)
+    assert [tree.verify_nodes for tree in policy.trees] == [0, 3, 12, 12]
+    assert [tree.depth for tree in policy.trees] == [0, 0, 1, 2] and pool_size(1, 3) == 12
+    assert [tree.verify_nodes for tree in engines.Levels().trees] == list(range(10))
 
 
 def test_hf_heuristic_trtllm_gate_and_llamacpps_rules_step_by_step():
@@ -166,28 +185,6 @@ def test_hf_heuristic_trtllm_gate_and_llamacpps_rules_step_by_step():
     asked = chain(EXTEND, 0.7, 0.7, 0.571)  # 0.28: not worth its own 0.3, but the fourth costs 0.1
     assert not near.answer(asked) and far.answer(asked)
     assert far.answer(chain(SIZE, 0.7, 0.7, 0.571, 0.7)) == 4 and near.answer(chain(SIZE, 0.7, 0.7, 0.571)) == 2
-
-
-def test_calibrated_probabilities_keep_their_order_and_trees_are_cut_to_their_levels():
-    scores = np.log(np.array([0.6, 0.3, 0.3 * 0.8, 0.3 * 0.1, 0.6 * 0.5, 0.6 * 0.2]))
-    scores = scores[[0, 1, 4, 5, 2, 3]]  # the second level row by row in the order of its parents' scores
-    tree = TreeConfig(7, 1, 2)
-    np.testing.assert_allclose(engines.calibrated(scores, tree, ()), np.exp(scores), atol=1e-6)
-    # at temperature two 0.8 becomes sqrt(4) / (sqrt(4) + 1), 0.5 stays
-    warm = engines.calibrated(scores, tree, (1.0, 2.0))
-    np.testing.assert_allclose(warm[[0, 1, 2, 4]], [0.6, 0.3, 0.6 * 0.5, 0.3 * 2 / 3], atol=1e-6)
-    hot = engines.calibrated(scores, tree, (2.0,))
-    np.testing.assert_allclose(engines.calibrated(np.stack([scores, scores]), tree, (2.0,)), [hot, hot])
-    sampled = dict(levels=2, top_k=2, confidence="probability", temperatures=(1.0, 2.0))
-    policy = engines.VllmAdaptiveVerification(**sampled).price(STEEP)
-    asked = question(scores, 1, SIZE, 2, 6, plan=policy.plan)
-    np.testing.assert_allclose(policy.survivals(asked), warm, atol=1e-5)
-    narrow = engines.Levels(top_k=4, beam=(2, 1), most_levels=3)
-    assert all(checked_plan(tree, narrow.limits) for tree in narrow.trees), "the plain step, too"
-    policy = engines.Levels(top_k=3, verify_nodes=12, most_levels=3)
-    assert [tree.verify_nodes for tree in policy.trees] == [0, 3, 12, 12]
-    assert [tree.depth for tree in policy.trees] == [0, 0, 1, 2] and pool_size(1, 3) == 12
-    assert [tree.verify_nodes for tree in engines.Levels().trees] == list(range(10))
 
 
 def test_ucb_adds_what_an_arm_may_still_be_and_exp3_draws_by_what_arms_earned():

@@ -28,7 +28,7 @@ def likely_trace(positions=60, depth=4) -> Trace:
     return synthetic_trace(turns=1, positions=positions, depth=depth, **options)
 
 
-def test_arrays_hold_what_the_policies_will_see_and_c2t_learns_from_paths_and_as_many_others():
+def test_arrays_hold_what_the_policies_will_see_balanced_and_c2t_learns_from_paths():
     trace = likely_trace(8)
     inputs, labels = disco_arrays(trace)
     policy, scores, ranks = Disco(), trace.trees(10).scores, trace.ranks[10]
@@ -76,9 +76,6 @@ def test_arrays_hold_what_the_policies_will_see_and_c2t_learns_from_paths_and_as
     assert c2t_arrays(trace, max_depth=2)[0].tolist() == c2t_arrays(trace, max_depth=2, seed=0)[0].tolist()
     trace.ranks[10][:] = 10**4
     pytest.raises(SpecdecError, c2t_arrays, trace).match("no target path enters")
-
-
-def test_balanced_takes_all_of_the_rarer_kind_and_the_residual_network_equals_torchs():
     labels = np.array([True] * 3 + [False] * 10)
     chosen = balanced(labels, seed=1)
     assert sorted(chosen[:3]) == [0, 1, 2] and len(set(chosen[3:])) == 3 and not labels[chosen[3:]].any()

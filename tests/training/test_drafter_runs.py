@@ -69,7 +69,7 @@ def network_for(settings, kind="eagle3"):
     return networks.new_network(model, settings, np.arange(model.config.vocab_size) % 50, 3, kind)
 
 
-def test_matrices_go_to_muon_and_noise_on_features_is_as_wide_as_rows_are_short():
+def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(monkeypatch):
     settings = Settings(48, learning_rate=0.02, head_rate=0.003, betas=(0.8, 0.9))
     network = network_for(settings)
     adam, muon = optimizers(network, settings)
@@ -94,6 +94,77 @@ def test_matrices_go_to_muon_and_noise_on_features_is_as_wide_as_rows_are_short(
     assert float(first.std()) == pytest.approx(width / 12**0.5, rel=0.02)
     assert [torch.equal(first, other) for other in others] == [True, False, False]
     assert Supervised()._noisy(output, batch) is output.features
+    kinds = ((2, PROMPT), (3, ANSWER), (1, LIBRARY))
+    documents = [Document(np.full(n, 10 + n), np.full(n, kind, np.uint8)) for n, kind in kinds]
+    packed = chats.lay_out(documents, [[1, 0], [2]], 6)
+    assert packed.ids.tolist() == [[13, 13, 13, 12, 12, 0], [11, 0, 0, 0, 0, 0]]
+    assert packed.kind.tolist() == [[2, 2, 2, 1, 1, 0], [3, 0, 0, 0, 0, 0]]
+    assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
+    batch = token_batch(packed, "cpu", 7)
+    assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and (batch.step, batch.output) == (7, None)
+    assert torch.equal(batch.documents, torch.from_numpy(packed.document)) and token_batch(packed, "cpu").step == 0
+    rows = Rows(lambda seed: iter(documents * 40), [], seed=0, length=6, block_rows=4)
+    text = StreamedText(rows, 2, "cpu")
+    assert torch.equal(text.batch(1).ids, torch.from_numpy(rows.block(0).ids[2:])) and text.batch(1).step == 1
+    first = rows.block(0)
+    counts = np.bincount(first.ids[first.kind == ANSWER], minlength=20)
+    assert (text.answer_counts(20) == counts).all() and text.progress(9) == {}
+    assert isinstance(rows.batch(0, 2), Batch)
+    ranks = np.array([[9, 0, 1, 0, 2, 0, 0, 0], [9, 0, 0, -1, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]])
+    asked = []
+    monkeypatch.setattr(accuracy, "_ranks", lambda *given: asked.append(given[-1]) or ranks)
+    frozen = type("T", (), {"embedding": None, "__call__": lambda self, text: SimpleNamespace(features=None)})()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]])
+    text = TokenBatch(torch.zeros(1, 8, dtype=torch.long), mask)
+    found = accuracy.draft_accuracy(None, frozen, [text], drafts=3, top_k=3)
+    assert asked == [(3, 3, 1)]
+    # step 0: slots 1 .. 4 draft tokens 3 .. 6, ranks 0 1 0 2; step 1: slots 1 .. 3, ranks 0 0 -1; step 2: slots 1, 2: 0 0
+    table = found["table"]
+    assert table.to_dict("list") == {
+        "draft_step": [0, 1, 2],
+        "positions_tok": [4, 3, 2],
+        "top1_frac": [2 / 4, 2 / 3, 2 / 2],
+        "topk_frac": [4 / 4, 2 / 3, 2 / 2],
+        "reached_frac": [2 / 4, 1 / 3, 1 / 2],
+    }
+    np.testing.assert_allclose(found["rank_frac"], [[0.5, 0.25, 0.25], [2 / 3, 0, 0], [1, 0, 0]])
+    # token 2 comes from the prompt; from it three are right (slot 1), and the bonus token 6 ends the answer
+    assert (found["cycles"], found["emitted_tok"], found["tau_chain"]) == (1, 4, 4.0)
+    silent = [replace(text, loss_mask=0 * mask)]
+    none = pytest.raises(SpecdecError, accuracy.draft_accuracy, None, frozen, silent, drafts=3, top_k=3)
+    none.match("no answer of two tokens or more")
+    assert accuracy._spans(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool)) == [(0, 2), (3, 4), (6, 7)]
+    accepted = np.array([0, 2, 0, 0, 1, 0, 0, 0])
+    assert accuracy._chain_cycles(accepted, 2, 8) == 2 and accuracy._chain_cycles(accepted, 3, 8) == 4 - 1
+    nobody = SimpleNamespace(drafter=None)
+    pytest.raises(SpecdecError, accuracy.static_tree, nobody, []).match("no training forward")
+    usable = torch.tensor([[True, True], [True, False]])
+    rewards = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 9.0, 9.0]])
+    accepted = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 0.0, 9.0, 9.0]])
+    log_p = torch.tensor([0.5, 0.25]).log().expand(2, 4, 3, 2)
+    windows = Windows(None, None, None, log_p, None, accepted, rewards, usable, None)
+    none = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    near = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.5]])
+    found = Ppow(group=2)._measures(windows, none, near, 0.75)
+    assert found == {
+        "reward": pytest.approx(14 / 6),
+        "accepted_tok": pytest.approx(1.0),
+        "none_frac": pytest.approx(0.5),
+        "proximity_frac": pytest.approx(2 / 6),
+        "paid_frac": pytest.approx(2 / 3),
+        "epsilon": 2.0,
+        "zero_variance_frac": pytest.approx(2 / 3),
+        "missing_mass_frac": pytest.approx(0.25),
+        "hard_frac": 0.75,
+        "windows": 6,
+    }
+    model, _ = chat_target()
+    drafter, target = network_for(TOY), FrozenTarget(model, (2, 3, 4))
+    weights, body = (sum(weight.numel() for weight in one.parameters()) for one in (drafter, model))
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    body -= 0 if tied else model.model.embed_tokens.weight.numel()
+    assert Ppow(gamma=None)._gamma(drafter, target) == pytest.approx(weights / body)
+    assert Ppow()._gamma(drafter, target) == 0.12
 
 
 def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_path):
@@ -180,77 +251,3 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     options = dict(out_dir=tmp_path / "n", settings=TOY, start_from=tmp_path / "nowhere")
     missing = pytest.raises(SpecdecError, train_drafter, chat_target(), CHATS, **options)
     missing.match("there is no drafter in .*nowhere to continue from")
-
-
-def test_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(monkeypatch):
-    kinds = ((2, PROMPT), (3, ANSWER), (1, LIBRARY))
-    documents = [Document(np.full(n, 10 + n), np.full(n, kind, np.uint8)) for n, kind in kinds]
-    packed = chats.lay_out(documents, [[1, 0], [2]], 6)
-    assert packed.ids.tolist() == [[13, 13, 13, 12, 12, 0], [11, 0, 0, 0, 0, 0]]
-    assert packed.kind.tolist() == [[2, 2, 2, 1, 1, 0], [3, 0, 0, 0, 0, 0]]
-    assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
-    batch = token_batch(packed, "cpu", 7)
-    assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and (batch.step, batch.output) == (7, None)
-    assert torch.equal(batch.documents, torch.from_numpy(packed.document)) and token_batch(packed, "cpu").step == 0
-    rows = Rows(lambda seed: iter(documents * 40), [], seed=0, length=6, block_rows=4)
-    text = StreamedText(rows, 2, "cpu")
-    assert torch.equal(text.batch(1).ids, torch.from_numpy(rows.block(0).ids[2:])) and text.batch(1).step == 1
-    first = rows.block(0)
-    counts = np.bincount(first.ids[first.kind == ANSWER], minlength=20)
-    assert (text.answer_counts(20) == counts).all() and text.progress(9) == {}
-    assert isinstance(rows.batch(0, 2), Batch)
-    ranks = np.array([[9, 0, 1, 0, 2, 0, 0, 0], [9, 0, 0, -1, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]])
-    asked = []
-    monkeypatch.setattr(accuracy, "_ranks", lambda *given: asked.append(given[-1]) or ranks)
-    frozen = type("T", (), {"embedding": None, "__call__": lambda self, text: SimpleNamespace(features=None)})()
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]])
-    text = TokenBatch(torch.zeros(1, 8, dtype=torch.long), mask)
-    found = accuracy.draft_accuracy(None, frozen, [text], drafts=3, top_k=3)
-    assert asked == [(3, 3, 1)]
-    # step 0: slots 1 .. 4 draft tokens 3 .. 6, ranks 0 1 0 2; step 1: slots 1 .. 3, ranks 0 0 -1; step 2: slots 1, 2: 0 0
-    table = found["table"]
-    assert table.to_dict("list") == {
-        "draft_step": [0, 1, 2],
-        "positions_tok": [4, 3, 2],
-        "top1_frac": [2 / 4, 2 / 3, 2 / 2],
-        "topk_frac": [4 / 4, 2 / 3, 2 / 2],
-        "reached_frac": [2 / 4, 1 / 3, 1 / 2],
-    }
-    np.testing.assert_allclose(found["rank_frac"], [[0.5, 0.25, 0.25], [2 / 3, 0, 0], [1, 0, 0]])
-    # token 2 comes from the prompt; from it three are right (slot 1), and the bonus token 6 ends the answer
-    assert (found["cycles"], found["emitted_tok"], found["tau_chain"]) == (1, 4, 4.0)
-    silent = [replace(text, loss_mask=0 * mask)]
-    none = pytest.raises(SpecdecError, accuracy.draft_accuracy, None, frozen, silent, drafts=3, top_k=3)
-    none.match("no answer of two tokens or more")
-    assert accuracy._spans(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool)) == [(0, 2), (3, 4), (6, 7)]
-    accepted = np.array([0, 2, 0, 0, 1, 0, 0, 0])
-    assert accuracy._chain_cycles(accepted, 2, 8) == 2 and accuracy._chain_cycles(accepted, 3, 8) == 4 - 1
-    nobody = SimpleNamespace(drafter=None)
-    pytest.raises(SpecdecError, accuracy.static_tree, nobody, []).match("no training forward")
-    usable = torch.tensor([[True, True], [True, False]])
-    rewards = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 9.0, 9.0]])
-    accepted = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 0.0, 9.0, 9.0]])
-    log_p = torch.tensor([0.5, 0.25]).log().expand(2, 4, 3, 2)
-    windows = Windows(None, None, None, log_p, None, accepted, rewards, usable, None)
-    none = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    near = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.5]])
-    found = Ppow(group=2)._measures(windows, none, near, 0.75)
-    assert found == {
-        "reward": pytest.approx(14 / 6),
-        "accepted_tok": pytest.approx(1.0),
-        "none_frac": pytest.approx(0.5),
-        "proximity_frac": pytest.approx(2 / 6),
-        "paid_frac": pytest.approx(2 / 3),
-        "epsilon": 2.0,
-        "zero_variance_frac": pytest.approx(2 / 3),
-        "missing_mass_frac": pytest.approx(0.25),
-        "hard_frac": 0.75,
-        "windows": 6,
-    }
-    model, _ = chat_target()
-    drafter, target = network_for(TOY), FrozenTarget(model, (2, 3, 4))
-    weights, body = (sum(weight.numel() for weight in one.parameters()) for one in (drafter, model))
-    tied = model.lm_head.weight is model.model.embed_tokens.weight
-    body -= 0 if tied else model.model.embed_tokens.weight.numel()
-    assert Ppow(gamma=None)._gamma(drafter, target) == pytest.approx(weights / body)
-    assert Ppow()._gamma(drafter, target) == 0.12

@@ -291,7 +291,7 @@ def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
 
 
-def test_latency_adds_up_in_the_head():
+def test_latencies_and_losses_by_their_definition():
     costs = profile("radar-rtx3090-llama-3.1-8b")
     np.testing.assert_allclose(latency_ms(costs, [10, 900], flat_nodes=59), np.tile(LATENCY, (2, 1)))
     tree, costs = TreeConfig(16, 7, 2), round_costs(question_ms=0.125, policy_ms={"radar": 0.5, "ltd": 9.0})
@@ -304,15 +304,6 @@ def test_latency_adds_up_in_the_head():
     assert free == pytest.approx(1.25 + 0.5 * np.arange(8) + verify)
     assert latency_ms(round_costs(), [3])[0][0] == pytest.approx(1.25 + 5.0), "ten children"
     assert latency_ms(round_costs(), [3], 59)[0][0] == pytest.approx(1.25 + 5 + 4.9), "a flat tree"
-
-
-def some_rows(count=5, seed=0) -> Rows:
-    random = np.random.default_rng(seed)
-    data = graded(count, 3, seed)
-    return Rows.of(data, LATENCY + random.random((count, 1)))
-
-
-def test_losses_by_their_definition():
     rows, rate, step_ms = some_rows(), 0.05, 3.0
     logits = torch.randn(5, 7, 2, generator=torch.Generator().manual_seed(3))
     config = RadarConfig(gradient="exact", gamma=0.9, alpha=0.2, beta_factor=30.0, entropy=0.5)
@@ -340,6 +331,12 @@ def test_losses_by_their_definition():
     assert float(pulled) == pytest.approx(np.mean(advantage), rel=1e-4)
     full = float(radar_module.loss_of(config, logits, rows, rate, step_ms))
     assert full < float(loss), "the entropy bonus counts whole where no factor is given"
+
+
+def some_rows(count=5, seed=0) -> Rows:
+    random = np.random.default_rng(seed)
+    data = graded(count, 3, seed)
+    return Rows.of(data, LATENCY + random.random((count, 1)))
 
 
 def by_definition(network, rows: Rows) -> dict[bool, np.ndarray]:
