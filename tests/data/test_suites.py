@@ -41,7 +41,7 @@ def test_toy_suites_hold_eighty_different_held_out_prompts(name):
     assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "toy/mt_bench" else {1})
 
 
-def test_references_of_checkable_toy_suites_pass_and_nonsense_fails():
+def test_references_pass_nonsense_fails_and_limits_take_a_stable_seeded_subset_that_grows():
     for names, limit, nonsense in (
         (("toy/gsm8k", "toy/nq", "toy/wmt14"), None, "I do not know."),
         (("toy/humaneval", "toy/mbpp"), 6, "```python\nprint('hello')\n```"),
@@ -53,9 +53,6 @@ def test_references_of_checkable_toy_suites_pass_and_nonsense_fails():
     sums = suites.load_suite("toy/gsm8k")
     shifted = [suites.check_answer(a, b.reference) for a, b in zip(sums, sums[1:], strict=False)]
     assert sum(shifted) / len(shifted) < 0.1, "answers of one prompt rarely pass another"
-
-
-def test_limits_take_a_stable_seeded_subset_that_grows():
     every, five, nine = (suites.load_suite("toy/gsm8k", limit=limit) for limit in (None, 5, 9))
     assert len(five) == 5 and {p.id for p in five} < {p.id for p in nine}
     assert [p for p in every if p in nine] == nine  # in the suite's own order

@@ -171,7 +171,7 @@ def test_texts_are_plain_decodings_alone_at_once_and_sampled(name):
         assert distribution_test(pair, [3, 1, 4, 3, 1, 4, 3, 1], Static(10, 2, 3), **settings).passed
 
 
-def test_copies_alone_draft_nothing():
+def test_copies_alone_draft_nothing_and_bad_settings_are_one_sentence():
     pair = pair_with("hybrid")
     prompt = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
     copied = specdec.decode(pair, prompt, Static.of(CopiedTree(7)), max_new_tokens=12).cycles
@@ -179,6 +179,14 @@ def test_copies_alone_draft_nothing():
     assert (copied["verify_nodes"] == copied["candidates"].clip(upper=6)).all()
     both = specdec.decode(pair, prompt, Static(30, 2, 4), max_new_tokens=12).cycles
     assert (both["draft_calls"] == 3).all() and both["candidates"].max() > Static(30, 2, 4).plan.pool_size
+    for bad, words in (
+        (lambda: ngrams.NgramConfig(levels=0), "levels must be"),
+        (lambda: ngrams.NgramConfig(longest=1, shortest=2), "shortest=2 exceeds"),
+        (lambda: ngrams.LookaheadConfig(ngram=1), "ngram must be"),
+        (lambda: specdec.load_pair("tiny", drafter="lookahead:x/y"), "has no weights"),
+        (lambda: specdec.load_pair("tiny", drafter="suffix:/nowhere/at/all"), "neither a folder|no copies"),
+    ):
+        pytest.raises(SpecdecError, bad).match(words)
 
 
 def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_path):
@@ -200,14 +208,3 @@ def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_
     for scale in (0.5, 1.0, 1.6):
         right = [draw.random() < math.exp(scale * score) for score in scores]
         assert fit_scale(scores, right) == pytest.approx(scale, rel=0.15)
-
-
-def test_bad_settings_are_one_sentence():
-    for bad, words in (
-        (lambda: ngrams.NgramConfig(levels=0), "levels must be"),
-        (lambda: ngrams.NgramConfig(longest=1, shortest=2), "shortest=2 exceeds"),
-        (lambda: ngrams.LookaheadConfig(ngram=1), "ngram must be"),
-        (lambda: specdec.load_pair("tiny", drafter="lookahead:x/y"), "has no weights"),
-        (lambda: specdec.load_pair("tiny", drafter="suffix:/nowhere/at/all"), "neither a folder|no copies"),
-    ):
-        pytest.raises(SpecdecError, bad).match(words)

@@ -139,7 +139,7 @@ def test_the_text_is_the_targets_while_weights_change(temperature):
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_what_was_served_before_takes_fewer_cycles_and_what_cannot_learn_is_refused():
+def test_it_learns_every_few_cycles_from_the_newest_tokens_and_what_was_served_takes_fewer_cycles(monkeypatch):
     pair = random_pair(seed=3)
     settings = dict(max_new_tokens=40, stop_tokens=())
     cold = len(decode(pair, [1, 2, 3], CHAIN, **settings).rows)
@@ -151,29 +151,6 @@ def test_what_was_served_before_takes_fewer_cycles_and_what_cannot_learn_is_refu
         pytest.raises(SpecdecError, OnlineDrafter, pair).match("only EAGLE's layers")
     never = OnlineConfig(every=0)
     pytest.raises(SpecdecError, OnlineDrafter, random_pair(), config=never).match("every must be at least 1, got 0")
-
-
-LAYER = EagleConfig(32, 32, 4, 2, 24, 24, 32, generation=1, num_taps=1, taps=(8,))
-HEADS = HeadsConfig(32, 24, 24, num_heads=3, taps=(8,), path="layer", layer=LAYER)
-OTHERS = {
-    "hydra++": lambda target: HydraDrafter(HydraNetwork(HEADS), target),
-    "griffin": lambda target: random_drafter(target, generation=1, num_taps=1, griffin=True),
-    "lm": lambda target: SmallLM(random_target(24, hidden=16, layers=1, seed=8), target),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_drafters_learn_where_they_were_corrected(name):
-    target = Target(random_target(24, seed=3))
-    pair = Pair(target, OTHERS[name](target), name=name)
-    settings = dict(max_new_tokens=40, stop_tokens=())
-    wanted, cold = autoregress(pair, [1, 2, 3], **settings).tokens, decode(pair, [1, 2, 3], CHAIN, **settings)
-    online = OnlineDrafter(pair, config=OnlineConfig(every=1, learning_rate=0.01))
-    assert all(online.decode([1, 2, 3], CHAIN, **settings).tokens == wanted for _ in range(2))
-    assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.8 * len(cold.rows)
-
-
-def test_it_learns_every_few_cycles_from_the_newest_tokens_and_heads_their_steps(monkeypatch):
     online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5))
     assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.begins == ()
     assert online.run.objective == objective_named("osd")
@@ -209,6 +186,26 @@ def test_it_learns_every_few_cycles_from_the_newest_tokens_and_heads_their_steps
     assert small.run.objective.rules == LossRules(4) and small.run.target.taps == (target.num_layers,)
     own = Supervised(LossRules(2))
     assert OnlineDrafter(random_pair(), own).run.objective is own
+
+
+LAYER = EagleConfig(32, 32, 4, 2, 24, 24, 32, generation=1, num_taps=1, taps=(8,))
+HEADS = HeadsConfig(32, 24, 24, num_heads=3, taps=(8,), path="layer", layer=LAYER)
+OTHERS = {
+    "hydra++": lambda target: HydraDrafter(HydraNetwork(HEADS), target),
+    "griffin": lambda target: random_drafter(target, generation=1, num_taps=1, griffin=True),
+    "lm": lambda target: SmallLM(random_target(24, hidden=16, layers=1, seed=8), target),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_drafters_learn_where_they_were_corrected(name):
+    target = Target(random_target(24, seed=3))
+    pair = Pair(target, OTHERS[name](target), name=name)
+    settings = dict(max_new_tokens=40, stop_tokens=())
+    wanted, cold = autoregress(pair, [1, 2, 3], **settings).tokens, decode(pair, [1, 2, 3], CHAIN, **settings)
+    online = OnlineDrafter(pair, config=OnlineConfig(every=1, learning_rate=0.01))
+    assert all(online.decode([1, 2, 3], CHAIN, **settings).tokens == wanted for _ in range(2))
+    assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.8 * len(cold.rows)
 
 
 def kind(name: str, steps: int, *marks, levels: int = 8, reached: float = 0.9, **settings):

@@ -30,7 +30,7 @@ from specdec.training.loop import Best
 log = lambda *values: torch.tensor(values, dtype=torch.float64).log()  # noqa: E731
 
 
-def test_windows_rewards_advantages_criticality_and_the_clip_by_hand():
+def test_windows_rewards_advantages_verification_and_divergences_by_hand():
     found = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
     # groups (1, 3), (0, 0), (0, 4): means 2, 0, 2; deviations 1, 0, 2; delta 1
     assert found[0].tolist() == pytest.approx([-0.5, 0.5, 0.0, 0.0, -2 / 3, 2 / 3])
@@ -64,9 +64,6 @@ def test_windows_rewards_advantages_criticality_and_the_clip_by_hand():
         (Ppow(reward="none"), 3.0, 0.0),
     ):
         assert float(config._speed_reward(torch.tensor(accepted), 0.12)) == pytest.approx(reward)
-
-
-def test_verification_and_divergences_by_hand():
     said = log(0.5, 0.3, 0.2).expand(1, 1, 3, 3)
     drafted = torch.tensor([[[0, 1, 0]]])
     log_p, log_q = log(0.5, 0.3, 0.5)[None, None], log(0.25, 0.6, 0.5)[None, None]
