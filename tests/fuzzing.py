@@ -32,6 +32,8 @@ def calls(home: Path) -> dict[str, tuple]:
     pair, costs, trace = shared_pair(), round_costs(), synthetic_trace(turns=2, positions=6, depth=2)
     tiny, drafter = specdec.load_pair("tiny", dtype="float32"), save_drafter(pair.drafter.network, home / "drafter")
     tree, policy = TreeConfig(6, 2, 2), Static(6, 2, 2)
+    two = synthetic_trace(turns=2, positions=6, depth=2)
+    two.turns["part"] = ["tune", "test"]
     text = dict(pair=pair, prompt=PROMPT, max_new_tokens=3, temperature=1.0, seed=1, stop_tokens=())
     texts = dict(max_new_tokens=3, progress=False)
     measured = dict(limit=1, seed=0, repeats=1, warmup=0, name="fuzz", part=None, folder=None, cpu_time=False, **texts)
@@ -74,6 +76,7 @@ def calls(home: Path) -> dict[str, tuple]:
         "estimate_record": (specdec.estimate_record, dict(pair=pair, prompts=prompts, samples=1, **recorded)),
         "open_trace": (specdec.open_trace, dict(folder=runs.find("fuzz_record")[0].directory, pair=None)),
         "replay": (specdec.replay, dict(trace=trace, policy=Static(6, 2, 3), costs=costs, policy_ms=0.1, keep_cycles=True)),
+        "score": (specdec.score, dict(policy="static:6,2,3", trace=two, costs=costs, machines=(), policy_ms=0.1, progress=False)),
         "clairvoyant": (specdec.clairvoyant, dict(trace=trace, costs=costs, top_ks=(3,), depths=(1, 2), sizes=(2, 4))),
         "static_grid": (specdec.static_grid, dict(trace=trace, costs=costs, total_tokens=(4,), depths=(1,), top_ks=(3,), by=None)),
         "load_policy": (specdec.load_policy, dict(folder="small/ours-float32")),

@@ -25,7 +25,7 @@ from specdec.core.policy import Policy, PolicyLike, checked_policy
 from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
-from specdec.errors import SpecdecError, door
+from specdec.errors import SpecdecError, check_kind, door
 from specdec.evaluation import stats
 from specdec.evaluation.compare import CHOSEN_ON, TUNED
 from specdec.evaluation.methods import AUTOREGRESSIVE, method_from
@@ -146,13 +146,17 @@ def course(
     trace: Any = None, costs: Any = None, machines: Sequence[str] = MACHINES, progress: bool = False
 ) -> list[Bench]:
     """A Bench for the recording's own prices and one for each machine."""
+    check_kind("machines", machines, list | tuple)
+    for one in machines:
+        check_kind("each machine", one, str)
     if trace is None and costs is None:
         return [_shipped(one) for one in tqdm(("", *machines), "references", disable=not progress)]
     if isinstance(trace, Trace) and costs is None:
         raise SpecdecError("a recording in memory names no prices; give score costs=...")
     place = RECORDING if trace is None else trace
     opened = place if isinstance(place, Trace) else open_trace(place)
-    return [Bench.of(opened, prices(one)) for one in (costs or runs.placed(place) / "costs.json", *machines)]
+    own = runs.placed(place) / "costs.json" if costs is None else costs
+    return [Bench.of(opened, prices(one)) for one in (own, *machines)]
 
 
 @functools.cache

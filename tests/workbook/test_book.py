@@ -98,9 +98,10 @@ def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, fold
     assert states(run(folder=folder, everything=True)) == {"00_first": "done", "10_second": "done"}
     assert states(run(folder=folder, only="20")) == {"20_third": "done"}
     whole = book.Book(folder=machine.checkout() / "notebooks")
-    of_drafters = {entry.name: entry.apart for entry in whole.entries if entry.apart}
+    by_others = {entry.name: entry.apart for entry in whole.entries if entry.apart}
     training = dict.fromkeys(("25_train_ppow", "43_ablate_ppow"), "make train WHAT=ppow")
-    assert of_drafters == training | {"91_evidence": "specdec evidence"}
+    other = {"55_other_traces": "python -m specdec.book run --only 55", "91_evidence": "specdec evidence"}
+    assert by_others == training | other
 
 
 def test_bad_requests_stop_before_anything_runs_and_a_bad_book_gets_one_sentence(folder):
