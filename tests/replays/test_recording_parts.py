@@ -103,7 +103,7 @@ def test_prompts_go_into_parts_and_those_of_a_recording_into_the_same(monkeypatc
         assert asked == [(prompts, dict(limit=5, **where))] and [part for part, _ in found] == ["tune", "tune"]
 
 
-def test_the_header_and_the_tables_say_what_they_hold(home):
+def test_the_header_and_the_tables_say_what_they_hold(home, monkeypatch):
     pair, prompts = shared_pair(), [[1, 2, 3], [4, 5, 6, 7]]
     found = record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
     (run,) = runs.find("mine")
@@ -130,6 +130,9 @@ def test_the_header_and_the_tables_say_what_they_hold(home):
         assert ids[: len(prompt)].tolist() == prompt and len(ids) == len(prompt) + count
     assert run.record()["results"] == {"positions": sum(kept) - 2, "turns": 2}
     assert run.record()["config"] == runs.plain({"schema": 1, "pair": describe_pair(pair), "items": items, **own})
+    monkeypatch.setattr("specdec.machine.code_hash", lambda: "of other code")
+    record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
+    assert runs.find("mine")[1:] == [], "a recording is found again when the code has changed"
     again = pickle.loads(pickle.dumps(found))
     assert again.turns.equals(found.turns) and (again.ranks[3] == found.ranks[3]).all()
     half = pickle.loads(pickle.dumps(found.select(np.array([False, True]))))
