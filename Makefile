@@ -13,7 +13,7 @@
 #   make lab         open the book in JupyterLab, on working copies in runs/lab
 #   make student     write the teaching notebooks without their solutions
 #   make lint        check style, formatting, spelling, phrases to avoid and types
-#   make board      score every controller that ships and those of notebooks/board, and write figures/board.md
+#   make board       score every controller that ships and those of notebooks/board, and write figures/board.md
 #   make constraints write the installed versions to .github/constraints.txt
 #   make mutants     mutation test: change the package in one place at a time and run its tests; continues if stopped
 #

@@ -112,14 +112,15 @@ def make(progress: bool = True) -> Path:
 
 def cards() -> dict[str, dict]:
     """Every card by its name. SpecdecError for a file without one, or a card of another file, recording or prices."""
-    benches = score.course()
-    known = {bench.costs.name: score.price_key(bench.costs) for bench in benches}
+    models = [prices(one) for one in (score.RECORDING / "costs.json", *score.MACHINES)]
+    sealed = {
+        "recording": open_trace(score.RECORDING).header["checksum"],
+        "prices": {model.name: score.price_key(model) for model in models},
+    }
     found = {}
     for name in (SHIPS, *(file.stem for file in files())):
         card, file = runs.read_json(folder() / f"{name}.json"), folder() / f"{name}.py"
-        expected = {"recording": benches[0].trace.header["checksum"], "prices": known}
-        if name != SHIPS:
-            expected["file"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        expected = sealed if name == SHIPS else sealed | {"file": hashlib.sha256(file.read_bytes()).hexdigest()}
         if {key: card["hashes"][key] for key in expected} != expected:
             raise SpecdecError(f"the card of {name} belongs to another file, recording or prices; run make board.")
         found[name] = card
@@ -173,7 +174,3 @@ def cut(source: Path, costs: Path, secret: str, hidden: Path) -> list[Trace]:
     sealed = {"checksum": opened[1].header["checksum"], "prompts": int(opened[1].turns["prompt"].nunique())}
     runs.write_json(folder() / f"{HIDDEN}.json", sealed)
     return opened
-
-
-if __name__ == "__main__":
-    print(make())

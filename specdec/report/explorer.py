@@ -429,7 +429,8 @@ class Explorer(Viewer):
             return
         depth, top_k = self.depth.value, self.top_k.value
         total = min(self.total_tokens.value, pool_size(depth, top_k) + 1)
-        own = self.shown[0][0].cycles[self.shown[0][1]]
+        lane, number = self.shown[0]
+        own = lane.cycles[number]
         other = snapshots.what_if(self.recording, self.turn.value, own.position, TreeConfig(total, depth, top_k))
         self._other = other
         self.message = (
