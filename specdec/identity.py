@@ -4,13 +4,11 @@
     Method("static", terms="default", preset="60,7,10")   default 60,7,10
 
 A `Method` is its name (a str) with the fields it is made of. Tables hold these in the columns FIELDS, with seed, temperature and
-machine. Older tables without these columns get them from `identified`, the only place that parses old names. Knows nothing
-about policies, and imports no model.
+machine; no code of the package parses a name. Knows nothing about policies, and imports no model.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 FIELDS = ("system", "terms", "preset", "trained_on", "adapted")
@@ -84,51 +82,3 @@ def with_fields(table, methods: Iterable[str], **facts):
     rows = [Method.of(known.get(name, name)) for name in table["method"]]
     columns = {field: [getattr(method, field) for method in rows] for field in FIELDS}
     return table.assign(**columns, **facts)
-
-
-_SYSTEMS = ("Re-SpS", "LTD", "RADAR", "ours")
-_PATTERNS = {
-    rf"{DEFAULT} ([\d,]+)": lambda tree: Method(STATIC, DEFAULT, tree),
-    r"(iter\d+(?:-\w+)?), seed \d+": lambda name: Method("LTD", preset=name),
-    r"(\S+) seed \d+": lambda system: Method(system, EQUAL),
-    r"(.*), released (\w+)": lambda system, file: Method(system, RELEASED, file),
-}
-_OTHERWISE = {"GS": Method(f"{TREES[TUNED]} of width 10")}  # which once meant LTD's grid search
-_ENDS = {", paper": PAPER, ", official": OFFICIAL, ", live": LIVE, " as shipped": SHIPPED, ", tuned": TUNED}
-
-
-def identified(table):
-    """The table with the columns FIELDS; one without them gets them from its old names."""
-    if "method" not in table or "system" in table:
-        return table
-    names = table["method"]
-    old = {name: _old(name) for name in names.unique()}
-    table = with_fields(table.assign(method=names.map(lambda name: str(old[name]))), old.values())
-    seeds = names.map(_old_seed)
-    return table.assign(seed=seeds.fillna(table["seed"]).astype(int)) if seeds.notna().any() else table
-
-
-def _old(name: str) -> Method:
-    """The method of an old-style name, from before names were made of fields.
-
-    >>> _old("RADAR, released llama3").fields
-    {'system': 'RADAR', 'terms': 'released', 'preset': 'llama3', 'trained_on': '', 'adapted': ''}
-    """
-    for terms, tree in TREES.items():
-        if name == tree:
-            return Method(STATIC, terms)
-    if found := re.fullmatch(r"(.*), (carried|re-priced)", name):
-        return _old(found[1]).but(adapted=found[2])
-    for pattern, made in _PATTERNS.items():
-        if found := re.fullmatch(pattern, name):
-            return made(*found.groups())
-    for end, terms in _ENDS.items():
-        if name.endswith(end):
-            return Method(name.removesuffix(end), terms)
-    return _OTHERWISE.get(name) or Method(name, EQUAL if name in _SYSTEMS else "")
-
-
-def _old_seed(name: str) -> int | None:
-    """The seed in an old-style name."""
-    found = re.search(r"seed (\d+)$", name)
-    return int(found[1]) if found else None

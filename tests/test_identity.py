@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from specdec import runs
-from specdec.identity import FIELDS, TERMS, Method, identified, with_fields
+from specdec.identity import FIELDS, TERMS, Method, with_fields
+
+from workbook.old_names import identified
 
 NAMED = {
     "LTD, equal terms": Method("LTD", "equal"),

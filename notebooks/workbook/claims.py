@@ -16,10 +16,10 @@ import pandas as pd
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation import stats
-from specdec.identity import identified
 from specdec.report import provenance
 
 from workbook import evidence, items, verdicts
+from workbook.old_names import identified
 from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 
 PAIRS = ("smollm2", "small", "tiny")  # those that ship; the first with rows is the one whose pictures are shown

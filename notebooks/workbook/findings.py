@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from specdec import runs
-from specdec.identity import DEFAULT, EQUAL, PAPER, STATIC, TUNED, identified
+from specdec.identity import DEFAULT, EQUAL, PAPER, STATIC, TUNED
 from specdec.report import provenance, tables
 from specdec.report.tables import surely
 
 from workbook import items
+from workbook.old_names import identified
 
 SYSTEMS = ("Re-SpS", "LTD", "RADAR")  # the controllers of the papers; PPOW trains the drafter instead
 PPOW_STEPS = 30_000  # the paper's

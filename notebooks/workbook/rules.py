@@ -32,8 +32,8 @@ from specdec.policies.base import chose, load_policy
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.trace import Trace
-from specdec.training import classifiers
 
+from workbook import classifiers
 from workbook.terms import Arena, in_time
 
 STEPS = ((1, 3, 5, 7), (1, 2, 3), (0, 1, 3))

@@ -28,12 +28,13 @@ import torch.nn.functional as F
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.toy.chats import CorpusChats, copy_task, library_ids
-from specdec.toy.corpus import library_text, training_examples
+from specdec.toy.chats import CorpusChats
+from specdec.toy.corpus import training_examples
 from specdec.training.drafter.chats import Batch, Rows, documents
 from specdec.training.drafter.presets import Budget
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
+from workbook.toy_rows import MixedRows, copy_task, library_ids, library_text
 from workbook.toy_tokenizer import train_tokenizer
 
 _QUERY_BLOCK = 128  # queries per attention block; keys after its end are never touched
@@ -301,8 +302,8 @@ def _rows(shape: Preset, tokenizer, seed: int) -> Rows:
     ordinary = [id for id in range(len(tokenizer)) if id not in tokenizer.all_special_ids]
     task = functools.partial(copy_task, vocabulary=ordinary, bos=tokenizer.bos_token_id)
     size = dict(length=shape.length, block_rows=32 * shape.batch)
-    mixture = dict(library_frac=shape.library_frac, copy_task=task, copy_task_frac=shape.copy_task_frac)
-    return Rows(documents(tokenizer, CorpusChats()), library, seed=seed, **size, **mixture)
+    mixture = dict(library_frac=shape.library_frac, copy_task_frac=shape.copy_task_frac)
+    return MixedRows(documents(tokenizer, CorpusChats()), library, task, seed=seed, **size, **mixture)
 
 
 def _step(forward: TrainingForward, batch: Batch, optimizers: list, device: torch.device) -> dict:

@@ -129,7 +129,7 @@ class Comparison:
 
         speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls and verify_nodes are means per
         cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs: whether over_tuned
-        differs from 1 by more than the costs' uncertainty; otherwise it is no finding. The columns of `identified` come
+        differs from 1 by more than the costs' uncertainty; otherwise it is no finding. The columns of `with_fields` come
         last.
         """
         turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))

@@ -8,7 +8,7 @@
        C2T         verify             the nodes that a classifier considers likely to be on the target's path
 
 Settings are those in section 4 of LTD's fact sheet. Their code was not published; where the text leaves a choice open, the
-docstring states ours. `training.classifiers` fits the learned ones. A policy sees scores, not distributions:
+docstring states ours. `workbook.classifiers` fits the learned ones. A policy sees scores, not distributions:
 entropies are estimates from each node's drafted children.
 
 Functions of a level's scores come first. They take arrays with any leading dimensions, so that a live question and a whole

@@ -1,4 +1,4 @@
-"""The corpus of the small pairs: 32,449 chats of sixteen task families, and the standard library's own source.
+"""The corpus of the small pairs: 32,449 chats of sixteen task families.
 
 The chats ship as text, `corpus.jsonl.xz`, in the order in which generators produced them when the shipped pairs were
 trained with seed 0 (the generators are in this repository's history). One line is one chat:
@@ -18,11 +18,9 @@ Knows nothing about tokenizers, models or how answers are scored.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import lzma
 import random
-import sysconfig
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -90,28 +88,3 @@ def drafter_prompts(seed: int, count: int) -> list[Example]:
     """At most `count` chats that no target is trained on; seeds other than 0 change the order."""
     drawn = streams()[PROMPTS]
     return (drawn if seed == 0 else random.Random(seed).sample(drawn, len(drawn)))[:count]
-
-
-_SKIPPED_PARTS = set(
-    "site-packages dist-packages test tests idlelib idle_test lib2to3 turtledemo __pycache__ encodings pydoc_data "
-    "ensurepip unicodedata lib-dynload __phello__".split()
-)
-_LARGEST_BYTES = 200_000  # larger modules are data tables or monoliths that would dominate
-
-
-def library_text() -> Iterator[tuple[str, str]]:
-    """(module name, source) of this Python's standard library, sorted by name.
-
-    Left out: one top-level package in eight, by the hash of its name, and sources that are not ASCII.
-    """
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder).parts
-        if _SKIPPED_PARTS.intersection(parts) or path.stat().st_size > _LARGEST_BYTES:
-            continue
-        name = ".".join(parts)[: -len(".py")].removesuffix(".__init__")
-        if hashlib.sha256(name.split(".")[0].encode()).digest()[0] % 8 == 0:
-            continue
-        text = path.read_bytes().decode("latin-1").replace("\r\n", "\n")
-        if text.strip() and text.isascii():
-            yield name, text

@@ -63,16 +63,12 @@ def test_chats_are_plain_of_sixteen_families_and_of_no_test_suite():
     assert corpus.held_out("A  b\nC") == corpus.held_out("a b c")  # spacing and case do not move a prompt
 
 
-def test_worked_answers_are_right_and_library_modules_ascii_without_some_packages():
+def test_worked_answers_are_right():
     sums = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
     for example in (one for one in first("0/0", 4000) if one.family == "maths"):
         steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", example.answers[0])
         assert 1 <= len(steps) <= 5 and example.answers[0].endswith(f"\nAnswer: {steps[-1][3]}")
         assert all(sums[sign](int(left), int(right)) == int(shown) for left, sign, right, shown in steps)
-    modules = dict(corpus.library_text())
-    assert sum(map(len, modules.values())) > 2_000_000 and all(map(str.isascii, modules.values()))
-    packages = {name.split(".")[0] for name in modules}
-    assert {"argparse", "json"} <= packages and packages.isdisjoint({"pathlib", "typing", "encodings", "idlelib"})
 
 
 def test_a_damaged_text_is_one_sentence(tmp_path, monkeypatch):

@@ -9,10 +9,11 @@ import pytest
 from specdec import runs
 from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import compare
-from specdec.identity import Method, identified
+from specdec.identity import Method
 
 from experiments import panels, paper_rows, papers
 from workbook import items, pictures
+from workbook.old_names import identified
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 METHODS = [paper_rows.default_row("resps", "EAGLE-3"), paper_rows.Row("Re-SpS", {"system": "Re-SpS"})]

@@ -157,7 +157,6 @@ def test_documents_are_placed_longest_first_and_blocks_keep_their_shares():
     assert filled.ids.tolist() == [[3, 3, 3, 4], [2, 2, 4, 4]]
     assert filled.document.tolist() == [[0, 0, 0, 2], [1, 1, 3, 3]]
     assert rooms == [1, 2] and chats.pack([], 1, 2, None).ids.tolist() == [[0, 0]]
-    library = [np.arange(100, 160), np.arange(200, 230)]
     options = dict(seed=3, length=20, block_rows=32)
 
     def given(block_seed):
@@ -165,31 +164,21 @@ def test_documents_are_placed_longest_first_and_blocks_keep_their_shares():
         return itertools.repeat(document(10))
 
     seen: list = []
-    rows = Rows(given, library, **options, copy_task=lambda rng: document(10, 8), copy_task_frac=0.5, library_frac=0.25)
+    rows = Rows(given, **options)
     block = rows.block(2)
-    share = 0.5 * 0.5 ** (2 / 16)
-    assert rows.copy_task_share(0) == 0.5 and rows.copy_task_share(16) == 0.25 and rows.copy_task_share(2) == share
-    assert rows.copy_task_share(400) == pytest.approx(0, abs=1e-6)
-    counts = {token: int((block.ids == token).sum()) for token in (7, 8)}
-    assert seen == ["3/2"] and counts[8] == pytest.approx(480 * share, abs=10)
-    assert counts[7] + counts[8] == 480 and (block.kind == LIBRARY).sum() == 160 and not (block.document < 0).any()
-    again, other = Rows(given, library, **options), Rows(given, library, **options | {"seed": 4})
-    assert (again.block(1).ids == again.block(1).ids).all() and (again.block(1).ids != other.block(1).ids).any()
-    assert (again.block(0).kind == LIBRARY).mean() == pytest.approx(0.15, abs=0.03)
-    bare = Rows(given, [], **options)
-    assert bare.library_frac == 0.0 and (bare.block(0).kind == ANSWER).all()
+    assert seen == ["3/2"] and (block.ids == 7).sum() == 640 and (block.kind == ANSWER).all()
+    assert not (block.document < 0).any()
+
+    def drawn(block_seed):
+        rng = random.Random(block_seed)
+        return (document(10, rng.randrange(50)) for _ in itertools.count())
+
+    rows, again, other = (Rows(drawn, **options | {"seed": seed}) for seed in (3, 3, 4))
+    assert (rows.block(1).ids == again.block(1).ids).all() and (rows.block(1).ids != other.block(1).ids).any()
     first, second = rows.batch(0, 16), rows.batch(1, 16)
     assert (np.concatenate((first.ids, second.ids)) == rows.block(0).ids).all()
     assert (rows.batch(3, 16).ids == rows.block(1).ids[16:]).all()
     pytest.raises(AssertionError, rows.batch, 0, 5).match("a batch of 5 rows does not divide a block of 32")
-    rng, modules = random.Random(0), [np.arange(100), np.arange(100, 400)]
-    pieces = [chats._library_piece(rng, modules, [100, 400], 20) for _ in range(4000)]
-    starts = np.array([piece.ids[0] for piece in pieces])
-    assert (starts < 100).mean() == pytest.approx(0.25, abs=0.03), "longer modules are chosen more often"
-    assert np.isin(starts, (0, 100)).mean() == pytest.approx(0.25 + 0.75 * (0.25 / 90 + 0.75 / 290), abs=0.03)
-    assert starts[starts < 100].max() == 89 and starts.max() == 389, "half a piece before the end at most"
-    assert {len(piece.ids) for piece in pieces} == set(range(11, 21))
-    assert all((piece.kind == LIBRARY).all() and piece.kind.dtype == np.uint8 for piece in pieces[:50])
 
 
 def test_a_learning_curve_holds_what_was_measured_and_students_interval_of_a_doubling(tmp_path):

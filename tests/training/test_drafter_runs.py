@@ -103,7 +103,7 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
     batch = token_batch(packed, "cpu", 7)
     assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and (batch.step, batch.output) == (7, None)
     assert torch.equal(batch.documents, torch.from_numpy(packed.document)) and token_batch(packed, "cpu").step == 0
-    rows = Rows(lambda seed: iter(documents * 40), [], seed=0, length=6, block_rows=4)
+    rows = Rows(lambda seed: iter(documents * 40), seed=0, length=6, block_rows=4)
     text = StreamedText(rows, 2, "cpu")
     assert torch.equal(text.batch(1).ids, torch.from_numpy(rows.block(0).ids[2:])) and text.batch(1).step == 1
     first = rows.block(0)
@@ -213,7 +213,7 @@ def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path
     assert given == (*chat_target(), CHATS[:3], Regeneration(max_new_tokens=9))
     assert options == {"folder": tmp_path / f"regenerated-{key}", "minutes": 2.0, "seed": 5}
     assert isinstance(text, StreamedText) and (text.size, text.steps, text.begins) == (2, None, ())
-    assert (text.rows.block_rows, text.rows.length, text.rows.seed, text.rows.library) == (64, 48, 5, [])
+    assert (text.rows.block_rows, text.rows.length, text.rows.seed) == (64, 48, 5)
     text_of(settings, Budget())
     assert asked[1][1]["minutes"] is None
     (tmp_path / "checkpoint.safetensors").write_text("")

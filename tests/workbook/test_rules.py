@@ -18,9 +18,8 @@ from specdec.policies.heuristics import Disco
 from specdec.replays.columns import Column
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
-from specdec.training import classifiers
 
-from workbook import rules, terms
+from workbook import classifiers, rules, terms
 from workbook.rules import ENGINES, RULES, Tuner, calibration_error, temperatures
 from workbook.terms import Arena, EqualTerms
 

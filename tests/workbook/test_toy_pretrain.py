@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.toy.chats import CorpusChats, copy_task, library_ids
+from specdec.toy.chats import CorpusChats
 from specdec.toy.corpus import held_out, training_examples
 from specdec.training.drafter import chats as chats_module
 from specdec.training.drafter.presets import Budget
 
 from workbook import toy_pretrain as pretrain
 from workbook.toy_pretrain import TrainingForward
+from workbook.toy_rows import copy_task, library_ids
 from workbook.toy_tokenizer import train_tokenizer
 
 TOY = pretrain.Preset(
@@ -129,7 +130,7 @@ def test_packed_rows_hold_whole_documents_and_no_test_prompt(tokenizer):
             drawn.append(document)
             yield document
 
-    block = chats_module.Rows(noted, [], seed=3, length=512, block_rows=8).block(0)
+    block = chats_module.Rows(noted, seed=3, length=512, block_rows=8).block(0)
     pieces = pieces_of(block)
     assert all(ids[0] == tokenizer.bos_token_id and (ids[1:] != ids[0]).all() for _, ids in pieces)
     assert len({row for row, _ in pieces}) == 8 < len(pieces), "some row holds several"
@@ -142,7 +143,7 @@ def test_packed_rows_hold_whole_documents_and_no_test_prompt(tokenizer):
     assert block.answer_mask.mean() > 0.2 and (block.kind != chats_module.PADDING).mean() > 0.8
     assert (block.ids[block.answer_mask] == tokenizer.eos_token_id).any()
     chats = chats_module.documents(tokenizer, CorpusChats(joined_frac=0.0))
-    block = chats_module.Rows(chats, [], seed=0, length=256, block_rows=16).block(0)
+    block = chats_module.Rows(chats, seed=0, length=256, block_rows=16).block(0)
     for _, ids in pieces_of(block):
         assert not held_out(tokenizer.decode(ids).split("<|user|>")[1].split("<|end|>")[0])
 
@@ -173,7 +174,7 @@ def test_copy_tasks_count_what_copying_predicts_and_an_untrained_start_copies():
 def test_fast_forward_equals_transformers_document_by_document_and_presets_fit_their_budgets(tokenizer):
     torch.manual_seed(0)
     model = pretrain.build_model(TOY, tokenizer)
-    rows = chats_module.Rows(chats_module.documents(tokenizer, CorpusChats()), [], seed=0, length=160, block_rows=4)
+    rows = chats_module.Rows(chats_module.documents(tokenizer, CorpusChats()), seed=0, length=160, block_rows=4)
     batch = rows.batch(0, 2)
     ids, document = torch.from_numpy(batch.ids), torch.from_numpy(batch.document)
     weights = torch.rand(ids.shape)

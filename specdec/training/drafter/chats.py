@@ -4,8 +4,7 @@ While decoding, a drafter only sees contexts written by the target. So the targe
 conversations (EAGLE-3 section 4), and they are mixed with the given text.
 
 Rows are a pure function of (seed, step), so that a resumed run sees the same batches as an uninterrupted one.
-Documents never cross rows, and each row marks the document of every token. Gaps are filled with pieces of
-library source.
+Documents never cross rows, and each row marks the document of every token.
 Knows nothing about drafters, losses or optimisers.
 """
 
@@ -31,7 +30,6 @@ from specdec.stored import json_line, read_text
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # kinds of tokens in Batch.kind
 MARK = "\ue000answer\ue001"  # replaces an answer, to see what the template puts around it
-_COPY_TASK_HALF_LIFE = 16  # blocks after which the share of copy tasks has halved
 _ROLE_NAMES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -217,7 +215,7 @@ def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], ow
     return chats
 
 
-def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None) -> Batch:
+def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None = None) -> Batch:
     """`documents` in `rows` rows of `length` tokens, the longest first into the first row with room.
 
     Longer documents are cut to `length`; those that fit nowhere are dropped. `fill(room)` makes documents for the gaps (None
@@ -267,64 +265,38 @@ def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length
     return packed
 
 
-def _library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: Sequence[int], length: int) -> Document:
-    """At most `length` tokens of a random module: from its start one time in four, else from a random place."""
-    module = rng.choices(modules, cum_weights=chances)[0]
-    start = 0 if rng.random() < 0.25 else rng.randrange(max(1, len(module) - length // 2))
-    ids = module[start : start + length]
-    return Document(ids, np.full(len(ids), LIBRARY, dtype=np.uint8))
-
-
 class Rows:
     """An endless, deterministic table of packed rows, built in blocks.
 
     chats: `chats(block_seed)` yields Documents for one block, finitely or infinitely many.
-    library: ids of whole modules, or an empty list (gaps then stay padding).
-    library_frac: share of the tokens left to library source.
-    copy_task: makes one Document from a random.Random. They start at `copy_task_frac` of the tokens and decay.
     Block b depends on (seed, b) alone, so row r of step s is the same in every run.
     """
 
-    def __init__(
-        self,
-        chats,
-        library,
-        *,
-        seed: int,
-        length: int,
-        library_frac: float = 0.15,
-        block_rows: int = 256,
-        copy_task: Callable | None = None,
-        copy_task_frac: float = 0.0,
-    ):
-        self.chats, self.library, self.library_frac = chats, library, library_frac if library else 0.0
-        self.copy_task, self.copy_task_frac = copy_task, copy_task_frac
-        self.seed, self.length, self.block_rows = seed, length, block_rows
-        self._chances = np.cumsum([len(module) for module in library]).tolist()
+    def __init__(self, chats, *, seed: int, length: int, block_rows: int = 256):
+        self.chats, self.seed, self.length, self.block_rows = chats, seed, length, block_rows
         self._block: tuple[int, Batch | None] = (-1, None)
 
     def block(self, index: int) -> Batch:
         """Block `index` as a Batch [block_rows, length], rows shuffled."""
         rng = random.Random(f"rows/{self.seed}/{index}")
-        budget, documents = (1 - self.library_frac) * self.block_rows * self.length, []
-        for_chats = budget * (1 - self.copy_task_share(index))
-        while self.copy_task is not None and budget > for_chats:
-            documents.append(self.copy_task(rng))
-            budget -= len(documents[-1].ids)
-        for document in self.chats(f"{self.seed}/{index}"):
-            documents.append(document)
-            budget -= min(len(document.ids), self.length)
-            if budget <= 0:
-                break
-        fill = (lambda room: _library_piece(rng, self.library, self._chances, room)) if self.library else None
-        packed = pack(documents, self.block_rows, self.length, fill)
+        packed = self.packed(index, rng)
         order = list(range(self.block_rows))
         rng.shuffle(order)
         return Batch(*(field[order] for field in packed))
 
-    def copy_task_share(self, index: int) -> float:
-        """Share of copy tasks in block `index`."""
-        return self.copy_task_frac * 0.5 ** (index / _COPY_TASK_HALF_LIFE)
+    def packed(self, index: int, rng: random.Random) -> Batch:
+        """The rows of block `index` in the order of packing."""
+        return pack(self.documents(index, self.block_rows * self.length), self.block_rows, self.length)
+
+    def documents(self, index: int, budget_tok: float) -> list[Document]:
+        """Chats of block `index`, until they have so many tokens or end."""
+        documents = []
+        for document in self.chats(f"{self.seed}/{index}"):
+            documents.append(document)
+            budget_tok -= min(len(document.ids), self.length)
+            if budget_tok <= 0:
+                break
+        return documents
 
     def batch(self, step: int, size: int) -> Batch:
         """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide block_rows."""

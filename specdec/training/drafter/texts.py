@@ -342,7 +342,7 @@ def training_text(
         )
     if settings.passes is None:
         mixed = chats.mixed_documents(tokenizer, source, own, settings.regenerated_frac)
-        rows = Rows(mixed, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
+        rows = Rows(mixed, seed=seed, length=settings.length, block_rows=32 * settings.batch)
         return StreamedText(rows, settings.batch, device)
     if not own and not isinstance(source, ChatList):
         raise SpecdecError(

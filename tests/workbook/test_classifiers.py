@@ -16,10 +16,9 @@ from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
 from specdec.policies.heuristics import Disco, ResidualNetwork, node_depths, unit_features
 from specdec.replays.trace import Trace
-from specdec.training import classifiers
-from specdec.training.classifiers import balanced, c2t_arrays, disco_arrays, fit_c2t, fit_disco, specdec_plus_arrays
 
-from workbook import rules
+from workbook import classifiers, rules
+from workbook.classifiers import balanced, c2t_arrays, disco_arrays, fit_c2t, fit_disco, specdec_plus_arrays
 
 
 def likely_trace(positions=60, depth=4) -> Trace:
