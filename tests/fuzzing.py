@@ -95,6 +95,7 @@ COMMANDS = {  # right ones, whose work is small; an option may be spoiled or a w
     "record": ["--pair", "tiny", "--suites", "toy/gsm8k", "--limit", "1", "--depth", "2", "--top-ks", "2", "--estimate"],
     "calibrate": ["--pair", "nobody", "--seconds", "1", "--out", "/nowhere/x.json"],
     "reprice": ["/nowhere", "--seconds", "1", "--out", "/nowhere"],
+    "schedule": ["vllm", "--trace", "/nowhere", "--costs", "ltd-a100-vicuna-13b", "--drafter", "d", "--out", "/nowhere"],
     "book": ["run", "--only", "nobody", "--jobs", "1"],
     "items": [],
 }  # fmt: skip

@@ -31,7 +31,7 @@ GROUPS = {
     "look": "doctor pairs register decode estimate items help",
     "measure": "score audit evaluate record calibrate reprice evidence",
     "train": "generate-data train",
-    "ship": "new-policy export card reproduce book",
+    "ship": "new-policy export schedule card reproduce book",
 }
 
 
@@ -294,6 +294,11 @@ OPTIONS: dict[str, dict] = {
         "tree whose settings become the engine's flags (default: the fastest one in the recording)",
         metavar="TOTAL_TOKENS,DEPTH,TOP_K",
     ),
+    # schedule
+    "--batches": _option(
+        "batch sizes to choose draft lengths for", [1, 2, 4, 8, 16, 32, 64], nargs="+", metavar="TEXTS"
+    ),
+    "--plugin": _option("also write a class for the engine's own hook, to change (vllm, sglang)", False),
     # card
     "name": _option("preset of the shipped drafter, such as smollm2"),
     "--trained": _option("output folder of a training (its --out): first copy its drafter into the package"),
@@ -822,6 +827,34 @@ def _export(args) -> None:
         options = dict(chain=args.engine in export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
         tree = tools.places.serving_tree(which.name, args.dtype, **options)
     print(export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
+
+
+@_command(
+    "schedule",
+    "engine --pair --drafter --trace --costs --dtype --batches --plugin --out",
+    engine=dict(
+        choices=["vllm", "sglang", "tensorrt-llm", "llama.cpp"], help="the engine that will follow the schedule"
+    ),
+    pair="pair of the recording (default: small)",
+    drafter=REQUIRED | {"help": "folder or hub id of the drafter as the engine will load it"},
+    dtype=dict(default="float32", help="number format of the costs"),
+    out="folder for the engine's file",
+)
+def _schedule(args) -> None:
+    """write the fastest draft length for each batch size, by a recording and costs, in an engine's own form"""
+    from specdec.evaluation import schedule
+    from specdec.report import tables
+
+    trace = tools.places.trace(args.trace, None if args.trace and not args.pair else args.pair or tools.places.USUAL)
+    costs = tools.places.costs(args.costs, trace.header["pair"], args.dtype)
+    found = schedule.fit(trace, costs, args.batches)
+    found = schedule.fit_p_min(trace, costs, found) if args.engine == "llama.cpp" else found
+    plugin = schedule.write_plugin(args.engine, found, Path(args.out)) if args.plugin else None
+    flags = schedule.write(args.engine, found, Path(args.out), args.drafter)
+    print(f"{tables.markdown(found.table, digits=3)}\n\n{flags}\n")
+    if plugin:
+        print(f"{plugin} holds a class to change.")
+    print(f"By the costs {costs.name!r}; larger batches are computed, not measured. {schedule.NOT_RUN}")
 
 
 @_command("card", "name --trained --kind")
