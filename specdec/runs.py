@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import errno
+import functools
 import hashlib
 import importlib
 import inspect
@@ -17,6 +18,7 @@ import os
 import re
 import shutil
 import time
+from collections import UserDict
 from collections.abc import Callable, Collection
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -276,6 +278,21 @@ def read_yaml(path: Path):
         told = ValueError(" ".join(str(error).split())) if isinstance(error, yaml.YAMLError) else error
         missing = "check the path, or run from a checkout of specdec"
         raise unreadable(path, told, "YAML", "correct it", missing) from error
+
+
+class Table(UserDict):
+    """A mapping that `read()` makes when it is first used, for tables in a file: importing their module opens none.
+
+    >>> Table(lambda: {"a": 1})["a"]
+    1
+    """
+
+    def __init__(self, read: Callable[[], dict[str, Any]]):
+        self._read = read
+
+    @functools.cached_property
+    def data(self) -> dict[str, Any]:
+        return self._read()
 
 
 def found(path: Path) -> dict[str, Any]:

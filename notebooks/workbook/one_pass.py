@@ -5,12 +5,15 @@ Knows nothing about how the drafters draft; the first of two is the one that the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
+from specdec.errors import check_integer, check_number
 from specdec.evaluation import compare, stats
 from specdec.report import tables
 
@@ -18,6 +21,43 @@ from workbook import terms
 
 ORACLES = {compare.ORACLE_DEPTH: "perfect depth", compare.ORACLE_SIZE: "perfect size"}
 ORACLES |= {compare.ORACLE: "perfect depth and size", compare.CLAIRVOYANT: "everything perfect"}
+
+
+def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel:
+    """The cost model of a drafter of the same layer that drafts a block of `rows` positions in its root pass.
+
+        root_ms   of the root pass, plus what an expansion of `rows` nodes costs beyond one of a single node
+        expand_ms = level_ms, the host's work of choosing the nodes of a level, whatever their number
+
+    So the root pass drafts everything, and an expansion costs nothing but the host. Tables of publications hold no host
+    work of a level: level_ms is 0 unless it is given. Computed, not measured: a block drafter of this machine is
+    calibrated like any other.
+
+    >>> from specdec.costs.profiles import profile
+    >>> costs = block_costs(profile("ltd-a100-vicuna-13b"), 8)
+    >>> costs.draft_ms(top_k=10, expansions=[0, 3, 7], context_tok=0).tolist()
+    [2.4, 2.4, 2.4]
+    """
+    check_integer("rows", rows, 1)
+    check_number("level_ms", level_ms)
+
+    def widened(root, expand):
+        more_ms = np.interp(rows, costs.widths, expand) - np.interp(1, costs.widths, expand)
+        return np.array(root) + max(0.0, float(more_ms))
+
+    free = (0.0,) * len(costs.widths)
+    return dataclasses.replace(
+        costs,
+        name=f"{costs.name}, one pass of {rows}",
+        provenance=f"{costs.provenance} Drafting in one pass of {rows} rows: computed, not measured.",
+        root=widened(costs.root, costs.expand),
+        root_per_tok=widened(costs.root_per_tok, costs.expand_per_tok),
+        expand=(level_ms,) * len(costs.widths),
+        expand_per_tok=free,
+        candidate_ms=0.0,
+        first_ms=0.0,
+        errors={},
+    )
 
 
 def priced(machines: dict[str, dict[str, CostModel]], context_tok: int = 200) -> pd.DataFrame:

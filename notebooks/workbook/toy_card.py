@@ -19,6 +19,11 @@ from specdec.toy import corpus
 PARTS = ("target", "drafter")
 
 
+def families() -> list[str]:
+    """The names of the corpus's task families, sorted."""
+    return sorted({example.family for example in corpus.streams()[corpus.PROMPTS]})
+
+
 def card_of(folder: Path, logs: Sequence[Path], measured: pd.DataFrame | None = None, name: str = "") -> dict:
     """The card of the pair in `folder`.
 
@@ -28,7 +33,7 @@ def card_of(folder: Path, logs: Sequence[Path], measured: pd.DataFrame | None = 
         "name": name or Path(folder).resolve().name,
         "weights": {part: weight_facts(Path(folder) / part) for part in PARTS},
         "training": {part: run_facts(Path(log)) for part, log in zip(PARTS, logs, strict=True)},
-        "families": corpus.families(),
+        "families": families(),
         "measured": [] if measured is None else records(summary(measured)),
         "measured_on": None if measured is None else {**machine.hardware(), **machine.commit()},
         "measured_how": {} if measured is None else dict(measured.attrs),

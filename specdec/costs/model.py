@@ -4,8 +4,7 @@
 
 for k children and k expanded nodes (`levels` separates them), n expansions (first_ms only if any) and V verified nodes.
 RADAR's Eq. 6 is a special case. `calibrate` fills the tables from measurements, `profiles` from publications and data sheets.
-`batched` turns such a model into that of a cycle shared by several texts, `one_pass` into that of a drafter whose root pass
-drafts everything, so that an expansion costs nothing but the host.
+`batched` turns such a model into that of a cycle shared by several texts.
 """
 
 from __future__ import annotations
@@ -245,42 +244,6 @@ class CostModel:
             errors={},
             texts=texts,
             **{name: (texts * np.array(getattr(self, name))).tolist() for name in per_text},
-        )
-
-    def one_pass(self, rows: int, level_ms: float = 0.0) -> CostModel:
-        """The model of a drafter of the same layer that drafts a block of `rows` positions in its root pass.
-
-            root_ms   of the root pass, plus what an expansion of `rows` nodes costs beyond one of a single node
-            expand_ms = level_ms, the host's work of choosing the nodes of a level, whatever their number
-
-        So the root pass drafts everything, and an expansion costs nothing but the host. Tables of publications hold no host
-        work of a level: level_ms is 0 unless it is given. Computed, not measured: a block drafter of this machine is
-        calibrated like any other.
-
-        >>> from specdec.costs.profiles import profile
-        >>> costs = profile("ltd-a100-vicuna-13b").one_pass(8)
-        >>> costs.draft_ms(top_k=10, expansions=[0, 3, 7], context_tok=0).tolist()
-        [2.4, 2.4, 2.4]
-        """
-        check_integer("rows", rows, 1)
-        check_number("level_ms", level_ms)
-
-        def widened(root, expand):
-            more_ms = np.interp(rows, self.widths, expand) - np.interp(1, self.widths, expand)
-            return np.array(root) + max(0.0, float(more_ms))
-
-        free = (0.0,) * len(self.widths)
-        return dataclasses.replace(
-            self,
-            name=f"{self.name}, one pass of {rows}",
-            provenance=f"{self.provenance} Drafting in one pass of {rows} rows: computed, not measured.",
-            root=widened(self.root, self.expand),
-            root_per_tok=widened(self.root_per_tok, self.expand_per_tok),
-            expand=(level_ms,) * len(self.widths),
-            expand_per_tok=free,
-            candidate_ms=0.0,
-            first_ms=0.0,
-            errors={},
         )
 
     def lookup(self, most_nodes: int) -> Lookup:

@@ -1,4 +1,4 @@
-"""Cost models of other machines: published measurements as PROFILES, and a roofline for other GPUs."""
+"""Cost models of other machines: published measurements (published.yml), and a roofline for other GPUs. PROFILES holds both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from specdec import runs
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_kind, check_name, check_number, door
+from specdec.stored import checked
 
 # Data sheets: memory bandwidth (GB/s), dense fp16/bf16 tensor rate (TFLOP/s) with fp32 accumulation.
 GPUS = {"rtx3090": (936, 71), "a100": (2039, 312), "h100": (3350, 989), "t4": (320, 65)}
@@ -18,10 +19,7 @@ MEMORY_GB = {"rtx3090": 24, "a100": 80, "h100": 80, "t4": 16}
 LLAMA_8B = dict(parameters=7.5e9, drafter_parameters=0.42e9, layers=32, hidden=4096, kv_frac=0.25)
 # Launches: LTD's A100 spends 33.3 ms on 26 GB in 40 layers, of which reading takes 12.8: about 0.5 ms per layer, eager.
 HOSTS = {"eager": dict(launch_ms_per_layer=0.5, draft_host_ms=0.9), "graphs": dict(launch_ms_per_layer=0.02)}
-# LTD Fig. 2 left, read by eye at 20, 40, ..., 200 nodes (33.6 and 33.0 pooled, since time cannot fall); the steps at 128
-# and 192 nodes are drawn as steps: the last reading before holds up to them, the first one after starts at them.
-LTD_NODES = (0, 20, 40, 60, 80, 100, 120, 127, 128, 140, 160, 180, 191, 192, 200)
-LTD_VERIFY_MS = (33.3, 33.3, 33.3, 33.6, 34.0, 35.4, 35.8, 35.8, 43.9, 43.9, 45.0, 46.5, 46.5, 53.2, 53.2)
+PUBLISHED = Path(__file__).with_name("published.yml")
 
 
 @dataclass(frozen=True)
@@ -91,52 +89,9 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     return CostModel(name, "roofline", provenance, **drafting, **verifying, **plain)
 
 
-def _published(name: str, provenance: str, draft_ms: tuple, verify: dict, **facts) -> CostModel:
-    """A model from a paper's numbers: one width of ten, no context dependence. draft_ms: root, expansion; verify: nodes -> ms."""
-    root_ms, expand_ms = draft_ms
-    drafting = dict(widths=(10,), root=(root_ms,), root_per_tok=(0,), expand=(expand_ms,), expand_per_tok=(0,))
-    verifying = dict(nodes=tuple(verify), verify=tuple(verify.values()), verify_per_tok=(0,) * len(verify))
-    return CostModel(name, "published", provenance, **drafting, **verifying, dtype="float16", **facts)
-
-
-def _radar(target: str, overhead_ms: float, draft_ms: float, step_ms: float | None) -> CostModel:
-    """RADAR's three constants of one target: l(a) = T_o + a T_d; the first draft call is part of T_o."""
-    plain = "15 tokens/s as the authors' baseline logs show" if step_ms else "not published, taken as verification"
-    verify_ms = overhead_ms - draft_ms
-    return _published(
-        f"radar-rtx3090-{target}",
-        f"RADAR (arXiv 2512.14069), {target}, 2x RTX 3090, fp16, eager: T_o {overhead_ms:g} ms, T_d {draft_ms:g} ms, T_p 0.4 "
-        "ms per question. The root pass is taken to cost T_d. The rest of T_o is verification of 60 rows, the only size that "
-        f"was measured. Plain decoding: {plain}.",
-        (draft_ms, draft_ms),
-        {0: verify_ms, 59: verify_ms},
-        step=step_ms or verify_ms,
-        policy_ms={"radar": 0.4},
-        machine={"gpu": "2x RTX 3090"},
-        ranges={"verify_nodes": (59, 59), "top_k": (10, 10), "expansions": (0, 7)},
-    )
-
-
-LTD = _published(
-    "ltd-a100-vicuna-13b",
-    "LTD Fig. 2 (left), Vicuna-13B on an A100, read by eye to about 0.3 ms. Drafting 2.4 ms + 1.58 ms per expansion; if the "
-    "figure counts the root pass as a level, the root costs 3.98 ms. Context, commit, host work and questions are not "
-    "published and count 0. Plain decoding: verification at 0 nodes.",
-    (2.4, 1.58),
-    dict(zip(LTD_NODES, LTD_VERIFY_MS, strict=True)),
-    step=LTD_VERIFY_MS[0],
-    machine={"gpu": "A100"},
-    ranges={"verify_nodes": (20, 200), "top_k": (10, 10), "expansions": (1, 10)},
-)
-
-
 def _presets() -> dict[str, CostModel]:
-    models = [
-        _radar("llama-3.1-8b", 70.67, 2.684, 1000 / 15),
-        _radar("vicuna-13b", 75.49, 2.477, None),
-        _radar("deepseek-llama-8b", 71.69, 2.84, 1000 / 15),
-        LTD,
-    ]
+    published = runs.read_yaml(PUBLISHED)
+    models = [checked(CostModel, facts | {"name": name}, PUBLISHED, "correct it") for name, facts in published.items()]
     for gpu, (bandwidth, rate) in GPUS.items():
         for host, launches in HOSTS.items():
             sheet = LLAMA_8B | launches | dict(bandwidth_gb_per_s=bandwidth, tflop_per_s=rate)
@@ -144,7 +99,7 @@ def _presets() -> dict[str, CostModel]:
     return {model.name: model for model in models}
 
 
-PROFILES = _presets()
+PROFILES = runs.Table(_presets)
 
 
 def profile(name: str) -> CostModel:

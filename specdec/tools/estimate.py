@@ -49,22 +49,6 @@ from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
 from specdec.stored import checked
 
-_LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
-_SMOLLM2 = ("LlamaConfig", 576, 1536, 30, 9, 3, 64, 49152, "tied")
-# Shapes of the published targets, for estimates without a network: class, hidden, intermediate, layers, heads,
-# key-value heads, head size, vocabulary (as their model cards state them), and whether the head is the embedding.
-SHAPES = {
-    "smollm2": _SMOLLM2,
-    "smollm2-hub": _SMOLLM2,
-    "llama-3.1-8b": _LLAMA_8B,
-    "deepseek-r1-8b": _LLAMA_8B,
-    "llama-3.3-70b": ("LlamaConfig", 8192, 28672, 80, 64, 8, 128, 128256),
-    "vicuna-13b": ("LlamaConfig", 5120, 13824, 40, 40, 40, 128, 32000),
-    "qwen3-8b": ("Qwen3Config", 4096, 12288, 36, 32, 8, 128, 151936),
-    "qwen3-14b": ("Qwen3Config", 5120, 17408, 40, 40, 8, 128, 151936),
-    "qwen3-32b": ("Qwen3Config", 5120, 25600, 64, 64, 8, 128, 151936),
-}
-
 
 @dataclass(frozen=True)
 class EstimateConfig:
@@ -203,11 +187,9 @@ def _target_shape(pair: str):
     import transformers
     from transformers import AutoConfig
 
-    if pair in SHAPES:
-        kind, hidden, inner, layers, heads, kv, size, vocab, *tied = SHAPES[pair]
-        names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
-        names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=bool(tied))
-        return getattr(transformers, kind)(**names)
+    if pair in load.PRESETS:
+        shape = {"tie_word_embeddings": False} | load.PRESETS[pair].shape
+        return getattr(transformers, shape.pop("class"))(**shape)
     if pair in load.SHIPPED:
         return AutoConfig.from_pretrained(load.shipped_folder(pair) / "target")
     if not runs.placed(pair).exists() and "/" not in pair:

