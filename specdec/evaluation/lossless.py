@@ -6,7 +6,7 @@ Only the second one detects a rule with a wrong distribution that is consistent 
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok",
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
 RIVALS = 10  # top tokens per position whose gaps are used to estimate noise: near-ties are between likely tokens
 NOISES = 6  # a tolerance in units of noise: rounding errors have long tails, and texts diverge at the largest
+LEAST_DRAWS = 50  # texts that must share a beginning for its next token to be tested
 MOST_CELLS = 4096  # the most continuations for which distribution_test computes exact probabilities
 # Every node down to three levels of three and two: expands more nodes than it has children.
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
@@ -187,7 +188,9 @@ class _NearTies:
         so_far = torch.cat((self.ids, torch.tensor(plain[:first], dtype=torch.long, device=self.ids.device)))
         scores = self.picker.scores(logits[first], so_far).double()
         best, second = scores.topk(2).values.tolist()
-        gap = best - float(scores[tokens[first]])
+        gap = best - float(
+            scores[[tokens[first], plain[first]]].min()
+        )  # another engine's plain text may miss the best too
         rounding = torch.finfo(self.pair.target.dtype).eps * float(logits[first].abs().max())
         tolerance = max(NOISES * noise, rounding) / self.scale
         return False, first, best - second, gap, tolerance, gap <= tolerance
@@ -222,6 +225,17 @@ class ChiSquare:
     @property
     def passed(self) -> bool:
         return self.p_value >= self.level
+
+    @classmethod
+    def pooled(cls, tests: Sequence[ChiSquare]) -> ChiSquare:
+        """One test of several independent ones: statistics, degrees and draws add up."""
+        from scipy.stats import chi2
+
+        statistic, degrees, draws = (
+            sum(getattr(one, name) for one in tests) for name in ("statistic", "degrees", "draws")
+        )
+        p_value = float(chi2.sf(statistic, degrees)) if degrees else float(statistic == 0)
+        return cls(statistic, degrees, p_value, draws, tests[0].level)
 
 
 def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
@@ -307,8 +321,7 @@ def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[t
             longer = {}
             for so_far, probability in law.items():
                 text = torch.cat((ids, torch.tensor(so_far, dtype=torch.long, device=target.device)))
-                logits = target.forward(text, target.new_cache(len(text)), last_only=True).logits[-1]
-                probs = picker.probabilities(logits, text)
+                probs = _next_law(target, text, picker)
                 likely = probs.nonzero().flatten().tolist()
                 longer |= {(*so_far, token): probability * float(probs[token]) for token in likely}
                 if len(longer) > MOST_CELLS:
@@ -316,3 +329,32 @@ def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[t
                     raise SpecdecError(f"{why}; cut them with top_k.")
             law = longer
     return law
+
+
+def _next_law(target, text: Tensor, picker: Picker) -> Tensor:
+    """The distribution [V] of the token after `text`, by a plain forward."""
+    return picker.probabilities(target.forward(text, target.new_cache(len(text)), last_only=True).logits[-1], text)
+
+
+def law_of_draws(
+    pair: Pair, draws: Iterable[tuple], picker: Picker, new_tok: int = 3, level: float = 1e-3
+) -> ChiSquare:
+    """Are sampled texts of other engines draws from the target's distribution? Their first `new_tok` tokens, one by one.
+
+    draws: (prompt ids, answer ids). After every beginning that at least LEAST_DRAWS texts share, the counts of the next token are
+    tested against one plain forward; their statistics and degrees add up. SpecdecError if no beginning is shared so often.
+    """
+    counts: dict[tuple, Counter] = defaultdict(Counter)
+    for prompt, answer in draws:
+        for place, token in enumerate(answer[:new_tok]):
+            counts[(*prompt, *answer[:place])][token] += 1
+    often = {text: seen for text, seen in counts.items() if seen.total() >= LEAST_DRAWS}
+    if not often:
+        why = f"no prompt was answered {LEAST_DRAWS} times"
+        raise SpecdecError(f"{why}; sample the same prompt more often, so that counts can be compared.")
+    found = []
+    with pair.target.inference(taps=False):
+        for text, seen in often.items():
+            probs = _next_law(pair.target, torch.tensor(text, device=pair.target.device), picker).double().cpu().numpy()
+            found.append(chi_square([seen[token] for token in range(len(probs))], probs / probs.sum(), level))
+    return ChiSquare.pooled(found)

@@ -226,6 +226,15 @@ OPTIONS: dict[str, dict] = {
     ),
     "topic": _option("the command", nargs="*"),
     "--raw": _option("continue the text itself, without the chat template", False),
+    # audit
+    "--logs": _option(
+        "two logs of another engine's answers (JSONL), the plain ones first", nargs=2, metavar=("PLAIN", "OTHER")
+    ),
+    "--server": _option(
+        "OpenAI-compatible server of this target on this machine, such as http://localhost:8000", metavar="URL"
+    ),
+    "--draws": _option("sampled answers to draw from the server; 0 compares greedy texts alone", 200),
+    "--any-host": _option("allow a server on another machine, which then sees the prompts", False),
     # evaluate and estimate
     "--methods": _option(
         "decoding methods to compare, written as for --policy of `specdec decode`",
@@ -469,25 +478,64 @@ def _decode(args) -> None:
 
 @_command(
     "audit",
-    f"{DECODING} {SUITES} --policy --tp --device-map",
+    f"{DECODING} {SUITES} --policy --logs --server --draws --any-host --tp --device-map",
     policy=_POLICIES,
     max_new_tokens=dict(default=32),
-    temperature=dict(default=None, help="sampling temperature to audit (default: 0 and 1)"),
+    temperature=dict(default=None, help="sampling temperature to audit (default: 0 and 1; of logs: 0)"),
 )
 def _audit(args) -> int:
-    """check that no tree and no policy changes the text"""
+    """check that no tree and no policy changes the text, or that another engine's logs or server did not"""
     from specdec.data.suites import gather, openings
     from specdec.evaluation import lossless
-    from specdec.report import tables
 
+    if args.logs:
+        return _audit_logs(args)
     own = {text: tools.places.policy(text, args.which.name) for text in args.policies}
     items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
     pair = _load(args)
     prompts = openings(pair, items)
+    if args.server:
+        return _audit_server(args, pair, prompts)
     options = _pick(args, "max_new_tokens", "seed")
     options |= {"policies": {**lossless.default_policies(args.seed), **own}} if own else {}
     options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)
-    audit = lossless.audit(pair, prompts, **options)
+    return _told(lossless.audit(pair, prompts, **options))
+
+
+def _audit_logs(args) -> int:
+    from specdec.evaluation import logs
+
+    pair = _load(args)
+    plain, other = (logs.read_log(path, pair) for path in args.logs)
+    if not args.temperature:
+        return _told(logs.audit_texts(pair, plain, other, Path(args.logs[1]).name))
+    laws = [logs.law_of_texts(pair, texts, args.temperature) for texts in (plain, other)]
+    return max(_told_law(path, law) for path, law in zip(args.logs, laws, strict=True))
+
+
+def _audit_server(args, pair, prompts) -> int:
+    from specdec.evaluation import logs
+
+    server, status = logs.Server(args.server, args.any_host), 0
+    if not args.temperature:
+        status = _told(logs.audit_server(pair, prompts, server, args.max_new_tokens))
+    if args.temperature != 0.0 and args.draws:
+        law = logs.law_of_server(pair, prompts[0], server, args.draws, args.temperature or 1.0)
+        status = max(status, _told_law(args.server, law))
+    return status
+
+
+def _told_law(name: str, law) -> int:
+    verdict = "are" if law.passed else "are not"
+    print(
+        f"{name}: the sampled tokens {verdict} draws from the target's distribution (p {law.p_value:.2g}, {law.draws} tokens)."
+    )
+    return int(not law.passed)
+
+
+def _told(audit) -> int:
+    from specdec.report import tables
+
     print(tables.markdown(audit.table))
     if audit.unasked:
         print(f"\nNever asked, so not tested: {', '.join(audit.unasked)}; decode more or longer texts.")
