@@ -3,13 +3,16 @@
        card.json       facts from the weights and their training log
     measured.json   {title: {"drafter": sha256 of the weights that were measured, "how": a sentence, "rows": [{...}, ...]}}
 
-Every number of the card comes from one of them. Knows nothing about how a drafter is trained or measured.
+Every number of the card comes from one of them. `profile` writes a third one, for servers. Knows nothing about how a drafter is
+trained or measured.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +21,17 @@ import pandas as pd
 from specdec import machine, runs
 from specdec.core.decode import decode
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy
+from specdec.core.policy import Policy, Static
 from specdec.core.protocols import Claims
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, unreadable
+from specdec.evaluation.score import SIZES
 from specdec.models import load
 from specdec.models.drafters import KINDS, claims_of, write_claims
+from specdec.replays.replay import replay
+from specdec.replays.static_trees import best_static, setting, static_turns
+from specdec.replays.trace import Trace
 from specdec.report import tables
 from specdec.training.drafter.accuracy import TAU, fit_doubling, learning_curve
 
@@ -159,6 +168,47 @@ def write(folder: Path, kind: str = "eagle3") -> Path:
         other = f"{folder / 'card.json'} is of other weights than {weights}"
         raise SpecdecError(f"{other}; give the run that trained them.")
     return runs.write_text(folder / "README.md", text(card, runs.found(folder / "measured.json")))
+
+
+def profile(folder: Path, trace: Trace, models: Sequence[CostModel], kind: str = "eagle3", texts=(1, 8, 64)) -> Path:
+    """Write speculation_profile.json, what a server may know of a drafter before it serves it; returns the path.
+
+        pair, drafter   name; kind and sha256 of the weights
+        acceptance      rates: the share of cycles that accept a token of a level (of top_k children) once they reach it
+        tuned           machine, texts (batch size), tree, speedup over plain decoding (below 1: do not draft)
+        provenance      the recording's key, dtype and parts (tuned on, judged on), the source of every machine's times
+
+    Trees are tuned on the recording's parts for that, if it has some, and judged on its test part, if it has one. Larger
+    batches are computed, not measured.
+    """
+    folder, weights = _places(Path(folder), kind)
+    top_k = 1 if trace.depth_of(1) >= 0 else min(trace.top_ks)
+    whole = TreeConfig(min(pool_size(trace.depth, top_k), trace.most_nodes) + 1, trace.depth, top_k)
+    cycles = [row for rows in replay(trace, Static.of(whole), models[0], keep_cycles=True).rows for row in rows]
+    deepest = max(cycle.accepted_tok for cycle in cycles)
+    reached = [sum(cycle.accepted_tok >= level for cycle in cycles) for level in range(deepest + 1)]
+    judged = trace.turns["part"].eq("test").to_numpy()
+    choosing, judging = (trace.select(mask) if mask.any() else trace for mask in (~judged, judged))
+    tuned = []
+    for model, count in itertools.product(models, texts):
+        costs, part = model.batched(count), choosing.restrict(model.ranges)
+        tree = best_static(part, costs, total_tokens=[size for size in SIZES if size <= part.most_nodes + 1])
+        turns = static_turns(judging, costs, tree)
+        speedup = turns["plain_ms"].sum() / turns["time_ms"].sum()
+        tuned.append(
+            {"machine": model.name, "texts": count, "tree": setting(tree), "speedup": round(float(speedup), 4)}
+        )
+    known = {name: trace.header.get(name) for name in ("key", "pair_key", "temperature", "dtype")}
+    parts = [sorted(set(part.turns["part"])) for part in (choosing, judging)]  # tuned on, judged on
+    facts = {
+        "pair": trace.header["pair"],
+        "drafter": {"kind": kind, "sha256": machine.file_hash(weights_file(weights))},
+        "acceptance": {"top_k": top_k, "rates": [round(b / a, 4) for a, b in itertools.pairwise(reached)]},
+        "tuned": tuned,
+        "provenance": {"recording": known | {"positions": len(trace), "parts": parts}}
+        | {m.name: m.provenance for m in models},
+    }
+    return runs.write_json(folder / "speculation_profile.json", facts)
 
 
 def text(card: dict, measured: dict) -> str:

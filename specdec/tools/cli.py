@@ -905,14 +905,26 @@ def _schedule(args) -> None:
     print(f"By the costs {costs.name!r}; larger batches are computed, not measured. {schedule.NOT_RUN}")
 
 
-@_command("card", "name --trained --kind")
+@_command(
+    "card",
+    "name --trained --kind --trace --costs --machines",
+    trace="folder of a recording: also write speculation_profile.json, acceptance and tuned trees for servers",
+    costs="costs of one more machine in the profile: JSON file of `specdec calibrate`",
+    machines="hardware profiles in speculation_profile.json (default: three GPUs)",
+)
 def _card(args) -> None:
-    """write the card of a shipped drafter from its training and measurements"""
+    """write the card of a shipped drafter from its training and measurements, and its profile for servers"""
+    from specdec.costs.profiles import prices
+    from specdec.evaluation.score import MACHINES
     from specdec.models.load import shipped_folder
     from specdec.report import card
 
-    folder = shipped_folder(args.name)
+    folder, pair = shipped_folder(args.name), args.name if args.kind == "eagle3" else f"{args.name}+{args.kind}"
+    trace = tools.places.trace(args.trace, pair) if args.trace else None
     print(card.ship(args.trained, folder, args.kind) if args.trained else card.write(folder, args.kind))
+    if trace is not None:
+        names = [*filter(None, [args.costs]), *(MACHINES if args.machines is None else args.machines)]
+        print(card.profile(folder, trace, [prices(name) for name in names], args.kind))
 
 
 def _train_controller(args) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from fakes.chats import CHATS, chat_target
+from fakes.traces import round_costs, synthetic_trace
 from safetensors.torch import load_file
 
 from specdec import machine, runs
@@ -14,7 +15,10 @@ from specdec.core.decode import decode
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.models.load import load_drafter, load_pair, shipped_folder
+from specdec.replays.replay import replay
+from specdec.replays.static_trees import best_static
 from specdec.report import card
+from specdec.tools import cli
 from specdec.training.drafter.accuracy import learning_curve
 from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.presets import Budget, CacheConfig, Settings, objective_named
@@ -139,3 +143,35 @@ def test_what_bounds_the_tokens_per_cycle_is_measured_and_said(trained, tmp_path
     heads = card.limits({"medusa_num_heads": 4, "specdec": {"taught_drafts": 4}})
     assert heads == ["It has 4 heads, so it drafts at most 4 tokens in a row."]
     assert card.limits({"vocab_size": 9, "draft_vocab_size": 9}) == []
+
+
+def test_the_profile_for_servers_holds_what_a_recording_and_prices_say(trained, tmp_path, monkeypatch, capsys):
+    card.ship(trained, tmp_path / "synthetic")
+    trace = synthetic_trace(turns=8, positions=30, top_ks=(1, 3))
+    many = round_costs(name="full", verify=(4.0, 9.0, 900.0))
+    found = runs.read_json(card.profile(tmp_path / "synthetic", trace, [round_costs(), many], texts=(1, 4)))
+    assert found["drafter"]["sha256"] == machine.file_hash(tmp_path / "synthetic" / "drafter" / "model.safetensors")
+    rates, reached = found["acceptance"]["rates"], []
+    for first, positions in zip(trace.turns["first"], trace.turns["positions"], strict=True):
+        row = first
+        while row < first + positions:
+            reached.append(int(trace.accepted_tok(row, 1, trace.depth, trace.depth + 1)))
+            row += reached[-1] + 1
+    assert rates == [round(sum(n > j for n in reached) / sum(n >= j for n in reached), 4) for j in range(max(reached))]
+    tuned = {(one["machine"], one["texts"]): one for one in found["tuned"]}
+    assert set(tuned) == {(name, texts) for name in ("round numbers", "full") for texts in (1, 4)}
+    choosing, judged = trace.select(part="train"), trace.select(part="test")
+    best = best_static(choosing, round_costs())
+    assert tuned["round numbers", 1]["speedup"] == pytest.approx(
+        replay(judged, Static.of(best), round_costs()).speedup, abs=0.02
+    )
+    assert tuned["full", 4]["tree"]["total_tokens"] < tuned["round numbers", 1]["tree"]["total_tokens"]
+    assert found["provenance"]["recording"]["parts"] == [["train"], ["test"]] and found["provenance"]["full"]
+    monkeypatch.setattr("specdec.models.load.shipped_folder", lambda name: tmp_path / name)
+    (tmp_path / "synthetic" / "speculation_profile.json").unlink()
+    typed = ["card", "synthetic", "--machines", "roofline-a100-llama-8b-eager", "--trace"]
+    assert cli.main([*typed, "nowhere"]) == 2 and "no finished recording in nowhere" in capsys.readouterr().err
+    monkeypatch.setattr("specdec.tools.places.trace", lambda folder, pair: trace)
+    assert cli.main([*typed, "mine"]) == 0 and "speculation_profile.json" in capsys.readouterr().out
+    again = runs.read_json(tmp_path / "synthetic" / "speculation_profile.json")
+    assert again["acceptance"] == found["acceptance"] and {one["machine"] for one in again["tuned"]} == {typed[3]}
