@@ -227,15 +227,11 @@ class ChiSquare:
         return self.p_value >= self.level
 
     @classmethod
-    def pooled(cls, tests: Sequence[ChiSquare]) -> ChiSquare:
-        """One test of several independent ones: statistics, degrees and draws add up."""
+    def of(cls, statistic: float, degrees: int, draws: int, level: float) -> ChiSquare:
+        """The test with this statistic; those of independent tests, their degrees and draws may be added up."""
         from scipy.stats import chi2
 
-        statistic, degrees, draws = (
-            sum(getattr(one, name) for one in tests) for name in ("statistic", "degrees", "draws")
-        )
-        p_value = float(chi2.sf(statistic, degrees)) if degrees else float(statistic == 0)
-        return cls(statistic, degrees, p_value, draws, tests[0].level)
+        return cls(statistic, degrees, float(chi2.sf(statistic, degrees)) if degrees else 1.0, draws, level)
 
 
 def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
@@ -243,8 +239,6 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
 
     A draw of probability zero fails at once.
     """
-    from scipy.stats import chi2
-
     counts, probabilities = np.asarray(counts, dtype=float), np.asarray(probabilities, dtype=float)
     draws = counts.sum()
     assert counts.shape == probabilities.shape and counts.ndim == 1 and draws >= 1, "one count per cell, and some draws"
@@ -257,7 +251,7 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
     used = expected > 1e-9
     statistic = float(((observed - expected)[used] ** 2 / expected[used]).sum())
     degrees = int(used.sum()) - 1
-    return ChiSquare(statistic, degrees, float(chi2.sf(statistic, degrees)) if degrees else 1.0, int(draws), level)
+    return ChiSquare.of(statistic, degrees, int(draws), level)
 
 
 @dataclass(frozen=True)
@@ -357,4 +351,7 @@ def law_of_draws(
         for text, seen in often.items():
             probs = _next_law(pair.target, torch.tensor(text, device=pair.target.device), picker).double().cpu().numpy()
             found.append(chi_square([seen[token] for token in range(len(probs))], probs / probs.sum(), level))
-    return ChiSquare.pooled(found)
+    if impossible := [one for one in found if one.statistic == float("inf")]:
+        return impossible[0]
+    statistic, degrees, draws = (sum(getattr(one, name) for one in found) for name in ("statistic", "degrees", "draws"))
+    return ChiSquare.of(statistic, degrees, draws, level)

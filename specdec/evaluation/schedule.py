@@ -14,6 +14,7 @@ llama.cpp's tools/server/README.md. The engines themselves were not run here. Th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
 from collections.abc import Sequence
@@ -76,9 +77,8 @@ class Schedule:
 
     def sglang(self) -> dict:
         """The file of --speculative-adaptive-config; the engine moves among the candidates by acceptance."""
-        return {
-            str(first): {"candidate_steps": list(steps)} for first, _, steps in self._merged(self.table["candidates"])
-        }
+        merged = self._merged(self.table["candidates"])
+        return {str(first): {"candidate_steps": list(steps)} for first, _, steps in merged}
 
     def tensorrt_llm(self, drafter: str) -> dict:
         """The part `speculative_config` of its YAML file. No length may exceed that of the smallest batch size."""
@@ -90,9 +90,7 @@ class Schedule:
         if set(lengths.values()) == {most}:
             return config | {"max_concurrency": max(lengths)}
         if lengths[min(lengths)] != most:
-            raise SpecdecError(
-                "TensorRT-LLM drafts longest at the smallest batch sizes; leave those without drafts out."
-            )
+            raise SpecdecError("TensorRT-LLM drafts longest at the smallest batches; leave those without drafts out.")
         return config | {"draft_len_schedule": lengths}
 
 
@@ -114,16 +112,18 @@ def fit(trace: Trace, costs: CostModel, batches: Sequence[int] = BATCHES) -> Sch
     sizes = sorted({check_integer("batches", batch, 1) for batch in batches})
     if not sizes:
         raise SpecdecError("a schedule needs at least one batch size.")
-    rows = []
+    if trace.copies:
+        raise SpecdecError(
+            "the recorded drafter also copies from the text, which a chain's length does not tell; record it alone."
+        )
+    rows, longest = [], min(trace.depth_of(1) + 1, trace.most_nodes)
     for batch in sizes:
         model = costs.batched(batch)
-        speeds = _chains(trace, model).set_index("drafted")["speedup"]
-        best, speedup = _best(speeds)
-        suites = {
-            _best(one.set_index("drafted")["speedup"])[0] for _, one in _chains(trace, model, "suite").groupby("suite")
-        }
-        measured = bool(model.measured("verify_nodes", [best]))
-        rows.append((batch, best, speedup, tuple(sorted({best, *suites})), measured))
+        grid = static_grid(trace, model, range(2, max(longest, 1) + 2), top_ks=[1], beams=[()], by="suite")
+        chains = grid[grid["total_tokens"] == grid["depth"] + 2]
+        best, speedup = _fastest(chains)
+        candidates = {best, *(_fastest(own)[0] for _, own in chains.groupby("suite"))}
+        rows.append((batch, best, speedup, tuple(sorted(candidates)), bool(model.measured("verify_nodes", [best]))))
     table = pd.DataFrame(rows, columns=["batch", "draft_len", "speedup", "candidates", "measured"])
     if not table["draft_len"].any():
         why = f"by the costs {costs.name!r} no draft is faster than plain decoding at batch sizes {sizes}"
@@ -131,16 +131,11 @@ def fit(trace: Trace, costs: CostModel, batches: Sequence[int] = BATCHES) -> Sch
     return Schedule(table)
 
 
-def _best(speeds: pd.Series) -> tuple[int, float]:
-    """(draft length, speedup) of the fastest chain, or of plain decoding."""
-    return (int(speeds.idxmax()), float(speeds.max())) if speeds.max() > 1 else (0, 1.0)
-
-
-def _chains(trace: Trace, costs: CostModel, by: str | None = None) -> pd.DataFrame:
-    """Rows of `static_grid` for chains of 1, 2, ... drafted tokens, in the column drafted."""
-    longest = min(trace.depth_of(1) + 1, trace.most_nodes)
-    grid = static_grid(trace, costs, range(2, max(longest, 1) + 2), top_ks=[1], beams=[()], by=by)
-    return grid[grid["total_tokens"] == grid["depth"] + 2].assign(drafted=lambda rows: rows["total_tokens"] - 1)
+def _fastest(chains: pd.DataFrame) -> tuple[int, float]:
+    """(draft length, speedup) of the fastest of these rows of `static_grid`, or of plain decoding."""
+    sums = chains.groupby("total_tokens")[["plain_ms", "time_ms"]].sum()
+    speeds = sums["plain_ms"] / sums["time_ms"]
+    return (int(speeds.idxmax()) - 1, float(speeds.max())) if speeds.max() > 1 else (0, 1.0)
 
 
 def fit_p_min(trace: Trace, costs: CostModel, schedule: Schedule) -> Schedule:
@@ -148,23 +143,15 @@ def fit_p_min(trace: Trace, costs: CostModel, schedule: Schedule) -> Schedule:
 
     Without recorded scores of chains the probability stays 0, with a warning.
     """
-    model, known = dataclasses.replace(costs.batched(int(schedule.table["batch"][0])), question_ms=0.0), []
-    for levels in sorted({schedule.longest, trace.depth_of(1) + 1}):
-        for p_min in P_MINS:
-            rule = engines.rule("llamacpp_p_min", most_levels=levels, p_min=p_min)
-            try:
-                known.append((replay(trace, rule, model).speedup, levels, p_min))
-            except SpecdecError as error:
-                warn(f"--spec-draft-p-min stays 0: {error}")
-                return schedule
-    speedup, levels, p_min = max(known)
-    row = {
-        "batch": [schedule.table["batch"][0]],
-        "draft_len": [levels],
-        "speedup": [speedup],
-        "candidates": [(levels,)],
-    }
-    return Schedule(pd.DataFrame(row).assign(measured=schedule.table["measured"][0]), p_min)
+    model = dataclasses.replace(costs.batched(int(schedule.table["batch"][0])), question_ms=0.0)
+    tried = itertools.product(sorted({schedule.longest, trace.depth_of(1) + 1}), P_MINS)
+    rules = {one: engines.rule("llamacpp_p_min", most_levels=one[0], p_min=one[1]) for one in tried}
+    try:
+        speedup, (levels, p_min) = max((replay(trace, rule, model).speedup, one) for one, rule in rules.items())
+    except SpecdecError as error:
+        warn(f"--spec-draft-p-min stays 0: {error}")
+        return schedule
+    return Schedule(schedule.table[:1].assign(draft_len=levels, speedup=speedup, candidates=[(levels,)]), p_min)
 
 
 def write(engine: str, schedule: Schedule, out: Path, drafter: str) -> str:

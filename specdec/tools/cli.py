@@ -227,12 +227,8 @@ OPTIONS: dict[str, dict] = {
     "topic": _option("the command", nargs="*"),
     "--raw": _option("continue the text itself, without the chat template", False),
     # audit
-    "--logs": _option(
-        "two logs of another engine's answers (JSONL), the plain ones first", nargs=2, metavar=("PLAIN", "OTHER")
-    ),
-    "--server": _option(
-        "OpenAI-compatible server of this target on this machine, such as http://localhost:8000", metavar="URL"
-    ),
+    "--logs": _option("logs of another engine's plain and other answers (JSONL)", nargs=2, metavar=("PLAIN", "OTHER")),
+    "--server": _option("OpenAI-compatible server of this target here, such as http://localhost:8000", metavar="URL"),
     "--draws": _option("sampled answers to draw from the server; 0 compares greedy texts alone", 200),
     "--any-host": _option("allow a server on another machine, which then sees the prompts", False),
     # evaluate and estimate
@@ -304,9 +300,7 @@ OPTIONS: dict[str, dict] = {
         metavar="TOTAL_TOKENS,DEPTH,TOP_K",
     ),
     # schedule
-    "--batches": _option(
-        "batch sizes to choose draft lengths for", [1, 2, 4, 8, 16, 32, 64], nargs="+", metavar="TEXTS"
-    ),
+    "--batches": _option("batch sizes to choose for", [1, 2, 4, 8, 16, 32, 64], nargs="+", metavar="TEXTS"),
     "--plugin": _option("also write a class for the engine's own hook, to change (vllm, sglang)", False),
     # card
     "name": _option("preset of the shipped drafter, such as smollm2"),
@@ -526,10 +520,8 @@ def _audit_server(args, pair, prompts) -> int:
 
 
 def _told_law(name: str, law) -> int:
-    verdict = "are" if law.passed else "are not"
-    print(
-        f"{name}: the sampled tokens {verdict} draws from the target's distribution (p {law.p_value:.2g}, {law.draws} tokens)."
-    )
+    verdict, of = "are" if law.passed else "are not", f"(p {law.p_value:.2g}, {law.draws} tokens)"
+    print(f"{name}: the sampled tokens {verdict} draws from the target's distribution {of}.")
     return int(not law.passed)
 
 
@@ -880,9 +872,7 @@ def _export(args) -> None:
 @_command(
     "schedule",
     "engine --pair --drafter --trace --costs --dtype --batches --plugin --out",
-    engine=dict(
-        choices=["vllm", "sglang", "tensorrt-llm", "llama.cpp"], help="the engine that will follow the schedule"
-    ),
+    engine=dict(choices=["vllm", "sglang", "tensorrt-llm", "llama.cpp"], help="the engine that will follow it"),
     pair="pair of the recording (default: small)",
     drafter=REQUIRED | {"help": "folder or hub id of the drafter as the engine will load it"},
     dtype=dict(default="float32", help="number format of the costs"),

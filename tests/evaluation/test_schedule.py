@@ -167,12 +167,14 @@ def test_the_skeletons_follow_the_schedule(fitted, tmp_path, monkeypatch):
 
 
 def test_bad_input_is_told_in_a_sentence(trace, tmp_path, capsys):
-    slow = round_costs(verify=(4.0, 60.0, 900.0))
+    slow, copying = round_costs(verify=(4.0, 60.0, 900.0)), synthetic_trace(top_ks=(1,))
+    copying.copies = {"levels": 4, "forwards": True}
     for call, told in (
         (lambda: fit(trace, slow), "serve without speculation"),
         (lambda: fit(trace, COSTS, ()), "at least one batch size"),
         (lambda: fit(trace, COSTS, (0,)), "batches"),
         (lambda: fit(synthetic_trace(top_ks=(3,)), COSTS), "was not recorded"),
+        (lambda: fit(copying, COSTS), "also copies"),
         (lambda: write_plugin("llama.cpp", made(1, 1, 1), tmp_path), "engine with a skeleton"),
         (lambda: write("trtllm", made(1, 1, 1), tmp_path, "d"), "unknown engine"),
     ):
