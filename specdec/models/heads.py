@@ -12,8 +12,6 @@
 The projection is shared by all heads over the draft vocabulary, or the target's own, or, as in the first official files, one
 per head. Hydra++'s layer has its own keys and values, kept by an `EagleSession` as for EAGLE.
 
-Static trees come from a table of how often each rank of each head is right (`tree_from_table`).
-
 Checkpoints on disk have the official layouts:
 
     Medusa   config.json: medusa_num_heads, medusa_num_layers          medusa_lm_head.safetensors or .pt
@@ -33,9 +31,8 @@ warning. Knows nothing about training, hubs or policies.
 
 from __future__ import annotations
 
-import heapq
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +42,6 @@ from torch import Tensor, nn
 
 from specdec import runs
 from specdec.core.protocols import DraftSession
-from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError, warn
 from specdec.models.eagle.checkpoints import Fields, bad_checkpoint, read_weights, save_tensors, with_weights
 from specdec.models.eagle.drafter import EagleDrafter, EagleSession, NetworkDrafter
@@ -212,29 +208,6 @@ class MedusaSession(DraftSession):
         if self._level == 0:
             self.root_state = state[0]
         return tuple(part.expand(len(tokens), -1) for part in self.drafter.children(state, self._level, top_k))
-
-
-def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> StaticShape:
-    """Medusa's static tree with so many nodes: built by repeatedly adding the node most likely to be reached.
-
-    right_frac [heads][ranks]: how often the token of that rank is the target's own, given the tokens before it are right; a
-    node's probability is the product along its path.
-
-    >>> tree_from_table([[0.6, 0.2, 0.1], [0.5, 0.1]], 4).choices
-    ((0,), (1,), (0, 0), (1, 0))
-    """
-    if not len(right_frac) or nodes < 1 or not all(len(row) for row in right_frac):
-        raise SpecdecError("a static tree needs a table with a row of shares per head, and at least one node.")
-    waiting, chosen = [(-float(right_frac[0][0]), (0,), 1.0)], []  # negated probability, path, its parent's
-    while waiting and len(chosen) < nodes:
-        chance, path, above = heapq.heappop(waiting)
-        chosen.append(path)
-        level, rank = len(path) - 1, path[-1] + 1
-        if rank < len(right_frac[level]):
-            heapq.heappush(waiting, (-above * float(right_frac[level][rank]), (*path[:-1], rank), above))
-        if level + 1 < len(right_frac):
-            heapq.heappush(waiting, (chance * float(right_frac[level + 1][0]), (*path, 0), -chance))
-    return StaticShape(chosen)
 
 
 class PrefixLayer(EagleNetwork):

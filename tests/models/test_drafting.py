@@ -19,7 +19,6 @@ from specdec.core.policy import Static
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
-from specdec.models import heads as heads_module
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig
 from specdec.models.heads import HeadsConfig, HydraDrafter, MedusaDrafter, load_heads, read_heads, save_heads
@@ -27,6 +26,8 @@ from specdec.models.small_lm import SmallLM, load_small_lm
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
+
+from workbook.medusa_tree import tree_from_table
 
 VOCAB, WIDTH, LAYERS = 24, 32, 8
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -155,7 +156,7 @@ def test_a_head_that_was_replaced_is_the_drafters_too():
 def test_the_text_is_the_targets_own_and_replays(name, target, home):
     pair = Pair(target, drafter_of(KINDS[name], target), name="heads")
     table = [[0.5, 0.3, 0.1], [0.4, 0.2], [0.3]]
-    policies = {"tree": Static(10, 4, 3), "static": specdec.Static(shape=heads_module.tree_from_table(table, 5))}
+    policies = {"tree": Static(10, 4, 3), "static": specdec.Static(shape=tree_from_table(table, 5))}
     found = audit(pair, [PROMPT, PROMPT[:3]], policies, max_new_tokens=16, progress=False)
     assert found.passed
     settings = dict(max_new_tokens=12, top_ks=(3,), trees=(3,), progress=False)
@@ -245,8 +246,8 @@ def test_a_static_tree_holds_the_likeliest_nodes():
             chances[path] = float(torch.tensor([table[level][rank] for level, rank in enumerate(path)]).double().prod())
     for nodes in (1, 4, 9, len(chances), 100):
         best = sorted(chances, key=lambda path: -chances[path])[:nodes]
-        assert set(heads_module.tree_from_table(table, nodes).choices) == set(best)
-    pytest.raises(SpecdecError, heads_module.tree_from_table, table, 0).match("at least one node")
+        assert set(tree_from_table(table, nodes).choices) == set(best)
+    pytest.raises(SpecdecError, tree_from_table, table, 0).match("at least one node")
 
 
 def test_chains_and_beams_are_lossless_and_bad_models_get_one_sentence(tmp_path):

@@ -21,12 +21,14 @@ from specdec.models.heads import HeadsConfig, HydraDrafter, HydraNetwork
 from specdec.models.load import load_drafter
 from specdec.models.small_lm import SmallLM
 from specdec.models.target import Target
-from specdec.training.drafter.accuracy import draft_accuracy, static_tree
+from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
 from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Settings, objective_named
 from specdec.training.drafter.ttt import LossRules, Supervised, Teacher, TrainingTimeTest, stepped_loss, unroll
+
+from workbook.medusa_tree import static_tree
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
 CHAIN = Static(4, 2, 1)

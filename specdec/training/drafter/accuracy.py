@@ -6,7 +6,7 @@ training and decoding compute the same drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,8 @@ from scipy import stats
 from torch import Tensor
 
 from specdec import runs
-from specdec.core.decode import autoregress
-from specdec.core.pair import Pair
-from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork
-from specdec.models.heads import tree_from_table
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import unroll
 
@@ -37,7 +33,7 @@ def draft_accuracy(
     The target should have written the answers greedily. Then the chain figures are exact: while every drafted
     token is right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
     drafts: the longest chain. Returns `tau_chain`, `cycles`, `table`, a row per draft step, and
-    `rank_frac` [drafts, top_k], from which `medusa.tree_from_table` makes a static tree.
+    `rank_frac` [drafts, top_k], from which `workbook.medusa_tree` makes a static tree.
 
     tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over `cycles`
     top1_frac   the text's token is the drafter's first choice, given that the tokens before it are the text's
@@ -72,32 +68,6 @@ def draft_accuracy(
         table[name] = count / np.maximum(total[0], 1)
     ranks = by_rank / np.maximum(total[0], 1)[:, None]
     return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles, "emitted_tok": emitted, "rank_frac": ranks}
-
-
-def static_tree(
-    pair: Pair, prompts: Sequence, nodes: int = 25, *, depth: int = 4, max_new_tokens: int = 64
-) -> StaticShape:
-    """The best fixed tree of so many nodes for a pair's drafter on the target's answers to `prompts` (Medusa's recipe).
-
-    depth: levels, at most the number of heads. `Static.of(...)` is its policy.
-    """
-    network = pair.drafter.network if pair.drafter is not None else None
-    if not hasattr(network, "t2d"):
-        raise SpecdecError(
-            "this type of drafter has no training forward, so its accuracy cannot be computed; use one of EAGLE, Medusa or "
-            "Hydra."
-        )
-    texts = []
-    for prompt in prompts:
-        ids = pair.ids_of(prompt)
-        tokens = [*ids, *autoregress(pair, ids, max_new_tokens=max_new_tokens).tokens]
-        answer = torch.arange(len(tokens))[None] >= len(ids)
-        texts.append(TokenBatch(torch.tensor([tokens], device=pair.target.device), answer))
-    target, deepest = FrozenTarget(pair.target.model, pair.drafter.taps), pair.drafter.deepest
-    levels = (depth if deepest is None else deepest) + 1
-    with torch.inference_mode(), pair.drafter.inference():
-        found = draft_accuracy(network, target, texts, drafts=min(depth, levels))
-    return tree_from_table(found["rank_frac"], nodes)
 
 
 def _ranks(network, embedding, features, tokens: Tensor, wanted: tuple[int, int, int]) -> np.ndarray:
