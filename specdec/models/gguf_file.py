@@ -149,20 +149,26 @@ def _weights(reader, config, path: Path) -> dict[str, torch.Tensor]:
         del shapes["lm_head.weight"]
     stored, weights = {tensor.name: tensor for tensor in reader.tensors}, {}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, shape in tqdm(shapes.items(), desc=f"unpacking {path.name}"):
         own = names.get_name(name, (".weight",))
         if own not in stored or tuple(stored[own].shape[::-1]) != shape:
             raise SpecdecError(f"{path} lacks {own} of the shape {list(shape)}; {SUPPORTED}.")
         tensor = stored.pop(own)
         weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        for part, count in heads.items():
-            if part in name:  # a GGUF interleaves the two halves of a head's rotary pairs
-                weight = weight.view(count, -1, 2, shape[1]).transpose(1, 2).reshape(shape)
-        weights[name] = weight.bfloat16().contiguous()
+        weights[name] = interleaved(name, weight, config, back=True).bfloat16().contiguous()
     if stored:
         raise SpecdecError(f"{path} holds {', '.join(sorted(stored)[:4])}; {SUPPORTED}.")
     return weights
+
+
+def interleaved(name: str, value: torch.Tensor, config, back: bool = False) -> torch.Tensor:
+    """Rows of queries and keys as in a GGUF, the two halves of each head's rotary pairs interleaved, or `back` from it."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    count = next((count for part, count in heads.items() if part in name), None)
+    if count is None:
+        return value
+    halves = (count, -1, 2) if back else (count, 2, -1)
+    return value.view(*halves, value.shape[-1]).transpose(1, 2).reshape(value.shape)
 
 
 def _tokenizer(reader, path: Path):

@@ -30,7 +30,7 @@ from specdec.models import spread as spreading
 from specdec.models.eagle.checkpoints import named_target
 from specdec.models.families import end_tokens, model_in, setting
 from specdec.models.fingerprint import describe_pair
-from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, STAND_IN, OwnPair, Preset, WheelFile  # noqa: F401
+from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, OwnPair, Preset, WheelFile  # noqa: F401
 from specdec.models.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -31,7 +31,6 @@ from specdec.errors import SpecdecError, nearest_name_error
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 OWN_DRAFTER = "drafter"  # the folder of a shipped pair's own drafter
-STAND_IN = "small"  # replaces a pair that is not available
 
 
 @dataclass(frozen=True)

@@ -23,22 +23,16 @@ WIDTH_IN, HEIGHT_IN = 7.0, 3.2
 COLOURS = ("#004488", "#ddaa33", "#bb5566", "#6699cc", "#222222", "#1b6e3c")
 DASHES, MARKERS = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5))), "osD^v"
 HATCHES = ("", "///", "...", "xxx")
-RULES = {
-    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"), 8),
-    "axes.titlelocation": "left",
-    "axes.edgecolor": "0.6",
-    "grid.color": "0.88",
-    "hatch.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.titlesize": 10,
-    "figure.dpi": 110,
-    "savefig.dpi": 160,
-    "svg.hashsalt": "specdec",  # ids inside an SVG are random without it
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
 ABOVE = dict(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
+
+
+def _rules() -> dict:
+    from matplotlib import rc_params_from_file
+
+    return rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
+
+
+RULES = runs.Table(_rules)
 
 
 @contextmanager
@@ -168,12 +162,11 @@ def time_split(table: pd.DataFrame, *, title=""):
         axes = figure.subplots()
         left = np.zeros(len(table))
         for part, colour in zip(PARTS, palette, strict=False):
-            lengths = table[part].to_numpy(float)
-            axes.barh(table.index.astype(str), lengths, left=left, color=colour, label=part.removesuffix("_ms"))
-            for row, length in enumerate(lengths):
-                share, place = length / table["total_ms"].iloc[row], left[row] + length / 2
-                if share >= 0.06:  # narrower slices have no room for a number
-                    axes.text(place, row, f"{share:.0%}", ha="center", va="center", color=ink(colour))
+            names, lengths = table.index.astype(str), table[part].to_numpy(float)
+            bars = axes.barh(names, lengths, left=left, color=colour, label=part.removesuffix("_ms"))
+            shares = lengths / table["total_ms"]  # narrow slices have no room for a number
+            written = [f"{share:.0%}" if share >= 0.06 else "" for share in shares]
+            axes.bar_label(bars, written, label_type="center", color=ink(colour))
             left += lengths
         axes.invert_yaxis()
         axes.set_xlabel("ms per cycle")

@@ -30,7 +30,6 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import open_trace, recording_folder
 
 USUAL = "small"  # the default pair
-safe = runs.safe_name
 RECORDINGS = "record"  # the name of the runs that `record` writes
 
 
@@ -161,4 +160,4 @@ def serving_tree(
 
 def policy_folder(pair: str, system: str, dtype: str) -> Path:
     """The output folder of a controller trained from the command line."""
-    return runs.runs_dir() / "policies" / safe(pair) / f"{system}-{dtype}"
+    return runs.runs_dir() / "policies" / runs.safe_name(pair) / f"{system}-{dtype}"

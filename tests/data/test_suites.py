@@ -6,10 +6,10 @@ import sys
 import types
 
 import pytest
+from fakes.chats import held_out
 
 from specdec.data import suites
 from specdec.errors import SpecdecError
-from specdec.toy import corpus
 
 LAPTOP, TOY, REAL = suites.LAPTOP, suites.TOY, list(suites.NAMES)
 
@@ -36,7 +36,7 @@ def test_every_paper_suite_exists_in_three_forms_and_a_pair_gets_those_that_suit
 def test_toy_suites_hold_eighty_different_held_out_prompts(name):
     prompts = suites.load_suite(name)
     assert len(prompts) == 80 == len({prompt.turns[0] for prompt in prompts}) == len({prompt.id for prompt in prompts})
-    assert all(corpus.held_out(prompt.turns[0]) and prompt.suite == name and prompt.reference for prompt in prompts)
+    assert all(held_out(prompt.turns[0]) and prompt.suite == name and prompt.reference for prompt in prompts)
     assert {prompt.id for prompt in prompts} == {f"{name}/{number}" for number in range(80)}
     assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "toy/mt_bench" else {1})
 

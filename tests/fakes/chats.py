@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec.data.suites import prompt_digest
+
 from workbook.toy_tokenizer import train_tokenizer
 
 CHATS = [
@@ -40,3 +42,8 @@ def same_weights(one, other) -> bool:
 def curve_of(out_dir) -> pd.DataFrame:
     """The training curve of a drafter, but for its times."""
     return pd.read_parquet(out_dir / "drafter_training" / "loss.parquet").drop(columns="elapsed_s")
+
+
+def held_out(prompt: str) -> bool:
+    """True for the eighth of all first user turns that only tests may see (by sha256 of the normalised text)."""
+    return prompt_digest(prompt)[0] % 8 == 0

@@ -18,7 +18,7 @@ from specdec.core.decode import decode
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.models.eagle import export as module
+from specdec.models import gguf_file
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.export import ENGINES, UNSUPPORTED, ServedTarget, export, read_gguf, serve_command
@@ -94,9 +94,9 @@ def test_vllm_and_sglang_find_every_name_query_rows_are_interleaved_and_flags_th
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4], "it adds one to each"
     assert not config["tie_word_embeddings"]
     rows = torch.arange(64.0)[:, None].expand(64, 3)
-    there = module._interleave("midlayer.self_attn.q_proj.weight", rows, SMALL)
+    there = gguf_file.interleaved("midlayer.self_attn.q_proj.weight", rows, SMALL)
     assert there[:4, 0].tolist() == [0, 8, 1, 9] and there[16, 0] == 16
-    assert torch.equal(module._interleave("x.q_proj.weight", there, SMALL, back=True), rows)
+    assert torch.equal(gguf_file.interleaved("x.q_proj.weight", there, SMALL, back=True), rows)
     target, out = target_of(SMALL, tmp_path / "t.gguf"), tmp_path / "o"
     words = shlex.split(serve_command("vllm", out, target, TreeConfig(6, 4, 1)))
     wanted = {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
@@ -152,6 +152,8 @@ def test_what_a_loader_has_no_name_for_and_cannot_draft_is_refused(tmp_path, mon
     one = replace(SMALL, generation=1, num_taps=1, taps=(8,), draft_vocab_size=100)
     with pytest.raises(SpecdecError, match="only EAGLE-3 is exported"):
         export(drafter_in(tmp_path / "one", one), "vllm", tmp_path / "o", target)
-    monkeypatch.setattr(module, "_interleave", lambda name, value, config, back=False: value.flip(0) if back else value)
+    monkeypatch.setattr(
+        gguf_file, "interleaved", lambda name, value, config, back=False: value.flip(0) if back else value
+    )
     with pytest.raises(SpecdecError, match="reads back otherwise"):
         export(drafter_in(tmp_path / "d"), "llama.cpp", tmp_path / "o", target_of(SMALL, gguf_with(100, tmp_path)))

@@ -187,7 +187,7 @@ def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
     ):
         args = cli.parser().parse_args(["calibrate", *typed])
         assert places.which(args.pair, args.target, args.drafter).name == name
-    assert places.name_of("a/model.gguf") == "model" and places.safe("..a b") == "a-b"
+    assert places.name_of("a/model.gguf") == "model" and runs.safe_name("..a b") == "a-b"
     assert places.costs_file("tiny", "float32") == home / "runs" / "laptop" / "recorded" / "tiny" / "costs-float32.json"
     unpriced = pytest.raises(SpecdecError, places.costs, None, "tiny", "float32")
     unpriced.match("there are no costs of tiny in float32 yet; run `specdec calibrate`")

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fakes.chats import held_out
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.toy.chats import CorpusChats
-from specdec.toy.corpus import held_out, training_examples
+from specdec.toy.corpus import training_examples
 from specdec.training.drafter import chats as chats_module
 from specdec.training.drafter.presets import Budget
 

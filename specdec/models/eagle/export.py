@@ -20,7 +20,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specdec import runs
 from specdec.core.pair import dtype_name
@@ -240,7 +239,7 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
                 writer.add_tensor(name, ids, raw_dtype=gguf.GGMLQuantizationType.I64)
                 continue
             stored = gguf.GGMLQuantizationType.F32 if value.ndim == 1 else matrices
-            rows = gguf.quantize(_interleave(name, value, config).float().numpy(), stored)
+            rows = gguf.quantize(gguf_file.interleaved(name, value, config).float().numpy(), stored)
             writer.add_tensor(GGUF_NAMES[name], rows, raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -276,16 +275,6 @@ def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
         writer.add_key_value(name, field.contents(), field.types[0], inner)
 
 
-def _interleave(name: str, value: Tensor, config: EagleConfig, back: bool = False) -> Tensor:
-    """Rows of queries and keys as in a GGUF: the two halves of each head's rotary pairs interleaved."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    count = next((count for part, count in heads.items() if part in name), None)
-    if count is None:
-        return value
-    halves = (count, -1, 2) if back else (count, 2, -1)
-    return value.view(*halves, value.shape[-1]).transpose(1, 2).reshape(value.shape)
-
-
 def read_gguf(path: Path) -> EagleNetwork:
     """The drafter that `export` wrote for llama.cpp, in the dtype of its matrices. SpecdecError for another file."""
     import gguf
@@ -315,7 +304,7 @@ def read_gguf(path: Path) -> EagleNetwork:
         if name not in tensors:
             tensor = stored[GGUF_NAMES[name]]
             rows = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)).view(wanted.shape)
-            tensors[name] = _interleave(name, rows, config, back=True).to(dtype).contiguous()
+            tensors[name] = gguf_file.interleaved(name, rows, config, back=True).to(dtype).contiguous()
     return checkpoints.with_weights(network, tensors, path, "its header")
 
 
