@@ -73,6 +73,16 @@ def library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: Se
     return Document(ids, np.full(len(ids), LIBRARY, dtype=np.uint8))
 
 
+def fill_gaps(packed: Batch, fill: Callable[[int], Document]) -> None:
+    """Put documents in place of the padding at the ends of rows. fill(room) makes one of at most so many tokens."""
+    number = int(packed.document.max(initial=-1))
+    for ids, kind, document in zip(*packed, strict=True):
+        while room := int((document < 0).sum()):
+            piece, number = fill(room), number + 1
+            span = slice(len(ids) - room, len(ids) - room + len(piece.ids))
+            ids[span], kind[span], document[span] = *piece, number
+
+
 class MixedRows(Rows):
     """Rows of chats, copy tasks and library source.
 
@@ -103,8 +113,10 @@ class MixedRows(Rows):
             tasks.append(self.copy_task(rng))
             budget_tok -= len(tasks[-1].ids)
         documents = tasks + self.documents(index, budget_tok)
-        fill = (lambda room: library_piece(rng, self.library, self._chances, room)) if self.library else None
-        return pack(documents, self.block_rows, self.length, fill)
+        packed = pack(documents, self.block_rows, self.length)
+        if self.library:
+            fill_gaps(packed, lambda room: library_piece(rng, self.library, self._chances, room))
+        return packed
 
     def copy_task_share(self, index: int) -> float:
         """Share of copy tasks in block `index`."""

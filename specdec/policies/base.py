@@ -151,7 +151,6 @@ class Learned(Rule):
             decides, otherwise   whether the network decides `question`, and the answer otherwise
 
     temperature: None answers with the arg-max, a number draws from softmax(logits / temperature) with `seed`.
-    trained_for: pair, costs and config, written by training; elsewhere the policy warns.
     """
 
     temperature: float | None = None

@@ -16,7 +16,7 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.training.drafter import chats
 from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
-from specdec.training.drafter.chats import ANSWER, LIBRARY, PADDING, PROMPT, ChatList, Document, Regeneration, Rows
+from specdec.training.drafter.chats import ANSWER, PADDING, PROMPT, ChatList, Document, Regeneration, Rows
 
 
 def said(length: int) -> list[dict]:
@@ -144,19 +144,10 @@ def document(length: int, token: int = 7, kind: int = ANSWER) -> Document:
 
 def test_documents_are_placed_longest_first_and_blocks_keep_their_shares():
     documents = [document(2, 2), document(5, 5), document(3, 3, PROMPT), document(9, 9)]
-    packed = chats.pack(documents, 2, 6, None)
+    packed = chats.pack(documents, 2, 6)
     assert packed.ids.tolist() == [[9] * 6, [5] * 5 + [0]] and packed.document.tolist() == [[0] * 6, [1] * 5 + [-1]]
     assert packed.kind.tolist() == [[ANSWER] * 6, [ANSWER] * 5 + [PADDING]] and packed.answer_mask.sum() == 11
-    rooms = []
-
-    def fill(room):
-        rooms.append(room)
-        return document(min(room, 2), 4, LIBRARY)
-
-    filled = chats.pack(documents[:1] + documents[2:3], 2, 4, fill)
-    assert filled.ids.tolist() == [[3, 3, 3, 4], [2, 2, 4, 4]]
-    assert filled.document.tolist() == [[0, 0, 0, 2], [1, 1, 3, 3]]
-    assert rooms == [1, 2] and chats.pack([], 1, 2, None).ids.tolist() == [[0, 0]]
+    assert chats.pack([], 1, 2).ids.tolist() == [[0, 0]]
     options = dict(seed=3, length=20, block_rows=32)
 
     def given(block_seed):

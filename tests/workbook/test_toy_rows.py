@@ -6,13 +6,28 @@ import random
 import numpy as np
 import pytest
 
-from specdec.training.drafter.chats import ANSWER, LIBRARY, Document
+from specdec.training.drafter.chats import ANSWER, LIBRARY, Document, pack
 
-from workbook.toy_rows import MixedRows, library_piece, library_text
+from workbook.toy_rows import MixedRows, fill_gaps, library_piece, library_text
 
 
 def document(length: int, token: int) -> Document:
     return Document(np.full(length, token), np.full(length, ANSWER, np.uint8))
+
+
+def test_gaps_are_filled_row_by_row():
+    rooms = []
+
+    def fill(room):
+        rooms.append(room)
+        piece = document(min(room, 2), 4)
+        return Document(piece.ids, np.full_like(piece.kind, LIBRARY))
+
+    filled = pack([document(2, 2), document(3, 3)], 2, 5)
+    fill_gaps(filled, fill)
+    assert filled.ids.tolist() == [[3, 3, 3, 2, 2], [4, 4, 4, 4, 4]] and rooms == [5, 3, 1]
+    assert filled.document.tolist() == [[0, 0, 0, 1, 1], [2, 2, 3, 3, 4]]
+    assert (filled.kind[1] == LIBRARY).all() and (filled.kind[0] == ANSWER).all()
 
 
 def test_blocks_keep_their_shares():

@@ -215,19 +215,14 @@ def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], ow
     return chats
 
 
-def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None = None) -> Batch:
+def pack(documents: Sequence[Document], rows: int, length: int) -> Batch:
     """`documents` in `rows` rows of `length` tokens, the longest first into the first row with room.
 
-    Longer documents are cut to `length`; those that fit nowhere are dropped. `fill(room)` makes documents for the gaps (None
-    leaves padding). Returns a Batch [rows, length].
+    Longer documents are cut to `length`; those that fit nowhere are dropped. Returns a Batch [rows, length].
     """
     items = [cut(item, length) for item in sorted(documents, key=lambda item: -len(item.ids))]
     placed = first_fit([len(item.ids) for item in items], length)[:rows]
     placed += [[] for _ in range(rows - len(placed))]
-    for row in placed if fill is not None else ():
-        while room := length - sum(len(items[index].ids) for index in row):
-            row.append(len(items))
-            items.append(fill(room))
     return lay_out(items, placed, length)
 
 
