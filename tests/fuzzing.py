@@ -93,6 +93,7 @@ COMMANDS = {  # right ones, whose work is small; an option may be spoiled or a w
     "evaluate": ["--pair", "tiny", "--methods", "static:6,2,2", "--suites", "toy/gsm8k", "--limit", "1", "--max-new-tokens", "2"],
     "estimate": ["--pair", "llama-3.1-8b", "--dtype", "bfloat16", "--suites", "toy/gsm8k", "--limit", "1", "--prompt-tok", "9"],
     "record": ["--pair", "tiny", "--suites", "toy/gsm8k", "--limit", "1", "--depth", "2", "--top-ks", "2", "--estimate"],
+    "check-recording": ["/nowhere"],
     "calibrate": ["--pair", "nobody", "--seconds", "1", "--out", "/nowhere/x.json"],
     "reprice": ["/nowhere", "--seconds", "1", "--out", "/nowhere"],
     "schedule": ["vllm", "--trace", "/nowhere", "--costs", "ltd-a100-vicuna-13b", "--drafter", "d", "--out", "/nowhere"],

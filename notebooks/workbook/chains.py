@@ -20,11 +20,11 @@ from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, unreadable
 from specdec.policies import engines
-from specdec.replays.columns import Column
+from specdec.replays.form import trace_of
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
-from specdec.replays.trace import NEVER, SCHEMA, Trace, numbered
+from specdec.replays.trace import NEVER, Trace
 
 SETS = ("gsm8k", "sharegpt", "cnn", "instructcoder")
 HOME = "github.com/SpecDecode-Bench/simulator, data/llama3.1-8B"
@@ -77,26 +77,6 @@ def _requests(path: Path, key: str, limit: int | None) -> Iterator[tuple[int, li
                 yield len(record["prompt_token_ids"]), record[key]["acc_len"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise unreadable(path, error, "SpecDecode-Bench's lengths", f"take it from {HOME}") from error
-
-
-def trace_of(turns: pd.DataFrame, lengths: list[np.ndarray], pair: str) -> Trace:
-    """A recording of chains: for every turn the tokens that a step would yield at each position, 1 or more."""
-    every = np.concatenate(lengths).astype(int)
-    if every.min() < 1:
-        raise SpecdecError("a step yields one token at least, the target's own; these lengths hold smaller ones.")
-    deepest = max(1, int(every.max()) - 1)  # drafts
-    level = np.arange(deepest)
-    # node j of the chain is on the target's path if j < length - 1, and in the pool after n expansions if j <= n
-    ranks = np.where((level < every[:, None, None] - 1) & (level <= level[:, None]), level, NEVER).astype(np.int16)
-    positions = [len(own) for own in lengths]
-    turns = numbered(turns.assign(kept_tok=np.add(positions, 1), positions=positions, piece=0))
-    context_tok = np.concatenate(
-        [start + np.arange(n) for start, n in zip(turns["prompt_tok"], positions, strict=True)]
-    )
-    columns = {Column("ranks", 1): ranks, Column("context_tok"): context_tok.astype(np.int32)}
-    columns[Column("root_rank")] = np.where(every > 1, 0, NEVER).astype(np.int16)
-    header = dict(schema=SCHEMA, pair=pair, dtype="float16", temperature=0.0, depth=deepest - 1, top_ks=(1,))
-    return Trace(header | dict(most_nodes=deepest, family=()), turns, columns)
 
 
 def made_up(seed: int = 0, requests: int = 4) -> Trace:

@@ -29,7 +29,7 @@ FIRST_WORD_S = 5.0
 
 GROUPS = {
     "look": "doctor pairs register decode estimate items help",
-    "measure": "score audit evaluate record calibrate reprice evidence",
+    "measure": "score audit evaluate record check-recording calibrate reprice evidence",
     "train": "generate-data train",
     "ship": "new-policy export schedule card reproduce book",
 }
@@ -620,6 +620,22 @@ def _record(args) -> None:
     if args.name == tools.places.RECORDINGS:
         tools.places.leave_recording(folder, trace)
     print(folder)
+
+
+@_command("check-recording", "name", name=dict(metavar="FOLDER", help="folder of a recording"))
+def _check_recording(args) -> int:
+    """check a recording against its form (specdec/replays/FORMAT.md) and print what it holds"""
+    from specdec.replays.form import check_recording, form, stored_columns
+    from specdec.report import tables
+
+    trace, faults = check_recording(args.name)
+    print("\n".join(faults or [f"{trace!r}: every file is as the form says."]))
+    if trace is not None and not faults:
+        kinds = {column.kind for column in stored_columns(trace)}
+        columns = form("column")
+        counted = trace.turns.groupby(["suite", "part"], sort=False)["positions"].agg(turns="size", positions="sum")
+        print(f"\n{tables.markdown(counted.reset_index())}\n\n{tables.markdown(columns[columns.index.isin(kinds)])}")
+    return int(bool(faults))
 
 
 @_command(
