@@ -107,17 +107,17 @@ def _faults_of_values(trace: Trace, arrays: dict[Column, np.ndarray]) -> Iterato
     level, root = np.arange(trace.depth + 1), arrays.get(Column("root_rank"))
     of_roots = 10 if 10 in trace.top_ks else min(trace.top_ks)  # whose root pass gave root_rank
     for (_, k, beam, _), ranks in ((column, array) for column, array in arrays.items() if column.kind == "ranks"):
-        wrong = (np.diff(ranks, axis=2) < 0).any((1, 2)) | (ranks < 0).any((1, 2))
+        wrong = np.any((np.diff(ranks, axis=2) < 0).any((1, 2), keepdims=True) | (ranks < 0), (1, 2))
         if not trace.copies:
-            pool = np.array([pool_size(n, k, beam) for n in level])[:, None]
-            wrong |= ((ranks != NEVER) & ((ranks >= pool) | (level > level[:, None]))).any((1, 2))
+            pool = np.array([pool_size(n, k, beam) for n in range(trace.depth + 1)])[:, None]
+            wrong |= np.any((ranks != NEVER) & ((ranks >= pool) | (level > level[:, None])), (1, 2))
         if root is not None and not trace.copies and k == of_roots:
             wrong |= np.where(root < k, root, NEVER) != ranks[:, 0, 0]
-        tree = [arrays.get(Column(kind, k, beam)) for kind in ("scores", "tokens", "beams")]
-        if not trace.copies and not wrong.any() and Column("text") in arrays and all(part is not None for part in tree):
-            scores, tokens, beams = tree
-            nodes = path_nodes(tokens, beams, arrays[Column("text")][:, 1:])
-            wrong = (path_ranks(scores, nodes, k, beam) != ranks).any((1, 2))
+        needed = [Column("text"), *(Column(kind, k, beam) for kind in ("scores", "tokens", "beams"))]
+        if not trace.copies and not wrong.any() and set(needed) <= set(arrays):
+            text, scores, tokens, beams = (arrays[column] for column in needed)
+            nodes = path_nodes(tokens, beams, text[:, 1:])
+            wrong = np.any(path_ranks(scores, nodes, k, beam) != ranks, (1, 2))
         if wrong.any():
             row = np.flatnonzero(wrong)[0]
             yield f"ranks of k = {k}, row {row}: they contradict each other, the root's rank or the tree's scores."
@@ -142,8 +142,8 @@ def trace_of(turns: pd.DataFrame, lengths: list[np.ndarray], pair: str) -> Trace
     ranks = np.where((level < every[:, None, None] - 1) & (level <= level[:, None]), level, NEVER).astype(np.int16)
     positions = [len(own) for own in lengths]
     turns = numbered(turns.assign(kept_tok=np.add(positions, 1), positions=positions, piece=0))
-    contexts = np.repeat(turns["prompt_tok"] - turns["first"], positions) + np.arange(len(every))
-    columns = {Column("ranks", 1): ranks, Column("context_tok"): contexts.to_numpy(np.int32)}
+    contexts = np.repeat((turns["prompt_tok"] - turns["first"]).to_numpy(), positions) + np.arange(len(every))
+    columns: dict[Column, np.ndarray] = {Column("ranks", 1): ranks, Column("context_tok"): contexts.astype(np.int32)}
     columns[Column("root_rank")] = np.where(every > 1, 0, NEVER).astype(np.int16)
     header = dict(schema=SCHEMA, pair=pair, dtype="float16", temperature=0.0, depth=deepest - 1, top_ks=[1], trees=[])
     header["columns"] = {"positions": [column.stored for column in columns]}
