@@ -173,9 +173,7 @@ def read_dflash(folder: str | Path) -> DFlashNetwork:
     if config.num_layers > len(tensors) or config.is_reduced and not config.own_head:
         wrong = f"{config.num_layers} layers" if config.num_layers > len(tensors) else "a part of the vocabulary"
         raise bad_checkpoint(folder, f"config.json states {wrong}, its weights have no such thing; export it again.")
-    with torch.device("meta"):  # allocates nothing of the size that config.json claims
-        network = DFlashNetwork(config)
-    return with_weights(network, tensors, folder, "its config.json")
+    return with_weights(DFlashNetwork, config, tensors, folder, "its config.json")
 
 
 def load_dflash(folder: Path, target: Target) -> DFlashDrafter:

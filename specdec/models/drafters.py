@@ -90,12 +90,19 @@ def _dflash_network(folder: Path | None, config) -> nn.Module:
 
 
 def _small_lm_network(folder: Path | None, config) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     if folder is None:
         raise SpecdecError("a small language model has no usual size; name its folder to count it, lm:FOLDER.")
+    return on_meta(AutoConfig.from_pretrained(folder))
+
+
+def on_meta(config) -> nn.Module:
+    """The target of this transformers config, without its weights."""
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        return AutoModelForCausalLM.from_config(config)
 
 
 CLAIMS = "specdec"  # the field of config.json with the measured accuracy

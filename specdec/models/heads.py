@@ -293,9 +293,7 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     stated = fields.get(f"{kind}_num_heads")
     if stated != config.num_heads:
         warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")
-    with torch.device("meta"):  # allocates nothing of the size that config.json claims
-        network = heads_network(config)
-    return with_weights(network, named, folder, "this target")
+    return with_weights(heads_network, config, named, folder, "this target")
 
 
 def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:

@@ -160,8 +160,7 @@ def benchmark(
     try:
         for dtype in dtypes:
             for pair, prompts, trees, new_tok in _cases(dtype, pairs, reference):
-                options = {"cpu_time": cpu_time, "progress": progress}
-                rows.append(cycle_costs(pair, prompts, trees, new_tok, rounds, **options))
+                rows.append(cycle_costs(pair, prompts, trees, new_tok, rounds, cpu_time=cpu_time, progress=progress))
                 if pair.name == REFERENCE:
                     rows[-1] |= {machine: cycles[dtype] for machine, cycles in OFFICIAL_CYCLE.items()}
     finally:

@@ -207,14 +207,6 @@ def kept_per_tok(network) -> int:
     return 2 * getattr(config, "num_hidden_layers", 1) * rows * size
 
 
-def on_meta(config):
-    """The target of this transformers config, without its weights."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
-
-
 def parameters(*networks) -> int:
     """Number of weights of these networks; None counts 0."""
     return sum(weight.numel() for network in networks if network is not None for weight in network.parameters())
@@ -229,7 +221,7 @@ def _memory(
     length of the target and the largest drafter, the largest forward.
     """
     hidden, inner = target.hidden_size, getattr(target, "intermediate_size", None) or 4 * target.hidden_size
-    modules = [on_meta(target), *(network for network in networks if network is not None)]
+    modules = [drafters.on_meta(target), *(network for network in networks if network is not None)]
     width, tree = dtype.itemsize, config.tree
     packed = sum(_packed_bytes(module, dtype) for module in modules) if device.type == "cpu" else 0
     per_tok = width * (kept_per_tok(modules[0]) + max(map(kept_per_tok, modules[1:]), default=0))
@@ -568,7 +560,7 @@ _shapes = functools.lru_cache(64)(shapes_of)
 def _prices(pair: str, drafter: str, gpu: str, host: str, gpus: int, width: int) -> CostModel:
     """The roofline of a pair on so many GPUs that share its weights, with free communication."""
     config, network = _shapes(pair, drafter)
-    model, (bandwidth_gb_per_s, tflop_per_s) = on_meta(config), GPUS[gpu]
+    model, (bandwidth_gb_per_s, tflop_per_s) = drafters.on_meta(config), GPUS[gpu]
     read = parameters(model) - (0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel())
     heads = drafters.HEADS.get(drafters.kind_and_source(drafter)[0], 1)  # a level runs one head
     drafting = float((parameters(network) if network is not None else 1) / heads)

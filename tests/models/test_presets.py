@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from specdec.core.tree_config import TREES
+from specdec.models import drafters
 from specdec.models.eagle import checkpoints
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import default_taps, network_of
 from specdec.models.load import PRESETS, SHIPPED, is_hub_id
 from specdec.models.target import Target
-from specdec.tools.estimate import on_meta, shapes_of
+from specdec.tools.estimate import shapes_of
 
 HUB = [name for name, preset in PRESETS.items() if "/" in preset.drafter]
 OFFICIAL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu"}
@@ -57,7 +58,7 @@ def test_the_papers_pairs_are_there():
 @pytest.mark.parametrize(("name", "narrow"), [*((name, {}) for name in HUB), ("llama-3.3-70b", NARROW)])
 def test_target_and_drafter_fit(name, narrow, tmp_path):
     config, counted = shapes_of(name)
-    target = Target(on_meta(config))
+    target = Target(drafters.on_meta(config))
     raw, tensors = published(name, **narrow)
     fields = checkpoints.Fields(tmp_path, raw)
     named = {part.replace("midlayer.", "layers.0."): tensor for part, tensor in tensors.items()}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,14 +58,7 @@ class Checkpoint:
 
     def network(self) -> EagleNetwork:
         """The network with these weights, in the file's dtype. SpecdecError names weights that are missing or do not fit."""
-        try:
-            with torch.device("meta"):  # allocates nothing of the size that config.json claims
-                network = network_of(self.config)
-        except RuntimeError as error:
-            raise bad_checkpoint(
-                self.folder, f"config.json describes no network ({first_line(error)}); fetch it again."
-            ) from error
-        return with_weights(network, self.tensors, self.folder, "its config.json")
+        return with_weights(network_of, self.config, self.tensors, self.folder, "its config.json")
 
 
 def read_checkpoint(folder: str | Path) -> Checkpoint:
@@ -329,13 +323,19 @@ def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tenso
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
-def with_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Path, asked_by: str) -> nn.Module:
-    """A network on the meta device with the tensors as its frozen weights. asked_by: the source of its shapes, for errors.
+def with_weights(build: Callable, config, tensors: dict[str, Tensor], folder: Path, asked_by: str) -> nn.Module:
+    """The network build(config) with the tensors as its frozen weights. asked_by: the source of its shapes, for errors.
 
     SpecdecError for weights that are missing, left over, of another shape or quantised, for non-finite values, and for wrong
     vocabulary maps. The maps may be absent if the whole vocabulary of the target is drafted.
     """
-    config, tensors, expected = network.config, dict(tensors), network.state_dict()
+    try:
+        with torch.device("meta"):  # allocates nothing of the size that config.json claims
+            network = build(config)
+    except RuntimeError as error:
+        reason = f"config.json describes no network ({first_line(error)}); fetch it again."
+        raise bad_checkpoint(folder, reason) from error
+    tensors, expected = dict(tensors), network.state_dict()
     for name, tensor in tensors.items():
         if name in expected and tensor.shape != expected[name].shape:
             shapes = tuple(tensor.shape), tuple(expected[name].shape)

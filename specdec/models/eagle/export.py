@@ -295,17 +295,17 @@ def read_gguf(path: Path) -> EagleNetwork:
         own_embedding=GGUF_NAMES[EMBEDDING] in stored,
     )
     with torch.device("meta"):
-        network = EagleNetwork(config)
+        shapes = EagleNetwork(config).state_dict()
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored["fc.weight"].tensor_type.name, torch.float32)
     ids = torch.from_numpy(np.array(stored["d2t"].data, dtype=np.int64))
     tensors = {"d2t": ids - torch.arange(len(ids)), "t2d": torch.zeros(config.vocab_size, dtype=torch.bool)}
     tensors["t2d"][ids] = True
-    for name, wanted in network.state_dict().items():
+    for name, wanted in shapes.items():
         if name not in tensors:
             tensor = stored[GGUF_NAMES[name]]
             rows = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)).view(wanted.shape)
             tensors[name] = gguf_file.interleaved(name, rows, config, back=True).to(dtype).contiguous()
-    return checkpoints.with_weights(network, tensors, path, "its header")
+    return checkpoints.with_weights(EagleNetwork, config, tensors, path, "its header")
 
 
 def _float_as_written(value) -> float:
