@@ -308,13 +308,13 @@ class NgramDrafter(Drafter):
         return NgramSession(self.config, self.odds)
 
 
-def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
-    """Every copy proposed along the text's own path, from token number `first` on, and whether it was right.
+def outcomes(ids: Tensor, ends: Iterable[int], config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
+    """Every copy proposed along the text's own path after its first `ends` tokens, and whether it was right.
 
-    ids int64 [T]. At each place the drafter sees the text up to there.
+    ids int64 [T]. ends: ascending. At each place the drafter sees the text up to there.
     """
     text, tokens = Text(), ids.tolist()
-    for end in range(first, len(tokens)):
+    for end in ends:
         text.grow_to(ids[:end])
         places = matches(text, config)
         for depth in range(min(config.levels, len(tokens) - end)):

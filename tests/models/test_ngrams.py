@@ -191,7 +191,7 @@ def test_copies_alone_draft_nothing_and_bad_settings_are_one_sentence():
 
 def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_path):
     ids = torch.tensor([*range(9)] * 4 + [30, *range(9)])
-    found = list(ngrams.outcomes(ids, 9, ngrams.NgramConfig()))
+    found = list(ngrams.outcomes(ids, range(9, len(ids)), ngrams.NgramConfig()))
     odds = CopyOdds.from_outcomes(found, scale=0.8, learned_from="a round")
     sure, lone = Evidence.of(20, 1, 0, 1), Evidence.of(1, 1, 1, 2)
     assert odds.probability(sure) > 0.9 > ODDS.probability(lone)
