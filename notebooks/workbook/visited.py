@@ -1,8 +1,9 @@
 """Acceptance where cycles begin, and over all positions: how far they differ, and whether what is fitted cares.
 
-Fitted on all positions: the odds of copies (`replays.copies`), the classifiers among the rules (`workbook.classifiers`), RADAR's
-data (`training.radar`), and temperatures per level (`workbook.rules`). Value models, tuned trees, the rules that learn while
-decoding, Re-SpS, LTD and `speculation_profile.json` see cycles only. Knows nothing about notebooks.
+Fitted on all positions: the classifiers among the rules (`workbook.classifiers`), RADAR's data (`training.radar`), and temperatures
+per level (`workbook.rules`). Value models, tuned trees, the rules that learn while decoding, Re-SpS, LTD and
+`speculation_profile.json` see cycles only, and so do the odds of copies (`replays.copies`) unless they are asked for other
+positions. Knows nothing about notebooks.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def fitted_twice(trace: Trace, costs: CostModel, seeds: tuple[int, ...] = (0, 1,
                 judged.append([replay(test, one, costs).table for one in three])
             rows.append({"fit": name, "positions": len(learn), "visited": len(begun)} | _compared(judged))
     if "ids" in trace.turns:
-        tree, odds, judged = Static.of(CopiedTree(8)), copy_odds_of(learn), []
+        tree, odds, judged = Static.of(CopiedTree(8)), copy_odds_of(learn, rows=np.arange(len(learn))), []
         for seed in seeds:
             begun, few = _chosen(copying(learn, odds), tree, costs, seed)
             three = odds, copy_odds_of(learn, rows=begun), copy_odds_of(learn, rows=few)

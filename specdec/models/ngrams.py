@@ -308,21 +308,27 @@ class NgramDrafter(Drafter):
         return NgramSession(self.config, self.odds)
 
 
-def outcomes(ids: Tensor, ends: Iterable[int], config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
-    """Every copy proposed along the text's own path after its first `ends` tokens, and whether it was right.
+def outcomes(
+    ids: Tensor, first: int, config: NgramConfig, ends: Iterable[int] | None = None
+) -> Iterator[tuple[Evidence, bool]]:
+    """Every copy proposed along the text's own path in cycles from token number `first` on, and whether it was right.
 
-    ids int64 [T]. ends: ascending. At each place the drafter sees the text up to there.
+    ids int64 [T]. A cycle begins after the tokens that the one before it copied and the target's own. ends: instead, after these
+    numbers of tokens, ascending. At each place the drafter sees the text up to there.
     """
-    text, tokens = Text(), ids.tolist()
-    for end in ends:
+    text, tokens, begins = Text(), ids.tolist(), first
+    for end in range(first, len(tokens)) if ends is None else ends:
+        if ends is None and end < begins:
+            continue
         text.grow_to(ids[:end])
-        places = matches(text, config)
+        places, begins = matches(text, config), end + 1
         for depth in range(min(config.levels, len(tokens) - end)):
             seen = next_tokens(text, places, depth, config.children)
             if not seen:
                 break
             follows = tokens[end + depth]
             yield from ((what, token == follows) for token, _, what in seen)
+            begins += any(token == follows for token, *_ in seen)
             places = next((own for token, own, _ in seen if token == follows), [])
 
 

@@ -190,10 +190,12 @@ def test_copies_alone_draft_nothing_and_bad_settings_are_one_sentence():
 
 
 def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_path):
-    ids = torch.tensor([*range(9)] * 4 + [30, *range(9)])
-    found = list(ngrams.outcomes(ids, range(9, len(ids)), ngrams.NgramConfig()))
+    ids = torch.tensor([*range(9)] * 12 + [30, *range(9)])
+    found = list(ngrams.outcomes(ids, 9, ngrams.NgramConfig()))
+    begun = [9, 10, *range(20, 98, 11), 108, 109, 110]  # ten copies at most, and the target's own token
+    assert found == list(ngrams.outcomes(ids, 9, ngrams.NgramConfig(), begun))
     odds = CopyOdds.from_outcomes(found, scale=0.8, learned_from="a round")
-    sure, lone = Evidence.of(20, 1, 0, 1), Evidence.of(1, 1, 1, 2)
+    sure, lone = Evidence.of(20, 2, 0, 1), Evidence.of(1, 1, 1, 2)
     assert odds.probability(sure) > 0.9 > ODDS.probability(lone)
     assert odds.log_prob(sure) == pytest.approx(math.log(odds.probability(sure)) / 0.8)
     assert sum(row["outcomes"] for row in odds.table) == len(found) and len(odds.table) == 28
