@@ -60,17 +60,18 @@ class EqualTerms:
     """What every learned controller is given alike; objective, network and length of training stay its own.
 
     shapes: children per node and, where they differ, the nodes that each level expands; those that were recorded are tried.
-    depth: expansions at most (RADAR's network decides seven times). total_tokens, depths: of the trees. The plain step,
-    1 token, is open to controllers that plan before drafting; LTD, RADAR and ours answer after the first draft call.
+    depth: expansions at most, where the recording is as deep (RADAR's network decides seven times). total_tokens, depths: of
+    the trees, as large and as deep as a static tree's may be. The plain step, 1 token, is open to controllers that plan before
+    drafting; LTD, RADAR and ours answer after the first draft call.
     intervals: tried in place of shapes by the controller whose answers name the shape themselves, as many as there are
     shapes. trial_frac: how long each option learns, as a part of a training. effort: the same of every training's own length.
     """
 
     name: str = EQUAL
     shapes: tuple[tuple[int, ...], ...] = ((4,), (4, 2, 1), (2,), (10,))
-    depth: int = 7
-    depths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 7)
-    total_tokens: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 60)
+    depth: int = 12
+    depths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 7, 8, 10, 12)
+    total_tokens: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 60, 80, 100, 128, 160, 201, 241)
     intervals: tuple[int, ...] = (10, 1, 3, 30)
     trial_frac: float = 0.2
     effort: float = 1.0
@@ -130,20 +131,21 @@ class Arena:
         ]
 
     def shapes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(children, beam) of the terms whose whole trees were recorded deep enough."""
+        """(children, beam) of the terms whose whole trees were recorded."""
         found = []
         for top_k, *beam in self.terms.shapes:
             try:
                 self.trace.column("scores", top_k, tuple(beam))
             except SpecdecError:
                 continue
-            if self.trace.depth_of(top_k, tuple(beam)) >= self.terms.depth:
-                found.append((top_k, tuple(beam)))
+            found.append((top_k, tuple(beam)))
         if not found:
-            raise SpecdecError(
-                f"none of {self.terms.shapes} was recorded with whole trees {self.terms.depth} deep; record trees=(4, 10)."
-            )
+            raise SpecdecError(f"no whole trees of {self.terms.shapes} were recorded; record trees=(4, 10).")
         return found
+
+    def depth(self, shape: tuple[int, tuple[int, ...]]) -> int:
+        """Expansions at most of a shape: those of the terms, as far as they were recorded."""
+        return min(self.terms.depth, self.trace.depth_of(*shape))
 
     def choice_file(self, system: str) -> Path:
         """Where `choose` keeps what it found."""
@@ -157,7 +159,7 @@ class Arena:
     def start(self, shape: tuple[int, tuple[int, ...]]) -> TreeConfig:
         """The fastest tree of a shape that drafts anything, on part "tune": where each controller begins."""
         totals = [total for total in self.terms.total_tokens if 1 < total <= self.trace.most_nodes + 1]
-        grid = dict(depths=range(1, self.terms.depth + 1), top_ks=[shape[0]], beams=[shape[1]])
+        grid = dict(depths=range(1, self.depth(shape) + 1), top_ks=[shape[0]], beams=[shape[1]])
         return best_static(self.trace.select(part="tune"), self.costs, total_tokens=totals, **grid)
 
 
@@ -200,19 +202,21 @@ def equal_config(arena: Arena, system: str, option):
     totals = tuple(total for total in terms.total_tokens if total <= arena.trace.most_nodes + 1)
     if system == RESPS:
         widths = tuple((top_k, *beam) for top_k, beam in arena.shapes())
-        grid = {"totals": totals, "depths": terms.depths, "widths": widths, "small": True}
+        deepest = min(map(arena.depth, arena.shapes()))
+        depths = tuple(depth for depth in terms.depths if depth <= deepest)
+        grid = {"totals": totals, "depths": depths, "widths": widths, "small": True}
         learning = {"interval": option, "temperature": None}
         return changed(resps.OURS, {"name": EQUAL, **grid, "interval": option, "while_training": learning})
     top_k, beam = option
     if system == OURS:
         sizes = tuple(total - 1 for total in totals)
-        tree = {"top_k": top_k, "beam": beam, "most_expansions": terms.depth, "sizes": sizes}
+        tree = {"top_k": top_k, "beam": beam, "most_expansions": arena.depth(option), "sizes": sizes}
         return changed(value.OURS, {"name": EQUAL, **tree})
     start = arena.start(option)
     if system == RADAR:
         tree = {"top_k": top_k, "beam": beam, "total_tokens": start.total_tokens}
         return changed(radar.OURS, {"name": EQUAL, **tree})
-    shape = {"depth": terms.depth, "top_k": top_k, "beam": beam}
+    shape = {"depth": arena.depth(option), "top_k": top_k, "beam": beam}
     fields = {f"{kind}.{field}": value for kind in ("depth", "size") for field, value in shape.items()}
     fields |= {"depth.from_root": True, "depth.total_tokens": start.total_tokens}
     return changed(ltd.OURS, {"name": EQUAL, **fields, "size.sizes": tuple(total - 1 for total in totals)})

@@ -1,0 +1,252 @@
+"""The ladder of what is known: how well can the accepted tokens of the next cycle be told, and what is it worth?
+
+Every step is a set of columns over the positions of a recording. A small network learns from the part `train` the accepted
+tokens of every answer (plain step, depth and size of a tree); the answer of the highest value is taken at every position:
+
+    value(answer) = expected new tokens - rate * milliseconds(answer),     rate: tokens per millisecond that are reached so
+
+`free` lets a step choose as if its columns cost nothing; `paid` allows only what has not been passed when they are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from specdec.core.pair import Pair
+from specdec.core.records import TURN
+from specdec.core.tree_config import pool_size
+from specdec.costs.model import CostModel
+from specdec.models.eagle.drafter import BatchedDrafter
+from specdec.replays import static_trees
+from specdec.replays.trace import NEVER, Trace
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 240)
+LONGEST = 8  # tokens of a match with the text before
+DIMENSIONS = 48  # of a hidden state, by its principal components
+CHAIN = 3  # nodes of the drafter's best chain whose states are read
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Every answer at every position. new_tok, ms [R, A]; expansions, nodes [A]: -1 and 0 for the plain step, the first."""
+
+    new_tok: np.ndarray
+    ms: np.ndarray
+    expansions: np.ndarray
+    nodes: np.ndarray
+
+    @classmethod
+    def of(cls, trace: Trace, costs: CostModel, shape: static_trees.Shape) -> Answers:
+        """The plain step and all trees of a shape, as deep as recorded, with SIZES nodes as far as they are offered."""
+        tables = static_trees.CostTables.of(trace, costs, [shape])
+        tokens, times = [np.ones((1, len(trace)))], [tables.plain_ms[tables.where][None]]
+        answers = [(-1, 0)]
+        for depth in range(trace.depth_of(*shape) + 1):
+            most = min(trace.most_nodes, pool_size(depth, *shape))
+            sizes = np.array([size for size in SIZES if size < most] + [most])
+            tokens.append(static_trees.gained_tok(static_trees.path_ranks(trace, shape, depth), sizes))
+            drafted = tables.before_verification(trace, shape, depth)
+            times.append(drafted + tables.verify[tables.where][:, sizes].T)
+            answers += [(depth, size) for size in sizes]
+        expansions, nodes = np.array(answers).T
+        return cls(np.concatenate(tokens).T.astype(np.float32), np.concatenate(times).T, expansions, nodes)
+
+
+def walked(trace: Trace, answers: Answers, chosen: np.ndarray) -> pd.DataFrame:
+    """Rows per turn (TURN, new_tok, time_ms, cycles) where `chosen` int [R] is answered at each position a cycle begins at."""
+    rows = np.arange(len(chosen))
+    step, ms = answers.new_tok[rows, chosen].astype(int), answers.ms[rows, chosen]
+    spent, cycles = [], []
+    for first, positions in zip(trace.turns["first"], trace.turns["positions"], strict=True):
+        at, visited = first, []
+        while at < first + positions:
+            visited.append(at)
+            at += step[at]
+        spent.append(ms[visited].sum())
+        cycles.append(len(visited))
+    return trace.turns[[*TURN, "part"]].assign(new_tok=trace.turns["positions"], time_ms=spent, cycles=cycles)
+
+
+def best_static(trace: Trace, answers: Answers, parts: Iterable[str] = ("train", "tune")) -> int:
+    """The answer that is fastest if it is given always, on `parts`."""
+    asked = trace.turns["part"].isin(list(parts)).to_numpy()
+    times = [
+        walked(trace, answers, np.full(len(trace), number))["time_ms"][asked].sum()
+        for number in range(answers.ms.shape[1])
+    ]
+    return int(np.argmin(times))
+
+
+def taken(trace: Trace, answers: Answers, predicted: np.ndarray, least: int = -1, part: str = "tune") -> np.ndarray:
+    """The answer of the highest value at every position. predicted [R, A]: new tokens; least: expansions already passed.
+
+    The rate is the one that the choice reaches on `part`.
+    """
+    allowed = np.where(answers.expansions >= least, 0.0, -np.inf)
+    asked, static = (trace.turns["part"] == part).to_numpy(), best_static(trace, answers)
+    chosen = np.full(len(trace), static)
+    for _ in range(3):
+        turns = walked(trace, answers, chosen)[asked]
+        rate = turns["new_tok"].sum() / turns["time_ms"].sum()
+        chosen = (predicted - rate * answers.ms + allowed).argmax(1)
+    return chosen
+
+
+def fit(inputs: np.ndarray, answers: Answers, parts: np.ndarray, seeds: Iterable[int] = (0, 1, 2)) -> np.ndarray:
+    """New tokens of every answer at every position, [R, A], as told by `inputs` [R, F]: the mean of networks that learned
+    from the part `train`, each at its lowest loss on `tune`. parts [R]: the part of each position."""
+    train, tune = (np.flatnonzero(parts == part) for part in ("train", "tune"))
+    mean, deviation = inputs[train].mean(0), inputs[train].std(0) + 1e-3
+    x = torch.from_numpy(((inputs - mean) / deviation).astype(np.float32))
+    y = torch.from_numpy(answers.new_tok)
+    return np.mean([_fitted(x, y, train, tune, seed).numpy() for seed in seeds], axis=0)
+
+
+def _fitted(x, y, train: np.ndarray, tune: np.ndarray, seed: int, epochs: int = 40, patience: int = 5):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, y.shape[1]))
+    nn.init.zeros_(net[3].weight)
+    net[3].bias.data.copy_(y[train].mean(0))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=1e-2)
+    draw, best, misses = np.random.default_rng(seed), (np.inf, None), 0
+    for _ in range(epochs):
+        net.train()
+        for rows in np.array_split(draw.permutation(train), max(1, len(train) // 256)):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            answer = net.eval()(x)
+            loss = float(nn.functional.mse_loss(answer[tune], y[tune]))
+        best, misses = ((loss, answer), 0) if loss < best[0] else (best, misses + 1)
+        if misses == patience:
+            break
+    return best[1]
+
+
+def explained(predicted: np.ndarray, truth: np.ndarray) -> float:
+    """R2: the share of the variance of `truth` [R] that `predicted` explains."""
+    return float(1 - ((truth - predicted) ** 2).mean() / truth.var())
+
+
+def columns(trace: Trace, shape: static_trees.Shape, extra: dict[str, np.ndarray]) -> dict[str, tuple[int, np.ndarray]]:
+    """Step -> (expansions that are passed when it is known, its columns [R, F]). extra: of `certainty` and `node_states`."""
+    part = trace.turns["part"].to_numpy().repeat(trace.turns["positions"])
+    scores = np.maximum(trace.column("scores", *shape).astype(np.float32), -15)
+    pools = [pool_size(level, *shape) for level in range(4)]
+    parts = {"target's hidden state": (-1, _components(trace.features, part))}
+    parts |= {"target's certainty": (-1, extra["certainty"]), "copies": (-1, matches(trace, shape))}
+    parts |= {"memory of this answer": (-1, memory(trace, shape))}
+    parts |= {"drafter's hidden state": (0, _components(trace.draft_state, part))}
+    parts |= {f"scores of {n + 1} level{'s' * (n > 0)}": (n, scores[:, : pools[n]]) for n in range(4)}
+    states = extra["states"]
+    parts |= {f"state of node {n + 1}": (n + 1, _components(states[:, n], part)) for n in range(states.shape[1])}
+    return parts
+
+
+def _components(states: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """The first principal components of states [R, F], those of the part `train`."""
+    x = torch.from_numpy(states.astype(np.float32))
+    train = x[torch.from_numpy(part == "train")]
+    torch.manual_seed(0)
+    mean, deviation = train.mean(0), train.std(0) + 1e-2
+    _, _, basis = torch.pca_lowrank((train - mean) / deviation, DIMENSIONS)
+    return (((x - mean) / deviation) @ basis).numpy()
+
+
+def matches(trace: Trace, shape: static_trees.Shape) -> np.ndarray:
+    """[R, 3]: tokens of the longest earlier match of the text's end, whether the drafter's best token follows there, and
+    its log-probability (-15 if it is no candidate, or without a match)."""
+    tokens, scores = (trace.column(kind, *shape)[:, : shape[0]] for kind in ("tokens", "scores"))
+    rows = np.zeros((len(trace), 3), np.float32)
+    for ids, first, prompt, positions in trace.turns[["ids", "first", "prompt_tok", "positions"]].itertuples(index=False):
+        seen: dict[tuple[int, ...], int] = {}
+        for end in range(1, prompt + 1):
+            _remember(seen, ids, end)
+        for position in range(positions):
+            end = prompt + position + 1
+            match = next((n for n in range(min(LONGEST, end - 1), 0, -1) if tuple(ids[end - n : end]) in seen), 0)
+            at = first + position
+            rows[at] = match, 0, -15
+            if match:
+                hit = tokens[at] == seen[tuple(ids[end - match : end])]
+                rows[at, 1:] = hit[0], max(-15, scores[at][hit].max(initial=-15))
+            _remember(seen, ids, end)
+    return rows
+
+
+def _remember(seen: dict[tuple[int, ...], int], ids, end: int) -> None:
+    """Note which token follows every n-gram that ends before `end`."""
+    for n in range(1, min(LONGEST, end - 1) + 1):
+        seen[tuple(ids[end - 1 - n : end - 1])] = int(ids[end - 1])
+
+
+def memory(trace: Trace, shape: static_trees.Shape, keep: float = 0.8) -> np.ndarray:
+    """[R, 3]: over the earlier positions of an answer the running mean of whether the drafter's best token was right, of how
+    much more than its probability, and of the accepted tokens of the whole tree, as soon as the text has gone beyond them.
+
+    Optimistic: every position counts, and a cycle sees only those where cycles begin.
+    """
+    hits = (trace.ranks[shape][:, 0, 0] == 0).astype(np.float32)
+    surprise = hits - np.exp(trace.column("scores", *shape)[:, 0])
+    accepted = (trace.ranks[shape][:, -1] < NEVER).sum(-1)
+    running = np.zeros((len(hits), 3), np.float32)
+    running[:] = hits.mean(), 0, accepted.mean()
+    for first, positions in zip(trace.turns["first"], trace.turns["positions"], strict=True):
+        known: dict[int, list[int]] = {}
+        for row in range(first, first + positions):
+            if row > first:
+                now = hits[row - 1], surprise[row - 1], np.mean([accepted[r] for r in known.get(row, ())] or running[row - 1, 2])
+                running[row] = keep * running[row - 1] + (1 - keep) * np.array(now)
+            known.setdefault(row + accepted[row] + 1, []).append(row)
+    return running
+
+
+def certainty(pair: Pair, trace: Trace, back: int = 3) -> np.ndarray:
+    """[R, 3 * back]: of the last tokens of the text, newest first, the target's entropy, log-probability and margin there."""
+    rows = np.zeros((len(trace), 3 * back), np.float32)
+    with pair.inference():
+        for ids, first, prompt, positions in trace.turns[["ids", "first", "prompt_tok", "positions"]].itertuples(index=False):
+            tokens = torch.as_tensor(np.asarray(ids), dtype=torch.long)
+            known = pair.target.forward(tokens, pair.target.new_cache(len(tokens))).logits.float().log_softmax(-1)[:-1]
+            two = known.topk(2).values
+            own = known.gather(1, tokens[1:, None])[:, 0]
+            facts = torch.stack([-(known.exp() * known).sum(-1), own, two[:, 0] - two[:, 1]], 1).numpy()
+            for number in range(back):  # the root is token prompt + position, told by the row before it
+                at = np.maximum(prompt - 1 - number + np.arange(positions), 0)
+                rows[first : first + positions, 3 * number : 3 * number + 3] = facts[at]
+    return rows
+
+
+def node_states(pair: Pair, trace: Trace, nodes: int = CHAIN) -> np.ndarray:
+    """float16 [R, nodes, H]: the drafter's states at the first nodes of its best chain, each of which had to be expanded."""
+    found = []
+    with pair.inference(), pair.drafter.inference():
+        for ids, prompt, positions in trace.turns[["ids", "prompt_tok", "positions"]].itertuples(index=False):
+            tokens = torch.as_tensor(np.asarray(ids), dtype=torch.long)
+            features = pair.target.forward(tokens, pair.target.new_cache(len(tokens)), last_only=True).features
+            drafter = _Keeping(pair.drafter, tokens, features, nodes)
+            drafter.grow(prompt + torch.arange(positions), 1, nodes, 1)
+            found.append(torch.stack(drafter.kept, 1).half().numpy())
+    return np.concatenate(found)
+
+
+class _Keeping(BatchedDrafter):
+    """Keeps the state of the first node of every level that it expands: `kept`, [P, H] each."""
+
+    def _level(self, *given):
+        grown = super()._level(*given)
+        self.kept = [*getattr(self, "kept", ()), grown[2][:, 0]]
+        return grown
+
+
+def mixed(predicted: np.ndarray, answers: Answers, frac: float, seed: int = 0) -> np.ndarray:
+    """`predicted` with the truth at a random share of the positions: what a better forecast would be worth."""
+    known = np.random.default_rng(seed).random(len(predicted)) < frac
+    return np.where(known[:, None], answers.new_tok, predicted)
