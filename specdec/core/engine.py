@@ -11,6 +11,7 @@ Knows nothing about policies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from specdec.core.clock import Clock
 from specdec.core.pair import Pair
 from specdec.core.protocols import DraftForward, Step, TargetForward, finish
+from specdec.core.text import Text
 from specdec.core.tree import DraftTree, GrowingTree, Merged, Pool, StaticShape, Trie
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.core.verification import Picker, truncate
@@ -58,6 +60,7 @@ class LiveEngine:
         self._flat: tuple[Tensor, Tensor] | None = None  # the root's children, if there are more than the beam takes
         self._copies, self._copied, self._copied_at = bool(copied_levels), Trie(), -1
         self._merged: Merged | None = None
+        self._text = Text()  # read only where a policy asks for repetitions
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt
         self._length = self.prompt_tok  # of prompt and text so far
@@ -268,6 +271,14 @@ class LiveEngine:
         if state is None:
             raise SpecdecError("this drafter has no state to read; use a policy that does not need it.")
         return state
+
+    @property
+    def matched(self) -> tuple[float, float]:
+        self._text.grow_to(self._ids[: self._length])
+        count, token = self._text.repeats()
+        tokens, scores = self.growing.first_level
+        there = tokens.tolist()
+        return float(count), math.exp(scores[there.index(token)]) if token in there else 0.0
 
     @property
     def text_state(self) -> Tensor:

@@ -47,6 +47,8 @@ class View(Protocol):
     @property
     def draft_state(self) -> Tensor: ...
     @property
+    def matched(self) -> tuple[float, float]: ...
+    @property
     def text_state(self) -> Tensor: ...
 
 
@@ -92,6 +94,12 @@ class Question:
     def draft_state(self) -> Tensor:
         """[H]: the drafter's state at the root, which has seen the root token too (after drafting)."""
         return self.view.draft_state
+
+    @property
+    def matched(self) -> tuple[float, float]:
+        """How many tokens of the text's end stand earlier in the text as well (at most 8), and the probability that the drafter
+        gives to the token that followed there; 0 if that is none of the root's children (after drafting)."""
+        return self.view.matched
 
     @property
     def text_state(self) -> Tensor:

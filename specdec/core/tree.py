@@ -220,6 +220,11 @@ class GrowingTree:
         return self._scores[-1]
 
     @property
+    def first_level(self) -> tuple[Tensor, Tensor]:
+        """Tokens and cumulative log-probabilities of the root's children, [k] each; empty before they are drafted."""
+        return (self._tokens[1], self._scores[0]) if self.level else (self._root[:0], self._nothing[:0])
+
+    @property
     def level_start(self) -> int:
         """The first node of the level drafted last."""
         return self.size - len(self._scores[-1])

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
+from specdec.core.text import Text
 from specdec.core.tree import Trie
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.eagle.drafter import load_eagle
@@ -194,34 +195,6 @@ class NgramConfig:
 
 
 PROMPT_LOOKUP = NgramConfig(longest=2, first_place=True, nodes=10)  # transformers' settings
-
-
-class Text:
-    """A growing text, and the places of its tokens and token pairs."""
-
-    def __init__(self):
-        self.tokens: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram of one or two -> where it ends
-
-    def grow_to(self, ids: Tensor) -> None:
-        """Read the tokens of `ids` that are new."""
-        for token in ids[len(self.tokens) :].tolist():
-            self.tokens.append(token)
-            end = len(self.tokens) - 1
-            self._places[(token,)].append(end)
-            if end:
-                self._places[self.tokens[end - 1], token].append(end)
-
-    def ends_like(self, width: int) -> list[int]:
-        """Earlier places that end with the text's last one or two tokens, in order."""
-        return self._places[tuple(self.tokens[-width:])][:-1] if len(self.tokens) >= width else []
-
-    def match(self, place: int, longest: int) -> int:
-        """Number of tokens up to and including `place` that equal the text's end; at most `longest`."""
-        tokens, last, count = self.tokens, len(self.tokens) - 1, 0
-        while count < longest and place - count >= 0 and tokens[place - count] == tokens[last - count]:
-            count += 1
-        return count
 
 
 def matches(text: Text, config: NgramConfig) -> list[tuple[int, int]]:

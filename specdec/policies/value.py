@@ -28,7 +28,9 @@ SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 # Hidden states that a policy may read: of the target at the last accepted token, of the drafter at the root.
 PROBES = {"none": (), "target": ("features",), "draft": ("draft_state",), "both": ("features", "draft_state")}
 _LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is distinguished
-HISTORY = 5
+# What a policy knows before a tree is drafted: five numbers of the last cycles, then what it may see besides.
+HISTORY, SURPRISE, MATCHED = 5, 5, (6, 7)
+SEES = {"surprise": (SURPRISE,), "copies": MATCHED}
 
 
 class AcceptanceModel:
@@ -85,18 +87,21 @@ class TreeInputs:
             level      one-hot, the expansions so far
         sizes      per size above 0, the summed path probabilities of so many best candidates: the drafter's E[accepted_tok]
         context    context_tok / 500
-        history    see `history_after`
+        history    see `history_after`; with `sees`, also how far the drafter's forecasts were off, and the text's repetitions
 
     The cost of an update is numpy's call overhead, so there are few calls.
     """
 
-    def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...], beam: tuple[int, ...] = ()):
+    def __init__(
+        self, top_k: int, most_expansions: int, sizes: tuple[int, ...], beam: tuple[int, ...] = (), sees: tuple[str, ...] = ()
+    ):
+        self._known = [*range(HISTORY), *(number for name in sees for number in SEES[name])]
         self.top_k, self.levels = top_k, most_expansions + 1
         self.widths = TreeConfig(1, most_expansions, top_k, beam=beam)
         counted = np.array([size for size in sizes if size > 0])  # zero nodes have no mass
         self._children = min(2, top_k)
         newest = max(self._children * self.widths.widest, top_k)
-        widths = (newest, self.levels, self.levels, self.levels, len(counted), 1, HISTORY)
+        widths = (newest, self.levels, self.levels, self.levels, len(counted), 1, len(self._known))
         ends = np.cumsum(widths).tolist()
         self.size, self._newest, self._masses, self._bests = ends[-1], ends[0], ends[0], ends[1]
         self._level, self._sizes, self._context = slice(ends[2], ends[3]), slice(ends[3], ends[4]), ends[4]
@@ -109,11 +114,11 @@ class TreeInputs:
         self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may be smaller than a size
 
     def begin(self, context_tok: Any, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 5]."""
+        """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 8]."""
         out = np.empty((*history.shape[:-1], self.size), np.float32) if out is None else out
         out[...] = self._blank
         out[..., self._context] = np.asarray(context_tok, np.float32) / 500
-        out[..., -HISTORY:] = history
+        out[..., -len(self._known) :] = history[..., self._known]
         return out
 
     def update(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
@@ -148,14 +153,32 @@ class TreeInputs:
         return masses
 
 
-def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
-    """The five numbers of history after one more cycle.
+def history_after(history: np.ndarray, accepted_tok: int, expansions: int, expected_tok: float = 0.0) -> np.ndarray:
+    """The eight numbers of history after one more cycle; the last two belong to the next one and are filled in there.
 
     Accepted tokens of the last two cycles and their slow mean (tokens / 8 each), whether the last cycle was limited by its
-    depth, and 1 once there is any history.
+    depth, 1 once there is any history, and the slow mean of accepted minus `expected_tok` (0: nothing was verified): the
+    summed probabilities of the verified nodes, which is the drafter's own forecast.
     """
     slow = 0.8 * history[2] + 0.2 * accepted_tok / 8 if history[4] else accepted_tok / 8
-    return np.array([accepted_tok / 8, history[0], slow, accepted_tok > expansions, 1.0], np.float32)
+    surprise = 0.8 * history[SURPRISE] + 0.2 * (accepted_tok - expected_tok) if expected_tok else history[SURPRISE]
+    return np.array([accepted_tok / 8, history[0], slow, accepted_tok > expansions, 1.0, surprise, 0, 0], np.float32)
+
+
+def expected_tok(question: Question, nodes: int) -> float:
+    """The drafter's own forecast of accepted tokens: the summed probabilities of the `nodes` best candidates."""
+    return float(np.sort(np.exp(as_array(question.scores)))[-nodes:].sum())
+
+
+NOTHING = np.zeros(HISTORY + 3, np.float32)  # the history of a text's first cycle
+
+
+def seen_now(history: np.ndarray, question: Question, sees: tuple[str, ...]) -> np.ndarray:
+    """The history with the text's repetitions at this cycle, where a policy looks at them."""
+    if "copies" not in sees:
+        return history
+    matched, probability = question.matched
+    return np.concatenate((history[: MATCHED[0]], [np.float32(matched / 8), np.float32(probability)]))
 
 
 @dataclasses.dataclass
@@ -167,6 +190,7 @@ class ValueSettings:
     most_expansions: int = 12
     sizes: tuple[int, ...] = SIZES
     beam: tuple[int, ...] = ()
+    sees: tuple[str, ...] = ()  # names of SEES, beside the tree's scores and the history
 
 
 @dataclasses.dataclass
@@ -198,7 +222,7 @@ class ValuePolicy(ValueSettings, Learned):
         assert self.probe in PROBES, self.probe
         self.asks = frozenset({EXTEND, SIZE})
         self.plan = self.limits = tree_of(max(self.sizes), self.most_expansions, self.top_k, self.beam)
-        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam)
+        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam, self.sees)
         self.observation_size = self.inputs.size
         self.evaluations = 0
         self._row = np.zeros(self.inputs.size, np.float32)
@@ -217,7 +241,7 @@ class ValuePolicy(ValueSettings, Learned):
         return self.with_settings(rate=float(rate), **verifying, **expanding, priced_for=costs.name)
 
     def reset(self) -> None:
-        self.history = np.zeros(HISTORY, np.float32)
+        self.history, self._expected_tok = NOTHING, 0.0
         self._state: np.ndarray | None = None
         self._evaluate_at, self._decided_at, self._decided = self.first_evaluation, -1, 0
 
@@ -225,7 +249,10 @@ class ValuePolicy(ValueSettings, Learned):
         if question.kind == SIZE:
             if self._decided_at != question.expansions:
                 self._evaluate(question)
-            return min(self._decided, question.largest)
+            nodes = min(self._decided, question.largest)
+            if "surprise" in self.sees and nodes:
+                self._expected_tok = expected_tok(question, nodes)
+            return nodes
         if question.expansions < self._evaluate_at:
             return True
         best_here, best_later, when = self._evaluate(question)
@@ -235,7 +262,7 @@ class ValuePolicy(ValueSettings, Learned):
         return True
 
     def observe(self, cycle: Cycle) -> None:
-        history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
+        history = history_after(self.history, cycle.accepted_tok, cycle.expansions, self._expected_tok)
         self.reset()
         self.history = history
 
@@ -266,7 +293,7 @@ class ValuePolicy(ValueSettings, Learned):
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
         self._base: np.ndarray = self._biased[1] + question.context_tok * self._time_per_tok
-        self.inputs.begin(question.context_tok, self.history, self._row)
+        self.inputs.begin(question.context_tok, seen_now(self.history, question, self.sees), self._row)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Terms that turn the network's output into a value: at context 0, and their slope per context token.

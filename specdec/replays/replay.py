@@ -6,6 +6,7 @@ exactly (another k, a deeper tree) are refused.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,6 +183,12 @@ class ReplayEngine:
     @property
     def draft_state(self) -> torch.Tensor:
         return torch.from_numpy(self.trace.column("draft_state")[self.row])
+
+    @property
+    def matched(self) -> tuple[float, float]:
+        count, child = self.trace.column("matched")[self.row].tolist()
+        there = 0 <= child < self._top_k and self.level >= 0
+        return float(count), math.exp(self._scores(0)[child]) if there else 0.0
 
     @property
     def text_state(self) -> torch.Tensor:

@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import ArrayLike
 
 from specdec import runs, stored
+from specdec.core.text import Text
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError, door
 from specdec.replays.columns import Column, Columns, column_of, keyed, read_columns, stacked, write_columns
@@ -91,6 +93,9 @@ class Trace:
             array = self._load(column) if self._load is not None else None
             if array is None and top_k:
                 array = self._of_family(column)
+            if array is None and kind == "matched" and "ids" in self.turns and self.header["trees"]:
+                top_k = max(self.header["trees"])
+                array = _matched(self.turns, self.column("tokens", top_k)[:, :top_k])
             if array is None:
                 how = f" (--trees {top_k})" if kind in ("scores", "tokens", "beams") and top_k else ""
                 raise SpecdecError(f"the recording holds no {column.name}; record again with it{how}.")
@@ -265,6 +270,20 @@ def check_recorded(
         raise SpecdecError(f"depth {expansions} was asked for, but such trees were recorded to depth {deepest}.")
     if verify_nodes > trace.most_nodes:
         raise SpecdecError(f"{verify_nodes} nodes were asked for, but the recording judges at most {trace.most_nodes}.")
+
+
+def _matched(turns: pd.DataFrame, children: np.ndarray) -> np.ndarray:
+    """int16 [R, 2]: how many tokens of the text's end stand earlier in it, and which of the root's `children` [R, k] followed
+    there; -1 for none of them."""
+    rows = np.empty((len(children), 2), np.int16)
+    for ids, first, prompt, positions in turns[["ids", "first", "prompt_tok", "positions"]].itertuples(index=False):
+        text, tokens = Text(), torch.as_tensor(np.asarray(ids))
+        for row in range(first, first + positions):
+            text.grow_to(tokens[: prompt + row - first + 1])
+            count, token = text.repeats()
+            hit = np.flatnonzero(children[row] == token)
+            rows[row] = count, hit[0] if len(hit) else -1
+    return rows
 
 
 def numbered(turns: pd.DataFrame) -> pd.DataFrame:

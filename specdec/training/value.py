@@ -30,7 +30,17 @@ from specdec.costs.calibrate import calibrate, measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number
 from specdec.policies.base import chose
-from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
+from specdec.policies.value import (
+    NOTHING,
+    OURS,
+    PROBES,
+    AcceptanceModel,
+    ValueConfig,
+    ValuePolicy,
+    expected_tok,
+    history_after,
+    seen_now,
+)
 from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
@@ -72,11 +82,12 @@ def train_value(
     depth, top_k = min(trace.depth_of(config.top_k, config.beam), config.most_expansions), config.top_k
     if start is None or not start.verify_nodes:  # plain steps have no tree to learn from
         start = TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k)
-    policy = ValuePolicy(top_k=top_k, beam=config.beam, most_expansions=depth, sizes=config.sizes, probe=probe)
+    tree = dict(top_k=top_k, beam=config.beam, most_expansions=depth, sizes=config.sizes)
+    policy = ValuePolicy(**tree, probe=probe, sees=config.sees)
     acting = Static.of(start)
     rate, starts, curves = 1 / replay(trace, acting, costs).ms_per_tok, [], []
     for number in range(config.rounds):
-        starts.append(cycle_starts(trace, costs, acting, config.detours, seed + 10 * number))
+        starts.append(cycle_starts(trace, costs, acting, config.detours, seed + 10 * number, config.sees))
         rows, histories = (np.concatenate(parts) for parts in zip(*starts, strict=True))
         last = number + 1 == config.rounds
         used = dataclasses.replace(config, distil=config.distil and last)  # earlier policies need not be fast
@@ -113,33 +124,37 @@ def train_recording(
 class _StartRecorder:
     """A policy that records cycle starts, with the history at that point. `inner` gives the answers, but for random detours."""
 
-    def __init__(self, inner, detour_frac: float, seed: int):  # detours verify a few nodes, and lead to other positions
-        self.inner, self.detour_frac = inner, detour_frac
+    def __init__(self, inner, detour_frac: float, seed: int, sees: tuple[str, ...]):
+        self.inner, self.detour_frac, self.sees = inner, detour_frac, sees  # detours lead to other positions
         self.asks, self.limits, self.plan = inner.asks | {SIZE}, inner.limits, inner.plan
         self._random, self.rows, self.histories = np.random.default_rng(seed), [], []
 
     def reset(self) -> None:
         self.inner.reset()
-        self.history = np.zeros(HISTORY, np.float32)
+        self.history = NOTHING
 
     def answer(self, question: Question):
         if question.kind != SIZE:
             return self.inner.answer(question)
         self.rows.append(question.view.row)
-        self.histories.append(self.history)
+        self.histories.append(seen_now(self.history, question, self.sees))
         nodes = self.inner.answer(question) if SIZE in self.inner.asks else self.inner.plan.verify_nodes
         if self._random.random() < self.detour_frac:
             nodes = int(self._random.integers(0, 5))
-        return min(nodes, question.largest)
+        nodes = min(nodes, question.largest)
+        self._expected_tok = expected_tok(question, nodes) if nodes and "surprise" in self.sees else 0.0
+        return nodes
 
     def observe(self, cycle: Cycle) -> None:
         self.inner.observe(cycle)
-        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
+        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions, self._expected_tok)
 
 
-def cycle_starts(trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`: once unchanged, `detours` times with detours."""
-    recorders = [_StartRecorder(policy, 0.25 if number else 0.0, seed + number) for number in range(detours + 1)]
+def cycle_starts(
+    trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0, sees: tuple[str, ...] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows int64 [Q], histories float32 [Q, 8]) of cycle starts under `policy`: once unchanged, `detours` times with detours."""
+    recorders = [_StartRecorder(policy, 0.25 * (number > 0), seed + number, sees) for number in range(detours + 1)]
     for recorder in recorders:
         replay(trace, recorder, costs)
     rows = np.concatenate([recorder.rows for recorder in recorders])

@@ -15,7 +15,7 @@ from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.value import AcceptanceModel, ValueConfig, ValuePolicy, history_after
+from specdec.policies.value import NOTHING, AcceptanceModel, ValueConfig, ValuePolicy, history_after
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static
@@ -123,7 +123,7 @@ def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_a
     cycles = replay(few, STATIC, COSTS, keep_cycles=True)
     expected_rows, expected = [], []
     for turn, lived in enumerate(cycles.rows):
-        row, history = int(few.turns["first"].iloc[turn]), np.zeros(5, np.float32)
+        row, history = int(few.turns["first"].iloc[turn]), NOTHING
         for one in lived:
             expected_rows.append(row)
             expected.append(history)
@@ -137,7 +137,7 @@ def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_a
     first, second = parts[1][len(plain) :], parts[2][len(parts[1]) :]
     assert parts[2][: len(parts[1])] == parts[1] and parts[1][: len(plain)] == plain
     assert plain + second == parts[3] and first != second != plain
-    recorder = value._StartRecorder(STATIC, 0.25, seed=1)
+    recorder = value._StartRecorder(STATIC, 0.25, seed=1, sees=())
     recorder.reset()
     asked = [SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=n), largest=20) for n in range(8000)]
     counts = np.bincount([recorder.answer(one) for one in asked], minlength=21)
@@ -146,8 +146,8 @@ def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_a
     assert counts[:5] == pytest.approx([400] * 5, abs=75)
     assert recorder.answer(SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=0), largest=0)) == 0
     own = random_policy(8, probe="target")  # whoever answers the sizes is asked for them
-    assert value._StartRecorder(own, 0.0, 0).asks == own.asks
-    assert value._StartRecorder(STATIC, 0.0, 0).asks == STATIC.asks | {SIZE}
+    assert value._StartRecorder(own, 0.0, 0, ()).asks == own.asks
+    assert value._StartRecorder(STATIC, 0.0, 0, ()).asks == STATIC.asks | {SIZE}
 
 
 @pytest.fixture(scope="module")
@@ -275,8 +275,8 @@ def quick(monkeypatch):
         deepest = examples.policy.most_expansions
         return random_policy(8, seed, most_expansions=deepest).network, pd.DataFrame({"step": [99, 199]})
 
-    def collect(trace, costs, policy, detours, seed):
-        found = starts(trace, costs, policy, detours, seed)
+    def collect(trace, costs, policy, detours, seed, sees):
+        found = starts(trace, costs, policy, detours, seed, sees)
         asked.append(("starts", policy, detours, seed, len(found[0])))
         return found
 
