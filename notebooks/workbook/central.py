@@ -7,6 +7,7 @@ Knows nothing about how systems learn (`terms`), and nothing about what a record
 from __future__ import annotations
 
 import dataclasses
+import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from specdec.core.policy import Policy
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import GPUS, HOSTS, profile, roofline
 from specdec.evaluation import compare
-from specdec.identity import Method
+from specdec.identity import DEFAULT, EQUAL, Method
 from specdec.replays.trace import Trace
 
 from workbook import terms
@@ -87,7 +88,25 @@ def judged(trace: Trace, costs: CostModel, policies: dict[Method, list[Policy]],
     comparison = compare.compare_replay(trace, costs, policies, **options)
     table = compare.over_seeds(comparison)
     ends = {f"over_tuned_{end}": table[f"over_tuned_prompts_{end}"] for end in ("low", "high")}
-    return table.assign(**ends, tree=comparison.baselines.tuned.text)
+    charged = table["method"].map(comparison.policy_ms)
+    return table.assign(**ends, tree=comparison.baselines.tuned.text, policy_ms=charged)
+
+
+def of_board(name: str, costs: CostModel) -> Policy:
+    """The policy of a file of notebooks/board, with the machine's prices where it takes any."""
+    found = runpy.run_path(str(runs.workbook() / "notebooks/board" / f"{name}.py"), run_name=name).values()
+    kinds = [kind for kind in found if isinstance(kind, type) and kind.__module__ == name and hasattr(kind, "answer")]
+    policy = kinds[-1]()
+    return policy.price(costs) if hasattr(policy, "price") else policy
+
+
+def by_suite(rows: pd.DataFrame) -> pd.DataFrame:
+    """Where is the gain? A row per suite, machine and system: tau of the default tree, over_tuned, and the bound's."""
+    keys = ["machine", "suite"]
+    default = rows[rows["terms"] == DEFAULT].groupby(keys)["tau"].first().rename("default_tau")
+    bound = rows[rows["method"] == compare.CLAIRVOYANT].groupby(keys)["over_tuned"].first().rename("bound")
+    learned = rows[(rows["terms"] == EQUAL) & (rows["suite"] != "all")]
+    return learned.merge(default.reset_index(), on=keys).merge(bound.reset_index(), on=keys)
 
 
 def table(
@@ -116,3 +135,17 @@ def learning_curve(trace: Trace, costs: CostModel, how: Terms, prompts: Sequence
         policies, _ = trained(some, costs, how)
         rows.append(judged(trace, costs, policies).assign(prompts_learned=count))
     return pd.concat(rows, ignore_index=True)
+
+
+def beside(
+    trace: Trace, costs: CostModel, policies: dict[str, Policy], prompts: pd.DataFrame, **options: Any
+) -> pd.DataFrame:
+    """What replay says of the turns of `prompts` that were decoded live: columns method, replay (over the tuned tree).
+
+    options: of `compare.compare_replay`: baselines, policy_ms.
+    """
+    same = trace.turns["prompt"].isin(set(prompts["prompt"])) & (trace.turns["part"] == "test")
+    options |= {"random_seeds": (), "progress": False}
+    found = compare.compare_replay(trace.select(same.to_numpy()), costs, policies, **options).table
+    found = found[found["suite"] == "all"] if (found["suite"] == "all").any() else found
+    return found[["method", "over_tuned"]].rename(columns={"over_tuned": "replay"}).astype({"method": str})

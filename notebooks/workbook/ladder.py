@@ -22,6 +22,7 @@ from specdec.core.pair import Pair
 from specdec.core.records import TURN
 from specdec.core.tree_config import pool_size
 from specdec.costs.model import CostModel
+from specdec.evaluation import stats
 from specdec.models.eagle.drafter import BatchedDrafter
 from specdec.replays import static_trees
 from specdec.replays.trace import NEVER, Trace
@@ -141,7 +142,7 @@ def columns(trace: Trace, shape: static_trees.Shape, extra: dict[str, np.ndarray
     scores = np.maximum(trace.column("scores", *shape).astype(np.float32), -15)
     pools = [pool_size(level, *shape) for level in range(4)]
     parts = {"target's hidden state": (-1, _components(trace.features, part))}
-    parts |= {"target's certainty": (-1, extra["certainty"]), "copies": (-1, matches(trace, shape))}
+    parts |= {"target's certainty": (-1, extra["certainty"]), "copies": (0, matches(trace, shape))}
     parts |= {"memory of this answer": (-1, memory(trace, shape))}
     parts |= {"drafter's hidden state": (0, _components(trace.draft_state, part))}
     parts |= {f"scores of {n + 1} level{'s' * (n > 0)}": (n, scores[:, : pools[n]]) for n in range(4)}
@@ -165,7 +166,9 @@ def matches(trace: Trace, shape: static_trees.Shape) -> np.ndarray:
     its log-probability (-15 if it is no candidate, or without a match)."""
     tokens, scores = (trace.column(kind, *shape)[:, : shape[0]] for kind in ("tokens", "scores"))
     rows = np.zeros((len(trace), 3), np.float32)
-    for ids, first, prompt, positions in trace.turns[["ids", "first", "prompt_tok", "positions"]].itertuples(index=False):
+    for ids, first, prompt, positions in trace.turns[["ids", "first", "prompt_tok", "positions"]].itertuples(
+        index=False
+    ):
         seen: dict[tuple[int, ...], int] = {}
         for end in range(1, prompt + 1):
             _remember(seen, ids, end)
@@ -202,7 +205,11 @@ def memory(trace: Trace, shape: static_trees.Shape, keep: float = 0.8) -> np.nda
         known: dict[int, list[int]] = {}
         for row in range(first, first + positions):
             if row > first:
-                now = hits[row - 1], surprise[row - 1], np.mean([accepted[r] for r in known.get(row, ())] or running[row - 1, 2])
+                now = (
+                    hits[row - 1],
+                    surprise[row - 1],
+                    np.mean([accepted[r] for r in known.get(row, ())] or running[row - 1, 2]),
+                )
                 running[row] = keep * running[row - 1] + (1 - keep) * np.array(now)
             known.setdefault(row + accepted[row] + 1, []).append(row)
     return running
@@ -212,7 +219,9 @@ def certainty(pair: Pair, trace: Trace, back: int = 3) -> np.ndarray:
     """[R, 3 * back]: of the last tokens of the text, newest first, the target's entropy, log-probability and margin there."""
     rows = np.zeros((len(trace), 3 * back), np.float32)
     with pair.inference():
-        for ids, first, prompt, positions in trace.turns[["ids", "first", "prompt_tok", "positions"]].itertuples(index=False):
+        for ids, first, prompt, positions in trace.turns[["ids", "first", "prompt_tok", "positions"]].itertuples(
+            index=False
+        ):
             tokens = torch.as_tensor(np.asarray(ids), dtype=torch.long)
             known = pair.target.forward(tokens, pair.target.new_cache(len(tokens))).logits.float().log_softmax(-1)[:-1]
             two = known.topk(2).values
@@ -250,3 +259,83 @@ def mixed(predicted: np.ndarray, answers: Answers, frac: float, seed: int = 0) -
     """`predicted` with the truth at a random share of the positions: what a better forecast would be worth."""
     known = np.random.default_rng(seed).random(len(predicted)) < frac
     return np.where(known[:, None], answers.new_tok, predicted)
+
+
+TOGETHER = {  # steps of several columns
+    "level 1 and copies": ("scores of 1 level", "copies"),
+    "level 1 and memory": ("scores of 1 level", "memory of this answer"),
+    "level 1 and certainty": ("scores of 1 level", "target's certainty"),
+    "level 1 and drafter's state": ("scores of 1 level", "drafter's hidden state"),
+    "level 1, copies, memory, certainty": (
+        "scores of 1 level",
+        "copies",
+        "memory of this answer",
+        "target's certainty",
+    ),
+    "level 2, copies, memory, certainty": (
+        "scores of 2 levels",
+        "copies",
+        "memory of this answer",
+        "target's certainty",
+    ),
+    "level 3 and node states": ("scores of 3 levels", "drafter's hidden state", "state of node 1", "state of node 2"),
+}
+
+
+def climb(
+    trace: Trace, costs: CostModel, shape: static_trees.Shape, extra: dict[str, np.ndarray], fractions: Iterable[float]
+) -> pd.DataFrame:
+    """The ladder: a row per step and way of choosing ("free", "paid"), on the part `test`.
+
+    Columns step, choosing, r2 (of the accepted tokens of the best static tree that drafts), and over_static with its interval
+    over prompts: the speed over the best tree of this shape that is always the same. fractions: rows "truth at 20 %", where the
+    forecast of the last step of TOGETHER but one is replaced by the truth at so many positions.
+    """
+    answers = Answers.of(trace, costs, shape)
+    part = trace.turns["part"].to_numpy().repeat(trace.turns["positions"])
+    static, test = best_static(trace, answers), trace.turns["part"] == "test"
+    probe = static if answers.nodes[static] else int(np.flatnonzero(answers.nodes == 3)[0])
+    known = columns(trace, shape, extra)
+    known |= {
+        name: (max(known[one][0] for one in parts), np.concatenate([known[one][1] for one in parts], 1))
+        for name, parts in TOGETHER.items()
+    }
+    turns = [walked(trace, answers, np.full(len(trace), static)).assign(method="static")]
+    facts, best = [], None
+    for name, (least, inputs) in known.items():
+        predicted = fit(inputs, answers, part)
+        best = predicted if name == list(TOGETHER)[-2] else best
+        facts += _judged(trace, answers, predicted, part, probe, turns, name, {"free": -1, "paid": least})
+    for frac in fractions:
+        told = mixed(best, answers, frac)
+        facts += _judged(trace, answers, told, part, probe, turns, f"truth at {frac:.0%}", {"free": -1})
+    every = pd.concat(turns)[lambda rows: rows["part"] == "test"]
+    table = stats.summarise(every, {"over_static": "static"}, rate=("new_tok", "time_ms"), pool=True)
+    table = table[(table["suite"] == "all") & (table["method"] != "static")]
+    assert test.any(), "nothing to judge on"
+    return (
+        pd.DataFrame(facts)
+        .merge(table, on="method")
+        .assign(tree=f"{answers.nodes[static] + 1} / {answers.expansions[static]}")
+    )
+
+
+def _judged(
+    trace, answers: Answers, predicted, part, probe: int, turns: list, step: str, ways: dict[str, int]
+) -> list[dict]:
+    """Facts of a step, a row per way of choosing; the turns go into `turns`."""
+    test, facts = part == "test", []
+    r2 = explained(predicted[test, probe], answers.new_tok[test, probe])
+    for way, least in ways.items():
+        chosen = taken(trace, answers, predicted, least)
+        turns.append(walked(trace, answers, chosen).assign(method=f"{step}, {way}"))
+        facts.append({"method": f"{step}, {way}", "step": step, "choosing": way, "r2": r2})
+    return facts
+
+
+def worth(table: pd.DataFrame, gains: Iterable[float] = (1.05, 1.1)) -> dict[float, float]:
+    """The R2 at which a choice that costs nothing would gain so much, between the rows of "truth at ...", else NaN."""
+    rows = table[(table["choosing"] == "free") & table["step"].str.contains("truth|level 2, copies")].sort_values(
+        "over_static"
+    )
+    return {gain: float(np.interp(gain, rows["over_static"], rows["r2"], left=np.nan, right=np.nan)) for gain in gains}

@@ -115,7 +115,9 @@ def test_a_policy_may_see_how_forecasts_failed_and_what_the_text_repeats():
     assert expected_tok(asked, 2) == pytest.approx(0.8)
     seen = seen_now(before, asked, ("surprise", "copies"))
     assert seen[6:].tolist() == [0.5, 0.25] and seen_now(before, asked, ("surprise",)) is before
-    sizes = {sees: TreeInputs(3, 4, SIZES, sees=sees) for sees in ((), ("surprise",), ("copies",), ("surprise", "copies"))}
+    sizes = {
+        sees: TreeInputs(3, 4, SIZES, sees=sees) for sees in ((), ("surprise",), ("copies",), ("surprise", "copies"))
+    }
     least = sizes[()].size
     assert [one.size - least for one in sizes.values()] == [0, 1, 2, 3]
     ends = [one.begin(100, seen)[least - 5 :].tolist() for one in sizes.values()]
