@@ -1,4 +1,4 @@
-"""The ladder of what is known: how well can the accepted tokens of the next cycle be told, and what is it worth?
+"""The ladder of what is known: how well can the accepted tokens of the next cycle be forecast, and what is it worth?
 
 Every step is a set of columns over the positions of a recording. A small network learns from the part `train` the accepted
 tokens of every answer (plain step, depth and size of a tree); the answer of the highest value is taken at every position:
