@@ -37,7 +37,7 @@ class Text:
         return count
 
     def repeats(self) -> tuple[int, int]:
-        """Tokens that agree with the text's end at the newest longest match, and the token that followed there; (0, -1) for none."""
+        """Tokens that agree with the end at the newest longest match, and the token that followed there; (0, -1) for none."""
         ends = self.ends_like(2)[-PLACES:] or self.ends_like(1)[-PLACES:]
         if not ends:
             return 0, -1

@@ -25,7 +25,7 @@ import heapq
 import itertools
 import math
 import operator
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

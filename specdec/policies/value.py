@@ -93,7 +93,12 @@ class TreeInputs:
     """
 
     def __init__(
-        self, top_k: int, most_expansions: int, sizes: tuple[int, ...], beam: tuple[int, ...] = (), sees: tuple[str, ...] = ()
+        self,
+        top_k: int,
+        most_expansions: int,
+        sizes: tuple[int, ...],
+        beam: tuple[int, ...] = (),
+        sees: tuple[str, ...] = (),
     ):
         self._known = [*range(HISTORY), *(number for name in sees for number in SEES[name])]
         self.top_k, self.levels = top_k, most_expansions + 1
