@@ -12,7 +12,7 @@ LONGEST, PLACES = 8, 16  # tokens of a match that are compared, and the newest p
 class Text:
     """A growing text, and the places of its tokens and token pairs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram of one or two -> where it ends
 
