@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fakes.pairs import random_pair, shared_pair
 from fakes.traces import round_costs, synthetic_trace
 from fakes.values import SIZES, random_policy
@@ -111,7 +112,7 @@ def test_the_shipped_policies_decode(dtype):
 def test_a_policy_may_see_how_forecasts_failed_and_what_the_text_repeats():
     before = history_after(NOTHING, 2, 3, expected_tok=1.5)
     assert before[5] == pytest.approx(0.2 * 0.5) and before[5] == history_after(before, 0, 1)[5], "nothing was verified"
-    asked = SimpleNamespace(matched=(4.0, 0.25), scores=np.log(np.float32([0.5, 0.2, 0.3])))
+    asked = SimpleNamespace(matched=(4.0, 0.25), scores=torch.tensor([0.5, 0.2, 0.3]).log())
     assert expected_tok(asked, 2) == pytest.approx(0.8)
     seen = seen_now(before, asked, ("surprise", "copies"))
     assert seen[6:].tolist() == [0.5, 0.25] and seen_now(before, asked, ("surprise",)) is before
