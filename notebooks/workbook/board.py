@@ -31,7 +31,17 @@ from specdec.report.tables import markdown
 SHIPS, HIDDEN, PUBLIC = "ships", "hidden", 3  # prompts of a suite that stay public
 LABELS = {"speedup": "times as fast as plain decoding", "over_tuned": "times as fast as the tuned tree"}
 LEFT_OUT = ("root_scores", "text", "tokens", "beams")  # what no policy reads
-SHOWN = ["policy", "speedup", "over_tuned", "over_tuned_low", "over_tuned_high", "headroom_frac", "tau", "policy_ms"]
+SHOWN = [
+    "policy",
+    "speedup",
+    "over_tuned",
+    "over_tuned_low",
+    "over_tuned_high",
+    "beyond_costs",
+    "headroom_frac",
+    "tau",
+    "policy_ms",
+]
 
 
 def folder() -> Path:
@@ -134,7 +144,8 @@ def page() -> str:
     parts = [
         "# The board\n\nControllers judged by `specdec score` on the recording that ships, replayed: what is accepted is "
         "SmolLM2's, the times are each machine's. `over_tuned` is the speed over the tree tuned for the machine, with its 95 % "
-        "interval over prompts; `headroom_frac` is the share of the gap between that tree and the clairvoyant bound; `policy_ms` "
+        "interval over prompts; if `beyond_costs` is false, the error of the prices alone could exceed the difference to that tree; "
+        "`headroom_frac` is the share of the gap between that tree and the clairvoyant bound; `policy_ms` "
         "is the time of one answer where the card was made, which is charged on every machine. Names in bold come from files in "
         "[notebooks/board](../notebooks/board), the others ship. Written by `make board`; "
         "[how to submit](../.github/CONTRIBUTING.md#a-controller-for-the-board)."
