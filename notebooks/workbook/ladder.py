@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.records import TURN
 from specdec.core.tree_config import pool_size
@@ -25,6 +26,7 @@ from specdec.costs.model import CostModel
 from specdec.evaluation import stats
 from specdec.models.eagle.drafter import BatchedDrafter
 from specdec.replays import static_trees
+from specdec.replays.columns import read_columns, write_columns
 from specdec.replays.trace import NEVER, Trace
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 240)
@@ -253,6 +255,16 @@ class _Keeping(BatchedDrafter):
         grown = super()._level(*given)
         self.kept = [*getattr(self, "kept", ()), grown[2][:, 0]]
         return grown
+
+
+def extra(pair: Pair, trace: Trace, scale: str = "laptop") -> dict[str, np.ndarray]:
+    """`certainty` and `node_states` of a recording, kept in a run of their own: minutes the first time."""
+    facts = {"recording": trace.header["key"], "nodes": CHAIN}
+    run = runs.start("ladder_columns", facts, scale=scale, tie_to_code=False)
+    if not (path := run.path("columns.parquet")).is_file():
+        write_columns(path, {"certainty": certainty(pair, trace), "states": node_states(pair, trace)})
+        run.finish()
+    return {column.kind: array for column, array in read_columns(path).items()}
 
 
 def mixed(predicted: np.ndarray, answers: Answers, frac: float, seed: int = 0) -> np.ndarray:
