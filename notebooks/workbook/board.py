@@ -144,7 +144,7 @@ def page() -> str:
     parts = [
         "# The board\n\nControllers judged by `specdec score` on the recording that ships, replayed: what is accepted is "
         "SmolLM2's, the times are each machine's. `over_tuned` is the speed over the tree tuned for the machine, with its 95 % "
-        "interval over prompts; if `beyond_costs` is false, the error of the prices alone could exceed the difference to that tree; "
+        "interval over prompts; if `beyond_costs` is false, the prices' error alone could exceed the difference to that tree; "
         "`headroom_frac` is the share of the gap between that tree and the clairvoyant bound; `policy_ms` "
         "is the time of one answer where the card was made, which is charged on every machine. Names in bold come from files in "
         "[notebooks/board](../notebooks/board), the others ship. Written by `make board`; "
