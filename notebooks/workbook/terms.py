@@ -79,20 +79,21 @@ class EqualTerms:
 
 @dataclass(frozen=True)
 class Job:
-    """One training."""
+    """One training. sees: what ours looks at beside its usual inputs (`policies.value.SEES`)."""
 
     system: str
     terms: str
     seed: int
+    sees: tuple[str, ...] = ()
 
     @property
     def method(self) -> Method:
         """What its policy is among others; seeds share it."""
-        return Method(self.system, self.terms)
+        return Method(self.system, self.terms, f"sees {' and '.join(self.sees)}" if self.sees else "")
 
     @property
     def folder(self) -> str:
-        return f"{self.system.lower()}-{self.terms}-{self.seed}"
+        return "-".join([self.system.lower(), self.terms, *self.sees, str(self.seed)])
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,7 @@ def config_of(arena: Arena, job: Job, option=None):
         published_config(arena, job.system, job.terms) if option is None else equal_config(arena, job.system, option)
     )
     config = lengthened(config, arena.terms.effort)
+    config = changed(config, {"sees": job.sees}) if job.sees else config
     return briefly(config, arena.live_decisions) if job.terms == LIVE else config
 
 
