@@ -153,8 +153,8 @@ class Arena:
         return self.folder / f"{system.lower()}-choice.json"
 
     def options(self, system: str) -> list:
-        """What is tried on part "tune", equally many for each system."""
-        shapes = self.shapes()
+        """What is tried on part "tune", equally many for each system where the trees are deep enough for RADAR's network."""
+        shapes = [shape for shape in self.shapes() if system != RADAR or self.depth(shape) >= radar.DECISIONS]
         return list(self.terms.intervals[: len(shapes)]) if system == RESPS else shapes
 
     def start(self, shape: tuple[int, tuple[int, ...]]) -> TreeConfig:
