@@ -154,7 +154,9 @@ class Arena:
 
     def options(self, system: str) -> list:
         """What is tried on part "tune", equally many for each system where the trees are deep enough for RADAR's network."""
-        shapes = [shape for shape in self.shapes() if system != RADAR or self.depth(shape) >= radar.DECISIONS]
+        shapes = self.shapes()
+        if system == RADAR:
+            shapes = [shape for shape in shapes if self.depth(shape) >= radar.DECISIONS] or shapes
         return list(self.terms.intervals[: len(shapes)]) if system == RESPS else shapes
 
     def start(self, shape: tuple[int, tuple[int, ...]]) -> TreeConfig:
