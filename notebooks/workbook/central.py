@@ -112,13 +112,13 @@ def by_suite(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(
-    trace: Trace, machines: dict[str, CostModel], how: Terms, **options: Any
+    trace: Trace, prices: dict[str, CostModel], how: dict[str, Terms], **options: Any
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of `judged` for every machine, in a column `machine`, and the trainings."""
+    """The rows of `judged` for every machine of `how`, in a column `machine`, and the trainings."""
     rows, trainings = [], []
-    for name, costs in machines.items():
-        policies, made = trained(trace, costs, how)
-        rows.append(judged(trace, costs, policies, **options).assign(machine=name))
+    for name, own in how.items():
+        policies, made = trained(trace, prices[name], own)
+        rows.append(judged(trace, prices[name], policies, **options).assign(machine=name))
         trainings.append(made.assign(machine=name))
     return pd.concat(rows, ignore_index=True), pd.concat(trainings, ignore_index=True)
 

@@ -100,7 +100,8 @@ def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, fold
     whole = book.Book(folder=machine.checkout() / "notebooks")
     by_others = {entry.name: entry.apart for entry in whole.entries if entry.apart}
     training = dict.fromkeys(("25_train_ppow", "43_ablate_ppow"), "make train WHAT=ppow")
-    other = {"55_other_traces": "python -m specdec.book run --only 55", "91_evidence": "specdec evidence"}
+    alone = {name: f"python -m specdec.book run --only {name}" for name in ("35_more_evidence",)}
+    other = alone | {"55_other_traces": "python -m specdec.book run --only 55", "91_evidence": "specdec evidence"}
     assert by_others == training | other
 
 
