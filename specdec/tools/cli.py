@@ -56,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"specdec {sys.modules['specdec'].__version__}")
     width = shutil.get_terminal_size().columns - 4
     for group, names in GROUPS.items():
-        summaries = {f"{name:15}": COMMANDS[name][0] for name in names.split() if name in COMMANDS}
-        indent = dict(subsequent_indent=" " * 15)
+        summaries = {f"{name:17}": COMMANDS[name][0] for name in names.split() if name in COMMANDS}
+        indent = dict(subsequent_indent=" " * 17)
         told = [textwrap.fill(text, width, initial_indent=name, **indent) for name, text in summaries.items()]
         whole.add_argument_group(group, "\n".join(told))
     _add_commands(whole, COMMANDS, "command", help=argparse.SUPPRESS, prog="specdec")
