@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 import torch
 
-from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.pair import Pair
 from specdec.core.tree_config import TreeConfig
