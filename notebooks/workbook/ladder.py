@@ -86,13 +86,13 @@ def best_static(trace: Trace, answers: Answers, parts: Iterable[str] = ("train",
     return int(np.argmin(times))
 
 
-def taken(trace: Trace, answers: Answers, predicted: np.ndarray, least: int = -1, part: str = "tune") -> np.ndarray:
+def taken(trace: Trace, answers: Answers, predicted: np.ndarray, static: int, least: int = -1) -> np.ndarray:
     """The answer of the highest value at every position. predicted [R, A]: new tokens; least: expansions already passed.
 
-    The rate is the one that the choice reaches on `part`.
+    The rate is the one that the choice reaches on the part `tune`, at first that of the answer `static` (`best_static`).
     """
     allowed = np.where(answers.expansions >= least, 0.0, -np.inf)
-    asked, static = (trace.turns["part"] == part).to_numpy(), best_static(trace, answers)
+    asked = (trace.turns["part"] == "tune").to_numpy()
     chosen = np.full(len(trace), static)
     for _ in range(3):
         turns = walked(trace, answers, chosen)[asked]
@@ -314,13 +314,20 @@ def climb(
     }
     turns = [walked(trace, answers, np.full(len(trace), static)).assign(method="static")]
     facts, best = [], None
+
+    def judge(step: str, predicted: np.ndarray, ways: dict[str, int]) -> None:
+        r2 = explained(predicted[part == "test", probe], answers.new_tok[part == "test", probe])
+        for way, least in ways.items():
+            method, chosen = f"{step}, {way}", taken(trace, answers, predicted, static, least)
+            turns.append(walked(trace, answers, chosen).assign(method=method))
+            facts.append({"method": method, "step": step, "choosing": way, "r2": r2})
+
     for name, (least, inputs) in known.items():
         predicted = fit(inputs, answers, part)
         best = predicted if name == list(TOGETHER)[-2] else best
-        facts += _judged(trace, answers, predicted, part, probe, turns, name, {"free": -1, "paid": least})
+        judge(name, predicted, {"free": -1, "paid": least})
     for frac in fractions:
-        told = mixed(best, answers, frac)
-        facts += _judged(trace, answers, told, part, probe, turns, f"truth at {frac:.0%}", {"free": -1})
+        judge(f"truth at {frac:.0%}", mixed(best, answers, frac), {"free": -1})
     every = pd.concat(turns)[lambda rows: rows["part"] == "test"]
     table = stats.summarise(every, {"over_static": "static"}, rate=("new_tok", "time_ms"), pool=True)
     table = table[(table["suite"] == "all") & (table["method"] != "static")]
@@ -330,19 +337,6 @@ def climb(
         .merge(table, on="method")
         .assign(tree=f"{answers.nodes[static] + 1} / {answers.expansions[static]}")
     )
-
-
-def _judged(
-    trace, answers: Answers, predicted, part, probe: int, turns: list, step: str, ways: dict[str, int]
-) -> list[dict]:
-    """Facts of a step, a row per way of choosing; the turns go into `turns`."""
-    test, facts = part == "test", []
-    r2 = explained(predicted[test, probe], answers.new_tok[test, probe])
-    for way, least in ways.items():
-        chosen = taken(trace, answers, predicted, least)
-        turns.append(walked(trace, answers, chosen).assign(method=f"{step}, {way}"))
-        facts.append({"method": f"{step}, {way}", "step": step, "choosing": way, "r2": r2})
-    return facts
 
 
 def worth(table: pd.DataFrame, gains: Iterable[float] = (1.05, 1.1)) -> dict[float, float]:

@@ -46,12 +46,13 @@ def test_knowing_the_truth_is_worth_more_than_knowing_nothing(trace):
     half = ladder.mixed(nothing, answers, 0.5)
     same = (half == answers.new_tok).all(1).mean()
     assert 0.4 < same < 0.75
+    static = ladder.best_static(trace, answers)
     times = [
-        ladder.walked(trace, answers, ladder.taken(trace, answers, told))["time_ms"].sum()
+        ladder.walked(trace, answers, ladder.taken(trace, answers, told, static))["time_ms"].sum()
         for told in (nothing, half, answers.new_tok)
     ]
     assert times[0] > times[1] > times[2]
-    late = ladder.taken(trace, answers, answers.new_tok, least=2)
+    late = ladder.taken(trace, answers, answers.new_tok, static, least=2)
     assert (answers.expansions[late] >= 2).all(), "what has passed is no answer"
 
 
