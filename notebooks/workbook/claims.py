@@ -1,8 +1,9 @@
 """The ledger of claims: what the four papers and this workbook say, and whether recorded measurements confirm it.
 
 figures/claims.yml holds the claims, each with the test that decides it. A test compares numbers with a threshold; `verdicts` says
-how numbers with intervals decide. Numbers that a paper prints are compared without an interval. All runs of all
-pairs that measured a claim decide it together; without rows there is no verdict. Knows nothing about any method.
+how numbers with intervals decide. Numbers that a paper prints are compared without an interval. All runs of all pairs that measured
+a claim decide it together, or those of the largest pair where its test says so; without rows there is no verdict. Knows nothing
+about any method.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from workbook import evidence, items, verdicts
 from workbook.old_names import identified
 from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 
-PAIRS = ("smollm2", "small", "tiny")  # those that ship; the first with rows is the one whose pictures are shown
+PAIRS = ("smollm2", "small", "tiny")  # those that ship, the largest first: the first with rows is the one that is drawn
 PRINTED = "printed numbers"
 SUBJECTS = ("method", PRINTED, "ours")
 SOURCE = ["run_key", "run_table"]  # columns of the rows of a test: where each comes from
@@ -78,6 +79,7 @@ KEYS = {
     "run": "name of the runs that measured it; of equal ones the newest counts",
     "table": "one of their tables, or several that must agree; `results` is what they noted at their end",
     "with": "facts of the run, such as temperature",
+    "largest": "true: of several pairs the largest that was measured decides alone",
     "beside": "rows of methods that learned nothing, each as `where`: the claim says nothing where it holds of one of them",
     "trained": "{parameter of the run, or what it noted at its end: steps that the paper trains for}",
     "where": "column -> value, list of values, or {not: value}",
@@ -112,6 +114,13 @@ def runs_of(test: dict, scale: str = "laptop", pair: str = "", shipped: bool = F
     found = items.measured(test["run"], scale, shipped, **{"pair": pair or None, **test.get("with", {})})
     calm = [run for run in found if not (run.record()["results"] or {}).get("crowded")]
     return [run for run in calm if any(_holds(run, table) for table in _tables(test))]
+
+
+def _of_largest(found: list[runs.Run]) -> list[runs.Run]:
+    """The runs of the largest pair among these; one that does not ship counts as larger than all that do."""
+    pairs = [provenance.of([run]).rows[0]["pair"] for run in found]
+    places = [PAIRS.index(pair) if pair in PAIRS else -1 for pair in pairs]
+    return [run for run, place in zip(found, places, strict=True) if place == min(places)]
 
 
 def _tables(test: dict) -> list[str]:
@@ -404,6 +413,7 @@ def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool =
     if not claim.test:
         return Judged(claim, note=(verdicts.UNTESTABLE, claim.why[:1].upper() + claim.why[1:]))
     sources = runs_of(claim.test, scale, pair, shipped)
+    sources = _of_largest(sources) if claim.test.get("largest") else sources
     if "run" in claim.test and not sources:
         return Judged(claim, note=(verdicts.UNMEASURED, evidence.unmeasured(claim.test, _tables(claim.test))))
     judged = Judged(claim, tuple(sources))

@@ -11,16 +11,23 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from specdec import runs
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import check_integer, check_number
-from specdec.evaluation import compare, stats
-from specdec.report import tables
+from specdec.evaluation import bench, compare, stats
+from specdec.report import provenance, tables
 
 from workbook import terms
 
 ORACLES = {compare.ORACLE_DEPTH: "perfect depth", compare.ORACLE_SIZE: "perfect size"}
 ORACLES |= {compare.ORACLE: "perfect depth and size", compare.CLAIRVOYANT: "everything perfect"}
+QUESTIONS = {  # question -> who asks it, and the two bounds between which its perfect answer is worth something
+    "EXTEND": ("LTD's depth policy, RADAR, ours", compare.TUNED, compare.ORACLE_DEPTH),
+    "SIZE": ("LTD's size policy, ours", compare.TUNED, compare.ORACLE_SIZE),
+    "PLAN": ("Re-SpS", compare.ORACLE, compare.CLAIRVOYANT),
+}
+HERE = "this machine"
 
 
 def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel:
@@ -98,11 +105,16 @@ def beside(turns: pd.DataFrame, first: str, rate: tuple[str, str]) -> pd.DataFra
     return table.assign(drafter=table["method"])
 
 
+def _sums(turns: pd.DataFrame):
+    """(machine, time by drafter, method, suite and prompt) of every machine."""
+    for machine, part in turns.groupby("machine", sort=False):
+        yield machine, part.groupby(["drafter", "method", "suite", "prompt"])["time_ms"].sum()
+
+
 def less(turns: pd.DataFrame, drafters: Sequence[str]) -> pd.DataFrame:
     """How many times as much knowing is worth with the first drafter as with the second, prompt by prompt, per machine."""
     rows = []
-    for machine, part in turns.groupby("machine", sort=False):
-        sums = part.groupby(["drafter", "method", "suite", "prompt"])["time_ms"].sum()
+    for machine, sums in _sums(turns):
         for method, knows in ORACLES.items():
             sides = [sums[drafter, name] for drafter in drafters for name in (compare.TUNED, method)]
             found = stats.interval(
@@ -112,6 +124,66 @@ def less(turns: pd.DataFrame, drafters: Sequence[str]) -> pd.DataFrame:
                 {"machine": machine, "knows": knows, "prompts": found.prompts, **stats.spread_of("less", found)}
             )
     return pd.DataFrame(rows)
+
+
+def questions(turns: pd.DataFrame, drafters: Sequence[str]) -> pd.DataFrame:
+    """What the perfect answer of each of QUESTIONS is worth with each drafter on each machine, prompt by prompt.
+
+    Of EXTEND and SIZE, beside the tuned tree. Of PLAN, what it adds to perfect depth and size: the width, and plain steps.
+    """
+    rows = []
+    for machine, sums in _sums(turns):
+        for question, (asked_by, without, knowing) in QUESTIONS.items():
+            for drafter in drafters:
+                found = stats.ratio_of_sums(sums[drafter, without], sums[drafter, knowing])
+                row = {"question": question, "asked by": asked_by, "machine": machine, "drafter": drafter}
+                row |= {"where": f"{drafter}, {machine}", "prompts": found.prompts}
+                rows.append(row | stats.spread_of("worth", found))
+    return pd.DataFrame(rows)
+
+
+def judged_live(run: runs.Run, drafters: Sequence[str]) -> pd.DataFrame:
+    """`bench.summary` of all suites over the first drafter's tuned tree, and over_own: over that of the method's own drafter.
+
+    A method is called as its drafter, with its tuned tree, or "<drafter>, <controller>".
+    """
+    own = []
+    for drafter in drafters:
+        rows = bench.summary(run, drafter)
+        rows = rows[rows["method"].str.partition(", ")[0] == drafter]
+        own.append(rows.rename(columns={f"speedup{end}": f"over_own{end}" for end in ("", "_low", "_high")}))
+    own = pd.concat(own)[["suite", "method", "over_own", "over_own_low", "over_own_high"]]
+    table = bench.summary(run, drafters[0])
+    return table[table["suite"] == table["suite"].iloc[-1]].merge(own, on=["suite", "method"], how="left")
+
+
+def of_pairs(sources: Sequence[runs.Run], drafters: Sequence[str]) -> pd.DataFrame:
+    """The newest run of every pair, a row each, with its scale: tokens, speed, and bounds on the machine of the run.
+
+    sources: runs of the notebook, the newest first. One that measured other drafters has no row.
+    """
+    newest: dict[str, runs.Run] = {}
+    for run in sources:
+        newest.setdefault(provenance.of([run]).rows[0]["pair"], run)
+    rows = []
+    for pair, run in newest.items():
+        tau, speed = (_pooled(run.read_table(name)).set_index("drafter") for name in ("tau", "speed"))
+        if not set(drafters) <= set(tau.index):
+            continue
+        bounds = _pooled(run.read_table("bounds"))
+        bounds = bounds[bounds["machine"] == HERE].set_index(["knows", "drafter"])
+        row = {"pair": pair, "scale": provenance.of([run]).scale, "prompts": int(tau["prompts"].iloc[0])}
+        row |= {f"tau, {drafter}": f"{tau.loc[drafter, 'rate']:.2f}" for drafter in drafters}
+        row[f"speed of {drafters[1]} over {drafters[0]}"] = tables.cells(speed.loc[[drafters[1]]], "over", 3)[0]
+        for knows in ("everything perfect", "perfect depth", "perfect size"):
+            row |= {f"{knows}, {drafter}": percent(bounds.loc[knows, drafter]) for drafter in drafters}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _pooled(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of all suites together; of a single suite its own."""
+    return table[table["suite"] == table["suite"].iloc[-1]]
 
 
 def percent(row: pd.Series) -> str:

@@ -91,6 +91,16 @@ def test_all_runs_of_all_pairs_decide(home):
     assert verdict(OURS)[0] == FAILS and verdict(OURS, pair="small")[0] == HOLDS
 
 
+def test_the_largest_pair_decides_alone_where_a_test_says_so(home):
+    for pair, over in (("smollm2", 0.8), ("small", 1.1), ("tiny", 1.1)):
+        rows = LIVE.assign(over=over, over_low=over - 0.05, over_high=over + 0.05, target=pair)
+        made("controllers", "live", rows, pair=pair)
+    largest = OURS | {"largest": True}
+    assert verdict(OURS)[0] == FAILS and verdict(largest, pair="small")[0] == HOLDS
+    found, evidence = verdict(largest)
+    assert found == FAILS and evidence.startswith("0.80 × [0.75, 0.85], 12 prompts (smollm2, ours, ")
+
+
 def test_what_learns_nothing_holds_nothing(home):
     random = LIVE[:1].assign(method="random")
     made("controllers", "live", pd.concat([LIVE, random]))
