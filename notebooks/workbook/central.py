@@ -38,7 +38,7 @@ class Terms:
     seeds: tuple[int, ...] = (0, 1, 2)
     effort: float = 1.0
     systems: tuple[str, ...] = (terms.RESPS, terms.LTD, terms.RADAR, terms.OURS)
-    sees: tuple[str, ...] = ()  # ours is trained a second time, looking at these as well
+    sees: tuple[str, ...] = ()  # every system is trained a second time, looking at these as well
     minutes: float = 0.0  # nothing begins that would not end in this time; 0: no limit
     scale: str = "laptop"
     pair: Pair | None = field(default=None, compare=False)  # to time answers while it decodes
@@ -77,7 +77,7 @@ def trained(trace: Trace, costs: CostModel, how: Terms) -> tuple[dict[Method, li
     place = terms.opened("central", trace, costs, equal, how.scale)
     arena = terms.Arena(trace, costs, place.directory, equal, pair=how.pair)
     jobs = [job for job in arena.jobs(how.seeds, [terms.EQUAL]) if job.system in how.systems]
-    jobs += [terms.Job(terms.OURS, terms.EQUAL, seed, how.sees) for seed in how.seeds if how.sees]
+    jobs += [dataclasses.replace(job, sees=how.sees) for job in jobs if how.sees]
     return terms.train_all(arena, jobs, how.minutes)
 
 

@@ -79,7 +79,7 @@ class EqualTerms:
 
 @dataclass(frozen=True)
 class Job:
-    """One training. sees: what ours looks at beside its usual inputs (`policies.value.SEES`)."""
+    """One training. sees: what the system looks at beside its usual inputs (`policies.value.SEES`, `policies.base.BESIDE`)."""
 
     system: str
     terms: str
@@ -239,7 +239,8 @@ def config_of(arena: Arena, job: Job, option=None):
         published_config(arena, job.system, job.terms) if option is None else equal_config(arena, job.system, option)
     )
     config = lengthened(config, arena.terms.effort)
-    config = changed(config, {"sees": job.sees}) if job.sees else config
+    names = ("depth.sees", "size.sees") if job.system == LTD else ("sees",)
+    config = changed(config, dict.fromkeys(names, job.sees)) if job.sees else config
     return briefly(config, arena.live_decisions) if job.terms == LIVE else config
 
 
@@ -318,7 +319,8 @@ def untrained(arena: Arena, system: str, config) -> Policy | None:
         return ltd.combine(*(part.policy().fill_at_random(part.ppo.pi) for part in (config.depth, config.size)))
     if system == RADAR:
         policy = config.policy()
-        policy.network = radar.LstmNetwork({name: np.zeros(shape) for name, shape in radar.SHAPES.items()})
+        shapes = radar.shapes(policy.observation_size)
+        policy.network = policy.build_network({name: np.zeros(shape) for name, shape in shapes.items()})
         return policy
     return None
 
@@ -370,7 +372,7 @@ def train(arena: Arena, job: Job) -> Policy:
     began, source, option, key = time.perf_counter(), None, None, f"{job.system}-{job.terms}"
     if job.terms in (EQUAL, LIVE):
         best = choose(arena, job.system)["option"]
-        option, key = arena.options(job.system)[best], f"{job.system}-{best}"
+        option, key = arena.options(job.system)[best], "-".join([job.system, str(best), *job.sees])
         log = [("interval" if job.system == RESPS else "width", "tune", option)]
         if job.system in (LTD, RADAR):
             log.append(("nodes to begin with", "tune", arena.start(option).text))

@@ -276,6 +276,8 @@ class LiveEngine:
     def matched(self) -> tuple[float, float]:
         self._text.grow_to(self._ids[: self._length])
         count, token = self._text.repeats()
+        if self._unread_tok:  # nothing is drafted here yet: the tree is that of the position before
+            return float(count), 0.0
         tokens, scores = self.growing.first_level
         there = tokens.tolist()
         return float(count), math.exp(scores[there.index(token)]) if token in there else 0.0

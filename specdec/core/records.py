@@ -98,7 +98,7 @@ class Question:
     @property
     def matched(self) -> tuple[float, float]:
         """How many tokens of the text's end stand earlier in the text as well (at most 8), and the probability that the drafter
-        gives to the token that followed there; 0 if that is none of the root's children (after drafting)."""
+        gives to the token that followed there; 0 if that is none of the root's children, or before they are drafted."""
         return self.view.matched
 
     @property

@@ -24,6 +24,7 @@ from torch import Tensor
 from specdec import machine, runs, stored
 from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
+from specdec.core.text import LONGEST
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields, check_name, door, first_line, nearest_name_error, warn
 
@@ -34,6 +35,7 @@ L = TypeVar("L", bound="Learned")
 SCHEMA, WEIGHTS = 1, "policy.safetensors"
 NOWHERE = np.float32(-20.0)  # a log-probability below that of any draft: pads levels with fewer scores
 COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is effectively constant
+BESIDE = {"copies": 2}  # what published systems may see beside their own observation, and how many numbers it is
 # Renamed settings in older files.
 RENAMED = {"first_look": "first_evaluation", "patience_tok": "continue_bonus_tok"}
 
@@ -87,6 +89,39 @@ def as_array(tensor: Tensor) -> np.ndarray:
     """A tensor of any device and type as a float32 array."""
     array: np.ndarray = tensor.float().cpu().numpy()
     return array
+
+
+def repetitions(question: Question) -> np.ndarray:
+    """float32 [2]: how much of the text's end stands earlier in it (1: all that is compared), and the probability that the
+    drafter gives to the token that followed there (0 before it has drafted)."""
+    matched, probability = question.matched
+    return np.array([matched / LONGEST, probability], np.float32)
+
+
+@dataclasses.dataclass
+class Seeing:
+    """What a published system's network sees beside its own observation, a setting of policy and config.
+
+    sees: () for nothing, as published; ("copies",) for the text's repetitions, as ours may (`policies.value.SEES`).
+    """
+
+    sees: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the policy that inherits from this as well
+        if not self.sees:
+            del (
+                self.sees
+            )  # the class's: policies that see nothing more keep the fingerprint that they had before there was more
+
+    @property
+    def seen(self) -> int:
+        """How many numbers that adds to the observation."""
+        return sum(BESIDE[check_name("what a system sees", name, BESIDE)] for name in self.sees)
+
+    def beside(self, observation: np.ndarray, question: Question, copies: int = 1) -> np.ndarray:
+        """The observation and what is seen beside it, each number `copies` times."""
+        return np.concatenate((observation, np.repeat(repetitions(question), copies))) if self.sees else observation
 
 
 def tree_of(most_nodes: int, depth: int, top_k: int, beam: tuple[int, ...] = ()) -> TreeConfig:

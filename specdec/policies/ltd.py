@@ -19,7 +19,7 @@ from specdec.core.policy import RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, as_array, changed, tree_of
+from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, Seeing, as_array, changed, tree_of
 from specdec.policies.base import combine as combine
 
 # Copies of a scalar among the inputs, which give it weight beside the many scores (1.1, 2.1).
@@ -42,7 +42,7 @@ def _check_tree(policy: DepthPolicy | SizePolicy, question: Question) -> None:
 
 
 @dataclass
-class DepthSettings:
+class DepthSettings(Seeing):
     """The trees of LTD's depth policy, and when it is asked. Numbers are sections of the fact sheet.
 
     depth, top_k, beam: the largest tree. total_tokens: verified without a size policy, root included (0).
@@ -79,7 +79,7 @@ class DepthPolicy(DepthSettings, Learned):
         assert self.stride >= 1, f"stride={self.stride} must be at least 1"
         self.plan = self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k, beam=self.beam)
         self._newest = np.zeros(self.plan.widest * self.top_k, dtype=np.float32)
-        self.observation_size = len(self._newest) + 2 * DEPTH_COPIES
+        self.observation_size = len(self._newest) + (2 + self.seen) * DEPTH_COPIES
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
@@ -99,14 +99,14 @@ class DepthPolicy(DepthSettings, Learned):
     def observation(self, question: Question) -> np.ndarray:
         """float32 [top_k**2 + 28]: newest scores (beam rank x child rank), context / 1000 and n / 10, 14 times each (1.1).
 
-        Levels with fewer scores, the root's or those of a narrower beam, are padded with NOWHERE.
+        Levels with fewer scores, the root's or those of a narrower beam, are padded with NOWHERE. What is seen beside follows.
         """
         if question.expansions or self.from_root:
             newest = as_array(question.newest_scores)
             self._newest = np.pad(newest, (0, len(self._newest) - len(newest)), constant_values=NOWHERE)
         length = 0.01 if self.constant_length else question.context_tok / 1000
         scalars = np.repeat(np.array([length, question.expansions / 10], np.float32), DEPTH_COPIES)
-        return np.concatenate((self._newest, scalars))
+        return self.beside(np.concatenate((self._newest, scalars)), question, DEPTH_COPIES)
 
 
 class ShortNetwork:
@@ -150,7 +150,7 @@ OBSERVATIONS |= {"+hidden": PARTS[:4], "+entropy": (*PARTS[:3], "entropy")}
 
 
 @dataclass
-class SizeSettings:
+class SizeSettings(Seeing):
     """The choices and inputs of LTD's size policy. Numbers are sections of the fact sheet.
 
     sizes: verify_nodes per action (2.2). depth, top_k, beam: the largest tree that the inputs hold.
@@ -199,7 +199,7 @@ class SizePolicy(SizeSettings, Learned):
         widths = (self._scores, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
         ends = np.cumsum([width * (part in self.parts) for part, width in zip(PARTS, widths, strict=True)])
         self._slots = {part: slice(*ends[i - 1 : i + 1]) for i, part in enumerate(PARTS) if i and part in self.parts}
-        self.observation_size = int(ends[-1])
+        self.observation_size = int(ends[-1]) + self.seen * SIZE_COPIES
         self._short: ShortNetwork | None = None
 
     def decides(self, question: Question) -> bool:
@@ -215,7 +215,7 @@ class SizePolicy(SizeSettings, Learned):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [observation_size]; 1268 for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths (2.1)."""
-        inputs = np.zeros(self.observation_size, dtype=np.float32)
+        inputs = np.zeros(self.observation_size - self.seen * SIZE_COPIES, dtype=np.float32)
         scores = as_array(question.scores)
         values = inputs[: min(len(scores), self._scores)]
         values[:] = -np.sort(np.partition(-scores, len(values) - 1)[: len(values)]) if self.best else scores
@@ -223,7 +223,7 @@ class SizePolicy(SizeSettings, Learned):
             np.exp(values, out=values)
         for part, slot in self._slots.items():
             inputs[slot] = self._part(part, question, scores)
-        return inputs
+        return self.beside(inputs, question, SIZE_COPIES)
 
     def _part(self, part: str, question: Question, scores: np.ndarray) -> Any:
         if part in ("length", "depth"):
@@ -243,6 +243,7 @@ class SizePolicy(SizeSettings, Learned):
             return super().logits(observation)
         if self._short is None or self._short.network is not network:
             parts = [(slot.stop - slot.start, part in ("length", "depth")) for part, slot in self._slots.items()]
+            parts += [(SIZE_COPIES, True)] * self.seen
             self._short = ShortNetwork(network, self._scores, parts)
         return self._short(observation)
 

@@ -21,34 +21,42 @@ import numpy as np
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.errors import SpecdecError, check_fields, check_name, unreadable
-from specdec.policies.base import NOWHERE, Config, Learned, as_array
+from specdec.policies.base import NOWHERE, Config, Learned, Seeing, as_array
 
 Memory = tuple[np.ndarray, np.ndarray]
 STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
 DECISIONS = 7  # questions per cycle: after draft calls 1 to 7; the eighth is the last
 STOP, CONTINUE = 0, 1
-SHAPES = {
-    "lstm.weight_ih_l0": (4 * HIDDEN, STATE),
-    "lstm.weight_hh_l0": (4 * HIDDEN, HIDDEN),
-    "lstm.bias_ih_l0": (4 * HIDDEN,),
-    "lstm.bias_hh_l0": (4 * HIDDEN,),
-    "mlp.0.weight": (HIDDEN, HIDDEN + STATE),
-    "mlp.0.bias": (HIDDEN,),
-    "mlp.3.weight": (ACTIONS, HIDDEN),
-    "mlp.3.bias": (ACTIONS,),
-}
+
+
+def shapes(width: int = STATE) -> dict[str, tuple[int, ...]]:
+    """The shapes of the network's arrays for states of so many numbers."""
+    return {
+        "lstm.weight_ih_l0": (4 * HIDDEN, width),
+        "lstm.weight_hh_l0": (4 * HIDDEN, HIDDEN),
+        "lstm.bias_ih_l0": (4 * HIDDEN,),
+        "lstm.bias_hh_l0": (4 * HIDDEN,),
+        "mlp.0.weight": (HIDDEN, HIDDEN + width),
+        "mlp.0.bias": (HIDDEN,),
+        "mlp.3.weight": (ACTIONS, HIDDEN),
+        "mlp.3.bias": (ACTIONS,),
+    }
+
+
+SHAPES = shapes()
 
 
 class LstmNetwork:
     """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in numpy float32.
 
     Weights have their published names (SHAPES), else SpecdecError. `step` takes and returns the memory (h, c), each [128].
+    width: of a state, where more than the 10 scores are seen.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray]):
+    def __init__(self, arrays: dict[str, np.ndarray], width: int = STATE):
         if wrong := sorted(set(SHAPES) ^ set(arrays)):
             raise SpecdecError(f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}.")
-        for name, shape in SHAPES.items():
+        for name, shape in shapes(width).items():
             if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
                 raise SpecdecError(f"RADAR's {name} must be of shape {shape} and finite; take another file.")
         self._arrays = w = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
@@ -56,7 +64,7 @@ class LstmNetwork:
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
         self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
         self._gate_bias = half * (w["lstm.bias_ih_l0"] + w["lstm.bias_hh_l0"])
-        self._joined = np.zeros(HIDDEN + STATE, dtype=np.float32)
+        self._joined = np.zeros(HIDDEN + width, dtype=np.float32)
 
     def step(self, state: np.ndarray, memory: Memory | None = None) -> tuple[np.ndarray, Memory]:
         """state float32 [10] -> logits float32 [2] (stop, continue) and the memory for the next step."""
@@ -76,7 +84,7 @@ class LstmNetwork:
 
 
 @dataclasses.dataclass
-class RadarSettings:
+class RadarSettings(Seeing):
     """RADAR's tree and its inputs: depth 7, beam 10, 60 tokens in all (section 4). Numbers are sections of the fact sheet.
 
     total_tokens, top_k, beam: another tree than RADAR's; levels with fewer than 10 scores are padded with NOWHERE.
@@ -103,6 +111,8 @@ class RadarPolicy(RadarSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sees:
+            self.observation_size += self.seen
         tree = TreeConfig(self.total_tokens, DECISIONS, self.top_k, self.flat_nodes or 0, tuple(self.beam))
         self.plan = self.limits = tree
         self._memory: Memory | None = None
@@ -122,8 +132,9 @@ class RadarPolicy(RadarSettings, Learned):
         return False  # a deeper plan than RADAR's: it has no eighth decision
 
     def observation(self, question: Question) -> np.ndarray:
-        """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1)."""
-        return best_scores(as_array(question.newest_scores), self.half_inputs, self.limits)
+        """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1), and what is seen."""
+        best = best_scores(as_array(question.newest_scores), self.half_inputs, self.limits)
+        return self.beside(best, question)
 
     def answer(self, question: Question) -> bool:
         if question.expansions == 0:  # the memory lasts one cycle
@@ -144,7 +155,7 @@ class RadarPolicy(RadarSettings, Learned):
         return action == CONTINUE
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> LstmNetwork:
-        return LstmNetwork(arrays)
+        return LstmNetwork(arrays, self.observation_size)
 
 
 def released(folder: Path) -> dict[str, RadarPolicy]:

@@ -22,7 +22,7 @@ from specdec.core.policy import largest
 from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_name
-from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed
+from specdec.policies.base import Config, Learned, PPOConfig, Seeing, as_array, changed
 
 STATES = ("concat", "official", "normalised", "text")
 TEXT_SIZE = 384  # numbers in an embedding of all-MiniLM-L6-v2 (1.2)
@@ -48,7 +48,7 @@ def valid_trees(
 
 
 @dataclass
-class RespsSettings:
+class RespsSettings(Seeing):
     """Re-SpS's trees, schedule and state. Numbers are sections of the fact sheet, [P] paper, [C] code.
 
     state: "concat" the features of all tapped layers unchanged [P]; "official" their mean over `layers` if they are
@@ -101,7 +101,7 @@ class RespsPolicy(RespsSettings, Learned):
             self.trees = [replace(one, depth=sum(pool < one.total_tokens for pool in pools[one])) for one in self.trees]
         self.choices, self.actions = self.trees, len(self.trees)
         sizes = {"official": self.hidden_size, "text": TEXT_SIZE}
-        self.observation_size = sizes.get(self.state, self.features_size)
+        self.observation_size = sizes.get(self.state, self.features_size) + self.seen
         self.plan = self.trees[0]  # a formality: PLAN is always asked
         self._starter = TreeConfig(*self.starter)
         self._first = TreeConfig(*self.first_tree) if self.first_tree else None
@@ -135,6 +135,9 @@ class RespsPolicy(RespsSettings, Learned):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [observation_size]."""
+        return self.beside(self._state_of(question), question)
+
+    def _state_of(self, question: Question) -> np.ndarray:
         if self.state == "text":
             return self._embedding(question)
         try:

@@ -22,7 +22,7 @@ import numpy as np
 from specdec.core.records import EXTEND, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import Config, Learned, as_array, check_width, tree_of
+from specdec.policies.base import Config, Learned, as_array, check_width, repetitions, tree_of
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 # Hidden states that a policy may read: of the target at the last accepted token, of the drafter at the root.
@@ -180,10 +180,7 @@ NOTHING = np.zeros(HISTORY + 3, np.float32)  # the history of a text's first cyc
 
 def seen_now(history: np.ndarray, question: Question, sees: tuple[str, ...]) -> np.ndarray:
     """The history with the text's repetitions at this cycle, where a policy looks at them."""
-    if "copies" not in sees:
-        return history
-    matched, probability = question.matched
-    return np.concatenate((history[: MATCHED[0]], [np.float32(matched / 8), np.float32(probability)]))
+    return np.concatenate((history[: MATCHED[0]], repetitions(question))) if "copies" in sees else history
 
 
 @dataclasses.dataclass

@@ -145,7 +145,7 @@ class ReplayEngine:
     def commit(self) -> int:
         self.clock.rest_ms += self.costs.rest_ms
         self.cycles += 1
-        before, self.position = self.position, self.position + self._accepted_tok + 1
+        before, self.position, self.level = self.position, self.position + self._accepted_tok + 1, -1
         return int(min(self.position, self.positions) - before)
 
     @property
@@ -187,7 +187,7 @@ class ReplayEngine:
     @property
     def matched(self) -> tuple[float, float]:
         count, child = self.trace.column("matched")[self.row].tolist()
-        there = 0 <= child < self._top_k and self.level >= 0
+        there = self.level >= 0 and 0 <= child < self._top_k
         return float(count), math.exp(self._scores(0)[child]) if there else 0.0
 
     @property

@@ -110,6 +110,13 @@ class Best:
         self.step, self.misses = (int(numbers.get(name, usual)) for name, usual in (("step", -1), ("misses", 0)))
 
 
+def in_use(settings):
+    """JSON without `sees` where nothing more is seen: a run from before there was such a choice is found again."""
+    if isinstance(settings, dict):
+        return {name: in_use(value) for name, value in settings.items() if (name, value) != ("sees", [])}
+    return [in_use(value) for value in settings] if isinstance(settings, list) else settings
+
+
 class TrainingRun:
     """One training in `out_dir`: plan.json, checkpoint.safetensors and <curve>.parquet.
 
@@ -129,7 +136,7 @@ class TrainingRun:
             self.curve.cut(0)
             for path in (self.plan_path, self.checkpoint):
                 path.unlink(missing_ok=True)
-        settings = runs.plain(settings)
+        settings = in_use(runs.plain(settings))
         self.plan = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
         if not self.plan_path.is_file():
             self._write_plan()

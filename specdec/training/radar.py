@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec import runs
+from specdec.core.text import LONGEST
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, warn
@@ -47,7 +48,7 @@ _ARRAYS = {"scores": np.float32, "distributions": np.float32, "prompts": np.int3
 class RadarData:
     """Q positions.
 
-    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
+    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities, and after them what else is seen.
     distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Rounding errors of half
     precision are corrected: negatives clipped, sums made 1.
     prompts int32 [Q]: each row's prompt, for splits. context_tok int32 [Q]: committed tokens before the root.
@@ -63,8 +64,8 @@ class RadarData:
     def __post_init__(self):
         for name, dtype in _ARRAYS.items():
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype))
-        scores, distributions, count = self.scores, self.distributions, len(self.scores)
-        shapes = [getattr(self, name).shape for name in _ARRAYS]
+        scores, distributions, count = self.scores[..., :STATE], self.distributions, len(self.scores)
+        shapes = [scores.shape, *(getattr(self, name).shape for name in [*_ARRAYS][1:])]
         assert count and shapes == [(count, STOPS, STATE), (count, STOPS, LENGTHS), (count,), (count,)], "shape"
         assert np.isfinite(scores).all() and (np.diff(scores, axis=-1) <= 0).all(), "scores are finite and descending"
         assert distributions.min() >= -0.01 and np.abs(distributions.sum(-1) - 1).max() <= 0.02, "rows sum to 1"
@@ -118,7 +119,12 @@ def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
 
 
 def from_trace(
-    trace: Trace, *, exact: bool | None = None, flat_nodes: int | None = None, tree: TreeConfig = TREE
+    trace: Trace,
+    *,
+    exact: bool | None = None,
+    flat_nodes: int | None = None,
+    tree: TreeConfig = TREE,
+    sees: tuple[str, ...] = (),
 ) -> RadarData:
     """The data set of a recording with whole trees of k = 10 and depth >= 7, or trees that contain `tree`.
 
@@ -128,6 +134,7 @@ def from_trace(
     flat_nodes: 59 as in RADAR, where a single draft call yields a flat tree of so many tokens, or None for the engine's
     10 children. The recorded distributions contain the flat tree; for 10 children the largest first-token mass of
     the deeper trees is used, which is exact if one of them keeps all ten.
+    sees: as of the policy (`policies.base.Seeing`).
     """
     depth = trace.depth_of(tree.top_k, tree.beam)
     if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
@@ -145,7 +152,11 @@ def from_trace(
     prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
     header = {name: trace.header.get(name) for name in names} | {"flat_nodes": flat_nodes, "exact": exact}
-    return RadarData(_states(trace, rows, tree), distributions, prompts, trace.context_tok[rows], header)
+    states = _states(trace, rows, tree)
+    if sees:
+        beside = np.repeat(_repetitions(trace, rows, tree)[:, None], STOPS, axis=1)
+        states = np.concatenate((states, beside), axis=-1)
+    return RadarData(states, distributions, prompts, trace.context_tok[rows], header)
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
@@ -165,6 +176,14 @@ def _states(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
     ends = [0, *(pool_size(n, tree.top_k, tree.beam) for n in range(STOPS))]
     levels = [scores[rows, start:end] for start, end in zip(ends, ends[1:], strict=False)]
     return np.stack([published.best_scores(level, tree=tree) for level in levels], axis=1)
+
+
+def _repetitions(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
+    """float32 [Q, 2]: `policies.base.repetitions` at these positions."""
+    matched, child = trace.column("matched")[rows].T
+    scores = trace.column("scores", tree.top_k, tree.beam)[rows, child.clip(0, tree.top_k - 1)]
+    probability = np.where((child >= 0) & (child < tree.top_k), np.exp(scores), 0)
+    return np.stack((matched / LONGEST, probability), axis=1).astype(np.float32)
 
 
 def _accepted(trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig) -> np.ndarray:
@@ -215,10 +234,10 @@ def latency_ms(
 class RadarNetwork(nn.Module):
     """The published network: scores [B, T, 10] -> logits [B, T, 2] (stop, continue). State-dict names as published."""
 
-    def __init__(self, dropout: float = 0.1, continue_bias: float = 0.0):
+    def __init__(self, dropout: float = 0.1, continue_bias: float = 0.0, width: int = STATE):
         super().__init__()
-        self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
-        layers = nn.Linear(HIDDEN + STATE, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, ACTIONS)
+        self.lstm = nn.LSTM(width, HIDDEN, batch_first=True)
+        layers = nn.Linear(HIDDEN + width, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, ACTIONS)
         self.mlp = nn.Sequential(*layers)
         with torch.no_grad():
             self.mlp[3].bias[CONTINUE] += continue_bias
@@ -397,7 +416,7 @@ def train_radar(
     factor, shown = functools.partial(rate_factor, config), ("loss", "tok_per_ms", "draft_calls")
     run.run(trainer.epoch, f"radar, seed {seed}", factor, all_or_nothing=True, shown=shown)
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as in training
-    policy.network = published.LstmNetwork({name: value.numpy() for name, value in trainer.best.weights.items()})
+    policy.network = policy.build_network({name: value.numpy() for name, value in trainer.best.weights.items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
     lengths = "exact distributions" if data.header.get("exact") else "one length each"
     counted = dict(rows=len(train.scores), questions=len(np.unique(data.prompts[split[0]])), lengths=lengths)
@@ -415,7 +434,7 @@ def train_radar(
 def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
     """The training rows of `trace` for `config`: those of part "train" of its suites, see `config.exact`."""
     turns = training_turns(trace, config.prompts)
-    return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
+    return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree, sees=config.sees)
 
 
 def _checked_latency(latency_ms, rows: int) -> np.ndarray:
@@ -434,7 +453,7 @@ class _Trainer:
     def __init__(self, config: RadarConfig, train: Rows, held_out: Rows, seed: int):
         self.config, self.train, self.held_out, self.seed = config, train, held_out, seed
         with seeded(seed, -1):
-            self.network = RadarNetwork(config.dropout, config.continue_bias)
+            self.network = RadarNetwork(config.dropout, config.continue_bias, STATE + config.seen)
         self.best = Best(self.network)
         rates = dict(lr=config.learning_rate, weight_decay=config.weight_decay)
         self.optimizer = torch.optim.Adam(self.network.parameters(), **rates)

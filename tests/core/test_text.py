@@ -4,7 +4,7 @@ import torch
 
 import specdec
 from specdec.core.policy import Policy
-from specdec.core.records import EXTEND
+from specdec.core.records import EXTEND, PLAN
 from specdec.core.text import LONGEST, Text
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.profiles import profile
@@ -27,7 +27,7 @@ def test_the_newest_longest_match_says_what_followed():
 class Looking(Policy):
     """Keeps what it sees of the text's repetitions."""
 
-    asks = frozenset({EXTEND})
+    asks = frozenset({PLAN, EXTEND})
     plan = limits = TreeConfig(8, 2, 3)
 
     def __init__(self):
@@ -35,8 +35,8 @@ class Looking(Policy):
 
     def answer(self, question):
         count, probability = question.matched
-        self.seen.append((question.context_tok, count, round(probability, 4)))
-        return question.expansions < 1
+        self.seen.append((question.kind, question.context_tok, count, round(probability, 4)))
+        return self.plan if question.kind == PLAN else question.expansions < 1
 
 
 def test_a_policy_sees_the_same_live_and_in_replay():
@@ -48,5 +48,9 @@ def test_a_policy_sees_the_same_live_and_in_replay():
     specdec.chat(pair, [prompt], live, max_new_tokens=24)
     specdec.replay(trace, replayed, profile("roofline-a100-llama-8b-eager"))
     assert live.seen[: len(replayed.seen)] == replayed.seen and len(replayed.seen) > 4
-    assert any(count > 0 and probability > 0 for _, count, probability in replayed.seen)
+    assert any(count > 0 and probability > 0 for kind, _, count, probability in replayed.seen if kind == EXTEND)
+    counts = [{count for kind, _, count, _ in replayed.seen if kind == asked} for asked in (PLAN, EXTEND)]
+    assert counts[0] == counts[1] and not any(told[3] for told in replayed.seen if told[0] == PLAN), (
+        "nothing is drafted"
+    )
     assert trace.select(part="test").column("matched").tolist() == trace.column("matched").tolist()

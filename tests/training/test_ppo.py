@@ -22,6 +22,7 @@ from specdec.replays.replay import replay
 from specdec.training import ppo as ppo_module
 from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
+from specdec.training.loop import in_use
 from specdec.training.ppo import EnvRunner, Outcome, Rollouts, RunningMoments, RunOptions, Task, build_ppo, each_alone
 
 pytestmark = pytest.mark.filterwarnings("ignore:this .* gave the answer")
@@ -321,7 +322,7 @@ def test_a_run_notes_all_that_its_weights_depend_on(tmp_path):
     told = {"learner": ["SizePolicy", learner.settings()], "task": task, "ppo": ppo, "seed": 5, "envs": 4}
     told |= {"segment_steps": 100, "judge": False, "trained_for": {"pair": "synthetic"}}
     told |= {"start_from": hash_of(first.network), "steps": 2}  # of 128 decisions, the whole rollouts nearest to 100
-    assert plan["settings"] == runs.plain(told)
+    assert plan["settings"] == in_use(runs.plain(told))
     assert policy.trained_for == {"seed": 5, "steps": 192, "ppo": asdict(ppo), "pair": "synthetic"}
     curve = pd.read_parquet(tmp_path / "run" / "curve.parquet")
     counted = ["steps", "reward", "entropy", "cycles", "new_tok", "total_ms", "time", "actions", "tok_per_ms", "rate"]

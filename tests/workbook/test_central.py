@@ -1,5 +1,7 @@
 """The central table's terms and rows, and the ladder of what is known, on recordings made up for the purpose."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,16 @@ def test_rows_stand_beside_the_tuned_tree_and_prices_are_found(trace, tmp_path):
     small, large = (central.costs_of(f"h100{name}-graphs", tmp_path) for name in ("-llama-8b", "x8-llama-70b"))
     assert small.name == "roofline-h100-llama-8b-graphs" and large.step > small.step
     assert central.of_board("worth_its_time", COSTS).asks
+
+
+def test_every_system_is_trained_a_second_time_with_what_it_sees_besides(trace, monkeypatch, tmp_path):
+    monkeypatch.setattr(terms, "opened", lambda *_: SimpleNamespace(directory=tmp_path))
+    monkeypatch.setattr(terms, "train_all", lambda arena, jobs, minutes: jobs)
+    jobs = central.trained(trace, COSTS, central.Terms((0, 1), systems=(terms.RESPS, terms.LTD), sees=("copies",)))
+    assert [(job.system, job.seed, job.sees) for job in jobs] == [
+        (system, seed, sees) for sees in ((), ("copies",)) for seed in (0, 1) for system in (terms.RESPS, terms.LTD)
+    ]
+    assert {str(job.method) for job in jobs[4:]} == {f"{name}, equal terms, sees copies" for name in ("Re-SpS", "LTD")}
 
 
 @torch.no_grad()

@@ -137,9 +137,14 @@ def test_beams_of_their_own_decide_live_as_in_replay(tmp_path):
     pair, trace, prompts = recorded()
     here = Arena(trace, COSTS, tmp_path, dataclasses.replace(TERMS, shapes=((3, 2, 1),)), progress=False)
     jobs = here.jobs([0], [EQUAL])
-    policies = {job.system: terms.train(here, job) for job in jobs}
+    jobs += [dataclasses.replace(job, sees=("copies",)) for job in jobs]
+    policies = {(job.system, job.sees): terms.train(here, job) for job in jobs}
+    sizes = {known: [one.observation_size for one in policy.policies] for known, policy in policies.items()}
+    more = {"Re-SpS": [2], "LTD": [2 * ltd.DEPTH_COPIES, 2 * ltd.SIZE_COPIES], "RADAR": [2], "ours": [2]}
+    for system, numbers in more.items():
+        assert np.subtract(sizes[system, ("copies",)], sizes[system, ()]).tolist() == numbers
     told = operator.attrgetter("expansions", "verify_nodes", "accepted_tok", "candidates", "top_k")
-    for system, policy in policies.items():
+    for (system, _), policy in policies.items():
         beams = {tree.beam for tree in policy.trees if tree.depth > 1} if system == "Re-SpS" else {policy.plan.beam}
         assert beams == {(2, 1)}
         rows = replay(trace.select(part="test"), policy, COSTS, keep_cycles=True).rows[0]
