@@ -22,7 +22,7 @@ from workbook import terms
 
 ORACLES = {compare.ORACLE_DEPTH: "perfect depth", compare.ORACLE_SIZE: "perfect size"}
 ORACLES |= {compare.ORACLE: "perfect depth and size", compare.CLAIRVOYANT: "everything perfect"}
-QUESTIONS = {  # question -> who asks it, and the two bounds between which its perfect answer is worth something
+QUESTIONS = {  # question -> its policies, and two bounds: the ratio of their times is what a perfect answer is worth
     "EXTEND": ("LTD's depth policy, RADAR, ours", compare.TUNED, compare.ORACLE_DEPTH),
     "SIZE": ("LTD's size policy, ours", compare.TUNED, compare.ORACLE_SIZE),
     "PLAN": ("Re-SpS", compare.ORACLE, compare.CLAIRVOYANT),
@@ -178,6 +178,22 @@ def of_pairs(sources: Sequence[runs.Run], drafters: Sequence[str]) -> pd.DataFra
         for knows in ("everything perfect", "perfect depth", "perfect size"):
             row |= {f"{knows}, {drafter}": percent(bounds.loc[knows, drafter]) for drafter in drafters}
         rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def published() -> pd.DataFrame:
+    """What papers print (one_pass_published.yml), never ours: a row per drafter, model and GPU, cells by suite.
+
+    A sentence without a table has a row with column `says`. Column `source` says where a number stands.
+    """
+    rows = []
+    for table in runs.read_yaml(runs.workbook() / "notebooks" / "one_pass_published.yml"):
+        said = {"paper": table["paper"], "source": table["source"] + ", second hand" * table.get("second_hand", False)}
+        if "says" in table:
+            rows.append(said | {"says": table["says"]})
+        for drafter, suites in table.get("drafters", {}).items():
+            model = f"{table['model']}, {table['gpu']}"
+            rows.append(said | {"published (model, GPU)": model, "drafter": drafter, **suites})
     return pd.DataFrame(rows)
 
 
