@@ -55,6 +55,7 @@ class CostModel:
     expansion. first_ms: extra of a cycle's first expansion, which meets cold caches. nodes:
     verify_nodes, ascending from 0; their tables never fall. Tables are linear between grid points. Past the last nodes the last
     segment continues. Outside the widths the nearest width holds. texts: number of texts that share every cycle, see `batched`.
+    A block drafter's root pass drafts all levels: `root` has the whole price of drafting, `expand` the host's work of a level.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = profile("ltd-a100-vicuna-13b")

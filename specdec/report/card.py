@@ -226,6 +226,7 @@ def text(card: dict, measured: dict) -> str:
         f"Trained with this workbook on the target's own text. `specdec.load_pair({given})` loads both.",
         tables.markdown(pd.DataFrame({"drafter": shown}).rename_axis("fact")),
         "Values of the loss are means over the last training steps.",
+        training.get("notes", ""),
         "## Learning curve\n\nOn held-out chats, after `seen_tok` answer tokens: the accuracy of first drafts, and "
         f"`{TAU}`, the tokens per cycle of a drafted chain, including the target's own.\n\n{tables.markdown(learned, digits=3)}"
         if len(learned)

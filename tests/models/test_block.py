@@ -134,5 +134,11 @@ def test_relatives_and_bad_files_are_refused(target, tmp_path):
         "states a part of the vocabulary": {"draft_vocab_size": 10},
     }.items():
         assert words in refusal(load_drafter, written(tmp_path, AUTHORS | change, random_network(DFLASH)), target)
+    save_drafter(random_network(OWN), tmp_path)
+    four = random_network(OWN).state_dict() | {
+        f"layers.{n}.mlp.up_proj.weight": torch.ones(64, WIDTH) for n in (1, 2, 3)
+    }
+    save_tensors(four, tmp_path / "model.safetensors")
+    assert "more than one drafter layer (layers.1.mlp" in refusal(load_drafter, str(tmp_path), target)
     save_drafter(random_network(replace(OWN, block=0)), tmp_path)
     assert "load it as eagle3" in refusal(load_block, tmp_path, target)

@@ -319,7 +319,8 @@ def _unpickle(path: Path):
 def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names of `EagleNetwork`, without unused ones. SpecdecError for a second layer."""
     if deeper := [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]:
-        raise bad_checkpoint(folder, f"there is more than one drafter layer ({deeper[0]}); only one is supported.")
+        why = f"there is more than one drafter layer ({deeper[0]}), as in P-EAGLE's published heads"
+        raise bad_checkpoint(folder, f"{why}; only one is supported.")
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
