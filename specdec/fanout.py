@@ -193,27 +193,25 @@ class _Ray(_Engine):
     def __init__(self, place: str, slots: int, threads: int, gpus: int):
         self.ray, self.needs = _extra("ray", "ray"), {"num_cpus": threads, "num_gpus": gpus}
         self._ours = not self.ray.is_initialized()
+        quiet = dict(log_to_driver=False, logging_level="ERROR")
         if self._ours and place == "ray":
-            self._start(slots * threads)
+            size = dict(num_cpus=slots * threads, resources={ALONE: 1}, include_dashboard=False)
+            os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # for busy machines
+            try:
+                self.ray.init("local", **quiet, **size)
+            except Exception as error:
+                why = f"Ray did not start here ({first_line(error)})"
+                raise SpecdecError(f"{why}; try again, or --on local.") from error
         elif self._ours:
-            self._connect(place)
-
-    def _start(self, cores: int) -> None:
-        size = dict(num_cpus=cores, resources={ALONE: 1}, include_dashboard=False)
-        os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # for busy machines
-        try:
-            self.ray.init("local", log_to_driver=False, logging_level="ERROR", **size)
-        except Exception as error:
-            raise SpecdecError(f"Ray did not start here ({first_line(error)}); try again, or --on local.") from error
-
-    def _connect(self, address: str) -> None:
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=REACH_S).close()
-            self.ray.init(address, log_to_driver=False, logging_level="ERROR")
-        except (OSError, ValueError, RuntimeError) as error:
-            advice = "start one there with `ray start --head --ray-client-server-port=PORT`, or leave the address out"
-            raise SpecdecError(f"no Ray cluster answers at {address} ({first_line(error)}); {advice}.") from None
+            host, _, port = place.removeprefix("ray://").rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=REACH_S).close()
+                self.ray.init(place, **quiet)
+            except (OSError, ValueError, RuntimeError) as error:
+                advice = (
+                    "start one there with `ray start --head --ray-client-server-port=PORT`, or leave the address out"
+                )
+                raise SpecdecError(f"no Ray cluster answers at {place} ({first_line(error)}); {advice}.") from None
 
     def offered(self, timed: bool) -> int:
         """Number of shards that the cluster can hold at once. SpecdecError if none."""
@@ -265,21 +263,16 @@ class _Slurm(_Engine):
     def __init__(self, cluster: str, threads: int, gpus: int):
         submitit = _extra("submitit", "slurm")
         if cluster == "slurm":
-            self._reach()
+            try:
+                subprocess.run(["scontrol", "ping"], capture_output=True, timeout=REACH_S, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                why = "there is no scontrol" if isinstance(error, FileNotFoundError) else first_line(error)
+                why = f"SLURM cannot be reached from here ({why})"
+                raise SpecdecError(f"{why}; log in to a machine that has sbatch, or run with --on local.") from None
         self.folder = runs.home() / "runs" / "jobs" / f"{time.time_ns()}-{os.getpid()}"
         self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster)
         needs = dict(timeout_min=MINUTES_ON_SLURM, cpus_per_task=threads, gpus_per_node=gpus)
         self.executor.update_parameters(name="specdec", **needs)
-
-    @staticmethod
-    def _reach() -> None:
-        """SpecdecError without SLURM, or if its controller is down."""
-        try:
-            subprocess.run(["scontrol", "ping"], capture_output=True, timeout=REACH_S, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            why = "there is no scontrol" if isinstance(error, FileNotFoundError) else first_line(error)
-            why = f"SLURM cannot be reached from here ({why})"
-            raise SpecdecError(f"{why}; log in to a machine that has sbatch, or run with --on local.") from None
 
     def submit(self, function, *arguments, timed: bool):
         self.executor.update_parameters(slurm_exclusive=timed)

@@ -261,13 +261,6 @@ def read_table(path: Path) -> pd.DataFrame:
         raise unreadable(path, error, "parquet", "delete it and run again", missing) from error
 
 
-def label_of(path: Path) -> dict:
-    """The metadata that `write_table` stored in a parquet file; {} without any."""
-    import pyarrow.parquet as pq
-
-    return json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
-
-
 def read_yaml(path: Path):
     """Read a YAML file of the checkout; a missing or damaged one is a SpecdecError that names it."""
     import yaml
@@ -520,11 +513,14 @@ class Shards:
 
     def read(self) -> pd.DataFrame:
         """All shards in order as one table. SpecdecError if there are none."""
+        import pyarrow.parquet as pq
+
         if not (numbers := self.done()):
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
         tables = [read_table(self.path(number)) for number in numbers]
         for path in map(self.path, numbers if self.label else ()):
-            if label_of(path) not in ({}, plain(self.label)):
+            label = (pq.read_schema(path).metadata or {}).get(b"specdec", b"{}")
+            if json.loads(label) not in ({}, plain(self.label)):
                 raise SpecdecError(f"{path} belongs to another run; delete it and run again.")
         return pd.concat(tables, ignore_index=True)
 

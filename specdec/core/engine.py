@@ -154,7 +154,8 @@ class LiveEngine:
         features = torch.cat(pending) if len(pending) > 1 else next(iter(pending), None)
         flat_nodes = 0 if self._shape else plan.flat_nodes
         self.clock.mark()
-        children = yield self._draft("root", tokens, features, max(plan.top_k, flat_nodes))
+        most = max(plan.top_k, flat_nodes)
+        children = yield DraftForward(self.drafter, self.drafting, "root", (tokens, features), most)
         self.clock.lap("draft")
         self._unread_tok = 0
         self._flat, self._first_draft = children if flat_nodes else None, (children[0][0, 0], children[1][0, 0])
@@ -163,12 +164,9 @@ class LiveEngine:
     def expand(self) -> Step[None]:
         _, rows, tokens, _ = self.growing.frontier
         self.clock.mark()
-        children = yield self._draft("expand", tokens, rows, self._plan.top_k)
+        children = yield DraftForward(self.drafter, self.drafting, "expand", (tokens, rows), self._plan.top_k)
         self.clock.lap("draft")
         self._grow(*children)
-
-    def _draft(self, kind: str, tokens: Tensor, given: Tensor | None, top_k: int) -> DraftForward:
-        return DraftForward(self.drafter, self.drafting, kind, (tokens, given), top_k)
 
     def _grow(self, tokens: Tensor, log_probs: Tensor) -> None:
         level = self.growing.level

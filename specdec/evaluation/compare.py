@@ -307,25 +307,20 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
     p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a suite (baselines are no
     hypotheses of ours and get none).
     """
+    from scipy.stats import t
+
     rows = []
     for (suite, method), seeds in comparison.table.groupby(["suite", "method"], sort=False):
         row = {"suite": suite, "method": method, "seeds": len(seeds)}
         for name in MEASURES:
-            row |= _student(name, seeds[name].to_numpy(), level)
+            mean, deviation = float(seeds[name].mean()), seeds[name].std()  # NaN for one seed
+            reach = t.ppf((1 + level) / 2, len(seeds) - 1) * deviation / len(seeds) ** 0.5
+            row |= {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
         rows.append(row | {"beyond_costs": comparison.beyond_costs(row["over_tuned"])})
     table = pd.DataFrame(rows).merge(_over_prompts(comparison, level), on=["suite", "method"], how="left")
     tests = [name for name in table if name.startswith("p_")]
     first = [name for name in table if name not in ("beyond_costs", *tests)]
     return comparison.with_identity(table[[*first, "beyond_costs", *tests]])
-
-
-def _student(name: str, values: np.ndarray, level: float) -> dict:
-    """Mean and Student's t-interval of independent seeds."""
-    from scipy.stats import t
-
-    mean, count = float(values.mean()), len(values)
-    reach = t.ppf((1 + level) / 2, count - 1) * values.std(ddof=1) / count**0.5 if count > 1 else np.nan
-    return {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
 
 
 def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:

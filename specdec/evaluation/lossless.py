@@ -330,9 +330,7 @@ def _next_law(target, text: Tensor, picker: Picker) -> Tensor:
     return picker.probabilities(target.forward(text, target.new_cache(len(text)), last_only=True).logits[-1], text)
 
 
-def law_of_draws(
-    pair: Pair, draws: Iterable[tuple], picker: Picker, new_tok: int = 3, level: float = 1e-3
-) -> ChiSquare:
+def law_of_draws(pair: Pair, draws: Iterable[tuple], picker: Picker, new_tok: int = 3) -> ChiSquare:
     """Are sampled texts of other engines draws from the target's distribution? Their first `new_tok` tokens, one by one.
 
     draws: (prompt ids, answer ids). After every beginning that at least LEAST_DRAWS texts share, the counts of the next token are
@@ -350,8 +348,8 @@ def law_of_draws(
     with pair.target.inference(taps=False):
         for text, seen in often.items():
             probs = _next_law(pair.target, torch.tensor(text, device=pair.target.device), picker).double().cpu().numpy()
-            found.append(chi_square([seen[token] for token in range(len(probs))], probs / probs.sum(), level))
+            found.append(chi_square([seen[token] for token in range(len(probs))], probs / probs.sum()))
     if impossible := [one for one in found if one.statistic == float("inf")]:
         return impossible[0]
     statistic, degrees, draws = (sum(getattr(one, name) for one in found) for name in ("statistic", "degrees", "draws"))
-    return ChiSquare.of(statistic, degrees, draws, level)
+    return ChiSquare.of(statistic, degrees, draws, found[0].level)

@@ -159,9 +159,7 @@ def course(
     return [Bench.of(opened, prices(one)) for one in (own, *machines)]
 
 
-@functools.cache
-def _shipped(machine: str) -> Bench:
-    return Bench.of(open_trace(RECORDING), prices(machine or RECORDING / "costs.json"))
+_shipped = functools.cache(lambda name: Bench.of(open_trace(RECORDING), prices(name or RECORDING / "costs.json")))
 
 
 def tuned_on(recorded: Trace, costs: CostModel) -> TreeConfig:
@@ -193,13 +191,11 @@ def entered(policy: Any, benches: list[Bench]) -> Iterator[tuple[str, Any, list[
         name, deepest = str(policy), benches[0].trace.depth_of(1) + 1
         policy = engines.shipped(name, deepest, models[0]) if name in engines.NAMES else method_from(name)
     given = checked_policy(policy)  # None would be the default tree
-    own = [functools.partial(_priced, given, costs) for costs in models]
+    if isinstance(given, engines.Priced):  # a rule that needs prices
+        own = [functools.partial(given.price, costs) for costs in models]
+    else:
+        own = [functools.partial(copy.deepcopy, given)] * len(models)
     yield name, own[0], own
-
-
-def _priced(policy: Policy, costs: CostModel) -> Policy:
-    """A copy, with these prices if it is one of the engines' rules that need some."""
-    return policy.price(costs) if isinstance(policy, engines.Priced) else copy.deepcopy(policy)
 
 
 def _timed(fresh: Any, bench: Bench) -> float:

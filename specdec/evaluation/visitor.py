@@ -201,7 +201,12 @@ def _reply(own: list[Any], request: dict[str, Any], arrays: dict[str, Any]) -> d
         own.append(copy.deepcopy(policy))
         return {"number": len(own) - 2}
     if do == "answer":
-        asked = _question(request["question"], arrays)
+        shown = request["question"] | {name: _decoded(request["question"][name]) for name in ("largest", "plan")}
+        if "scores" in arrays:
+            plan, level = shown["plan"], shown["expansions"]
+            before = pool_size(level - 1, plan.top_k, plan.beam) if level else 0
+            arrays["newest_scores"] = arrays["scores"][before:]
+        asked = Question(**shown, view=SimpleNamespace(**arrays))
         own[0].sum()
         begin = time.perf_counter()
         answer = policy.answer(asked)
@@ -213,15 +218,6 @@ def _reply(own: list[Any], request: dict[str, Any], arrays: dict[str, Any]) -> d
     else:
         policy.reset()
     return {}
-
-
-def _question(shown: dict[str, Any], arrays: dict[str, Any]) -> Question:
-    shown = shown | {name: _decoded(shown[name]) for name in ("largest", "plan")}
-    if "scores" in arrays:
-        plan, level = shown["plan"], shown["expansions"]
-        before = pool_size(level - 1, plan.top_k, plan.beam) if level else 0
-        arrays = arrays | {"newest_scores": arrays["scores"][before:]}
-    return Question(**shown, view=SimpleNamespace(**arrays))
 
 
 def made(file: Path, costs: dict[str, Any]) -> Policy:

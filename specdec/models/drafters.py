@@ -36,7 +36,7 @@ from specdec.models.target import Target
 class Kind:
     """One kind of drafter.
 
-    loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the folder is None for a kind without
+    loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the target alone for a kind without
     weights. has_readings: the loader takes `reading` and `start` of `load_drafter` as well.
     folder: its name under a shipped pair, "" for a kind without weights. marks: fields of config.json that only checkpoints
     of this kind have. optional: it also works without its folder.
@@ -54,6 +54,8 @@ class Kind:
     def load(self, folder: Path | None, target: Target, **reading) -> Drafter:
         """A drafter of this kind. reading: `reading` and `start` of `load_drafter`."""
         load = pkgutil.resolve_name(f"specdec.models.{self.loader}")
+        if not self.folder:
+            return load(target)
         return load(folder, target, **reading) if self.has_readings else load(folder, target)
 
 
@@ -115,7 +117,7 @@ KINDS = {
     "eagle3": _EAGLE("drafter", network=_eagle_network),
     "prompt_lookup": Kind("ngrams:load_prompt_lookup", COPIES, optional=True),
     "suffix": Kind("ngrams:load_suffix", COPIES, optional=True),
-    "lookahead": Kind("ngrams:load_lookahead"),
+    "lookahead": Kind("ngrams:LookaheadDrafter"),
     "hybrid": Kind("ngrams:load_hybrid", "drafter", has_readings=True, network=_eagle_network),
     "eagle1": _EAGLE("eagle1", network=_FIRST_EAGLE),
     "griffin": _EAGLE("griffin", network=functools.partial(_FIRST_EAGLE, griffin=True)),

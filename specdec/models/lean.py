@@ -19,6 +19,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from specdec.models.exclusive import process_lock
 from specdec.models.families import cache_keyword, setting
-from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
+from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear, replaced
 from specdec.models.tree_attention import active_mask, tree_attention
 
 ROTARY = "apply_rotary_pos_emb"  # the name in transformers' model files
@@ -96,19 +97,12 @@ class LeanModules:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Inside, the replacements run."""
-        swapped = []
-        try:
-            for norm, form in self._lean_norms:
-                if "forward" not in norm.__dict__ and not norm._forward_hooks:
-                    swapped.append(norm)
-                    norm.__dict__["forward"] = functools.partial(form, norm, self._norms[norm])
-            with contextlib.ExitStack() as files:
-                for file in self._lean_files:
-                    files.enter_context(lean_rotary(file))
-                yield
-        finally:
-            for norm in swapped:
-                norm.__dict__.pop("forward", None)
+        own = ((n, form) for n, form in self._lean_norms if "forward" not in n.__dict__ and not n._forward_hooks)
+        norms = ((norm, functools.partial(form, norm, self._norms[norm])) for norm, form in own)
+        with replaced(norms), contextlib.ExitStack() as files:
+            for file in self._lean_files:
+                files.enter_context(lean_rotary(file))
+            yield
 
 
 def tried(function: Callable, *args, **kwargs):
@@ -162,7 +156,7 @@ def lean_rotary(file) -> Iterator[None]:
         entry = _in_use.setdefault(id(file), [0, vars(file)[ROTARY]])
         entry[0] += 1
         if entry[0] == 1:
-            vars(file)[ROTARY] = _lean_or(entry[1])
+            vars(file)[ROTARY] = lambda *args, **kwargs: rotate_both(args, kwargs) or entry[1](*args, **kwargs)
     try:
         yield
     finally:
@@ -171,13 +165,6 @@ def lean_rotary(file) -> Iterator[None]:
             if entry[0] == 0:
                 vars(file)[ROTARY] = entry[1]
                 del _in_use[id(file)]
-
-
-def _lean_or(own: Callable) -> Callable:
-    def apply(*args, **kwargs):
-        return rotate_both(args, kwargs) or own(*args, **kwargs)
-
-    return apply
 
 
 def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:
@@ -265,20 +252,16 @@ class LeanLayers:
         shown = {m: build for m, build in self._candidates.items() if errors.get(m, 2.0) <= 1.0}
         self._lean = {module: build(module, *lean) for module, build in shown.items()}
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Inside, the replacements run. Modules that others hooked or replaced run unchanged, so enter this context first."""
-        swapped, inside = [], set()
-        try:
-            for module, forward in self._lean.items():
-                if module not in inside and is_untouched(module):
-                    swapped.append(module)
-                    module.__dict__["forward"] = forward  # bypasses nn.Module's checks, the larger part of the cost
-                    inside.update(module.children())
-            yield
-        finally:
-            for module in swapped:
-                module.__dict__.pop("forward", None)
+        return replaced(self._untouched())
+
+    def _untouched(self) -> Iterator[tuple[nn.Module, Callable]]:
+        inside: set[nn.Module] = set()
+        for module, forward in self._lean.items():
+            if module not in inside and is_untouched(module):
+                yield module, forward
+                inside.update(module.children())
 
 
 class _OwnCopy:
@@ -312,12 +295,8 @@ def is_gated_mlp(module: nn.Module) -> bool:
 
 def is_layer(module: nn.Module) -> bool:
     """x + attention(norm(x)), then the same with the MLP."""
-    return (
-        consists_of(module, LAYER, set())
-        and names_used_by(module) == LAYER
-        and is_attention(module.self_attn)
-        and is_gated_mlp(module.mlp)
-    )
+    known = consists_of(module, LAYER, set()) and names_used_by(module) == LAYER
+    return known and is_attention(module.self_attn) and is_gated_mlp(module.mlp)
 
 
 def consists_of(module: nn.Module, parts: set[str], linears: set[str]) -> bool:

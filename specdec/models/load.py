@@ -158,9 +158,7 @@ def load_again(source: dict, described: dict) -> Pair:
     return pair
 
 
-@functools.lru_cache(maxsize=1)
-def _load_once(source: str) -> Pair:
-    return load_pair(**json.loads(source))
+_load_once = functools.lru_cache(1)(lambda source: load_pair(**json.loads(source)))
 
 
 @door

@@ -484,8 +484,3 @@ def load_hybrid(folder: Path, target: Target, reading: str, start: Sequence[int]
     places = [place for place in (folder / "copies", folder.parent / "copies") if place.is_dir()]
     drafter = load_eagle(folder, target, reading, start)
     return HybridDrafter(drafter, odds=CopyOdds.load(places[0]) if places else None)
-
-
-def load_lookahead(folder: None, target: Target) -> LookaheadDrafter:
-    """Lookahead, which has no files."""
-    return LookaheadDrafter(target)

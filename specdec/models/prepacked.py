@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -75,19 +76,16 @@ class PrepackedLinears:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Inside, the linear layers run on the fastest kernels."""
-        swapped = []
+        found = ((group.modules, group.forwards(self._groups)) for group in self._groups)
+        own = (
+            zip(modules, forwards, strict=True)
+            for modules, forwards in found
+            if forwards and not any("forward" in m.__dict__ or m._forward_hooks for m in modules)
+        )
         try:
-            for group in self._groups:
-                forwards = group.forwards(self._groups)
-                if not forwards or any("forward" in m.__dict__ or m._forward_hooks for m in group.modules):
-                    continue
-                for module, forward in zip(group.modules, forwards, strict=True):
-                    swapped.append(module)
-                    module.__dict__["forward"] = forward  # bypasses nn.Module's checks, the larger part of the cost
-            yield
+            with replaced(itertools.chain.from_iterable(own)):
+                yield
         finally:
-            for module in swapped:
-                module.__dict__.pop("forward", None)
             for group in self._groups:
                 group.forget()
 
@@ -99,6 +97,20 @@ class PrepackedLinears:
     def group_of(self, modules: list[nn.Linear]) -> Group:
         """The observed group of these layers that share an input, else a new one that runs plain products."""
         return next((group for group in self._groups if group.modules == modules), None) or Group(modules)
+
+
+@contextlib.contextmanager
+def replaced(forwards: Iterable[tuple[nn.Module, Callable]]) -> Iterator[None]:
+    """Inside, these modules run the given forwards."""
+    swapped = []
+    try:
+        for module, forward in forwards:
+            swapped.append(module)
+            module.__dict__["forward"] = forward  # bypasses nn.Module's checks, the larger part of the cost
+        yield
+    finally:
+        for module in swapped:
+            module.__dict__.pop("forward", None)
 
 
 def is_plain_linear(module: nn.Module) -> bool:
@@ -167,7 +179,12 @@ class Group:
             return [self.product]
         self._sizes = [w.shape[0] for w in weights]
         width, most = weights[0].shape[1], len(kernels) - 1
-        joint = {OWN: self._plain, **_joint_product(weights, biases, kernels)}
+        joint = {OWN: self._plain}  # each of the others keeps a copy of the weights
+        weight, bias = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
+        if JOINT in kernels:
+            joint[JOINT] = functools.partial(F.linear, weight=weight, bias=bias)
+        if PACKED in kernels:
+            joint[PACKED] = _packed_product(weight, bias)
         one = next(iter(set(kernels))) if len(set(kernels)) == 1 else None
 
         def product(x: Tensor) -> Tensor:
@@ -231,17 +248,6 @@ def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
     run = torch.ops.mkldnn._linear_pointwise
     return lambda x: run(x, packed, bias, "none", [], "")
-
-
-def _joint_product(weights: list[Tensor], biases: list, kernels) -> dict[int, Callable[[Tensor], Tensor]]:
-    """The products that `kernels` needs: each keeps a copy of the weights."""
-    weight, bias = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
-    products = {}
-    if JOINT in kernels:
-        products[JOINT] = lambda x: F.linear(x, weight, bias)
-    if PACKED in kernels:
-        products[PACKED] = _packed_product(weight, bias)
-    return products
 
 
 def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ class Rows:
     features: Tensor | None
 
 
-SMALL_TOK = 4
+SMALL_TOK = 4  # as many rows as a cycle
 INSTEAD = "decode with the model's own generate() or choose another model family"
 PATHS = ((0, 1, 3), (0, 2, 4))  # root, its two children, a child of each
 DEPTH = (0, 1, 1, 2, 2)
@@ -199,12 +199,8 @@ class Target(TargetModel):
             stack.enter_context(self._hook(tap))
         for context in (self._layers.active(), self._prepacked.active(), self._lean.active()):
             stack.enter_context(context)
-        stack.enter_context(self._threads.used(self._small_forward))
-
-    def _small_forward(self) -> None:
-        """A forward with as many rows as a cycle."""
-        ids = torch.zeros(SMALL_TOK, dtype=torch.long, device=self.device)
-        self.forward(ids, self.new_cache(SMALL_TOK))
+        few = torch.zeros(SMALL_TOK, dtype=torch.long, device=self.device)
+        stack.enter_context(self._threads.used(lambda: self.forward(few, self.new_cache(SMALL_TOK))))
 
     def _hook(self, tap: int):
         """Collect `hidden_states[tap]`: a layer's input, or the final norm's output for tap L."""
@@ -376,7 +372,14 @@ def expected_logits(target) -> tuple[Tensor, Tensor]:
             )
     logits = logits[:, len(prefix) :].float()
     if not bool(logits.isfinite().all()):
-        raise SpecdecError(_not_finite(target.model))
+        name, weights = type(target.model).__name__, target.model.named_parameters()
+        if broken := next((weight for weight, values in weights if not bool(values.isfinite().all())), None):
+            raise SpecdecError(
+                f"{name} has values in {broken} that are not finite; its weights are damaged, fetch them again."
+            )
+        raise SpecdecError(
+            f"{name} gives logits that are not finite, though its weights are; load it in another dtype."
+        )
     right = torch.empty_like(logits[-1])
     for row, path in enumerate(PATHS):
         right[list(path)] = logits[row, : len(path)]
@@ -461,14 +464,6 @@ def _check(target, right: Tensor, blurred: Tensor) -> None:
     listed = bool(setting(target.config, "layer_types"))
     if mask.widths and not (mask.windows <= mask.widths if listed else mask.windows == mask.widths):
         raise SpecdecError(f"{name} does not say which of its layers have a sliding window; {INSTEAD}.")
-
-
-def _not_finite(model: nn.Module) -> str:
-    name, weights = type(model).__name__, model.named_parameters()
-    broken = next((weight for weight, values in weights if not bool(values.isfinite().all())), None)
-    if broken is None:
-        return f"{name} gives logits that are not finite, though its weights are; load it in another dtype."
-    return f"{name} has values in {broken} that are not finite; its weights are damaged, fetch them again."
 
 
 def _tokens(target) -> tuple[Tensor, Tensor]:

@@ -123,24 +123,23 @@ def tree_attention(
     window = window_of(module, state, kwargs)
     if isinstance(state, TreeMask):
         return _attend(module, query, key, value, state, window, scaling, kwargs).contiguous(), None
-    return _attend_joined(module, query, state.keys_of(key, value), state, window, scaling, kwargs), None
-
-
-def _attend_joined(module, query, keys, mask: JoinedMask, window: int | None, scaling, kwargs) -> Tensor:
-    """Every sequence attends to its own keys. Returns [1, T, heads, D]."""
-    parts = {}
-    if mask.single_rows_at_once(window, kwargs):
-        parts = keys.attend(query, scaling)
-    for number, part in enumerate(query.split(mask.counts, dim=2)):
+    keys = state.keys_of(key, value)  # every sequence attends to its own
+    parts = keys.attend(query, scaling) if state.single_rows_at_once(window, kwargs) else {}
+    for number, part in enumerate(query.split(state.counts, dim=2)):
         if number not in parts:
-            parts[number] = _attend(module, part, *keys[number], mask.masks[number], window, scaling, kwargs)
-    return torch.cat([parts[number] for number in range(len(mask.counts))], dim=1)
+            parts[number] = _attend(module, part, *keys[number], state.masks[number], window, scaling, kwargs)
+    return torch.cat([parts[number] for number in range(len(state.counts))], dim=1), None
 
 
 def _attend(module, query, key, value, mask: TreeMask, window: int | None, scaling, kwargs) -> Tensor:
     """One sequence, or several with the same mask. Returns [B, T, heads, D]."""
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        return _eager_attention(module, query, key, value, mask, window, scaling, kwargs)
+        eager = setting(sys.modules[type(module).__module__], "eager_attention_forward")
+        if eager is None:
+            name = type(module).__name__
+            raise SpecdecError(f"{name} caps scores or has sinks but offers no eager attention; choose another family.")
+        bias = mask.additive(window, query, torch.finfo(query.dtype).min)[None, None]  # added to the scores
+        return eager(module, query, key, value, bias, scaling=scaling, dropout=0.0, **kwargs)[0]
     batch, heads, rows, width = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -256,17 +255,6 @@ def note_window(
     if not mask.prepared:
         return None
     return mask.additive(local_size, torch.empty(0, dtype=dtype, device=device), torch.finfo(dtype).min)[None, None]
-
-
-def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -> Tensor:
-    """Capped scores and sinks: the family's own eager function, with an additive mask (it would add a bool one)."""
-    eager = setting(sys.modules[type(module).__module__], "eager_attention_forward")
-    if eager is None:
-        raise SpecdecError(
-            f"{type(module).__name__} caps scores or has sinks but offers no eager attention; choose another family."
-        )
-    bias = mask.additive(window, query, torch.finfo(query.dtype).min)[None, None]
-    return eager(module, query, key, value, bias, scaling=scaling, dropout=0.0, **kwargs)[0]
 
 
 def active_mask() -> TreeMask | JoinedMask | None:

@@ -471,9 +471,10 @@ def load_policy(folder: Path | str) -> Any:
 
 
 def _load_one(folder: Path) -> Any:
-    """The policy of one policy.json."""
-    advice = "train it again"
-    path = folder / "policy.json"
+    """The policy of one policy.json. Warns about costs from another machine, named after the @ in the costs' name."""
+    import torch  # noqa: F401 (its threads are part of what a machine is)
+
+    advice, path = "train it again", folder / "policy.json"
     record = stored.read_json(path, stored.PolicyFile, advice, SCHEMA)
     name, settings = record["class"], record["settings"]
     if name not in Rule.classes:
@@ -485,7 +486,14 @@ def _load_one(folder: Path) -> Any:
     if isinstance(policy, Learned):
         policy.network = _network_of(policy, stored.check_file(record, folder, WEIGHTS, advice), advice)
     policy.trained_for = record["trained_for"]
-    _warn_of_other_prices(policy, folder)
+    prices = getattr(policy, "priced_for", "") or policy.trained_for.get("costs", "")
+    where = prices.partition("@")[2]
+    if prices and where != machine.short_name(machine.speed_facts()):
+        how = "train it" if not hasattr(policy, "priced_for") else "run `specdec reprice` on it"
+        how = how if isinstance(policy, Learned) else "call its price(costs) with those calibrated"
+        of = f"machine {where}" if where else "a machine that it does not name"
+        why = f"the policy in {folder} uses the costs {prices!r} of {of}"
+        warn(f"{why}; the text stays right, but for speed {how} here.")
     return policy
 
 
@@ -508,17 +516,3 @@ def _network_of(policy: Learned, path: Path, advice: str) -> Any:
         why = f"{path} reads {network.width} inputs, its settings make {policy.observation_size}"
         raise SpecdecError(f"{why}; {advice}.")
     return network
-
-
-def _warn_of_other_prices(policy: Rule, folder: Path) -> None:
-    """Warn about costs from another machine, which is named after the @ in the costs' name."""
-    import torch  # noqa: F401 (its threads are part of what a machine is)
-
-    prices = getattr(policy, "priced_for", "") or policy.trained_for.get("costs", "")
-    where = prices.partition("@")[2]
-    if prices and where != machine.short_name(machine.speed_facts()):
-        how = "train it" if not hasattr(policy, "priced_for") else "run `specdec reprice` on it"
-        how = how if isinstance(policy, Learned) else "call its price(costs) with those calibrated"
-        of = f"machine {where}" if where else "a machine that it does not name"
-        why = f"the policy in {folder} uses the costs {prices!r} of {of}"
-        warn(f"{why}; the text stays right, but for speed {how} here.")

@@ -302,9 +302,15 @@ class Recorder:
             roots: Any = None
             for top_k in config.widths:
                 batch = self._grown(drafter, contexts, top_k)
-                ranks, whole = _ranks_and_trees(batch, path, top_k)
-                columns |= merged_columns(batch, tries, path, top_k) if self.copies else {Column("ranks", top_k): ranks}
-                tables["trees"] |= whole if top_k in config.trees else {}
+                scores, nodes, beams = (x.cpu().numpy() for x in (batch.scores.float(), batch.tokens, batch.beams))
+                if self.copies:
+                    columns |= merged_columns(batch, tries, path, top_k)
+                else:
+                    on_path = trace.path_nodes(nodes, beams, path.cpu().numpy())
+                    columns[Column("ranks", top_k)] = trace.path_ranks(scores, on_path, top_k)
+                if top_k in config.trees:
+                    whole = {"scores": scores, "tokens": nodes.astype(np.int32), "beams": beams.astype(np.int16)}
+                    tables["trees"] |= {Column(kind, top_k): column for kind, column in whole.items()}
                 roots = batch if top_k == RADAR_TOP_K or roots is None else roots
             columns |= _roots(roots, path[:, 0])
             if config.family:
@@ -330,14 +336,6 @@ class Recorder:
         batches = [drafter.grow(some, top_k, self.config.depth, most) for some in torch.split(contexts, at_once)]
         names = [field.name for field in dataclasses.fields(TreeBatch)]
         return TreeBatch(*(torch.cat([getattr(batch, name) for batch in batches]) for name in names))
-
-
-def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.ndarray, dict[Any, np.ndarray]]:
-    """Ranks of the target's path, and the columns of the whole trees."""
-    scores, tokens, beams = (part.cpu().numpy() for part in (batch.scores.float(), batch.tokens, batch.beams))
-    ranks = trace.path_ranks(scores, trace.path_nodes(tokens, beams, path.cpu().numpy()), top_k)
-    columns = {"scores": scores, "tokens": tokens.astype(np.int32), "beams": beams.astype(np.int16)}
-    return ranks, {Column(kind, top_k): column for kind, column in columns.items()}
 
 
 def _family(drafter: Any, contexts: Tensor, path: Tensor, whole: Family) -> dict[Any, np.ndarray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,10 +90,6 @@ class Snapshot:
     @property
     def accepted_tok(self) -> int:
         return len(self.accepted) - 1
-
-    def json(self) -> Any:
-        """The same as JSON types."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
 @dataclass

@@ -212,9 +212,18 @@ class Viewer:
 
     def _told(self, _, said: dict, buffers=None) -> None:
         """Handle a message from the page."""
+        import traitlets
+
         what = said.get("do")
         if what == "set":
-            set_control(self.controls()[said["name"]][1], said.get("value"))
+            widget, value = self.controls()[said["name"]][1], said.get("value")
+            with contextlib.suppress(traitlets.TraitError, TypeError, ValueError):  # an invalid one changes nothing
+                if widget.has_trait("index"):
+                    widget.index = int(value)
+                elif widget.has_trait("value"):
+                    widget.value = value
+                else:
+                    widget.click()
         elif what == "step":
             self.step(int(said["by"]))
             if said.get("playing") and self.cycle.value == self.cycle.max:
@@ -308,19 +317,6 @@ def shown_control(name: str, place: str, widget) -> dict:
         trait |= {"value": widget.index, "options": options}
     words = {"label": widget.description, "tip": widget.tooltip or widget.description}
     return {"name": name, "place": place, "kind": type(widget).__name__, **words, **trait}
-
-
-def set_control(widget, value) -> None:
-    """Apply the page's message to a control: a press, an index or a value; an invalid one changes nothing."""
-    import traitlets
-
-    with contextlib.suppress(traitlets.TraitError, TypeError, ValueError):
-        if widget.has_trait("index"):
-            widget.index = int(value)
-        elif widget.has_trait("value"):
-            widget.value = value
-        else:
-            widget.click()
 
 
 def facts(snapshot: Snapshot) -> dict:

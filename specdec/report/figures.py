@@ -6,6 +6,7 @@ when a figure is drawn.
 
 from __future__ import annotations
 
+import pkgutil
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,13 +27,11 @@ HATCHES = ("", "///", "...", "xxx")
 ABOVE = dict(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
 
 
-def _rules() -> dict:
-    from matplotlib import rc_params_from_file
-
-    return rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
-
-
-RULES = runs.Table(_rules)
+RULES = runs.Table(
+    lambda: pkgutil.resolve_name("matplotlib:rc_params_from_file")(
+        Path(__file__).with_name("figures.mplstyle"), use_default_template=False
+    )
+)
 
 
 @contextmanager

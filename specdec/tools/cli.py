@@ -805,7 +805,6 @@ def _budget(args, **more):
     return Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
 
 
-_LEARNING = f"--start-from {WEIGHTS} --set --features --features-gb --fsdp"
 _CONTINUED = {
     "preset": dict(default=None, help="continued, or continued-corpus (the default without --data)"),
     "start_from": OPTIONS["--start-from"],
@@ -834,30 +833,22 @@ def _train_drafter(args) -> None:
             print(f"\n{tables.markdown(accuracy.fit_doubling(points), digits=3)}")
 
 
-for _name, _what in {
-    "block": "a block drafter, which drafts all positions in one pass,",
-    "eagle1": "an EAGLE-1 drafter (also for EAGLE-2's trees)",
-    "hass": "an EAGLE-1 drafter by HASS",
-    "griffin": "a GRIFFIN drafter",
-    "medusa": "Medusa's heads",
-    "hydra": "Hydra's heads",
-    "hydra++": "Hydra's heads behind an extra layer",
-    "lm": "a small language model as drafter",
+_OWN_TEXT = "on the target's own text"
+for _name, _text in {
+    "block": f"train a block drafter, which drafts all positions in one pass, {_OWN_TEXT}",
+    "eagle1": f"train an EAGLE-1 drafter (also for EAGLE-2's trees) {_OWN_TEXT}",
+    "hass": f"train an EAGLE-1 drafter by HASS {_OWN_TEXT}",
+    "griffin": f"train a GRIFFIN drafter {_OWN_TEXT}",
+    "medusa": f"train Medusa's heads {_OWN_TEXT}",
+    "hydra": f"train Hydra's heads {_OWN_TEXT}",
+    "hydra++": f"train Hydra's heads behind an extra layer {_OWN_TEXT}",
+    "lm": f"train a small language model as drafter {_OWN_TEXT}",
+    "eagle3": "train an EAGLE-3 drafter for any target, by the training-time test",
+    "ppow": "continue training a drafter, with PPOW or another objective",
 }.items():
-    _options = f"--target --data --fields {_LEARNING}"
-    TRAININGS[_name] = (f"train {_what} on the target's own text", _train_drafter, _options, _LEARNER)
-TRAININGS["eagle3"] = (
-    "train an EAGLE-3 drafter for any target, by the training-time test",
-    _train_drafter,
-    f"--target --data --unroll {_LEARNING}",
-    _LEARNER,
-)
-TRAININGS["ppow"] = (
-    "continue training a drafter, with PPOW or another objective",
-    _train_drafter,
-    f"--target --data --objective --fields {_LEARNING}",
-    _LEARNER | _CONTINUED,
-)
+    _own = {"eagle3": "--unroll", "ppow": "--objective --fields"}.get(_name, "--fields")
+    _options = f"--target --data {_own} --start-from {WEIGHTS} --set --features --features-gb --fsdp"
+    TRAININGS[_name] = (_text, _train_drafter, _options, _LEARNER | (_CONTINUED if _name == "ppow" else {}))
 
 
 @_command(

@@ -223,7 +223,10 @@ def _memory(
     hidden, inner = target.hidden_size, getattr(target, "intermediate_size", None) or 4 * target.hidden_size
     modules = [drafters.on_meta(target), *(network for network in networks if network is not None)]
     width, tree = dtype.itemsize, config.tree
-    packed = sum(_packed_bytes(module, dtype) for module in modules) if device.type == "cpu" else 0
+    smallest = PREPACK_FROM_WEIGHTS if dtype in (torch.float32, torch.bfloat16) else float("inf")
+    linears = [[x.weight.numel() for x in module.modules() if type(x) is torch.nn.Linear] for module in modules]
+    copies = [width * sum(count for count in counts if count >= smallest) for counts in linears]
+    packed = sum(size for size in copies if size <= MOST_BYTES) if device.type == "cpu" else 0
     per_tok = width * (kept_per_tok(modules[0]) + max(map(kept_per_tok, modules[1:]), default=0))
     tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.widest * max(1, tree.depth))
     rows = config.prompt_tok + config.max_new_tokens + tree_rows
@@ -233,14 +236,6 @@ def _memory(
     sizes = dict(weights_gib=width * parameters(*modules), packed_gib=packed)
     sizes |= dict(cache_gib=rows * per_tok, activations_gib=largest)
     return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}
-
-
-def _packed_bytes(module, dtype: torch.dtype) -> int:
-    """The second copy of the weights that decoding on a CPU makes."""
-    smallest = PREPACK_FROM_WEIGHTS if dtype in (torch.float32, torch.bfloat16) else float("inf")
-    counts = [linear.weight.numel() for linear in module.modules() if type(linear) is torch.nn.Linear]
-    total = dtype.itemsize * sum(count for count in counts if count >= smallest)
-    return total if total <= MOST_BYTES else 0
 
 
 def free_memory_gib(device: torch.device | str = "cpu") -> float | None:

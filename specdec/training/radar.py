@@ -144,7 +144,11 @@ def from_trace(
     recorded = distributions_of(trace, exact, tree)
     exact = recorded is not None
     if exact:
-        rows, distributions = np.asarray(recorded[0]), recorded[1] if flat_nodes else _ten_children(recorded[1])
+        rows, distributions = np.asarray(recorded[0]), recorded[1].copy()
+        if not flat_nodes:  # the root's ten children, derived from the deeper trees
+            inside = 1 - distributions[:, 1:, 0].min(-1)
+            distributions[:, 0] = 0
+            distributions[:, 0, 0], distributions[:, 0, 1] = 1 - inside, inside
     else:
         rows = np.arange(len(trace))
         distributions = point_masses(_accepted(trace, rows, flat_nodes, tree))
@@ -199,15 +203,6 @@ def _accepted(trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: Tree
 def point_masses(accepted: np.ndarray) -> np.ndarray:
     """Accepted lengths int [Q, 8] as distributions float32 [Q, 8, 9]."""
     return (accepted[..., None] == np.arange(LENGTHS)).astype(np.float32)
-
-
-def _ten_children(distributions: np.ndarray) -> np.ndarray:
-    """Replace the flat tree's row by that of the root's ten children, derived from the deeper trees."""
-    changed = distributions.copy()
-    inside = 1 - distributions[:, 1:, 0].min(-1)
-    changed[:, 0] = 0
-    changed[:, 0, 0], changed[:, 0, 1] = 1 - inside, inside
-    return changed
 
 
 def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:

@@ -121,7 +121,7 @@ def test_what_if_with_its_own_tree_is_the_cycle_and_a_larger_tree_holds_the_smal
     large = snapshots.what_if(recording, 0, 2, TreeConfig(20, 3, 4))
     assert small.token == large.token and large.accepted_tok >= small.accepted_tok
     assert {n for n, sent in enumerate(small.verified) if sent} < {n for n, sent in enumerate(large.verified) if sent}
-    assert len(small.token) == pool_size(3, 4) + 1 and small.parent[0] == -1 and small.json()["tree"] == [6, 3, 4]
+    assert len(small.token) == pool_size(3, 4) + 1 and small.parent[0] == -1 and small.tree == (6, 3, 4)
     for node, parent in enumerate(small.parent[1:], 1):
         assert parent < node and small.score[node] <= small.score[parent]
 

@@ -118,7 +118,11 @@ def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: Tre
     else:
         _write_gguf(network, Path(out) / GGUF_FILE, target.gguf, longest)
     again = read_gguf(Path(out) / GGUF_FILE) if engine == "llama.cpp" else read_checkpoint(out).network()
-    _check_same(network, again, out)
+    ours, theirs, read = network.state_dict(), again.state_dict(), again.config.to_dict()
+    other = [name for name, value in ours.items() if not torch.equal(value, theirs.get(name, value[:0]))]
+    other += [name for name, value in network.config.to_dict().items() if read[name] != value]
+    if other:
+        raise SpecdecError(f"what was written to {out} reads back otherwise ({', '.join(other[:4])}); do not serve it.")
     runs.write_text(Path(out) / "serve.txt", f"{command}\n")
     return command
 
@@ -176,16 +180,6 @@ def _check(config: EagleConfig, engine: str, folder: Path, target) -> None:
         raise SpecdecError("SGLang lends this drafter the target's embedding, but it has learned one of its own.")
     sizes = dict(hidden_size=target.hidden_size, num_layers=target.num_hidden_layers, vocab_size=target.vocab_size)
     check_fit(config, config.taps or default_taps(target.num_hidden_layers), SimpleNamespace(**sizes))
-
-
-def _check_same(network: EagleNetwork, again: EagleNetwork, out: Path) -> None:
-    """Check that the files read back equal the original: every weight bit for bit, every field of the config."""
-    ours, theirs = network.state_dict(), again.state_dict()
-    other = [name for name, value in ours.items() if not torch.equal(value, theirs.get(name, value[:0]))]
-    read = again.config.to_dict()
-    other += [name for name, value in network.config.to_dict().items() if read[name] != value]
-    if other:
-        raise SpecdecError(f"what was written to {out} reads back otherwise ({', '.join(other[:4])}); do not serve it.")
 
 
 def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, longest: int, tree: TreeConfig) -> None:

@@ -64,7 +64,12 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
     if not getattr(tokenizer, "chat_template", None):
         raise SpecdecError("the tokenizer has no chat template; set tokenizer.chat_template before reading chats.")
     if "answer_ids" in messages[-1]:
-        return _sampled_document(tokenizer, messages)
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        prompt_ids, answer = tokenizer(prompt, add_special_tokens=False)["input_ids"], messages[-1]["answer_ids"]
+        if not 0 <= min(answer) <= max(answer) < len(tokenizer):
+            raise SpecdecError(f"answer_ids reach from {min(answer)} to {max(answer)}; they are of another tokenizer.")
+        kind = np.array([PROMPT] * len(prompt_ids) + [ANSWER] * len(answer), dtype=np.uint8)
+        return Document(np.array([*prompt_ids, *answer], dtype=np.int64), kind)
     if not tokenizer.is_fast:
         raise SpecdecError("the tokenizer reports no character offsets; load its fast version (use_fast=True).")
     full = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -74,15 +79,6 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
     for begin, end in _answer_spans(tokenizer, messages, full):
         mask |= (starts >= begin) & (starts < end)
     return Document(np.array(coded["input_ids"], dtype=np.int64), np.where(mask, ANSWER, PROMPT).astype(np.uint8))
-
-
-def _sampled_document(tokenizer, messages: list[dict]) -> Document:
-    prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-    prompt_ids, answer = tokenizer(prompt, add_special_tokens=False)["input_ids"], messages[-1]["answer_ids"]
-    if not 0 <= min(answer) <= max(answer) < len(tokenizer):
-        raise SpecdecError(f"answer_ids reach from {min(answer)} to {max(answer)}; they are of another tokenizer.")
-    kind = np.array([PROMPT] * len(prompt_ids) + [ANSWER] * len(answer), dtype=np.uint8)
-    return Document(np.array([*prompt_ids, *answer], dtype=np.int64), kind)
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:

@@ -113,11 +113,18 @@ class FeatureCache:
 
     def read(self, index: int) -> Kept:
         """The stored features of document `index`, on the CPU. SpecdecError for a damaged file."""
+        from safetensors import SafetensorError, safe_open
+
         number = bisect.bisect_right(self._begins, index) - 1
         begin = self._begins[number]
         token, place = int(self._lengths[begin:index].sum()), int(self._taught[begin:index].sum())
         tokens, places = slice(token, token + self._lengths[index]), slice(place, place + self._taught[index])
-        stored = self._file(number)
+        if number not in self._open:
+            try:
+                self._open[number] = safe_open(self._paths[number], "pt")
+            except (OSError, SafetensorError) as error:
+                raise unreadable(self._paths[number], error, "features", "delete it and run again") from error
+        stored = self._open[number]
         return Kept(*(stored.get_slice(name)[tokens if name == "features" else places] for name in Kept._fields))
 
     def _members(self, shard: int) -> range:
@@ -150,7 +157,13 @@ class FeatureCache:
         ids = torch.from_numpy(document.ids).to(engine.device)
         rows = engine.forward(ids, engine.new_cache(len(ids)), last_only=True)
         features, hidden = rows.features.split([len(self.target.taps) * engine.hidden_size, engine.hidden_size], -1)
-        _check_head(self.target, hidden[-1], rows.logits[-1])
+        again, said = self.target.head(hidden[-1]), rows.logits[-1]
+        linear = isinstance(self.target.head, torch.nn.Linear)
+        if not linear or float((again - said).abs().max()) > 0.03 * float(said.std()):  # scaled or capped logits
+            raise SpecdecError(
+                f"{type(self.target.model).__name__} changes its head's logits, so they cannot be recomputed from "
+                "kept states; set the limit of the features to 0 to run the target in every step."
+            )
         hidden = hidden[torch.from_numpy(taught_places(document)).to(ids.device)]
         best, log_sum = [], []
         for part in hidden.split(256):
@@ -165,16 +178,6 @@ class FeatureCache:
         with runs.atomic(self._paths[number]) as temporary:
             save_file({name: value.contiguous() for name, value in kept._asdict().items()}, temporary)
 
-    def _file(self, number: int):
-        from safetensors import SafetensorError, safe_open
-
-        if number not in self._open:
-            try:
-                self._open[number] = safe_open(self._paths[number], "pt")
-            except (OSError, SafetensorError) as error:
-                raise unreadable(self._paths[number], error, "features", "delete it and run again") from error
-        return self._open[number]
-
 
 def _shards(lengths: np.ndarray) -> list[int]:
     """Starts of the shards of about SHARD_TOK tokens, and the end of the last."""
@@ -185,16 +188,6 @@ def _shards(lengths: np.ndarray) -> list[int]:
             begins.append(index + 1)
             tokens = 0
     return begins
-
-
-def _check_head(target: FrozenTarget, hidden: Tensor, logits: Tensor) -> None:
-    """Refuse a family whose logits are not its head's: scaled or capped ones cannot be recomputed from a state."""
-    again = target.head(hidden)
-    if not isinstance(target.head, torch.nn.Linear) or float((again - logits).abs().max()) > 0.03 * float(logits.std()):
-        raise SpecdecError(
-            f"{type(target.model).__name__} changes its head's logits, so they cannot be recomputed from "
-            "kept states; set the limit of the features to 0 to run the target in every step."
-        )
 
 
 def token_batch(rows: Batch, device, step: int = 0, output: TargetOutput | None = None) -> TokenBatch:

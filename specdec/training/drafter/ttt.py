@@ -37,7 +37,6 @@ from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOu
 from specdec.training.loop import seeded
 
 LABELS = ("soft", "hard")
-BACKWARD = ("auto", "eager", "fused")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class TrainingTimeTest(Objective):
     backward: str = "auto"
 
     def __post_init__(self):
-        check_name("backward", self.backward, BACKWARD)
+        check_name("backward", self.backward, ("auto", "eager", "fused"))
 
     def fused(self, device: torch.device) -> bool:
         return self.backward == "fused" or self.backward == "auto" and device.type == "cpu"
@@ -227,7 +226,9 @@ def stepped_loss(
         hits.append((reached >= drafted.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
         counts.append(counted.sum())
         if rules.aligned_top:
-            best = _among_best(network, drafted, batch, who, rules)
+            likeliest = drafted.detach().topk(min(rules.aligned_top, drafted.shape[1])).indices
+            tokens = batch.ids[who.rows, (who.places + 2).clamp(max=length - 1)]
+            best = (likeliest + network.d2t[likeliest] == tokens[:, None]).any(1)
             aligned = torch.zeros_like(counted).masked_scatter_(counted, best)
     hits, counts = torch.stack(hits), torch.stack(counts)
     counted, share = rules.divide_by == "counted", 1 / ranks.world()
@@ -238,13 +239,6 @@ def stepped_loss(
     accuracies = hits / (of_all * share + 1e-6)
     total = (losses * weights).sum()
     return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac)
-
-
-def _among_best(network: EagleNetwork, drafted: Tensor, batch: TokenBatch, who: Counted, rules: LossRules) -> Tensor:
-    """bool [N]: whether the text's token is among the best of the logits [N, Vd]."""
-    best = drafted.detach().topk(min(rules.aligned_top, drafted.shape[1])).indices
-    tokens = batch.ids[who.rows, (who.places + 2).clamp(max=batch.ids.shape[1] - 1)]
-    return (best + network.d2t[best] == tokens[:, None]).any(1)
 
 
 @dataclass(frozen=True)
