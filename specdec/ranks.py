@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from specdec.errors import SpecdecError, first_line
+from specdec.later import Later
 
+torch, distributed = Later("torch"), Later("torch.distributed")
 PATIENCE = timedelta(hours=2)  # a rank may load or write for long while the others wait
 
 
@@ -49,9 +51,6 @@ def join(device: str = "cpu") -> None:
     """
     if world() == 1:
         return
-    import torch
-    from torch import distributed
-
     if not distributed.is_available():
         why = "this PyTorch has no torch.distributed"
         raise SpecdecError(f"{why}; install a build with gloo or NCCL, or run one process.")
@@ -78,16 +77,12 @@ def joined() -> bool:
     """Whether the processes have joined."""
     if world() == 1:
         return False
-    from torch import distributed
-
     return distributed.is_available() and distributed.is_initialized()
 
 
 def leave() -> None:
     """Leave the group, at the end of a command."""
     if joined():
-        from torch import distributed
-
         distributed.destroy_process_group()
 
 
@@ -105,8 +100,6 @@ def gather(value) -> list:
     """The values of all ranks, in their order."""
     if world() == 1:
         return [value]
-    from torch import distributed
-
     found = [None] * world()
     distributed.all_gather_object(found, value)
     return found
@@ -133,8 +126,6 @@ def broadcast_tensor(tensor):
     """Rank 0's values of a tensor with the same shape on all ranks."""
     if world() == 1:
         return tensor
-    from torch import distributed
-
     tensor = tensor.contiguous().clone()
     distributed.broadcast(tensor, src=0)
     return tensor
@@ -144,8 +135,6 @@ def all_reduce(tensor, how: str = "SUM"):
     """The sum over all ranks of a tensor with the same shape on all; how: another of torch.distributed's ReduceOps."""
     if world() == 1:
         return tensor
-    from torch import distributed
-
     tensor = tensor.clone()
     distributed.all_reduce(tensor, getattr(distributed.ReduceOp, how))
     return tensor
@@ -162,8 +151,6 @@ def mean(numbers: Sequence[float]) -> list[float]:
 
 
 def _doubles(numbers: Sequence[float]):
-    import torch
-
     return torch.tensor(numbers, dtype=torch.float64)
 
 
@@ -171,8 +158,6 @@ def average(tensors: Sequence) -> None:
     """Replace these tensors, which have the same shape on all ranks, by their mean, with one message."""
     if world() == 1 or not tensors:
         return
-    import torch
-
     flat = all_reduce(torch.cat([tensor.flatten() for tensor in tensors])) / world()
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

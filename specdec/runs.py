@@ -26,6 +26,9 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
 
 from specdec import machine
 from specdec.errors import SpecdecError, check_kind, check_name, first_line, unreadable
@@ -242,9 +245,6 @@ def locked(folder: Path, shared: bool = False):
 
 def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
     """Write `table` as parquet, atomically; `metadata` (small JSON) goes into the file's schema under b'specdec'."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     columns = pa.Table.from_pandas(table, preserve_index=False)
     columns = columns.replace_schema_metadata({**(columns.schema.metadata or {}), b"specdec": canonical(metadata)})
     with atomic(path) as temporary:
@@ -263,8 +263,6 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def read_yaml(path: Path):
     """Read a YAML file of the checkout; a missing or damaged one is a SpecdecError that names it."""
-    import yaml
-
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
@@ -513,8 +511,6 @@ class Shards:
 
     def read(self) -> pd.DataFrame:
         """All shards in order as one table. SpecdecError if there are none."""
-        import pyarrow.parquet as pq
-
         if not (numbers := self.done()):
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
         tables = [read_table(self.path(number)) for number in numbers]

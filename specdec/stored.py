@@ -10,9 +10,11 @@ import functools
 import hashlib
 import json
 import pickletools
+import zipfile
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
+import pydantic
 from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import TypedDict  # typing's own lacks what pydantic needs before Python 3.12
 
@@ -80,31 +82,25 @@ DrafterFile = TypedDict(  # config.json of an EAGLE drafter, in all its layouts
 )
 
 
-class TargetFile(TypedDict):
-    """config.json of a causal LM: the fields whose wrong values give another model or none."""
-
-    num_hidden_layers: Size
-    hidden_size: Size
-    vocab_size: Size
-    num_attention_heads: Size
-
-
+TargetFile = TypedDict(  # config.json of a causal LM: the fields whose wrong values give another model or none
+    "TargetFile", dict.fromkeys(("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"), Size)
+)
 TextsFile = TypedDict(  # texts.json beside a recording for display
     "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **_SEALED}
 )
 
 
 class OwnPairParts(TypedDict):
-    """An entry of pairs.json, as in `models.pairs.OwnPair`"""
-
     target: str
-    drafter: str
+    drafter: str  # as in `models.pairs.OwnPair`
 
 
 class PairsFile(TypedDict):
-    """pairs.json"""
+    pairs: dict[str, OwnPairParts]  # pairs.json
 
-    pairs: dict[str, OwnPairParts]
+
+class ShardList(TypedDict):
+    weight_map: dict[str, str]  # *.index.json of weights in several files
 
 
 class CopiesFile(TypedDict):
@@ -116,12 +112,6 @@ class CopiesFile(TypedDict):
     scale: Annotated[float, Gt(0)]
     learned_from: str
     hash: str
-
-
-class ShardList(TypedDict):
-    """*.index.json of weights in several files"""
-
-    weight_map: dict[str, str]
 
 
 class BookLine(TypedDict):
@@ -142,11 +132,9 @@ def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
 
     where: names the file in errors; advice: what to do about it.
     """
-    from pydantic import ValidationError
-
     try:
         return _adapter(schema).validate_json(json.dumps(value, default=str), strict=True)
-    except ValidationError as errors:
+    except pydantic.ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         raise SpecdecError(f"{where}: {_said(error)}; {advice}.") from None
     except (TypeError, LookupError, ArithmeticError, AttributeError) as error:  # from a dataclass's own checks
@@ -155,11 +143,9 @@ def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
 
 @functools.cache
 def _adapter(schema: type):
-    from pydantic import ConfigDict, TypeAdapter
-
     extra = "allow" if schema in OPEN else "forbid"  # pydantic looks for this setting on the class
-    schema.__pydantic_config__ = ConfigDict(extra=extra, allow_inf_nan=False)
-    return TypeAdapter(schema)
+    schema.__pydantic_config__ = pydantic.ConfigDict(extra=extra, allow_inf_nan=False)
+    return pydantic.TypeAdapter(schema)
 
 
 def _said(error: dict) -> str:
@@ -248,8 +234,6 @@ def shards_of(index: Path, advice: str = "fetch the checkpoint again") -> list[P
 
 def is_code(path: Path, error: Exception) -> bool:
     """Whether a file that torch refused with `error`, reading tensors only, is a pickle with code; it is not run."""
-    import zipfile
-
     if "Unsupported global" in str(error) or "Unsupported class" in str(error):
         return True
     try:

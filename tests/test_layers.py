@@ -15,7 +15,7 @@ PACKAGE = Path(specdec.__file__).resolve().parent
 MAX_FUNCTION_LINES = 60
 
 # A room imports only rooms before it. `core` imports `errors` alone; `report` and `toy` are imported by `tools` alone.
-ROOMS = """waiting errors identity ranks machine threads stored runs fanout core models data policies costs replays training
+ROOMS = """waiting errors later identity ranks machine threads stored runs fanout core models data policies costs replays training
 evaluation report toy tools book __main__""".split()
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report", "toy"}

@@ -28,9 +28,9 @@ from specdec.models.eagle.drafter import BatchedDrafter
 from specdec.replays import static_trees
 from specdec.replays.columns import read_columns, write_columns
 from specdec.replays.trace import NEVER, Trace
+from specdec.training.loop import Best, descend
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 240)
-LONGEST = 8  # tokens of a match with the text before
 DIMENSIONS = 48  # of a hidden state, by its principal components
 CHAIN = 3  # nodes of the drafter's best chain whose states are read
 
@@ -117,20 +117,17 @@ def _fitted(x, y, train: np.ndarray, tune: np.ndarray, seed: int, epochs: int = 
     nn.init.zeros_(net[3].weight)
     net[3].bias.data.copy_(y[train].mean(0))
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=1e-2)
-    draw, best, misses = np.random.default_rng(seed), (np.inf, None), 0
+    draw, best = np.random.default_rng(seed), Best()
     for _ in range(epochs):
         net.train()
         for rows in np.array_split(draw.permutation(train), max(1, len(train) // 256)):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(net(x[rows]), y[rows]).backward()
-            optimizer.step()
+            descend(optimizer, nn.functional.mse_loss(net(x[rows]), y[rows]))
         with torch.no_grad():
-            answer = net.eval()(x)
-            loss = float(nn.functional.mse_loss(answer[tune], y[tune]))
-        best, misses = ((loss, answer), 0) if loss < best[0] else (best, misses + 1)
-        if misses == patience:
+            best.consider(net.state_dict(), -float(nn.functional.mse_loss(net.eval()(x[tune]), y[tune])))
+        if best.misses == patience:
             break
-    return best[1]
+    with torch.no_grad():
+        return best.load_into(net).eval()(x)
 
 
 def explained(predicted: np.ndarray, truth: np.ndarray) -> float:
@@ -164,32 +161,13 @@ def _components(states: np.ndarray, part: np.ndarray) -> np.ndarray:
 
 
 def matches(trace: Trace, shape: static_trees.Shape) -> np.ndarray:
-    """[R, 3]: tokens of the longest earlier match of the text's end, whether the drafter's best token follows there, and
-    its log-probability (-15 if it is no candidate, or without a match)."""
-    tokens, scores = (trace.column(kind, *shape)[:, : shape[0]] for kind in ("tokens", "scores"))
-    rows = np.zeros((len(trace), 3), np.float32)
-    for ids, first, prompt, positions in trace.turns[["ids", "first", "prompt_tok", "positions"]].itertuples(
-        index=False
-    ):
-        seen: dict[tuple[int, ...], int] = {}
-        for end in range(1, prompt + 1):
-            _remember(seen, ids, end)
-        for position in range(positions):
-            end = prompt + position + 1
-            match = next((n for n in range(min(LONGEST, end - 1), 0, -1) if tuple(ids[end - n : end]) in seen), 0)
-            at = first + position
-            rows[at] = match, 0, -15
-            if match:
-                hit = tokens[at] == seen[tuple(ids[end - match : end])]
-                rows[at, 1:] = hit[0], max(-15, scores[at][hit].max(initial=-15))
-            _remember(seen, ids, end)
-    return rows
-
-
-def _remember(seen: dict[tuple[int, ...], int], ids, end: int) -> None:
-    """Note which token follows every n-gram that ends before `end`."""
-    for n in range(1, min(LONGEST, end - 1) + 1):
-        seen[tuple(ids[end - 1 - n : end - 1])] = int(ids[end - 1])
+    """[R, 3]: tokens of the longest earlier match of the text's end, whether the drafter's best token follows there, and the
+    log-probability of what follows (-15 if it is no candidate, or without a match)."""
+    count, child = trace.column("matched").T
+    scores = trace.column("scores", *shape)[:, : shape[0]]
+    drafted = (child >= 0) & (child < shape[0])
+    log_prob = np.where(drafted, scores[np.arange(len(trace)), child * drafted], -15).clip(min=-15)
+    return np.stack([count, child == 0, log_prob], 1).astype(np.float32)
 
 
 def memory(trace: Trace, shape: static_trees.Shape, keep: float = 0.8) -> np.ndarray:
@@ -340,8 +318,7 @@ def climb(
 
 
 def worth(table: pd.DataFrame, gains: Iterable[float] = (1.05, 1.1)) -> dict[float, float]:
-    """The R2 at which a choice that costs nothing would gain so much, between the rows of "truth at ...", else NaN."""
-    rows = table[(table["choosing"] == "free") & table["step"].str.contains("truth|level 2, copies")].sort_values(
-        "over_static"
-    )
-    return {gain: float(np.interp(gain, rows["over_static"], rows["r2"], left=np.nan, right=np.nan)) for gain in gains}
+    """The R2 at which a choice that costs nothing would gain so much, between the rows of `climb` that do; NaN beyond them."""
+    rows = table[table["choosing"] == "free"].sort_values("r2")
+    reached = rows["over_static"].cummax()
+    return {gain: float(np.interp(gain, reached, rows["r2"], right=np.nan)) for gain in gains}

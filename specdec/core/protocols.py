@@ -270,8 +270,7 @@ def finish(step: Generator[Forward, Any, T]) -> T:
         while True:
             forward = step.send(forward.run())
     except StopIteration as finished:
-        value: T = finished.value
-        return value
+        return finished.value
 
 
 def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
@@ -281,8 +280,7 @@ def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         while True:
             item = steps.send(item.run() if isinstance(item, Forward) else (yield item))
     except StopIteration as finished:
-        value: T = finished.value
-        return value
+        return finished.value
 
 
 def together(forwards: Sequence[Any]) -> Sequence[Any]:

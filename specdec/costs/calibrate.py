@@ -14,6 +14,7 @@ import random
 
 import numpy as np
 import pandas as pd
+import scipy
 from tqdm.auto import tqdm
 
 from specdec import machine, runs
@@ -181,8 +182,6 @@ def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None 
     Trimmed means per (setting, place) limit outliers; then non-negative least squares of the relative errors, and an isotonic
     fit of the bases, which follows steps wherever both sides were measured.
     """
-    from scipy.optimize import isotonic_regression, nnls
-
     cell = [setting, "place", *([beside] if beside else [])]
     rows = rows[rows.groupby(cell)[value].transform(lambda ms: _near(ms - ms.median())).astype(bool)]
     cells = rows.groupby(cell).agg(ms=(value, "mean"), context=("context_tok", "mean"), count=(value, "size"))
@@ -195,10 +194,10 @@ def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None 
         columns.insert(0, cells[[beside]].to_numpy(float) * PER_THOUSAND)
     ms, weight = cells["ms"].to_numpy(), np.sqrt(cells["count"].to_numpy())
     weight[ms <= 0] = 0.0  # the processor-time counter may be too coarse for this cell
-    solution = nnls(np.hstack(columns) * (weight / np.where(ms > 0, ms, 1.0))[:, None], weight)[0]
+    solution = scipy.optimize.nnls(np.hstack(columns) * (weight / np.where(ms > 0, ms, 1.0))[:, None], weight)[0]
     base, flat, growing = solution[-2 - len(settings) : -2], solution[-2] * PER_THOUSAND, solution[-1] * PER_THOUSAND
     counts = np.bincount(which, weights=cells["count"])
-    table = settings, isotonic_regression(base, weights=counts).x, flat + growing * scale * settings
+    table = settings, scipy.optimize.isotonic_regression(base, weights=counts).x, flat + growing * scale * settings
     return (*table, float(solution[0]) * PER_THOUSAND) if beside else table
 
 
@@ -213,11 +212,9 @@ def _choosing(rows: pd.DataFrame, last: pd.Series) -> tuple[float, float, float]
 
 def trimmed_nnls(columns: np.ndarray, values: np.ndarray, rounds: int = 3) -> np.ndarray:
     """Non-negative least squares without rows more than 3 median deviations from the previous round's fit."""
-    from scipy.optimize import nnls
-
     near = np.ones(len(values), dtype=bool)
     for _ in range(rounds):
-        solution = nnls(columns[near], values[near])[0]
+        solution = scipy.optimize.nnls(columns[near], values[near])[0]
         near = _near(values - columns @ solution)
     return solution
 

@@ -33,19 +33,6 @@ _warned: set = set()  # warnings given once per process
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """A cost model as plain Python numbers, for loops: lists by nodes.
-
-    A time is base + per_tok * context_tok, in milliseconds.
-    """
-
-    verify: list[float]
-    verify_per_tok: list[float]
-    rest_ms: float
-    question_ms: float
-
-
-@dataclass(frozen=True)
 class CostModel:
     """Milliseconds of every part of a cycle.
 
@@ -247,11 +234,11 @@ class CostModel:
             **{name: (texts * np.array(getattr(self, name))).tolist() for name in per_text},
         )
 
-    def lookup(self, most_nodes: int) -> Lookup:
-        """The times of verification written out for verify_nodes 0..most_nodes."""
+    def lookup(self, most_nodes: int) -> tuple[list[float], list[float]]:
+        """Verification of 0..most_nodes nodes as plain numbers, for loops: ms at context 0, and ms per context token."""
         check_memory(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
         base, slope = self._by_nodes(np.arange(most_nodes + 1))
-        return Lookup(base.tolist(), slope.tolist(), self.rest_ms, self.question_ms)
+        return base.tolist(), slope.tolist()
 
     def _by_width(self, top_k, table):
         self._flag("top_k", top_k)

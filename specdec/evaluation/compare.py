@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import scipy
 
 from specdec import fanout, identity, runs
 from specdec.core.policy import Policy, RandomPolicy, Static
@@ -307,14 +308,12 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
     p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a suite (baselines are no
     hypotheses of ours and get none).
     """
-    from scipy.stats import t
-
     rows = []
     for (suite, method), seeds in comparison.table.groupby(["suite", "method"], sort=False):
         row = {"suite": suite, "method": method, "seeds": len(seeds)}
         for name in MEASURES:
             mean, deviation = float(seeds[name].mean()), seeds[name].std()  # NaN for one seed
-            reach = t.ppf((1 + level) / 2, len(seeds) - 1) * deviation / len(seeds) ** 0.5
+            reach = scipy.stats.t.ppf((1 + level) / 2, len(seeds) - 1) * deviation / len(seeds) ** 0.5
             row |= {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
         rows.append(row | {"beyond_costs": comparison.beyond_costs(row["over_tuned"])})
     table = pd.DataFrame(rows).merge(_over_prompts(comparison, level), on=["suite", "method"], how="left")

@@ -35,7 +35,7 @@ DTYPE = "log"  # in the column dtype: the engine's rounding is unknown, so near-
 
 
 @dataclass(frozen=True)
-class Text:
+class LoggedText:
     """One answer. ids: its token ids; exact: as the engine gave them, not read from its text by our tokenizer."""
 
     prompt: list[int]
@@ -43,7 +43,7 @@ class Text:
     exact: bool = True
 
     @classmethod
-    def of(cls, pair: Pair, given: dict, where: str) -> Text:
+    def of(cls, pair: Pair, given: dict, where: str) -> LoggedText:
         """The answer in an object of a log or a server. SpecdecError names what is missing `where`."""
         prompt, ids = (
             next((given[name] for name in names if given.get(name) is not None), None)
@@ -59,21 +59,21 @@ class Text:
         return cls(pair.ids_of(prompt), ids, exact)
 
 
-def read_log(path: str | Path, pair: Pair) -> list[Text]:
+def read_log(path: str | Path, pair: Pair) -> list[LoggedText]:
     """The answers of a log. SpecdecError names the line that holds none."""
     texts, advice = [], "write one JSON object per line"
     for number, line in enumerate(read_text(Path(path), "give a JSONL file of answers").split("\n"), 1):
         where = f"{path}, line {number}"
         record = json_line(line, where, advice) if line.strip() else None
         if line.strip():
-            texts.append(Text.of(pair, record if isinstance(record, dict) else {}, where))
+            texts.append(LoggedText.of(pair, record if isinstance(record, dict) else {}, where))
     if not texts:
         raise SpecdecError(f"{path} holds no answer; {advice}.")
     return texts
 
 
 @door
-def audit_texts(pair: Pair, plain: Sequence[Text], others: Sequence[Text], name: str = "other") -> Audit:
+def audit_texts(pair: Pair, plain: Sequence[LoggedText], others: Sequence[LoggedText], name: str = "other") -> Audit:
     """Compare another engine's greedy answers with plain ones, as `audit` compares ours.
 
     Where two texts part, the target's scores decide: both tokens must be within `audit`'s tolerance of the best one. So load
@@ -81,7 +81,7 @@ def audit_texts(pair: Pair, plain: Sequence[Text], others: Sequence[Text], name:
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> answer = Text([5, 6], specdec.autoregress(pair, [5, 6], max_new_tokens=4).tokens)
+    >>> answer = LoggedText([5, 6], specdec.autoregress(pair, [5, 6], max_new_tokens=4).tokens)
     >>> audit_texts(pair, [answer], [answer]).passed
     True
     """
@@ -101,12 +101,12 @@ def audit_texts(pair: Pair, plain: Sequence[Text], others: Sequence[Text], name:
     return Audit(frame.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}))
 
 
-def law_of_texts(pair: Pair, texts: Sequence[Text], temperature: float, new_tok: int = 3) -> ChiSquare:
+def law_of_texts(pair: Pair, texts: Sequence[LoggedText], temperature: float) -> ChiSquare:
     """`lossless.law_of_draws` of sampled answers. SpecdecError for answers without token ids."""
     if not all(text.exact for text in texts):
         raise SpecdecError("sampled texts are judged by their token ids, which these answers lack; log output_ids.")
     picker = Picker.from_settings(temperature, 0)
-    return law_of_draws(pair, [(text.prompt, text.ids) for text in texts], picker, new_tok)
+    return law_of_draws(pair, [(text.prompt, text.ids) for text in texts], picker)
 
 
 class Server:
@@ -133,13 +133,13 @@ class Server:
         except (ValueError, TypeError, LookupError) as error:
             raise SpecdecError(f"{place} answered without {field!r}; give an OpenAI-compatible server.") from error
 
-    def complete(self, pair: Pair, prompt: list[int], max_new_tokens: int, **sampling) -> Text:
+    def complete(self, pair: Pair, prompt: list[int], max_new_tokens: int, **sampling) -> LoggedText:
         """The server's continuation. Its ids: vLLM's token_ids, llama.cpp's beside log-probabilities, else read from the text."""
         body = dict(model=self.model, prompt=prompt, max_tokens=max_new_tokens, logprobs=1, return_token_ids=True)
         given = self._read("completions", "choices", body | sampling) | {"prompt_ids": prompt}
         tokens = (given.get("logprobs") or {}).get("content") or [{}]
         listed = {"output_ids": [token["id"] for token in tokens]} if all("id" in token for token in tokens) else {}
-        return Text.of(pair, listed | given, f"{self.url}/completions")
+        return LoggedText.of(pair, listed | given, f"{self.url}/completions")
 
 
 @door
@@ -147,7 +147,7 @@ def audit_server(pair: Pair, prompts: Sequence, server: Server, max_new_tokens: 
     """The server's greedy texts against our own plain decoding of the same target, as `audit_texts` compares."""
     plain, others = [], []
     for prompt in tqdm([pair.ids_of(one) for one in prompts], unit="text"):
-        plain.append(Text(prompt, autoregress(pair, prompt, max_new_tokens=max_new_tokens).tokens))
+        plain.append(LoggedText(prompt, autoregress(pair, prompt, max_new_tokens=max_new_tokens).tokens))
         others.append(server.complete(pair, prompt, max_new_tokens, temperature=0.0, seed=0))
     return audit_texts(pair, plain, others, server.model)
 

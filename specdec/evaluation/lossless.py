@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import scipy
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -229,9 +230,7 @@ class ChiSquare:
     @classmethod
     def of(cls, statistic: float, degrees: int, draws: int, level: float) -> ChiSquare:
         """The test with this statistic; those of independent tests, their degrees and draws may be added up."""
-        from scipy.stats import chi2
-
-        return cls(statistic, degrees, float(chi2.sf(statistic, degrees)) if degrees else 1.0, draws, level)
+        return cls(statistic, degrees, float(scipy.stats.chi2.sf(statistic, degrees)) if degrees else 1.0, draws, level)
 
 
 def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import scipy
 
 from specdec.errors import SpecdecError, check_name
 
@@ -43,8 +44,6 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
     statistic: function of column *means* [..., C] that returns [...], positive; ratios of means are ratios of sums.
     A single prompt has no interval and no p-value (NaN).
     """
-    from scipy.stats import t
-
     columns = np.asarray(columns, dtype=float)
     assert len(columns) and np.isfinite(columns).all(), "an interval needs at least one prompt, and no NaN or infinity"
     assert 0 < level < 1, f"a level lies between 0 and 1, got {level}"
@@ -53,9 +52,9 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
         return Interval(value, np.nan, np.nan, level, 1)
     without_one = np.log(statistic((columns.sum(axis=0) - columns) / (prompts - 1)))  # [P]
     error = np.sqrt((prompts - 1) * np.var(without_one))
-    reach = float(np.exp(t.ppf((1 + level) / 2, prompts - 1) * error))
+    reach = float(np.exp(scipy.stats.t.ppf((1 + level) / 2, prompts - 1) * error))
     distance = abs(np.log(value))
-    p_value = float(2 * t.sf(distance / error, prompts - 1)) if error else float(distance == 0)
+    p_value = float(2 * scipy.stats.t.sf(distance / error, prompts - 1)) if error else float(distance == 0)
     return Interval(value, value / reach, value * reach, level, prompts, p_value)
 
 

@@ -25,6 +25,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save
+from safetensors.torch import load
 
 from specdec import runs
 from specdec.core.policy import Policy, check_asks, checked_policy
@@ -256,14 +258,10 @@ def _decoded(value: Any) -> Any:
 
 
 def _send(channel: Connection, facts: dict[str, Any], arrays: dict[str, Any] | None = None) -> None:
-    from safetensors.numpy import save
-
     channel.send_bytes(json.dumps(facts).encode())
     channel.send_bytes(save(arrays) if arrays else b"")
 
 
 def _receive(channel: Connection) -> tuple[dict[str, Any], dict[str, Any]]:
-    from safetensors.torch import load
-
     facts, packed = json.loads(channel.recv_bytes()), channel.recv_bytes()
     return facts, load(packed) if packed else {}

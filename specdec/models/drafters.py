@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from specdec import runs, stored
@@ -92,19 +93,15 @@ def _dflash_network(folder: Path | None, config) -> nn.Module:
 
 
 def _small_lm_network(folder: Path | None, config) -> nn.Module:
-    from transformers import AutoConfig
-
     if folder is None:
         raise SpecdecError("a small language model has no usual size; name its folder to count it, lm:FOLDER.")
-    return on_meta(AutoConfig.from_pretrained(folder))
+    return on_meta(transformers.AutoConfig.from_pretrained(folder))
 
 
 def on_meta(config) -> nn.Module:
     """The target of this transformers config, without its weights."""
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return transformers.AutoModelForCausalLM.from_config(config)
 
 
 CLAIMS = "specdec"  # the field of config.json with the measured accuracy

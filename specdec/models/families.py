@@ -9,17 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 
+import transformers
 from torch import nn
-from transformers import DynamicCache
 
 from specdec.errors import SpecdecError
 
 
 def model_in(given: nn.Module) -> nn.Module:
     """The transformers model inside a wrapper (compiled, parallel, adapted, or any module), or the model itself."""
-    from transformers import PreTrainedModel
-
-    model = next((module for module in given.modules() if isinstance(module, PreTrainedModel)), given)
+    model = next((module for module in given.modules() if isinstance(module, transformers.PreTrainedModel)), given)
     if not hasattr(model, "get_output_embeddings") or not hasattr(setting(model, "config"), "get_text_config"):
         raise SpecdecError(
             f"{type(given).__name__} is no transformers causal LM and holds none; load it with AutoModelForCausalLM."
@@ -72,7 +70,7 @@ def has_window(config) -> bool:
 
 def cache_has_window(config) -> bool:
     """Whether transformers' own cache for this model drops distant tokens in any layer."""
-    return any(setting(layer, "is_sliding") for layer in DynamicCache(config=config).layers)
+    return any(setting(layer, "is_sliding") for layer in transformers.DynamicCache(config=config).layers)
 
 
 def position_limit(config) -> int | None:

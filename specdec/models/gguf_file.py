@@ -9,6 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
 from specdec import machine, runs
@@ -41,10 +44,6 @@ def unpack(path: Path, folder: Path) -> Path:
 
     SpecdecError for a damaged file or one of another kind, or if the disk is full; then there is no folder.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-    from transformers import GenerationConfig
-
     reader = read(path)
     _check_kind(reader, path)
     config, tokenizer = _config(reader, path), _tokenizer(reader, path)
@@ -56,7 +55,7 @@ def unpack(path: Path, folder: Path) -> Path:
         except SafetensorError as error:
             raise OSError(first_line(error)) from error
         config.save_pretrained(fresh)
-        GenerationConfig(**_end_tokens(reader)).save_pretrained(fresh)
+        transformers.GenerationConfig(**_end_tokens(reader)).save_pretrained(fresh)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
     return folder
@@ -104,8 +103,6 @@ def _check_kind(reader, path: Path) -> None:
 
 
 def _config(reader, path: Path):
-    from transformers import LlamaConfig
-
     def field(name: str, *default):
         return _field(reader, f"llama.{name}", *default)
 
@@ -114,7 +111,7 @@ def _config(reader, path: Path):
     head_dim = field("attention.key_length", hidden // heads)
     if {head_dim} != {field(name, head_dim) for name in ("attention.value_length", "rope.dimension_count")}:
         raise SpecdecError(f"{path} has heads of several sizes; {SUPPORTED}.")
-    return LlamaConfig(
+    return transformers.LlamaConfig(
         vocab_size=shapes[EMBEDDING][-1],
         hidden_size=hidden,
         intermediate_size=field("feed_forward_length"),
@@ -141,10 +138,9 @@ def _end_tokens(reader) -> dict[str, int | None]:
 def _weights(reader, config, path: Path) -> dict[str, torch.Tensor]:
     """The complete state dict of transformers' Llama in bfloat16."""
     import gguf
-    from transformers import LlamaForCausalLM
 
     with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in LlamaForCausalLM(config).state_dict().items()}
+        shapes = {name: weight.shape for name, weight in transformers.LlamaForCausalLM(config).state_dict().items()}
     if config.tie_word_embeddings:
         del shapes["lm_head.weight"]
     stored, weights = {tensor.name: tensor for tensor in reader.tensors}, {}

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import transformers
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from specdec import machine, runs, stored, waiting
@@ -417,10 +419,8 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
 
 def target_config(source: str):
     """The transformers config of a target's text part, without reading weights."""
-    from transformers import AutoConfig
-
     try:
-        return AutoConfig.from_pretrained(target_place(source)).get_text_config()
+        return transformers.AutoConfig.from_pretrained(target_place(source)).get_text_config()
     except SpecdecError:
         raise
     except Exception as error:  # a wrong config.json fails in many ways
@@ -451,15 +451,13 @@ def load_model(
 @contextlib.contextmanager
 def without_bars():
     """Hides transformers' progress bars, which would stay in a notebook's page."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            transformers.utils.logging.enable_progress_bar()
 
 
 @without_bars()
@@ -469,8 +467,6 @@ def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -
     source: a folder, or a hub id. what: "the target" or "the drafter", for errors; again: advice for the end of the
     sentence. settings: of `from_pretrained`.
     """
-    from transformers import AutoModelForCausalLM
-
     folder = Path(source)
     if folder.is_dir():
         _check_files(folder, f"fetch {what} again")
@@ -479,11 +475,15 @@ def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -
     settings["output_loading_info"] = True
     try:
         try:
-            model, report = AutoModelForCausalLM.from_pretrained(str(source), attn_implementation="sdpa", **settings)
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                str(source), attn_implementation="sdpa", **settings
+            )
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise
-            model, report = AutoModelForCausalLM.from_pretrained(str(source), attn_implementation="eager", **settings)
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                str(source), attn_implementation="eager", **settings
+            )
     except Exception as error:  # a wrong config.json fails in many ways
         pickled = isinstance(error, pickle.UnpicklingError)
         if pickled and any(stored.is_code(path, error) for path in folder.glob("*.bin")):
@@ -499,8 +499,6 @@ def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -
 
 def _check_files(folder: Path, advice: str) -> None:
     """SpecdecError for files outside the folder, and for sizes in config.json that are slow to refuse."""
-    from safetensors import SafetensorError, safe_open
-
     for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
         stored.inside(folder, path.name, advice)
     for index in folder.glob("*.index.json"):
@@ -518,13 +516,11 @@ def _check_files(folder: Path, advice: str) -> None:
 
 def load_tokenizer(source: str, trust_remote_code: bool = False):
     """The tokenizer of a folder or hub id, or None if it has none."""
-    from transformers import AutoTokenizer
-
     if not is_hub_id(source):
         source = str(runs.placed(source))
         if not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
             return None
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
         raise SpecdecError(f"the tokenizer of {source} cannot be loaded: {first_line(error)}") from error

@@ -31,6 +31,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -161,9 +163,6 @@ def fit_scale(scores, right) -> float:
 
     scores: cumulative draft log-probabilities [N]; right: bool [N].
     """
-    import numpy as np
-    from scipy.optimize import minimize_scalar
-
     scores, right = np.minimum(np.asarray(scores, float), -1e-6), np.asarray(right, bool)
     if not right.any() or right.all():
         return 1.0
@@ -172,7 +171,9 @@ def fit_scale(scores, right) -> float:
         log_p = np.exp(log_scale) * scores
         return -float(log_p[right].sum() + np.log(-np.expm1(log_p[~right])).sum())
 
-    return float(np.exp(minimize_scalar(negative_log_likelihood, bounds=(-2.5, 1.5), method="bounded").x))
+    return float(
+        np.exp(scipy.optimize.minimize_scalar(negative_log_likelihood, bounds=(-2.5, 1.5), method="bounded").x)
+    )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from specdec import runs
@@ -142,14 +143,12 @@ class LMNetwork(nn.Module):
 
 def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
     """A model of the same family and width with so few layers, in float32; warm_start: with its embedding and head."""
-    from transformers import AutoModelForCausalLM
-
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = layers
     if setting(text, "layer_types"):
         text.layer_types = text.layer_types[:layers]
-    small = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    small = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     if warm_start:
         small.get_input_embeddings().load_state_dict(model.get_input_embeddings().state_dict())
         small.get_output_embeddings().load_state_dict(model.get_output_embeddings().state_dict())

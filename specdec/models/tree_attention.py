@@ -17,6 +17,7 @@ from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
 
 from specdec import machine
@@ -279,10 +280,8 @@ def has_patched_attention(model) -> bool:
 
 @functools.cache
 def _register() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, tree_attention)
-    AttentionMaskInterface.register(NAME, note_window)
+    transformers.AttentionInterface.register(NAME, tree_attention)
+    transformers.AttentionMaskInterface.register(NAME, note_window)
 
 
 @contextlib.contextmanager

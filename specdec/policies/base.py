@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from specdec import machine, runs, stored
@@ -65,8 +67,7 @@ class Network:
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = hidden @ weight.T + bias
             hidden = np.tanh(hidden, out=hidden) if self.activation == "tanh" else np.maximum(hidden, 0, out=hidden)
-        outputs: np.ndarray = hidden @ self.weights[-1].T + self.biases[-1]
-        return outputs
+        return hidden @ self.weights[-1].T + self.biases[-1]
 
     def arrays(self) -> dict[str, np.ndarray]:
         weights = {f"weight.{i}": weight for i, weight in enumerate(self.weights)}
@@ -87,8 +88,7 @@ def check_width(name: str, given: int, trained: int | None) -> None:
 
 def as_array(tensor: Tensor) -> np.ndarray:
     """A tensor of any device and type as a float32 array."""
-    array: np.ndarray = tensor.float().cpu().numpy()
-    return array
+    return tensor.float().cpu().numpy()
 
 
 def repetitions(question: Question) -> np.ndarray:
@@ -255,8 +255,7 @@ class Learned(Rule):
         """float32 [actions]."""
         network = self.trained_network()
         check_width(type(self).__name__, observation.shape[-1], getattr(network, "width", None))
-        outputs: np.ndarray = network(observation)
-        return outputs
+        return network(observation)
 
     def choose(self, observation: np.ndarray) -> int:
         """The action for an observation: arg-max, or a draw if a temperature is set."""
@@ -268,8 +267,6 @@ class Learned(Rule):
 
     def save(self, folder: Path) -> Path:
         """Write policy.safetensors and policy.json into `folder`; returns it."""
-        from safetensors.numpy import save_file
-
         arrays = self.trained_network().arrays()
         with runs.atomic(Path(folder) / WEIGHTS) as temporary:
             save_file(arrays, temporary)
@@ -499,9 +496,6 @@ def _load_one(folder: Path) -> Any:
 
 def _network_of(policy: Learned, path: Path, advice: str) -> Any:
     """The network from stored arrays: exactly those needed, of matching shapes, all finite."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     try:
         arrays = load_file(path)
         network = policy.build_network(arrays)

@@ -89,9 +89,9 @@ class Priced(Levels):
         """The same rule with the times of `costs`, a CostModel."""
         levels = costs.levels(self.top_k, self.most_levels - 1, self.beam)
         draft_ms, draft_per_tok = ((0.0, *np.cumsum(part).tolist()) for part in levels)
-        table, step = costs.lookup(self.plan.verify_nodes), float(costs.step_ms(0))
-        drafting = dict(draft_ms=draft_ms, draft_per_tok=draft_per_tok, rest_ms=table.rest_ms)
-        verifying = dict(verify_ms=tuple(table.verify), verify_per_tok=tuple(table.verify_per_tok))
+        (verify, verify_per_tok), step = costs.lookup(self.plan.verify_nodes), float(costs.step_ms(0))
+        drafting = dict(draft_ms=draft_ms, draft_per_tok=draft_per_tok, rest_ms=costs.rest_ms)
+        verifying = dict(verify_ms=tuple(verify), verify_per_tok=tuple(verify_per_tok))
         plain = dict(step_ms=step, step_per_tok=float(costs.step_ms(1)) - step)
         return self.with_settings(**drafting, **verifying, **plain, priced_for=costs.name)
 
@@ -110,8 +110,7 @@ class Priced(Levels):
         """A cycle of so many levels with 0, 1, 2, ... verified nodes."""
         self.check_prices()
         drafting = self.draft_ms[levels] + self.draft_per_tok[levels] * context_tok + self.rest_ms
-        cycles: np.ndarray = self._tables[0] + self._tables[1] * context_tok + drafting
-        return cycles
+        return self._tables[0] + self._tables[1] * context_tok + drafting
 
     def check_prices(self) -> None:
         if not self.verify_ms:
@@ -431,8 +430,7 @@ class LlamacppEv(Priced):
 
     def marginal(self, context_tok: int) -> np.ndarray:
         """Marginal cost of the 1st, 2nd, ... verified node, in plain steps."""
-        prices: np.ndarray = np.diff(self._tables[0] + self._tables[1] * context_tok) / self.plain_ms(context_tok)
-        return prices
+        return np.diff(self._tables[0] + self._tables[1] * context_tok) / self.plain_ms(context_tok)
 
     def worth(self, question: Question) -> int:
         """The largest number of nodes whose last one is worth its cost."""
@@ -470,8 +468,7 @@ class SglangDraftProb(Priced):
 
     def survivals(self, question: Question) -> np.ndarray:
         """Probability of each candidate to be accepted, [candidates]."""
-        chances: np.ndarray = np.exp(as_array(question.scores))
-        return chances
+        return np.exp(as_array(question.scores))
 
     def answer(self, question: Question) -> int:
         order = np.argsort(-as_array(question.scores), kind="stable")[: question.largest]  # nodes are taken by score

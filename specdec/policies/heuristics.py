@@ -47,8 +47,7 @@ def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
 
 def child_log_probs(newest: np.ndarray, parents: np.ndarray) -> np.ndarray:
     """Log-probability of each child after its parent, [..., W, k] from cumulative ones and the parents' [..., W]."""
-    log_probs: np.ndarray = np.minimum(newest - parents[..., None], 0.0)
-    return log_probs
+    return np.minimum(newest - parents[..., None], 0.0)
 
 
 def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
@@ -252,8 +251,7 @@ class ResidualNetwork:
         w = self._arrays
         gate = w["gate.weight"] @ observation + w["gate.bias"]
         hidden = gate * sigmoid(gate) + w["skip.weight"] @ observation + w["skip.bias"]
-        logits: np.ndarray = w["head.weight"] @ hidden + w["head.bias"]
-        return logits
+        return w["head.weight"] @ hidden + w["head.bias"]
 
     def arrays(self) -> dict[str, np.ndarray]:
         return dict(self._arrays)

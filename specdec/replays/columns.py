@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from specdec import runs
 from specdec.errors import unreadable
@@ -70,9 +72,6 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def write_columns(path: Path, columns: Columns) -> Path:
     """Write arrays over the same rows to one parquet file; matrices become lists of fixed length, floats split by byte."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     fields, shapes, listed, floats = {}, {}, {}, []
     for column, array in keyed(columns).items():
         flat = pa.array(np.ascontiguousarray(array).reshape(-1))
@@ -91,9 +90,6 @@ def write_columns(path: Path, columns: Columns) -> Path:
 
 def read_columns(path: Path, columns: Sequence[Column] | None = None) -> dict[Column, np.ndarray]:
     """Read `write_columns`'s file, or some columns of it; SpecdecError names a missing or damaged file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         table = pq.read_table(path, columns=None if columns is None else [column.name for column in columns])
         facts = json.loads(table.schema.metadata[b"specdec"])

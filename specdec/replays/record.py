@@ -145,8 +145,7 @@ def missing_items(run: runs.Run, items: list[tuple[str, Prompt]]) -> list[tuple[
 def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> RecordConfig:
     """`config` with `settings` by name, including the short name `lengths`."""
     named = {"acceptance_distributions" if name == "lengths" else name: value for name, value in settings.items()}
-    made: RecordConfig = runs.configured(config, RecordConfig, named)
-    return made
+    return runs.configured(config, RecordConfig, named)
 
 
 def settings_of(recorded: Trace) -> dict[str, Any]:

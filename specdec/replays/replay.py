@@ -63,7 +63,7 @@ class ReplayEngine:
         self.most_expansions = 1 << 30  # no recorded tree reaches the target's context limit
         self.forwards, self.extra_rows = trace.forwards, 0  # recorded trees have no extra rows
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
-        self._tables = costs.lookup(trace.most_nodes)
+        self._verify, self._verify_per_tok = costs.lookup(trace.most_nodes)
         self._plan: Plan = TreeConfig(1, 0, 1)
         self._taken: Plan | None = None
         self._looked_up: dict[Plan, tuple[np.ndarray, Any]] = {}
@@ -130,8 +130,7 @@ class ReplayEngine:
     def verify(self, verify_nodes: int) -> int:
         if verify_nodes > self.trace.most_nodes:
             check_recorded(self.trace, verify_nodes=verify_nodes)
-        tables = self._tables
-        self.clock.verify_ms += tables.verify[verify_nodes] + tables.verify_per_tok[verify_nodes] * self._context_tok
+        self.clock.verify_ms += self._verify[verify_nodes] + self._verify_per_tok[verify_nodes] * self._context_tok
         if not verify_nodes:
             self._accepted_tok = 0
         elif self._copied:

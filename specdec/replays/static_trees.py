@@ -166,15 +166,13 @@ class CostTables:
         """Time of a cycle before it verifies, [R]: drafting and the fixed rest, or the rest alone where only copies are drafted."""
         drafted_ms = self.draft[shape][self.where, depth]
         copied_ms = self.plain_ms[self.where] - self.verify[self.where, 0]
-        before_ms: np.ndarray = drafted_ms if trace.forwards else copied_ms
-        return before_ms
+        return drafted_ms if trace.forwards else copied_ms
 
     def plain(self, trace: Trace) -> np.ndarray:
         """Time of plain decoding per turn, [turns]."""
         total_ms = np.concatenate(([0.0], np.cumsum(self.step[self.where])))
         first = trace.turns["first"].to_numpy()
-        plain_ms: np.ndarray = total_ms[first + trace.turns["positions"].to_numpy()] - total_ms[first]
-        return plain_ms
+        return total_ms[first + trace.turns["positions"].to_numpy()] - total_ms[first]
 
 
 def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
@@ -183,8 +181,7 @@ def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
     With copies among the candidates, of the whole recorded path: it may be longer than the drafted one.
     """
     ranks = trace.ranks[shape][:, depth]
-    whole: np.ndarray = np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
-    return whole
+    return np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
 
 
 def _walk(
@@ -222,8 +219,7 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     for rank in ranks.T:  # a node of rank r is verified from V = r + 1 on
         row = np.flatnonzero(rank < len(gained) - 1)
         gained[rank[row] + 1, row] += 1
-    new_tok: np.ndarray = np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
-    return new_tok
+    return np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
 
 
 def _groups(trace: Trace, by: str | None) -> tuple[list[Any], np.ndarray]:

@@ -180,8 +180,7 @@ class Trace:
     ) -> np.ndarray:
         """int64 [rows]: accepted draft tokens of one tree at many positions."""
         check_recorded(self, top_k, expansions, verify_nodes, beam)
-        accepted_tok: np.ndarray = (self.ranks[top_k, beam][rows, expansions] < verify_nodes).sum(-1)
-        return accepted_tok
+        return (self.ranks[top_k, beam][rows, expansions] < verify_nodes).sum(-1)
 
     def candidates(self, top_k: int, expansions: int, beam: tuple[int, ...] = ()) -> np.ndarray | int:
         """Number of nodes available for verification: one number, or int [R] if copies are among them."""
@@ -194,8 +193,7 @@ class Trace:
     @functools.cached_property
     def copied(self) -> np.ndarray:
         """int [R]: copied candidates."""
-        counts: np.ndarray = np.isfinite(self.column("copied_scores")).sum(1)
-        return counts
+        return np.isfinite(self.column("copied_scores")).sum(1)
 
     def select(self, mask: ArrayLike | None = None, part: str | None = None) -> Trace:
         """The turns of a boolean mask, or of one part ("train", "tune", "test"), as a trace of their own."""

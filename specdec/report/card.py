@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from safetensors import SafetensorError, safe_open
 
 from specdec import machine, runs
 from specdec.core.decode import decode
@@ -309,8 +310,6 @@ def weight_facts(folder: Path) -> dict:
 
 def tensor_shapes(file: Path) -> dict[str, tuple[str, list[int]]]:
     """{tensor: (type as safetensors names it, shape)} of a file, without reading the tensors."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(file, "np") as stored:
             slices = {name: stored.get_slice(name) for name in stored.keys()}

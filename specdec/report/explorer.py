@@ -23,6 +23,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError, check_kind
+from specdec.later import Later
 from specdec.models import pairs
 from specdec.policies.base import load_policy, shipped_folder
 from specdec.replays import snapshots
@@ -31,6 +32,7 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import open_trace, recording_folder
 from specdec.report import explorer_panels as panels
 
+anywidget, ipywidgets, traitlets = map(Later, ("anywidget", "ipywidgets", "traitlets"))
 FOLDER = Path(__file__).parent
 ANSWERS_WIDTH, LEAST_WIDTH, ONE_COLUMN = 350, 300, 640  # pixels; a narrower view has the answers below the tree
 NOBODY = "no policy"
@@ -136,8 +138,6 @@ def misfit(policy: Policy, pair) -> str:
 @functools.cache
 def view_class():
     """The view's class in the page, created on demand: importing widgets takes time."""
-    import anywidget
-    import traitlets
 
     class View(anywidget.AnyWidget):
         """`page`: what to draw. `width`: of the page in pixels. Messages report clicks and input."""
@@ -157,8 +157,6 @@ class Viewer:
     """
 
     def __init__(self):
-        import ipywidgets
-
         self.shown: list[tuple[Lane, int]] = []
         self.message, self.prompt = "", ""
         self._folded: dict[int, set[int]] = {}
@@ -212,8 +210,6 @@ class Viewer:
 
     def _told(self, _, said: dict, buffers=None) -> None:
         """Handle a message from the page."""
-        import traitlets
-
         what = said.get("do")
         if what == "set":
             widget, value = self.controls()[said["name"]][1], said.get("value")
@@ -329,8 +325,6 @@ class Explorer(Viewer):
     """The explorer over recordings, by their pairs' names. policies: for all of them, before the shipped ones."""
 
     def __init__(self, recordings: dict[str, Recording], policies: dict[str, Policy] | None = None, message: str = ""):
-        import ipywidgets
-
         super().__init__()
         self.recordings, self._given, self._problem = recordings, policies, message
         self._lanes: dict[tuple, Lane] = {}

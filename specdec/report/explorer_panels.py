@@ -18,7 +18,7 @@ from html import escape
 
 from specdec.core.shown import ACCEPTED, BONUS, SHADES
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
-from specdec.report import figures
+from specdec.report.figures import RULES, matplotlib
 from specdec.report.treeview import places, printable, readable
 
 WIDTH = 1080
@@ -441,14 +441,11 @@ def _element(shape: dict) -> str:
 
 def figure(panels: Sequence[Panel], title: str = ""):
     """The panels, one below the other, as a matplotlib figure with 96 pixels per inch."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     sheet = functools.reduce(above, panels)
     top = 24.0 if title else 4.0
     width, height = sheet.width, sheet.height + top + 4
-    with matplotlib.rc_context(figures.RULES):
-        drawn = Figure(figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
+    with matplotlib.rc_context(RULES):
+        drawn = matplotlib.figure.Figure(figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
         axes = drawn.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set(xlim=(0, width), ylim=(height, 0))
@@ -461,8 +458,6 @@ def figure(panels: Sequence[Panel], title: str = ""):
 
 def _draw_shape(axes, shape: dict, top: float) -> None:
     """A line or a rectangle."""
-    from matplotlib.patches import Rectangle
-
     style = dict(linewidth=0.75 * shape.get("weight", 1))
     if shape["shape"] == "line":
         ends = [shape["x1"], shape["x2"]], [shape["y1"] + top, shape["y2"] + top]
@@ -471,7 +466,9 @@ def _draw_shape(axes, shape: dict, top: float) -> None:
     style |= dict(linestyle=(0, (3, 2))) if shape.get("dash") else {}
     style |= dict(gid=f"{shape['kind']}-{shape['node']}") if shape.get("node") is not None else {}
     look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], **style)
-    axes.add_patch(Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **look))
+    axes.add_patch(
+        matplotlib.patches.Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **look)
+    )
 
 
 def _draw_text(axes, shape: dict, top: float) -> None:

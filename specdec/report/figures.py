@@ -6,7 +6,6 @@ when a figure is drawn.
 
 from __future__ import annotations
 
-import pkgutil
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,11 @@ import numpy as np
 import pandas as pd
 
 from specdec import runs
+from specdec.later import Later
 from specdec.report import provenance
 from specdec.report.tables import PARTS, need, surely
 
+matplotlib, seaborn = Later("matplotlib"), Later("seaborn")
 WIDTH_IN, HEIGHT_IN = 7.0, 3.2
 # Apart in every pair for readers who see no green or no colour at all; a dash, a marker or a hatch goes with each.
 COLOURS = ("#004488", "#ddaa33", "#bb5566", "#6699cc", "#222222", "#1b6e3c")
@@ -27,23 +28,16 @@ HATCHES = ("", "///", "...", "xxx")
 ABOVE = dict(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
 
 
-RULES = runs.Table(
-    lambda: pkgutil.resolve_name("matplotlib:rc_params_from_file")(
-        Path(__file__).with_name("figures.mplstyle"), use_default_template=False
-    )
-)
+LOOK = Path(__file__).with_name("figures.mplstyle")
+RULES = runs.Table(lambda: matplotlib.rc_params_from_file(LOOK, use_default_template=False))
 
 
 @contextmanager
 def drawn(width_in: float = WIDTH_IN, height_in: float = HEIGHT_IN, title: str = "", note: str = "") -> Iterator[tuple]:
     """(figure, palette) in the one look of all figures. When the with block ends it is laid out, with its title, a letter at
     each of several panels, and a `note` below them."""
-    import matplotlib
-    import seaborn
-    from matplotlib.figure import Figure
-
     with seaborn.axes_style("whitegrid"), matplotlib.rc_context(RULES):
-        figure = Figure(figsize=(width_in, height_in))
+        figure = matplotlib.figure.Figure(figsize=(width_in, height_in))
         yield figure, COLOURS
         panels = [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
         for letter, axes in zip("abcdefgh", panels[: 8 * (len(panels) > 1)], strict=False):
@@ -63,8 +57,6 @@ def save(figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, ab
     sources: the Runs whose rows are drawn, as `provenance.of` takes them. about: more facts for the json file, perhaps
     another `label`.
     """
-    import matplotlib
-
     stem, origin = Path(stem), provenance.of(sources, data)
     record = {**origin.record(), **(about or {})}
     labelled(figure, record["label"])
@@ -149,9 +141,7 @@ def bar_look(number: int) -> dict:
 
 def ink(colour) -> str:
     """The colour of a number on this colour: black or white."""
-    from matplotlib.colors import to_rgb
-
-    return "white" if np.dot(to_rgb(colour), (0.3, 0.59, 0.11)) < 0.6 else "black"
+    return "white" if np.dot(matplotlib.colors.to_rgb(colour), (0.3, 0.59, 0.11)) < 0.6 else "black"
 
 
 def time_split(table: pd.DataFrame, *, title=""):

@@ -17,7 +17,7 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
-from specdec.report.explorer import Viewer, check_policies, misfit
+from specdec.report.explorer import Viewer, check_policies, ipywidgets, misfit
 
 READY = "Press start: the text and the tree of each cycle appear here as they are decoded."
 REDRAWN_EVERY_S = 0.15  # drawing takes interpreter time, which decoding needs too
@@ -50,8 +50,6 @@ class Live(Viewer):
     """The view of `watch`. result: the text so far; every start replaces it."""
 
     def __init__(self, pair: Pair, prompt, policies: dict[str, Policy | None], max_new_tokens: int, settings: dict):
-        import ipywidgets
-
         super().__init__()
         self.pair, self.policies, self.settings = pair, policies, settings
         self.result: Generation | None = None

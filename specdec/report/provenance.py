@@ -11,6 +11,7 @@ import functools
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from specdec import runs
 from specdec.errors import SpecdecError
@@ -119,8 +120,6 @@ def _row(source) -> dict:
 @functools.lru_cache(maxsize=256)
 def _facts_of_table(path: Path, _changed: int) -> dict:
     """Values of the columns that say where rows come from, in one parquet file."""
-    import pyarrow.parquet as pq
-
     asked = ("suite", "prompt", "seed", "machine", "part", *SAID)
     if not (names := [name for name in asked if name in pq.read_schema(path).names]):
         return {}

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from specdec import machine, ranks, tools
 from specdec.errors import SpecdecError, check_integer
+from specdec.later import Later
 
 COUNTS = ("rows", "answer_tok", "repeats", "rounds", "threads", "max_new_tokens", "jobs")
 LOWEST = {"limit": 0} | dict.fromkeys(COUNTS, 1)  # for every command
@@ -33,6 +34,15 @@ GROUPS = {
     "train": "generate-data train",
     "ship": "new-policy export schedule card reproduce book",
 }
+
+
+ROOMS = "core costs data evaluation models policies replays report toy training"
+core, costs, data, evaluation, models, policies, replays, report, toy, training = (
+    Later(f"specdec.{room}") for room in ROOMS.split()
+)
+MODULES = "runs models.load models.pairs evaluation.logs report.tables training.drafter"
+runs, load, pairs, logs, tables, drafting = (Later(f"specdec.{name}") for name in MODULES.split())
+pandas, torch, yaml = map(Later, ("pandas", "torch", "yaml"))
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -153,10 +163,8 @@ def _pick(args, *names: str) -> dict:
 
 def _suites(args) -> list[str]:
     """The named suites, or embedded ones for the pair: all of them to record, else the usual four."""
-    from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
-
-    names = NAMES if args.command == "record" else DEFAULT_NAMES
-    return args.suites or [embedded_suite(name, args.which.name) for name in names]
+    names = data.suites.NAMES if args.command == "record" else data.suites.DEFAULT_NAMES
+    return args.suites or [data.suites.embedded_suite(name, args.which.name) for name in names]
 
 
 def _load(args):
@@ -381,11 +389,6 @@ def _command(name: str, options: str, /, table: dict = COMMANDS, **changes):
 )
 def _doctor(args) -> int:
     """report this machine's features, missing parts and bottlenecks"""
-    import torch
-
-    from specdec import runs
-    from specdec.report import figures, tables
-
     checks = tools.doctor.checks(tools.doctor.facts())
     print(tables.markdown(checks))
     options = _pick(args, "threads", "cpu_time")
@@ -402,10 +405,10 @@ def _doctor(args) -> int:
     columns = ["context", "verified_tok", "draft_ms", "verify_ms", "commit_ms", "host_ms", "total_ms"]
     print(f"\n{tables.markdown(table[columns])}")
     title = f"a cycle of the reference shape, {dtype}, after so many tokens"
-    figure = figures.node_curve(table, by="context", title=title)
+    figure = report.figures.node_curve(table, by="context", title=title)
     stem = runs.figure_path("doctor", f"cycle_{dtype}")
     facts = {"pair": "reference shape", "dtype": dtype, "device": "cpu", "machine": machine.hardware()["cpu"]}
-    print(f"\nThe curve is drawn in {figures.save(figure, stem, sources=[facts], data=table)[0]}.")
+    print(f"\nThe curve is drawn in {report.figures.save(figure, stem, sources=[facts], data=table)[0]}.")
     return status
 
 
@@ -418,18 +421,13 @@ def _help(args) -> None:
 @_command("pairs", "")
 def _pairs(args) -> None:
     """list the pairs known by name to --pair and the notebooks"""
-    import pandas as pd
-
-    from specdec.models import load, pairs
-    from specdec.report import tables
-
     rows = []
     for name in pairs.names():
         known = pairs.own_pair(name) or pairs.PRESETS.get(name, pairs.OwnPair("in the package", "in the package"))
         target = known.target if isinstance(known.target, str) else known.target.requirement
         kind = "yours" if pairs.own_pair(name) else "available" if load.at_hand(name) else "to be downloaded"
         rows.append({"pair": name, "target": target, "drafter": known.drafter or "none", "": kind})
-    print(f"{tables.markdown(pd.DataFrame(rows))}\n\nYours are in {pairs.registry()}; `specdec register` adds one.")
+    print(f"{tables.markdown(pandas.DataFrame(rows))}\n\nYours are in {pairs.registry()}; `specdec register` adds one.")
 
 
 @_command(
@@ -442,8 +440,6 @@ def _pairs(args) -> None:
 )
 def _register(args) -> None:
     """register a pair of your own under a name for all commands and notebooks"""
-    from specdec.models import load, pairs
-
     path = load.register(**_pick(args, "name", "target", "drafter", "kind"))
     drafter = pairs.registered()[args.name].drafter or "none, so it decodes plainly or with --drafter"
     print(f"{path} knows {args.name}: target {pairs.registered()[args.name].target}, drafter {drafter}.")
@@ -452,19 +448,15 @@ def _register(args) -> None:
 @_command("decode", f"prompt --policy --raw {DECODING} --tp --device-map")
 def _decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
-    from specdec.core.decode import autoregress, decode
-    from specdec.core.policy import Static
-    from specdec.evaluation.methods import AUTOREGRESSIVE
-
     tuned = args.policy == "tuned"
     policy = None if tuned else tools.places.policy(args.policy, args.which.name)
     pair = _load(args)
-    policy = Static.of(pair.usual_tree) if tuned else policy
+    policy = core.policy.Static.of(pair.usual_tree) if tuned else policy
     options = _pick(args, "max_new_tokens", "temperature", "seed", "raw")
     if policy is None:
-        out, name, tau = autoregress(pair, args.prompt, **options), AUTOREGRESSIVE, ""
+        out, name, tau = core.decode.autoregress(pair, args.prompt, **options), evaluation.methods.AUTOREGRESSIVE, ""
     else:
-        out, name = decode(pair, args.prompt, policy, **options), repr(policy)
+        out, name = core.decode.decode(pair, args.prompt, policy, **options), repr(policy)
         tau = f"tau {out.tau:.2f} in {len(out.rows)} cycles, "
     print(out.text if out.text is not None else out.tokens)
     print(f"[{name}: {out.new_tok} tokens, {tau}{out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
@@ -479,26 +471,21 @@ def _decode(args) -> None:
 )
 def _audit(args) -> int:
     """check that no tree and no policy changes the text, or that another engine's logs or server did not"""
-    from specdec.data.suites import gather, openings
-    from specdec.evaluation import lossless
-
     if args.logs:
         return _audit_logs(args)
     own = {text: tools.places.policy(text, args.which.name) for text in args.policies}
-    items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
+    items = data.suites.gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
     pair = _load(args)
-    prompts = openings(pair, items)
+    prompts = data.suites.openings(pair, items)
     if args.server:
         return _audit_server(args, pair, prompts)
     options = _pick(args, "max_new_tokens", "seed")
-    options |= {"policies": {**lossless.default_policies(args.seed), **own}} if own else {}
+    options |= {"policies": {**evaluation.lossless.default_policies(args.seed), **own}} if own else {}
     options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)
-    return _told(lossless.audit(pair, prompts, **options))
+    return _told(evaluation.lossless.audit(pair, prompts, **options))
 
 
 def _audit_logs(args) -> int:
-    from specdec.evaluation import logs
-
     pair = _load(args)
     plain, other = (logs.read_log(path, pair) for path in args.logs)
     if not args.temperature:
@@ -508,8 +495,6 @@ def _audit_logs(args) -> int:
 
 
 def _audit_server(args, pair, prompts) -> int:
-    from specdec.evaluation import logs
-
     server, status = logs.Server(args.server, args.any_host), 0
     if not args.temperature:
         status = _told(logs.audit_server(pair, prompts, server, args.max_new_tokens))
@@ -526,8 +511,6 @@ def _told_law(name: str, law) -> int:
 
 
 def _told(audit) -> int:
-    from specdec.report import tables
-
     print(tables.markdown(audit.table))
     if audit.unasked:
         print(f"\nNever asked, so not tested: {', '.join(audit.unasked)}; decode more or longer texts.")
@@ -544,10 +527,6 @@ def _told(audit) -> int:
 )
 def _evaluate(args) -> None:
     """measure the speed of methods on suites"""
-    from specdec.evaluation import bench
-    from specdec.evaluation.tuning import tune_static
-    from specdec.report import tables
-
     methods = {text: tools.places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
     if args.tuned and args.part not in (None, "test"):
         raise SpecdecError(f"--tuned evaluates on the test part of the suites, not on --part {args.part}.")
@@ -555,11 +534,11 @@ def _evaluate(args) -> None:
         _estimate(args)
     pair, options = _load(args), _pick(args, "max_new_tokens", "temperature", "seed", "folder")
     if args.tuned:
-        methods["tuned"], args.part = tune_static(pair, _suites(args), **options).policy, "test"
+        methods["tuned"], args.part = evaluation.tuning.tune_static(pair, _suites(args), **options).policy, "test"
         print(f"The fastest static tree on the tuning prompts is {methods['tuned']!r}.", file=sys.stderr)
     options |= _pick(args, "part", "repeats", "name", "force", "on", "jobs") | {"limit": args.limit or None}
-    run = bench.evaluate(methods, _suites(args), pair, **options)
-    table = bench.summary(run)
+    run = evaluation.bench.evaluate(methods, _suites(args), pair, **options)
+    table = evaluation.bench.summary(run)
     shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
     shown += ["accuracy_frac"]
     print(tables.markdown(table[[name for name in shown if name in table]]))
@@ -574,17 +553,13 @@ def _evaluate(args) -> None:
 def _estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
     if args.command == "estimate" and args.plan:
-        from specdec.report import tables
-
         plan = tools.estimate.price(tools.estimate.read_plan(args.plan))  # a row per pair, then the total as a sentence
         return print(f"{tables.markdown(plan.table)}\n\n{plan.sentence}")
-    from specdec.core.tree_config import TreeConfig
-
     options = _pick(args, "prompt_tok", "gpu") if args.command == "estimate" else {"probe": False}
     options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats", "drafter")
     if args.command == "estimate" and args.policy:
         largest = tools.places.policy(args.policy, args.which.name)
-        options["tree"] = TreeConfig(1, 0, 1) if largest is None else largest.limits
+        options["tree"] = core.tree_config.TreeConfig(1, 0, 1) if largest is None else largest.limits
     needed = tools.estimate.estimate(args.which.base, _suites(args), limit=args.limit or None, **options)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
@@ -600,12 +575,9 @@ def _estimate(args) -> None:
 )
 def _record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
-    from specdec import runs
-    from specdec.replays.record import record, usual_lengths
-
     pair, suites = _load(args), _suites(args)
     if args.lengths is None:
-        args.lengths = usual_lengths(pair, (*args.top_ks, *args.trees), args.depth)
+        args.lengths = replays.record.usual_lengths(pair, (*args.top_ks, *args.trees), args.depth)
     settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
     settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
     needed = tools.estimate.estimate_record(pair, suites, **settings)
@@ -614,7 +586,7 @@ def _record(args) -> None:
         return
     if not needed.fits:
         raise SpecdecError(needed.sentence)
-    trace = record(pair, suites, **settings)
+    trace = replays.record.record(pair, suites, **settings)
     print(f"{trace!r}", file=sys.stderr)
     folder = next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"])
     if args.name == tools.places.RECORDINGS:
@@ -625,14 +597,11 @@ def _record(args) -> None:
 @_command("check-recording", "name", name=dict(metavar="FOLDER", help="folder of a recording"))
 def _check_recording(args) -> int:
     """check a recording against its form (specdec/replays/FORMAT.md) and print what it holds"""
-    from specdec.replays.form import check_recording, form, stored_columns
-    from specdec.report import tables
-
-    trace, faults = check_recording(args.name)
+    trace, faults = replays.form.check_recording(args.name)
     print("\n".join(faults or [f"{trace!r}: every file is as the form says."]))
     if trace is not None and not faults:
-        kinds = {column.kind for column in stored_columns(trace)}
-        columns = form("column")
+        kinds = {column.kind for column in replays.form.stored_columns(trace)}
+        columns = replays.form.form("column")
         counted = trace.turns.groupby(["suite", "part"], sort=False)["positions"].agg(turns="size", positions="sum")
         print(f"\n{tables.markdown(counted.reset_index())}\n\n{tables.markdown(columns[columns.index.isin(kinds)])}")
     return int(bool(faults))
@@ -648,24 +617,19 @@ def _check_recording(args) -> int:
 )
 def _generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
-    from specdec.models.load import load_pair
-    from specdec.training.drafter import generate_data
-
     if args.threads:
-        import torch
-
         torch.set_num_threads(args.threads)
     tokens = _amount(args.tokens)
     chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
-    config = generate_data.ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
-    pair = load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
-    files = generate_data.open_chats(pair, config, args.out, args.folder)
+    config = drafting.generate_data.ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
+    pair = load.load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
+    files = drafting.generate_data.open_chats(pair, config, args.out, args.folder)
     wanted = ranks.broadcast(tokens - files.answer_tok)
     if wanted > 0:
-        print(generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
+        print(drafting.generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
     if wanted > 0 and not args.estimate:
         options = dict(tokens=tokens, minutes=args.minutes, benchmarks=args.folder)
-        files = generate_data.generate_chats(pair, config, args.out, **options)
+        files = drafting.generate_data.generate_chats(pair, config, args.out, **options)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
 
@@ -690,15 +654,13 @@ def _amount(text: str) -> int:
 )
 def _evidence(args) -> int:
     """measure the facts on a drafter's card: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)"""
-    from specdec.report import card
-
-    drafter = str(card.weights_file(Path(args.drafter)).parent.resolve()) if args.drafter else ""
+    drafter = str(report.card.weights_file(Path(args.drafter)).parent.resolve()) if args.drafter else ""
     values = {"pair": args.pair, "drafter": drafter, "parts": args.only, "prompts": args.limit, "seed": args.seed}
     values |= {"policies": [str(Path(folder).resolve()) for folder in args.policies], "cpu_time": args.cpu_time}
     values["out"] = str(Path(args.out).resolve())
     # force: the notebook itself tracks which parts are up to date
-    report = tools.book.run(tools.book.Book(), ["91_evidence"], parameters=values, force=True)
-    return int((report["state"] != "done").any())
+    done = tools.book.run(tools.book.Book(), ["91_evidence"], parameters=values, force=True)
+    return int((done["state"] != "done").any())
 
 
 @_command(
@@ -714,17 +676,13 @@ def _evidence(args) -> int:
 )
 def _score(args) -> None:
     """judge a controller by replay, in seconds: speed over plain decoding and the tuned tree, share of the headroom"""
-    from specdec import runs
-    from specdec.evaluation.score import score
-    from specdec.report import tables
-
     options = _pick(args, "trace", "costs") | {"policy_ms": args.answer_ms}
     options |= {} if args.machines is None else {"machines": args.machines}
     if args.all:
         return print(tables.markdown(runs.workbook_module("board").score_all(**options), digits=3))
     if not args.policy:
         raise SpecdecError("name a policy's file to score, or --all; `specdec new-policy NAME` writes one.")
-    found = score(args.policy, **options)
+    found = evaluation.score.score(args.policy, **options)
     print(f"{tables.markdown(found.table, digits=3)}\n\n{found.sentence}")
     folder = Path(args.out) if args.out else runs.home() / "runs" / "scores" / runs.safe_name(found.name)
     print(f"The page is {runs.workbook_module('board').write(found, folder)}.")
@@ -733,9 +691,7 @@ def _score(args) -> None:
 @_command("new-policy", "name", name="name of the policy; the file is NAME.py")
 def _new_policy(args) -> None:
     """write a controller to begin with, which `specdec score` judges as it is"""
-    from specdec.evaluation.score import new_policy
-
-    path = new_policy(args.name)
+    path = evaluation.score.new_policy(args.name)
     print(f"{path} holds a controller; judge it with `specdec score {path}`.")
 
 
@@ -746,12 +702,9 @@ def _new_policy(args) -> None:
 )
 def _calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
-    from specdec.core.pair import dtype_name
-    from specdec.costs import calibrate
-
     pair = _load(args)
-    model = calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
-    dtype = dtype_name(pair.target.dtype)
+    model = costs.calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
+    dtype = core.pair.dtype_name(pair.target.dtype)
     print(model.save(args.out or tools.places.costs_file(pair.name, dtype)))
     if not args.out and (tree := tools.places.keep_tree(pair.name, dtype)):
         print(f"The tree {tree.text} is the fastest with these costs; {pair.name} now decodes with it by default.")
@@ -768,41 +721,31 @@ def _calibrate(args) -> None:
 )
 def _reprice(args) -> None:
     """measure this machine, update a policy's costs and report the changes"""
-    from specdec.core.pair import dtype_name
-    from specdec.costs.profiles import prices
-    from specdec.replays.trace import open_trace
-    from specdec.report import tables
-    from specdec.training import value
-
     policy = tools.places.policy(args.policy, args.which.name if args.which.typed else None)
     if not args.which.typed:
         args.which = tools.places.which(getattr(policy, "trained_for", {}).get("pair", tools.places.USUAL))
     args.dtype = args.dtype if args.dtype != "auto" else "float32"
     pair = _load(args)
     options = _pick(args, "limit", "seconds", "cpu_time") | {"suites": _suites(args)}
-    options |= {"costs": prices(args.costs)} if args.costs else {}
-    options |= {"trace": open_trace(Path(args.trace), pair.name)} if args.trace else {}
-    found, costs = value.reprice_here(policy, pair, **options)
+    options |= {"costs": costs.profiles.prices(args.costs)} if args.costs else {}
+    options |= {"trace": replays.trace.open_trace(Path(args.trace), pair.name)} if args.trace else {}
+    found, measured = training.value.reprice_here(policy, pair, **options)
     print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
     print(f"\nDifferences below {found.uncertainty_frac:.1%} are within the uncertainty of these costs.")
-    out = args.out or tools.places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
-    costs.save(Path(out) / "costs.json")
+    out = args.out or tools.places.policy_folder(pair.name, "ours", core.pair.dtype_name(pair.target.dtype))
+    measured.save(Path(out) / "costs.json")
     print(f"{found.policy.save(out)} holds the policy with these costs, and costs.json.")
 
 
 @_command("target", WEIGHTS, table=TRAININGS, **_ANY_DEVICE)
 def _train_target(args) -> None:
     """train a target of the shipped kind on the toy pair's corpus"""
-    from specdec import runs
-
     train_target = runs.workbook_module("toy_pretrain").train_target
     print(train_target(args.preset, args.out, _budget(args), resume=not args.restart))
 
 
 def _budget(args, **more):
-    from specdec.training.drafter.eagle3 import Budget
-
-    return Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
+    return drafting.eagle3.Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
 
 
 _CONTINUED = {
@@ -812,25 +755,22 @@ _CONTINUED = {
 
 
 def _train_drafter(args) -> None:
-    from specdec.report import tables
-    from specdec.toy.chats import CorpusChats
-    from specdec.training.drafter import accuracy, eagle3, presets
-    from specdec.training.drafter.chats import load_conversations
-
     given = vars(args)
     more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
     more |= {"seed": args.seed, "own_text": bool(args.data)}
-    asked = presets.training_named(args.system, args.target, args.preset, args.set, args.start_from, **more)
-    features = presets.CacheConfig(args.features and Path(args.features), args.features_gb)
+    names = (args.system, args.target, args.preset, args.set, args.start_from)
+    settings, objective, start_from = drafting.presets.training_named(*names, **more)
+    features = drafting.presets.CacheConfig(args.features and Path(args.features), args.features_gb)
     budget = _budget(args, features=features, fsdp=args.fsdp)
-    conversations = load_conversations(args.data) if args.data else CorpusChats()
+    conversations = drafting.chats.load_conversations(args.data) if args.data else toy.chats.CorpusChats()
     options = dict(out_dir=args.out, budget=budget, resume=not args.restart)
-    print(eagle3.train_drafter(args.target, conversations, **vars(asked), **options))
-    if asked.settings.passes and asked.settings.held_out and ranks.leads():
-        points = accuracy.learning_curve(args.out)
+    options |= dict(settings=settings, objective=objective, start_from=start_from)
+    print(drafting.eagle3.train_drafter(args.target, conversations, **options))
+    if settings.passes and settings.held_out and ranks.leads():
+        points = drafting.accuracy.learning_curve(args.out)
         print(f"\n{tables.markdown(points, digits=3)}")
         if args.system != "ppow":
-            print(f"\n{tables.markdown(accuracy.fit_doubling(points), digits=3)}")
+            print(f"\n{tables.markdown(drafting.accuracy.fit_doubling(points), digits=3)}")
 
 
 _OWN_TEXT = "on the target's own text"
@@ -859,21 +799,17 @@ for _name, _text in {
 )
 def _export(args) -> None:
     """write a drafter in the format of vLLM, SGLang or llama.cpp, and print the command that serves it"""
-    from specdec.core.tree_config import tree_from
-    from specdec.models import drafters, load
-    from specdec.models.eagle import export
-
     which = args.which
-    source = drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.own_drafter(which.base))
+    source = models.drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.own_drafter(which.base))
     if not source or not args.drafter and not Path(source).is_dir():
         raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
-    target = export.served_target(which.base, args.gguf)
+    target = models.eagle.export.served_target(which.base, args.gguf)
     if args.tree:
-        tree = tree_from(args.tree)
+        tree = core.tree_config.tree_from(args.tree)
     else:
-        options = dict(chain=args.engine in export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
+        options = dict(chain=args.engine in models.eagle.export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
         tree = tools.places.serving_tree(which.name, args.dtype, **options)
-    print(export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
+    print(models.eagle.export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
 
 
 @_command(
@@ -887,19 +823,16 @@ def _export(args) -> None:
 )
 def _schedule(args) -> None:
     """write the fastest draft length for each batch size, by a recording and costs, in an engine's own form"""
-    from specdec.evaluation import schedule
-    from specdec.report import tables
-
     trace = tools.places.trace(args.trace, None if args.trace and not args.pair else args.pair or tools.places.USUAL)
     costs = tools.places.costs(args.costs, trace.header["pair"], args.dtype)
-    found = schedule.fit(trace, costs, args.batches)
-    found = schedule.fit_p_min(trace, costs, found) if args.engine == "llama.cpp" else found
-    plugin = schedule.write_plugin(args.engine, found, Path(args.out)) if args.plugin else None
-    flags = schedule.write(args.engine, found, Path(args.out), args.drafter)
+    found = evaluation.schedule.fit(trace, costs, args.batches)
+    found = evaluation.schedule.fit_p_min(trace, costs, found) if args.engine == "llama.cpp" else found
+    plugin = evaluation.schedule.write_plugin(args.engine, found, Path(args.out)) if args.plugin else None
+    flags = evaluation.schedule.write(args.engine, found, Path(args.out), args.drafter)
     print(f"{tables.markdown(found.table, digits=3)}\n\n{flags}\n")
     if plugin:
         print(f"{plugin} holds a class to change.")
-    print(f"By the costs {costs.name!r}; larger batches are computed, not measured. {schedule.NOT_RUN}")
+    print(f"By the costs {costs.name!r}; larger batches are computed, not measured. {evaluation.schedule.NOT_RUN}")
 
 
 @_command(
@@ -911,38 +844,28 @@ def _schedule(args) -> None:
 )
 def _card(args) -> None:
     """write the card of a shipped drafter from its training and measurements, and its profile for servers"""
-    from specdec.costs.profiles import prices
-    from specdec.evaluation.score import MACHINES
-    from specdec.models.load import shipped_folder
-    from specdec.report import card
-
-    folder, pair = shipped_folder(args.name), args.name if args.kind == "eagle3" else f"{args.name}+{args.kind}"
+    folder, pair = (load.shipped_folder(args.name), args.name if args.kind == "eagle3" else f"{args.name}+{args.kind}")
     trace = tools.places.trace(args.trace, pair) if args.trace else None
-    print(card.ship(args.trained, folder, args.kind) if args.trained else card.write(folder, args.kind))
+    print(report.card.ship(args.trained, folder, args.kind) if args.trained else report.card.write(folder, args.kind))
     if trace is not None:
-        names = [*filter(None, [args.costs]), *(MACHINES if args.machines is None else args.machines)]
-        print(card.profile(folder, trace, [prices(name) for name in names], args.kind))
+        names = [*filter(None, [args.costs]), *(evaluation.score.MACHINES if args.machines is None else args.machines)]
+        print(report.card.profile(folder, trace, [costs.profiles.prices(name) for name in names], args.kind))
 
 
 def _train_controller(args) -> None:
-    from specdec import runs
-    from specdec.policies import ltd
-    from specdec.policies.base import setting
-    from specdec.training import controllers
-
     trace = tools.places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     pair, dtype = trace.header["pair"], trace.header["dtype"]
     costs = tools.places.costs(args.costs, pair, dtype)
     out_dir = Path(args.out or tools.places.policy_folder(pair, args.system, dtype))
-    changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in args.set)
+    changes = dict(policies.base.setting("--set", "ppo.gamma=0.9", text) for text in args.set)
     if "order" in args:
-        changes = {"rounds": ltd.ORDERS[args.order]} | changes
+        changes = {"rounds": policies.ltd.ORDERS[args.order]} | changes
     if changes.get("state") == "text" and "text_state" not in trace.header:
         which = args.which if args.which.typed else tools.places.which(pair)
         trace = runs.workbook_module("texts", "experiments").embedded(trace, lambda: tools.places.load(which, dtype))
     options = _pick(args, "preset", "steps", "seed", *(["variant"] if "variant" in args else []))
     options |= dict(out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper", changes=changes)
-    controllers.train_system(args.system, trace, costs, **options)
+    training.controllers.train_system(args.system, trace, costs, **options)
     print(out_dir)
 
 
@@ -959,14 +882,11 @@ for _name, _whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "
 )
 def _train_sweep(args) -> None:
     """train several controllers with several seeds on a recording; existing ones are kept"""
-    from specdec.report import tables
-    from specdec.training import controllers
-
     trace = tools.places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     costs = tools.places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
     options = _pick(args, "preset", "steps", "on", "jobs")
     options |= {"out_dir": Path(args.out), "paper": args.budget == "paper"}
-    print(tables.markdown(controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
+    print(tables.markdown(training.controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
 
 
 @_command(
@@ -990,9 +910,6 @@ def _reproduce(args) -> int:
 @_command("items", "--scale --publish --replace --notebooks")
 def _items(args) -> int:
     """list the papers' tables and figures and the state of each"""
-    from specdec import runs
-    from specdec.report import tables
-
     claims, items, page, speeds = map(runs.workbook_module, ("claims", "items", "page", "speeds"))
     if args.publish:
         done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
@@ -1018,8 +935,6 @@ def _items(args) -> int:
 )
 def _book_run(args) -> int:
     """run the notebooks whose results are out of date"""
-    import yaml
-
     opened = tools.book.Book(args.scale)
     values = {name: yaml.safe_load(text) for name, text in args.p}  # parsed as a number, flag or list
     options = _pick(args, "on", "jobs", "force", "smoke") | {"everything": args.all}
@@ -1040,8 +955,6 @@ def _book_contents(args) -> None:
 )
 def _book_pages(args) -> None:
     """write the executed notebooks as pages with pictures into figures/book"""
-    from specdec import runs
-
     print("\n".join(map(str, runs.workbook_module("executed").write_pages(tools.book.Book(args.scale), args.only))))
 
 
@@ -1050,8 +963,6 @@ def _book_pages(args) -> None:
 )
 def _book_student(args) -> None:
     """write the teaching notebooks without their solutions"""
-    from specdec import runs
-
     written = tools.book.write_student_edition(Path(args.out) if args.out else runs.home() / "runs" / "student")
     print("\n".join(map(str, written)))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+import transformers
 from tqdm.auto import tqdm
 
 from specdec import machine, runs, waiting
@@ -252,8 +253,6 @@ class Reference:
 
 def reference_pair(dtype: torch.dtype = torch.float32, shape: Reference | None = None, seed: int = 0) -> Pair:
     """A pair of the reference shape with random weights, on a GPU if there is one; no token ends a text."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     shape = shape or Reference()
     hidden, inner, layers, heads, vocab, draft_vocab, *_ = vars(shape).values()
     sizes = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, vocab_size=vocab)
@@ -261,7 +260,7 @@ def reference_pair(dtype: torch.dtype = torch.float32, shape: Reference | None =
     ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**sizes, **ends))
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **ends))
         network = EagleNetwork(EagleConfig(hidden, inner, heads, heads, vocab, draft_vocab, hidden))
     target = Target(model.to(placement("auto", "auto")[1], dtype).eval())
     drafter = EagleDrafter(network, target)

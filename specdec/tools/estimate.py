@@ -27,6 +27,7 @@ from typing import Annotated
 import numpy as np
 import pandas as pd
 import torch
+import transformers
 from annotated_types import Ge, MinLen
 
 from specdec import runs
@@ -184,14 +185,11 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
 
 
 def _target_shape(pair: str):
-    import transformers
-    from transformers import AutoConfig
-
     if pair in load.PRESETS:
         shape = {"tie_word_embeddings": False} | load.PRESETS[pair].shape
         return getattr(transformers, shape.pop("class"))(**shape)
     if pair in load.SHIPPED:
-        return AutoConfig.from_pretrained(load.shipped_folder(pair) / "target")
+        return transformers.AutoConfig.from_pretrained(load.shipped_folder(pair) / "target")
     if not runs.placed(pair).exists() and "/" not in pair:
         raise nearest_name_error("preset", pair, pairs.names())
     return load.target_config(pair)

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -283,8 +285,6 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write the newest rows, then checkpoint.safetensors: if killed in between, a run drops the extra rows."""
-        from safetensors.torch import save_file
-
         if self._saved_step == self.step:
             return
         self.curve.save()
@@ -313,8 +313,6 @@ class TrainingRun:
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:
     """(note, tensors) of a checkpoint. SpecdecError if it is damaged or of an earlier format."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, "pt") as stored:
             note, tensors = stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}

@@ -14,7 +14,7 @@ from specdec.core.decode import decode
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.evaluation import lossless
-from specdec.evaluation.logs import Server, Text, audit_server, audit_texts, law_of_server, law_of_texts, read_log
+from specdec.evaluation.logs import LoggedText, Server, audit_server, audit_texts, law_of_server, law_of_texts, read_log
 from specdec.models.load import shipped_folder
 from specdec.tools import cli
 
@@ -78,8 +78,8 @@ def test_texts_without_ids_and_without_the_last_token_are_compared(pair, logged,
     assert len(audit_texts(pair, plain, read_log(write(tmp_path / "more.jsonl", told), pair)).failures) == 1
     end = min(pair.stop_tokens)
     ended = write(tmp_path / "ended.jsonl", [dict(prompt=[5], token_ids=[7, 8], finish_reason="stop")])
-    assert read_log(ended, pair) == [Text([5], [7, 8, end])]
-    assert audit_texts(pair, [Text([5], [])], [Text([5], [])]).passed
+    assert read_log(ended, pair) == [LoggedText([5], [7, 8, end])]
+    assert audit_texts(pair, [LoggedText([5], [])], [LoggedText([5], [])]).passed
 
 
 def test_the_law_of_sampled_logs():
@@ -87,12 +87,15 @@ def test_the_law_of_sampled_logs():
 
     def drawn(temperature):
         options = dict(max_new_tokens=3, temperature=temperature, stop_tokens=())
-        return [Text([3, 1], decode(pair, [3, 1], Static(8, 2, 3), seed=seed, **options).tokens) for seed in range(400)]
+        return [
+            LoggedText([3, 1], decode(pair, [3, 1], Static(8, 2, 3), seed=seed, **options).tokens)
+            for seed in range(400)
+        ]
 
     right = law_of_texts(pair, drawn(1.0), 1.0)
     assert right.passed and right.draws > 400 and right.degrees > 5, right
     assert not law_of_texts(pair, drawn(0.6), 1.0).passed
-    assert law_of_texts(pair, [Text([3, 1], [0])] * 60, 1.0).p_value < 1e-9
+    assert law_of_texts(pair, [LoggedText([3, 1], [0])] * 60, 1.0).p_value < 1e-9
     with pytest.raises(SpecdecError, match="answered 50 times"):
         law_of_texts(pair, drawn(1.0)[:20], 1.0)
 
@@ -163,16 +166,16 @@ def test_a_server_that_samples_too_cold_is_caught(serving):
 
 
 def test_bad_input_is_told_in_a_sentence(pair, serving, tmp_path, capsys):
-    good = [Text([5], [7])]
+    good = [LoggedText([5], [7])]
     for call, told in (
         (lambda: read_log(tmp_path / "none.jsonl", pair), "there is no file"),
         (lambda: read_log(write(tmp_path / "empty.jsonl", []), pair), "holds no answer"),
         (lambda: read_log(write(tmp_path / "x.jsonl", [{"prompt": "Hi"}]), pair), "line 1: an answer needs"),
         (lambda: read_log(write(tmp_path / "y.jsonl", [[1]]), pair), "line 1: an answer needs"),
         (lambda: read_log(write(tmp_path / "z.jsonl", [dict(prompt="Hi", output_ids=[10**6])]), pair), "vocabulary"),
-        (lambda: audit_texts(pair, good, [Text([6], [7])]), "different prompts"),
+        (lambda: audit_texts(pair, good, [LoggedText([6], [7])]), "different prompts"),
         (lambda: audit_texts(pair, good, good * 2), "1 plain answers and the 2 others"),
-        (lambda: law_of_texts(pair, [Text([5], [7], exact=False)], 1.0), "log output_ids"),
+        (lambda: law_of_texts(pair, [LoggedText([5], [7], exact=False)], 1.0), "log output_ids"),
         (lambda: Server("http://example.org"), "another machine"),
         (lambda: Server("localhost:8000"), "http://localhost:8000"),
         (lambda: Server("http://127.0.0.1:9"), "gave no answer"),

@@ -213,7 +213,7 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full_disk)
+    monkeypatch.setattr("specdec.models.eagle.checkpoints.save_file", full_disk)
     pytest.raises(SpecdecError, save_drafter, network(PLAIN, seed=1), folder).match("No space left")
     assert (folder / "model.safetensors").read_bytes() == before
     assert len(list(folder.iterdir())) == 2

@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from fakes.traces import round_costs, synthetic_trace
 
 import specdec
 from specdec.core.policy import Static
+from specdec.core.text import LONGEST
 from specdec.core.tree_config import TreeConfig
 from specdec.evaluation import compare
 from specdec.replays.replay import replay
@@ -24,7 +26,7 @@ def trace():
     made = synthetic_trace(turns=24, positions=40, depth=4, top_ks=(3,), most_nodes=20, hit=0.6)
     turns = made.turns.assign(part=np.array(["train", "tune", "test"])[np.arange(24) % 3])
     turns["ids"] = [np.arange(tok + 41) % 7 for tok in turns["prompt_tok"]]
-    made.turns = turns
+    made.turns, made.header["trees"] = turns, [3]
     return made
 
 
@@ -70,16 +72,23 @@ def test_a_forecast_learns_what_its_columns_tell(trace):
     )
 
 
+def test_what_a_gain_needs_lies_between_the_rows_of_the_ladder():
+    rows = dict(choosing=["free", "free", "paid", "free"], r2=[0.5, 0.1, 0.2, 0.3], over_static=[1.2, 1.0, 1.4, 1.0])
+    needed = ladder.worth(pd.DataFrame(rows), (0.9, 1.05, 1.1, 1.3))
+    assert list(needed.values())[:3] == pytest.approx([0.1, 0.35, 0.4]) and np.isnan(needed[1.3])
+
+
 def test_matches_and_memory_look_back_only(trace):
     before = ladder.matches(trace, SHAPE), ladder.memory(trace, SHAPE)
     turns = trace.turns.copy()
     turns["ids"] = [np.where(np.arange(len(ids)) < len(ids) - 10, ids, 6 - ids) for ids in turns["ids"]]
-    later = type(trace)(trace.header, turns, trace._columns)
+    columns = {column: array for column, array in trace._columns.items() if column.kind != "matched"}
+    later = type(trace)(trace.header, turns, columns)
     after = ladder.matches(later, SHAPE)
     first, count = int(turns["first"].iloc[0]), int(turns["positions"].iloc[0])
     early = slice(first, first + count - 11)
     np.testing.assert_array_equal(before[0][early], after[early])
-    assert before[0][early, 0].max() == ladder.LONGEST, "the text goes round and round"
+    assert before[0][early, 0].max() == LONGEST, "the text goes round and round"
     accepted = (trace.ranks[SHAPE][:, -1] < ladder.NEVER).sum(-1)
     for row in range(first + 1, first + 8):  # what is beyond the root is not known yet
         known = [r for r in range(first, row) if r + accepted[r] + 1 <= row]

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from specdec import runs, stored
@@ -292,9 +294,6 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """All tensors of one file, on the CPU. SpecdecError for damaged files, or for more than tensors."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
     except (SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
@@ -396,8 +395,6 @@ def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype |
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file atomically."""
-    from safetensors.torch import save_file
-
     with runs.atomic(path) as temporary:
         save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, {"format": "pt"})
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import torch
 
@@ -215,8 +216,6 @@ def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, l
 
 def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -> None:
     """One file: the architecture "eagle3", ids in place of offsets, rotary halves interleaved, the target's tokenizer."""
-    import gguf
-
     config, kind = network.config, dtype_name(network.fc.weight.dtype)
     matrices = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float16": "F16"}.get(kind, "F32")]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,8 +255,6 @@ def _write_fields(writer, config: EagleConfig, longest: int) -> None:
 
 def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
     """Every tokenizer field of the target's file, so that ids mean the same tokens."""
-    import gguf
-
     reader = gguf_file.read(target)
     fields = {name: field for name, field in reader.fields.items() if name.startswith("tokenizer.")}
     tokens = fields.get("tokenizer.ggml.tokens")
@@ -271,8 +268,6 @@ def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
 
 def read_gguf(path: Path) -> EagleNetwork:
     """The drafter that `export` wrote for llama.cpp, in the dtype of its matrices. SpecdecError for another file."""
-    import gguf
-
     reader = gguf_file.read(path)
     fields = {name.removeprefix("eagle3."): field.contents() for name, field in reader.fields.items()}
     stored = {tensor.name: tensor for tensor in reader.tensors}

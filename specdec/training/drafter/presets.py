@@ -273,19 +273,10 @@ def preset(
     return runs.configured(settings, type(settings), own | (changes or {})), objective
 
 
-@dataclass(frozen=True)
-class Training:
-    """Arguments of `train_drafter`. start_from: the folder of a drafter to continue from, None for a fresh one."""
-
-    settings: Settings
-    objective: Objective
-    start_from: Path | None
-
-
 def training_named(
     system: str, target: str, preset_name: str | None = None, changes=(), start_from=None, *, seed: int = 0, **more
-) -> Training:
-    """The training of "eagle3", of a kind in FRESH, or of "ppow", which continues a trained drafter.
+) -> tuple[Settings, Objective, Path | None]:
+    """(settings, objective, start_from) of `train_drafter` for "eagle3", a kind in FRESH, or "ppow", which continues a drafter.
 
     changes: strings NAME=VALUE that change settings of the preset, values as JSON or words. more: unroll (draft steps,
     eagle3 only), fields (strings NAME=VALUE that change the objective), objective (of ppow; default "ppow"), own_text
@@ -300,14 +291,14 @@ def training_named(
         settings, _ = preset(preset_name or usual, settings_changes)
         objective = objective_named(more.get("objective", "ppow"), fields, seed)
         start = check_start(start_from or own_drafter(target)) if objective.network == "eagle3" else None
-        return Training(settings, objective, start)
+        return settings, objective, start
     if system in FRESH:
         objective = objective_named(FRESH[system], fields, seed)
         settings, _ = preset(preset_name, settings_changes, network=objective.network)
         _check_kind(start_from, objective.network)
     else:
         settings, objective = preset(preset_name, settings_changes, more.get("unroll"))
-    return Training(settings, objective, start_from)
+    return settings, objective, start_from
 
 
 def _check_kind(start_from: Path | None, network: str) -> None:

@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -113,8 +115,6 @@ class FeatureCache:
 
     def read(self, index: int) -> Kept:
         """The stored features of document `index`, on the CPU. SpecdecError for a damaged file."""
-        from safetensors import SafetensorError, safe_open
-
         number = bisect.bisect_right(self._begins, index) - 1
         begin = self._begins[number]
         token, place = int(self._lengths[begin:index].sum()), int(self._taught[begin:index].sum())
@@ -173,8 +173,6 @@ class FeatureCache:
         return Kept(*(x.cpu() for x in (features.to(DTYPE), hidden.to(DTYPE), torch.cat(best), torch.cat(log_sum))))
 
     def _write(self, number: int, kept: Kept) -> None:
-        from safetensors.torch import save_file
-
         with runs.atomic(self._paths[number]) as temporary:
             save_file({name: value.contiguous() for name, value in kept._asdict().items()}, temporary)
 
