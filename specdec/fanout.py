@@ -29,7 +29,6 @@ import sys
 import tempfile
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
@@ -138,15 +137,9 @@ def _end_with_parent() -> None:
     Thread(target=watch, args=(parent_process().sentinel,), daemon=True).start()
 
 
-class _Engine(ABC):
-    """Schedules and runs shards. A task has done(), result() and cancel(), like a future."""
-
-    @abstractmethod
-    def submit(self, function: Callable, *arguments, timed: bool) -> Any: ...
-
-    @abstractmethod
-    def close(self, running: list) -> None:
-        """Release the engine's resources; running tasks are ended."""
+class _Engine:
+    """Schedules and runs shards: submit(function, *arguments, timed) returns a task, which has done(), result() and cancel() like
+    a future; close(running) ends running tasks and releases the engine's resources."""
 
     def wait(self, tasks: list, seconds: float) -> None:
         """Wait until one of the tasks is done, at most so long."""

@@ -142,16 +142,12 @@ def all_reduce(tensor, how: str = "SUM"):
 
 def slowest(times: Sequence[float]) -> list[float]:
     """The maximum of every number over all ranks."""
-    return all_reduce(_doubles(times), "MAX").tolist()
+    return all_reduce(torch.tensor(times, dtype=torch.float64), "MAX").tolist()
 
 
 def mean(numbers: Sequence[float]) -> list[float]:
     """The mean of every number over all ranks."""
-    return (all_reduce(_doubles(numbers)) / world()).tolist()
-
-
-def _doubles(numbers: Sequence[float]):
-    return torch.tensor(numbers, dtype=torch.float64)
+    return (all_reduce(torch.tensor(numbers, dtype=torch.float64)) / world()).tolist()
 
 
 def average(tensors: Sequence) -> None:

@@ -5,7 +5,6 @@ Colours work on light and dark pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
 from typing import Any
 
@@ -34,23 +33,21 @@ def pieces(generation: Generation) -> list[tuple[str, str]]:
     text, read = generation.text or "", generation.read_text
     if read is None or not generation.rows:
         return [(text, "plain")]
-    said, begin = [], 0
-    for end, kind in _ends(generation):
+    end = generation.new_tok - sum(row.kept_tok for row in generation.rows)
+    ends, said, begin = (
+        [(end, "plain")],
+        [],
+        0,
+    )  # in tokens: the prefill's own one, then each cycle's drafts and bonus token
+    for row in generation.rows:
+        ends += [(end + min(row.accepted_tok, row.kept_tok), "accepted"), (end + row.kept_tok, "bonus")]
+        end += row.kept_tok
+    for end, kind in ends:
         known = read(generation.tokens[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
         reach = max(begin, len(known)) if text.startswith(known) else begin
         said.append((text[begin:reach], kind))
         begin = reach
     return [(words, kind) for words, kind in (*said, (text[begin:], "plain")) if words]
-
-
-def _ends(generation: Generation) -> Iterator[tuple[int, str]]:
-    """Where each piece ends (in tokens), and its kind: the prefill's own token, then each cycle's drafts and bonus token."""
-    end = generation.new_tok - sum(row.kept_tok for row in generation.rows)
-    yield end, "plain"
-    for row in generation.rows:
-        yield end + min(row.accepted_tok, row.kept_tok), "accepted"
-        end += row.kept_tok
-        yield end, "bonus"
 
 
 def html(generation: Generation) -> str:

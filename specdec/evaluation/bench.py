@@ -214,15 +214,13 @@ class _Bench:
 
     def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
         """Decode the missing prompts, or those of them in `wanted`. between: see `evaluate`."""
-        with clock.by_processor_time(self.config.cpu_time):
-            if jobs := [job for job in self.missing() if wanted is None or job in wanted]:
-                self._measure(jobs, between)
-
-    def _measure(self, jobs: list[tuple[int, int]], between: Callable | None) -> None:
+        if not (jobs := [job for job in self.missing() if wanted is None or job in wanted]):
+            return
         self.label["machine"] = runs.content_key(**machine.hardware())[:8]
-        for number in range(self.config.warmup):
-            self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0, methods=self.unused())
-        with tqdm(jobs, desc=self.run.name, unit="prompt", disable=not self.config.progress, smoothing=0.1) as bar:
+        shown = dict(desc=self.run.name, unit="prompt", disable=not self.config.progress, smoothing=0.1)
+        with clock.by_processor_time(self.config.cpu_time), tqdm(jobs, **shown) as bar:
+            for number in range(self.config.warmup):
+                self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0, methods=self.unused())
             for repeat, index in bar:
                 item, number = self.items[index], repeat * len(self.items) + index
                 bar.set_postfix_str(item.suite, refresh=False)

@@ -282,7 +282,13 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     folder = Path(folder).expanduser()
     fields = Fields.read(folder)
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
-    tensors = _tensors(folder, f"{kind}_lm_head")
+    names = [f"{kind}_lm_head.safetensors", f"{kind}_lm_head.pt", "model.safetensors", "pytorch_model.bin"]
+    if (name := next((name for name in names if (folder / name).is_file()), None)) is None:
+        raise SpecdecError(f"{folder} has no weights of heads; expected {' or '.join(names[:2])}.")
+    tensors = read_weights(inside(folder, name, "fetch the checkpoint again"))
+    tensors = {name: tensor for name, tensor in tensors.items() if not UNREAD.search(name)}
+    together = {name.removeprefix(MEDUSA_2): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA_2)}
+    tensors = together or tensors
     layers = fields.number(f"{kind}_num_layers", 1)
     if layers > max(1, len(tensors)):
         raise bad_checkpoint(
@@ -294,18 +300,6 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     if stated != config.num_heads:
         warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")
     return with_weights(heads_network, config, named, folder, "this target")
-
-
-def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
-    """The heads' weights under their official names, without unused ones."""
-    names = [f"{stem}.safetensors", f"{stem}.pt", "model.safetensors", "pytorch_model.bin"]
-    name = next((name for name in names if (folder / name).is_file()), None)
-    if name is None:
-        raise SpecdecError(f"{folder} has no weights of heads; expected {' or '.join(names[:2])}.")
-    path = inside(folder, name, "fetch the checkpoint again")
-    tensors = {name: tensor for name, tensor in read_weights(path).items() if not UNREAD.search(name)}
-    together = {name.removeprefix(MEDUSA_2): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA_2)}
-    return together or tensors
 
 
 def _medusa(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Target):

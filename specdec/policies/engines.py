@@ -227,16 +227,13 @@ class SglangThroughput(Candidates, Priced):
     def answer(self, question: Question) -> TreeConfig:
         full = all(len(accepted) == self.window for accepted in self._accepted[: self.levels])
         if full and self._seen % self.interval == 0:
-            self._choose(question.context_tok)
+            known = {n: rates for n in self.candidates if (rates := self.rates(n)) is not None}
+            scores = {n: (1 + sum(rates)) / self.cycle_ms(n, question.context_tok) for n, rates in known.items()}
+            levels = max(scores, key=scores.__getitem__, default=self.levels)
+            for accepted in self._accepted[levels : self.levels]:
+                accepted.clear()
+            self.levels = levels
         return self.trees[self.levels]
-
-    def _choose(self, context_tok: int) -> None:
-        known = {n: rates for n in self.candidates if (rates := self.rates(n)) is not None}
-        scores = {n: (1 + sum(rates)) / self.cycle_ms(n, context_tok) for n, rates in known.items()}
-        levels = max(scores, key=scores.__getitem__, default=self.levels)
-        for accepted in self._accepted[levels : self.levels]:
-            accepted.clear()
-        self.levels = levels
 
     def observe(self, cycle: Cycle) -> None:
         for level, accepted in enumerate(self._accepted[: self.levels]):

@@ -44,7 +44,13 @@ def check_recording(folder: Path | str) -> tuple[Trace | None, list[str]]:
     if faults := list(_faults_of_turns(trace.turns)):
         return trace, faults
     columns = stored_columns(trace)
-    lacking = [column.name for column in _promised(trace) if column not in columns]
+    promised = [Column("context_tok")]
+    promised += [Column(kind) for kind in ("copied_ranks", "copied_scores") if trace.copies]
+    promised += [Column("ranks", k) for k in trace.top_ks if trace.forwards]
+    whole = [k for k in trace.header.get("trees", ()) if trace.forwards]
+    promised += [Column(kind, k) for k in whole for kind in ("scores", "tokens", "beams")]
+    promised += [Column("family_scores", level=level) for level in range(trace.depth + 1) if trace.family]
+    lacking = [column.name for column in promised if column not in columns]
     faults = [f"the header promises the column {name} and does not list it among its columns." for name in lacking]
     arrays = {}
     for column in columns:
@@ -72,16 +78,6 @@ def _faults_of_turns(turns: pd.DataFrame) -> Iterator[str]:
     for name, right in needed.items():
         if len(wrong := np.flatnonzero((turns[name] != right) | (right < 0))):
             yield f"turns.parquet: {name} is {turns[name][wrong[0]]} in row {wrong[0]} and must be {right[wrong[0]]}."
-
-
-def _promised(trace: Trace) -> Iterator[Column]:
-    """Columns that a recording with this header has."""
-    yield Column("context_tok")
-    yield from (Column(kind) for kind in ("copied_ranks", "copied_scores") if trace.copies)
-    yield from (Column("ranks", k) for k in trace.top_ks if trace.forwards)
-    whole = [k for k in trace.header.get("trees", ()) if trace.forwards]
-    yield from (Column(kind, k) for k in whole for kind in ("scores", "tokens", "beams"))
-    yield from (Column("family_scores", level=level) for level in range(trace.depth + 1) if trace.family)
 
 
 def _faults_of_form(trace: Trace, column: Column, array: np.ndarray) -> Iterator[str]:

@@ -62,7 +62,11 @@ def static_grid(
     shapes, depths = recorded(trace, top_ks, depths, beams)
     requested = None if total_tokens is None else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
     tables = CostTables.of(trace, costs, shapes)
-    names, group = _groups(trace, by)
+    if by is None:
+        names, group = ["all"], np.zeros(len(trace.turns), dtype=int)
+    else:
+        group, found = pd.factorize(trace.turns[check_name("column of the turns", by, trace.turns)])
+        names = list(found)
     share = np.eye(len(names))[group]  # [turns, groups]
     plain_ms, new_tok = tables.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
     pairs = [(shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)]
@@ -220,14 +224,6 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         row = np.flatnonzero(rank < len(gained) - 1)
         gained[rank[row] + 1, row] += 1
     return np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
-
-
-def _groups(trace: Trace, by: str | None) -> tuple[list[Any], np.ndarray]:
-    """Names of the groups in order of appearance, and the group of each turn."""
-    if by is None:
-        return ["all"], np.zeros(len(trace.turns), dtype=int)
-    group, names = pd.factorize(trace.turns[check_name("column of the turns", by, trace.turns)])
-    return list(names), group
 
 
 def recorded(trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None) -> tuple[list[Shape], list[int]]:

@@ -48,7 +48,7 @@ from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
-from specdec.stored import checked
+from specdec.stored import Positive, checked
 
 
 @dataclass(frozen=True)
@@ -395,7 +395,6 @@ ADVICE = "notebooks/papers_plan.yml is an example"
 USED_FRAC = 0.9  # of a GPU's memory; the rest is for its context and fragmentation
 TURNS = {"mt_bench": 2}  # of a prompt; 1 elsewhere
 WEIGHTLESS = "lookahead"  # a drafter without weights, which leaves only the target
-Positive = Annotated[int, Ge(1)]
 Amount = Annotated[float, Ge(0)]
 STRICT = {"extra": "forbid"}  # for pydantic: an unknown key is refused, not ignored
 

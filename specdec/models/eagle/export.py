@@ -223,7 +223,14 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
         writer = gguf.GGUFWriter(temporary, "eagle3")
         _write_fields(writer, config, longest)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        _copy_tokenizer(writer, target, config.vocab_size)
+        fields = {name: field for name, field in gguf_file.read(target).fields.items() if name.startswith("tokenizer.")}
+        tokens = fields.get("tokenizer.ggml.tokens")
+        if (count := 0 if tokens is None else len(tokens.data)) != config.vocab_size:
+            why = f"{target} knows {count} tokens and the drafter {config.vocab_size}"
+            raise SpecdecError(f"{why}; they are not of one target.")
+        for name, field in fields.items():
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
         for name, value in network.state_dict().items():
             if name == "t2d":
                 continue
@@ -251,19 +258,6 @@ def _write_fields(writer, config: EagleConfig, longest: int) -> None:
     writer.add_array("eagle3.target_layers", list(config.taps))
     writer.add_bool("eagle3.norm_before_residual", config.norm_before_residual)
     writer.add_bool("eagle3.norm_before_fc", config.fc_norm == "joint")
-
-
-def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
-    """Every tokenizer field of the target's file, so that ids mean the same tokens."""
-    reader = gguf_file.read(target)
-    fields = {name: field for name, field in reader.fields.items() if name.startswith("tokenizer.")}
-    tokens = fields.get("tokenizer.ggml.tokens")
-    if tokens is None or len(tokens.data) != vocabulary:
-        count = 0 if tokens is None else len(tokens.data)
-        raise SpecdecError(f"{target} knows {count} tokens and the drafter {vocabulary}; they are not of one target.")
-    for name, field in fields.items():
-        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), field.types[0], inner)
 
 
 def read_gguf(path: Path) -> EagleNetwork:

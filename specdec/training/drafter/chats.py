@@ -135,23 +135,18 @@ def _parse_chat(line: str, where: str) -> list[dict]:
             )
         messages.append({"role": _ROLE_NAMES[role], "content": content})
     if "answer_ids" in record:
-        return _with_sampled_answer(messages, record, where)
+        ids, temperature = record["answer_ids"], record.get("temperature")
+        if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+            raise SpecdecError(f"{where}: answer_ids must be a list of token ids; correct or drop the line.")
+        if temperature is not None and not isinstance(temperature, int | float):
+            raise SpecdecError(f"{where}: temperature must be a number, got {temperature!r}; correct or drop the line.")
+        if messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1] |= {"answer_ids": ids, "temperature": temperature}
+        messages[-1] |= {"part": record["part"]} if "part" in record else {}
+        return messages
     if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
         raise SpecdecError(f"{where}: no assistant turn to train on; drop the line.")
-    return messages
-
-
-def _with_sampled_answer(messages: list[dict], record: dict, where: str) -> list[dict]:
-    ids, temperature = record["answer_ids"], record.get("temperature")
-    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
-        raise SpecdecError(f"{where}: answer_ids must be a list of token ids; correct or drop the line.")
-    if temperature is not None and not isinstance(temperature, int | float):
-        raise SpecdecError(f"{where}: temperature must be a number, got {temperature!r}; correct or drop the line.")
-    if messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    messages[-1] |= {"answer_ids": ids, "temperature": temperature}
-    if "part" in record:
-        messages[-1]["part"] = record["part"]
     return messages
 
 
