@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 
@@ -18,4 +19,5 @@ class Later:
 
     def __getattr__(self, part: str) -> Any:
         module = importlib.import_module(self._name)
-        return getattr(module, part) if hasattr(module, part) else Later(f"{self._name}.{part}")
+        found = getattr(module, part, Later(f"{self._name}.{part}"))
+        return Later(found.__name__) if isinstance(found, ModuleType) else found
