@@ -27,7 +27,7 @@ from specdec.core.protocols import Drafter, DraftSession, Forward
 from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
-from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings
+from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings, split
 from specdec.errors import SpecdecError, check_integer, check_name, door
 from specdec.models import load
 from specdec.models.eagle.drafter import ChosenTrees, TreeBatch
@@ -38,6 +38,7 @@ from specdec.replays.copies import merged_columns, trie_columns, tries_of
 from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
 
+SPLIT = "split"
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
 NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
 RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees of RADAR's training distributions
@@ -62,7 +63,7 @@ class RecordConfig:
     acceptance_distributions: int = 0  # positions per turn with RADAR's exact distributions
     limit: int | None = None  # prompts per suite, over all parts
     train_limit: int | None = None  # prompts per suite in part "train", if policies should learn from more
-    part: str = "test"  # the part of prompts that are not from named suites
+    part: str = "test"  # the part of prompts that are not from named suites; "split" splits them as named ones are
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     name: str = "record"  # of the run
     scale: str = "laptop"
@@ -185,7 +186,7 @@ def check(pair: Pair, config: RecordConfig) -> None:
             raise SpecdecError(f"{why}; load the drafter alone.")
         if config.depth + 1 < (levels := copies["levels"]):
             raise SpecdecError(f"copies of {levels} tokens need a recording of depth {levels - 1} at least.")
-    check_name("part", config.part, PARTS)
+    check_name("part", config.part, (*PARTS, SPLIT))
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
@@ -202,7 +203,7 @@ def copies_of(drafter: Drafter | None) -> dict[str, Any]:
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
-    """(part, prompt): named suites are split, train first; a Trace's prompts keep their parts; all others get `config.part`."""
+    """(part, prompt): named suites are split, train first; a Trace's prompts keep their parts; all others as `config.part` says."""
     options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
     if isinstance(prompts, Trace):
         turns = prompts.turns.drop_duplicates("prompt")
@@ -211,7 +212,11 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
     names = [prompts] if isinstance(prompts, str) else prompts
     named = isinstance(names, Iterable) and all(isinstance(name, str) for name in names)
     if isinstance(names, dict) or not named:
-        return [(config.part, item) for item in gather(prompts, limit=config.limit, **options)]
+        own = gather(prompts, limit=config.limit, **options)
+        parts = split(own) if config.part == SPLIT else {config.part: own}
+        if empty := [part for part, some in parts.items() if not some]:
+            raise SpecdecError(f"of {len(own)} prompts none falls into {', '.join(empty)}; give more, such as 50.")
+        return [(part, item) for part, some in parts.items() for item in some]
     items = []
     for part in PARTS:
         count = None if config.limit is None else max(1, round(config.limit * SHARES[part]))

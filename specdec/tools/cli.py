@@ -167,6 +167,15 @@ def _suites(args) -> list[str]:
     return args.suites or [data.suites.embedded_suite(name, args.which.name) for name in names]
 
 
+def _own_prompts(path: Path) -> dict:
+    """The user's turns of every line, as one suite: the pair gives its own answers."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    chats = [chat for file in files for chat in drafting.generate_data.read_prompts(file)]
+    asked = [tuple(message["content"] for message in chat if message["role"] == "user") for chat in chats]
+    named = [(f"{path.stem}/{number}", path.stem, turns) for number, turns in enumerate(asked)]
+    return {path.stem: [data.suites.Prompt(*facts) for facts in named]}
+
+
 def _load(args):
     tp, spread = "tp" in args and args.tp, args.device_map if "device_map" in args else None
     return tools.places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
@@ -348,7 +357,7 @@ PAIR = f"{NAMED} --dtype --device"
 DECODING = f"{PAIR} --max-new-tokens --temperature --seed"
 SUITES = "--suites --folder --limit --part --repeats"
 WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
-CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --set --out --seed --restart"
+CONTROLLER = f"{NAMED} --data --preset --trace --costs --budget --steps --set --out --seed --restart"
 ELSEWHERE = "--on --jobs"
 _ANY_DEVICE = {"device": dict(default=None, help="where to train: cpu or cuda (default: a GPU if there is one)")}
 _LEARNER = _ANY_DEVICE | {
@@ -356,11 +365,13 @@ _LEARNER = _ANY_DEVICE | {
     "out": "folder for the drafter, its learning curve and checkpoints",
     "start_from": "folder of a drafter of this kind to continue from (default: a fresh one)",
 }
+_OWN = "a file with one a line, or JSONL with `prompt` or `messages`, or a folder of such JSONL files"
 _RECORDED = {
     "preset": dict(default="ours", choices=["paper", "official", "ours"], help="settings by name"),
     "steps": "number of decisions (resps, ltd), passes (radar) or steps (ours) (default: the preset's)",
     "out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
     "set": "change any field of the preset, such as interval=3 or ppo.gamma=0.9 or state=text (repeatable)",
+    "data": f"first record these prompts and calibrate: {_OWN} (default: use what was recorded before)",
 }
 _POLICIES = dict(nargs="+", default=[], dest="policies", help="learned policies to add, by folder or shipped name")
 
@@ -568,18 +579,20 @@ def _estimate(args) -> None:
 
 @_command(
     "record",
-    f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
+    f"{DECODING} --suites --data --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
     f"--device-map {ELSEWHERE}",
+    data=f"your own prompts in place of suites, split for training, tuning and testing: {_OWN}",
     limit=dict(default=40),
     name=dict(default="record"),
 )
 def _record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
-    pair, suites = _load(args), _suites(args)
+    pair, suites = _load(args), _own_prompts(Path(args.data)) if args.data else _suites(args)
     if args.lengths is None:
         args.lengths = replays.record.usual_lengths(pair, (*args.top_ks, *args.trees), args.depth)
     settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
     settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
+    settings |= {"part": replays.record.SPLIT} if args.data else {}
     needed = tools.estimate.estimate_record(pair, suites, **settings)
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
@@ -852,7 +865,21 @@ def _card(args) -> None:
         print(report.card.profile(folder, trace, [costs.profiles.prices(name) for name in names], args.kind))
 
 
+def _record_and_calibrate(args) -> None:
+    """What a controller learns from: --data, as `specdec record` records it, and prices as `specdec calibrate` finds them."""
+    if args.trace:
+        raise SpecdecError("give --data (prompts to record) or --trace (a recording), and not both.")
+    pair = [f"--{name}={value}" for name in ("pair", "target", "drafter") if (value := getattr(args, name))]
+    lines = ["record", *pair, f"--data={args.data}", "--limit=0"], ["calibrate", *pair]
+    for line in lines[: 1 if args.costs else 2]:
+        step = parser().parse_args(line)
+        _check(step)
+        step.run(step)
+
+
 def _train_controller(args) -> None:
+    if args.data:
+        _record_and_calibrate(args)
     trace = tools.places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     pair, dtype = trace.header["pair"], trace.header["dtype"]
     costs = tools.places.costs(args.costs, pair, dtype)

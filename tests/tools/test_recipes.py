@@ -15,6 +15,7 @@ from specdec.evaluation.methods import load_controller
 from specdec.models.load import load_pair
 from specdec.policies import ltd, resps
 from specdec.policies.base import changed
+from specdec.replays.trace import open_trace
 from specdec.tools import cli
 
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "recipes.md"
@@ -90,6 +91,22 @@ def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):
         typed(f"specdec decode Hello --target mine --drafter mine --policy {folder} --max-new-tokens 6")
         assert load_controller(folder).limits.total_tokens > 1
     assert pair.name == "mine"
+
+
+def test_one_command_goes_from_ones_own_prompts_to_a_controller(worked, monkeypatch, capsys):
+    for option, short in (("--seconds", 1.0), ("--max-new-tokens", 10)):
+        monkeypatch.setitem(cli.OPTIONS[option], "default", short)
+    asked = [f"Add {number} and {number + 3}.\\nWrite the sum." for number in range(20)]
+    Path("asked.txt").write_text("\n".join(asked))
+    line = "specdec train ours --target mine --drafter mine --data asked.txt --steps 20 --out own"
+    told = typed(line).splitlines()
+    policy, recorded = load_controller(told[-1]), open_trace(runs.recorded("mine"))
+    assert policy.trained_for["pair"] == "mine" and policy.trained_for["costs"].startswith("mine-float32@")
+    parts = recorded.turns.groupby("part")["prompt"].nunique()
+    assert set(recorded.turns["suite"]) == {"asked"} and parts.sum() == 20 and parts.min() > 0 and len(parts) == 3
+    assert cli.main(shlex.split(f"{line} --trace t")[1:]) == 2 and "not both" in capsys.readouterr().err
+    Path("asked.txt").write_text(asked[0])
+    assert cli.main(shlex.split(line)[1:]) == 2 and "of 1 prompts none falls into" in capsys.readouterr().err
 
 
 def test_every_command_on_the_page_is_one_and_its_estimates_are_given():
