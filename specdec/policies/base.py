@@ -109,10 +109,10 @@ class Seeing:
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the policy that inherits from this as well
-        if not self.sees:
-            del (
-                self.sees
-            )  # the class's: policies that see nothing more keep the fingerprint that they had before there was more
+        if (
+            not self.sees
+        ):  # the class has it too: who sees nothing more keeps the fingerprint from before there was more
+            del self.sees
 
     @property
     def seen(self) -> int:

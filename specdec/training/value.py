@@ -44,7 +44,7 @@ from specdec.policies.value import (
 from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
-from specdec.replays.trace import Trace, joined
+from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, descend
 
 # Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
@@ -112,7 +112,7 @@ def train_recording(
     if not trace.header["trees"]:
         raise SpecdecError("this recording keeps no whole trees; record again with trees=(4,), for example.")
     top_k = min(trace.header["trees"])
-    tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
+    tune, learn = (trace.select(part=part).restrict({"top_k": (top_k, top_k)}) for part in ("tune", "train"))
     drafting = best_static(tune, costs, total_tokens=range(2, tune.most_nodes + 2))
     options = dict(start=drafting, tune_on=tune, seed=seed, policy_ms=None)
     policy, curve = train_value(learn, costs, dataclasses.replace(config, top_k=top_k), **options)
@@ -428,7 +428,8 @@ def reprice_here(policy, pair, *, costs=None, trace=None, suites=(), limit=10, s
     if trace is None:
         ks = (policy.top_k,)
         widths = dict(top_ks=ks, trees=ks, depth=policy.most_expansions, max_new_tokens=64)
+        widths |= dict(family=(policy.top_k, *policy.plan.beam)) if policy.plan.beam else {}
         trace = record(pair, suites, limit=limit, name="reprice", **widths)
     part = "tune" if (trace.turns["part"] == "tune").any() else "train"
     with clock.by_processor_time(cpu_time):
-        return reprice(policy, joined([trace.select(part=part)], policy.top_k), costs, pair), costs
+        return reprice(policy, trace.select(part=part), costs, pair), costs

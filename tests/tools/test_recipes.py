@@ -98,10 +98,11 @@ def test_one_command_goes_from_ones_own_prompts_to_a_controller(worked, monkeypa
         monkeypatch.setitem(cli.OPTIONS[option], "default", short)
     asked = [f"Add {number} and {number + 3}.\\nWrite the sum." for number in range(20)]
     Path("asked.txt").write_text("\n".join(asked))
-    line = "specdec train ours --target mine --drafter mine --data asked.txt --steps 20 --out own"
+    line = "specdec train ours --target mine --drafter mine --data asked.txt --steps 20 --set 'sees=[\"copies\"]' --out own"
     told = typed(line).splitlines()
     policy, recorded = load_controller(told[-1]), open_trace(runs.recorded("mine"))
     assert policy.trained_for["pair"] == "mine" and policy.trained_for["costs"].startswith("mine-float32@")
+    assert policy.sees == ("copies",)
     parts = recorded.turns.groupby("part")["prompt"].nunique()
     assert set(recorded.turns["suite"]) == {"asked"} and parts.sum() == 20 and parts.min() > 0 and len(parts) == 3
     assert cli.main(shlex.split(f"{line} --trace t")[1:]) == 2 and "not both" in capsys.readouterr().err

@@ -107,9 +107,10 @@ def test_it_beats_the_tuned_tree_never_the_bound_prices_move_it_and_evaluations_
     assert 0.001 < evaluation_ms(policy, test, COSTS) < 50
 
 
-def test_reprice_from_the_command_line(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("fields", [{}, {"beam": (2, 1), "sees": ("copies",)}])
+def test_reprice_from_the_command_line(fields, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    policy, costs = random_policy(probe="none"), round_costs(name="here@abc123", kind="calibrated")
+    policy, costs = random_policy(probe="none", **fields), round_costs(name="here@abc123", kind="calibrated")
     policy.trained_for = {"pair": "tiny"}
     policy.save(tmp_path / "before")
     command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 1 --costs"
