@@ -13,7 +13,8 @@ policies.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from specdec.core.protocols import DraftForward, DraftSession
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.drafter import BatchedDrafter, EagleDrafter, EagleSession, TreeKeys
-from specdec.models.eagle.network import BlockNetwork
+from specdec.models.eagle.network import BlockNetwork, rotate
 from specdec.models.target import Target
 
 
@@ -36,6 +37,14 @@ class BlockDrafter(EagleDrafter):
 
     def session(self, context_tok: int, tree_tok: int) -> BlockSession:
         return BlockSession(self, context_tok)
+
+    def layer(self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable) -> Tensor:
+        """States after all layers; `attend` is called once per layer, in order, and keeps the keys of each apart."""
+        x = super().layer(tokens, hidden, cos, sin, attend)
+        for layer in self.network.layers.values():
+            q, k, v = layer.self_attn.project(layer.input_layernorm(x))
+            x = layer.finish(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), x)
+        return x
 
     def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedBlocks:
         return BatchedBlocks(self, tokens, features, self.config.block)
@@ -71,6 +80,8 @@ class BlockSession(BlockLevels, EagleSession):
 
     def __init__(self, drafter: BlockDrafter, context_tok: int):
         EagleSession.__init__(self, drafter, context_tok, drafter.config.block - 1)
+        self.stores += [torch.zeros_like(self.store) for _ in drafter.network.layers]
+        self._turns = itertools.cycle(self.stores)
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         return self.begin(EagleSession.root(self, tokens, features, top_k))
@@ -80,6 +91,10 @@ class BlockSession(BlockLevels, EagleSession):
         hidden = self.network.fuse(features)
         rows = (torch.cat(parts) for parts in zip((tokens, hidden), self.network.masked(), strict=True))
         return self.causal_step(*rows, len(tokens))
+
+    def _attend(self, *given) -> Tensor:
+        self._keys, self._values = next(self._turns)
+        return super()._attend(*given)
 
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
         """The states [B, H] of the block."""
@@ -93,7 +108,8 @@ class BatchedBlocks(BatchedDrafter):
 
     def roots(self, contexts: Tensor) -> Tensor:
         """The states of the blocks, [P, B, H]."""
-        network, keys, states = self.drafter.network, TreeKeys(), [self.states[contexts - 1][:, None]]
+        network, states = self.drafter.network, [self.states[contexts - 1][:, None]]
+        keys = itertools.cycle([(store, TreeKeys()) for store in self.stores])
         tokens, hidden = network.masked(len(contexts))
         rows = torch.zeros_like(contexts)[:, None]
         attend = functools.partial(self._attend, contexts, rows, keys)  # each row sees its block's rows before it
@@ -102,6 +118,10 @@ class BatchedBlocks(BatchedDrafter):
             one = slice(place, place + 1)
             states.append(self.drafter.layer(tokens[:, one], hidden[:, one], cos, sin, attend))
         return torch.cat(states, 1)
+
+    def _attend(self, contexts: Tensor, rows: Tensor, keys, *heads: Tensor) -> Tensor:
+        (self.keys, self.values), own = next(keys)
+        return super()._attend(contexts, rows, own, *heads)
 
     def _level(
         self, contexts, level: int, keys, beam: Tensor, scores: Tensor, tokens: Tensor, hidden: Tensor, top_k: int

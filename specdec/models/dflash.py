@@ -13,7 +13,7 @@ DFlash with a bias from the token before, Domino with a recurrent one; both are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,16 +32,15 @@ from specdec.models.eagle.checkpoints import (
     with_weights,
 )
 from specdec.models.eagle.drafter import NetworkDrafter, attend, keys_and_tables
-from specdec.models.eagle.network import DecoderLayer, EagleConfig, RMSNorm, best_tokens, rotate
+from specdec.models.eagle.network import EagleConfig, InnerLayer, RMSNorm, best_tokens, rotate
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.target import Target
 
 
 @dataclass(frozen=True)
 class DFlashConfig(EagleConfig):
-    """EAGLE's fields, and: num_layers; own_head: the file has one; from_anchor: row 0 drafts the first token."""
+    """EAGLE's fields, and: own_head: the file has one; from_anchor: row 0 drafts the first token."""
 
-    num_layers: int = 1
     own_head: bool = False
     from_anchor: bool = False
 
@@ -54,22 +53,13 @@ class DFlashNetwork(nn.Module):
         self.config, width = config, config.hidden_size
         self.fc = nn.Linear(config.feature_size, width, bias=False)
         self.hidden_norm, self.norm = (RMSNorm(width, config.rms_norm_eps) for _ in range(2))
-        self.layers = nn.ModuleList(DecoderLayer(replace(config, generation=1)) for _ in range(config.num_layers))
-        for layer in self.layers:
-            layer.input_layernorm = RMSNorm(width, config.rms_norm_eps)
+        self.layers = nn.ModuleList(InnerLayer(config) for _ in range(config.num_layers))
         self.target_head: Callable[[Tensor], Tensor] | None = None  # for a drafter that has none
         if config.own_head:
             self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
         if config.is_reduced:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
-
-    def project(self, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [W, heads, D], keys and values [W, kv, D] of rows [W, H], before the rotary embedding."""
-        config, own = self.config, layer.self_attn
-        sizes = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
-        q, k, v = own.heads(x).unflatten(-1, (-1, config.head_dim)).split(sizes, -2)
-        return own.q_norm(q), own.k_norm(k), v
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
         """Logits [..., Vd] of the last layer's rows."""
@@ -120,13 +110,13 @@ class DFlashSession(BlockLevels):
         cos, sin = self._tables[:, start : end + count]
         x = F.embedding(torch.cat((root, masks)), self.drafter.embedding.weight)
         for layer, store in zip(network.layers, self._stores, strict=True):
-            queries, *own = network.project(layer, layer.input_layernorm(x))
-            keys, values = (torch.cat(parts) for parts in zip(network.project(layer, context)[1:], own, strict=True))
+            project = layer.self_attn.project
+            queries, *own = project(layer.input_layernorm(x))
+            keys, values = (torch.cat(parts) for parts in zip(project(context)[1:], own, strict=True))
             store[0, :, start : end + count] = rotate(keys, cos, sin).transpose(0, 1)
             store[1, :, start : end + count] = values.transpose(0, 1)
             queries = rotate(queries, cos[-count:], sin[-count:])
-            x = x + layer.self_attn.o_proj(attend(queries, *store[:, :, : end + count], None))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer.finish(attend(queries, *store[:, :, : end + count], None), x)
         self.length = end
         return x if config.from_anchor else x[1:]
 

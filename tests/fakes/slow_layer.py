@@ -97,6 +97,10 @@ def slow_block(drafter, ids, features):
     states = torch.cat((joined(network, features), joined(network, network.mask_hidden[0]).expand(count, -1)))
     tokens = torch.cat((ids[1:], torch.full((count,), drafter.config.mask_token)))
     rows = sum(layer_output(network, drafter.target.model.get_input_embeddings().weight[tokens], states))
+    for layer in network.layers.values():
+        attended = attention(network, rms(rows, layer.input_layernorm.weight), layer.self_attn)
+        rows = rows + attended @ layer.self_attn.o_proj.weight.T
+        rows = rows + mlp_output(layer, rows)
     return (rms(rows[-count - 1 :], network.norm.weight) @ network.lm_head.weight.T).log_softmax(-1)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,14 +26,15 @@ from specdec.models.load import load_drafter
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
+from specdec.training.drafter.ttt import unroll
 
 from workbook import one_pass
 
 VOCAB, WIDTH, BLOCK, PROMPT = 24, 32, 4, [3, 1, 4, 1, 5, 9, 2, 6]
 OWN = EagleConfig(WIDTH, 64, 4, 2, VOCAB, 10, WIDTH, taps=(2, 4, 5), head_dim=8, block=BLOCK)
-KINDS = {"block": OWN, "normed": replace(OWN, mask_token=7, fc_norm="each")}
-SHAPE = replace(OWN, draft_vocab_size=VOCAB, query_key_norm=True, mask_token=5)
-DFLASH = DFlashConfig(**SHAPE.to_dict(), num_layers=2)
+KINDS = {"block": OWN, "deep": replace(OWN, mask_token=7, fc_norm="each", query_key_norm=True, num_layers=3)}
+SHAPE = replace(OWN, draft_vocab_size=VOCAB, query_key_norm=True, mask_token=5, num_layers=2)
+DFLASH = DFlashConfig(**SHAPE.to_dict())
 ALL = KINDS | {"dflash": DFLASH, "reduced": replace(DFLASH, draft_vocab_size=10, own_head=True, from_anchor=True)}
 
 
@@ -84,7 +86,7 @@ def test_recorded_trees_are_the_best_nodes_of_the_product(name, target):
         torch.testing.assert_close(scores.topk(nodes).values, torch.cat(paths[1:]).topk(nodes).values)
 
 
-@pytest.mark.parametrize("name", ["block", "dflash"])
+@pytest.mark.parametrize("name", ["deep", "dflash"])
 def test_the_text_is_the_targets_own_and_replays(name, target, home):
     pair, prompts, tree = pair_of(name, target), [PROMPT, PROMPT[:3]], Static(8, 2, 3)
     assert audit(pair, prompts, {"tree": Static(10, 3, 3)}, max_new_tokens=16, progress=False).passed
@@ -106,7 +108,7 @@ LAYER |= dict(vocab_size=VOCAB, num_hidden_layers=2, rms_norm_eps=1e-5, rope_the
 AUTHORS = LAYER | {"block_size": BLOCK + 1, "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 3, 4]}}
 SPECULATORS = {"speculators_model_type": "dflash", "transformer_layer_config": LAYER, "draft_vocab_size": 10}
 SPECULATORS |= {"block_size": BLOCK, "mask_token_id": 5, "aux_hidden_state_layer_ids": [2, 4, 5]}
-LAYOUTS = {"block": None, "normed": None, "dflash": AUTHORS, "reduced": SPECULATORS | {"sample_from_anchor": True}}
+LAYOUTS = {"block": None, "deep": None, "dflash": AUTHORS, "reduced": SPECULATORS | {"sample_from_anchor": True}}
 
 
 def written(folder, raw: dict, saved) -> str:
@@ -134,11 +136,10 @@ def test_relatives_and_bad_files_are_refused(target, tmp_path):
         "states a part of the vocabulary": {"draft_vocab_size": 10},
     }.items():
         assert words in refusal(load_drafter, written(tmp_path, AUTHORS | change, random_network(DFLASH)), target)
-    save_drafter(random_network(OWN), tmp_path)
-    four = random_network(OWN).state_dict() | {
-        f"layers.{n}.mlp.up_proj.weight": torch.ones(64, WIDTH) for n in (1, 2, 3)
-    }
-    save_tensors(four, tmp_path / "model.safetensors")
-    assert "more than one drafter layer (layers.1.mlp" in refusal(load_drafter, str(tmp_path), target)
+    raw = json.loads((save_drafter(random_network(OWN), tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 10**9}))
+    assert "lacks layers.1" in refusal(load_drafter, str(tmp_path), target)
+    batch = SimpleNamespace(ids=torch.zeros(1, 4, dtype=torch.long))
+    assert "3 layers cannot be trained" in refusal(next, unroll(random_network(ALL["deep"]), None, None, batch, 1))
     save_drafter(random_network(replace(OWN, block=0)), tmp_path)
     assert "load it as eagle3" in refusal(load_block, tmp_path, target)

@@ -65,7 +65,7 @@ def slow_state(net, given, row, slot, step, allowed, memory):
     else:
         hidden = net.fuse(given["features"][row, slot])
     x, residual = net.attention_input(given["embedding"][token], hidden)
-    q, k, v = net.project(x)
+    q, k, v = net.midlayer.self_attn.project(x)
     cos, sin = rotary_tables(net.config.head_dim, net.config.rope_theta, SLOTS + 8)
     memory[key] = {"key": rotate(k, cos[slot + step], sin[slot + step]), "value": v}
     q = rotate(q, cos[slot + step], sin[slot + step])

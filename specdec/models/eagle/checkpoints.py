@@ -193,7 +193,7 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         query_key_norm="midlayer.self_attn.q_norm.weight" in tensors or qwen3,
         fc_norm=_fc_norm(fields, tensors),
         fc_bias="fc.bias" in tensors,
-        **_block(fields, tensors),
+        **_block(fields, tensors, layer),
     )
     doubts = {
         "taps": layout != "official",  # explicit ids are off by one in many files, absent ones may hide another choice
@@ -255,8 +255,8 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     return tuple(i + step for i in ids)
 
 
-def _block(fields: Fields, tensors) -> dict[str, int]:
-    """The length of a block drafter's blocks and the mask's token; nothing for other drafters."""
+def _block(fields: Fields, tensors, layer: Fields) -> dict[str, int]:
+    """The length of a block drafter's blocks, the mask's token and the layers; nothing for other drafters."""
     if "mask_hidden" not in tensors and fields.get("speculators_model_type") != "peagle":
         return {}
     methods = fields.part("speculators_config").get("proposal_methods")
@@ -268,7 +268,8 @@ def _block(fields: Fields, tensors) -> dict[str, int]:
             fields.folder,
             f"config.json must name the mask's token and a block of 2 to 64 positions, not {mask!r} and {block!r}.",
         )
-    return {"block": block, "mask_token": mask}
+    layers = min(layer.number("num_hidden_layers", 1), len(tensors))  # a number without weights builds no network
+    return {"block": block, "mask_token": mask, "num_layers": layers}
 
 
 def _fc_norm(fields: Fields, tensors) -> str | None:
@@ -316,10 +317,12 @@ def _unpickle(path: Path):
 
 
 def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of `EagleNetwork`, without unused ones. SpecdecError for a second layer."""
-    if deeper := [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]:
-        why = f"there is more than one drafter layer ({deeper[0]}), as in P-EAGLE's published heads"
-        raise bad_checkpoint(folder, f"{why}; only one is supported.")
+    """The tensors under the names of `EagleNetwork`, without unused ones. SpecdecError for a second layer, except P-EAGLE's."""
+    deeper = [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]
+    if deeper and "mask_hidden" not in tensors:
+        raise bad_checkpoint(
+            folder, f"there is more than one drafter layer ({deeper[0]}); only P-EAGLE may have several."
+        )
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
@@ -402,8 +405,8 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def description(config: EagleConfig, dtype: torch.dtype) -> dict:
     """config.json of one drafter; the inverse of `_eagle_config`."""
     names = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size"
-    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu"}
-    raw |= {"tie_word_embeddings": False, "torch_dtype": dtype_name(dtype)}
+    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+    raw |= {"num_hidden_layers": config.num_layers, "tie_word_embeddings": False, "torch_dtype": dtype_name(dtype)}
     stated = config.to_dict()
     raw |= {name: stated[name] for name in (*names.split(), "rms_norm_eps", "rope_theta")}
     if config.generation != 3:

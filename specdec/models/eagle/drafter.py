@@ -121,7 +121,7 @@ class EagleDrafter(NetworkDrafter):
         """
         network, kv_heads = self.network, self.config.num_key_value_heads
         x, residual = network.attention_input(F.embedding(tokens, self.embedding.weight), hidden)
-        heads = network.heads(x)
+        heads = network.midlayer.self_attn.heads(x)
         queries = self.config.num_attention_heads
         turned, values = heads.split((queries + kv_heads, kv_heads), -2)
         q, k = rotate(turned, cos, sin).split((queries, kv_heads), -2)
@@ -180,6 +180,7 @@ class EagleSession(DraftSession):
         self.drafter, self.network = drafter, drafter.network
         self.store, self._tables = keys_and_tables(drafter, context_tok + tree_tok)
         self._keys, self._values = self.store
+        self.stores = [self.store]  # of each layer
         self.context_tok, self.length = context_tok, 0
         self._mask = self.store.new_zeros(0, self.store.shape[2])  # of a level; see `_level_mask`
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
@@ -308,9 +309,10 @@ class BatchedDrafter:
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
         self.drafter, config = drafter, drafter.config
         count = len(tokens) - 1
-        session = EagleSession(drafter, count, 0)  # its memory stays with this object
+        session = drafter.session(count, 0)  # its memory stays with this object
         self.states = session.advance(tokens[1:], features[:-1])  # [T - 1, H]; row c - 1 drafts after c tokens
         self.keys, self.values = session.store  # [kv, T - 1, D]
+        self.stores = session.stores
         rows = count + depth + 1
         self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, tokens.device)
 

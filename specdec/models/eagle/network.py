@@ -1,4 +1,4 @@
-"""The networks of EAGLE-1, 2, 3, GRIFFIN and block drafters: one Llama-style layer over target features, with the official names.
+"""The networks of EAGLE-1, 2, 3, GRIFFIN and block drafters: Llama-style layers over target features, with official names.
 
 Weights and arithmetic only. Knows nothing about trees, cache owners, policies or files. Decoding (`drafter.py`) and training
 (`training/drafter`) call the same functions, so the equations exist once
@@ -8,7 +8,7 @@ Weights and arithmetic only. Knows nothing about trees, cache owners, policies o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ class EagleConfig:
     norm_output: feed `norm(output)` back instead of the output (some speculators files).
     block: positions that one pass drafts (`BlockNetwork`); 0 for a drafter that drafts one position after the other.
     mask_token: the token that the rows of a block read after its first.
+    num_layers: of a block drafter; those after the first are `InnerLayer`s.
     """
 
     hidden_size: int
@@ -56,6 +57,7 @@ class EagleConfig:
     griffin: bool = False
     block: int = 0
     mask_token: int = 0
+    num_layers: int = 1
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -138,7 +140,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: EagleConfig):
         super().__init__()
-        wide = config.hidden_size * (2 if config.generation == 3 else 1)
+        self.config, wide = config, config.hidden_size * (2 if config.generation == 3 else 1)
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(wide, queries, bias=config.attention_bias)
@@ -151,10 +153,24 @@ class Attention(nn.Module):
         self.fused = None  # one product instead of three while decoding, see EagleNetwork.prepack
 
     def heads(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side. [..., 2H] -> [..., (heads + 2 kv heads) * D]."""
-        if self.fused is not None:
-            return self.fused(x)
-        return torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
+        """Queries, keys and values [..., heads + 2 kv heads, D] of [..., 2H] or [..., H], before the rotary embedding."""
+        apart = (self.q_proj, self.k_proj, self.v_proj)
+        joined = torch.cat([one(x) for one in apart], dim=-1) if self.fused is None else self.fused(x)
+        heads = joined.unflatten(-1, (-1, self.config.head_dim))
+        if self.config.query_key_norm:
+            q, k, v = self.split(heads)
+            heads = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-2)
+        return heads
+
+    def split(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., heads + 2 kv heads, D] -> queries [..., heads, D], keys and values [..., kv heads, D]."""
+        config = self.config
+        sizes = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        return heads.split(sizes, dim=-2)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotary embedding."""
+        return self.split(self.heads(x))
 
 
 class GatedMLP(nn.Module):
@@ -176,7 +192,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The drafter's only layer, with the official names of its norms."""
+    """The drafter's first layer, of most the only one, with the official names of its norms."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -187,6 +203,19 @@ class DecoderLayer(nn.Module):
             self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """What attention found and the MLP added to the residual stream. [..., heads * D], [..., H] -> [..., H]."""
+        hidden = residual + self.self_attn.o_proj(attended)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class InnerLayer(DecoderLayer):
+    """A layer of Llama's or Qwen3's form, which reads nothing but the states of the layer before."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__(replace(config, generation=1))
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
 
 class EagleNetwork(nn.Module):
     """Weights of one EAGLE drafter; its state dict has the official keys (`midlayer.*`, `fc`, `norm`, `lm_head`, `d2t`, `t2d`).
@@ -194,7 +223,7 @@ class EagleNetwork(nn.Module):
     The pieces are called by their owner in this order, for N tokens with embeddings e [N, H] and states h:
             h = fuse(features) once per target feature row          [N, 3 * Ht] -> [N, H]   (EAGLE-3, eq. of section 3.1)
         x, residual = attention_input(e, h)                      [N, 2H], [N, H]
-        q, k, v = project(x)                                     [N, heads, D], [N, kv, D], [N, kv, D]
+        q, k, v = midlayer.self_attn.project(x)                  [N, heads, D], [N, kv, D], [N, kv, D]
         ... rotary embedding and attention by the owner ...
         h = finish(attended, residual)                           the recurrent state, before the final norm
         logits = head(h)                                         [N, Vd]
@@ -245,30 +274,9 @@ class EagleNetwork(nn.Module):
         residual = normed if self.config.norm_before_residual else hidden
         return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), residual
 
-    def heads(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [..., heads + 2 kv heads, D], before the rotary embedding."""
-        config, attention = self.config, self.midlayer.self_attn
-        heads = attention.heads(x).unflatten(-1, (-1, config.head_dim))
-        if config.query_key_norm:
-            q, k, v = self.split_heads(heads)
-            heads = torch.cat((attention.q_norm(q), attention.k_norm(k), v), dim=-2)
-        return heads
-
-    def split_heads(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., heads + 2 kv heads, D] -> queries [..., heads, D], keys and values [..., kv heads, D]."""
-        config = self.config
-        sizes = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-        return heads.split(sizes, dim=-2)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotary embedding."""
-        return self.split_heads(self.heads(x))
-
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The recurrent state, *before* the final norm. attended [..., heads * D], residual [..., H] -> [..., H]."""
-        layer = self.midlayer
-        hidden = residual + layer.self_attn.o_proj(attended)
-        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return self.midlayer.finish(attended, residual)
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
         """Draft logits [..., Vd] of states, the same at every level; EAGLE-1/2 use the target's head (`use_head`)."""
@@ -406,6 +414,7 @@ class BlockNetwork(EagleNetwork):
     def __init__(self, config: EagleConfig):
         super().__init__(config)
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
+        self.layers = nn.ModuleDict({str(n): InnerLayer(config) for n in range(1, config.num_layers)})
 
     def masked(self, *shape: int) -> tuple[Tensor, Tensor]:
         """What the rows after the first read: tokens int64 [*shape, B - 1] and states [*shape, B - 1, H]."""

@@ -304,6 +304,8 @@ def _unroll_model(network, batch, steps, slots, followed) -> Iterator[Tensor]:
 
 def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -> Iterator[Tensor]:
     config, ids, length = network.config, batch.ids, batch.ids.shape[1]
+    if config.num_layers > 1:
+        raise SpecdecError(f"a drafter of {config.num_layers} layers cannot be trained; take one of a single layer.")
     stream = F.pad(ids, (0, steps))  # ends in id 0
     hidden, memory = network.fuse(features), []
     bias = _causal_bias(batch).to(hidden.dtype)  # [B or 1, S, S]
@@ -321,7 +323,9 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -
             read, hidden = ahead[0][..., step - 1], ahead[1][..., step - 1, :]
         embedded = F.embedding(read, embedding)  # [B, S or A, H]
         x, residual = network.attention_input(embedded, hidden)
-        q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
+        q, k, v = (
+            part.transpose(1, 2) for part in network.midlayer.self_attn.project(x)
+        )  # [B, heads or kv, S or A, D]
         where = (at + step)[:, None]
         memory += [rotate(k, cos[where], sin[where]), v.contiguous()]
         if not step:
