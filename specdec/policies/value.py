@@ -4,6 +4,9 @@
 
        stop here:  max over V of value(now, V)        continue:  max over n > now and V of value(n, V)
 
+With `plans` it also decides before anything is drafted, and "here" is what needs no forward of the drafter: a plain step, or V
+tokens copied from the text, where the drafter copies beside its network (`hybrid`).
+
 After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still possible. Its inputs are free: the
 tree's own scores, the accepted tokens of recent cycles, and a probe of the models' hidden states. The cost model turns
 predictions into value, so that one network serves any hardware.
@@ -19,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec.core.records import EXTEND, SIZE, Cycle, Question
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
+from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import Config, Learned, as_array, check_width, repetitions, tree_of
 
@@ -31,6 +34,7 @@ _LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is disti
 # What a policy knows before a tree is drafted: five numbers of the last cycles, then what it may see besides.
 HISTORY, SURPRISE, MATCHED = 5, 5, (6, 7)
 SEES = {"surprise": (SURPRISE,), "copies": MATCHED}
+NO_TREE = TreeConfig(1, 0, 1)  # a plain step
 
 
 class AcceptanceModel:
@@ -87,6 +91,7 @@ class TreeInputs:
             level      one-hot, the expansions so far
         sizes      per size above 0, the summed path probabilities of so many best candidates: the drafter's E[accepted_tok]
         context    context_tok / 500
+        copied     with `plans`, per size above 0, the summed probabilities of so many best copies
         history    see `history_after`; with `sees`, also how far the drafter's forecasts were off, and the text's repetitions
 
     The cost of an update is numpy's call overhead, so there are few calls.
@@ -99,31 +104,44 @@ class TreeInputs:
         sizes: tuple[int, ...],
         beam: tuple[int, ...] = (),
         sees: tuple[str, ...] = (),
+        plans: bool = False,
     ):
         self._known = [*range(HISTORY), *(number for name in sees for number in SEES[name])]
-        self.top_k, self.levels = top_k, most_expansions + 1
+        self.top_k, self.before, depths = top_k, int(plans), most_expansions + 1
+        self.levels = depths + self.before  # with `plans` the first is that before the root pass
         self.widths = TreeConfig(1, most_expansions, top_k, beam=beam)
         counted = np.array([size for size in sizes if size > 0])  # zero nodes have no mass
         self._children = min(2, top_k)
         newest = max(self._children * self.widths.widest, top_k)
-        widths = (newest, self.levels, self.levels, self.levels, len(counted), 1, len(self._known))
+        widths = (newest, depths, depths, self.levels, len(counted), 1, len(counted) * plans, len(self._known))
         ends = np.cumsum(widths).tolist()
         self.size, self._newest, self._masses, self._bests = ends[-1], ends[0], ends[0], ends[1]
+        self._copied, self._counted = slice(ends[5], ends[6]), counted
         self._level, self._sizes, self._context = slice(ends[2], ends[3]), slice(ends[3], ends[4]), ends[4]
         self._blank = np.zeros(self.size, np.float32)
         self._blank[: self._newest] = _LEAST
         self._one_hot = np.eye(self.levels, dtype=np.float32)
-        self._pools = [pool_size(n, top_k, beam) for n in range(self.levels)]
+        self._pools = [pool_size(n, top_k, beam) for n in range(depths)]
         self._starts = np.array([0, *self._pools[:-1]])
         self._most = int(counted.max(initial=1))
         self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may be smaller than a size
 
-    def begin(self, context_tok: Any, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 8]."""
+    def begin(
+        self, context_tok: Any, history: np.ndarray, out: np.ndarray | None = None, copied: Any = None
+    ) -> np.ndarray:
+        """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 8].
+
+        copied: with `plans`, scores [..., N] of the copies, best first; -inf for none.
+        """
         out = np.empty((*history.shape[:-1], self.size), np.float32) if out is None else out
         out[...] = self._blank
         out[..., self._context] = np.asarray(context_tok, np.float32) / 500
         out[..., -len(self._known) :] = history[..., self._known]
+        if self.before:
+            out[..., self._level] = self._one_hot[0]
+            if (offered := np.shape(copied)[-1]) > 0:
+                masses = np.cumsum(np.exp(np.asarray(copied, np.float32)), axis=-1)
+                out[..., self._copied] = masses.take(np.minimum(self._counted, offered) - 1, axis=-1)
         return out
 
     def update(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
@@ -135,7 +153,7 @@ class TreeInputs:
         chances, starts = np.exp(scores), self._starts[:end]
         inputs[..., self._masses : self._masses + end] = np.add.reduceat(chances, starts, axis=-1)
         inputs[..., self._bests : self._bests + end] = np.maximum.reduceat(chances, starts, axis=-1)
-        inputs[..., self._level] = self._one_hot[expansions]
+        inputs[..., self._level] = self._one_hot[self.before + expansions]
         newest, count = scores[..., begin:], self.top_k
         if expansions:
             nodes = self.widths.beam_at(expansions - 1)
@@ -193,28 +211,33 @@ class ValueSettings:
     sizes: tuple[int, ...] = SIZES
     beam: tuple[int, ...] = ()
     sees: tuple[str, ...] = ()  # names of SEES, beside the tree's scores and the history
+    plans: bool = False  # decides before the root pass too: a plain step, copies alone, or a tree
 
 
 @dataclasses.dataclass
 class ValuePolicy(ValueSettings, Learned):
-    """Answers EXTEND and SIZE on a beam of `top_k`. network: an AcceptanceModel; `price` must be called before use.
+    """Answers EXTEND and SIZE on a beam of `top_k`, and PLAN with `plans`. network: an AcceptanceModel; call `price` before use.
 
     first_evaluation: expansions before the network's first run; `evaluations` counts its runs, as they cost time.
     stride: it runs next so many levels before the best known stop, or at the next level if that is later.
     continue_bonus_tok: added to the value of continuing: a later evaluation will know more, which the prediction ignores.
     probe: the hidden states it reads, a name of PROBES. rate: value of time in tokens per ms.
-    verify_ms [S], verify_per_tok [S], expand_ms, expand_per_tok: from the cost model named in `priced_for`.
+    follow: weight of the newest cycle in how far forecasts were off in this text, copies and trees apart; 0 never corrects any.
+    verify_ms [S], verify_per_tok [S], expand_*, root_*: from the cost model named in `priced_for`.
     """
 
     first_evaluation: int = 0
     stride: int = 2
     continue_bonus_tok: float = 0.0
     probe: str = "draft"
+    follow: float = 0.0
     rate: float = 0.0
     verify_ms: tuple[float, ...] = ()
     verify_per_tok: tuple[float, ...] = ()
     expand_ms: float = 0.0
     expand_per_tok: float = 0.0
+    root_ms: float = 0.0
+    root_per_tok: float = 0.0
     priced_for: str = ""
 
     kind = SIZE
@@ -222,9 +245,11 @@ class ValuePolicy(ValueSettings, Learned):
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.probe in PROBES, self.probe
-        self.asks = frozenset({EXTEND, SIZE})
+        if self.plans and "draft_state" in PROBES[self.probe]:
+            raise SpecdecError('before a tree there is no state of the drafter; with plans=True use probe="none" or "target".')
+        self.asks = frozenset({EXTEND, SIZE, *((PLAN,) if self.plans else ())})
         self.plan = self.limits = tree_of(max(self.sizes), self.most_expansions, self.top_k, self.beam)
-        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam, self.sees)
+        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam, self.sees, self.plans)
         self.observation_size = self.inputs.size
         self.evaluations = 0
         self._row = np.zeros(self.inputs.size, np.float32)
@@ -240,15 +265,25 @@ class ValuePolicy(ValueSettings, Learned):
         expand = float(costs.expand_ms(self.top_k, 0, rows))
         expanding = dict(expand_ms=expand, expand_per_tok=float(costs.expand_ms(self.top_k, 1, rows)) - expand)
         verifying = dict(verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist()))
-        return self.with_settings(rate=float(rate), **verifying, **expanding, priced_for=costs.name)
+        root = float(costs.root_ms(self.top_k, 0))
+        rooted = dict(root_ms=root, root_per_tok=float(costs.root_ms(self.top_k, 1)) - root)
+        return self.with_settings(rate=float(rate), **verifying, **expanding, **rooted, priced_for=costs.name)
 
     def reset(self) -> None:
         self.history, self._expected_tok = NOTHING, 0.0
+        self._gained, self._promised, self._forecast = np.ones(2), np.ones(2), (0, 0.0)
+        self._next_cycle()
+
+    def _next_cycle(self) -> None:
         self._state: np.ndarray | None = None
         self._evaluate_at, self._decided_at, self._decided = self.first_evaluation, -1, 0
 
     def answer(self, question: Question) -> Any:
+        if question.kind == PLAN:
+            return self._planned(question)
         if question.kind == SIZE:
+            if isinstance(question.plan, CopiedTree):
+                return min(question.plan.verify_nodes, question.largest)
             if self._decided_at != question.expansions:
                 self._evaluate(question)
             nodes = min(self._decided, question.largest)
@@ -264,22 +299,46 @@ class ValuePolicy(ValueSettings, Learned):
         return True
 
     def observe(self, cycle: Cycle) -> None:
-        history = history_after(self.history, cycle.accepted_tok, cycle.expansions, self._expected_tok)
-        self.reset()
-        self.history = history
+        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions, self._expected_tok)
+        self._expected_tok = 0.0
+        if self.follow and (tokens := self._forecast[1]) > 0:
+            kind, keep = self._forecast[0], 1 - self.follow
+            self._gained[kind] = keep * self._gained[kind] + self.follow * cycle.accepted_tok
+            self._promised[kind] = keep * self._promised[kind] + self.follow * tokens
+        self._next_cycle()
+
+    def _planned(self, question: Question) -> Plan:
+        """Before anything is drafted: a plain step, copies alone, or the tree."""
+        self._begin(question)
+        here, later, when = self._valued(-1, len(question.copied_scores))  # type: ignore[arg-type]  # an array
+        if later + self.continue_bonus_tok > here:
+            self._evaluate_at = max(self.first_evaluation, when - self.stride)
+            return self.plan
+        return CopiedTree(self._decided + 1) if self._decided else NO_TREE
 
     def _evaluate(self, question: Question) -> tuple[float, float, int]:
         """Value of stopping here, of the best later stop, and that stop's expansions; stores the size."""
-        if not self.verify_ms:
-            raise SpecdecError("this ValuePolicy has no costs yet; call price(costs, rate) first.")
         if self._state is None:
             self._begin(question)
+        self.inputs.update(self._row, as_array(question.scores), question.expansions)
+        return self._valued(question.expansions)
+
+    def _valued(self, now: int, offered: int = 0) -> tuple[float, float, int]:
+        """As `_evaluate`, from the inputs in `_row`. now: expansions, -1 before the root pass, where so many copies are offered."""
         self.evaluations += 1
-        now = question.expansions
-        inputs = self.inputs.update(self._row, as_array(question.scores), now)
-        self.outputs = value = self.network(inputs, self._state, now, self._base)
+        first = now + self.inputs.before
+        self.outputs = value = self.network(self._row, self._state, first, self._base)
+        if self.follow:
+            tokens = value - self._base[first:] + self.network.out_bias[first:]
+            copies, trees = (self._gained / self._promised).clip(0.5, 2.0) - 1
+            value[:1] += (copies if now < 0 else trees) * tokens[:1]
+            value[1:] += trees * tokens[1:]
+        if now < 0:
+            value[0, 1:][np.array(self.sizes[:-1]) >= offered] = -np.inf
         here = int(value[0].argmax())
         self._decided_at, self._decided = now, self.sizes[here]
+        if self.follow:
+            self._forecast = int(now >= 0), float(tokens[0, here])
         if now == self.most_expansions:
             return float(value[0, here]), -np.inf, now
         later = int(value[1:].argmax())
@@ -287,6 +346,8 @@ class ValuePolicy(ValueSettings, Learned):
 
     def _begin(self, question: Question) -> None:
         """The constants of a cycle: the hidden state's contribution, the costs at this context, the fixed inputs."""
+        if not self.verify_ms:
+            raise SpecdecError("this ValuePolicy has no costs yet; call price(costs, rate) first.")
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
         seen = np.concatenate(states) if states else None
         if seen is not None and seen.size != (reads := self.network.probe_weight.shape[1]):
@@ -295,23 +356,28 @@ class ValuePolicy(ValueSettings, Learned):
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
         self._base: np.ndarray = self._biased[1] + question.context_tok * self._time_per_tok
-        self.inputs.begin(question.context_tok, seen_now(self.history, question, self.sees), self._row)
+        seen_here = seen_now(self.history, question, self.sees)
+        self.inputs.begin(question.context_tok, seen_here, self._row, question.copied_scores if self.plans else None)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Terms that turn the network's output into a value: at context 0, and their slope per context token.
 
-        -rate * time of every (expansions, size), -inf if a size exceeds the pool. float32 [D + 1, S] each. The time of levels
-        already drafted is left out: it is the same for all options.
+        -rate * time of every (expansions, size), -inf if a size exceeds the pool. float32 [D + 1, S] each; with `plans` after the
+        row of what needs no root pass. The time of levels already drafted is left out: it is the same for all options.
         """
         ahead = np.arange(self.most_expansions + 1)[:, None]
         pools = np.array([pool_size(n, self.top_k, self.plan.beam) for n in range(len(ahead))])[:, None]
-        allowed = np.where(np.array(self.sizes) <= pools, 0.0, -np.inf)
+        allowed = np.where(np.array(self.sizes) <= pools + self.plans * max(self.sizes), 0.0, -np.inf)  # copies join them
         at_zero = allowed - self.rate * (ahead * self.expand_ms + np.array(self.verify_ms))
         per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
+        if self.plans:
+            undrafted = [-self.rate * np.array(part)[None] for part in (self.verify_ms, self.verify_per_tok)]
+            at_zero = np.concatenate((undrafted[0], at_zero - self.rate * self.root_ms))
+            per_tok = np.concatenate((undrafted[1], per_tok - self.rate * self.root_per_tok))
         return at_zero.astype(np.float32), per_tok.astype(np.float32)
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> AcceptanceModel:
-        return AcceptanceModel(arrays, self.most_expansions + 1, len(self.sizes))
+        return AcceptanceModel(arrays, self.inputs.levels, len(self.sizes))
 
 
 @dataclasses.dataclass(unsafe_hash=True)

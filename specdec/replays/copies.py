@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec import runs
 from specdec.core.protocols import Drafter
 from specdec.core.tree import Merged, Pool, Trie
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import TreeBatch
-from specdec.models.ngrams import CopyOdds, Evidence, NgramConfig, fit_scale, outcomes
-from specdec.replays.columns import Column, Columns
+from specdec.models.ngrams import CopyOdds, Evidence, NgramConfig, NgramSession, fit_scale, outcomes
+from specdec.replays.columns import Column, Columns, keyed, stacked
 from specdec.replays.trace import NEVER, Trace
 
 
@@ -71,6 +72,42 @@ def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
             break
         node, ranks[level] = child, place[child]
     return ranks
+
+
+def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None) -> Trace:
+    """The recording that the same drafter merged with copies of the text (`hybrid`) would give: of every width whose whole trees
+    were recorded. Exact and without models, as copies depend on the text alone.
+
+    config: which copies; at most as many levels as the recording's texts go on beyond a position (depth + 1), the default.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> small = dict(depth=3, top_ks=(3,), trees=(3,), max_new_tokens=8, progress=False)
+    >>> trace = specdec.record(pair, {"mine": ["one two three one two"]}, **small)
+    >>> with_copies(trace, CopyOdds()).copies
+    {'levels': 4, 'forwards': True}
+    """
+    config = config or NgramConfig(levels=trace.depth + 1)
+    if config.levels > trace.depth + 1:
+        raise SpecdecError(f"this recording can judge copies of {trace.depth + 1} tokens, not of {config.levels}.")
+    if not (top_ks := tuple(trace.header["trees"])) or "ids" not in trace.turns or trace.copies:
+        why = "copies are merged into a recording of texts and whole trees without copies"
+        raise SpecdecError(f"{why}; record again with trees=(4,), for example.")
+    path, parts = torch.from_numpy(trace.text[:, 1:].astype(np.int64)), []
+    for turn in trace.turns.itertuples():
+        rows = slice(turn.first, turn.first + turn.positions)
+        session, ids = NgramSession(config, odds), torch.tensor(list(turn.ids))
+        tries = [session.copied(ids[: turn.prompt_tok + place + 1]) for place in range(turn.positions)]
+        parts.append(keyed(trie_columns(tries, path[rows])))
+        for top_k in top_ks:
+            tree = [torch.from_numpy(getattr(trace.trees(top_k), name)[rows]) for name in ("scores", "tokens", "beams")]
+            parts[-1] |= merged_columns(TreeBatch(*tree, *tree[:2]), tries, path[rows], top_k)
+    columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
+    key = runs.content_key(of=trace.header["key"], odds=odds.key, config=config)
+    header = {**trace.header, "top_ks": top_ks, "key": key, "copies": {"levels": config.levels, "forwards": True}}
+    header.pop("family", None)
+    kept = {column: trace.column(*column) for column in [Column("context_tok"), Column("text"), Column("root_rank")]}
+    return Trace(header, trace.turns, {**kept, **columns}, lambda one: None if one.kind == "ranks" else trace.column(*one))
 
 
 def copy_odds_of(

@@ -24,7 +24,7 @@ from torch import nn
 from specdec import runs
 from specdec.core import clock
 from specdec.core.policy import Static
-from specdec.core.records import SIZE, Cycle, Question
+from specdec.core.records import PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.calibrate import calibrate, measured_answer_ms
 from specdec.costs.model import CostModel
@@ -44,7 +44,7 @@ from specdec.policies.value import (
 from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
-from specdec.replays.trace import Trace
+from specdec.replays.trace import NEVER, Trace
 from specdec.training.loop import Best, TrainingRun, descend
 
 # Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
@@ -52,6 +52,7 @@ SCHEDULES = (
     (("first_evaluation", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
     (("continue_bonus_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
 )
+FOLLOWING = (("follow",), ((0.0,), (0.05,), (0.1,), (0.2,)))  # tried where a policy plans
 
 
 def train_value(
@@ -75,7 +76,8 @@ def train_value(
     (in live decoding if the `pair` is given); results then vary a little between runs.
     """
     check_number("policy_ms", 0.0 if policy_ms is None else policy_ms)
-    probe = config.probe or ("target" if trace.draft_state is None else "draft")
+    usual = "none" if config.plans else "target" if trace.draft_state is None else "draft"
+    probe = config.probe or usual
     for name in PROBES.get(probe, ()):
         if getattr(trace, name) is None:
             raise SpecdecError(f'this recording holds no {name}; record with features=True or pass probe="none".')
@@ -83,11 +85,11 @@ def train_value(
     if start is None or not start.verify_nodes:  # plain steps have no tree to learn from
         start = TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k)
     tree = dict(top_k=top_k, beam=config.beam, most_expansions=depth, sizes=config.sizes)
-    policy = ValuePolicy(**tree, probe=probe, sees=config.sees)
+    policy = ValuePolicy(**tree, probe=probe, sees=config.sees, plans=config.plans)
     acting = Static.of(start)
     rate, starts, curves = 1 / replay(trace, acting, costs).ms_per_tok, [], []
     for number in range(config.rounds):
-        starts.append(cycle_starts(trace, costs, acting, config.detours, seed + 10 * number, config.sees))
+        starts.append(cycle_starts(trace, costs, acting, config.detours, seed + 10 * number, config.sees, config.plans))
         rows, histories = (np.concatenate(parts) for parts in zip(*starts, strict=True))
         last = number + 1 == config.rounds
         used = dataclasses.replace(config, distil=config.distil and last)  # earlier policies need not be fast
@@ -124,9 +126,10 @@ def train_recording(
 class _StartRecorder:
     """A policy that records cycle starts, with the history at that point. `inner` gives the answers, but for random detours."""
 
-    def __init__(self, inner, detour_frac: float, seed: int, sees: tuple[str, ...]):
+    def __init__(self, inner, detour_frac: float, seed: int, sees: tuple[str, ...], plans: bool):
         self.inner, self.detour_frac, self.sees = inner, detour_frac, sees  # detours lead to other positions
-        self.asks, self.limits, self.plan = inner.asks | {SIZE}, inner.limits, inner.plan
+        self.starts_at = PLAN if plans else SIZE
+        self.asks, self.limits, self.plan = inner.asks | {SIZE, self.starts_at}, inner.limits, inner.plan
         self._random, self.rows, self.histories = np.random.default_rng(seed), [], []
 
     def reset(self) -> None:
@@ -134,10 +137,11 @@ class _StartRecorder:
         self.history = NOTHING
 
     def answer(self, question: Question):
+        if question.kind == self.starts_at:
+            self.rows.append(question.view.row)
+            self.histories.append(seen_now(self.history, question, self.sees))
         if question.kind != SIZE:
-            return self.inner.answer(question)
-        self.rows.append(question.view.row)
-        self.histories.append(seen_now(self.history, question, self.sees))
+            return self.inner.answer(question) if question.kind in self.inner.asks else self.inner.plan
         nodes = self.inner.answer(question) if SIZE in self.inner.asks else self.inner.plan.verify_nodes
         if self._random.random() < self.detour_frac:
             nodes = int(self._random.integers(0, 5))
@@ -151,10 +155,20 @@ class _StartRecorder:
 
 
 def cycle_starts(
-    trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0, sees: tuple[str, ...] = ()
+    trace: Trace,
+    costs: CostModel,
+    policy,
+    detours: int,
+    seed: int = 0,
+    sees: tuple[str, ...] = (),
+    plans: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows int64 [Q], histories float32 [Q, 8]) of cycle starts under `policy`: once unchanged, `detours` times with detours."""
-    recorders = [_StartRecorder(policy, 0.25 * (number > 0), seed + number, sees) for number in range(detours + 1)]
+    """(rows int64 [Q], histories float32 [Q, 8]) of cycle starts under `policy`: once unchanged, `detours` times with detours.
+
+    plans: those of every cycle; otherwise of cycles in which a tree's size is asked for.
+    """
+    fracs = [0.25 * (number > 0) for number in range(detours + 1)]
+    recorders = [_StartRecorder(policy, frac, seed + number, sees, plans) for number, frac in enumerate(fracs)]
     for recorder in recorders:
         replay(trace, recorder, costs)
     rows = np.concatenate([recorder.rows for recorder in recorders])
@@ -168,6 +182,7 @@ class Examples:
         self.trace, self.policy, self.inputs, self.rows, self.histories = trace, policy, policy.inputs, rows, histories
         shape = policy.top_k, policy.plan.beam
         self._scores, self._ranks = trace.column("scores", *shape), trace.ranks[shape]
+        self._copied = [trace.column(kind) for kind in ("copied_scores", "copied_ranks")] if trace.copies else None
         self._states = [getattr(trace, name) for name in PROBES[policy.probe]]
         self._sizes = np.array(policy.sizes, dtype=np.int16)
 
@@ -175,13 +190,19 @@ class Examples:
         """At most `count` examples, evenly spaced."""
         return np.linspace(0, len(self.rows) - 1, min(count, len(self.rows))).astype(np.int64)
 
-    def batch(self, numbers: np.ndarray, expansions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] of examples after so many expansions."""
+    def batch(self, numbers: np.ndarray, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] of examples at a level: after so many expansions; where
+        the policy plans, the first level is that before the root pass, and so is the first row of accepted_tok."""
         rows, features = self.rows[numbers], [np.zeros((len(numbers), 1), np.float32)]
-        inputs = self.inputs.begin(self.trace.context_tok[rows], self.histories[numbers])
-        pool = pool_size(expansions, self.inputs.top_k, self.inputs.widths.beam)
-        inputs = self.inputs.update(inputs, self._scores[rows, :pool], expansions)
-        ranks = self._ranks[rows][:, : self.inputs.levels]
+        ranks, copied = self._ranks[rows], np.zeros((len(numbers), 0), np.float32)
+        before = np.full_like(ranks[:, :1], NEVER)
+        if self._copied:
+            copied, before = self._copied[0][rows], self._copied[1][rows][:, None]
+        inputs = self.inputs.begin(self.trace.context_tok[rows], self.histories[numbers], copied=copied)
+        if (expansions := level - self.inputs.before) >= 0:
+            pool = pool_size(expansions, self.inputs.top_k, self.inputs.widths.beam)
+            inputs = self.inputs.update(inputs, self._scores[rows, :pool], expansions)
+        ranks = np.concatenate((before, ranks), 1)[:, 1 - self.inputs.before :][:, : self.inputs.levels]
         accepted = (ranks[..., None] < self._sizes).sum(2, dtype=np.int16).astype(np.float32)
         if self._states:
             features = [state[rows].astype(np.float32) for state in self._states]
@@ -404,7 +425,7 @@ def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: f
 
 def tune_schedule(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0) -> ValuePolicy:
     """The policy with the settings of SCHEDULES that are fastest on `trace`, chosen one after the other."""
-    for names, values in SCHEDULES:
+    for names, values in (*SCHEDULES, *([FOLLOWING] if policy.plans else ())):
         policies = [policy.with_settings(**dict(zip(names, value, strict=True))) for value in values]
         times = [ms_per_tok(candidate, trace, costs, policy_ms) for candidate in policies]
         policy = policies[int(np.argmin(times))]
