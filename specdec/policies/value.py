@@ -246,7 +246,9 @@ class ValuePolicy(ValueSettings, Learned):
         super().__post_init__()
         assert self.probe in PROBES, self.probe
         if self.plans and "draft_state" in PROBES[self.probe]:
-            raise SpecdecError('before a tree there is no state of the drafter; with plans=True use probe="none" or "target".')
+            raise SpecdecError(
+                'before a tree there is no state of the drafter; with plans=True use probe="none" or "target".'
+            )
         self.asks = frozenset({EXTEND, SIZE, *((PLAN,) if self.plans else ())})
         self.plan = self.limits = tree_of(max(self.sizes), self.most_expansions, self.top_k, self.beam)
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam, self.sees, self.plans)
@@ -367,7 +369,9 @@ class ValuePolicy(ValueSettings, Learned):
         """
         ahead = np.arange(self.most_expansions + 1)[:, None]
         pools = np.array([pool_size(n, self.top_k, self.plan.beam) for n in range(len(ahead))])[:, None]
-        allowed = np.where(np.array(self.sizes) <= pools + self.plans * max(self.sizes), 0.0, -np.inf)  # copies join them
+        allowed = np.where(
+            np.array(self.sizes) <= pools + self.plans * max(self.sizes), 0.0, -np.inf
+        )  # copies join them
         at_zero = allowed - self.rate * (ahead * self.expand_ms + np.array(self.verify_ms))
         per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
         if self.plans:

@@ -107,7 +107,9 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None)
     header = {**trace.header, "top_ks": top_ks, "key": key, "copies": {"levels": config.levels, "forwards": True}}
     header.pop("family", None)
     kept = {column: trace.column(*column) for column in [Column("context_tok"), Column("text"), Column("root_rank")]}
-    return Trace(header, trace.turns, {**kept, **columns}, lambda one: None if one.kind == "ranks" else trace.column(*one))
+    return Trace(
+        header, trace.turns, {**kept, **columns}, lambda one: None if one.kind == "ranks" else trace.column(*one)
+    )
 
 
 def copy_odds_of(

@@ -126,7 +126,7 @@ def train_recording(
 class _StartRecorder:
     """A policy that records cycle starts, with the history at that point. `inner` gives the answers, but for random detours."""
 
-    def __init__(self, inner, detour_frac: float, seed: int, sees: tuple[str, ...], plans: bool):
+    def __init__(self, inner, detour_frac: float, seed: int, sees: tuple[str, ...], plans: bool = False):
         self.inner, self.detour_frac, self.sees = inner, detour_frac, sees  # detours lead to other positions
         self.starts_at = PLAN if plans else SIZE
         self.asks, self.limits, self.plan = inner.asks | {SIZE, self.starts_at}, inner.limits, inner.plan
@@ -155,13 +155,7 @@ class _StartRecorder:
 
 
 def cycle_starts(
-    trace: Trace,
-    costs: CostModel,
-    policy,
-    detours: int,
-    seed: int = 0,
-    sees: tuple[str, ...] = (),
-    plans: bool = False,
+    trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0, sees: tuple[str, ...] = (), plans: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows int64 [Q], histories float32 [Q, 8]) of cycle starts under `policy`: once unchanged, `detours` times with detours.
 

@@ -1,11 +1,13 @@
 """Recordings of drafters that copy: replay accepts what live decoding accepts, and the odds are those of the texts."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes.pairs import shared_pair
 from fakes.traces import RandomRecorded, round_costs
+from fakes.values import random_policy
 
 import specdec
 from specdec.core.decode import decode
@@ -16,7 +18,7 @@ from specdec.evaluation.tuning import tune_gate
 from specdec.models.ngrams import PROMPT_LOOKUP, CopyOdds, HybridDrafter, LookaheadDrafter, NgramConfig, NgramDrafter
 from specdec.policies.base import load_policy
 from specdec.policies.copying import CopyGate
-from specdec.replays.copies import copy_odds_of
+from specdec.replays.copies import copy_odds_of, with_copies
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid, static_turns
@@ -67,6 +69,61 @@ def test_replay_is_what_live_decoding_does(traces, name, policy):
         theirs = live[list(trace.turns["prompt"]).index(number)]
         assert (rows[COLUMNS].to_numpy() == theirs[COLUMNS].to_numpy()).all(), rows[COLUMNS].compare(theirs[COLUMNS])
     assert cycles["accepted_tok"].sum() > 10 and (name == "hybrid" or not cycles["draft_calls"].any())
+
+
+def planning(seed=1, **fields):
+    return random_policy(1, seed, probe="none", plans=True, sees=("copies",), follow=0.1, **fields)
+
+
+def test_a_policy_of_values_plans_plain_steps_copies_and_trees_the_same_live_and_replayed(traces):
+    pair, trace = traces["hybrid"]
+    drafted = set()
+    for rate in (0.0, 0.2, 50.0):  # what time is worth: at the last, a plain step at once
+        policy = planning().price(round_costs(), rate)
+        live = [decode(pair, prompt, policy, max_new_tokens=40).cycles for prompt in PROMPTS]
+        cycles = replay(trace, policy, round_costs(), keep_cycles=True).cycles
+        for number, rows in cycles.groupby("prompt", sort=False):
+            theirs = live[list(trace.turns["prompt"]).index(number)]
+            assert (rows[COLUMNS].to_numpy() == theirs[COLUMNS].to_numpy()).all(), rows[COLUMNS].compare(
+                theirs[COLUMNS]
+            )
+        kinds = np.where(cycles["draft_calls"] > 0, "tree", np.where(cycles["verify_nodes"] > 0, "copies", "plain"))
+        drafted |= set(kinds.tolist())
+    assert drafted == {"tree", "copies", "plain"}
+    offered = trace.select(trace.turns["prompt"] == trace.turns["prompt"].iloc[-1])
+    assert not np.isfinite(offered.column("copied_scores")[0]).any(), "a first token offers none"
+    pytest.raises(SpecdecError, random_policy, 1, probe="draft", plans=True).match("before a tree there is no state")
+
+
+def test_what_a_policy_promised_is_corrected_within_bounds_and_every_text_begins_anew():
+    policy = planning()
+    for _ in range(60):
+        policy._forecast = 0, 4.0
+        policy.observe(SimpleNamespace(accepted_tok=1, expansions=0))
+    ratio = policy._gained / policy._promised
+    assert ratio[0] == pytest.approx(0.25, rel=0.02) and ratio[1] == 1
+    policy.reset()
+    assert (policy._gained == 1).all() and (policy._promised == 1).all()
+
+
+def test_copies_join_a_recording_without_models(traces):
+    base = shared_pair()
+    settings = dict(max_new_tokens=40, depth=4, top_ks=(2, 3), trees=(3,), most_nodes=30, progress=False)
+    alone, merged = specdec.record(base, {"mine": PROMPTS}, **settings), traces["hybrid"][1]
+    found = with_copies(alone, CopyOdds(scale=0.7), FEW)
+    assert found.top_ks == (3,) and found.copies == merged.copies and found.header["key"] != alone.header["key"]
+    for kind, top_k in (("copied_ranks", 0), ("copied_scores", 0), ("ranks", 3), ("candidates", 3), ("scores", 3)):
+        np.testing.assert_array_equal(found.column(kind, top_k), merged.column(kind, top_k))
+    part = found.select(found.turns["prompt"] == found.turns["prompt"].iloc[1])
+    policies = [POLICIES["tree"](), planning()]
+    for policy in policies:
+        theirs = merged.select(merged.turns["prompt"] == merged.turns["prompt"].iloc[1])
+        told = [replay(some, policy, round_costs()).table["time_ms"].sum() for some in (part, theirs)]
+        assert told[0] == told[1]
+    pytest.raises(SpecdecError, with_copies, alone, CopyOdds(), NgramConfig(levels=6)).match(
+        "copies of 5 tokens, not of 6"
+    )
+    pytest.raises(SpecdecError, with_copies, found, CopyOdds()).match("whole trees without copies")
 
 
 @pytest.mark.parametrize("name", ["suffix", "hybrid"])

@@ -196,6 +196,21 @@ def test_examples_hold_what_replay_accepts_split_by_prompts_and_are_standardised
     assert mean[level] == pytest.approx([0.2] * 5) and deviation[level] == pytest.approx([0.4 + 0.05] * 5, rel=1e-4)
 
 
+def test_the_first_level_of_a_planning_policy_is_that_before_the_root_pass(trace):
+    rows, histories = value.cycle_starts(trace, COSTS, STATIC, detours=0, plans=True)
+    planning = Examples(trace, random_policy(1, probe="none", plans=True), rows, histories)
+    plain = Examples(trace, random_policy(1, probe="none"), rows, histories)
+    numbers = np.arange(30)
+    inputs, _, accepted = planning.batch(numbers, 0)
+    assert accepted.shape == (30, 6, len(SIZES)) and not accepted[:, 0].any(), "nothing is copied here"
+    np.testing.assert_array_equal(accepted[:, 1:], plain.batch(numbers, 0)[2])
+    level = planning.inputs._level
+    assert (inputs[:, level] == np.eye(6)[0]).all()
+    assert (planning.batch(numbers, 2)[0][:, level] == np.eye(6)[2]).all(), "after one expansion"
+    width = planning.inputs.size
+    assert width == plain.inputs.size + 1 + len(SIZES) - 1, "one level more, and the sums of copies"
+
+
 class Teacher:  # says 5 everywhere
     def state(self, features):
         return features.shape
@@ -276,7 +291,7 @@ def quick(monkeypatch):
         deepest = examples.policy.most_expansions
         return random_policy(8, seed, most_expansions=deepest).network, pd.DataFrame({"step": [99, 199]})
 
-    def collect(trace, costs, policy, detours, seed, sees):
+    def collect(trace, costs, policy, detours, seed, sees, plans):
         found = starts(trace, costs, policy, detours, seed, sees)
         asked.append(("starts", policy, detours, seed, len(found[0])))
         return found
