@@ -78,7 +78,7 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None)
     """The recording that the same drafter merged with copies of the text (`hybrid`) would give: of every width whose whole trees
     were recorded. Exact and without models, as copies depend on the text alone.
 
-    config: which copies; at most as many levels as the recording's texts go on beyond a position (depth + 1), the default.
+    config: which copies; at most as many levels as the recording's texts continue beyond a position (depth + 1), the default.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
