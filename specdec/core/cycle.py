@@ -162,9 +162,8 @@ def blamed(policy: Policy, where: str) -> Iterator[None]:
 def checked_plan(answer: Any, limits: TreeConfig) -> Plan:
     """A TreeConfig, StaticShape or CopiedTree within the limits that memory was reserved for."""
     if not isinstance(answer, Plan):
-        raise SpecdecError(
-            f"a policy must answer PLAN with a TreeConfig, a StaticShape or a CopiedTree, got {answer!r}."
-        )
+        why = "a policy must answer PLAN with a TreeConfig, a StaticShape or a CopiedTree"
+        raise SpecdecError(f"{why}, got {answer!r}.")
     needed = answer.limits
     numbers = [("total_tokens", needed.total_tokens, limits.total_tokens)]
     if answer.drafted:
@@ -172,10 +171,8 @@ def checked_plan(answer: Any, limits: TreeConfig) -> Plan:
         numbers += [("widest", needed.widest, limits.widest)]
     for name, planned, reserved in numbers:
         if planned > reserved:
-            raise SpecdecError(
-                f"the policy plans {name}={planned}, but its limits reserve room for {reserved}; "
-                "answer within `limits` or raise them."
-            )
+            why = f"the policy plans {name}={planned}, but its limits reserve room for {reserved}"
+            raise SpecdecError(f"{why}; answer within `limits` or raise them.")
     return answer
 
 

@@ -121,9 +121,8 @@ class Pair:
         size = self.target.vocab_size
         for token in ids:
             if not 0 <= token < size:
-                raise SpecdecError(
-                    f"token id {token} is outside the target's vocabulary of {size}; check the prompt or the tokenizer."
-                )
+                why = f"token id {token} is outside the target's vocabulary of {size}"
+                raise SpecdecError(f"{why}; check the prompt or the tokenizer.")
         return ids
 
     @property
@@ -143,9 +142,8 @@ class Pair:
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise SpecdecError(
-                f"pair {self.name!r} has no tokenizer to read {what}; pass token ids, or load it with a tokenizer."
-            )
+            why = f"pair {self.name!r} has no tokenizer to read {what}"
+            raise SpecdecError(f"{why}; pass token ids, or load it with a tokenizer.")
         return self.tokenizer
 
     def _ids_of_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:

@@ -211,10 +211,8 @@ def unused(policy: PolicyLike) -> Policy:
     try:
         return checked_policy(copy.deepcopy(policy))
     except Exception as error:
-        raise SpecdecError(
-            f"the policy {policy.__class__.__name__} cannot be copied ({first_line(error).rstrip('.')}), but texts are measured "
-            "with a copy each; give it a __deepcopy__."
-        ) from error
+        why = f"the policy {policy.__class__.__name__} cannot be copied ({first_line(error).rstrip('.')})"
+        raise SpecdecError(f"{why}, but texts are measured with a copy each; give it a __deepcopy__.") from error
 
 
 def check_asks(asks: Any) -> frozenset[str]:

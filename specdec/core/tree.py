@@ -168,15 +168,13 @@ class DraftTree:
         if token.ndim != 1 or not len(token) or token.shape != parent.shape or int(parent[0]) != -1:
             raise SpecdecError("a tree needs one parent per token and a root with parent -1 in first place.")
         if token.is_floating_point() or parent.is_floating_point() or score is not None and bool(score.isnan().any()):
-            raise SpecdecError(
-                "tokens and parents of a tree are whole numbers, and scores are no NaN; check what they come from."
-            )
+            why = "tokens and parents of a tree are whole numbers, and scores are no NaN"
+            raise SpecdecError(f"{why}; check what they come from.")
         depth = torch.zeros_like(parent)
         for node in range(1, len(parent)):
             if not 0 <= int(parent[node]) < node:
-                raise SpecdecError(
-                    f"node {node} names parent {int(parent[node])}; parents must precede their children."
-                )
+                why = f"node {node} names parent {int(parent[node])}"
+                raise SpecdecError(f"{why}; parents must precede their children.")
             depth[node] = depth[parent[node]] + 1
         score = torch.zeros(len(token)) if score is None else score
         return cls(token, parent, depth, score, int(depth.max()))

@@ -180,9 +180,8 @@ def tree_from(text: str) -> TreeConfig:
     try:
         total_tokens, depth, top_k, *beam = (int(number) for number in text.split(","))
     except ValueError:
-        raise SpecdecError(
-            f"{text!r} is not a static tree; write static:total_tokens,depth,top_k[,beam,...]."
-        ) from None
+        why = f"{text!r} is not a static tree"
+        raise SpecdecError(f"{why}; write static:total_tokens,depth,top_k[,beam,...].") from None
     return TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
 
 

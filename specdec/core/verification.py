@@ -195,9 +195,8 @@ class TypicalPicker(Picker):
     def __init__(self, temperature: float = 1.0, threshold: float = 0.09, alpha: float = 0.3, **sampling: Any):
         super().__init__(make_warpers(temperature, **sampling))
         if temperature == 0:
-            raise SpecdecError(
-                "typical acceptance needs a temperature above 0; at 0 Medusa takes exact matches, as decode does."
-            )
+            why = "typical acceptance needs a temperature above 0"
+            raise SpecdecError(f"{why}; at 0 Medusa takes exact matches, as decode does.")
         check_number("threshold", threshold, 0.0, 1.0)
         check_number("alpha", alpha, 0.0)
         self.threshold, self.alpha = threshold, alpha

@@ -270,10 +270,8 @@ def _from_hub(name: str) -> list[Prompt]:
     try:
         import datasets
     except ImportError:
-        raise SpecdecError(
-            f"suite {name!r} comes from the hub through the package datasets, which is not installed "
-            f"(pip install 'specdec[hub]'); {folder_hint}."
-        ) from None
+        why = f"suite {name!r} comes from the hub through the package datasets"
+        raise SpecdecError(f"{why}, which is not installed (pip install 'specdec[hub]'); {folder_hint}.") from None
     try:
         rows = datasets.load_dataset(repository, config, split=part, revision=revision)
     except (OSError, ValueError, RuntimeError) as error:  # offline, removed, or an unreadable layout
@@ -348,9 +346,8 @@ def gather(
         groups = [(None, suites)]
     prompts = [prompt for suite, group in groups for prompt in _prompts(group, suite, limit, part)]
     if not prompts:
-        raise SpecdecError(
-            "there are no prompts to decode; name suites or give prompts, or choose a larger part of them."
-        )
+        why = "there are no prompts to decode"
+        raise SpecdecError(f"{why}; name suites or give prompts, or choose a larger part of them.")
     name, count = Counter(prompt.id for prompt in prompts).most_common(1)[0]
     if count > 1:
         raise SpecdecError(f"prompt {name!r} occurs twice; every prompt is measured once per repeat.")

@@ -113,9 +113,8 @@ def fit(trace: Trace, costs: CostModel, batches: Sequence[int] = BATCHES) -> Sch
     if not sizes:
         raise SpecdecError("a schedule needs at least one batch size.")
     if trace.copies:
-        raise SpecdecError(
-            "the recorded drafter also copies from the text, which a chain's length does not tell; record it alone."
-        )
+        why = "the recorded drafter also copies from the text, which a chain's length does not tell"
+        raise SpecdecError(f"{why}; record it alone.")
     rows, longest = [], min(trace.depth_of(1) + 1, trace.most_nodes)
     for batch in sizes:
         model = costs.batched(batch)

@@ -216,7 +216,6 @@ def new_policy(name: str, folder: str | Path = ".") -> Path:
     """
     path = Path(folder) / f"{name}.py"
     if not name.isidentifier() or path.exists():
-        raise SpecdecError(
-            f"{path} is {'there already' if path.exists() else 'no name of a module'}; take another name."
-        )
+        why = f"{path} is {'there already' if path.exists() else 'no name of a module'}"
+        raise SpecdecError(f"{why}; take another name.")
     return runs.write_text(path, Path(__file__).with_name("new_policy.txt").read_text(encoding="utf-8"))

@@ -34,14 +34,11 @@ def in_one_thread(model: nn.Module) -> Iterator[None]:
     with process_lock():
         user = _users.setdefault(model, [here, 0])
         if user[0][0] != here[0]:
-            raise SpecdecError(
-                "this process was forked while the model was decoding, and its copy is half-way; load the pair again here, "
-                "or fork when nothing is decoded."
-            )
+            why = "this process was forked while the model was decoding, and its copy is half-way"
+            raise SpecdecError(f"{why}; load the pair again here, or fork when nothing is decoded.")
         if user[0] != here:
-            raise SpecdecError(
-                "this model is decoding in another thread; wait until it has finished, or load a second pair for this one."
-            )
+            why = "this model is decoding in another thread"
+            raise SpecdecError(f"{why}; wait until it has finished, or load a second pair for this one.")
         user[1] += 1
     try:
         yield

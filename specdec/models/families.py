@@ -19,9 +19,8 @@ def model_in(given: nn.Module) -> nn.Module:
     """The transformers model inside a wrapper (compiled, parallel, adapted, or any module), or the model itself."""
     model = next((module for module in given.modules() if isinstance(module, transformers.PreTrainedModel)), given)
     if not hasattr(model, "get_output_embeddings") or not hasattr(setting(model, "config"), "get_text_config"):
-        raise SpecdecError(
-            f"{type(given).__name__} is no transformers causal LM and holds none; load it with AutoModelForCausalLM."
-        )
+        why = f"{type(given).__name__} is no transformers causal LM and holds none"
+        raise SpecdecError(f"{why}; load it with AutoModelForCausalLM.")
     return model
 
 
@@ -93,7 +92,6 @@ def end_tokens(model: nn.Module) -> frozenset[int]:
     ids = setting(setting(model, "generation_config"), "eos_token_id", [])
     ids = ids if isinstance(ids, list | tuple) else [ids]
     if not all(type(token) is int for token in ids):
-        raise SpecdecError(
-            f"eos_token_id of the target's generation settings must be one id or a list of them, got {ids!r}."
-        )
+        why = "eos_token_id of the target's generation settings must be one id or a list of them"
+        raise SpecdecError(f"{why}, got {ids!r}.")
     return frozenset(ids)

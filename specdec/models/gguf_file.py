@@ -70,9 +70,8 @@ def read(path: Path):
     try:
         return GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError) as error:
-        raise SpecdecError(
-            f"{path} cannot be read as GGUF ({first_line(error)}); it is cut short, damaged or another kind of file."
-        ) from error
+        why = f"{path} cannot be read as GGUF ({first_line(error)})"
+        raise SpecdecError(f"{why}; it is cut short, damaged or another kind of file.") from error
 
 
 def _field(reader, name: str, *default):
@@ -180,10 +179,8 @@ def _tokenizer(reader, path: Path):
     rules = {"gpt-2": byte_level, "smollm": pre_tokenizers.Sequence([digits, byte_level])}  # the file only names one
     kind, rule, begins = field("model", "none"), field("pre", "none"), field("add_bos_token", False)
     if kind != "gpt2" or rule not in rules or begins:
-        warn(
-            f"the tokenizer of {path.name} ({kind}, {rule}) is of a kind that is not unpacked; "
-            "give one with load_pair(target=..., tokenizer=...)."
-        )
+        why = f"the tokenizer of {path.name} ({kind}, {rule}) is of a kind that is not unpacked"
+        warn(f"{why}; give one with load_pair(target=..., tokenizer=...).")
         return None
     tokens = field("tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in field("merges")]

@@ -291,9 +291,8 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     tensors = together or tensors
     layers = fields.number(f"{kind}_num_layers", 1)
     if layers > max(1, len(tensors)):
-        raise bad_checkpoint(
-            folder, f"config.json counts {layers} layers, its weights are {len(tensors)}; fetch it again."
-        )
+        why = f"config.json counts {layers} layers, its weights are {len(tensors)}"
+        raise bad_checkpoint(folder, f"{why}; fetch it again.")
     read = _hydra if kind == "hydra" else _medusa
     config, named = read(fields, tensors, layers, target)
     stated = fields.get(f"{kind}_num_heads")
@@ -320,9 +319,8 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
     kinds = {"mlp": "state", "prefix-mlp": "layer"}
     kind = str(fields.get("hydra_head_arch", "mlp"))
     if kind not in kinds or fields.get("grounded_heads") is False or fields.get("hidden_state_offset"):
-        raise bad_checkpoint(
-            fields.folder, f"Hydra heads of kind {kind!r} with these settings are not supported; only {list(kinds)}."
-        )
+        why = f"Hydra heads of kind {kind!r} with these settings are not supported"
+        raise bad_checkpoint(fields.folder, f"{why}; only {list(kinds)}.")
     step, first = (2, 1) if kind == "prefix-mlp" else (1, 0)  # dropout layers count too
     heads = _count_heads(fields.folder, tensors, rf"hydra_mlp\.(\d+)\.{first}\.linear\.weight")
     named, rest = {}, dict(tensors)
@@ -361,9 +359,8 @@ def _count_heads(folder: Path, tensors: dict[str, Tensor], pattern: str) -> int:
     """The number of heads, counted from 0 without a gap."""
     found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
     if not found or found != set(range(len(found))):
-        raise bad_checkpoint(
-            folder, "no heads are numbered 0, 1, ... among its weights; this is no checkpoint of such heads."
-        )
+        why = "no heads are numbered 0, 1, ... among its weights"
+        raise bad_checkpoint(folder, f"{why}; this is no checkpoint of such heads.")
     return len(found)
 
 
@@ -372,9 +369,8 @@ def _repeated_block(folder: Path, name: str, same: list[Tensor | None]) -> Tenso
     if any(tensor is None for tensor in same):
         raise SpecdecError(f"{folder} lacks {name} of some layer; it is incomplete, fetch or export it again.")
     if not all(torch.equal(tensor, same[0]) for tensor in same[1:]):
-        raise bad_checkpoint(
-            folder, f"the layers {name} differ, but one block is applied several times in every known trainer."
-        )
+        why = f"the layers {name} differ"
+        raise bad_checkpoint(folder, f"{why}, but one block is applied several times in every known trainer.")
     return same[0]
 
 

@@ -98,10 +98,8 @@ class TreeCache(Cache):
     def require(self, rows: int) -> None:
         """Refuse a forward of `rows` tokens that would not fit, before it writes anything."""
         if len(self) + rows > self.capacity:
-            raise SpecdecError(
-                f"the key-value cache has room for {self.capacity} tokens but {len(self) + rows} are needed; "
-                "shorten the prompt, lower max_new_tokens or use a smaller tree."
-            )
+            why = f"the key-value cache has room for {self.capacity} tokens but {len(self) + rows} are needed"
+            raise SpecdecError(f"{why}; shorten the prompt, lower max_new_tokens or use a smaller tree.")
 
     def append(self, other: TreeCache, begin: int = 0, end: int | None = None) -> None:
         """Copy rows [begin, end) of another cache of the same model, default all, as if their tokens had been read here."""

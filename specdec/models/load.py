@@ -139,10 +139,8 @@ def _source(asked: dict) -> dict | None:
 def source_of(pair: Pair) -> dict:
     """The arguments of `load_again` for another process. SpecdecError for a pair that was not loaded from files."""
     if pair.source is None:
-        raise SpecdecError(
-            f"the pair {pair.name!r} was made in memory, so no other process can load it; save it and load_pair(target=FOLDER, "
-            "drafter=FOLDER), or leave `on` out."
-        )
+        why = f"the pair {pair.name!r} was made in memory, so no other process can load it"
+        raise SpecdecError(f"{why}; save it and load_pair(target=FOLDER, drafter=FOLDER), or leave `on` out.")
     return {"source": pair.source, "described": describe_pair(pair)}
 
 
@@ -153,10 +151,8 @@ def load_again(source: dict, described: dict) -> Pair:
     pair.name, pair.stop_tokens = described["pair"], frozenset(described["stop_tokens"])
     own = describe_pair(pair)
     if other := [name for name in described if own.get(name) != described[name]]:
-        raise SpecdecError(
-            f"worker {platform.node()} loaded the pair {pair.name!r} with different {' and '.join(other)}; copy the same "
-            "files to it."
-        )
+        why = f"worker {platform.node()} loaded the pair {pair.name!r} with different {' and '.join(other)}"
+        raise SpecdecError(f"{why}; copy the same files to it.")
     return pair
 
 
@@ -296,10 +292,8 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
         if drafters.KINDS[kind].optional:
             return wanted
         if part == OWN_DRAFTER and name in PRESETS:
-            warn(
-                f"no drafter for {name!r} is in this installation: it can only decode plainly; "
-                f"give one with load_pair(target={name!r}, drafter=...)."
-            )
+            why = f"no drafter for {name!r} is in this installation: it can only decode plainly"
+            warn(f"{why}; give one with load_pair(target={name!r}, drafter=...).")
             return None
         _shipped_part(ships, part)
     return place if wanted is None else f"{kind}:{place}"
@@ -489,9 +483,8 @@ def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -
         if pickled and any(stored.is_code(path, error) for path in folder.glob("*.bin")):
             reason = "is a pickle with code in it, which was not run; ask for safetensors"
             raise SpecdecError(f"{what} {source} {reason}.") from None
-        raise SpecdecError(
-            f"{what} {source} cannot be loaded as a transformers causal LM: {first_line(error)}{again}"
-        ) from error
+        why = f"{what} {source} cannot be loaded as a transformers causal LM"
+        raise SpecdecError(f"{why}: {first_line(error)}{again}") from error
     if missing := sorted(report["missing_keys"]):
         raise SpecdecError(f"{what} {source} lacks {', '.join(missing[:5])}; its weights are incomplete.")
     return model

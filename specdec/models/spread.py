@@ -47,13 +47,11 @@ def check_spread(spread: str, device: str) -> None:
         if device != "auto":
             raise SpecdecError(f"a device map chooses the devices by itself; leave out device={device!r}.")
     elif ranks.world() == 1:
-        raise SpecdecError(
-            f"{spread} needs several processes; start them with torchrun --nproc-per-node 2 -m specdec ..."
-        )
+        why = f"{spread} needs several processes"
+        raise SpecdecError(f"{why}; start them with torchrun --nproc-per-node 2 -m specdec ...")
     elif device == "cpu" and torch.cuda.is_available():
-        raise SpecdecError(
-            f"transformers shares a target among GPUs where there are some; hide them for {spread} on a CPU."
-        )
+        why = "transformers shares a target among GPUs where there are some"
+        raise SpecdecError(f"{why}; hide them for {spread} on a CPU.")
     if importlib.util.find_spec("accelerate") is None:
         raise SpecdecError(f"spread={spread!r} needs the package accelerate; pip install accelerate.")
 
@@ -65,10 +63,8 @@ def check_heads(config) -> None:
         if isinstance(heads, int) and heads % ranks.world():
             kind = "key-value heads" if "key" in name else "attention heads"
             fitting = [str(count) for count in range(1, heads + 1) if heads % count == 0]
-            raise SpecdecError(
-                f"the target's {heads} {kind} do not divide among {ranks.world()} processes; start a number "
-                f"that divides them ({', '.join(fitting)})."
-            )
+            why = f"the target's {heads} {kind} do not divide among {ranks.world()} processes"
+            raise SpecdecError(f"{why}; start a number that divides them ({', '.join(fitting)}).")
 
 
 def loading_arguments(spread: str, device: torch.device) -> dict:
@@ -79,9 +75,8 @@ def loading_arguments(spread: str, device: torch.device) -> dict:
     try:
         from transformers.distributed import DistributedConfig
     except ImportError as error:
-        raise SpecdecError(
-            f"this transformers shares no target ({error}); install transformers 5.23 or newer."
-        ) from error
+        why = f"this transformers shares no target ({error})"
+        raise SpecdecError(f"{why}; install transformers 5.23 or newer.") from error
     size = {f"{spread}_size": ranks.world()}
     if not size.keys() <= inspect.signature(DistributedConfig).parameters.keys():
         raise SpecdecError(f"this transformers knows no {spread} of a target; install transformers 5.23 or newer.")

@@ -219,9 +219,8 @@ class Target(TargetModel):
             self._collected[tap] = output[0]
 
         if not 0 <= tap <= self.num_layers:
-            raise SpecdecError(
-                f"layer input {tap} cannot be tapped; {type(self.model).__name__} has 0 to {self.num_layers}."
-            )
+            why = f"layer input {tap} cannot be tapped"
+            raise SpecdecError(f"{why}; {type(self.model).__name__} has 0 to {self.num_layers}.")
         if tap == self.num_layers:
             return decoder_of(self.model).register_forward_hook(after_decoder)
         return families.decoder_layers(self.model, self.num_layers)[tap].register_forward_pre_hook(
@@ -378,12 +377,10 @@ def expected_logits(target) -> tuple[Tensor, Tensor]:
     if not bool(logits.isfinite().all()):
         name, weights = type(target.model).__name__, target.model.named_parameters()
         if broken := next((weight for weight, values in weights if not bool(values.isfinite().all())), None):
-            raise SpecdecError(
-                f"{name} has values in {broken} that are not finite; its weights are damaged, fetch them again."
-            )
-        raise SpecdecError(
-            f"{name} gives logits that are not finite, though its weights are; load it in another dtype."
-        )
+            why = f"{name} has values in {broken} that are not finite"
+            raise SpecdecError(f"{why}; its weights are damaged, fetch them again.")
+        why = f"{name} gives logits that are not finite, though its weights are"
+        raise SpecdecError(f"{why}; load it in another dtype.")
     right = torch.empty_like(logits[-1])
     for row, path in enumerate(PATHS):
         right[list(path)] = logits[row, : len(path)]
@@ -450,10 +447,8 @@ def _check(target, right: Tensor, blurred: Tensor) -> None:
     if not error <= tolerance:
         takes = "position_ids" in inspect.signature(type(target.model).forward).parameters
         lacks = "its attention does not obey a tree mask" if takes else "it takes no position_ids, which a tree needs"
-        raise SpecdecError(
-            f"{name} gives other logits for a tree than for its paths (off by {error / spread:.2g} of the spread): "
-            f"{lacks}; {INSTEAD}."
-        )
+        why = f"{name} gives other logits for a tree than for its paths (off by {error / spread:.2g} of the spread)"
+        raise SpecdecError(f"{why}: {lacks}; {INSTEAD}.")
     if mask.windows == {None} and families.cache_has_window(target.config):
         raise SpecdecError(f"{name} has a sliding window in its cache alone, which no mask can express; {INSTEAD}.")
     listed = bool(setting(target.config, "layer_types"))

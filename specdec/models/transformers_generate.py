@@ -115,9 +115,8 @@ class _NoScores:
 
     @classmethod
     def _refuse(cls, *args, **kwargs):
-        raise SpecdecError(
-            "a stopping criterion reads the scores, which speculative decoding does not keep; leave it out."
-        )
+        why = "a stopping criterion reads the scores, which speculative decoding does not keep"
+        raise SpecdecError(f"{why}; leave it out.")
 
     __getattr__ = __getitem__ = __len__ = __iter__ = __torch_function__ = _refuse
 
@@ -125,16 +124,14 @@ class _NoScores:
 def _refuse(generation_config, model_kwargs: dict) -> None:
     """SpecdecError for settings whose text is neither greedy decoding's nor sampling's, or that the cycle would not follow."""
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
-        raise SpecdecError(
-            "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
-        )
+        why = "speculative decoding returns one sequence without beams"
+        raise SpecdecError(f"{why}; set num_beams and num_return_sequences to 1.")
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
         raise SpecdecError(f"speculative decoding is greedy or samples; leave the settings of {mode.value} out.")
     if generation_config.guidance_scale not in (None, 1):
-        raise SpecdecError(
-            "guidance runs the model on a second prompt; leave guidance_scale and negative_prompt_ids out."
-        )
+        why = "guidance runs the model on a second prompt"
+        raise SpecdecError(f"{why}; leave guidance_scale and negative_prompt_ids out.")
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     if wanted := [name for name in outputs if setting(generation_config, name)]:
         raise SpecdecError(f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out.")
@@ -142,9 +139,8 @@ def _refuse(generation_config, model_kwargs: dict) -> None:
         raise SpecdecError("speculative decoding reads token ids, not inputs_embeds; give input_ids alone.")
     for name in ("past_key_values", "cache"):
         if (cache := model_kwargs.get(name)) is not None and cache.get_seq_length():
-            raise SpecdecError(
-                f"speculative decoding fills a cache of its own; leave {name} out and give all input_ids."
-            )
+            why = "speculative decoding fills a cache of its own"
+            raise SpecdecError(f"{why}; leave {name} out and give all input_ids.")
     given = [name for name, value in model_kwargs.items() if value is not None and value is not False]
     if unread := sorted(set(given) - READ):
         raise SpecdecError(f"speculative decoding reads token ids alone; leave {', '.join(unread)} out.")
@@ -153,16 +149,14 @@ def _refuse(generation_config, model_kwargs: dict) -> None:
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
     """The single prompt [T] of a batch of one, without left padding. positions: must count its tokens from 0."""
     if input_ids.shape[0] != 1:
-        raise SpecdecError(
-            f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}; loop over it."
-        )
+        why = f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}"
+        raise SpecdecError(f"{why}; loop over it.")
     kept = torch.ones_like(input_ids[0], dtype=torch.bool)
     if attention_mask is not None:
         if attention_mask.shape != input_ids.shape:
             shapes = tuple(attention_mask.shape), tuple(input_ids.shape)
-            raise SpecdecError(
-                f"attention_mask has shape {shapes[0]}, but input_ids has {shapes[1]}; give a flag per token."
-            )
+            why = f"attention_mask has shape {shapes[0]}, but input_ids has {shapes[1]}"
+            raise SpecdecError(f"{why}; give a flag per token.")
         kept = attention_mask[0].bool()
     if not kept.any():
         raise SpecdecError("the prompt is empty, or attention_mask hides all of it; give at least one token.")
@@ -173,9 +167,8 @@ def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor
         rows = positions.reshape(-1, positions.shape[-1])  # some families count in several rows
         usual = torch.arange(len(ids), device=rows.device)
         if rows.shape[1] != len(kept):
-            raise SpecdecError(
-                "attention_mask and position_ids have a number for each token of input_ids; leave them out."
-            )
+            why = "attention_mask and position_ids have a number for each token of input_ids"
+            raise SpecdecError(f"{why}; leave them out.")
         if not bool((rows[:, kept] == usual).all()):
             raise SpecdecError("speculative decoding counts positions itself, from 0; leave position_ids out.")
     return ids

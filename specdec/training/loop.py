@@ -145,10 +145,8 @@ class TrainingRun:
         ranks.barrier()
         self.plan = runs.read_json(self.plan_path)
         if self.plan["settings"] != settings:
-            raise SpecdecError(
-                f"{out_dir} holds a run with other settings; repeat them, choose another folder, or pass resume=False "
-                "to start over."
-            )
+            why = f"{out_dir} holds a run with other settings"
+            raise SpecdecError(f"{why}; repeat them, choose another folder, or pass resume=False to start over.")
 
     def _write_plan(self) -> None:
         if ranks.leads():

@@ -98,10 +98,8 @@ class RadarData:
         units = np.unique(unit)
         count = round(held_out_frac * len(units))
         if not 0 < held_out_frac < 1 or not 0 < count < len(units):
-            raise SpecdecError(
-                f"holding out {held_out_frac} of {len(units)} {by}s leaves one side empty; record more prompts or change "
-                "held_out_frac."
-            )
+            why = f"holding out {held_out_frac} of {len(units)} {by}s leaves one side empty"
+            raise SpecdecError(f"{why}; record more prompts or change held_out_frac.")
         held = np.isin(unit, np.random.default_rng(seed).permutation(units)[:count])
         return np.flatnonzero(~held), np.flatnonzero(held)
 

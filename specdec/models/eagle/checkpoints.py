@@ -130,9 +130,8 @@ def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
     """The layout by marker, names and shapes: "official", "sglang", "speculators", "griffin", or "eagle1" (EAGLE-2, HASS too)."""
     kind = fields.get("speculators_model_type")
     if kind not in (None, "eagle3", "peagle"):
-        raise bad_checkpoint(
-            fields.folder, f"it is a speculators checkpoint of kind {kind!r}; only 'eagle3' and 'peagle' are supported."
-        )
+        why = f"it is a speculators checkpoint of kind {kind!r}"
+        raise bad_checkpoint(fields.folder, f"{why}; only 'eagle3' and 'peagle' are supported.")
     griffin = "fc.fc.weight" in tensors
     for name in ("fc.fc.weight" if griffin else "fc.weight", QUERY):
         if name not in tensors or tensors[name].ndim != 2:

@@ -151,10 +151,8 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
     if not all(0 <= tap <= target.num_layers for tap in taps):
         raise SpecdecError(f"taps {tuple(taps)} do not all exist in a target of {target.num_layers} layers.")
     if config.vocab_size > target.vocab_size:
-        raise SpecdecError(
-            f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}; "
-            "they do not belong together."
-        )
+        why = f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}"
+        raise SpecdecError(f"{why}; they do not belong together.")
     if not config.own_embedding and config.hidden_size != target.hidden_size:
         raise SpecdecError(
             f"the drafter is {config.hidden_size} wide and brings no embedding, but the target embeds in "
@@ -467,10 +465,8 @@ def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Ten
             f"the target on {best:.0%} of {CALIBRATION_TOK * STEPS} drafted tokens instead of {scores[literal]:.0%}."
         )
     elif best < STRANGER_FRAC:
-        warn(
-            f"the drafter agrees with the target on at most {best:.0%} of drafted tokens, however it is read; it was "
-            "probably trained for another target, or on other layers of it."
-        )
+        why = f"the drafter agrees with the target on at most {best:.0%} of drafted tokens, however it is read"
+        warn(f"{why}; it was probably trained for another target, or on other layers of it.")
     return {", ".join(_differences(literal, config)) or "file": score for config, score in scores.items()}
 
 

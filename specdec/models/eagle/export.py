@@ -142,13 +142,11 @@ def serve_command(engine: str, out: Path, target: ServedTarget, tree: TreeConfig
     if tree.beam:
         raise SpecdecError(f"{engine} expands as many nodes as a node has children; leave the beam of {tree.text} out.")
     if engine in CHAINS and tree.top_k != 1:
-        raise SpecdecError(
-            f"{engine} drafts chains; give a tree of one child per node, such as {steps + 1},{tree.depth},1."
-        )
+        why = f"{engine} drafts chains"
+        raise SpecdecError(f"{why}; give a tree of one child per node, such as {steps + 1},{tree.depth},1.")
     if tree.top_k == 1 and tree.total_tokens != steps + 1:
-        raise SpecdecError(
-            f"a chain of depth {tree.depth} has {steps + 1} tokens with its root, not {tree.total_tokens}."
-        )
+        why = f"a chain of depth {tree.depth} has {steps + 1} tokens with its root"
+        raise SpecdecError(f"{why}, not {tree.total_tokens}.")
     if engine == "vllm":
         config = {"method": "eagle3", "model": str(out), "num_speculative_tokens": steps}
         words = ["vllm", "serve", target.name, "--speculative-config", json.dumps(config)]

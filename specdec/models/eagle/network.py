@@ -72,9 +72,8 @@ class EagleConfig:
                 f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} key-value heads."
             )
         if self.draft_vocab_size > self.vocab_size:
-            raise SpecdecError(
-                f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}; check config.json."
-            )
+            why = f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}"
+            raise SpecdecError(f"{why}; check config.json.")
 
     @property
     def feature_size(self) -> int:
@@ -116,10 +115,8 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1; sheet fact 1)."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
-        raise SpecdecError(
-            f"EAGLE-3 taps the inputs of layers 2, L//2 and L-3; a target of {num_layers} layers gives {taps}, "
-            "which are not three distinct layers in order: use a target of at least 7 layers."
-        )
+        why = f"EAGLE-3 taps the inputs of layers 2, L//2 and L-3; a target of {num_layers} layers gives {taps}"
+        raise SpecdecError(f"{why}, which are not three distinct layers in order: use a target of at least 7 layers.")
     return taps
 
 

@@ -129,10 +129,8 @@ def _parse_chat(line: str, where: str) -> list[dict]:
         turn = turn if isinstance(turn, dict) else {}
         role, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
         if role not in _ROLE_NAMES or not isinstance(content, str):
-            raise SpecdecError(
-                f"{where}: a turn needs a role out of {', '.join(_ROLE_NAMES)} and a text; found "
-                f"{json.dumps(turn)[:80]}; correct or drop the line."
-            )
+            why = f"{where}: a turn needs a role out of {', '.join(_ROLE_NAMES)} and a text"
+            raise SpecdecError(f"{why}; found {json.dumps(turn)[:80]}; correct or drop the line.")
         messages.append({"role": _ROLE_NAMES[role], "content": content})
     if "answer_ids" in record:
         ids, temperature = record["answer_ids"], record.get("temperature")
@@ -366,9 +364,8 @@ def _answer(conversations, model, tokenizer, temperature: float, max_new_tokens:
 def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: int) -> list[str]:
     """The next assistant message of each chat; greedy at temperature 0."""
     if tokenizer.pad_token_id is None:
-        raise SpecdecError(
-            "the tokenizer has no padding token; set tokenizer.pad_token (the end-of-text token will do)."
-        )
+        why = "the tokenizer has no padding token"
+        raise SpecdecError(f"{why}; set tokenizer.pad_token (the end-of-text token will do).")
     texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     coding = dict(padding=True, padding_side="left", add_special_tokens=False, return_token_type_ids=False)
     inputs = tokenizer(texts, return_tensors="pt", **coding).to(model.device)

@@ -232,9 +232,8 @@ class ChatFiles:
         manifest = runs.read_json(self.manifest)
         other = [name for name, value in self.identity.items() if manifest.get(name) != value]
         if other:
-            raise SpecdecError(
-                f"{self.folder} holds chats made with another {' and another '.join(other)}; choose another folder."
-            )
+            why = f"{self.folder} holds chats made with another {' and another '.join(other)}"
+            raise SpecdecError(f"{why}; choose another folder.")
         counts = manifest.get("counts", {})
         self.counts.update({name: count for name, count in counts.items() if not name.endswith("_tok")})
         (self.folder / _shard(self.shards)).unlink(missing_ok=True)
@@ -284,9 +283,8 @@ def _rows(path: Path) -> Iterator[dict]:
             row = json.loads(line)
             _digests(row)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise SpecdecError(
-                f"{path}, line {number}: not a chat with its answer; move the file away ({error})."
-            ) from None
+            why = f"{path}, line {number}: not a chat with its answer"
+            raise SpecdecError(f"{why}; move the file away ({error}).") from None
         yield row
 
 
@@ -336,10 +334,8 @@ class ChatWriter:
         self.limit = self.target.position_limit or 1 << 30
         longest = len(self.before) + config.prompt_tok + SLACK_TOK + config.answer_tok
         if longest > self.limit:
-            raise SpecdecError(
-                f"a chat may grow to {longest} tokens, but the target's context ends at {self.limit}; lower prompt_tok or "
-                "answer_tok."
-            )
+            why = f"a chat may grow to {longest} tokens, but the target's context ends at {self.limit}"
+            raise SpecdecError(f"{why}; lower prompt_tok or answer_tok.")
         least = config.rows * (len(self.before) + 1) * self.target.cache_bytes_per_tok
         check_memory(f"the beginning of {config.rows} chats at a time", least, self.target.device, "lower rows")
 

@@ -102,9 +102,8 @@ class Ppow(Objective):
         if self.reward != "none" and self.rollout != "drafter":
             raise SpecdecError("only windows that the drafter drafts can be rewarded; set rollout to drafter.")
         if self.reward == "measured" and len(self.speedups) != self.window + 1:
-            raise SpecdecError(
-                f"the measured reward needs speedups for 0 to {self.window} tokens, got {self.speedups}."
-            )
+            why = f"the measured reward needs speedups for 0 to {self.window} tokens"
+            raise SpecdecError(f"{why}, got {self.speedups}.")
         fracs = self.hard_from, self.hard_to, self.paid_frac
         if not (self.temperature > 0 and 0 <= min(fracs) and max(fracs) <= 1):
             raise SpecdecError("temperature must be above 0, hard_from, hard_to and paid_frac from 0 to 1.")
@@ -330,10 +329,8 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
     """
     slots = batch.ids.shape[1]
     if window + 2 > slots:
-        raise SpecdecError(
-            f"a window of {window} tokens and the two before it do not fit into rows of {slots} tokens; lower the "
-            "objective's window or raise the setting length."
-        )
+        why = f"a window of {window} tokens and the two before it do not fit into rows of {slots} tokens"
+        raise SpecdecError(f"{why}; lower the objective's window or raise the setting length.")
     answer = batch.loss_mask.bool()
     inside = F.pad(answer.long(), (1, window + 1)).cumsum(1)  # answer tokens before each position
     fits = inside[:, window + 2 : window + 2 + slots] - inside[:, 1 : slots + 1] == window + 1

@@ -306,6 +306,5 @@ def _check_kind(start_from: Path | None, network: str) -> None:
     config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
     wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
     if config and drafters.kind_of(config) != wanted:
-        raise SpecdecError(
-            f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}; name another."
-        )
+        why = f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}"
+        raise SpecdecError(f"{why}; name another.")

@@ -336,9 +336,8 @@ def training_text(
         rows = Rows(mixed, seed=seed, length=settings.length, block_rows=32 * settings.batch)
         return StreamedText(rows, settings.batch, device)
     if not own and not isinstance(source, ChatList):
-        raise SpecdecError(
-            "text that is read in passes must be a list of conversations; give --data FILE, or no passes."
-        )
+        why = "text that is read in passes must be a list of conversations"
+        raise SpecdecError(f"{why}; give --data FILE, or no passes.")
     given = own or source.conversations
     sides = [split(given[:end], settings) for end in stages or [len(given)]]
     parts = sides[-1][0], sides[0][1]
@@ -362,8 +361,6 @@ def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list
         raise SpecdecError(f"all {len(held_out)} conversations are held out; give more of them.")
     greedy = [chat for chat in held_out if not chat[-1].get("temperature")]
     if settings.held_out and not greedy:
-        raise SpecdecError(
-            f"no greedy answer among {len(conversations)} conversations is held out; give more of them, raise "
-            "held_out_frac, or set held_out to 0."
-        )
+        why = f"no greedy answer among {len(conversations)} conversations is held out"
+        raise SpecdecError(f"{why}; give more of them, raise held_out_frac, or set held_out to 0.")
     return learned, greedy[: settings.held_out]

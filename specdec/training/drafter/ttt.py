@@ -484,9 +484,8 @@ class Supervised(Objective):
             raise SpecdecError("this drafter's states are no features of the target; set feature_weight to 0.")
         heads = getattr(drafter.config, "num_heads", 0) or getattr(drafter.config, "block", 0)
         if heads and self.rules.steps > heads:
-            raise SpecdecError(
-                f"a drafter of {heads} heads cannot be taught {self.rules.steps} steps; lower rules.steps."
-            )
+            why = f"a drafter of {heads} heads cannot be taught {self.rules.steps} steps"
+            raise SpecdecError(f"{why}; lower rules.steps.")
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         output = target(batch)
