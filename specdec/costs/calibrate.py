@@ -171,7 +171,14 @@ def fit(timings: Timings, **facts) -> CostModel:
     rest = dict(rest_ms=max(0.0, typical(fitted["rest_ms"])) + fixed, question_ms=float(np.median(timings.questions)))
     plain = dict(step=float(step[0]), step_per_tok=float(step_per_tok[0]))
     model = CostModel(kind="calibrated", **drafting, **verifying, **rest, **plain, **facts)
-    model = _with_turns(_levelled(model, fitted), timings, cycles)
+    # all parts of a cycle scaled alike, so that the sum over cycles is exact
+    predicted = model.cycle_ms(*(fitted[name].to_numpy() for name in SHAPE))
+    ratio = fitted["total_ms"].to_numpy() / predicted
+    near = _near(ratio - np.median(ratio))
+    level = float(fitted["total_ms"].to_numpy()[near].sum() / predicted[near].sum())
+    scaled = {name: level * np.array(getattr(model, name)) for name in TABLES}
+    scaled |= {name: level * getattr(model, name) for name in ("candidate_ms", "first_ms", "rest_ms")}
+    model = _with_turns(dataclasses.replace(model, **scaled), timings, cycles)
     return dataclasses.replace(model, errors=errors(model, timings))
 
 
@@ -217,17 +224,6 @@ def trimmed_nnls(columns: np.ndarray, values: np.ndarray, rounds: int = 3) -> np
         solution = scipy.optimize.nnls(columns[near], values[near])[0]
         near = _near(values - columns @ solution)
     return solution
-
-
-def _levelled(model: CostModel, rows: pd.DataFrame) -> CostModel:
-    """`model` with all parts of a cycle scaled alike, so that the sum over cycles is exact."""
-    predicted = model.cycle_ms(*(rows[name].to_numpy() for name in SHAPE))
-    ratio = rows["total_ms"].to_numpy() / predicted
-    near = _near(ratio - np.median(ratio))
-    level = float(rows["total_ms"].to_numpy()[near].sum() / predicted[near].sum())
-    scaled = {name: level * np.array(getattr(model, name)) for name in TABLES}
-    scaled |= {name: level * getattr(model, name) for name in ("candidate_ms", "first_ms", "rest_ms")}
-    return dataclasses.replace(model, **scaled)
 
 
 def typical(values) -> float:

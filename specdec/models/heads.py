@@ -293,8 +293,7 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     if layers > max(1, len(tensors)):
         why = f"config.json counts {layers} layers, its weights are {len(tensors)}"
         raise bad_checkpoint(folder, f"{why}; fetch it again.")
-    read = _hydra if kind == "hydra" else _medusa
-    config, named = read(fields, tensors, layers, target)
+    config, named = (_hydra if kind == "hydra" else _medusa)(fields, tensors, layers, target)
     stated = fields.get(f"{kind}_num_heads")
     if stated != config.num_heads:
         warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")

@@ -113,10 +113,24 @@ class Live(Viewer):
 
     def _decode(self, engine, watched: Watched) -> None:
         """The whole turn, in its own thread."""
-        result, ended = self.result, "Finished"
+        result, ended, lane, redrawn = self.result, "Finished", self.shown[0][0], 0.0
         try:
             with engine.inference():
-                self._cycles(engine, watched, result)
+                note = misfit(watched.policy, self.pair)
+                text = functools.cache(lambda token: token_texts(self.pair, [token])[token])
+                steps = turn(engine, watched, result)
+                for tokens in steps:
+                    kept, position = [text(token) for token in tokens], len(lane.tokens) - 1
+                    lane.tokens += kept
+                    if result.rows:
+                        lane.cycles.append(live_cycle(engine, watched, result.rows[-1], position, kept, text))
+                    watched.begin()
+                    if time.monotonic() - redrawn > REDRAWN_EVERY_S:
+                        self._newest(note or "Decoding ...")
+                        redrawn = time.monotonic()
+                    if self._stop.is_set():
+                        break
+                steps.close()
             ended = "Stopped" if result.finish_reason == "unfinished" else ended
         except SpecdecError as error:
             ended = f"{error} Until then"
@@ -124,27 +138,10 @@ class Live(Viewer):
             ended = f"Decoding failed ({type(error).__name__}: {error}). Until then"
         finally:
             result.read(self.pair.reader)
-            cycles = len(self.shown[0][0].cycles)
             self._buttons(running=False)
-            self._newest(f"{ended}: {result.new_tok} tokens in {cycles} cycles, {result.tokens_per_s:.1f} tokens/s.")
-
-    def _cycles(self, engine, watched: Watched, result: Generation) -> None:
-        lane, redrawn = self.shown[0][0], 0.0
-        note = misfit(watched.policy, self.pair)
-        text = functools.cache(lambda token: token_texts(self.pair, [token])[token])
-        steps = turn(engine, watched, result)
-        for tokens in steps:
-            kept, position = [text(token) for token in tokens], len(lane.tokens) - 1
-            lane.tokens += kept
-            if result.rows:
-                lane.cycles.append(live_cycle(engine, watched, result.rows[-1], position, kept, text))
-            watched.begin()
-            if time.monotonic() - redrawn > REDRAWN_EVERY_S:
-                self._newest(note or "Decoding ...")
-                redrawn = time.monotonic()
-            if self._stop.is_set():
-                break
-        steps.close()
+            self._newest(
+                f"{ended}: {result.new_tok} tokens in {len(lane.cycles)} cycles, {result.tokens_per_s:.1f} tokens/s."
+            )
 
     def _newest(self, message: str) -> None:
         """Show the last cycle."""

@@ -40,8 +40,8 @@ ROOMS = "core costs data evaluation models policies replays report toy training"
 core, costs, data, evaluation, models, policies, replays, report, toy, training = (
     Later(f"specdec.{room}") for room in ROOMS.split()
 )
-MODULES = "runs models.load models.pairs evaluation.logs report.tables training.drafter"
-runs, load, pairs, logs, tables, drafting = (Later(f"specdec.{name}") for name in MODULES.split())
+MODULES = "fanout runs models.load models.pairs evaluation.logs report.tables training.drafter"
+fanout, runs, load, pairs, logs, tables, drafting = (Later(f"specdec.{name}") for name in MODULES.split())
 pandas, torch, yaml = map(Later, ("pandas", "torch", "yaml"))
 
 
@@ -108,8 +108,6 @@ def _check(args) -> None:
         if given.get(name) is not None and given[name] < lowest:
             raise SpecdecError(f"--{name.replace('_', '-')} must be at least {lowest}, got {given[name]}.")
     if "on" in given:
-        from specdec import fanout
-
         args.on = fanout.checked_place(args.on, args.jobs)
     if given.get("notebooks"):
         os.environ[machine.NOTEBOOKS_VARIABLE] = args.notebooks

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -98,7 +99,7 @@ def train_policy(
     out_dir, seed = Path(options.out_dir), options.seed
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = _settings(learner, task, ppo, options, judge is not None)
-    make_env = _env_maker(learner, task)
+    make_env = functools.partial(_new_env, learner, task)
     rollouts = Rollouts(make_env, options.envs, task.credit or each_alone, task.reseed_each_turn, task.clear_each_turn)
     model, state = build_ppo(lambda: make_env(seed), ppo, options.envs, seed), State(learner)
     settings |= {"steps": math.ceil(ppo.total_steps / segment_steps)}
@@ -156,17 +157,14 @@ def _described(what):
     return getattr(what, "__qualname__", None) or (None if what is None else type(what).__name__)
 
 
-def _env_maker(learner: Learned, task: Task) -> Callable[[int], Env]:
-    def make(seed: int) -> Env:
-        source = task.source
-        if isinstance(source, ReplaySource):
-            source = ReplaySource(source.trace, source.costs, source.policy_ms)
-        elif callable(source):
-            source = source()
-        others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
-        return Env(copy.deepcopy(learner), source, others, task.reward, task.episode)
-
-    return make
+def _new_env(learner: Learned, task: Task, seed: int) -> Env:
+    source = task.source
+    if isinstance(source, ReplaySource):
+        source = ReplaySource(source.trace, source.costs, source.policy_ms)
+    elif callable(source):
+        source = source()
+    others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
+    return Env(copy.deepcopy(learner), source, others, task.reward, task.episode)
 
 
 def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: Path) -> dict:

@@ -363,7 +363,7 @@ def test_what_decides_is_described_and_every_environment_has_a_source_and_a_part
     assert ppo_module._described(live[0]) == ppo_module._described(LiveSource(pair, [[1, 2]], 16))
     partner, source, learner = ltd.DepthPolicy(total_tokens=8, **TREE), ReplaySource(TRACE, COSTS, 0.5), sizes()
     task = Task(source, Reward("accepted"), "turn", partner)
-    first, second = (ppo_module._env_maker(learner, task)(seed) for seed in (1, 2))
+    first, second = (ppo_module._new_env(learner, task, seed) for seed in (1, 2))
     for env in (first, second):
         own = env.source
         assert own is not source and (own.trace, own.costs, own.policy_ms) == (TRACE, COSTS, 0.5)
@@ -371,11 +371,12 @@ def test_what_decides_is_described_and_every_environment_has_a_source_and_a_part
         assert env.learner is not learner and env.learner.settings() == learner.settings()
         assert (env.reward, env.episode) == (Reward("accepted"), "turn")
     assert first.others is not second.others and first.learner is not second.learner
-    made = ppo_module._env_maker(learner, Task(lambda: source, others=lambda seed: ltd.RandomDepth(4, 3, 20, seed)))
-    assert made(3).source is source
-    depths = [made(seed).others.answer(None).depth for seed in range(12)]
+    task = Task(lambda: source, others=lambda seed: ltd.RandomDepth(4, 3, 20, seed))
+    made = [ppo_module._new_env(learner, task, seed) for seed in range(12)]
+    assert made[3].source is source
+    depths = [env.others.answer(None).depth for env in made]
     assert depths == [ltd.RandomDepth(4, 3, 20, seed).answer(None).depth for seed in range(12)]
-    assert ppo_module._env_maker(learner, Task(source))(0).others is None
+    assert ppo_module._new_env(learner, Task(source), 0).others is None
 
 
 def test_stable_baselines_is_told_all_of_the_config():

@@ -158,9 +158,8 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
     layer = Fields(fields.folder, {**fields, **fields.part("transformer_layer_config")}) if speculators else fields
     for name, only in (("hidden_act", "silu"), ("mlp_bias", False)):
         if layer.get(name) not in (None, only):
-            raise bad_checkpoint(
-                fields.folder, f"{name} {layer[name]!r} in config.json is not supported, only {only!r}."
-            )
+            why = f"{name} {layer[name]!r} in config.json is not supported"
+            raise bad_checkpoint(fields.folder, f"{why}, only {only!r}.")
     shape = layer_shape(layer)
     vocabulary, hidden = shape["vocab_size"], shape["hidden_size"]
     announced = layout == "official" and fields.get("target_hidden_size") is not None
@@ -178,6 +177,10 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
     # Without draft_vocab_size it may have another name; if writers leave it out, there is no reduction.
     reduced = fields.get("truncated_vocab_size", None if layout == "official" else vocabulary)
     qwen3 = speculators and layer.get("model_type") == "qwen3"
+    # The weights decide how the taps are normed before fc; a flag without its weights makes them missing.
+    joint = fields.get("norm_before_fc") or fields.part("eagle_config").get("norm_before_fc")  # NVIDIA nests it
+    fc_norm = "joint" if "input_norm.weight" in tensors or joint else None
+    fc_norm = "each" if "fc_norm.0.weight" in tensors or fields.get("fc_norm") else fc_norm
     config = EagleConfig(
         **shape,
         draft_vocab_size=fields.number("draft_vocab_size", reduced),
@@ -190,7 +193,7 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         norm_output=bool(fields.get("norm_output")),
         attention_bias=biased or (speculators and bool(layer.get("attention_bias"))),
         query_key_norm="midlayer.self_attn.q_norm.weight" in tensors or qwen3,
-        fc_norm=_fc_norm(fields, tensors),
+        fc_norm=fc_norm,
         fc_bias="fc.bias" in tensors,
         **_block(fields, tensors, layer),
     )
@@ -263,20 +266,10 @@ def _block(fields: Fields, tensors, layer: Fields) -> dict[str, int]:
     mask = fields.get("mask_token_id") if fields.get("ptd_token_id") is None else fields["ptd_token_id"]
     block = fields.number("para_depths", stated)
     if not isinstance(mask, int) or not isinstance(block, int) or mask < 0 or not 1 < block <= 64:
-        raise bad_checkpoint(
-            fields.folder,
-            f"config.json must name the mask's token and a block of 2 to 64 positions, not {mask!r} and {block!r}.",
-        )
+        why = "config.json must name the mask's token and a block of 2 to 64 positions"
+        raise bad_checkpoint(fields.folder, f"{why}, not {mask!r} and {block!r}.")
     layers = min(layer.number("num_hidden_layers", 1), len(tensors))  # a number without weights builds no network
     return {"block": block, "mask_token": mask, "num_layers": layers}
-
-
-def _fc_norm(fields: Fields, tensors) -> str | None:
-    """How the taps are normed before fc. The weights decide; a flag without its weights makes them missing."""
-    if "fc_norm.0.weight" in tensors or fields.get("fc_norm"):
-        return "each"
-    flag = fields.get("norm_before_fc") or fields.part("eagle_config").get("norm_before_fc")  # NVIDIA nests it
-    return "joint" if "input_norm.weight" in tensors or flag else None
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

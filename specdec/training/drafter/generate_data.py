@@ -221,7 +221,12 @@ class ChatFiles:
             reason = self._why_not(row)
             self.counts[reason or "kept"] += 1
             if reason is None:
-                self._note(kept_row := {"number": number, "part": self._part(row), **row})
+                first = next(message["content"] for message in row["messages"] if message["role"] == "user")
+                spot = (
+                    int.from_bytes(prompt_digest(first)[8:12], "big") / 2**32
+                )  # later turns of a chat stay in its part
+                part = "held-out" if spot < self.hold_out else "train"
+                self._note(kept_row := {"number": number, "part": part, **row})
                 kept.append(json.dumps(kept_row, ensure_ascii=False) + "\n")
         runs.write_text(self.folder / _shard(self.shards), "".join(kept))
         self.counts["shards"] += 1
@@ -254,11 +259,6 @@ class ChatFiles:
         self._prompts.add(prompt)
         self._answers.add(answer)
         self.counts[f"{row.get('part', 'train').replace('-', '_')}_tok"] += len(row.get("answer_ids", ()))
-
-    def _part(self, row: dict) -> str:
-        first = next(message["content"] for message in row["messages"] if message["role"] == "user")
-        spot = int.from_bytes(prompt_digest(first)[8:12], "big") / 2**32  # later turns of a chat stay in its part
-        return "held-out" if spot < self.hold_out else "train"
 
 
 def numbers_of(shard: int) -> range:
