@@ -73,10 +73,8 @@ def test_the_table_of_an_audit_is_whole_and_who_was_asked_nothing_has_shown_noth
     ]
     found = Audit(pd.DataFrame(rows, columns=COLUMNS))
     columns = ["temperature", "prompts", "policies", "tokens", "accepted_tok", "differing", "failures", "texts"]
-    assert list(found.table) == [*columns[:3], "texts", *columns[3:7], "worst_tie"] and found.table.values.tolist() == [
-        [0.0, 2, 2, 4, 32, 12, 3, 1, 0.8],
-        [1.0, 1, 2, 2, 13, 6, 1, 0, 0.25],
-    ]
+    assert list(found.table) == [*columns[:3], "texts", *columns[3:7], "worst_tie"]
+    assert found.table.values.tolist() == [[0.0, 2, 2, 4, 32, 12, 3, 1, 0.8], [1.0, 1, 2, 2, 13, 6, 1, 0, 0.25]]
     assert found.failures.index.tolist() == [3] and not found.passed and found.unasked == []
     assert Audit(found.rows.drop(index=3)).passed
     rows = [made_up(policy, questions=asked) for policy, asked in (("a", 0), ("b", 0), ("b", 2))]

@@ -91,21 +91,17 @@ def test_lengths_are_the_fastest_chains_by_replay(trace, fitted):
 def test_each_engine_reads_the_same_lengths(fitted, tmp_path):
     wanted = by_batch(fitted)
     vllm = shlex.split(write("vllm", fitted, tmp_path, "my drafter"))
-    assert vllm[0] == "--speculative-config" and json.loads(vllm[1]) == json.loads(
-        (tmp_path / "speculative_config.json").read_text()
-    )
-    assert (
-        dict(enumerate(vllm_lengths(json.loads(vllm[1]), 64), 1)) == wanted
-        and json.loads(vllm[1])["model"] == "my drafter"
-    )
+    assert vllm[0] == "--speculative-config"
+    assert json.loads(vllm[1]) == json.loads((tmp_path / "speculative_config.json").read_text())
+    assert dict(enumerate(vllm_lengths(json.loads(vllm[1]), 64), 1)) == wanted
+    assert json.loads(vllm[1])["model"] == "my drafter"
     flags = shlex.split(write("sglang", fitted, tmp_path, "d"))
     config = json.loads((tmp_path / "adaptive.json").read_text())
     assert all(wanted[texts] in sglang_steps(config, texts) for texts in wanted)
     steps = int(flags[flags.index("--speculative-num-steps") + 1])
     assert steps in {step for entry in config.values() for step in entry["candidate_steps"]}
-    assert (
-        flags[flags.index("--speculative-num-draft-tokens") + 1] == str(steps + 1) and "--speculative-adaptive" in flags
-    )
+    assert flags[flags.index("--speculative-num-draft-tokens") + 1] == str(steps + 1)
+    assert "--speculative-adaptive" in flags
     path = shlex.split(write("tensorrt-llm", fitted, tmp_path, "d"))[1]
     config = yaml.safe_load(open(path))["speculative_config"]
     assert {texts: tensorrt_length(config, texts) for texts in wanted} == wanted and tensorrt_length(config, 65) == 0

@@ -125,11 +125,8 @@ def test_each_objective_goes_on_at_its_best_rate_and_all_curves_are_one_table(tm
         runs.write_table(tmp_path / f"{name}-{seed}" / "drafter_training" / "loss.parquet", table)
     found = drafters.training_curves(trained)
     assert list(found) == ["drafter", "seed", "step", "loss", "held_out_tau_chain"]
-    assert found.index.tolist() == [0, 1, 2] and found.values.tolist() == [
-        ["a", 0, 0, 3.0, 1.5],
-        ["a", 0, 1, 2.0, 1.5],
-        ["b", 4, 0, 1.0, 1.5],
-    ]
+    assert found.index.tolist() == [0, 1, 2]
+    assert found.values.tolist() == [["a", 0, 0, 3.0, 1.5], ["a", 0, 1, 2.0, 1.5], ["b", 4, 0, 1.0, 1.5]]
 
 
 def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch):

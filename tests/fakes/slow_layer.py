@@ -1,35 +1,27 @@
 """EAGLE's layers written out, for references: no cache, no tree, no packing."""
 
 import torch
+import torch.nn.functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 
-def rms(x, weight, eps=1e-5):
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+def rms(x, weight):
+    return F.rms_norm(x, weight.shape, weight, 1e-5)
 
 
 def attention(network, x, own=None, seen=None):
     """Attention over rows x, positions from 0; causal unless `seen` bool [T, T]. [T, 2H] -> [T, heads * D]."""
     config, own = network.config, own or network.midlayer.self_attn
     count, width = len(x), config.head_dim
-    q, k, v = (
-        (x @ part.weight.T + (part.bias if config.attention_bias else 0)).view(count, -1, width)
-        for part in (own.q_proj, own.k_proj, own.v_proj)
-    )
+    q, k, v = (part(x).view(1, count, -1, width) for part in (own.q_proj, own.k_proj, own.v_proj))
     if config.query_key_norm:
         q, k = rms(q, own.q_norm.weight), rms(k, own.k_norm.weight)
     inverse = config.rope_theta ** (-torch.arange(0, width, 2) / width)
-    turn = torch.polar(torch.ones(count, 1, width // 2), (torch.arange(count)[:, None] * inverse)[:, None])
-
-    def rotated(heads):  # pairs (i, i + D / 2) as complex numbers
-        pairs = torch.complex(*heads.chunk(2, -1)) * turn
-        return torch.cat((pairs.real, pairs.imag), -1)
-
-    groups = config.num_attention_heads // config.num_key_value_heads
-    q, k, v = rotated(q), rotated(k).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = torch.einsum("ihd,jhd->hij", q, k) / width**0.5
-    seen = torch.ones(count, count, dtype=torch.bool).tril() if seen is None else seen
-    scores = scores.masked_fill(~seen, float("-inf"))
-    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
+    angles = torch.outer(torch.arange(count), torch.cat((inverse, inverse)))[None]
+    q, k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin(), unsqueeze_dim=2)
+    q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+    attended = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, enable_gqa=True)
+    return attended.transpose(1, 2).flatten(2)[0]
 
 
 def joined(network, features):
@@ -52,7 +44,7 @@ def layer_input(network, embedded, states):
         mixed = torch.cat((embedded, states), -1) @ fc.fc.weight.T + fc.fc.bias
         gate = rms(rms(mixed, fc.post_attention_layernorm.weight), fc.mlp.input_layernorm.weight)
         gate = torch.cat((gate, rms(embedded, fc.mlp.input_layernorm.weight)), -1) @ fc.mlp.up_proj.weight.T
-        mixed = mixed + torch.nn.functional.silu(gate) @ fc.mlp.down_proj.weight.T
+        mixed = mixed + F.silu(gate) @ fc.mlp.down_proj.weight.T
         return mixed, mixed
     if config.generation != 3:
         mixed = torch.cat((embedded, states), -1) @ fc.weight.T + fc.bias
@@ -72,7 +64,7 @@ def layer_output(network, embedded, states):
 
 def mlp_output(layer, stream):
     x, mlp = rms(stream, layer.post_attention_layernorm.weight), layer.mlp
-    gate = torch.nn.functional.silu(x @ mlp.gate_proj.weight.T)
+    gate = F.silu(x @ mlp.gate_proj.weight.T)
     return (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
 
 

@@ -60,9 +60,8 @@ def test_a_lane_is_what_replay_finds_and_its_accepted_tokens_and_bonus_are_the_t
         policy = policies()[number]
         for turn, rows in enumerate(cycles):
             for one, row in zip(snapshots.replayed(recording, turn, policy, "it").cycles, rows, strict=True):
-                assert (
-                    one.tree == (row.verify_nodes + 1, row.expansions, row.top_k) and sum(one.verified) == one.tree[0]
-                )
+                assert one.tree == (row.verify_nodes + 1, row.expansions, row.top_k)
+                assert sum(one.verified) == one.tree[0]
                 assert one.accepted_tok == row.accepted_tok and one.total_ms == pytest.approx(row.total_ms)
     plain = specdec.autoregress(pair, [{"role": "user", "content": PROMPTS[0]}], max_new_tokens=20)
     for policy in policies():

@@ -95,10 +95,8 @@ def test_findings_are_the_rows_of_one_comparison():
     bound = replayed.loc["clairvoyant", ["over_tuned", "over_tuned_prompts_low", "over_tuned_prompts_high"]]
     assert table.loc["clairvoyant bound"].tolist() == ["-", "{:.2f} [{:.2f}, {:.2f}]".format(*bound)]
     assert f"would add {100 * (bound.iloc[0] - 1):.0f} %" in found.sentences()
-    assert (
-        "(only for LTD and RADAR does the interval exclude 0)" in found.sentences()
-        and "2 training seeds" in found.caption()
-    )
+    assert "(only for LTD and RADAR does the interval exclude 0)" in found.sentences()
+    assert "2 training seeds" in found.caption()
     assert f"Live: {live['prompts'].max()} prompts" in found.caption()
     shown = speeds.rows(found)
     drawn = shown.set_index("method")

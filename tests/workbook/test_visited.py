@@ -53,9 +53,8 @@ def test_what_is_fitted_twice_is_compared_with_a_fit_to_as_few_positions(monkeyp
     monkeypatch.setattr(visited, "fits", lambda *given: {n: f for n, f in whole(*given).items() if n != "RADAR"})
     table = visited.fitted_twice(open_trace(RECORDING), costs, seeds=(0,)).set_index("fit")
     assert table.index.tolist() == ["C2T", "temperatures", "odds of copies"]
-    assert (table["visited"] < table["positions"]).all() and (table[["ms_all", "ms_visited", "ms_as_few"]] > 0).all(
-        axis=None
-    )
+    assert (table["visited"] < table["positions"]).all()
+    assert (table[["ms_all", "ms_visited", "ms_as_few"]] > 0).all(axis=None)
     assert np.allclose(table["over_all"], table["ms_all"] / table["ms_visited"])
     apart = [(table[f"{over}_low"] > 1, table[f"{over}_high"] < 1) for over in ("over_all", "over_as_few")]
     assert (table["differs"] == (apart[0][0] & apart[1][0] | apart[0][1] & apart[1][1])).all()
