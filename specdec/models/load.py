@@ -99,10 +99,7 @@ def load_pair(
         model = load_model(target, *placement(dtype, device), trust_remote_code, spread)
         tokenizer = target if tokenizer is None else tokenizer
     tokenizer = _tokenizer(tokenizer, trust_remote_code)
-    own = model_in(model)
-    parts = [part for part in Path(str(setting(own.config, "_name_or_path", ""))).parts if part != "target"]
-    name = name or (parts[-1] if parts else type(own).__name__)
-    pair = Pair(Target(model), None, tokenizer, name, end_tokens(own))
+    pair = Pair(Target(model), None, tokenizer, name or _name_of(model_in(model)), end_tokens(model_in(model)))
     pair.in_step, pair.source = spreading.InStep() if spread == spreading.TP else None, _source(asked)
     if drafter is not None:
         start = None if pair.tokenizer is None else pair.ids_of(CALIBRATION_PROMPT)
@@ -212,6 +209,12 @@ def config_of(folder: Path) -> dict:
     except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def _name_of(model: nn.Module) -> str:
+    """Default name of a pair: the last meaningful part of its target's source."""
+    parts = [part for part in Path(str(setting(model.config, "_name_or_path", ""))).parts if part != "target"]
+    return parts[-1] if parts else type(model).__name__
 
 
 def shipped_folder(name: str) -> Path:
