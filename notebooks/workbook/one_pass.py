@@ -16,6 +16,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import check_integer, check_number
 from specdec.evaluation import bench, compare, stats
+from specdec.models import load
 from specdec.report import provenance, tables
 
 from workbook import terms
@@ -28,6 +29,30 @@ QUESTIONS = {  # question -> its policies, and two bounds: the ratio of their ti
     "PLAN": ("Re-SpS", compare.ORACLE, compare.CLAIRVOYANT),
 }
 HERE = "this machine"
+BUDGET = ("steps", "seen_tok", "minutes")
+
+
+def trained_on(pair: str, drafters: Sequence[str]) -> pd.DataFrame:
+    """Steps, seen_tok (tokens of chats) and minutes of each drafter's training, from its card; NaN without one."""
+    rows = []
+    for kind in drafters:
+        folder = load.shipped_folder(pair) / ("" if kind == "eagle3" else kind)
+        training = runs.found(folder / "card.json").get("training", {})
+        parts = [one for one in (training.get("drafter"), *training.get("later", [])) if one]
+        rows.append({"drafter": kind} | {name: sum(one[name] for one in parts) or np.nan for name in BUDGET})
+    return pd.DataFrame(rows)
+
+
+def budget(trainings: pd.DataFrame) -> str:
+    """Whether two drafters were trained with the same budget, in a sentence. trainings: of `trained_on`."""
+    first, second = (row for _, row in trainings.iterrows())
+    if trainings["steps"].isna().any():
+        return "How long they were trained is not known here."
+    told = " and ".join(f"{row['steps']:,.0f} steps ({row['seen_tok'] / 1e6:.2f} M tokens)" for row in (first, second))
+    ratio = second["seen_tok"] / first["seen_tok"]
+    equal = abs(ratio - 1) < 0.05
+    unequal = f"**unequal budgets**: {second['drafter']} saw {ratio:.2f} times as many tokens as {first['drafter']}"
+    return f"They were trained with {told}, {'which is the same budget' if equal else unequal}."
 
 
 def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel:
@@ -173,6 +198,9 @@ def of_pairs(sources: Sequence[runs.Run], drafters: Sequence[str]) -> pd.DataFra
         bounds = _pooled(run.read_table("bounds"))
         bounds = bounds[bounds["machine"] == HERE].set_index(["knows", "drafter"])
         row = {"pair": pair, "scale": provenance.of([run]).scale, "prompts": int(tau["prompts"].iloc[0])}
+        if run.path("trainings.parquet").is_file():
+            first, second = run.read_table("trainings")["seen_tok"]
+            row |= {f"training of {drafters[1]}": f"{second / first:.2f} × the tokens of {drafters[0]}'s"}
         row |= {f"tau, {drafter}": f"{tau.loc[drafter, 'rate']:.2f}" for drafter in drafters}
         row[f"speed of {drafters[1]} over {drafters[0]}"] = tables.cells(speed.loc[[drafters[1]]], "over", 3)[0]
         for knows in ("everything perfect", "perfect depth", "perfect size"):
@@ -205,7 +233,8 @@ def _pooled(table: pd.DataFrame) -> pd.DataFrame:
 def percent(row: pd.Series) -> str:
     """The gain over the tuned tree in percent, with its interval."""
     low, value, high = (
-        100 * (tables.surely(row.to_frame().T)[f"over_tuned{end}"].iloc[0] - 1) for end in ("_low", "", "_high")
+        round(100 * float(tables.surely(row.to_frame().T)[f"over_tuned{end}"].iloc[0] - 1), 1) + 0.0  # no -0.0
+        for end in ("_low", "", "_high")
     )
     return f"**{value:.1f} %**" + ("" if pd.isna(low) else f" [{low:.1f}, {high:.1f}]")
 

@@ -43,6 +43,9 @@ def test_the_sentence_is_made_from_rows_with_intervals():
     assert told.endswith(" Learned control: **2.0 %** [1.0, 3.0] (LTD) and **5.0 %** [4.0, 6.0] (ours).")
     (few,) = one_pass.sentences(rows_of(GAINS, 3), learned[learned["drafter"] == "block"], DRAFTERS)
     assert "**37.0 %** with a one-pass drafter" in few and "[" not in few and "Learned" not in few
+    trainings = pd.DataFrame({"drafter": DRAFTERS, "steps": [240, 120], "seen_tok": [2e6, 1e6]})
+    assert "**unequal budgets**: block saw 0.50 times as many tokens as eagle3" in one_pass.budget(trainings)
+    assert "the same budget" in one_pass.budget(one_pass.trained_on("tiny", DRAFTERS))
 
 
 def test_every_pair_has_a_row_with_its_scale(home):
