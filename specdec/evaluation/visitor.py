@@ -66,7 +66,7 @@ class Visitor(Policy):
         self._asked("reseed", seed=number)
 
     def answer(self, question: Question) -> Any:
-        names = ("features", "copied_scores") + ("scores", "draft_state", "matched") * (question.kind != PLAN)
+        names = ("features", "copied_scores", "matched") + ("scores", "draft_state") * (question.kind != PLAN)
         arrays = {}
         for name in names:
             with contextlib.suppress(SpecdecError):  # not recorded
