@@ -369,8 +369,6 @@ def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
     >>> list(shipped_controllers("small", "float32"))
     ['ours, as shipped']
     """
-    found = {}
-    for kind, name in {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}.items():
-        if (folder := shipped_folder(f"{pair}/{kind}-{dtype}")).is_dir():
-            found[Method(name, identity.SHIPPED)] = [load_controller(folder)]
-    return found
+    kinds = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
+    folders = {Method(name, identity.SHIPPED): shipped_folder(f"{pair}/{kind}-{dtype}") for kind, name in kinds.items()}
+    return {method: [load_controller(folder)] for method, folder in folders.items() if folder.is_dir()}

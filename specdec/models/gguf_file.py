@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tqdm.auto import tqdm
 
 from specdec import machine, runs
@@ -168,8 +169,6 @@ def interleaved(name: str, value: torch.Tensor, config, back: bool = False) -> t
 
 def _tokenizer(reader, path: Path):
     """The file's byte-level BPE tokenizer with its chat template; None, with a warning, if it is of another kind."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     def field(name: str, *default):
         return _field(reader, f"tokenizer.ggml.{name}", *default)
@@ -193,4 +192,4 @@ def _tokenizer(reader, path: Path):
     numbers = {name: field(f"{stored}_token_id", None) for name, stored in named.items()}
     named = {f"{name}_token": tokens[number] for name, number in numbers.items() if number is not None}
     template = _field(reader, "tokenizer.chat_template", None)
-    return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **named)

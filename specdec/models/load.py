@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import huggingface_hub
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
@@ -364,20 +365,18 @@ def drafter_folder(source: str) -> Path:
     """The folder itself (or its drafter/, for a training's output), or the local copy of a hub id's config.json and weights."""
     if not is_hub_id(source):
         return pairs.part_of(runs.placed(source), OWN_DRAFTER)
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
+    failed = huggingface_hub.errors
     try:
-        folder = Path(hf_hub_download(source, "config.json")).parent
+        folder = Path(huggingface_hub.hf_hub_download(source, "config.json")).parent
         for weights in WEIGHTS:  # if none exists, the reader reports it
             try:
-                hf_hub_download(source, weights)
+                huggingface_hub.hf_hub_download(source, weights)
                 break
-            except LocalEntryNotFoundError:  # no network: proves nothing about the hub
+            except failed.LocalEntryNotFoundError:  # no network: proves nothing about the hub
                 raise
-            except EntryNotFoundError:
+            except failed.EntryNotFoundError:
                 continue
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (failed.HfHubHTTPError, OSError, ValueError) as error:
         raise SpecdecError(
             f"the drafter {source} cannot be fetched from the hub ({first_line(error)}); check its name, the network "
             "and whether a licence must be accepted there, or give a local folder."

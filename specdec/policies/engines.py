@@ -278,17 +278,16 @@ class VllmAdaptiveK(Priced):
     def answer(self, question: Question) -> TreeConfig:
         if self._random.random() < self.explore:
             return self.trees[-1]
-        best = self._best(question.context_tok)
+        expected = np.cumsum(np.cumprod([1.0, *self.rates]))
+        goodput = [
+            expected[n] / self.cycle_ms(n, question.context_tok) for n in range(self.least, self.most_levels + 1)
+        ]
+        best = self.least + int(np.argmax(goodput))
         if self._waiting:
             self._waiting -= 1
         elif abs(best - self.levels) > 1:
             self.levels, self._waiting = best, self.cooldown
         return self.trees[self.levels]
-
-    def _best(self, context_tok: int) -> int:
-        expected = np.cumsum(np.cumprod([1.0, *self.rates]))
-        goodput = {n: expected[n] / self.cycle_ms(n, context_tok) for n in range(self.least, self.most_levels + 1)}
-        return max(goodput, key=goodput.__getitem__)
 
     def observe(self, cycle: Cycle) -> None:
         for level in range(min(cycle.draft_calls, cycle.accepted_tok + 1)):

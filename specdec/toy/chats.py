@@ -10,10 +10,8 @@ from specdec.toy.corpus import Example, drafter_prompts, training_examples
 
 def example_messages(example: Example) -> list[dict]:
     """An example of the corpus as chat messages."""
-    messages = []
-    for turn, answer in zip(example.turns, example.answers, strict=True):
-        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-    return messages
+    texts = (text for both in zip(example.turns, example.answers, strict=True) for text in both)
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
 class CorpusChats:

@@ -279,10 +279,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         raise SpecdecError(f"{folder} has no weights; expected {' or '.join(SINGLE_FILES)}.")
     if path.suffix != ".json":
         return read_weights(stored.inside(folder, path.name, "fetch the checkpoint again"))
-    tensors = {}
-    for shard in stored.shards_of(path):
-        tensors.update(read_weights(shard))
-    return tensors
+    return {name: tensor for shard in stored.shards_of(path) for name, tensor in read_weights(shard).items()}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
