@@ -75,9 +75,7 @@ def join(device: str = "cpu") -> None:
 
 def joined() -> bool:
     """Whether the processes have joined."""
-    if world() == 1:
-        return False
-    return distributed.is_available() and distributed.is_initialized()
+    return world() > 1 and distributed.is_available() and distributed.is_initialized()
 
 
 def leave() -> None:

@@ -116,9 +116,7 @@ class RandomPolicy(Policy):
             beam = plain_beam(top_k, self._beam()) if self.own_beams else ()
             most = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
             return TreeConfig(self._random.randint(1, most + 1), depth, top_k, beam=beam)
-        if question.kind == EXTEND:
-            return self._random.random() < 0.7
-        return self._random.randint(0, question.largest)
+        return self._random.random() < 0.7 if question.kind == EXTEND else self._random.randint(0, question.largest)
 
     def _beam(self) -> Beam:
         """Nodes to expand on up to three levels; half the time as many as there are children."""

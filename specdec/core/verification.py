@@ -138,9 +138,7 @@ class Picker:
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
         """The distribution [V] that `pick` draws from: a point mass when greedy."""
         warped = self.warp(logits, ids)
-        if self.sample:
-            return warped.softmax(-1)
-        return torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
+        return warped.softmax(-1) if self.sample else torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
 
     def scores(self, logits: Tensor, ids: Tensor) -> Tensor:
         """What `pick` takes the arg-max of, [V]: warped logits, with the noise of position T added when sampling."""

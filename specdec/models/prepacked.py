@@ -202,9 +202,7 @@ class Group:
 
         def later(number: int) -> Callable[[Tensor], Tensor]:
             def forward(x: Tensor) -> Tensor:
-                if x is self._input:
-                    return self._parts[number]
-                return F.linear(x, weights[number], biases[number])
+                return self._parts[number] if x is self._input else F.linear(x, weights[number], biases[number])
 
             return forward
 

@@ -164,9 +164,7 @@ class ReplayEngine:
 
     @property
     def scores(self) -> torch.Tensor:
-        if self._copied:
-            return torch.tensor(self.copied_scores)
-        return self._scores(0)
+        return torch.tensor(self.copied_scores) if self._copied else self._scores(0)
 
     @property
     def newest_scores(self) -> torch.Tensor:

@@ -40,9 +40,7 @@ def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end:
     factor = min(1.0, (step + 1) / max(1, warmup_steps))
     if linear_end is not None:
         return factor * max(0.0, min(1.0, (linear_end - step) / max(1, linear_end - warmup_steps)))
-    if last_step is None:
-        return factor
-    return factor * min(1.0, (last_step - step) / max(1.0, DECAY_FRAC * last_step))
+    return factor if last_step is None else factor * min(1.0, (last_step - step) / max(1.0, DECAY_FRAC * last_step))
 
 
 class Curve:
