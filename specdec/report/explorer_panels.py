@@ -67,17 +67,16 @@ def wide(words: str, size: float = 11) -> float:
     return cells(words) * size * ADVANCE
 
 
-def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, ahead: bool = True) -> Panel:
-    """The text so far: accepted in this cycle (dark), rejected (struck out), bonus (orange), earlier tokens (pale).
+def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
+    """The text: accepted in this cycle (dark), rejected (struck out), bonus (orange), earlier tokens (pale), the rest (grey).
 
     Several lanes share one text: below each token each lane has a mark, in order.
-    ahead: the rest of the text, if known, in grey.
     """
     (lane, cycle), several, size, x, y = lanes[0], len(lanes) > 1, 12, 4.0, 16.0
     panel = Panel(width, 0, label="; ".join(_written(*one) for one in lanes))
-    marks = [{place: kind for place, _, kind in _spoken(*one, ahead)} for one in lanes] if several else []
+    marks = [{place: kind for place, _, kind in _spoken(*one)} for one in lanes] if several else []
     row = 20 + MARK * len(marks) + 2 * several
-    for place, words, kind in _spoken(lane, cycle, ahead):
+    for place, words, kind in _spoken(lane, cycle):
         kinds = [mark.get(place, "ahead") for mark in marks]
         if several and place < 0:
             continue
@@ -107,7 +106,7 @@ def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, ahead: boo
 def _written(lane: Lane, cycle: int) -> str:
     """A lane's cycle as a description in words."""
     words: dict[str, list[str]] = {"accepted": [], "refused": [], "bonus": []}
-    for _, token, kind in _spoken(lane, cycle, False):
+    for _, token, kind in _spoken(lane, cycle):
         words.get(kind, []).append(repr(token))
     end = lane.cycles[cycle].position + 1 if lane.cycles else len(lane.tokens)
     done = [f"{kind} {' '.join(tokens)}" for kind, tokens in words.items() if tokens]
@@ -127,7 +126,7 @@ TEXT_LOOKS = {
 }
 
 
-def _spoken(lane: Lane, cycle: int, ahead: bool):
+def _spoken(lane: Lane, cycle: int):
     """(its place or -1, text, outcome) for each token up to this cycle's end, and beyond."""
     if not lane.cycles:
         yield from ((place, words, "first") for place, words in enumerate(lane.tokens))
@@ -147,8 +146,7 @@ def _spoken(lane: Lane, cycle: int, ahead: bool):
             if number == cycle - 1 and place == end - 1:
                 kind = "root"
             yield place, lane.tokens[place], kind
-    if ahead:
-        yield from ((end + place, words, "ahead") for place, words in enumerate(lane.tokens[end:]))
+    yield from ((end + place, words, "ahead") for place, words in enumerate(lane.tokens[end:]))
 
 
 @dataclass(frozen=True)
