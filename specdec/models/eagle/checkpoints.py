@@ -309,9 +309,7 @@ def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tenso
     """The tensors under the names of `EagleNetwork`, without unused ones. SpecdecError for a second layer, except P-EAGLE's."""
     deeper = [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]
     if deeper and "mask_hidden" not in tensors:
-        raise bad_checkpoint(
-            folder, f"there is more than one drafter layer ({deeper[0]}); only P-EAGLE may have several."
-        )
+        raise bad_checkpoint(folder, f"it has more than one drafter layer ({deeper[0]}); only P-EAGLE's may.")
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
