@@ -136,9 +136,8 @@ def from_trace(
     """
     depth = trace.depth_of(tree.top_k, tree.beam)
     if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
-        raise SpecdecError(
-            f"RADAR's data needs trees of depth {DECISIONS} (recorded: {depth}) and flat_nodes None or {VERIFY_NODES}."
-        )
+        needed = f"trees of depth {DECISIONS} (recorded: {depth}) and flat_nodes None or {VERIFY_NODES}"
+        raise SpecdecError(f"RADAR's data needs {needed}.")
     recorded = distributions_of(trace, exact, tree)
     exact = recorded is not None
     if exact:

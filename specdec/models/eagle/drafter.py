@@ -154,10 +154,8 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
         why = f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}"
         raise SpecdecError(f"{why}; they do not belong together.")
     if not config.own_embedding and config.hidden_size != target.hidden_size:
-        raise SpecdecError(
-            f"the drafter is {config.hidden_size} wide and brings no embedding, but the target embeds in "
-            f"{target.hidden_size}; its checkpoint needs embed_tokens.weight."
-        )
+        why = f"the drafter is {config.hidden_size} wide and brings no embedding, but the target embeds in {target.hidden_size}"
+        raise SpecdecError(f"{why}; its checkpoint needs embed_tokens.weight.")
 
 
 @dataclass(slots=True)

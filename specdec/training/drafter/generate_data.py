@@ -453,9 +453,8 @@ def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
         last = max(i for i, message in enumerate(messages) if message["role"] == "user")
         messages = [{"role": message["role"], "content": message["content"]} for message in messages[: last + 1]]
     except (ValueError, KeyError, TypeError) as error:
-        raise SpecdecError(
-            f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's ({error})."
-        ) from None
+        why = f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's"
+        raise SpecdecError(f"{why} ({error}).") from None
     if not all(isinstance(text, str) for message in messages for text in message.values()):
         raise SpecdecError(f"{where}: roles and contents must be texts.")
     return messages

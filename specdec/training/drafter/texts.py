@@ -147,10 +147,8 @@ class FeatureCache:
         there = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
         free_gb = shutil.disk_usage(there).free / GB
         if wanted_gb > free_gb:
-            raise SpecdecError(
-                f"the features of {tokens:,} tokens take {wanted_gb:.2f} GB more in {self.folder}, but {free_gb:.2f} GB "
-                "are free; free the disk, choose another folder or give fewer conversations."
-            )
+            why = f"the features of {tokens:,} tokens take {wanted_gb:.2f} GB more in {self.folder}, but {free_gb:.2f} GB are free"
+            raise SpecdecError(f"{why}; free the disk, choose another folder or give fewer conversations.")
 
     def _compute(self, engine: Target, document: Document) -> Kept:
         """One document with the engine's own forward, as in decoding."""
@@ -160,10 +158,8 @@ class FeatureCache:
         again, said = self.target.head(hidden[-1]), rows.logits[-1]
         linear = isinstance(self.target.head, torch.nn.Linear)
         if not linear or float((again - said).abs().max()) > 0.03 * float(said.std()):  # scaled or capped logits
-            raise SpecdecError(
-                f"{type(self.target.model).__name__} changes its head's logits, so they cannot be recomputed from "
-                "kept states; set the limit of the features to 0 to run the target in every step."
-            )
+            why = f"{type(self.target.model).__name__} changes its head's logits, so they cannot be recomputed from kept states"
+            raise SpecdecError(f"{why}; set the limit of the features to 0 to run the target in every step.")
         hidden = hidden[torch.from_numpy(taught_places(document)).to(ids.device)]
         best, log_sum = [], []
         for part in hidden.split(256):
