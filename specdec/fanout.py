@@ -158,17 +158,14 @@ class _Local(_Engine):
         self._last: dict[ProcessPoolExecutor, Future] = {}  # the last or current task of each process
 
     def submit(self, function, *arguments, timed: bool) -> Future:
-        free = (pool for pool, task in self._last.items() if task.done() and not self._broken(task))
+        ended = ((pool, task) for pool, task in self._last.items() if task.done())
+        free = (pool for pool, task in ended if task.cancelled() or not isinstance(task.exception(), BrokenExecutor))
         if (pool := next(free, None)) is None:
             pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent)
             self._all.append(pool)
         self._last.pop(pool, None)  # a dead one is not used again
         self._last[pool] = pool.submit(function, *arguments)
         return self._last[pool]
-
-    @staticmethod
-    def _broken(task: Future) -> bool:
-        return not task.cancelled() and isinstance(task.exception(), BrokenExecutor)
 
     def wait(self, tasks: list[Future], seconds: float) -> None:
         futures.wait(tasks, seconds, futures.FIRST_COMPLETED)
