@@ -100,7 +100,10 @@ def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, fold
     whole = book.Book(folder=machine.checkout() / "notebooks")
     by_others = {entry.name: entry.apart for entry in whole.entries if entry.apart}
     training = dict.fromkeys(("25_train_ppow", "43_ablate_ppow"), "make train WHAT=ppow")
-    alone = {name: f"python -m specdec.book run --only {name}" for name in ("35_more_evidence", "34_one_pass__")}
+    alone = {
+        name: f"python -m specdec.book run --only {name}"
+        for name in ("35_more_evidence", "36_one_decision", "34_one_pass__")
+    }
     one_pass = alone.pop("34_one_pass__")
     alone |= {"34_one_pass__small": one_pass, "34_one_pass__smollm2": one_pass}
     other = alone | {"55_other_traces": "python -m specdec.book run --only 55", "91_evidence": "specdec evidence"}
