@@ -32,7 +32,7 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import open_trace, recording_folder
 from specdec.report import explorer_panels as panels
 
-anywidget, ipywidgets, traitlets = map(Later, ("anywidget", "ipywidgets", "traitlets"))
+anywidget, ipywidgets, traitlets, load = map(Later, ("anywidget", "ipywidgets", "traitlets", "specdec.models.load"))
 FOLDER = Path(__file__).parent
 ANSWERS_WIDTH, LEAST_WIDTH, ONE_COLUMN = 350, 300, 640  # pixels; a narrower view has the answers below the tree
 NOBODY = "no policy"
@@ -88,12 +88,10 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
     if costs is None and not known.is_file():
         raise SpecdecError(f"{folder} holds no costs; give explore costs=..., or run `specdec calibrate` for its pair.")
     if not isinstance(pair, Pair):
-        from specdec.models.load import load_pair
-
         own, _, drafter = header["pair"].partition("+")
         if pair is None and own not in pairs.names():
             raise SpecdecError(f"no pair is known as {own!r}, which {folder} was recorded with; give explore pair=...")
-        pair = load_pair(pair or own, dtype=header["dtype"])
+        pair = load.load_pair(pair or own, dtype=header["dtype"])
         pair.name += f"+{drafter}" * bool(drafter)  # only its tokenizer is needed
     return snapshots.open_recording(folder, pair, costs or CostModel.load(known))
 

@@ -27,11 +27,13 @@ import torch
 from specdec import runs
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle
 from specdec.errors import SpecdecError, check_fields
+from specdec.later import Later
 from specdec.models.fingerprint import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
 from specdec.training.loop import Best, TrainingRun, below, generators, read_checkpoint, restore, warn_of_a_constant
 
+baselines3 = Later("stable_baselines3")
 _COUNTED = 2048  # decisions of the trained policy in the histogram of its answers; at most the number it learned from
 _RATE_MEMORY = 0.8  # weight of earlier rollouts in the reference throughput of "lagrangian"
 PATIENCE = 500  # decisions without a transition before training gives up
@@ -395,11 +397,8 @@ class SegmentRollouts:
 
 def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     """stable-baselines3's PPO with these settings and `SegmentRollouts`; its own environments only define shapes."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.logger import Logger
 
-    class SegmentPPO(SegmentRollouts, PPO):
+    class SegmentPPO(SegmentRollouts, baselines3.PPO):
         """PPO, one segment per call of `learn`."""
 
     names = ("batch_size", "n_epochs", "clip_range", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
@@ -408,7 +407,7 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     with generators(*words.tolist()):
         model = SegmentPPO(
             "MlpPolicy",
-            make_vec_env(make_env, envs, seed),
+            baselines3.common.env_util.make_vec_env(make_env, envs, seed),
             learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
             n_steps=config.n_steps // envs,
             seed=seed,
@@ -417,7 +416,7 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
             **{name: getattr(config, name) for name in names},
         )
     model.config = config
-    model.set_logger(Logger(folder=None, output_formats=[]))
+    model.set_logger(baselines3.common.logger.Logger(folder=None, output_formats=[]))
     return model
 
 

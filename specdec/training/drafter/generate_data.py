@@ -188,7 +188,15 @@ class ChatFiles:
         self._prompts: set[bytes] = set()
         self._answers: set[bytes] = set()
         if self.manifest.is_file():
-            self._read()
+            manifest = runs.read_json(self.manifest)
+            other = [name for name, value in self.identity.items() if manifest.get(name) != value]
+            if other:
+                why = f"{self.folder} holds chats made with another {' and another '.join(other)}"
+                raise SpecdecError(f"{why}; choose another folder.")
+            counts = manifest.get("counts", {})
+            self.counts.update({name: count for name, count in counts.items() if not name.endswith("_tok")})
+            # a shard written after the manifest is written again
+            (self.folder / _shard(self.shards)).unlink(missing_ok=True)
         elif (self.folder / _shard(0)).exists():
             raise SpecdecError(f"{self.folder} holds chats but no manifest.json; choose another folder.")
         for path in sorted(self.folder.glob("*.jsonl")):
@@ -231,17 +239,6 @@ class ChatFiles:
         runs.write_text(self.folder / _shard(self.shards), "".join(kept))
         self.counts["shards"] += 1
         runs.write_json(self.manifest, {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)})
-
-    def _read(self) -> None:
-        """Read the manifest; a shard written after it is written again."""
-        manifest = runs.read_json(self.manifest)
-        other = [name for name, value in self.identity.items() if manifest.get(name) != value]
-        if other:
-            why = f"{self.folder} holds chats made with another {' and another '.join(other)}"
-            raise SpecdecError(f"{why}; choose another folder.")
-        counts = manifest.get("counts", {})
-        self.counts.update({name: count for name, count in counts.items() if not name.endswith("_tok")})
-        (self.folder / _shard(self.shards)).unlink(missing_ok=True)
 
     def _why_not(self, row: dict | None) -> str | None:
         if row is None:
