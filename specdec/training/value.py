@@ -28,7 +28,7 @@ from specdec.core.records import PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.calibrate import calibrate, measured_answer_ms
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, check_number
+from specdec.errors import SpecdecError, check_number, warn
 from specdec.policies.base import chose
 from specdec.policies.value import (
     NOTHING,
@@ -47,6 +47,7 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import NEVER, Trace
 from specdec.training.loop import Best, TrainingRun, descend
 
+NARROW_FRAC = 0.03  # another shape of trees must be faster by so much to be worth a training
 # Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
 SCHEDULES = (
     (("first_evaluation", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
@@ -110,14 +111,14 @@ def train_value(
 def train_recording(
     trace: Trace, costs: CostModel, config: ValueConfig = OURS, *, seed: int, out_dir: Path
 ) -> ValuePolicy:
-    """Train on the narrowest beam whose whole trees were recorded, the cheapest to draft; writes policy and curve."""
+    """Train on the beam of the fastest tree at these costs, of those whose whole trees were recorded; writes policy and curve."""
     if not trace.header["trees"]:
         raise SpecdecError("this recording keeps no whole trees; record again with trees=(4,), for example.")
-    top_k = min(trace.header["trees"])
-    tune, learn = (trace.select(part=part).restrict({"top_k": (top_k, top_k)}) for part in ("tune", "train"))
-    drafting = best_static(tune, costs, total_tokens=range(2, tune.most_nodes + 2))
+    tune, learn = (trace.select(part=part) for part in ("tune", "train"))
+    totals = range(2, tune.most_nodes + 2)
+    drafting = best_static(tune, costs, total_tokens=totals, top_ks=trace.header["trees"], beams=[()])
     options = dict(start=drafting, tune_on=tune, seed=seed, policy_ms=None)
-    policy, curve = train_value(learn, costs, dataclasses.replace(config, top_k=top_k), **options)
+    policy, curve = train_value(learn, costs, dataclasses.replace(config, top_k=drafting.top_k), **options)
     runs.write_table(Path(out_dir) / "curve.parquet", curve)
     policy.save(Path(out_dir) / "policy")
     return policy
@@ -388,6 +389,7 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> R
     moved.trained_for = {**policy.trained_for, "costs": costs.name, "rate": rate}
     tree = best_static(trace, costs, top_ks=[policy.top_k], beams=[policy.plan.beam])
     tree_ms = replay(trace, Static.of(tree), costs).ms_per_tok
+    _warn_of_a_narrow_tree(policy, trace, costs, tree_ms)
     rows = [("priced for", policy.priced_for, moved.priced_for), ("tokens per ms", policy.rate, moved.rate)]
     rows += [("expansion, ms", policy.expand_ms, moved.expand_ms)]
     for size, before, after in zip(policy.sizes, policy.verify_ms, moved.verify_ms, strict=True):
@@ -398,6 +400,16 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> R
     rows += [("one evaluation here, ms", np.nan, policy_ms), ("predicted here, ms per token", *times)]
     rows.append((f"predicted here, over the static tree {tree.text}", *(tree_ms / time for time in times)))
     return Repriced(moved, pd.DataFrame(rows, columns=["", "before", "after"]), costs.uncertainty_frac)
+
+
+def _warn_of_a_narrow_tree(policy: ValuePolicy, trace: Trace, costs: CostModel, tree_ms: float) -> None:
+    """Prices move a policy to other sizes and depths, not to another shape of trees: that was worth 19 % from a CPU to an A100."""
+    best = best_static(trace, costs)
+    ahead = tree_ms / replay(trace, Static.of(best), costs).ms_per_tok
+    if ahead > 1 + NARROW_FRAC:
+        beam = f" and beam={policy.plan.beam}" if policy.plan.beam else ""
+        why = f"re-pricing keeps trees of top_k={policy.top_k}{beam}, and with these costs {best.text} is {ahead - 1:.0%} faster"
+        warn(f"{why} than the best of them; train a controller with these costs.")
 
 
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:

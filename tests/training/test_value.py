@@ -351,7 +351,7 @@ def test_a_training_begins_where_it_is_told_and_measures_what_answers_cost(few, 
     pytest.raises(SpecdecError, train_value, few, COSTS, SMALL).match("holds no features")
 
 
-def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
+def test_a_recording_is_learned_on_the_beam_of_its_fastest_tree(tmp_path, monkeypatch):
     both = synthetic_trace(turns=4, positions=20, depth=3, top_ks=(2, 3), most_nodes=20)
     both.turns["part"] = ["train", "tune", "test", "train"]
     both.header["trees"] = (3, 2)
@@ -366,7 +366,7 @@ def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
     policy = value.train_recording(both, COSTS, SMALL, **options)
     tune = both.select(part="tune")
     assert asked["config"] == dataclasses.replace(SMALL, top_k=2) and asked["seed"] == 4 and asked["policy_ms"] is None
-    assert asked["learn"].turns["part"].tolist() == ["train", "train"] and asked["learn"].top_ks == (2,)
+    assert asked["learn"].turns["part"].tolist() == ["train", "train"]
     assert asked["tune_on"].turns["part"].tolist() == ["tune"]
     grid = [(total, depth) for depth in range(1, 4) for total in range(2, pool_size(depth, 2) + 2)]
     times = {one: replay(tune, Static(*one, 2), COSTS).ms_per_tok for one in grid}
@@ -374,6 +374,8 @@ def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
     assert asked["start"].top_k == 2 and asked["start"].total_tokens > 1
     assert pd.read_parquet(tmp_path / "curve.parquet").to_dict("list") == {"step": [99]}
     assert load_policy(tmp_path / "policy").settings() == policy.settings()
+    value.train_recording(both, round_costs(verify=(4.0, 4.0, 4.0)), SMALL, **options)
+    assert asked["config"].top_k == asked["start"].top_k == 3, "where nodes are free"
     both.header["trees"] = ()
     pytest.raises(SpecdecError, value.train_recording, both, COSTS, SMALL, **options).match("keeps no whole trees")
 
@@ -403,6 +405,17 @@ def test_the_rate_is_raised_schedules_are_tried_and_an_evaluation_costs_the_answ
     assert share > 1
     assert evaluation_ms(policy, trace, COSTS) == pytest.approx(2.0 * share)
     assert evaluation_ms(policy, trace, COSTS, "pair") == pytest.approx(3.0 * share)
+
+
+def test_repricing_tells_where_another_shape_of_trees_is_faster(recwarn):
+    both = synthetic_trace(turns=6, positions=40, depth=3, top_ks=(1, 3), hit=0.6)
+    tree = random_policy(probe="none", most_expansions=3, sizes=(0, 1, 3))
+    reprice(tree, both, round_costs(verify=(1.0, 90.0, 900.0)))
+    assert not recwarn.list, "nodes are so dear that none is worth it"
+    with pytest.warns(
+        UserWarning, match=r"keeps trees of top_k=3, .* 4,2,1 is 25% faster than the best of them; train"
+    ):
+        reprice(tree, both, COSTS)
 
 
 def test_repricing_lists_every_price_before_and_after(trace, trained, monkeypatch):
