@@ -25,7 +25,7 @@ from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, TURN, Cycle, Question
-from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
+from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.evaluation import compare, stats
@@ -38,14 +38,16 @@ from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace, numbered
-from specdec.training.value import reprice, train_value
+from specdec.training.value import Examples, cycle_starts, reprice, train_value
 
 TREE, HYBRID, GATE, RULE, BOUND = "tuned tree", "static hybrid", "gated hybrid", "rule", "bound"
 RATE = ("new_tok", "time_ms")
 TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-# Every number of nodes that is worth telling apart on the machines of this workbook.
+# Numbers of nodes: every one that is worth telling apart with narrow trees, and those of wide trees.
 SIZES = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 24, 32, 48, 63)
+WIDE_SIZES = (0, 1, 2, 4, 7, 12, 16, 24, 32, 48, 63, 80, 100, 128, 160)
 ROOM = dataclasses.replace(OURS, name="room", top_k=4, most_expansions=6, sizes=SIZES, probe="none", plans=True)
+WIDE = dict(most_expansions=4, sizes=WIDE_SIZES)  # where the best static tree is wider
 # What is left out of the whole controller, or added to ours of the other notebooks, which plans nothing.
 PARTS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -173,6 +175,11 @@ def learned(ground: Ground, costs: CostModel, config: ValueConfig = ROOM, copies
     return made
 
 
+def form_for(static: Plan) -> ValueConfig:
+    """ROOM with as many children per node as the best static hybrid has."""
+    return ROOM if static.top_k == ROOM.top_k else dataclasses.replace(ROOM, top_k=static.top_k, **WIDE)
+
+
 def turns_of(
     trace: Trace, costs: CostModel, method: str, policies: Iterable[Policy], policy_ms: float = 0.0
 ) -> pd.DataFrame:
@@ -202,7 +209,7 @@ def judged(ground: Ground, costs: CostModel, parts: Iterable[str] = ("ours",)) -
         for name, some in policies.items()
     ]
     for part in parts:
-        config = dataclasses.replace(ROOM, **PARTS[part])
+        config = dataclasses.replace(form_for(policies[HYBRID][0].plan), **PARTS[part])
         policies[part] = learned(ground, costs, config)
         charged = ground.evaluation_ms(policies[part][0], costs)
         turns.append(turns_of(ground.part("test"), costs, part, policies[part], charged))
@@ -220,6 +227,29 @@ def moved(ground: Ground, costs: CostModel, policies: list[ValuePolicy], there: 
     ]
     table = stats.summarise(pd.concat(turns, ignore_index=True), {"kept": "trained"}, rate=RATE, pool=True)
     return table[(table["method"] == "re-priced") & (table["suite"] == "all")]
+
+
+def explained(ground: Ground, costs: CostModel, policy: ValuePolicy, static: Plan) -> pd.DataFrame:
+    """How well the accepted tokens of the best static hybrid, and of so many copies alone, are forecast where test cycles begin.
+
+    Columns known (before the root pass, after it, after a level more), answer and r2: the explained share of the variance.
+    """
+    test = ground.part("test")
+    rows, histories = cycle_starts(test, costs, policy, 0, sees=policy.sees, plans=True)
+    examples, size = (
+        Examples(test, policy, rows, histories),
+        min(len(policy.sizes) - 1, int(np.searchsorted(policy.sizes, static.verify_nodes))),
+    )
+    every, found = np.arange(len(rows)), []
+    for level, known in enumerate(("before drafting", "after the root pass", "after one level")):
+        inputs, features, accepted = examples.batch(every, level)
+        told = policy.network(inputs, policy.network.state(features if policy.probe != "none" else None))
+        for answer, row in (("copies", 0), (static.text, static.depth + 1)):
+            if row >= level:
+                truth = accepted[:, row, size]
+                r2 = float(1 - ((truth - told[:, row, size]) ** 2).mean() / truth.var())
+                found.append({"known": known, "answer": answer, "r2": r2})
+    return pd.DataFrame(found)
 
 
 def spliced(trace: Trace, suites: Iterable[str], seed: int = 0) -> Trace:
