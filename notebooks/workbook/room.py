@@ -48,12 +48,14 @@ SIZES = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 24, 32, 48, 63)
 WIDE_SIZES = (0, 1, 2, 4, 7, 12, 16, 24, 32, 48, 63, 80, 100, 128, 160)
 ROOM = dataclasses.replace(OURS, name="room", top_k=4, most_expansions=6, sizes=SIZES, probe="none", plans=True)
 WIDE = dict(most_expansions=4, sizes=WIDE_SIZES)  # where the best static tree is wider
+ALONE = "no copies"
 # What is left out of the whole controller, or added to ours of the other notebooks, which plans nothing.
 PARTS: dict[str, dict[str, Any]] = {
     "ours": {},
-    "without a choice before drafting": {"plans": False},
-    "ours, sees repetitions": {"sees": ("copies",)},
-    "ours, sees its forecasts' errors": {"sees": ("surprise",)},
+    "no plan": {"plans": False},
+    ALONE: {},  # of the drafter alone
+    "sees repetitions": {"sees": ("copies",)},
+    "sees errors": {"sees": ("surprise",)},
 }
 
 
@@ -72,10 +74,12 @@ class Ground:
     def part(self, name: str, copies: bool = True) -> Trace:
         return (self.merged if copies else self.alone).select(part=name)
 
-    def evaluation_ms(self, policy: Policy, costs: CostModel) -> float:
+    def evaluation_ms(self, policy: Policy, costs: CostModel, copies: bool = True) -> float:
         """The time of one answer, while the pair decodes if there is one."""
         timed = (
-            measured_answer_ms(self.pair, policy, costs) if self.pair else answer_ms(self.part("tune"), policy, costs)
+            measured_answer_ms(self.pair, policy, costs)
+            if self.pair
+            else answer_ms(self.part("tune", copies), policy, costs)
         )
         return float(timed)
 
@@ -210,9 +214,9 @@ def judged(ground: Ground, costs: CostModel, parts: Iterable[str] = ("ours",)) -
     ]
     for part in parts:
         config = dataclasses.replace(form_for(policies[HYBRID][0].plan), **PARTS[part])
-        policies[part] = learned(ground, costs, config)
-        charged = ground.evaluation_ms(policies[part][0], costs)
-        turns.append(turns_of(ground.part("test"), costs, part, policies[part], charged))
+        policies[part] = learned(ground, costs, config, part != ALONE)
+        charged = ground.evaluation_ms(policies[part][0], costs, part != ALONE)
+        turns.append(turns_of(ground.part("test", part != ALONE), costs, part, policies[part], charged))
     bound = clairvoyant(ground.part("test"), costs).turns
     turns.append(bound[[*TURN, "new_tok", "time_ms"]].assign(method=BOUND, policy_ms=0.0, cycles=np.nan))
     return summarised(pd.concat(turns, ignore_index=True)), policies
