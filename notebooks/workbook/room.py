@@ -95,18 +95,20 @@ class Worth(Policy):
     """The rule: the drafter's and the copies' probabilities are summed, and the answer with the most tokens per millisecond
     of its own cycle is taken. Nothing is learned but the scale of scores, which `CopyOdds` holds.
 
+    tree: the largest it drafts; usual: what a drafted cycle is taken to cost beforehand, the best static hybrid.
     drafted_tok: accepted tokens that a tree is expected to bring before it is drafted, the mean of the text's newest trees.
     deeper: the score of the likeliest path above which one more level is drafted.
     """
 
     asks, deeper = frozenset({PLAN, EXTEND, SIZE}), math.log(0.25)
 
-    def __init__(self, costs: CostModel, scale: float, tree: TreeConfig, newest_frac: float = 0.2):
+    def __init__(self, costs: CostModel, scale: float, tree: TreeConfig, usual: Plan, newest_frac: float = 0.2):
         self.plan, self.scale, self.newest_frac = tree, scale, newest_frac
         self.limits = tree
         nodes = np.arange(tree.verify_nodes + 1)
         self._verify_ms = costs.verify_ms(nodes, 200) + costs.rest_ms
         self._draft_ms = [float(costs.draft_ms(tree.top_k, level, 200)) for level in range(tree.depth + 1)]
+        self._drafted_ms = self._draft_ms[usual.depth] + self._verify_ms[usual.verify_nodes]
         self.reset()
 
     def reset(self) -> None:
@@ -122,9 +124,7 @@ class Worth(Policy):
         copied = np.asarray(question.copied_scores)
         if question.kind == PLAN:
             rate, nodes = self.best(copied, 0.0)
-            size = min(self.plan.verify_nodes, 4)
-            drafted = (1 + self.drafted_tok) / (self._draft_ms[min(1, self.plan.depth)] + self._verify_ms[size])
-            if drafted > rate:
+            if (1 + self.drafted_tok) / self._drafted_ms > rate:
                 return self.plan
             return CopiedTree(nodes + 1) if nodes else TreeConfig(1, 0, 1)
         if isinstance(question.plan, CopiedTree):
@@ -152,8 +152,9 @@ def opponents(ground: Ground, costs: CostModel) -> dict[str, Policy]:
     ]
     gated = tune_gate(ground.part("tune"), costs, trees, copied=(5, 9, 13, 17), saved=(0.0, 0.1, 0.2, 0.3))
     gate = gated.loc[gated["copied_tokens"].notna(), "policy"].iloc[0]
-    most = tree_of(min(32, merged.most_nodes), min(6, merged.depth), min(merged.top_ks))
-    rule = Worth(costs, ground.odds.scale, most)
+    form = form_for(static)
+    most = tree_of(min(max(form.sizes), merged.most_nodes), min(form.most_expansions, merged.depth), static.top_k)
+    rule = Worth(costs, ground.odds.scale, most, static)
     return {TREE: Static.of(tuned), HYBRID: Static.of(static), GATE: gate, RULE: rule}
 
 

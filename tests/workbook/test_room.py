@@ -69,7 +69,7 @@ def test_texts_are_joined_answer_by_answer(ground):
 
 
 def test_the_rule_weighs_summed_probabilities_against_time():
-    rule = room.Worth(COSTS, 1.0, TreeConfig(33, 6, 4))
+    rule = room.Worth(COSTS, 1.0, TreeConfig(33, 6, 4), TreeConfig(5, 1, 4))
     rate, nodes = rule.best(np.log([0.9, 0.8, 1e-300]), 5.0)
     spent = [float(COSTS.verify_ms(n, 200)) + COSTS.rest_ms + 5.0 for n in range(4)]
     assert nodes == 2 and rate == pytest.approx(2.7 / spent[2])
