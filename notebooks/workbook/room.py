@@ -153,7 +153,8 @@ def opponents(ground: Ground, costs: CostModel) -> dict[str, Policy]:
     gated = tune_gate(ground.part("tune"), costs, trees, copied=(5, 9, 13, 17), saved=(0.0, 0.1, 0.2, 0.3))
     gate = gated.loc[gated["copied_tokens"].notna(), "policy"].iloc[0]
     form = form_for(static)
-    most = tree_of(min(max(form.sizes), merged.most_nodes), min(form.most_expansions, merged.depth), static.top_k)
+    depth = min(max(form.most_expansions, static.depth), merged.depth)
+    most = tree_of(min(max(form.sizes), merged.most_nodes), depth, static.top_k)
     rule = Worth(costs, ground.odds.scale, most, static)
     return {TREE: Static.of(tuned), HYBRID: Static.of(static), GATE: gate, RULE: rule}
 
@@ -182,7 +183,8 @@ def learned(ground: Ground, costs: CostModel, config: ValueConfig = ROOM, copies
 
 def form_for(static: Plan) -> ValueConfig:
     """ROOM with as many children per node as the best static hybrid has."""
-    return ROOM if static.top_k == ROOM.top_k else dataclasses.replace(ROOM, top_k=static.top_k, **WIDE)
+    form = ROOM if static.top_k == ROOM.top_k else dataclasses.replace(ROOM, top_k=static.top_k, **WIDE)
+    return dataclasses.replace(form, most_expansions=max(form.most_expansions, static.depth + 1))
 
 
 def turns_of(
