@@ -316,7 +316,8 @@ class ValuePolicy(ValueSettings, Learned):
         if later + self.continue_bonus_tok > here:
             self._evaluate_at = max(self.first_evaluation, when - self.stride)
             return self.plan
-        return CopiedTree(self._decided + 1) if self._decided else NO_TREE
+        nodes = min(self._decided, self.limits.verify_nodes)  # a small tree may hold fewer nodes than the largest size
+        return CopiedTree(nodes + 1) if nodes else NO_TREE
 
     def _evaluate(self, question: Question) -> tuple[float, float, int]:
         """Value of stopping here, of the best later stop, and that stop's expansions; stores the size."""

@@ -92,6 +92,9 @@ def test_a_policy_of_values_plans_plain_steps_copies_and_trees_the_same_live_and
     assert drafted == {"tree", "copies", "plain"}
     offered = trace.select(trace.turns["prompt"] == trace.turns["prompt"].iloc[-1])
     assert not np.isfinite(offered.column("copied_scores")[0]).any(), "a first token offers none"
+    shallow = planning(top_k=2, most_expansions=1, sizes=(0, 20), continue_bonus_tok=-99.0)
+    rows = decode(pair, PROMPTS[0], shallow.price(round_costs(), 0.0), max_new_tokens=20).cycles
+    assert rows["verify_nodes"].max() <= shallow.limits.verify_nodes == 6, "the trie may hold more"
     pytest.raises(SpecdecError, random_policy, 1, probe="draft", plans=True).match("before a tree there is no state")
 
 
