@@ -243,10 +243,8 @@ def explained(ground: Ground, costs: CostModel, policy: ValuePolicy, static: Pla
     """
     test = ground.part("test")
     rows, histories = cycle_starts(test, costs, policy, 0, sees=policy.sees, plans=True)
-    examples, size = (
-        Examples(test, policy, rows, histories),
-        min(len(policy.sizes) - 1, int(np.searchsorted(policy.sizes, static.verify_nodes))),
-    )
+    examples = Examples(test, policy, rows, histories)
+    size = min(len(policy.sizes) - 1, int(np.searchsorted(policy.sizes, static.verify_nodes)))
     every, found = np.arange(len(rows)), []
     for level, known in enumerate(("before drafting", "after the root pass", "after one level")):
         inputs, features, accepted = examples.batch(every, level)

@@ -34,11 +34,8 @@ def pieces(generation: Generation) -> list[tuple[str, str]]:
     if read is None or not generation.rows:
         return [(text, "plain")]
     end = generation.new_tok - sum(row.kept_tok for row in generation.rows)
-    ends, said, begin = (
-        [(end, "plain")],
-        [],
-        0,
-    )  # in tokens: the prefill's own one, then each cycle's drafts and bonus token
+    said, begin = [], 0
+    ends = [(end, "plain")]  # in tokens: the prefill's own one, then each cycle's drafts and bonus token
     for row in generation.rows:
         ends += [(end + min(row.accepted_tok, row.kept_tok), "accepted"), (end + row.kept_tok, "bonus")]
         end += row.kept_tok

@@ -253,6 +253,7 @@ class ValuePolicy(ValueSettings, Learned):
         self.plan = self.limits = tree_of(max(self.sizes), self.most_expansions, self.top_k, self.beam)
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam, self.sees, self.plans)
         self.observation_size = self.inputs.size
+        self._smaller = np.array(self.sizes[:-1])  # of each size above the first, the one before it
         self.evaluations = 0
         self._row = np.zeros(self.inputs.size, np.float32)
         self._biased: tuple[Any, np.ndarray] | None = None
@@ -337,7 +338,7 @@ class ValuePolicy(ValueSettings, Learned):
             value[:1] += (copies if now < 0 else trees) * tokens[:1]
             value[1:] += trees * tokens[1:]
         if now < 0:
-            value[0, 1:][np.array(self.sizes[:-1]) >= offered] = -np.inf
+            value[0, 1:][self._smaller >= offered] = -np.inf
         here = int(value[0].argmax())
         self._decided_at, self._decided = now, self.sizes[here]
         if self.follow:
