@@ -239,7 +239,7 @@ def of_intervals(sweep: pd.DataFrame, turns: pd.DataFrame) -> pd.DataFrame:
     rows["gain"] = 100 * (rows["tok_per_s"] / rows.groupby("pair")["tok_per_s"].transform("first") - 1)
     for pair, own in turns.groupby("pair", sort=False) if len(turns) else ():
         shortest = {"over": str(own["interval"].min())}
-        table = stats.summarise(own, shortest, rate=("new_tok", "time_ms"), pool=True).query("suite == 'all'")
+        table = stats.summarise(own, shortest, rate=stats.SPEED, pool=True).query("suite == 'all'")
         ends = {f"gain_{end}": 100 * (table[f"over_{end}"] - 1) for end in ("low", "high")}
         parts.append(table.assign(pair=pair, interval=table["method"].astype(int), **ends))
     named = ["pair", "interval", "prompts", "gain_low", "gain_high"]
@@ -337,7 +337,7 @@ def signed_ranks(turns: pd.DataFrame, rows: Sequence[Row], against: Row) -> pd.D
         shown = labelled(own, [against, *rows])
         if against.label not in set(shown["row"]):
             continue
-        quantities = stats.per_prompt(shown.assign(method=shown["row"]), ("new_tok", "time_ms"))
+        quantities = stats.per_prompt(shown.assign(method=shown["row"]), stats.SPEED)
         rates = (quantities["new_tok"] / quantities["time_ms"]).T.groupby(level="method").mean().T
         for row in dict.fromkeys(shown["row"]):
             if row != against.label:

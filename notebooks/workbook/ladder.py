@@ -307,7 +307,7 @@ def climb(
     for frac in fractions:
         judge(f"truth at {frac:.0%}", mixed(best, answers, frac), {"free": -1})
     every = pd.concat(turns)[lambda rows: rows["part"] == "test"]
-    table = stats.summarise(every, {"over_static": "static"}, rate=("new_tok", "time_ms"), pool=True)
+    table = stats.summarise(every, {"over_static": "static"}, rate=stats.SPEED, pool=True)
     table = table[(table["suite"] == "all") & (table["method"] != "static")]
     assert test.any(), "nothing to judge on"
     return (

@@ -40,8 +40,9 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace, numbered
 from specdec.training.value import Examples, cycle_starts, reprice, train_value
 
+from workbook import ladder
+
 TREE, HYBRID, GATE, RULE, BOUND = "tuned tree", "static hybrid", "gated hybrid", "rule", "bound"
-RATE = ("new_tok", "time_ms")
 TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 # Numbers of nodes: every one that is worth telling apart with narrow trees, and those of wide trees.
 SIZES = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 24, 32, 48, 63)
@@ -199,7 +200,7 @@ def turns_of(
 
 def summarised(turns: pd.DataFrame) -> pd.DataFrame:
     """Speeds over the tuned tree and over the gate, by suite and for all, and the policy's share of the time."""
-    table = stats.summarise(turns, {"over_tuned": TREE, "over_gate": GATE}, rate=RATE, pool=True)
+    table = stats.summarise(turns, {"over_tuned": TREE, "over_gate": GATE}, rate=stats.SPEED, pool=True)
     sums = turns.groupby("method")[["policy_ms", "time_ms"]].sum()
     table["policy_frac"] = table["method"].map(sums["policy_ms"] / sums["time_ms"])
     bound = table[table["method"] == BOUND].set_index("suite")["over_gate"]
@@ -232,7 +233,7 @@ def moved(ground: Ground, costs: CostModel, policies: list[ValuePolicy], there: 
     turns = [
         turns_of(ground.part("test"), costs, name, some) for name, some in (("trained", there), ("re-priced", again))
     ]
-    table = stats.summarise(pd.concat(turns, ignore_index=True), {"kept": "trained"}, rate=RATE, pool=True)
+    table = stats.summarise(pd.concat(turns, ignore_index=True), {"kept": "trained"}, rate=stats.SPEED, pool=True)
     return table[(table["method"] == "re-priced") & (table["suite"] == "all")]
 
 
@@ -252,7 +253,7 @@ def explained(ground: Ground, costs: CostModel, policy: ValuePolicy, static: Pla
         for answer, row in (("copies", 0), (static.text, static.depth + 1)):
             if row >= level:
                 truth = accepted[:, row, size]
-                r2 = float(1 - ((truth - told[:, row, size]) ** 2).mean() / truth.var())
+                r2 = ladder.explained(told[:, row, size], truth)
                 found.append({"known": known, "answer": answer, "r2": r2})
     return pd.DataFrame(found)
 
@@ -291,6 +292,6 @@ def following(
             turns_of(trace, costs, f"{weight:g}", [policy.with_settings(follow=weight) for policy in policies])
             for weight in weights
         ]
-        table = stats.summarise(pd.concat(turns, ignore_index=True), {"over_none": "0"}, rate=RATE, pool=False)
+        table = stats.summarise(pd.concat(turns, ignore_index=True), {"over_none": "0"}, rate=stats.SPEED, pool=False)
         rows.append(table.assign(text=name))
     return pd.concat(rows, ignore_index=True)

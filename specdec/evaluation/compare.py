@@ -328,8 +328,7 @@ def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
     plain = plain.assign(method=AUTOREGRESSIVE, time_ms=plain["plain_ms"])
     rows, policies = pd.concat([comparison.turns, plain]), set(comparison.policy_ms)
     baselines = dict(zip(RATIOS, (AUTOREGRESSIVE, comparison.baselines.default, TUNED), strict=True))
-    rate = ("new_tok", "time_ms")
-    table = stats.summarise(rows, baselines, rate=rate, family=policies, pool=True, level=level)
+    table = stats.summarise(rows, baselines, rate=stats.SPEED, family=policies, pool=True, level=level)
     ends = {f"{name}_{end}": f"{name}_prompts_{end}" for name in RATIOS for end in ("low", "high")}
     tests = ["p_default", "p_tuned", "p_default_holm", "p_tuned_holm"] if policies else []
     table.loc[~table["method"].isin(policies), tests] = np.nan

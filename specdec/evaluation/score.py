@@ -69,7 +69,7 @@ class Bench:
         """The columns of `Score.table`."""
         replayed = replay(self.trace, policy, self.costs, policy_ms=policy_ms)
         rows = pd.concat([self.turns, replayed.table.assign(method="own")], ignore_index=True)
-        table = stats.summarise(rows, RATIOS, rate=("new_tok", "time_ms"), pool=True)
+        table = stats.summarise(rows, RATIOS, rate=stats.SPEED, pool=True)
         found = table[(table["suite"] == "all") & (table["method"] == "own")].iloc[0]
         tuned_ms = replayed.ms_per_tok * found["over_tuned"]
         return {

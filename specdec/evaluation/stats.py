@@ -23,6 +23,7 @@ LEVEL = 0.95
 LEAST_PROMPTS = 8  # fewer give no reliable spread: nothing shown has an interval from them
 # Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts (before truncation).
 TOKENS, TIME, CYCLES, CYCLE_TOKENS = "new_tok", "total_ms", "cycles", "cycle_tok"
+SPEED = ("new_tok", "time_ms")  # the rate of a replay's turns: tokens per millisecond
 
 
 @dataclass(frozen=True)
