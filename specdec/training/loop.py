@@ -110,10 +110,13 @@ class Best:
         self.step, self.misses = (int(numbers.get(name, usual)) for name, usual in (("step", -1), ("misses", 0)))
 
 
+LATER = ("sees", []), ("layers", 1)  # settings that older runs lack, and the values that change nothing
+
+
 def in_use(settings):
-    """JSON without `sees` where nothing more is seen: a run from before there was such a choice is found again."""
+    """JSON without later choices that are not made, so that a run from before there was such a choice is found again."""
     if isinstance(settings, dict):
-        return {name: in_use(value) for name, value in settings.items() if (name, value) != ("sees", [])}
+        return {name: in_use(value) for name, value in settings.items() if (name, value) not in LATER}
     return [in_use(value) for value in settings] if isinstance(settings, list) else settings
 
 

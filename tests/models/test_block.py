@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +25,8 @@ from specdec.models.load import load_drafter
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
+from specdec.training.drafter.networks import as_block
+from specdec.training.drafter.objective import TokenBatch
 from specdec.training.drafter.ttt import unroll
 
 from workbook import one_pass
@@ -69,6 +70,25 @@ def test_drafted_trees_equal_the_slow_way(name, target):
 
     seen = assert_drafted(pair, PROMPT, Static(58, 6, 3), slow, range(14, 20))  # deeper than the block, two cycles
     assert set(seen) == {(BLOCK - 1, BLOCK)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.inference_mode()
+def test_training_unrolls_what_decoding_drafts(name, target):
+    pair, batch = pair_of(name, target), TokenBatch(torch.tensor([PROMPT]))
+    with pair.inference():
+        features = target.forward(batch.ids[0], target.new_cache(len(PROMPT))).features[None]
+
+    def unrolled(network):
+        return unroll(network, target.model.get_input_embeddings().weight, features, batch, BLOCK)
+
+    network = pair.drafter.network
+    for states, level in zip(unrolled(network), levels_of(pair, PROMPT), strict=True):
+        torch.testing.assert_close(network.head(states[0, -2]).log_softmax(-1), level)
+    eagle = random_network(replace(KINDS[name], block=0, num_layers=1))
+    assert torch.equal(
+        next(unrolled(as_block(eagle, 3))), next(unrolled(eagle))
+    )  # layers added change nothing at first
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -139,7 +159,5 @@ def test_relatives_and_bad_files_are_refused(target, tmp_path):
     raw = json.loads((save_drafter(random_network(OWN), tmp_path) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 10**9}))
     assert "lacks layers.1" in refusal(load_drafter, str(tmp_path), target)
-    batch = SimpleNamespace(ids=torch.zeros(1, 4, dtype=torch.long))
-    assert "3 layers cannot be trained" in refusal(next, unroll(random_network(ALL["deep"]), None, None, batch, 1))
     save_drafter(random_network(replace(OWN, block=0)), tmp_path)
     assert "load it as eagle3" in refusal(load_block, tmp_path, target)

@@ -99,10 +99,11 @@ def test_a_slot_knows_nothing_of_what_follows(scene, name):
         assert not torch.allclose(logits(read)[step], before[step])
 
 
-@pytest.mark.parametrize("name", ("eagle3", *OWN))
-def test_one_is_made_taught_and_decodes(tmp_path, name):
+@pytest.mark.parametrize(("name", "layers"), [("eagle3", 1), ("block", 2), *((name, 1) for name in OWN)])
+def test_one_is_made_taught_and_decodes(tmp_path, name, layers):
     (model, tokenizer), objective = chat_target(), OBJECTIVES.get(name, TrainingTimeTest(LossRules(3)))
-    folder = train_drafter((model, tokenizer), CHATS, out_dir=tmp_path, objective=objective, settings=SETTINGS)
+    settings = replace(SETTINGS, layers=layers)
+    folder = train_drafter((model, tokenizer), CHATS, out_dir=tmp_path, objective=objective, settings=settings)
     losses = curve_of(tmp_path)["loss"]
     assert losses.tail(5).mean() < losses.head(5).mean()
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)

@@ -36,7 +36,14 @@ from specdec.models.small_lm import LMNetwork, SmallLM
 from specdec.models.target import Target
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import ChatList, ChatSource
-from specdec.training.drafter.networks import check_start, load_network, load_target, new_network, save_trained
+from specdec.training.drafter.networks import (
+    as_block,
+    check_start,
+    load_network,
+    load_target,
+    new_network,
+    save_trained,
+)
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
 from specdec.training.drafter.texts import Text, training_text
@@ -106,6 +113,8 @@ def prepared(
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     fresh = model, settings, counts, budget.seed, objective.network
     network = load_network(start_from, model) if start_from else new_network(*fresh)
+    if objective.network == "block" and not network.config.block:
+        network = as_block(network, settings.layers)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
     return DrafterRun(frozen, network.to(model.device), text, objective, settings)

@@ -17,7 +17,7 @@ from specdec.errors import SpecdecError, check_name
 from specdec.models import drafters, load, spread
 from specdec.models.eagle.checkpoints import Fields, read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import default_taps, layer_like, network_of
+from specdec.models.eagle.network import BlockNetwork, EagleNetwork, default_taps, layer_like, network_of
 from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network, read_heads, save_heads
 from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target
@@ -39,6 +39,8 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     family with two layers, initialised with the target's embedding and head only.
     """
     check_name("kind of drafter", kind, KINDS)
+    if settings.layers > 1 and kind != "block":
+        raise SpecdecError(f"only a block drafter is trained with several layers; {kind} has none to choose.")
     text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
     torch.manual_seed(seed)
@@ -51,8 +53,8 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     config = layer_like(text, vocabulary, draft_vocab_size=drafted, **sizes)
     last = replace(config, generation=1, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
     if kind in ("eagle3", "block"):
-        taps, block = default_taps(text.num_hidden_layers), BLOCK * (kind == "block")
-        network = network_of(replace(config, taps=taps, fc_norm=settings.fc_norm, block=block))
+        taps, more = default_taps(text.num_hidden_layers), dict(block=BLOCK, num_layers=settings.layers)
+        network = network_of(replace(config, taps=taps, fc_norm=settings.fc_norm, **(more if kind == "block" else {})))
     elif kind in ("eagle1", "griffin"):
         network = network_of(replace(last, griffin=kind == "griffin"))
     else:
@@ -90,6 +92,16 @@ def load_network(folder: Path, model) -> nn.Module:
     if network.config.own_embedding:
         raise SpecdecError(f"the drafter in {folder} has an embedding of its own, which is not trained; take another.")
     return network
+
+
+def as_block(network: EagleNetwork, layers: int) -> BlockNetwork:
+    """A block drafter of so many layers that begins as `network`, an EAGLE-3 drafter: what it adds changes nothing at first."""
+    made = network_of(replace(network.config, block=BLOCK, num_layers=layers))
+    made.load_state_dict(network.state_dict(), strict=False)
+    for layer in made.layers.values():
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    return made
 
 
 def save_trained(network: nn.Module, folder: Path, model) -> Path:

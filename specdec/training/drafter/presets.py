@@ -92,6 +92,7 @@ class Settings:
     """Training settings of a drafter, for any objective. `PRESETS` holds some.
 
     draft_vocab_size, intermediate_size: None takes the target's.
+    layers: of a block drafter that is fresh or begins as an EAGLE-3 drafter (start_from).
     fc_norm: "each" norms every tap separately before fc, needed for targets whose taps differ greatly in scale.
     steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
     passes: number of passes over a fixed text, with features from disk; steps is None then.
@@ -108,6 +109,7 @@ class Settings:
 
     draft_vocab_size: int | None = None
     intermediate_size: int | None = None
+    layers: int = 1
     fc_norm: str | None = None
     learning_rate: float = 0.015
     head_rate: float | None = None
@@ -305,6 +307,7 @@ def _check_kind(start_from: Path | None, network: str) -> None:
     """SpecdecError for a drafter of another kind than trained, as far as config.json distinguishes kinds."""
     config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
     wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
-    if config and drafters.kind_of(config) != wanted:
+    begins = (wanted, "eagle3") if wanted == "block" else (wanted,)
+    if config and drafters.kind_of(config) not in begins:
         why = f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}"
         raise SpecdecError(f"{why}; name another.")

@@ -304,10 +304,9 @@ def _unroll_model(network, batch, steps, slots, followed) -> Iterator[Tensor]:
 
 def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -> Iterator[Tensor]:
     config, ids, length = network.config, batch.ids, batch.ids.shape[1]
-    if config.num_layers > 1:
-        raise SpecdecError(f"a drafter of {config.num_layers} layers cannot be trained; take one of a single layer.")
     stream = F.pad(ids, (0, steps))  # ends in id 0
-    hidden, memory = network.fuse(features), []
+    layers = [network.midlayer, *getattr(network, "layers", {}).values()]
+    hidden, memories, last = network.fuse(features), [[] for _ in layers], len(layers) - 1
     bias = _causal_bias(batch).to(hidden.dtype)  # [B or 1, S, S]
     tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
     cos, sin = (table.to(hidden.dtype) for table in tables)
@@ -322,19 +321,20 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -
         if step and config.block:
             read, hidden = ahead[0][..., step - 1], ahead[1][..., step - 1, :]
         embedded = F.embedding(read, embedding)  # [B, S or A, H]
-        x, residual = network.attention_input(embedded, hidden)
-        q, k, v = (
-            part.transpose(1, 2) for part in network.midlayer.self_attn.project(x)
-        )  # [B, heads or kv, S or A, D]
-        where = (at + step)[:, None]
-        memory += [rotate(k, cos[where], sin[where]), v.contiguous()]
-        if not step:
-            q, residual = _take(q, slots[:, None]), _take(residual, slots)
-            bias = _take(bias.expand(len(ids), -1, -1), slots)
-        where = (slots + step)[:, None]
-        q = rotate(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
-        attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, A, D]
-        hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
+        x, hidden = network.attention_input(embedded, hidden)
+        for number, (layer, memory) in enumerate(zip(layers, memories, strict=True)):
+            x = layer.input_layernorm(hidden) if number else x
+            q, k, v = (part.transpose(1, 2) for part in layer.self_attn.project(x))  # [B, heads or kv, S or A, D]
+            where = (at + step)[:, None]
+            memory += [rotate(k, cos[where], sin[where]), v.contiguous()]
+            if number == last and not step:  # layers before the last give keys of every slot
+                q, hidden, at = _take(q, slots[:, None]), _take(hidden, slots), slots
+                bias = _take(bias.expand(len(ids), -1, -1), slots)
+            where = (at + step)[:, None]
+            q = rotate(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
+            attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, S or A, D]
+            finish = layer.finish if number else network.finish
+            hidden = finish(attended.permute(0, 3, 1, 2, 4).flatten(2), hidden)
         yield hidden
         hidden = network.feed_back(hidden.detach() if followed.detach else hidden)
 
