@@ -110,13 +110,11 @@ class Best:
         self.step, self.misses = (int(numbers.get(name, usual)) for name, usual in (("step", -1), ("misses", 0)))
 
 
-LATER = ("sees", []), ("layers", 1)  # settings that older runs lack, and the values that change nothing
-
-
 def in_use(settings):
     """JSON without later choices that are not made, so that a run from before there was such a choice is found again."""
     if isinstance(settings, dict):
-        return {name: in_use(value) for name, value in settings.items() if (name, value) not in LATER}
+        later = ("sees", []), ("layers", 1)
+        return {name: in_use(value) for name, value in settings.items() if (name, value) not in later}
     return [in_use(value) for value in settings] if isinstance(settings, list) else settings
 
 

@@ -25,8 +25,9 @@ from specdec.models.load import load_drafter
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-from specdec.training.drafter.networks import as_block
+from specdec.training.drafter.networks import begun
 from specdec.training.drafter.objective import TokenBatch
+from specdec.training.drafter.presets import Settings
 from specdec.training.drafter.ttt import unroll
 
 from workbook import one_pass
@@ -74,7 +75,7 @@ def test_drafted_trees_equal_the_slow_way(name, target):
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.inference_mode()
-def test_training_unrolls_what_decoding_drafts(name, target):
+def test_training_unrolls_what_decoding_drafts(name, target, tmp_path):
     pair, batch = pair_of(name, target), TokenBatch(torch.tensor([PROMPT]))
     with pair.inference():
         features = target.forward(batch.ids[0], target.new_cache(len(PROMPT))).features[None]
@@ -85,10 +86,9 @@ def test_training_unrolls_what_decoding_drafts(name, target):
     network = pair.drafter.network
     for states, level in zip(unrolled(network), levels_of(pair, PROMPT), strict=True):
         torch.testing.assert_close(network.head(states[0, -2]).log_softmax(-1), level)
-    eagle = random_network(replace(KINDS[name], block=0, num_layers=1))
-    assert torch.equal(
-        next(unrolled(as_block(eagle, 3))), next(unrolled(eagle))
-    )  # layers added change nothing at first
+    eagle = random_network(replace(KINDS[name], block=0, num_layers=1)).bfloat16().float()
+    start = begun(save_drafter(eagle, tmp_path), target.model, Settings(layers=3), None, 0, "block")
+    assert len(start.layers) == 2 and torch.equal(next(unrolled(start)), next(unrolled(eagle)))
 
 
 @pytest.mark.parametrize("name", KINDS)

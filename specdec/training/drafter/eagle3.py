@@ -36,14 +36,7 @@ from specdec.models.small_lm import LMNetwork, SmallLM
 from specdec.models.target import Target
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import ChatList, ChatSource
-from specdec.training.drafter.networks import (
-    as_block,
-    check_start,
-    load_network,
-    load_target,
-    new_network,
-    save_trained,
-)
+from specdec.training.drafter.networks import begun, check_start, load_target, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
 from specdec.training.drafter.texts import Text, training_text
@@ -111,10 +104,7 @@ def prepared(
 ) -> DrafterRun:
     """The run before its first step: a fresh drafter or that of `start_from`, and the target's features of the text."""
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
-    fresh = model, settings, counts, budget.seed, objective.network
-    network = load_network(start_from, model) if start_from else new_network(*fresh)
-    if objective.network == "block" and not network.config.block:
-        network = as_block(network, settings.layers)
+    network = begun(start_from, model, settings, counts, budget.seed, objective.network)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
     return DrafterRun(frozen, network.to(model.device), text, objective, settings)

@@ -17,7 +17,7 @@ from specdec.errors import SpecdecError, check_name
 from specdec.models import drafters, load, spread
 from specdec.models.eagle.checkpoints import Fields, read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import BlockNetwork, EagleNetwork, default_taps, layer_like, network_of
+from specdec.models.eagle.network import default_taps, layer_like, network_of
 from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network, read_heads, save_heads
 from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target
@@ -94,9 +94,14 @@ def load_network(folder: Path, model) -> nn.Module:
     return network
 
 
-def as_block(network: EagleNetwork, layers: int) -> BlockNetwork:
-    """A block drafter of so many layers that begins as `network`, an EAGLE-3 drafter: what it adds changes nothing at first."""
-    made = network_of(replace(network.config, block=BLOCK, num_layers=layers))
+def begun(start_from: Path | None, model, settings, answer_counts: np.ndarray, seed: int, kind: str) -> nn.Module:
+    """The drafter in `start_from`, or `new_network`. A block drafter can begin as EAGLE-3's, which added layers do not change."""
+    if not start_from:
+        return new_network(model, settings, answer_counts, seed, kind)
+    network = load_network(start_from, model)
+    if kind != "block" or network.config.block:
+        return network
+    made = network_of(replace(network.config, block=BLOCK, num_layers=settings.layers))
     made.load_state_dict(network.state_dict(), strict=False)
     for layer in made.layers.values():
         nn.init.zeros_(layer.self_attn.o_proj.weight)
