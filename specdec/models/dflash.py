@@ -22,15 +22,7 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
 from specdec.models.block import BlockLevels
-from specdec.models.eagle.checkpoints import (
-    EMBEDDING,
-    IGNORED,
-    Fields,
-    bad_checkpoint,
-    layer_shape,
-    read_tensors,
-    with_weights,
-)
+from specdec.models.eagle.checkpoints import EMBEDDING, Fields, bad_checkpoint, layer_shape, read_tensors, with_weights
 from specdec.models.eagle.drafter import NetworkDrafter, attend, keys_and_tables
 from specdec.models.eagle.network import EagleConfig, InnerLayer, RMSNorm, best_tokens, rotate
 from specdec.models.prepacked import PrepackedLinears
@@ -132,9 +124,7 @@ def read_dflash(folder: str | Path) -> DFlashNetwork:
     kind = "domino" if "domino" in (stated.get("projector_type"), own.get("projector_type")) else kind
     if kind != "dflash":
         raise bad_checkpoint(folder, f"a block drafter of kind {kind!r} is not supported, only DFlash and P-EAGLE.")
-    tensors = {
-        name: one for name, one in read_tensors(folder).items() if not IGNORED.search(name) and name != EMBEDDING
-    }
+    tensors = {name: tensor for name, tensor in read_tensors(folder).items() if name != EMBEDDING}
     layer = Fields(folder, {**fields, **fields.part("transformer_layer_config")})
     if "sliding_attention" in (layer.get("layer_types") or ()) or layer.get("hidden_act") not in (None, "silu"):
         raise bad_checkpoint(folder, "attention over a window, and activations other than silu, are not supported.")

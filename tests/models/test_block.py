@@ -25,7 +25,7 @@ from specdec.models.load import load_drafter
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-from specdec.training.drafter.networks import begun
+from specdec.training.drafter.networks import TEMPERED, begun
 from specdec.training.drafter.objective import TokenBatch
 from specdec.training.drafter.presets import Settings
 from specdec.training.drafter.ttt import unroll
@@ -88,6 +88,12 @@ def test_training_unrolls_what_decoding_drafts(name, target, tmp_path):
         torch.testing.assert_close(network.head(states[0, -2]).log_softmax(-1), level)
     eagle = random_network(replace(KINDS[name], block=0, num_layers=1)).bfloat16().float()
     start = begun(save_drafter(eagle, tmp_path), target.model, Settings(layers=3), None, 0, "block")
+    for weight in (
+        eagle.fc.weight,
+        eagle.midlayer.mlp.down_proj.weight,
+        *(getattr(eagle.midlayer.self_attn, f"{name}_proj").weight for name in "qko"),
+    ):
+        weight.data /= TEMPERED
     assert len(start.layers) == 2 and torch.equal(next(unrolled(start)), next(unrolled(eagle)))
 
 

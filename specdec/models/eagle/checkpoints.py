@@ -273,13 +273,13 @@ def _block(fields: Fields, tensors, layer: Fields) -> dict[str, int]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the first of WEIGHT_FILES that exists, on the CPU; shards are combined."""
+    """All used tensors of the first of WEIGHT_FILES that exists, on the CPU; shards are combined."""
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if path is None:
         raise SpecdecError(f"{folder} has no weights; expected {' or '.join(SINGLE_FILES)}.")
-    if path.suffix != ".json":
-        return read_weights(stored.inside(folder, path.name, "fetch the checkpoint again"))
-    return {name: tensor for shard in stored.shards_of(path) for name, tensor in read_weights(shard).items()}
+    whole = path.suffix != ".json"
+    shards = [stored.inside(folder, path.name, "fetch the checkpoint again")] if whole else stored.shards_of(path)
+    return {name: one for part in shards for name, one in read_weights(part).items() if not IGNORED.search(name)}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -306,11 +306,11 @@ def _unpickle(path: Path):
 
 
 def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of `EagleNetwork`, without unused ones. SpecdecError for a second layer, except P-EAGLE's."""
-    deeper = [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]
+    """The tensors under the names of `EagleNetwork`. SpecdecError for a second layer, except P-EAGLE's."""
+    deeper = [name for name in tensors if re.match(r"layers\.[1-9]", name)]
     if deeper and "mask_hidden" not in tensors:
         raise bad_checkpoint(folder, f"it has more than one drafter layer ({deeper[0]}); only P-EAGLE's may.")
-    return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
+    return {re.sub(r"^layers\.0\.", "midlayer.", name): tensor for name, tensor in tensors.items()}
 
 
 def with_weights(build: Callable, config, tensors: dict[str, Tensor], folder: Path, asked_by: str) -> nn.Module:

@@ -27,6 +27,7 @@ from specdec.training.loop import compute_dtype
 KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
 LM_LAYERS = 2  # of a fresh language model
 BLOCK = 8  # positions of a fresh block drafter, whose mask is token 0
+TEMPERED = 8  # divides the weights of a drafter trained for long: its heads see one token each, and a mask learns nothing there
 
 
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:
@@ -95,7 +96,7 @@ def load_network(folder: Path, model) -> nn.Module:
 
 
 def begun(start_from: Path | None, model, settings, answer_counts: np.ndarray, seed: int, kind: str) -> nn.Module:
-    """The drafter in `start_from`, or `new_network`. A block drafter can begin as EAGLE-3's, which added layers do not change."""
+    """The drafter in `start_from`, or `new_network`. A block drafter can begin as EAGLE-3's, tempered; layers added do nothing yet."""
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
@@ -103,9 +104,11 @@ def begun(start_from: Path | None, model, settings, answer_counts: np.ndarray, s
         return network
     made = network_of(replace(network.config, block=BLOCK, num_layers=settings.layers))
     made.load_state_dict(network.state_dict(), strict=False)
-    for layer in made.layers.values():
-        nn.init.zeros_(layer.self_attn.o_proj.weight)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
+    layers, attention = [*made.layers.values()], made.midlayer.self_attn
+    for part in (made.fc, made.midlayer.mlp.down_proj, attention.q_proj, attention.k_proj, attention.o_proj):
+        part.weight.data /= TEMPERED
+    for part in (part for layer in layers for part in (layer.self_attn.o_proj, layer.mlp.down_proj)):
+        part.weight.data.zero_()
     return made
 
 

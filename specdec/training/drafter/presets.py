@@ -307,7 +307,6 @@ def _check_kind(start_from: Path | None, network: str) -> None:
     """SpecdecError for a drafter of another kind than trained, as far as config.json distinguishes kinds."""
     config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
     wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
-    begins = (wanted, "eagle3") if wanted == "block" else (wanted,)
-    if config and drafters.kind_of(config) not in begins:
+    if config and drafters.kind_of(config) not in {wanted, "eagle3" if wanted == "block" else wanted}:
         why = f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}"
         raise SpecdecError(f"{why}; name another.")

@@ -333,8 +333,7 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -
             where = (at + step)[:, None]
             q = rotate(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
             attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, S or A, D]
-            finish = layer.finish if number else network.finish
-            hidden = finish(attended.permute(0, 3, 1, 2, 4).flatten(2), hidden)
+            hidden = (layer if number else network).finish(attended.permute(0, 3, 1, 2, 4).flatten(2), hidden)
         yield hidden
         hidden = network.feed_back(hidden.detach() if followed.detach else hidden)
 
