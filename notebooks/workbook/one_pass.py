@@ -33,13 +33,18 @@ BUDGET = ("steps", "seen_tok", "minutes")
 
 
 def trained_on(pair: str, drafters: Sequence[str]) -> pd.DataFrame:
-    """Steps, seen_tok (tokens of chats) and minutes of each drafter's training, from its card; NaN without one."""
-    rows = []
-    for kind in drafters:
-        folder = load.shipped_folder(pair) / ("" if kind == "eagle3" else kind)
-        training = runs.found(folder / "card.json").get("training", {})
-        parts = [one for one in (training.get("drafter"), *training.get("later", [])) if one]
-        rows.append({"drafter": kind} | {name: sum(one[name] for one in parts) or np.nan for name in BUDGET})
+    """Steps, seen_tok (tokens of chats) and minutes of each drafter's training, from its card; NaN without one.
+
+    Those of the drafter that it began as are included.
+    """
+    shipped = load.shipped_folder(pair)
+    cards = {kind: runs.found(shipped / ("" if kind == "eagle3" else kind) / "card.json") for kind in drafters}
+    rows, parts = [], {}
+    for kind, card in cards.items():
+        training, weights = card.get("training", {}), card.get("weights", {}).get("drafter", {})
+        own = [one for one in (training.get("drafter"), *training.get("later", [])) if one]
+        parts[weights.get("sha256")] = own = [*parts.get(card.get("began_as"), []), *own]
+        rows.append({"drafter": kind} | {name: sum(one[name] for one in own) or np.nan for name in BUDGET})
     return pd.DataFrame(rows)
 
 

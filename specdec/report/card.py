@@ -142,9 +142,11 @@ def facts(run: Path, weights: Path) -> dict:
     first, *later = [path / "drafter_training" for path in lineage(run)]
     plan = runs.read_json(first / "plan.json")["settings"]
     curve = learning_curve(first.parent) if plan["settings"]["held_out"] else pd.DataFrame()
+    start = plan.get("start_from")
     return {
         "target": plan["target"],
         "weights": {"drafter": weight_facts(weights)},
+        "began_as": start and machine.file_hash(weights_file(start)),
         "training": {"drafter": run_facts(first), "later": [run_facts(log) for log in later]},
         "learned": records(curve),
         "learned_later": [records(learning_curve(log.parent)) for log in later],
@@ -220,6 +222,7 @@ def text(card: dict, measured: dict) -> str:
     numbers = {"parameters": weights["parameters"], "bytes": weights["bytes"], **numbers, **training["last"]}
     shown = {"sha256": weights["sha256"][:16], "types": ", ".join(weights["dtypes"]), **rounded(numbers)}
     shown |= {"commits": ", ".join(training["commits"]), "chats, by stage": ", ".join(map(str, training["stages"]))}
+    shown |= {"began as": began[:16]} if (began := card.get("began_as")) else {}
     shown |= {name: json.dumps(value) for name, value in _settings(training["settings"]).items() if value is not None}
     learned, doubling = pd.DataFrame(card["learned"]), pd.DataFrame(card["doubling"])
     return page(

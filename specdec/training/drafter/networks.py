@@ -27,7 +27,7 @@ from specdec.training.loop import compute_dtype
 KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
 LM_LAYERS = 2  # of a fresh language model
 BLOCK = 8  # positions of a fresh block drafter, whose mask is token 0
-TEMPERED = 8  # divides the weights of a drafter trained for long: its heads see one token each, and a mask learns nothing there
+TEMPERED = 8  # divides weights of an EAGLE-3 drafter that a block drafter begins as: its heads attend to one token each
 
 
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:
@@ -96,7 +96,7 @@ def load_network(folder: Path, model) -> nn.Module:
 
 
 def begun(start_from: Path | None, model, settings, answer_counts: np.ndarray, seed: int, kind: str) -> nn.Module:
-    """The drafter in `start_from`, or `new_network`. A block drafter can begin as EAGLE-3's, tempered; layers added do nothing yet."""
+    """The drafter in `start_from`, or `new_network`. A block drafter can begin as an EAGLE-3 drafter with smaller weights."""
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
