@@ -60,10 +60,11 @@ def budget(trainings: pd.DataFrame) -> str:
     return f"They were trained with {told}, {'which is the same budget' if equal else unequal}."
 
 
-def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel:
+def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0, more_ms: float = 0.0) -> CostModel:
     """The cost model of a drafter of the same layer that drafts a block of `rows` positions in its root pass.
 
-        root_ms   of the root pass, plus what an expansion of `rows` nodes costs beyond one of a single node
+        root_ms   of the root pass, plus what an expansion of `rows` nodes costs beyond one of a single node, plus
+                  more_ms, the time of layers that the drafter in `costs` does not have
         expand_ms = level_ms, the host's work of choosing the nodes of a level, whatever their number
 
     So the root pass drafts everything, and an expansion costs nothing but the host. Tables of publications hold no host
@@ -77,6 +78,7 @@ def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel
     """
     check_integer("rows", rows, 1)
     check_number("level_ms", level_ms)
+    check_number("more_ms", more_ms)
 
     def widened(root, expand):
         more_ms = np.interp(rows, costs.widths, expand) - np.interp(1, costs.widths, expand)
@@ -87,7 +89,7 @@ def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel
         costs,
         name=f"{costs.name}, one pass of {rows}",
         provenance=f"{costs.provenance} Drafting in one pass of {rows} rows: computed, not measured.",
-        root=widened(costs.root, costs.expand),
+        root=widened(costs.root, costs.expand) + more_ms,
         root_per_tok=widened(costs.root_per_tok, costs.expand_per_tok),
         expand=(level_ms,) * len(costs.widths),
         expand_per_tok=free,

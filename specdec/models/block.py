@@ -123,9 +123,7 @@ class BatchedBlocks(BatchedDrafter):
         (self.keys, self.values), own = next(keys)
         return super()._attend(contexts, rows, own, *heads)
 
-    def _level(
-        self, contexts, level: int, keys, beam: Tensor, scores: Tensor, tokens: Tensor, hidden: Tensor, top_k: int
-    ):
+    def _level(self, contexts, level: int, keys, beam: Tensor, scores: Tensor, tokens, hidden: Tensor, top_k: int):
         children, log_probs = self.drafter.children(hidden[:, level + 1 : level + 2], top_k)  # [P, 1, k]
         best = scores.gather(1, beam)[..., None]
         return (best + log_probs).flatten(1), children.expand(-1, beam.shape[1], -1).flatten(1), hidden

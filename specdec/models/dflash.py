@@ -132,24 +132,13 @@ def read_dflash(folder: str | Path) -> DFlashNetwork:
     taps = ids or [one + 1 for one in own.get("target_layer_ids") or ()]  # the authors count the outputs of layers
     mask, rows, vocabulary = stated.get("mask_token_id"), fields.number("block_size"), shape["vocab_size"]
     if not taps or not isinstance(mask, int) or not 0 <= mask < vocabulary or not 1 < rows <= 64:
-        raise bad_checkpoint(
-            folder, "config.json must name the tapped layers, a mask token and 2 to 64 rows of a block."
-        )
+        raise bad_checkpoint(folder, "config.json must name the tapped layers, a mask token and 2 to 64 rows.")
     from_anchor = bool(stated.get("sample_from_anchor"))
-    config = DFlashConfig(
-        **shape,
-        head_dim=layer.get("head_dim"),
-        draft_vocab_size=fields.number("draft_vocab_size", vocabulary),
-        target_hidden_size=fields.number("target_hidden_size", shape["hidden_size"]),
-        num_taps=len(taps),
-        taps=tuple(taps),
-        query_key_norm=True,
-        block=rows if from_anchor else rows - 1,
-        mask_token=mask,
-        num_layers=layer.number("num_hidden_layers"),
-        own_head="lm_head.weight" in tensors,
-        from_anchor=from_anchor,
-    )
+    sizes = dict(head_dim=layer.get("head_dim"), draft_vocab_size=fields.number("draft_vocab_size", vocabulary))
+    sizes |= dict(target_hidden_size=fields.number("target_hidden_size", shape["hidden_size"]), num_taps=len(taps))
+    sizes |= dict(taps=tuple(taps), query_key_norm=True, num_layers=layer.number("num_hidden_layers"), mask_token=mask)
+    own_head, block = "lm_head.weight" in tensors, rows if from_anchor else rows - 1
+    config = DFlashConfig(**shape, **sizes, block=block, own_head=own_head, from_anchor=from_anchor)
     if config.num_layers > len(tensors) or config.is_reduced and not config.own_head:
         wrong = f"{config.num_layers} layers" if config.num_layers > len(tensors) else "a part of the vocabulary"
         raise bad_checkpoint(folder, f"config.json states {wrong}, its weights have no such thing; export it again.")
