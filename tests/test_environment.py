@@ -64,7 +64,7 @@ def test_old_python_gets_one_sentence(tmp_path):
 
 
 @needs_make
-@pytest.mark.parametrize("what", ["toy", "ppow", "data", "eagle3", "eagle1", "griffin", "medusa", "hydra"])
+@pytest.mark.parametrize("what", ["toy", "ppow", "data", "eagle3", "block", "eagle1", "griffin", "medusa", "hydra"])
 def test_make_train_names_commands_that_are_there(what, tmp_path):
     plan = make("-n", "--no-print-directory", "train", f"WHAT={what}", VIRTUAL_ENV=tmp_path)
     module, *arguments = shlex.split(plan.stdout.strip().splitlines()[-1])[2:]
