@@ -81,8 +81,8 @@ def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0, more_ms: flo
     check_number("more_ms", more_ms)
 
     def widened(root, expand):
-        more_ms = np.interp(rows, costs.widths, expand) - np.interp(1, costs.widths, expand)
-        return np.array(root) + max(0.0, float(more_ms))
+        wider_ms = np.interp(rows, costs.widths, expand) - np.interp(1, costs.widths, expand)
+        return np.array(root) + max(0.0, float(wider_ms))
 
     free = (0.0,) * len(costs.widths)
     return dataclasses.replace(

@@ -94,6 +94,7 @@ def test_training_unrolls_what_decoding_drafts(name, target, tmp_path):
         *(getattr(eagle.midlayer.self_attn, f"{name}_proj").weight for name in "qko"),
     ):
         weight.data /= TEMPERED
+    assert "only a block drafter" in refusal(begun, tmp_path, target.model, Settings(layers=3), None, 0, "eagle3")
     assert len(start.layers) == 2 and torch.equal(next(unrolled(start)), next(unrolled(eagle)))
 
 

@@ -40,8 +40,6 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     family with two layers, initialised with the target's embedding and head only.
     """
     check_name("kind of drafter", kind, KINDS)
-    if settings.layers > 1 and kind != "block":
-        raise SpecdecError(f"only a block drafter is trained with several layers; {kind} has none to choose.")
     text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
     torch.manual_seed(seed)
@@ -54,8 +52,10 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     config = layer_like(text, vocabulary, draft_vocab_size=drafted, **sizes)
     last = replace(config, generation=1, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
     if kind in ("eagle3", "block"):
-        taps, more = default_taps(text.num_hidden_layers), dict(block=BLOCK, num_layers=settings.layers)
-        network = network_of(replace(config, taps=taps, fc_norm=settings.fc_norm, **(more if kind == "block" else {})))
+        taps, block = default_taps(text.num_hidden_layers), BLOCK * (kind == "block")
+        network = network_of(
+            replace(config, taps=taps, fc_norm=settings.fc_norm, block=block, num_layers=settings.layers)
+        )
     elif kind in ("eagle1", "griffin"):
         network = network_of(replace(last, griffin=kind == "griffin"))
     else:
@@ -97,6 +97,8 @@ def load_network(folder: Path, model) -> nn.Module:
 
 def begun(start_from: Path | None, model, settings, answer_counts: np.ndarray, seed: int, kind: str) -> nn.Module:
     """The drafter in `start_from`, or `new_network`. A block drafter can begin as an EAGLE-3 drafter with smaller weights."""
+    if settings.layers > 1 and kind != "block":
+        raise SpecdecError(f"only a block drafter is trained with several layers; {kind} has none to choose.")
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
@@ -104,11 +106,12 @@ def begun(start_from: Path | None, model, settings, answer_counts: np.ndarray, s
         return network
     made = network_of(replace(network.config, block=BLOCK, num_layers=settings.layers))
     made.load_state_dict(network.state_dict(), strict=False)
-    layers, attention = [*made.layers.values()], made.midlayer.self_attn
+    attention = made.midlayer.self_attn
     for part in (made.fc, made.midlayer.mlp.down_proj, attention.q_proj, attention.k_proj, attention.o_proj):
         part.weight.data /= TEMPERED
-    for part in (part for layer in layers for part in (layer.self_attn.o_proj, layer.mlp.down_proj)):
-        part.weight.data.zero_()
+    for layer in made.layers.values():  # they change nothing yet
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
     return made
 
 

@@ -307,6 +307,7 @@ def _check_kind(start_from: Path | None, network: str) -> None:
     """SpecdecError for a drafter of another kind than trained, as far as config.json distinguishes kinds."""
     config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
     wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
-    if config and drafters.kind_of(config) not in {wanted, "eagle3" if wanted == "block" else wanted}:
-        why = f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}"
+    found = drafters.kind_of(config) if config else wanted
+    if found != wanted and (found, wanted) != ("eagle3", "block"):  # the one that another kind can begin as
+        why = f"the drafter in {start_from} is of kind {found!r}, not {wanted!r}"
         raise SpecdecError(f"{why}; name another.")
