@@ -15,7 +15,7 @@ import specdec
 from specdec import runs
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
-from specdec.models.eagle.checkpoints import save_drafter
+from specdec.models.eagle_files import save_drafter
 
 PROMPT = [1, 2, 3]
 JUNK = (

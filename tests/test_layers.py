@@ -14,11 +14,11 @@ import specdec
 PACKAGE = Path(specdec.__file__).resolve().parent
 MAX_FUNCTION_LINES = 60
 
-# A room imports only rooms before it. `core` imports `errors` alone; `report` and `toy` are imported by `tools` alone.
-ROOMS = """waiting errors later identity ranks machine threads stored runs fanout core models data policies costs replays training
-evaluation report toy tools book __main__""".split()
+# A room imports only rooms before it. `core` imports `errors` alone; `report` is imported by `tools` alone.
+ROOMS = """waiting errors later identity ranks machine threads stored runs fanout parallel core models data policies costs replays training
+evaluation report tools book __main__""".split()
 ALONE = {"core": {"errors"}}
-ONLY_TOOLS = {"report", "toy"}
+ONLY_TOOLS = {"report"}
 # These work from parquet alone.
 REDRAWS = [f"report.{name}" for name in ("tables", "figures", "treeview", "provenance")]
 REDRAWS += ["workbook.claims", "workbook.items"]
@@ -26,7 +26,7 @@ HEAVY = {"datasets", "stable_baselines3", "papermill", "seaborn", "IPython", "nb
 
 
 def modules() -> dict[str, Path]:
-    """'models.eagle.drafter' -> its file, for every module of the package but specdec/__init__.py itself."""
+    """'models.eagle_drafter' -> its file, for every module of the package but specdec/__init__.py itself."""
     named = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -93,7 +93,7 @@ def broken_rule(importer: str, imported: str) -> str | None:
     cycle = ("core.cycle", "core.engine", "core.decode")
     if above == "policies" and (below in ("models", "data") or imported in cycle):
         return f"{importer} imports {imported}: a policy sees questions, never the cycle or a model"
-    if below in ONLY_TOOLS and above not in ("tools", "toy", "report", "book", "__main__"):
+    if below in ONLY_TOOLS and above not in ("tools", "report", "book", "__main__"):
         return f"{importer} imports {imported}; only tools may"
     if ROOMS.index(below) > ROOMS.index(above):
         return f"{importer} imports {imported}, a room further down the list"
@@ -221,7 +221,7 @@ def test_what_lies_beside_the_notebooks_has_no_cycles_and_the_top_level_what_was
 ALLOWED = """core.cycle>core.tree core.cycle>errors models.target>core.tree policies>policies.radar
 policies.radar>policies.base policies.ltd>core.policy training.ppo>replays.replay tools.cli>report.tables"""
 FORBIDDEN = """core.cycle>runs core.engine>models.target errors>runs policies.ltd>policies.radar policies.base>policies.radar
-policies.ltd>core.cycle policies.ltd>models.target replays.replay>training.env training.env>toy.corpus
+policies.ltd>core.cycle policies.ltd>models.target replays.replay>training.env training.env>report.tables
 evaluation.bench>report.tables core.tree>"""
 
 

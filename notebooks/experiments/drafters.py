@@ -25,7 +25,7 @@ from specdec.core.policy import Static
 from specdec.data.suites import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
-from specdec.models.eagle.network import vocabulary_ids
+from specdec.models.eagle_network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (

@@ -24,7 +24,7 @@ from specdec.core.records import TURN
 from specdec.core.tree_config import pool_size
 from specdec.costs.model import CostModel
 from specdec.evaluation import stats
-from specdec.models.eagle.drafter import BatchedDrafter
+from specdec.models.eagle_drafter import BatchedDrafter
 from specdec.replays import static_trees
 from specdec.replays.columns import read_columns, write_columns
 from specdec.replays.trace import NEVER, Trace

@@ -14,7 +14,7 @@ from specdec import machine
 from specdec.core.records import tau
 from specdec.report import tables
 from specdec.report.card import licence, limits, page, records, rounded, run_facts, weight_facts
-from specdec.toy import corpus
+from specdec.data import corpus
 
 PARTS = ("target", "drafter")
 

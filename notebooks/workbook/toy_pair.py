@@ -19,7 +19,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.bench import evaluate
 from specdec.models import load
 from specdec.report.card import tensor_shapes
-from specdec.toy.chats import CorpusChats
+from specdec.data.toy_chats import CorpusChats
 from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.presets import Budget, Settings

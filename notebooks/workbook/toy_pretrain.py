@@ -28,8 +28,8 @@ import torch.nn.functional as F
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.toy.chats import CorpusChats
-from specdec.toy.corpus import training_examples
+from specdec.data.toy_chats import CorpusChats
+from specdec.data.corpus import training_examples
 from specdec.training.drafter.chats import Batch, Rows, documents
 from specdec.training.drafter.presets import Budget
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from specdec.core.protocols import DraftForward, DraftSession
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import read_checkpoint
-from specdec.models.eagle.drafter import BatchedDrafter, EagleDrafter, EagleSession, TreeKeys
-from specdec.models.eagle.network import BlockNetwork, rotate
+from specdec.models.eagle_files import read_checkpoint
+from specdec.models.eagle_drafter import BatchedDrafter, EagleDrafter, EagleSession, TreeKeys
+from specdec.models.eagle_network import BlockNetwork, rotate
 from specdec.models.target import Target
 
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
 from specdec.models.block import BlockLevels
-from specdec.models.eagle.checkpoints import EMBEDDING, Fields, bad_checkpoint, layer_shape, read_tensors, with_weights
-from specdec.models.eagle.drafter import NetworkDrafter, attend, keys_and_tables
-from specdec.models.eagle.network import EagleConfig, InnerLayer, RMSNorm, best_tokens, rotate
+from specdec.models.eagle_files import EMBEDDING, Fields, bad_checkpoint, layer_shape, read_tensors, with_weights
+from specdec.models.eagle_drafter import NetworkDrafter, attend, keys_and_tables
+from specdec.models.eagle_network import EagleConfig, InnerLayer, RMSNorm, best_tokens, rotate
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.target import Target
 

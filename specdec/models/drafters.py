@@ -27,8 +27,8 @@ from specdec import runs, stored
 from specdec.core.protocols import Claims, Drafter
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.dflash import read_dflash
-from specdec.models.eagle.checkpoints import read_checkpoint
-from specdec.models.eagle.network import layer_like, network_of
+from specdec.models.eagle_files import read_checkpoint
+from specdec.models.eagle_network import layer_like, network_of
 from specdec.models.heads import HeadsConfig, heads_network, read_heads
 from specdec.models.target import Target
 

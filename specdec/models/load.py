@@ -30,7 +30,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_name, door, first_line, warn
 from specdec.models import drafters, gguf_file, pairs
 from specdec.models import spread as spreading
-from specdec.models.eagle.checkpoints import named_target
+from specdec.models.eagle_files import named_target
 from specdec.models.families import end_tokens, model_in, setting
 from specdec.models.fingerprint import describe_pair
 from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, OwnPair, Preset, WheelFile  # noqa: F401

@@ -41,7 +41,7 @@ from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.text import Text
 from specdec.core.tree import Trie
 from specdec.errors import SpecdecError, check_integer
-from specdec.models.eagle.drafter import load_eagle
+from specdec.models.eagle_drafter import load_eagle
 from specdec.models.target import Target
 from specdec.stored import CopiesFile
 

@@ -20,7 +20,7 @@ from specdec import runs
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import counting
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import best_tokens
+from specdec.models.eagle_network import best_tokens
 from specdec.models.families import decoder_of, setting
 from specdec.models.load import read_causal_lm
 from specdec.models.target import Target

@@ -21,7 +21,7 @@ from specdec.core.protocols import Drafter
 from specdec.core.tree import Merged, Pool, Trie
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
-from specdec.models.eagle.drafter import TreeBatch
+from specdec.models.eagle_drafter import TreeBatch
 from specdec.models.ngrams import CopyOdds, Evidence, NgramConfig, NgramSession, fit_scale, outcomes
 from specdec.replays.columns import Column, Columns, keyed, stacked
 from specdec.replays.trace import NEVER, Trace

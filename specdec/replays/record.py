@@ -30,7 +30,7 @@ from specdec.core.verification import acceptance_distribution
 from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings, split
 from specdec.errors import SpecdecError, check_integer, check_name, door
 from specdec.models import load
-from specdec.models.eagle.drafter import ChosenTrees, TreeBatch
+from specdec.models.eagle_drafter import ChosenTrees, TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.replays import trace
 from specdec.replays.columns import Column, read_columns, stacked, write_columns

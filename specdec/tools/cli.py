@@ -36,8 +36,8 @@ GROUPS = {
 }
 
 
-ROOMS = "core costs data evaluation models policies replays report toy training"
-core, costs, data, evaluation, models, policies, replays, report, toy, training = (
+ROOMS = "core costs data evaluation models policies replays report training"
+core, costs, data, evaluation, models, policies, replays, report, training = (
     Later(f"specdec.{room}") for room in ROOMS.split()
 )
 MODULES = "fanout runs models.load models.pairs evaluation.logs report.tables training.drafter"
@@ -773,7 +773,7 @@ def _train_drafter(args) -> None:
     settings, objective, start_from = drafting.presets.training_named(*names, **more)
     features = drafting.presets.CacheConfig(args.features and Path(args.features), args.features_gb)
     budget = _budget(args, features=features, fsdp=args.fsdp)
-    conversations = drafting.chats.load_conversations(args.data) if args.data else toy.chats.CorpusChats()
+    conversations = drafting.chats.load_conversations(args.data) if args.data else data.toy_chats.CorpusChats()
     options = dict(out_dir=args.out, budget=budget, resume=not args.restart)
     options |= dict(settings=settings, objective=objective, start_from=start_from)
     print(drafting.eagle3.train_drafter(args.target, conversations, **options))
@@ -814,13 +814,13 @@ def _export(args) -> None:
     source = models.drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.own_drafter(which.base))
     if not source or not args.drafter and not Path(source).is_dir():
         raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
-    target = models.eagle.export.served_target(which.base, args.gguf)
+    target = models.eagle_export.served_target(which.base, args.gguf)
     if args.tree:
         tree = core.tree_config.tree_from(args.tree)
     else:
-        options = dict(chain=args.engine in models.eagle.export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
+        options = dict(chain=args.engine in models.eagle_export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
         tree = tools.places.serving_tree(which.name, args.dtype, **options)
-    print(models.eagle.export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
+    print(models.eagle_export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
 
 
 @_command(

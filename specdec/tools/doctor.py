@@ -32,8 +32,8 @@ from specdec.data import suites
 from specdec.data.suites import gather, openings
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, peers
-from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle_drafter import EagleDrafter
+from specdec.models.eagle_network import EagleConfig, EagleNetwork
 from specdec.models.load import OWN_DRAFTER, PRESETS, SHIPPED, at_hand, config_of, load_pair, placement, shipped_folder
 from specdec.models.pairs import WheelFile, find_installed
 from specdec.models.target import Target

@@ -23,7 +23,7 @@ from specdec.errors import SpecdecError, warn
 from specdec.evaluation.compare import warn_elsewhere
 from specdec.evaluation.methods import method_from
 from specdec.models.drafters import kind_and_source
-from specdec.models.eagle.checkpoints import named_target
+from specdec.models.eagle_files import named_target
 from specdec.models.load import drafter_folder, load_pair
 from specdec.models.pairs import name_of, named
 from specdec.replays.static_trees import best_static

@@ -11,8 +11,8 @@ from fakes.chats import held_out
 
 from specdec.data.suites import TOY, load_suite
 from specdec.errors import SpecdecError
-from specdec.toy import corpus
-from specdec.toy.chats import CorpusChats
+from specdec.data import corpus
+from specdec.data.toy_chats import CorpusChats
 
 from workbook.toy_card import families
 

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.models.dflash import DFlashConfig, DFlashNetwork
-from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, network_of
+from specdec.models.eagle_drafter import EagleDrafter
+from specdec.models.eagle_network import EagleConfig, network_of
 from specdec.models.heads import HeadsConfig, heads_network
 from specdec.models.target import Target
 

@@ -19,8 +19,8 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.block import BlockDrafter, load_block
 from specdec.models.dflash import DFlashConfig, DFlashDrafter
-from specdec.models.eagle.checkpoints import save_drafter, save_tensors
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle_files import save_drafter, save_tensors
+from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import load_drafter
 from specdec.models.target import Target
 from specdec.replays.record import record

@@ -15,8 +15,8 @@ from fakes.pairs import random_network as network
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import named_target, read_checkpoint, save_drafter
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle_files import named_target, read_checkpoint, save_drafter
+from specdec.models.eagle_network import EagleConfig, EagleNetwork
 
 PLAIN = EagleConfig(32, 48, 4, 2, 64, 24, 32)
 FIRST = replace(PLAIN, draft_vocab_size=64, generation=1, num_taps=1, fc_bias=True)
@@ -213,7 +213,7 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specdec.models.eagle.checkpoints.save_file", full_disk)
+    monkeypatch.setattr("specdec.models.eagle_files.save_file", full_disk)
     pytest.raises(SpecdecError, save_drafter, network(PLAIN, seed=1), folder).match("No space left")
     assert (folder / "model.safetensors").read_bytes() == before
     assert len(list(folder.iterdir())) == 2

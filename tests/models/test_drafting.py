@@ -19,8 +19,8 @@ from specdec.core.policy import Static
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
-from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle_drafter import EagleDrafter
+from specdec.models.eagle_network import EagleConfig
 from specdec.models.heads import HeadsConfig, HydraDrafter, MedusaDrafter, load_heads, read_heads, save_heads
 from specdec.models.small_lm import SmallLM, load_small_lm
 from specdec.models.target import Target

@@ -19,10 +19,10 @@ from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.models import gguf_file
-from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
-from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.export import ENGINES, UNSUPPORTED, ServedTarget, export, read_gguf, serve_command
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle_files import read_checkpoint, save_drafter
+from specdec.models.eagle_drafter import EagleDrafter
+from specdec.models.eagle_export import ENGINES, UNSUPPORTED, ServedTarget, export, read_gguf, serve_command
+from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import load_pair, shipped_folder
 
 # What the engines' loaders hold for a drafter of one layer, once a file's names have been put into theirs.

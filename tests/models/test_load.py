@@ -21,10 +21,10 @@ from transformers.utils import logging
 
 from specdec.core.pair import Pair
 from specdec.models import drafters, load
-from specdec.models.eagle import drafter as calibrate
-from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
-from specdec.models.eagle.drafter import EagleDrafter, agreement, calibrate_reading, own_text
-from specdec.models.eagle.network import EagleConfig
+from specdec.models import eagle_drafter as calibrate
+from specdec.models.eagle_files import read_checkpoint, save_drafter
+from specdec.models.eagle_drafter import EagleDrafter, agreement, calibrate_reading, own_text
+from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import SHIPPED, load_drafter, load_pair
 from specdec.models.target import Target
 

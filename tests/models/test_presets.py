@@ -9,9 +9,9 @@ import torch
 
 from specdec.core.tree_config import TREES
 from specdec.models import drafters
-from specdec.models.eagle import checkpoints
-from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import default_taps, network_of
+from specdec.models import eagle_files as checkpoints
+from specdec.models.eagle_drafter import check_fit
+from specdec.models.eagle_network import default_taps, network_of
 from specdec.models.load import PRESETS, SHIPPED, is_hub_id
 from specdec.models.target import Target
 from specdec.tools.estimate import shapes_of

@@ -18,7 +18,7 @@ from fakes.refusals import refusal
 import specdec
 from specdec.errors import SpecdecError
 from specdec.models import load, pairs
-from specdec.models.eagle.checkpoints import save_drafter
+from specdec.models.eagle_files import save_drafter
 from specdec.models.load import PRESETS, load_pair
 from specdec.models.pairs import WheelFile, fetch, find_installed
 from specdec.models.target import Target

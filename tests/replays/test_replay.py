@@ -18,7 +18,7 @@ from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import Picker, acceptance_distribution
 from specdec.data.suites import load_suite
 from specdec.errors import SpecdecError
-from specdec.models.eagle.drafter import BatchedDrafter
+from specdec.models.eagle_drafter import BatchedDrafter
 from specdec.policies import ltd
 from specdec.policies.engines import rule
 from specdec.replays import record as record_module

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
+from specdec.models.eagle_network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
 from specdec.training.drafter import eagle3, texts, ttt
 from specdec.training.drafter.chats import Regeneration, regenerate
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, Objective, TargetOutput, TokenBatch

@@ -14,7 +14,7 @@ from fakes.killed import killed_at
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import read_checkpoint
+from specdec.models.eagle_files import read_checkpoint
 from specdec.training.drafter import chats as chats_module
 from specdec.training.drafter import eagle3
 from specdec.training.drafter import texts as texts_module
@@ -234,7 +234,7 @@ def test_every_document_is_read_once_a_pass_and_the_side_of_a_chat_follows_from_
     whole, none = (replace(settings, held_out_frac=frac) for frac in (1.0, 1e-6))
     pytest.raises(SpecdecError, split, chats, whole).match("all 400 conversations are held out")
     pytest.raises(SpecdecError, split, chats[:3], none).match("no greedy answer among 3 conversations is held out")
-    from specdec.toy.chats import CorpusChats
+    from specdec.data.toy_chats import CorpusChats
 
     options = dict(out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
     without_end = pytest.raises(SpecdecError, eagle3.train_drafter, chat_target(), CorpusChats(), **options)

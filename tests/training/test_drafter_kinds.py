@@ -16,7 +16,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle_network import EagleConfig
 from specdec.models.heads import HeadsConfig, HydraDrafter, HydraNetwork
 from specdec.models.load import load_drafter
 from specdec.models.small_lm import SmallLM

@@ -15,9 +15,9 @@ from fakes.pairs import spread
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import save_drafter
-from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle_files import save_drafter
+from specdec.models.eagle_drafter import EagleDrafter
+from specdec.models.eagle_network import EagleConfig, EagleNetwork
 from specdec.models.target import Target
 from specdec.training.drafter import eagle3
 from specdec.training.drafter import ppow as ppow_module

@@ -12,7 +12,7 @@ from fakes.chats import CHATS, chat_target, curve_of
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleConfig, default_taps
+from specdec.models.eagle_network import EagleConfig, default_taps
 from specdec.training.drafter import accuracy, chats, networks, texts
 from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
 from specdec.training.drafter.eagle3 import optimizers, train_drafter

@@ -24,7 +24,7 @@ from specdec.costs import calibrate, measure
 from specdec.costs.profiles import profile
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import Rule, changed
-from specdec.toy.chats import CorpusChats
+from specdec.data.toy_chats import CorpusChats
 
 from workbook import book, claims, exercises, items, lessons, notebooks, terms
 

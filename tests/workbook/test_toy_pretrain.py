@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.toy.chats import CorpusChats
-from specdec.toy.corpus import training_examples
+from specdec.data.toy_chats import CorpusChats
+from specdec.data.corpus import training_examples
 from specdec.training.drafter import chats as chats_module
 from specdec.training.drafter.presets import Budget
 

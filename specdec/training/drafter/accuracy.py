@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleNetwork
+from specdec.models.eagle_network import EagleNetwork
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import unroll
 

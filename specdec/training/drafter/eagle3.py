@@ -30,7 +30,7 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError
 from specdec.models.drafters import write_claims
-from specdec.models.eagle.network import EagleNetwork, network_of
+from specdec.models.eagle_network import EagleNetwork, network_of
 from specdec.models.heads import HeadsNetwork, heads_network
 from specdec.models.small_lm import LMNetwork, SmallLM
 from specdec.models.target import Target

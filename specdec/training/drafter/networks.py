@@ -15,9 +15,9 @@ from torch import nn
 from specdec import ranks
 from specdec.errors import SpecdecError, check_name
 from specdec.models import drafters, load, spread
-from specdec.models.eagle.checkpoints import Fields, read_checkpoint, save_drafter
-from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import default_taps, layer_like, network_of
+from specdec.models.eagle_files import Fields, read_checkpoint, save_drafter
+from specdec.models.eagle_drafter import check_fit
+from specdec.models.eagle_network import default_taps, layer_like, network_of
 from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network, read_heads, save_heads
 from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target

@@ -19,7 +19,7 @@ from torch import Tensor
 from specdec import ranks
 from specdec.core.protocols import TargetForward
 from specdec.models import spread
-from specdec.models.eagle.network import EagleNetwork
+from specdec.models.eagle_network import EagleNetwork
 from specdec.models.kv_cache import TreeCache
 from specdec.models.target import Target
 from specdec.models.tree_attention import TreeMask

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdec import ranks
 from specdec.errors import SpecdecError, check_name
-from specdec.models.eagle.network import EagleNetwork, vocabulary_ids
+from specdec.models.eagle_network import EagleNetwork, vocabulary_ids
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.ttt import UnrollPlan, columns_of, fuse_norms, unroll
 from specdec.training.loop import mixed_seed

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from specdec import ranks
 from specdec.errors import SpecdecError, check_name
-from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate, vocabulary_ids
+from specdec.models.eagle_network import EagleNetwork, RMSNorm, rotary_tables, rotate, vocabulary_ids
 from specdec.models.heads import HeadsNetwork
 from specdec.models.small_lm import LMNetwork
 from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch, packed_positions

@@ -27,10 +27,10 @@ from specdec.core.pair import dtype_name
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_name
 from specdec.models import gguf_file, load
-from specdec.models.eagle import checkpoints
-from specdec.models.eagle.checkpoints import EMBEDDING, description, read_checkpoint
-from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
+from specdec.models import eagle_files as checkpoints
+from specdec.models.eagle_files import EMBEDDING, description, read_checkpoint
+from specdec.models.eagle_drafter import check_fit
+from specdec.models.eagle_network import EagleConfig, EagleNetwork, default_taps
 from specdec.models.families import setting
 
 ENGINES = ("vllm", "sglang", "llama.cpp")

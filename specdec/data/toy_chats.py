@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from specdec.toy.corpus import Example, drafter_prompts, training_examples
+from specdec.data.corpus import Example, drafter_prompts, training_examples
 
 
 def example_messages(example: Example) -> list[dict]:

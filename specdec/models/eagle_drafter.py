@@ -28,8 +28,8 @@ from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tree import additive, apart, causal
 from specdec.core.tree_config import check_memory, pool_size
 from specdec.errors import SpecdecError, warn
-from specdec.models.eagle.checkpoints import EMBEDDING, read_checkpoint
-from specdec.models.eagle.network import EagleConfig, best_tokens, default_taps, rotary_tables, rotate, vocabulary_ids
+from specdec.models.eagle_files import EMBEDDING, read_checkpoint
+from specdec.models.eagle_network import EagleConfig, best_tokens, default_taps, rotary_tables, rotate, vocabulary_ids
 from specdec.models.families import setting
 from specdec.models.target import Target
 from specdec.models.tree_attention import grouped_attention

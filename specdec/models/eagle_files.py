@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from specdec import runs, stored
 from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError, first_line, warn
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, network_of
+from specdec.models.eagle_network import EagleConfig, EagleNetwork, network_of
 
 # Searched in this order; the index files name the shards of a split checkpoint.
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -1,0 +1,119 @@
+"""Many tasks at once: on this machine's cores or on a Ray cluster, through joblib.
+
+Tasks keep what they finish in files of the folder of runs, so a call that was stopped does less
+the second time. On a cluster all machines must see that folder; SLURM users start Ray there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError, check_integer, first_line, nearest_name_error
+
+PLACES = ("local", "ray")  # and ray://host:port
+REACH_S = 5.0  # until a cluster that does not answer is given up
+
+
+def parallel(
+    tasks: Iterable[Callable[[], Any]],
+    on: str | None = None,
+    jobs: int | None = None,
+    timed: bool = False,
+    desc: str = "tasks",
+    progress: bool = True,
+) -> list[Any]:
+    """The results of all tasks, in their order.
+
+    tasks: calls without arguments that pickle can send, such as functools.partial of a module's
+    function. on: None runs them here one after the other, "local" on this machine's cores, "ray"
+    or "ray://host:port" on a cluster. jobs: how many at once (default: all cores, or all that the
+    cluster offers). timed: they measure time, so each has its machine to itself. Every task is
+    tried; SpecdecError at the end names the first that failed.
+
+    >>> parallel([partial(pow, 2, exponent) for exponent in range(4)], progress=False)
+    [1, 2, 4, 8]
+    """
+    tasks = list(tasks)
+    place = checked_place(on, jobs)
+    if place is None:
+        return [task() for task in tqdm(tasks, desc, disable=not progress)]
+    import joblib
+
+    # 1. where: a pool of processes here, or Ray's scheduler
+    cores = machine.usable_cores()
+    workers = check_integer("jobs", jobs or cores, 1)
+    options: dict[str, Any] = {"backend": "loky", "n_jobs": 1 if timed else workers}
+    if place != "local":
+        _connect_to_ray(place)
+        options = {"backend": "ray", "n_jobs": jobs or -1}
+        options["ray_remote_args"] = {"num_cpus": cores if timed else 1}
+    # 2. the same folders as here; an exception comes back as a value, so that others finish
+    environment = {name: value for name, value in os.environ.items() if name.startswith("SPECDEC_")}
+    environment["SPECDEC_HOME"] = str(runs.home())
+    threads = max(1, cores // workers)
+    calls = [joblib.delayed(_attempt)(task, environment, os.getcwd(), threads) for task in tasks]
+    with joblib.parallel_config(**options):
+        running = joblib.Parallel(return_as="generator")(calls)
+        results = list(tqdm(running, desc, total=len(tasks), disable=not progress))
+    # 3. one sentence for what failed
+    failed = [result for result in results if isinstance(result, _Failure)]
+    if failed:
+        why = f"{len(failed)} of {len(tasks)} {desc} failed, the first with: {failed[0].reason}"
+        raise SpecdecError(f"{why}; the others are kept, and the same call tries these again.")
+    return results
+
+
+class _Failure:
+    """Replaces the result of a task that failed."""
+
+    def __init__(self, error: Exception):
+        self.reason = first_line(error).rstrip(".")
+
+
+def _attempt(task: Callable[[], Any], environment: dict, folder: str, threads: int) -> Any:
+    """The task's result in a worker, or the reason why there is none."""
+    os.environ.update(environment)
+    try:
+        if os.path.isdir(folder):
+            os.chdir(folder)  # paths that were given may be relative
+        machine.find_workbook()  # functions beside the notebooks can be imported
+        import torch
+
+        torch.set_num_threads(threads)
+        return task()
+    except Exception as error:
+        return _Failure(error)
+
+
+def checked_place(on: str | None, jobs: int | None = None) -> str | None:
+    """`on` if there is such a place; "local" if only `jobs` is given; None for this process."""
+    if on is None:
+        return None if jobs is None else "local"
+    if on not in PLACES and not on.startswith("ray://"):
+        raise nearest_name_error("place to run on", on, [*PLACES, "ray://host:port"])
+    return on
+
+
+def _connect_to_ray(place: str) -> None:
+    """Make Ray's scheduler a backend of joblib; SpecdecError if no cluster answers."""
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError:
+        raise SpecdecError("on='ray' needs the package ray; pip install 'specdec[ray]'.") from None
+    try:
+        if place != "ray" and not ray.is_initialized():
+            host, _, port = place.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=REACH_S).close()
+        ray.init(None if place == "ray" else place, ignore_reinit_error=True, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = f"no Ray cluster answers at {place} ({first_line(error)})"
+        raise SpecdecError(f"{why}; start one there with `ray start --head`.") from None
+    register_ray()

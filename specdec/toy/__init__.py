@@ -1,1 +1,0 @@
-"""Training text of the small shipped pairs; imported only by tools."""
