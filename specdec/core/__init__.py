@@ -1,1 +1,1 @@
-"""The core: draft trees, one verification rule, the draft-and-verify cycle, policies and decoding."""
+"""The core: draft trees, the verification rule, the draft-and-verify cycle, policies, decoding."""

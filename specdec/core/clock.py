@@ -1,10 +1,10 @@
 """Timing of a cycle by laps.
 
     start ──▶ mark ═══▶ lap("policy") ──▶ mark ═══▶ lap("draft") ──▶ ... ──▶ stop
-                          time between a mark and a lap belongs to the lap;  the rest is host time and is reported
+        time between a mark and a lap belongs to the lap; the rest is host time
 
-On an asynchronous device (a GPU) times are events in its stream, read after the cycle, so that nothing waits for the device
-before that. Knows nothing about what is timed.
+On an asynchronous device (a GPU) times are events in its stream. They are read after the cycle, so
+that nothing waits for the device before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _counter: ContextVar[Callable[[], float]] = ContextVar("counter", default=time.p
 
 
 def now() -> float:
-    """Seconds of the active counter: the wall clock, or processor time inside `by_processor_time`."""
+    """Seconds of the active counter: wall clock, or processor time in `by_processor_time`."""
     return _counter.get()()
 
 
@@ -39,23 +39,35 @@ def counted_by(counter: Callable[[], float]) -> Iterator[None]:
 
 
 def by_processor_time(used: bool = True) -> AbstractContextManager[None]:
-    """Inside this block decoding is timed by the processor time of this process. Does nothing unless `used`.
+    """Inside this block decoding is timed by the processor time of this process, if `used`.
 
-    For machines that other processes keep busy; one CPU thread only, since waiting threads count as busy.
+    For machines that other processes keep busy. Use one CPU thread: waiting threads count as busy.
     """
     return counted_by(time.process_time if used else _counter.get())
 
 
 class Clock:
-    """Stop-watch for one cycle at a time. `now` is a second counter; `wait` makes the device finish first."""
+    """Stop-watch for one cycle at a time.
+
+    now: the counter of seconds. wait: makes the host wait until the device has finished.
+    """
 
     def __init__(self, device: torch.device | str | None = None):
-        module = None if device is None or torch.device(device).type == "cpu" else torch.get_device_module(device)
-        self.wait: Callable[[], None] = lambda: module.synchronize(device) if module else None
         self.now: Callable[[], float] = _counter.get()
-        own = self.now is time.perf_counter  # any other counter is the host's
-        self._events = _events(module, device) if own and module else None
+        self._device = device
+        self._module: Any = None  # torch's module of an accelerator
+        self._events: _Events | None = None
+        if device is not None and torch.device(device).type != "cpu":
+            self._module = torch.get_device_module(device)
+            # Any other counter belongs to the host, and events do not know it.
+            if self.now is time.perf_counter:
+                self._events = _events(self._module, device)
         self.start()
+
+    def wait(self) -> None:
+        """Return when the device has finished all work queued so far."""
+        if self._module is not None:
+            self._module.synchronize(self._device)
 
     def start(self) -> None:
         """Begin a cycle."""
@@ -80,14 +92,19 @@ class Clock:
             end = self.now()
         else:
             end = self._events.record()
-            end.synchronize()  # the only wait for the device
+            # the only wait for the device in a cycle
+            end.synchronize()
+        times = {}
+        for name, laps in self._laps.items():
+            times[f"{name}_ms"] = sum(self.ms_between(first, last) for first, last in laps)
         total_ms = self.ms_between(self._begin, end)
-        laps = {f"{name}_ms": sum(self.ms_between(*moments) for moments in laps) for name, laps in self._laps.items()}
-        return {**laps, "host_ms": total_ms - sum(laps.values()), "total_ms": total_ms}
+        return {**times, "host_ms": total_ms - sum(times.values()), "total_ms": total_ms}
 
     def ms_between(self, earlier: Moment, later: Moment) -> float:
         """Milliseconds between two moments of the cycle that has ended."""
-        return float(1e3 * (later - earlier) if self._events is None else earlier.elapsed_time(later))
+        if self._events is None:
+            return float(1e3 * (later - earlier))
+        return float(earlier.elapsed_time(later))
 
     def _finished(self) -> Moment:
         """The current time; on a device, when all work queued so far is done."""
@@ -98,27 +115,31 @@ class Clock:
 
 
 class _Events:
-    """A device's timing events, reused in every cycle. stream: a function that returns the current stream."""
+    """A device's timing events, reused in every cycle. stream: returns the current stream."""
 
     def __init__(self, make: Callable[..., Moment], stream: Callable[[], Any]):
-        self._make, self._stream = make, stream
+        self._make = make
+        self._stream = stream
         self._made: list[Moment] = []
         self.restart()
 
     def restart(self) -> None:
-        self._used = 0
+        self._recorded = 0
 
     def record(self) -> Moment:
         """An event after all work queued so far."""
-        if self._used == len(self._made):
+        if self._recorded == len(self._made):
             self._made.append(self._make(enable_timing=True))
-        event = self._made[self._used]
-        self._used += 1
+        event = self._made[self._recorded]
+        self._recorded += 1
         event.record(self._stream())
         return event
 
 
 def _events(module: Any, device: Any) -> _Events | None:
     """The events of a device whose module has them (`torch.cuda`)."""
-    make, stream = vars(module).get("Event"), vars(module).get("current_stream")
-    return _Events(make, lambda: stream(device)) if make and stream else None
+    make = vars(module).get("Event")
+    stream = vars(module).get("current_stream")
+    if make is None or stream is None:
+        return None
+    return _Events(make, lambda: stream(device))

@@ -68,11 +68,16 @@ def decode(
     >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
     True
     """
-    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
+    settings = dict(
+        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling
+    )
     engine, own = opened(pair, prompt, policy, max_new_tokens, picker, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
     # No tqdm without a bar: Ctrl-C while its lock is taken blocks it permanently.
-    with engine.inference(), tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar:
+    with (
+        engine.inference(),
+        tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar,
+    ):
         try:
             with keeping(lambda _: generation):
                 for tokens in turn(engine, own, generation):
@@ -102,7 +107,9 @@ def stream(
     >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == decode(pair, "Hello", max_new_tokens=8).tokens
     True
     """
-    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
+    settings = dict(
+        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling
+    )
     engine, own = opened(pair, prompt, policy, max_new_tokens, **settings)
     return _streamed(engine, turn(engine, own))
 
@@ -114,12 +121,18 @@ def _streamed(engine: LiveEngine, steps: Iterator[list[int]]) -> Iterator[list[i
         yield tokens
 
 
-def turn(engine: LiveEngine, policy: Policy, generation: Generation | None = None) -> Iterator[list[int]]:
+def turn(
+    engine: LiveEngine, policy: Policy, generation: Generation | None = None
+) -> Iterator[list[int]]:
     """One turn: prefill, then cycles until the text ends. Yields the tokens of each step; fills `generation` on the way."""
-    return at_once(steps(engine, policy, generation or Generation(engine.tokens, engine.prompt_tok)))
+    return at_once(
+        steps(engine, policy, generation or Generation(engine.tokens, engine.prompt_tok))
+    )
 
 
-def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generator[Forward | list[int], Any, None]:
+def steps(
+    engine: LiveEngine, policy: Policy, generation: Generation
+) -> Generator[Forward | list[int], Any, None]:
     """`turn` that yields its forwards to the driver."""
     begin = now()
     begin_turn(policy, engine.prompt_tok)
@@ -151,13 +164,17 @@ def autoregress(
     >>> autoregress(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=()).new_tok
     4
     """
-    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
+    settings = dict(
+        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling
+    )
     plain = plain_steps(pair, prompt, max_new_tokens, **settings)
     with pair.inference(plain=True):
         return finish(plain)
 
 
-def plain_steps(pair: Pair, prompt: Prompt, max_new_tokens: int, **settings: Any) -> Step[Generation]:
+def plain_steps(
+    pair: Pair, prompt: Prompt, max_new_tokens: int, **settings: Any
+) -> Step[Generation]:
     """`autoregress` that yields its forwards to the driver. Bad input is refused at the call."""
     return _plain_steps(pair, max_new_tokens, *_checked(pair, prompt, max_new_tokens, **settings))
 
@@ -207,21 +224,31 @@ def chat(
     True
     """
     if not turns or isinstance(turns, str):
-        raise SpecdecError("chat takes a list of at least one user turn, such as ['Hello.', 'And then?'].")
+        raise SpecdecError(
+            "chat takes a list of at least one user turn, such as ['Hello.', 'And then?']."
+        )
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     ids_of_all(pair, [[*messages, {"role": "user", "content": text}] for text in turns])
     answers: list[Generation] = []
     with keeping(lambda unfinished: [*answers, *([unfinished] if unfinished else [])]):
         for text in turns:
             messages.append({"role": "user", "content": text})
-            answer = autoregress(pair, messages, **settings) if plain else decode(pair, messages, policy, **settings)
+            answer = (
+                autoregress(pair, messages, **settings)
+                if plain
+                else decode(pair, messages, policy, **settings)
+            )
             messages.append({"role": "assistant", "content": answer.text})
             answers.append(answer)
     return answers
 
 
 def ids_of_all(
-    pair: Pair, prompts: Sequence[Any], new_tok: int = 1, names: Sequence[str] | None = None, raw: bool = False
+    pair: Pair,
+    prompts: Sequence[Any],
+    new_tok: int = 1,
+    names: Sequence[str] | None = None,
+    raw: bool = False,
 ) -> list[list[int]]:
     """Token ids of every prompt. SpecdecError names the first that is invalid or leaves no room for `new_tok` more tokens."""
     check_integer("max_new_tokens", new_tok, 1)
@@ -236,18 +263,27 @@ def ids_of_all(
 
 
 def opened(
-    pair: Pair, prompt: Prompt, policy: PolicyLike | None, max_new_tokens: int, picker: Picker | None = None, **own: Any
+    pair: Pair,
+    prompt: Prompt,
+    policy: PolicyLike | None,
+    max_new_tokens: int,
+    picker: Picker | None = None,
+    **own: Any,
 ) -> tuple[LiveEngine, Policy]:
     """The engine and the policy of a turn. own: settings of `decode`."""
     ids, stops, lossless = _checked(pair, prompt, max_new_tokens, **own)
     if picker is not None:
         check_kind("picker", picker, Picker)
         if own.keys() & set(SAMPLING) or own.get("temperature") or own.get("seed"):
-            raise SpecdecError("a picker has its own temperature, seed and sampling; pass these to the picker.")
+            raise SpecdecError(
+                "a picker has its own temperature, seed and sampling; pass these to the picker."
+            )
     used = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     pair.needed_drafter()
     prompt_ids = torch.tensor(ids, device=pair.target.device)
-    engine = LiveEngine(pair, prompt_ids, max_new_tokens, used.limits, picker or lossless, tuple(stops))
+    engine = LiveEngine(
+        pair, prompt_ids, max_new_tokens, used.limits, picker or lossless, tuple(stops)
+    )
     return (engine, used) if pair.in_step is None else pair.in_step.turn(engine, used)
 
 
@@ -270,9 +306,13 @@ def _checked(
     pair.refresh()
     ids = pair.ids_of(prompt, raw)
     try:
-        stops = pair.stop_tokens if stop_tokens is None else frozenset(map(operator.index, stop_tokens))
+        stops = (
+            pair.stop_tokens if stop_tokens is None else frozenset(map(operator.index, stop_tokens))
+        )
     except TypeError:
-        raise SpecdecError(f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}.") from None
+        raise SpecdecError(
+            f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}."
+        ) from None
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     return ids, stops, picker if pair.in_step is None else pair.in_step.picker(picker)
 
@@ -325,7 +365,9 @@ def decode_many(
     check_integer("rows", rows, 1)
     make_policy = policy if callable(policy) else lambda number: policy
     if policy is not None and not callable(policy) and not isinstance(policy, Static):
-        raise SpecdecError("several texts need a policy each: pass a function of the prompt's number that makes one.")
+        raise SpecdecError(
+            "several texts need a policy each: pass a function of the prompt's number that makes one."
+        )
     pair.refresh()
     read = ids_of_all(pair, prompts, max_new_tokens, raw=raw)
 
@@ -341,7 +383,11 @@ def decode_many(
     generations: dict[int, Generation] = {}
     turns = (turn(number, ids) for number, ids in enumerate(read))
     keep = keeping(lambda _: [generations.get(number) for number in range(len(prompts))])
-    with keep, pair.inference(plain), tqdm(total=len(prompts), unit="text") if progress else nullcontext() as bar:
+    with (
+        keep,
+        pair.inference(plain),
+        tqdm(total=len(prompts), unit="text") if progress else nullcontext() as bar,
+    ):
         for number, generation in drive(turns, rows):
             generations[number] = generation
             if bar is not None:
@@ -377,7 +423,11 @@ def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[
             yield from go_on(new[0])
         if not under_way:
             return
-        drafts = [number for number, forward in wanted.items() if not isinstance(forward, TargetForward)]
+        drafts = [
+            number for number, forward in wanted.items() if not isinstance(forward, TargetForward)
+        ]
         numbers = drafts or list(wanted)
-        for number, result in zip(numbers, together([wanted[number] for number in numbers]), strict=True):
+        for number, result in zip(
+            numbers, together([wanted[number] for number in numbers]), strict=True
+        ):
             yield from go_on(number, result)

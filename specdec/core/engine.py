@@ -1,17 +1,15 @@
 """The live engine of the cycle: one turn of one prompt, with a pair and a picker.
 
-Invariant between cycles: the target's cache holds every committed token but the last, which is the next tree's root. The
-drafter's cache holds one entry per target feature it was given; features of plain steps wait for the next root pass.
+Invariant between cycles: the target's cache holds every committed token but the last, which is the
+next tree's root. The drafter's cache holds one entry per target feature it was given; features of
+plain steps wait for the next root pass.
 
-An engine holds one prompt. Several prompts use several engines whose forwards run together (`together.py`): their rows lie
-side by side in one product, without padding, and every turn keeps its own tree, length and policy.
-
-Knows nothing about policies.
+Several prompts use several engines whose forwards run together (`decode.drive`). Every turn keeps
+its own tree, length and policy.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -21,18 +19,20 @@ from torch import Tensor
 from specdec.core.clock import Clock
 from specdec.core.pair import Pair
 from specdec.core.protocols import DraftForward, Step, TargetForward, finish
-from specdec.core.text import Text
 from specdec.core.tree import DraftTree, GrowingTree, Merged, Pool, StaticShape, Trie
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
 
+UNLIMITED = 1 << 30  # expansions of a target without a position limit
+
 
 class LiveEngine:
-    """Implements `cycle.Engine`. Everything but the constructor runs inside `inference`; `prefill` comes first.
+    """Implements `cycle.Engine`. Its steps run inside `inference`; `prefill` comes first.
 
-    prompt: int64 [T]. limits: the largest tree a policy may ask for; the caches reserve room for it at once.
-    stop_early: called with ids [T] after every new token; True ends the text (transformers' stopping criteria).
+    prompt: int64 [T]. limits: the largest tree a policy may ask for; caches reserve room for it.
+    stop_early: called with ids [T] after every new token; True ends the text (transformers'
+    stopping criteria).
     """
 
     def __init__(
@@ -46,31 +46,45 @@ class LiveEngine:
         clock: Clock | None = None,
         stop_early: Callable[[Tensor], bool] | None = None,
     ):
-        self.pair, self.target = pair, (target := pair.target)
-        self.drafter, self.picker, self.limits = pair.needed_drafter(), picker, limits
-        self.max_new_tokens, self.stop_tokens, self.stop_early = max_new_tokens, stop_tokens, stop_early
-        self.clock = clock if clock is not None else Clock(target.device)
+        self.pair = pair
+        self.target = target = pair.target
+        self.drafter = drafter = pair.needed_drafter()
+        self.picker = picker
+        self.limits = limits
+        self.max_new_tokens = max_new_tokens
+        self.stop_tokens = stop_tokens
+        self.stop_early = stop_early
+        self.clock = Clock(target.device) if clock is None else clock
+        self.forwards = drafter.forwards
+        self.extra_rows = 0
+
+        # 1. room for prompt and text; the last cycle may overshoot by one path
         self.prompt_tok = prompt.shape[0]
-        self.forwards, copied_levels, self.extra_rows = self.drafter.forwards, self.drafter.copied_levels, 0
-        # the last cycle may overshoot by one path
-        longest = self.prompt_tok + max_new_tokens + max(limits.depth + 1, copied_levels) + 1
-        self.cache = target.new_cache(longest + limits.total_tokens + self.drafter.extra_rows)
-        self.drafting = self.drafter.session(longest, limits.widest * max(1, limits.depth))
-        self.growing = GrowingTree(target.device)
-        self._flat: tuple[Tensor, Tensor] | None = None  # the root's children, if there are more than the beam takes
-        self._copies, self._copied, self._copied_at = bool(copied_levels), Trie(), -1
-        self._merged: Merged | None = None
-        self._text = Text()  # read only where a policy asks for repetitions
+        path_tok = max(limits.depth + 1, drafter.copied_levels) + 1
+        longest = self.prompt_tok + max_new_tokens + path_tok
+        self.cache = target.new_cache(longest + limits.total_tokens + drafter.extra_rows)
+        self.drafting = drafter.session(longest, limits.widest * max(1, limits.depth))
+
+        # 2. the text: prompt and committed tokens, of which `tokens` are new and count
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt
-        self._length = self.prompt_tok  # of prompt and text so far
-        self.tokens: list[int] = []  # new tokens that count
-        # features of the last commits; the drafter has not read those of `_unread_tok` yet. None without taps
-        self._pending: list[Tensor | None] = []
-        self._unread_tok = 0
-        self._first_draft: tuple[Tensor, Tensor] | None = None  # the root's likeliest child and its log-probability
+        self._length = self.prompt_tok
+        self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.cycles = 0
+
+        # 3. features [A, F] of the last commits, None without taps; the drafter still has to read
+        # those of `_unread_tok`
+        self._pending: list[Tensor | None] = []
+        self._unread_tok = 0
+
+        # 4. the tree of the current cycle
+        self.growing = GrowingTree(target.device)
+        # the root's children, if there are more of them than the beam takes
+        self._flat: tuple[Tensor, Tensor] | None = None
+        self._copied = Trie()
+        self._copied_at = -1
+        self._merged: Merged | None = None
 
     def inference(self) -> AbstractContextManager[None]:
         """The pair ready to decode; outside this block the models behave as usual."""
@@ -86,8 +100,198 @@ class LiveEngine:
         rows = yield TargetForward(self.target, prompt, self.cache, last_only=True)
         first = self.picker.pick(rows.logits[-1], prompt)
         kept_tok = self._take([first], torch.tensor([first]), rows.features)
-        self._unread_tok = self.prompt_tok  # the prompt's second token to the root: one per feature row
+        # one token per row of features: from the prompt's second token to the root
+        self._unread_tok = self.prompt_tok
         return kept_tok
+
+    # The four steps of a cycle, in their order.
+
+    def root(self, plan: Plan) -> Step[None]:
+        """Begin a tree and draft the root's children from the tokens committed last."""
+        # 1. a tree of the root alone
+        self._plan = plan
+        self._shape = plan if isinstance(plan, StaticShape) and self.forwards else None
+        self._flat = None
+        self._merged = None
+        self.growing.restart(self._ids[self._length - 1])
+
+        # 2. candidates copied from the text, looked up here so that they are timed as drafting
+        if self.drafter.copied_levels and plan.verify_nodes:
+            self.clock.mark()
+            self._look_up_copies()
+            self.clock.lap("draft")
+        if not (plan.drafted and self.forwards):
+            return
+
+        # 3. the drafter reads the new tokens, each with the target's features before it
+        tokens = self._ids[self._length - self._unread_tok : self._length]
+        features = self._unread_features()
+        flat_nodes = 0 if self._shape else plan.flat_nodes
+        children_per_node = max(plan.top_k, flat_nodes)
+        self.clock.mark()
+        children = yield DraftForward(
+            self.drafter, self.drafting, "root", (tokens, features), children_per_node
+        )
+        self.clock.lap("draft")
+        self._unread_tok = 0
+
+        # 4. its likeliest tokens become the first level
+        if flat_nodes:
+            self._flat = children
+        child_tokens, log_probs = children
+        self._grow(child_tokens[:, : plan.top_k], log_probs[:, : plan.top_k])
+
+    def expand(self) -> Step[None]:
+        """One draft forward over the frontier adds a level."""
+        _, rows, tokens, _ = self.growing.frontier
+        self.clock.mark()
+        children = yield DraftForward(
+            self.drafter, self.drafting, "expand", (tokens, rows), self._plan.top_k
+        )
+        self.clock.lap("draft")
+        self._grow(*children)
+
+    def verify(self, verify_nodes: int) -> Step[int]:
+        """One target forward over the tree, and the walk along its picks. Returns accepted_tok."""
+        # 1. the tree's rows see their ancestors; a drafter's window is beside them
+        tree = self.tree = self._tree(verify_nodes)
+        tokens, depth, ancestors = self._with_window(tree)
+
+        # 2. logits and features after every row
+        self.clock.mark()
+        self._rows = yield TargetForward(self.target, tokens, self.cache, depth, ancestors)
+        self.clock.lap("verify")
+        logits = self._rows.logits
+        if self.extra_rows:
+            self.drafting.learn(logits[len(tree) :])
+            logits = logits[: len(tree)]
+
+        # 3. walk from the root while a child carries the picked token
+        self.path, self._picked = self.picker.walk(tree, logits, self._ids[: self._length])
+        return len(self.path) - 1
+
+    def commit(self) -> int:
+        """The accepted path stays in the cache, its tokens and the bonus join the text."""
+        start = self._length - 1
+        self.clock.mark()
+        # the cycle's only upload
+        path, picked = torch.tensor([self.path, self._picked]).to(self._ids.device)
+        self.cache.keep(start, [start + node for node in self.path], path + start)
+        features = self._rows.features
+        if features is not None:
+            features = features.index_select(0, path)
+        self.clock.lap("commit")
+        self.cycles += 1
+        return self._take(self._picked, picked, features)
+
+    def _take(self, tokens: list[int], ids: Tensor, features: Tensor | None) -> int:
+        """Commit new tokens, also given as `ids`. Returns how many count, as in plain decoding."""
+        # 1. the text grows; features that the drafter has not read yet are kept
+        start = self._length
+        self._length = start + len(tokens)
+        self._ids[start : self._length] = ids
+        if not self._unread_tok:
+            self._pending = []
+        self._pending.append(features)
+        self._unread_tok += len(tokens)
+
+        # 2. the tokens that count end at a stop token, a criterion or the limit
+        counted = truncate(tokens, self.stop_tokens, self.max_new_tokens - len(self.tokens))
+        if self.stop_early is not None:
+            for count in range(1, len(counted) + 1):
+                if self.stop_early(self._ids[: start + count]):
+                    counted = counted[:count]
+                    self.finish_reason = "stop"
+                    break
+        self.tokens += counted
+        if counted and counted[-1] in self.stop_tokens:
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.max_new_tokens and self.finish_reason is None:
+            self.finish_reason = "length"
+        return len(counted)
+
+    # What the steps are made of.
+
+    def _unread_features(self) -> Tensor | None:
+        """[A, F], before each token that the drafter reads next; None without taps."""
+        pending = [features for features in self._pending if features is not None]
+        if not pending:
+            return None
+        return torch.cat(pending) if len(pending) > 1 else pending[0]
+
+    def _grow(self, tokens: Tensor, log_probs: Tensor) -> None:
+        """Add a level: the best nodes by score are expanded next, or those that a shape lists."""
+        level = self.growing.level
+        if self._shape is None:
+            self.growing.grow(tokens, log_probs, self._plan.beam_at(level))
+        else:
+            expanded, _ = self._shape.on(tokens.device)
+            self.growing.grow(tokens, log_probs, None, expanded[level])
+
+    def _tree(self, verify_nodes: int) -> DraftTree:
+        """The drafted nodes to verify: the planned shape if it is complete, else the best nodes."""
+        shape = self._shape
+        if shape is not None and verify_nodes == shape.verify_nodes:
+            if self.growing.level == shape.depth + 1:
+                return self.growing.select(shape.on(self.target.device)[1])
+        flat = self._flat_now
+        if flat is not None:
+            tokens, scores = flat
+            root = self._ids[self._length - 1]
+            return DraftTree.flat(root, tokens[0, :verify_nodes], scores[0, :verify_nodes])
+        if self.merged is not None and verify_nodes:
+            return self.merged.best(verify_nodes, self.target.device)
+        return self.growing.prune(verify_nodes)
+
+    def _with_window(self, tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, depths and ancestors of the tree's rows and of the drafter's window.
+
+        Rows of the window see only the root of the tree.
+        """
+        window = self.drafting.window(self.most_expansions + 1)
+        if window is None:
+            self.extra_rows = 0
+            return tree.token, tree.depth, tree.ancestors
+        tokens, depth, sees = window
+        self.extra_rows = len(tokens)
+        nodes = len(tree)
+        rows = nodes + len(tokens)
+        ancestors = torch.zeros(rows, rows, dtype=torch.bool, device=tokens.device)
+        ancestors[:nodes, :nodes] = tree.ancestors
+        ancestors[nodes:, nodes:] = sees
+        ancestors[:, 0] = True
+        return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), ancestors
+
+    def _look_up_copies(self) -> None:
+        """Ask the drafter for candidates copied from the text, once at each position."""
+        if self.drafter.copied_levels and self._copied_at != self._length:
+            trie = self.drafting.copied(self._ids[: self._length])
+            self._copied = trie.within(self.most_expansions + 1)
+            self._copied_at = self._length
+
+    @property
+    def copied(self) -> Trie:
+        """Candidates at this position that need no forward."""
+        self._look_up_copies()
+        return self._copied
+
+    @property
+    def merged(self) -> Merged | None:
+        """Drafted and copied candidates together; None if the plan chooses one kind alone."""
+        if self._shape is not None or self._flat_now is not None:
+            return None
+        if not (self._plan.verify_nodes and len(self._copied)):
+            return None
+        if self._merged is None or self._merged.size != self.growing.size:
+            self._merged = Merged(Pool(*self.growing.as_lists()), self._copied)
+        return self._merged
+
+    @property
+    def _flat_now(self) -> tuple[Tensor, Tensor] | None:
+        """The root's children, if they are the whole tree and more than the beam holds."""
+        return self._flat if self.growing.level == 1 else None
+
+    # The state that the cycle and policies read (`records.View`).
 
     @property
     def finished(self) -> bool:
@@ -99,167 +303,49 @@ class LiveEngine:
         return self._length - 1
 
     @property
-    def candidates(self) -> int:
-        """Drafted nodes so far; 0 where none of them has a position below the target's limit."""
-        if self.most_expansions < 0:
-            return 0
-        if (flat := self._flat_now) is not None:
-            return flat[0].shape[1]
-        return self.growing.candidates if self.merged is None else len(self.merged) - 1
-
-    @property
-    def copied(self) -> Trie:
-        """Candidates at this position that need no forward."""
-        if self._copies and self._copied_at != self._length:
-            found = self.drafting.copied(self._ids[: self._length])
-            self._copied, self._copied_at = found.within(self.most_expansions + 1), self._length
-        return self._copied
-
-    @property
-    def merged(self) -> Merged | None:
-        """Drafted and copied candidates together; None if all were drafted, or if the plan chooses one kind."""
-        if self._shape is not None or self._flat_now is not None or not (self._plan.verify_nodes and len(self._copied)):
-            return None
-        if self._merged is None or self._merged.size != self.growing.size:
-            self._merged = Merged(Pool(*self.growing.as_lists()), self._copied)
-        return self._merged
-
-    @property
-    def _flat_now(self) -> tuple[Tensor, Tensor] | None:
-        """The root's children, if they are the whole tree so far and more than the beam holds."""
-        return self._flat if self.growing.level == 1 else None
-
-    @property
     def most_expansions(self) -> int:
-        """Levels below the root's children that fit below the target's context limit; -1: not even those children fit.
+        """Levels below the root's children that fit below the target's context limit.
 
-        At most what the drafter can draft.
+        -1: not even those children fit. At most what the drafter can draft.
         """
-        limit, deepest = self.target.position_limit, self.drafter.deepest
-        room = 1 << 30 if limit is None else limit - self._length - 1
+        limit = self.target.position_limit
+        room = UNLIMITED if limit is None else limit - self._length - 1
+        deepest = self.drafter.deepest
         return room if deepest is None else min(room, deepest)
 
-    def root(self, plan: Plan) -> Step[None]:
-        self._plan, self._flat, self._merged, self._first_draft = plan, None, None, None
-        self._shape = plan if isinstance(plan, StaticShape) and self.forwards else None
-        self.growing.restart(self._ids[self._length - 1])
-        if self._copies and plan.verify_nodes:
-            self.clock.mark()
-            assert self.copied is self._copied  # looked up here, so that it is timed as drafting
-            self.clock.lap("draft")
-        if not (plan.drafted and self.forwards):
-            return
-        tokens = self._ids[self._length - self._unread_tok : self._length]  # up to the root, one per row of features
-        pending = [features for features in self._pending if features is not None]  # all of them, or none
-        features = torch.cat(pending) if len(pending) > 1 else next(iter(pending), None)
-        flat_nodes = 0 if self._shape else plan.flat_nodes
-        self.clock.mark()
-        most = max(plan.top_k, flat_nodes)
-        children = yield DraftForward(self.drafter, self.drafting, "root", (tokens, features), most)
-        self.clock.lap("draft")
-        self._unread_tok = 0
-        self._flat, self._first_draft = children if flat_nodes else None, (children[0][0, 0], children[1][0, 0])
-        self._grow(*(part[:, : plan.top_k] for part in children))
-
-    def expand(self) -> Step[None]:
-        _, rows, tokens, _ = self.growing.frontier
-        self.clock.mark()
-        children = yield DraftForward(self.drafter, self.drafting, "expand", (tokens, rows), self._plan.top_k)
-        self.clock.lap("draft")
-        self._grow(*children)
-
-    def _grow(self, tokens: Tensor, log_probs: Tensor) -> None:
-        level = self.growing.level
-        chosen = None if self._shape is None else self._shape.on(tokens.device)[0][level]
-        self.growing.grow(tokens, log_probs, None if self._shape else self._plan.beam_at(level), chosen)
-
-    def verify(self, verify_nodes: int) -> Step[int]:
-        tree = self.tree = self._tree(verify_nodes)
-        rows = self._beside(tree)
-        self.clock.mark()
-        self._rows = yield TargetForward(self.target, rows[0], self.cache, *rows[1:])
-        self.clock.lap("verify")
-        logits = self._rows.logits
-        if self.extra_rows:
-            self.drafting.learn(logits[len(tree) :])
-            logits = logits[: len(tree)]
-        self.path, self._picked = self.picker.walk(tree, logits, self._ids[: self._length])
-        return len(self.path) - 1
-
-    def _beside(self, tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, depths and ancestors of the tree's rows and of the drafter's window, whose rows see only the root of the tree."""
-        window = self.drafting.window(self.most_expansions + 1)
-        self.extra_rows = 0 if window is None else len(window[0])
-        if window is None:
-            return tree.token, tree.depth, tree.ancestors
-        count, (tokens, depth, sees) = len(tree), window
-        seen = torch.zeros(count + len(tokens), count + len(tokens), dtype=torch.bool, device=tokens.device)
-        seen[:count, :count], seen[count:, count:], seen[:, 0] = tree.ancestors, sees, True
-        return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), seen
-
-    def _tree(self, verify_nodes: int) -> DraftTree:
-        """The drafted nodes to verify: the planned shape if it is complete, else the best nodes."""
-        shape = self._shape
-        if shape is not None and verify_nodes == shape.verify_nodes and self.growing.level == shape.depth + 1:
-            return self.growing.select(shape.on(self.target.device)[1])
-        if (flat := self._flat_now) is not None:
-            tokens, scores = (part[0, :verify_nodes] for part in flat)
-            return DraftTree.flat(self._ids[self._length - 1], tokens, scores)
-        if self.merged is not None and verify_nodes:
-            return self.merged.best(verify_nodes, self.target.device)
-        return self.growing.prune(verify_nodes)
-
-    def commit(self) -> int:
-        start = self._length - 1
-        self.clock.mark()
-        path, picked = torch.tensor([self.path, self._picked]).to(self._ids.device)  # the cycle's only upload
-        self.cache.keep(start, [start + node for node in self.path], path + start)
-        features = self._rows.features
-        if features is not None:
-            features = features.index_select(0, path)
-        self.clock.lap("commit")
-        self.cycles += 1
-        if self._first_draft is not None and self.drafter.claims is not None and self.picker.is_greedy:
-            self.drafter.claims.count(*self._first_draft, self._picked[0])
-        return self._take(self._picked, picked, features)
-
-    def _take(self, tokens: list[int], ids: Tensor, features: Tensor | None) -> int:
-        """Commit new tokens, also given as `ids`; stop where plain decoding would. Returns how many of them count."""
-        start, end = self._length, self._length + len(tokens)
-        self._ids[start:end] = ids
-        self._length = end
-        self._pending = [*(self._pending if self._unread_tok else ()), features]
-        self._unread_tok += len(tokens)
-        counted = truncate(tokens, self.stop_tokens, self.max_new_tokens - len(self.tokens))
-        if self.stop_early is not None:
-            for count in range(1, len(counted) + 1):
-                if self.stop_early(self._ids[: start + count]):
-                    counted, self.finish_reason = counted[:count], "stop"
-                    break
-        self.tokens += counted
-        if counted and counted[-1] in self.stop_tokens:
-            self.finish_reason = "stop"
-        elif len(self.tokens) >= self.max_new_tokens and self.finish_reason is None:
-            self.finish_reason = "length"
-        return len(counted)
+    @property
+    def candidates(self) -> int:
+        """Drafted nodes so far; 0 where none has a position below the target's limit."""
+        if self.most_expansions < 0:
+            return 0
+        if self._flat_now is not None:
+            return self._flat_now[0].shape[1]
+        if self.merged is not None:
+            return len(self.merged) - 1
+        return self.growing.candidates
 
     @property
     def scores(self) -> Tensor:
-        return self.growing.scores if self.growing.level else torch.tensor(self.copied.scores)
-
-    @property
-    def copied_scores(self) -> tuple[float, ...]:
-        return tuple(self.copied.scores)
+        if not self.growing.level:
+            return torch.tensor(self.copied.scores)
+        return self.growing.scores
 
     @property
     def newest_scores(self) -> Tensor:
         return self.growing.newest_scores
 
     @property
+    def copied_scores(self) -> tuple[float, ...]:
+        return tuple(self.copied.scores)
+
+    @property
     def features(self) -> Tensor:
         """[F]: the target's features at the last accepted token (the one before the root)."""
-        if not self._pending or (features := self._pending[-1]) is None:
-            raise SpecdecError("this drafter taps no target features; use a policy that does not need them.")
+        features = self._pending[-1] if self._pending else None
+        if features is None:
+            raise SpecdecError(
+                "this drafter taps no target features; use a policy that does not need them."
+            )
         return features[-1]
 
     @property
@@ -267,19 +353,13 @@ class LiveEngine:
         """[H]: the drafter's state at the root, available once its children are drafted."""
         state = self.drafting.root_state
         if state is None:
-            raise SpecdecError("this drafter has no state to read; use a policy that does not need it.")
+            raise SpecdecError(
+                "this drafter has no state to read; use a policy that does not need it."
+            )
         return state
 
     @property
-    def matched(self) -> tuple[float, float]:
-        self._text.grow_to(self._ids[: self._length])
-        count, token = self._text.repeats()
-        if self._unread_tok:  # nothing is drafted here yet: the tree is that of the position before
-            return float(count), 0.0
-        tokens, scores = self.growing.first_level
-        there = tokens.tolist()
-        return float(count), math.exp(scores[there.index(token)]) if token in there else 0.0
-
-    @property
     def text_state(self) -> Tensor:
-        raise SpecdecError("only recordings can hold an embedding of the text; use a policy that does not need one.")
+        raise SpecdecError(
+            "only recordings hold an embedding of the text; use a policy that does not need one."
+        )

@@ -31,7 +31,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-    def apply_chat_template(self, conversation: Any, *, add_generation_prompt: bool, return_dict: bool) -> Any: ...
+    def apply_chat_template(
+        self, conversation: Any, *, add_generation_prompt: bool, return_dict: bool
+    ) -> Any: ...
 
 
 class InStep(Protocol):
@@ -72,7 +74,9 @@ class Pair:
         >>> specdec.load_pair("tiny", device="cpu").usual_tree == specdec.TreeConfig(6, 2, 3)
         True
         """
-        return self.tree or (CPU_TREE if torch.device(self.target.device).type == "cpu" else TREES["eagle3"])
+        return self.tree or (
+            CPU_TREE if torch.device(self.target.device).type == "cpu" else TREES["eagle3"]
+        )
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
@@ -100,7 +104,9 @@ class Pair:
             raise SpecdecError(NO_DRAFTER)
         return self.drafter
 
-    def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]], raw: bool = False) -> list[int]:
+    def ids_of(
+        self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]], raw: bool = False
+    ) -> list[int]:
         """Token ids of a text, of ids (list or 1-D tensor), or of chat messages [{"role", "content"}, ...].
 
         Messages go through the tokenizer's chat template with the assistant's cue. Where there is a template, a text is a user's
@@ -109,7 +115,9 @@ class Pair:
         """
         check_kind("raw", raw, bool)
         if isinstance(prompt, str) and not raw and self.chats:
-            prompt = [{"role": "user", "content": check_text("the prompt", prompt)}] if prompt else []
+            prompt = (
+                [{"role": "user", "content": check_text("the prompt", prompt)}] if prompt else []
+            )
         if isinstance(prompt, str):
             ids = self._tokenizer("text").encode(check_text("the prompt", prompt)) if prompt else []
         elif isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt):
@@ -138,7 +146,11 @@ class Pair:
     def reader(self) -> Callable[[Sequence[int]], str] | None:
         """`text_of` as a function that keeps no model alive."""
         tokenizer = self.tokenizer
-        return None if tokenizer is None else lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return (
+            None
+            if tokenizer is None
+            else lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
+        )
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -148,18 +160,31 @@ class Pair:
 
     def _ids_of_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         tokenizer = self._tokenizer("chat messages")
-        if not all(isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages):
-            raise SpecdecError('chat messages are a list of {"role": ..., "content": ...}; one has another shape.')
+        if not all(
+            isinstance(message, dict) and {"role", "content"} <= set(message)
+            for message in messages
+        ):
+            raise SpecdecError(
+                'chat messages are a list of {"role": ..., "content": ...}; one has another shape.'
+            )
         for message in messages:
             if not _is_text(message):
-                raise SpecdecError(f"the content of a chat message is a text, got {reprlib.repr(message['content'])}.")
+                raise SpecdecError(
+                    f"the content of a chat message is a text, got {reprlib.repr(message['content'])}."
+                )
         check_text("a chat message", json.dumps(messages, ensure_ascii=False, default=str))
         if not self.chats:
-            raise SpecdecError(f"the tokenizer of {self.name!r} has no chat template; pass plain text or token ids.")
+            raise SpecdecError(
+                f"the tokenizer of {self.name!r} has no chat template; pass plain text or token ids."
+            )
         from jinja2 import TemplateError
 
         try:
-            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
+            return list(
+                tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=True, return_dict=False
+                )
+            )
         except (TemplateError, TypeError, KeyError) as error:
             raise SpecdecError(f"the chat template refuses these messages: {error}.") from error
 
@@ -170,22 +195,39 @@ def _is_text(message: dict[str, Any]) -> bool:
     if content is None:
         return bool(message.get("tool_calls"))
     parts = content if isinstance(content, list) else [content]
-    texts = (part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part for part in parts)
+    texts = (
+        part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+        for part in parts
+    )
     return all(isinstance(text, str) for text in texts)
 
 
 def _integers(prompt: Any) -> list[int]:
     """The ids of a sequence or 1-D tensor of integers; a leading batch dimension of one is dropped."""
-    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor, an array, a column
-    if isinstance(values, list | tuple) and len(values) == 1 and isinstance(values[0], list | tuple):
+    values = (
+        prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    )  # a tensor, an array, a column
+    if (
+        isinstance(values, list | tuple)
+        and len(values) == 1
+        and isinstance(values[0], list | tuple)
+    ):
         values = values[0]
-    if isinstance(values, list | tuple | range) and not any(isinstance(value, bool) for value in values):
+    if isinstance(values, list | tuple | range) and not any(
+        isinstance(value, bool) for value in values
+    ):
         try:
             return [operator.index(value) for value in values]
         except TypeError:
             pass
-    kind = f"{type(prompt).__name__} of other things" if isinstance(values, list | tuple) else type(prompt).__name__
-    raise SpecdecError(f"a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a {kind}.")
+    kind = (
+        f"{type(prompt).__name__} of other things"
+        if isinstance(values, list | tuple)
+        else type(prompt).__name__
+    )
+    raise SpecdecError(
+        f"a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a {kind}."
+    )
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:

@@ -13,7 +13,15 @@ from typing import Any, Protocol
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree_config import Beam, CopiedTree, Plan, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door, first_line, like
+from specdec.errors import (
+    SpecdecError,
+    check_integer,
+    check_kind,
+    check_name,
+    door,
+    first_line,
+    like,
+)
 
 
 class Policy:
@@ -63,11 +71,18 @@ class Static(Policy):
     """
 
     def __init__(
-        self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape: Plan | None = None, beam: Beam = ()
+        self,
+        total_tokens: int = 60,
+        depth: int = 7,
+        top_k: int = 10,
+        shape: Plan | None = None,
+        beam: Beam = (),
     ):
         if shape is not None:
             check_kind("the shape of a Static", shape, Plan)
-        self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k, beam=beam)
+        self.plan = (
+            shape if shape is not None else TreeConfig(total_tokens, depth, top_k, beam=beam)
+        )
         self.limits = self.plan.limits
 
     @classmethod
@@ -104,7 +119,9 @@ class RandomPolicy(Policy):
     ):
         check_integer("seed", seed)
         if check_integer("smallest_top_k", smallest_top_k, 1) > limits.top_k:
-            raise SpecdecError(f"smallest_top_k={smallest_top_k} is above the limits' top_k={limits.top_k}; lower it.")
+            raise SpecdecError(
+                f"smallest_top_k={smallest_top_k} is above the limits' top_k={limits.top_k}; lower it."
+            )
         self.limits, self.plan, self.asks = limits, limits, check_asks(asks)
         self.smallest_top_k, self.own_beams = smallest_top_k, own_beams
         self._random = random.Random(seed)
@@ -116,7 +133,11 @@ class RandomPolicy(Policy):
             beam = plain_beam(top_k, self._beam()) if self.own_beams else ()
             most = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
             return TreeConfig(self._random.randint(1, most + 1), depth, top_k, beam=beam)
-        return self._random.random() < 0.7 if question.kind == EXTEND else self._random.randint(0, question.largest)
+        return (
+            self._random.random() < 0.7
+            if question.kind == EXTEND
+            else self._random.randint(0, question.largest)
+        )
 
     def _beam(self) -> Beam:
         """Nodes to expand on up to three levels; half the time as many as there are children."""
@@ -196,7 +217,9 @@ def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
     if policy is None:
         return Static()
     if not isinstance(policy, Policy) and not like(policy, PolicyLike):
-        raise SpecdecError(f"{what} must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
+        raise SpecdecError(
+            f"{what} must be a policy such as specdec.Static(60, 7, 10), got {policy!r}."
+        )
     check_asks(policy.asks)
     return policy if isinstance(policy, Policy) else _Completed(policy)
 
@@ -210,13 +233,17 @@ def unused(policy: PolicyLike) -> Policy:
         return checked_policy(copy.deepcopy(policy))
     except Exception as error:
         why = f"the policy {policy.__class__.__name__} cannot be copied ({first_line(error).rstrip('.')})"
-        raise SpecdecError(f"{why}, but texts are measured with a copy each; give it a __deepcopy__.") from error
+        raise SpecdecError(
+            f"{why}, but texts are measured with a copy each; give it a __deepcopy__."
+        ) from error
 
 
 def check_asks(asks: Any) -> frozenset[str]:
     """The kinds of questions as a set; SpecdecError for a plain string (it would count as its letters) and unknown kinds."""
     if isinstance(asks, str) or not isinstance(asks, Iterable):
-        raise SpecdecError(f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}.")
+        raise SpecdecError(
+            f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}."
+        )
     for kind in asks:
         check_name("kind of question in asks", kind, KINDS)
     return frozenset(asks)

@@ -31,7 +31,10 @@ from specdec.errors import check_fields, check_number, warn
 CHECKED_AT = (64, 128, 256, 512)  # cycles
 FEWER = 0.85  # this fraction of the card's figure is enough
 UNLIKELY = 1e-5  # significance level: how often a drafter as good as its card is warned of
-SURE, ERRORS = 0.9, 2.0  # hard text lowers a drafter's own probabilities too: only accuracy well below them counts
+SURE, ERRORS = (
+    0.9,
+    2.0,
+)  # hard text lowers a drafter's own probabilities too: only accuracy well below them counts
 
 
 class DraftSession:
@@ -40,7 +43,9 @@ class DraftSession:
     A session implements `root` and `expand`, or `copied` (its drafter then sets `copied_levels`), or all three.
     """
 
-    root_state: Tensor | None = None  # [H], the network's state at the root after `root`; policies may read it
+    root_state: Tensor | None = (
+        None  # [H], the network's state at the root after `root`; policies may read it
+    )
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         """Consume `tokens` int64 [A] (the last one is the tree's root) with the target features [A, F] *before* each of them.
@@ -97,7 +102,9 @@ class Claims:
             check_number(f"outside_frac of {name}", frac, 0.0, 1.0)
         self.cycles, self.right, self.warned = 0, 0, False
         self._unread: list[tuple[Tensor, Tensor, int]] = []
-        self.confident = self.variance = 0.0  # correct drafts expected from the drafter's own probabilities
+        self.confident = self.variance = (
+            0.0  # correct drafts expected from the drafter's own probabilities
+        )
 
     def count(self, token: Tensor, log_prob: Tensor, picked: int) -> None:
         """Record a greedy cycle: `picked` is the target's first token, `token` the likeliest draft.
@@ -138,7 +145,9 @@ class Claims:
 
 def at_most(right: int, cycles: int, chance: float) -> float:
     """Probability of at most `right` successes in so many trials, each with this chance."""
-    return sum(math.comb(cycles, n) * chance**n * (1 - chance) ** (cycles - n) for n in range(right + 1))
+    return sum(
+        math.comb(cycles, n) * chance**n * (1 - chance) ** (cycles - n) for n in range(right + 1)
+    )
 
 
 class Drafter:
@@ -152,7 +161,9 @@ class Drafter:
     copied_levels: int = 0  # the longest path that its sessions' `copied` proposes
     extra_rows: int = 0  # the most rows of its sessions' `window`
     claims: Claims | None = None  # what its card promises
-    deepest: int | None = None  # with a last level: the most expansions; trees end there whatever is planned
+    deepest: int | None = (
+        None  # with a last level: the most expansions; trees end there whatever is planned
+    )
 
     def refresh(self) -> None:
         """Adapt to a changed target: its dtype, device, embedding or head."""
@@ -239,7 +250,9 @@ class TargetForward:
 
     def run(self) -> TargetRows:
         """The target's rows."""
-        return self.target.forward(self.tokens, self.cache, self.depth, self.ancestors, self.last_only)
+        return self.target.forward(
+            self.tokens, self.cache, self.depth, self.ancestors, self.last_only
+        )
 
 
 @dataclass(slots=True)
@@ -288,5 +301,7 @@ def together(forwards: Sequence[Any]) -> Sequence[Any]:
     first = forwards[0]
     if len(forwards) == 1:
         return [first.run()]
-    owner: TargetModel | Drafter = first.target if isinstance(first, TargetForward) else first.drafter
+    owner: TargetModel | Drafter = (
+        first.target if isinstance(first, TargetForward) else first.drafter
+    )
     return owner.run_together(forwards)

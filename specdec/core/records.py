@@ -124,7 +124,9 @@ class Cycle:
     draft_calls: int  # n + 1; 0 if nothing was drafted
     candidates: int  # nodes in the pool, plus copied ones
     verify_nodes: int  # of them sent to verification
-    verified_tok: int  # rows of the target forward: verify_nodes + 1, and a drafter's own extra rows
+    verified_tok: (
+        int  # rows of the target forward: verify_nodes + 1, and a drafter's own extra rows
+    )
     accepted_tok: int  # accepted draft tokens
     new_tok: int  # accepted_tok + 1, the bonus token
     kept_tok: int  # new tokens that count after stop tokens and the length limit
@@ -177,7 +179,11 @@ class Generation:
     @property
     def tau(self) -> float:
         """New tokens per cycle."""
-        return tau(sum(row.new_tok for row in self.rows), len(self.rows)) if self.rows else float("nan")
+        return (
+            tau(sum(row.new_tok for row in self.rows), len(self.rows))
+            if self.rows
+            else float("nan")
+        )
 
     @property
     def cycles(self) -> pandas.DataFrame:
@@ -205,7 +211,9 @@ class Generation:
         facts.append(f"{self.new_tok} token{'s' * (self.new_tok != 1)}")
         if self.rows:
             facts += [f"{len(self.rows)} cycle{'s' * (len(self.rows) != 1)}", f"tau {self.tau:.2f}"]
-        return f"Generation({', '.join(facts)}" + (f", {self.tokens_per_s:.0f} tokens/s)" if self.total_ms else ")")
+        return f"Generation({', '.join(facts)}" + (
+            f", {self.tokens_per_s:.0f} tokens/s)" if self.total_ms else ")"
+        )
 
     def _repr_html_(self) -> str:
         from specdec.core.shown import html
@@ -214,7 +222,13 @@ class Generation:
 
 
 TURN = ["suite", "prompt", "turn"]  # the columns that name one turn of one prompt
-SUMS = ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]  # columns of a per-turn table that add up
+SUMS = [
+    "new_tok",
+    "cycles",
+    "cycle_tok",
+    "time_ms",
+    "plain_ms",
+]  # columns of a per-turn table that add up
 
 
 def tau(cycle_tok: Any, cycles: Any) -> Any:

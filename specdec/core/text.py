@@ -14,7 +14,9 @@ class Text:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram of one or two -> where it ends
+        self._places: dict[tuple[int, ...], list[int]] = defaultdict(
+            list
+        )  # n-gram of one or two -> where it ends
 
     def grow_to(self, ids: Tensor) -> None:
         """Read the tokens of `ids` that are new."""
@@ -32,7 +34,9 @@ class Text:
     def match(self, place: int, longest: int) -> int:
         """Number of tokens up to and including `place` that equal the text's end; at most `longest`."""
         tokens, last, count = self.tokens, len(self.tokens) - 1, 0
-        while count < longest and place - count >= 0 and tokens[place - count] == tokens[last - count]:
+        while (
+            count < longest and place - count >= 0 and tokens[place - count] == tokens[last - count]
+        ):
             count += 1
         return count
 

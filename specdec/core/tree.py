@@ -48,7 +48,9 @@ def counting(count: int, device: torch.device | str) -> Tensor:
 
 def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
-    make = _table if count <= _MOST_KEPT else _table.__wrapped__  # a long prompt's would stay in memory permanently
+    make = (
+        _table if count <= _MOST_KEPT else _table.__wrapped__
+    )  # a long prompt's would stay in memory permanently
     return make("causal", _room(count), str(device))[:count, :count]
 
 
@@ -64,7 +66,9 @@ def _room(count: int) -> int:
 
 _MAKE = {
     "counting": lambda count, device: torch.arange(count, device=device),
-    "causal": lambda count, device: torch.ones(count, count, dtype=torch.bool, device=device).tril_(),
+    "causal": lambda count, device: torch.ones(
+        count, count, dtype=torch.bool, device=device
+    ).tril_(),
     "identity": lambda count, device: torch.eye(count, dtype=torch.bool, device=device),
 }
 
@@ -112,7 +116,9 @@ class DraftTree:
     parent: Tensor
     depth: Tensor
     score: Tensor
-    levels: int  # deepest depth of any node; known on the host, so that the device need not be asked
+    levels: (
+        int  # deepest depth of any node; known on the host, so that the device need not be asked
+    )
 
     def __len__(self) -> int:
         return self.token.shape[0]
@@ -129,7 +135,9 @@ class DraftTree:
 
     def lineage(self) -> Tensor:
         """int64 [N, levels + 1]: entry (i, d) is the ancestor of node i at depth d, or -1 below its own depth."""
-        table = torch.full((len(self), self.levels + 1), -1, dtype=torch.long, device=self.token.device)
+        table = torch.full(
+            (len(self), self.levels + 1), -1, dtype=torch.long, device=self.token.device
+        )
         node = counting(len(self), self.token.device)
         for _ in range(self.levels + 1):
             table.scatter_(1, self.depth[node, None], node[:, None])
@@ -155,7 +163,13 @@ class DraftTree:
         parent = torch.zeros(count, dtype=torch.long, device=tokens.device)
         depth = torch.ones_like(parent)
         parent[0], depth[0] = -1, 0
-        return cls(torch.cat((root[None], tokens)), parent, depth, torch.cat((scores.new_zeros(1), scores)), 1)
+        return cls(
+            torch.cat((root[None], tokens)),
+            parent,
+            depth,
+            torch.cat((scores.new_zeros(1), scores)),
+            1,
+        )
 
     @classmethod
     def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
@@ -164,10 +178,19 @@ class DraftTree:
             token, parent = torch.as_tensor(token), torch.as_tensor(parent)
             score = None if score is None else torch.as_tensor(score, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SpecdecError(f"token, parent and score are lists of numbers or 1-D tensors ({error}).") from error
+            raise SpecdecError(
+                f"token, parent and score are lists of numbers or 1-D tensors ({error})."
+            ) from error
         if token.ndim != 1 or not len(token) or token.shape != parent.shape or int(parent[0]) != -1:
-            raise SpecdecError("a tree needs one parent per token and a root with parent -1 in first place.")
-        if token.is_floating_point() or parent.is_floating_point() or score is not None and bool(score.isnan().any()):
+            raise SpecdecError(
+                "a tree needs one parent per token and a root with parent -1 in first place."
+            )
+        if (
+            token.is_floating_point()
+            or parent.is_floating_point()
+            or score is not None
+            and bool(score.isnan().any())
+        ):
             why = "tokens and parents of a tree are whole numbers, and scores are no NaN"
             raise SpecdecError(f"{why}; check what they come from.")
         depth = torch.zeros_like(parent)
@@ -195,7 +218,11 @@ class GrowingTree:
     def restart(self, root_token: Tensor | int) -> None:
         """Start a new tree whose pool is the root alone."""
         self.size, self.level, self.top_k = 1, 0, 0
-        self._tokens = [root_token[None] if isinstance(root_token, Tensor) else torch.full_like(self._root, root_token)]
+        self._tokens = [
+            root_token[None]
+            if isinstance(root_token, Tensor)
+            else torch.full_like(self._root, root_token)
+        ]
         self._scores: list[Tensor] = []
         self._expanded = [self._root]  # pool nodes, level by level, after a row for the root itself
         self._depths = [self._root]  # of their children
@@ -220,7 +247,11 @@ class GrowingTree:
     @property
     def first_level(self) -> tuple[Tensor, Tensor]:
         """Tokens and cumulative log-probabilities of the root's children, [k] each; empty before they are drafted."""
-        return (self._tokens[1], self._scores[0]) if self.level else (self._root[:0], self._nothing[:0])
+        return (
+            (self._tokens[1], self._scores[0])
+            if self.level
+            else (self._root[:0], self._nothing[:0])
+        )
 
     @property
     def level_start(self) -> int:
@@ -243,7 +274,9 @@ class GrowingTree:
             self._choice = None
         return self._beam
 
-    def grow(self, tokens: Tensor, log_probs: Tensor, beam: int | None, chosen: Tensor | None = None) -> None:
+    def grow(
+        self, tokens: Tensor, log_probs: Tensor, beam: int | None, chosen: Tensor | None = None
+    ) -> None:
         """Add the children of the frontier.
 
         tokens int64 [W, k], log_probs float32 [W, k] (descending in each row; none above 0, so that ancestors rank first).
@@ -251,7 +284,9 @@ class GrowingTree:
         candidates `chosen` of a static tree.
         """
         width, children = tokens.shape
-        assert self.top_k in (0, children), f"{children} children, but the levels above have {self.top_k}"
+        assert self.top_k in (0, children), (
+            f"{children} children, but the levels above have {self.top_k}"
+        )
         nodes, _, _, scores = self.frontier
         self.top_k, self.level, self.size = children, self.level + 1, self.size + width * children
         self._expanded.append(nodes)
@@ -262,7 +297,10 @@ class GrowingTree:
 
     def as_lists(self) -> tuple[list[int], list[float], list[int], int]:
         """The fields of a `tries.Pool`: tokens and scores, the root first, the expanded nodes, and k."""
-        tokens, scores = torch.cat(self._tokens).tolist(), torch.cat((self._nothing, *self._scores)).tolist()
+        tokens, scores = (
+            torch.cat(self._tokens).tolist(),
+            torch.cat((self._nothing, *self._scores)).tolist(),
+        )
         return tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k)
 
     def whole(self) -> DraftTree:
@@ -279,11 +317,20 @@ class GrowingTree:
 
     def select(self, keep: Tensor) -> DraftTree:
         """The tree of the pool's nodes `keep`, renumbered 0..K-1. int64 [K], ascending, root first, ancestor-closed."""
-        row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1  # the root's own row is the first
-        parent, depth = torch.searchsorted(keep, torch.cat(self._expanded)[row]), torch.cat(self._depths)[row]
+        row = (
+            torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1
+        )  # the root's own row is the first
+        parent, depth = (
+            torch.searchsorted(keep, torch.cat(self._expanded)[row]),
+            torch.cat(self._depths)[row],
+        )
         parent[0] = -1
         return DraftTree(
-            torch.cat(self._tokens)[keep], parent, depth, torch.cat((self._nothing, *self._scores))[keep], self.level
+            torch.cat(self._tokens)[keep],
+            parent,
+            depth,
+            torch.cat((self._nothing, *self._scores))[keep],
+            self.level,
         )
 
 
@@ -380,7 +427,9 @@ class Merged:
         parents = [-1, *(number[self.parents[node]] for node in keep[1:])]
         for parent in parents[1:]:
             depth.append(depth[parent] + 1)
-        token, parent, depths = torch.tensor([[self.tokens[node] for node in keep], parents, depth], device=device)
+        token, parent, depths = torch.tensor(
+            [[self.tokens[node] for node in keep], parents, depth], device=device
+        )
         scores = torch.tensor([self.scores[node] for node in keep], device=device)
         return DraftTree(token, parent, depths, scores, max(depth))
 
@@ -399,16 +448,24 @@ class StaticShape(Plan):
 
     def __init__(self, choices: Iterable[Iterable[int]]):
         try:
-            self.choices = tuple(sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c)))
+            self.choices = tuple(
+                sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c))
+            )
         except TypeError:
             example = "((0,), (1,), (0, 0))"
-            raise SpecdecError(f"a static tree is a list of paths of child ranks, such as {example}.") from None
+            raise SpecdecError(
+                f"a static tree is a list of paths of child ranks, such as {example}."
+            ) from None
         if not self.choices:
-            raise SpecdecError("a static tree needs at least one node; for none, plan total_tokens=1.")
+            raise SpecdecError(
+                "a static tree needs at least one node; for none, plan total_tokens=1."
+            )
         listed = {(), *self.choices}
         for path in self.choices:
             if not path or path[:-1] not in listed or min(path) < 0:
-                raise SpecdecError(f"the static tree lists {path} without its parent; list every prefix, ranks from 0.")
+                raise SpecdecError(
+                    f"the static tree lists {path} without its parent; list every prefix, ranks from 0."
+                )
         self.top_k = 1 + max(max(c) for c in self.choices)
         self.depth = max(map(len, self.choices)) - 1
         self.total_tokens = len(self.choices) + 1
@@ -438,7 +495,10 @@ class StaticShape(Plan):
     def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
         """Per level the flat candidates to expand next, int64 [W], and `kept`; copied to a device once."""
         if device not in self._placed:
-            self._placed[device] = [level.to(device) for level in self._expanded], self.kept.to(device)
+            self._placed[device] = (
+                [level.to(device) for level in self._expanded],
+                self.kept.to(device),
+            )
         return self._placed[device]
 
 

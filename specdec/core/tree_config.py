@@ -147,8 +147,12 @@ class CopiedTree(Plan):
 
 def plain_beam(top_k: int, beam: Beam) -> tuple[int, ...]:
     """`beam` without repeats and values that a level cannot offer; () if that leaves top_k everywhere."""
-    if not isinstance(beam, tuple | list) or not all(type(width) is int and width >= 1 for width in beam):
-        raise SpecdecError(f"beam must be a tuple of integers of at least 1, such as (2, 1), got {beam!r}.")
+    if not isinstance(beam, tuple | list) or not all(
+        type(width) is int and width >= 1 for width in beam
+    ):
+        raise SpecdecError(
+            f"beam must be a tuple of integers of at least 1, such as (2, 1), got {beam!r}."
+        )
     plain, offered, level = [], top_k, 0
     while beam:
         wanted = beam[min(level, len(beam) - 1)]
@@ -199,11 +203,15 @@ def refuse_tree(total_tokens: int, candidates: int) -> None:
         )
 
 
-def check_memory(what: str, size: int, device: torch.device | str = "cpu", advice: str = ADVICE) -> None:
+def check_memory(
+    what: str, size: int, device: torch.device | str = "cpu", advice: str = ADVICE
+) -> None:
     """SpecdecError if `size` bytes for `what` exceed the free memory of `device`."""
     free = free_bytes(device) if size > SMALL_BYTES else None
     if free is not None and size > free:
-        raise SpecdecError(f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; {advice}.")
+        raise SpecdecError(
+            f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; {advice}."
+        )
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int | None:

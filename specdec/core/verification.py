@@ -26,7 +26,11 @@ from specdec.errors import SpecdecError, check_integer, check_number
 
 
 def make_warpers(
-    temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
 ) -> hf.LogitsProcessorList:
     """transformers' processors in transformers' order: penalty, temperature, top-k, top-p, min-p.
 
@@ -34,7 +38,9 @@ def make_warpers(
     """
     check_number("temperature", temperature)
     if 0 < temperature < 1e-12:  # the logits would overflow
-        raise SpecdecError(f"temperature must be 0 (greedy) or at least 1e-12, got {temperature!r}.")
+        raise SpecdecError(
+            f"temperature must be 0 (greedy) or at least 1e-12, got {temperature!r}."
+        )
     check_number("top_p", top_p, high=1.0)
     check_number("min_p", min_p, high=1.0)
     check_number("repetition_penalty", repetition_penalty, low=1e-6)
@@ -61,13 +67,17 @@ def mixed_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def gumbel_noise(seed: int, position: int, vocab_size: int, device: torch.device | None = None) -> Tensor:
+def gumbel_noise(
+    seed: int, position: int, vocab_size: int, device: torch.device | None = None
+) -> Tensor:
     """Gumbel noise [V] that depends on (seed, position) alone: -log(E) of a standard exponential E.
 
     float64, so that even the rarest token keeps its probability.
     """
     generator = torch.Generator(device=device or "cpu").manual_seed(mixed_seed(seed, position))
-    exponential = torch.empty(vocab_size, dtype=torch.float64, device=device).exponential_(generator=generator)
+    exponential = torch.empty(vocab_size, dtype=torch.float64, device=device).exponential_(
+        generator=generator
+    )
     return exponential.log_().neg_()
 
 
@@ -87,7 +97,9 @@ class Picker:
     sample: False picks the arg-max of the processed logits, True samples with the seeded noise.
     """
 
-    def __init__(self, warpers: hf.LogitsProcessorList | None = None, sample: bool = False, seed: int = 0):
+    def __init__(
+        self, warpers: hf.LogitsProcessorList | None = None, sample: bool = False, seed: int = 0
+    ):
         self.warpers = warpers if warpers is not None else hf.LogitsProcessorList()
         self.sample, self.seed = bool(sample), int(seed)
         if not -(1 << 63) <= self.seed < 1 << 63:
@@ -112,16 +124,23 @@ class Picker:
         """
         if not self.sample and not self.warpers:
             return logits.max(-1).indices
-        if not self.whole_trees(logits.device) or not all(type(warper) in BY_ROW for warper in self.warpers):
+        if not self.whole_trees(logits.device) or not all(
+            type(warper) in BY_ROW for warper in self.warpers
+        ):
             return None
         ids = committed[-1:].expand(len(tree), 1)
         if any(type(warper) is hf.RepetitionPenaltyLogitsProcessor for warper in self.warpers):
-            drafted = tree.token[tree.lineage().clamp_(min=0)]  # padded with the root, which has been seen anyway
+            drafted = tree.token[
+                tree.lineage().clamp_(min=0)
+            ]  # padded with the root, which has been seen anyway
             ids = torch.cat((committed.expand(len(tree), -1), drafted), dim=1)
         scores: Tensor = self.warpers(ids, logits.float())
         if self.sample:
             positions = range(len(committed), len(committed) + tree.levels + 1)
-            noise = [gumbel_noise(self.seed, position, scores.shape[1], scores.device) for position in positions]
+            noise = [
+                gumbel_noise(self.seed, position, scores.shape[1], scores.device)
+                for position in positions
+            ]
             scores = scores.double() + torch.stack(noise)[tree.depth]
         return scores.max(-1).indices
 
@@ -138,20 +157,28 @@ class Picker:
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
         """The distribution [V] that `pick` draws from: a point mass when greedy."""
         warped = self.warp(logits, ids)
-        return warped.softmax(-1) if self.sample else torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
+        return (
+            warped.softmax(-1)
+            if self.sample
+            else torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
+        )
 
     def scores(self, logits: Tensor, ids: Tensor) -> Tensor:
         """What `pick` takes the arg-max of, [V]: warped logits, with the noise of position T added when sampling."""
         warped = self.warp(logits, ids)
         if self.sample:
-            warped = warped.double() + gumbel_noise(self.seed, ids.shape[0], warped.shape[0], warped.device)
+            warped = warped.double() + gumbel_noise(
+                self.seed, ids.shape[0], warped.shape[0], warped.device
+            )
         return warped
 
     def pick(self, logits: Tensor, ids: Tensor) -> int:
         """The token that follows `ids` (int64 [T]), given the target's logits [V] after them."""
         return int(self.scores(logits, ids).argmax())
 
-    def walk(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> tuple[list[int], list[int]]:
+    def walk(
+        self, tree: DraftTree, logits: Tensor, committed: Tensor
+    ) -> tuple[list[int], list[int]]:
         """The path through `tree` that the target takes, and the new tokens: the path's below the root, and the bonus.
 
         logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
@@ -190,7 +217,9 @@ class TypicalPicker(Picker):
     True
     """
 
-    def __init__(self, temperature: float = 1.0, threshold: float = 0.09, alpha: float = 0.3, **sampling: Any):
+    def __init__(
+        self, temperature: float = 1.0, threshold: float = 0.09, alpha: float = 0.3, **sampling: Any
+    ):
         super().__init__(make_warpers(temperature, **sampling))
         if temperature == 0:
             why = "typical acceptance needs a temperature above 0"
@@ -199,7 +228,9 @@ class TypicalPicker(Picker):
         check_number("alpha", alpha, 0.0)
         self.threshold, self.alpha = threshold, alpha
 
-    def walk(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> tuple[list[int], list[int]]:
+    def walk(
+        self, tree: DraftTree, logits: Tensor, committed: Tensor
+    ) -> tuple[list[int], list[int]]:
         """The longest path whose tokens all pass, and the new tokens. logits [N, V]."""
         tokens, parents = tree.token.tolist(), tree.parent.tolist()
         paths, chances, best = {0: [0]}, {0: 0.0}, (0, 0.0, 0)
@@ -209,12 +240,16 @@ class TypicalPicker(Picker):
             if parent not in paths:
                 continue
             if parent not in rows:
-                rows[parent] = self._row(logits[parent], torch.cat((committed, tree.token[paths[parent][1:]])))
+                rows[parent] = self._row(
+                    logits[parent], torch.cat((committed, tree.token[paths[parent][1:]]))
+                )
             log_p, least = rows[parent]
             chance = float(log_p[tokens[node]])
             if chance > least:
                 paths[node], chances[node] = [*paths[parent], node], chances[parent] + chance
-                best = max(best, (len(paths[node]) - 1, chances[node], node), key=lambda found: found[:2])
+                best = max(
+                    best, (len(paths[node]) - 1, chances[node], node), key=lambda found: found[:2]
+                )
         path = paths[best[2]]
         drafted = [tokens[node] for node in path[1:]]
         last = torch.cat((committed, tree.token[path[1:]]))
@@ -224,7 +259,9 @@ class TypicalPicker(Picker):
         """(log p [V], the log of the threshold for a token) after `ids`."""
         log_p = self.warp(logits, ids).log_softmax(-1)
         entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum()
-        least = torch.minimum(log_p.new_tensor(self.threshold).log(), log_p.new_tensor(self.alpha).log() - entropy)
+        least = torch.minimum(
+            log_p.new_tensor(self.threshold).log(), log_p.new_tensor(self.alpha).log() - entropy
+        )
         return log_p, float(least)
 
 
@@ -262,7 +299,9 @@ def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
     return lengths.index_add_(0, tree.depth, ended.clamp_(min=0.0))
 
 
-def truncate(tokens: Sequence[int], stop_tokens: Iterable[int] = (), max_new_tokens: int | None = None) -> list[int]:
+def truncate(
+    tokens: Sequence[int], stop_tokens: Iterable[int] = (), max_new_tokens: int | None = None
+) -> list[int]:
     """The tokens that count: at most `max_new_tokens`, ending with the first stop token. The same rule for every method."""
     counted, stops = [], set(stop_tokens)
     for token in tokens[:max_new_tokens]:
