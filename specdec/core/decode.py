@@ -428,7 +428,6 @@ def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[
 
     def proceed(number: int, result: Any = None) -> Iterator[tuple[int, T]]:
         """Run a turn to its next forward. Yields (number, value) if it has ended."""
-        forwards.pop(number, None)
         try:
             item = running[number].send(result)
             while not isinstance(item, Forward):
@@ -436,6 +435,7 @@ def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[
             forwards[number] = item
         except StopIteration as ended:
             del running[number]
+            forwards.pop(number, None)
             yield number, ended.value
 
     while True:

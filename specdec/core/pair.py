@@ -1,7 +1,4 @@
-"""A target, its drafter and its tokenizer; conversion between prompts and token ids.
-
-Knows nothing about loading, cycles, policies or trees.
-"""
+"""A target, its drafter and its tokenizer; conversion between prompts and token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,14 +17,9 @@ from specdec.core.protocols import Drafter, TargetModel
 from specdec.core.tree_config import CPU_TREE, TREES, TreeConfig
 from specdec.errors import SpecdecError, check_kind, check_text
 
-NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
-OneEngine = TypeVar("OneEngine")
-OnePolicy = TypeVar("OnePolicy")
-OnePicker = TypeVar("OnePicker")
-
 
 class Tokenizer(Protocol):
-    """What a tokenizer needs to have. Chats also need `chat_template` and `apply_chat_template`, as in transformers."""
+    """What a tokenizer needs, as in transformers. Chats also need its `chat_template`."""
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
@@ -36,20 +28,14 @@ class Tokenizer(Protocol):
     ) -> Any: ...
 
 
-class InStep(Protocol):
-    """Keeps processes that share a target in step: it wraps the picker, engine and policy of a turn."""
-
-    def picker(self, picker: OnePicker) -> OnePicker: ...
-    def turn(self, engine: OneEngine, policy: OnePolicy) -> tuple[OneEngine, OnePolicy]: ...
-
-
 @dataclass
 class Pair:
-    """A target and its drafter. stop_tokens: the ids that end a text, from the model's generation settings.
+    """A target and its drafter.
 
-    in_step: keeps the processes in step that hold shares of one target (`models/spread.py`).
+    stop_tokens: the ids that end a text, from the model's generation settings.
+    source: the arguments of `load_pair`, with which another process loads the same pair; None for a
+    model in memory.
     tree: the tree tuned for this pair, used without a policy; None: see `usual_tree`.
-    source: the arguments of `load_pair`, with which another process loads the same pair; None for a model in memory.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -62,38 +48,43 @@ class Pair:
     tokenizer: Tokenizer | None = None
     name: str = "pair"
     stop_tokens: frozenset[int] = frozenset()
-    in_step: InStep | None = None
     source: dict[str, Any] | None = None
     tree: TreeConfig | None = None
 
     @property
     def usual_tree(self) -> TreeConfig:
-        """The tree used without a policy: the tuned one, else a small one on a CPU and EAGLE-3's on a GPU.
+        """The tree used without a policy.
+
+        The tuned one, else a small one on a CPU and EAGLE-3's on a GPU.
 
         >>> import specdec
         >>> specdec.load_pair("tiny", device="cpu").usual_tree == specdec.TreeConfig(6, 2, 3)
         True
         """
-        return self.tree or (
-            CPU_TREE if torch.device(self.target.device).type == "cpu" else TREES["eagle3"]
-        )
+        if self.tree is not None:
+            return self.tree
+        return CPU_TREE if torch.device(self.target.device).type == "cpu" else TREES["eagle3"]
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
-        """Target and drafter ready to decode; outside this block they behave as usual. plain: the target alone, untapped."""
+        """Target and drafter ready to decode; outside this block they behave as usual.
+
+        plain: the target alone, without features for a drafter.
+        """
         if plain:
             with self.target.inference(taps=False):
                 yield
             return
         drafter = self.needed_drafter()
-        self.target.taps = drafter.taps  # drafters that share a target may tap other layers
+        # drafters that share a target may tap other layers
+        self.target.taps = drafter.taps
         with self.target.inference(taps=True):
             drafter.refresh()
             with drafter.inference():
                 yield
 
     def refresh(self) -> None:
-        """Update to changes of the models since their last use: adapters, other layers, weights cast or loaded."""
+        """Update to changes of the models since their last use, such as adapters or casts."""
         self.target.refresh()
         if self.drafter is not None:
             self.drafter.refresh()
@@ -101,26 +92,33 @@ class Pair:
     def needed_drafter(self) -> Drafter:
         """The drafter; SpecdecError where there is none."""
         if self.drafter is None:
-            raise SpecdecError(NO_DRAFTER)
+            raise SpecdecError(
+                "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use "
+                "autoregress()."
+            )
         return self.drafter
 
     def ids_of(
         self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]], raw: bool = False
     ) -> list[int]:
-        """Token ids of a text, of ids (list or 1-D tensor), or of chat messages [{"role", "content"}, ...].
+        """Token ids of a text, of ids (list or 1-D tensor), or of chat messages.
 
-        Messages go through the tokenizer's chat template with the assistant's cue. Where there is a template, a text is a user's
-        message. Without one, or with raw=True, it is tokenised as it is, with the tokenizer's own begin token. SpecdecError says
+        Messages, [{"role", "content"}, ...], go through the tokenizer's chat template with the
+        assistant's cue. Where there is a template, a text is a user's message. Without one, or with
+        raw=True, it is tokenised as it is, with the tokenizer's own begin token. SpecdecError says
         what is wrong with a prompt.
         """
         check_kind("raw", raw, bool)
-        if isinstance(prompt, str) and not raw and self.chats:
-            prompt = (
-                [{"role": "user", "content": check_text("the prompt", prompt)}] if prompt else []
-            )
+        ids: list[int]
         if isinstance(prompt, str):
-            ids = self._tokenizer("text").encode(check_text("the prompt", prompt)) if prompt else []
-        elif isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt):
+            check_text("the prompt", prompt)
+            if not prompt:
+                ids = []
+            elif self.chats and not raw:
+                ids = self._ids_of_chat([{"role": "user", "content": prompt}])
+            else:
+                ids = self._tokenizer("text").encode(prompt)
+        elif isinstance(prompt, list | tuple) and any(isinstance(part, dict) for part in prompt):
             ids = self._ids_of_chat(prompt)
         else:
             ids = _integers(prompt)
@@ -129,49 +127,48 @@ class Pair:
         size = self.target.vocab_size
         for token in ids:
             if not 0 <= token < size:
-                why = f"token id {token} is outside the target's vocabulary of {size}"
-                raise SpecdecError(f"{why}; check the prompt or the tokenizer.")
+                raise SpecdecError(
+                    f"token id {token} is outside the target's vocabulary of {size}; check the "
+                    "prompt or the tokenizer."
+                )
         return ids
 
     @property
     def chats(self) -> bool:
-        """Whether the tokenizer has a chat template, so that a text is taken as a user's message."""
+        """Whether the tokenizer has a chat template, so that a text is a user's message."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def text_of(self, tokens: Sequence[int]) -> str | None:
-        """The text of token ids without special tokens, or None when the pair has no tokenizer."""
+        """The text of token ids without special tokens; None without a tokenizer."""
         return None if self.reader is None else self.reader(tokens)
 
     @property
     def reader(self) -> Callable[[Sequence[int]], str] | None:
         """`text_of` as a function that keeps no model alive."""
         tokenizer = self.tokenizer
-        return (
-            None
-            if tokenizer is None
-            else lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
-        )
+        if tokenizer is None:
+            return None
+        return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
-            why = f"pair {self.name!r} has no tokenizer to read {what}"
-            raise SpecdecError(f"{why}; pass token ids, or load it with a tokenizer.")
+            raise SpecdecError(
+                f"pair {self.name!r} has no tokenizer to read {what}; pass token ids, or load it "
+                "with a tokenizer."
+            )
         return self.tokenizer
 
     def _ids_of_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         tokenizer = self._tokenizer("chat messages")
-        if not all(
-            isinstance(message, dict) and {"role", "content"} <= set(message)
-            for message in messages
-        ):
-            raise SpecdecError(
-                'chat messages are a list of {"role": ..., "content": ...}; one has another shape.'
-            )
         for message in messages:
-            if not _is_text(message):
+            if not isinstance(message, dict) or not {"role", "content"} <= set(message):
                 raise SpecdecError(
-                    f"the content of a chat message is a text, got {reprlib.repr(message['content'])}."
+                    'chat messages are a list of {"role": ..., "content": ...}; one has another '
+                    "shape."
                 )
+            if not _is_text(message):
+                content = reprlib.repr(message["content"])
+                raise SpecdecError(f"the content of a chat message is a text, got {content}.")
         check_text("a chat message", json.dumps(messages, ensure_ascii=False, default=str))
         if not self.chats:
             raise SpecdecError(
@@ -180,53 +177,43 @@ class Pair:
         from jinja2 import TemplateError
 
         try:
-            return list(
-                tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=True, return_dict=False
-                )
+            ids = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_dict=False
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise SpecdecError(f"the chat template refuses these messages: {error}.") from error
+        return list(ids)
 
 
 def _is_text(message: dict[str, Any]) -> bool:
-    """Whether the template can write the message's content; a tool call has none, and parts of it may be texts."""
+    """Whether the template can write the content: a text, parts of text, or none of a tool call."""
     content = message["content"]
     if content is None:
         return bool(message.get("tool_calls"))
-    parts = content if isinstance(content, list) else [content]
-    texts = (
-        part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
-        for part in parts
-    )
-    return all(isinstance(text, str) for text in texts)
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict) and part.get("type") == "text":
+            part = part.get("text")
+        if not isinstance(part, str):
+            return False
+    return True
 
 
 def _integers(prompt: Any) -> list[int]:
-    """The ids of a sequence or 1-D tensor of integers; a leading batch dimension of one is dropped."""
-    values = (
-        prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    )  # a tensor, an array, a column
-    if (
-        isinstance(values, list | tuple)
-        and len(values) == 1
-        and isinstance(values[0], list | tuple)
-    ):
-        values = values[0]
-    if isinstance(values, list | tuple | range) and not any(
-        isinstance(value, bool) for value in values
-    ):
-        try:
-            return [operator.index(value) for value in values]
-        except TypeError:
-            pass
-    kind = (
-        f"{type(prompt).__name__} of other things"
-        if isinstance(values, list | tuple)
-        else type(prompt).__name__
-    )
+    """The ids of a sequence or 1-D tensor; a leading batch dimension of one is dropped."""
+    # a tensor, an array or a column
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    kind = type(prompt).__name__
+    if isinstance(values, list | tuple | range):
+        if len(values) == 1 and isinstance(values[0], list | tuple):
+            values = values[0]
+        # True counts as an index, but is no token
+        if not any(isinstance(value, bool) for value in values):
+            with contextlib.suppress(TypeError):
+                return [operator.index(value) for value in values]
+        kind += " of other things"
     raise SpecdecError(
-        f"a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a {kind}."
+        "a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a "
+        f"{kind}."
     )
 
 

@@ -1,7 +1,7 @@
 """Policies answer questions with small integers; no answer can change the text.
 
-Here: the base class, the constant policy, a random one for audits, and a chain of several. Learned policies are in
-`policies` and know nothing about each other or about the cycle.
+Here: the base class, the constant policy, a random one for audits, and a chain of several. Learned
+policies are in `policies`.
 """
 
 from __future__ import annotations
@@ -9,45 +9,29 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree_config import Beam, CopiedTree, Plan, TreeConfig, plain_beam, pool_size
-from specdec.errors import (
-    SpecdecError,
-    check_integer,
-    check_kind,
-    check_name,
-    door,
-    first_line,
-    like,
-)
+from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door, first_line
 
 
 class Policy:
-    """Shapes the trees of a turn, cycle by cycle.
-
-    A base class with defaults for everything that a subclass does not define. Any object with asks, limits, plan, reset,
-    answer and observe also works as a policy and gets the same defaults for the rest.
-    """
+    """Shapes the trees of a turn, cycle by cycle. Subclasses define what they need."""
 
     asks: frozenset[str] = frozenset()  # the kinds of questions it answers
     limits: TreeConfig = TreeConfig()  # the largest tree it may ask for; memory is reserved for it
     plan: Plan = TreeConfig()  # used for questions that it does not answer
-    choices: Sequence[Any] = ()  # what the outputs stand for, if there is one for each
+    choices: Sequence[Any] = ()  # what the outputs mean, if there is one for each
     outputs: Any = None  # the network's last output, for display
-    trained_for: dict[str, Any] = {}  # noqa: RUF012  pair, costs and choices of one that was trained; never changed in place
+    # pair, costs and choices of one that was trained; never changed in place
+    trained_for: dict[str, Any] = {}  # noqa: RUF012
     tuned_on: Sequence[Any] = ()  # prompts whose answers it has seen: not to be evaluated on
 
     @property
     def policies(self) -> Sequence[Policy]:
         """The policies it consists of; itself if it is no Chain."""
         return (self,)
-
-    @property
-    def remembers(self) -> bool:
-        """Whether its memory should last beyond a text, as an engine's counters do."""
-        return False
 
     def reset(self) -> None:
         """A turn begins."""
@@ -78,12 +62,11 @@ class Static(Policy):
         shape: Plan | None = None,
         beam: Beam = (),
     ):
-        if shape is not None:
-            check_kind("the shape of a Static", shape, Plan)
-        self.plan = (
-            shape if shape is not None else TreeConfig(total_tokens, depth, top_k, beam=beam)
-        )
-        self.limits = self.plan.limits
+        if shape is None:
+            shape = TreeConfig(total_tokens, depth, top_k, beam=beam)
+        check_kind("the shape of a Static", shape, Plan)
+        self.plan = shape
+        self.limits = shape.limits
 
     @classmethod
     def of(cls, tree: Plan) -> Static:
@@ -92,16 +75,18 @@ class Static(Policy):
         return cls(shape=tree)
 
     def __repr__(self) -> str:
-        if isinstance(self.plan, CopiedTree):
-            return f"Static.of({self.plan})"
-        beam = f", beam={self.plan.beam}" if self.plan.beam else ""
-        return f"Static({self.plan.total_tokens}, {self.plan.depth}, {self.plan.top_k}{beam})"
+        plan = self.plan
+        if isinstance(plan, CopiedTree):
+            return f"Static.of({plan})"
+        beam = f", beam={plan.beam}" if plan.beam else ""
+        return f"Static({plan.total_tokens}, {plan.depth}, {plan.top_k}{beam})"
 
 
 class RandomPolicy(Policy):
     """Random legal answers to the given kinds of questions. For audits and property tests.
 
-    own_beams: also plan beams other than the number of children; only recordings of a family can replay those.
+    own_beams: also plan beams other than the number of children; only recordings of a family can
+    replay those.
 
     >>> policy = RandomPolicy(TreeConfig(12, 3, 4), seed=1, asks=("extend",))
     >>> sorted(policy.asks), policy.plan == policy.limits
@@ -120,24 +105,26 @@ class RandomPolicy(Policy):
         check_integer("seed", seed)
         if check_integer("smallest_top_k", smallest_top_k, 1) > limits.top_k:
             raise SpecdecError(
-                f"smallest_top_k={smallest_top_k} is above the limits' top_k={limits.top_k}; lower it."
+                f"smallest_top_k={smallest_top_k} is above the limits' top_k={limits.top_k}; "
+                "lower it."
             )
-        self.limits, self.plan, self.asks = limits, limits, check_asks(asks)
-        self.smallest_top_k, self.own_beams = smallest_top_k, own_beams
+        self.limits = limits
+        self.plan = limits
+        self.asks = check_asks(asks)
+        self.smallest_top_k = smallest_top_k
+        self.own_beams = own_beams
         self._random = random.Random(seed)
 
     def answer(self, question: Question) -> Any:
-        if question.kind == PLAN:
-            top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
-            depth = self._random.randint(0, self.limits.depth)
-            beam = plain_beam(top_k, self._beam()) if self.own_beams else ()
-            most = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
-            return TreeConfig(self._random.randint(1, most + 1), depth, top_k, beam=beam)
-        return (
-            self._random.random() < 0.7
-            if question.kind == EXTEND
-            else self._random.randint(0, question.largest)
-        )
+        if question.kind == EXTEND:
+            return self._random.random() < 0.7
+        if question.kind != PLAN:
+            return self._random.randint(0, question.largest)
+        top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
+        depth = self._random.randint(0, self.limits.depth)
+        beam = plain_beam(top_k, self._beam()) if self.own_beams else ()
+        verify_nodes = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
+        return TreeConfig(self._random.randint(1, verify_nodes + 1), depth, top_k, beam=beam)
 
     def _beam(self) -> Beam:
         """Nodes to expand on up to three levels; half the time as many as there are children."""
@@ -146,11 +133,13 @@ class RandomPolicy(Policy):
 
 
 class Chain(Policy):
-    """Several policies as one: each question goes to the first policy that answers its kind; all observe every cycle.
+    """Several policies as one: each question goes to the first policy that answers its kind.
+
+    All observe every cycle.
 
     >>> limits = TreeConfig(12, 3, 4)
-    >>> chain = Chain(RandomPolicy(limits, asks=("extend",)), RandomPolicy(limits, asks=("size",)))
-    >>> sorted(chain.asks)
+    >>> extend = RandomPolicy(limits, asks=("extend",))
+    >>> sorted(Chain(extend, RandomPolicy(limits, asks=("size",))).asks)
     ['extend', 'size']
     """
 
@@ -159,16 +148,14 @@ class Chain(Policy):
     def __init__(self, *policies: Policy):
         if not policies:
             raise SpecdecError("Chain needs at least one policy.")
-        policies = tuple(checked_policy(policy, "each part of a Chain") for policy in policies)
-        self.policies = policies
-        self.asks = frozenset().union(*(p.asks for p in policies))
-        self._home = {kind: next(p for p in policies if kind in p.asks) for kind in self.asks}
+        self.policies = tuple(checked_policy(part, "each part of a Chain") for part in policies)
+        self._answers: dict[str, Policy] = {}
+        for policy in self.policies:
+            for kind in policy.asks:
+                self._answers.setdefault(kind, policy)
+        self.asks = frozenset(self._answers)
         self.plan = policies[0].plan
-        self.limits = largest([p.limits for p in policies])
-
-    @property
-    def remembers(self) -> bool:
-        return any(policy.remembers for policy in self.policies)
+        self.limits = largest([policy.limits for policy in policies])
 
     def reset(self) -> None:
         for policy in self.policies:
@@ -179,67 +166,45 @@ class Chain(Policy):
             policy.reseed(number)
 
     def answer(self, question: Question) -> Any:
-        return self._home[question.kind].answer(question)
+        return self._answers[question.kind].answer(question)
 
     def observe(self, cycle: Cycle) -> None:
         for policy in self.policies:
             policy.observe(cycle)
 
 
-class PolicyLike(Protocol):
-    """What an object needs to be accepted as a policy."""
-
-    asks: frozenset[str]
-    limits: TreeConfig
-    plan: Plan
-
-    def reset(self) -> None: ...
-    def answer(self, question: Question) -> Any: ...
-    def observe(self, cycle: Cycle) -> None: ...
-
-
-class _Completed(Policy):
-    """A policy-like object completed with Policy's defaults."""
-
-    def __init__(self, policy: PolicyLike):
-        self.policy = policy
-
-    def __getattribute__(self, name: str) -> Any:
-        own = object.__getattribute__(self, "__dict__").get("policy")
-        try:
-            return getattr(own, name)  # whatever it is called
-        except AttributeError:
-            return object.__getattribute__(self, name)
-
-
-def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
-    """The policy; EAGLE-3's default tree for None; a policy-like object with Policy's defaults. SpecdecError for all else."""
+def checked_policy(policy: Policy | None, what: str = "policy") -> Policy:
+    """The policy; EAGLE-3's default tree for None. SpecdecError for all else."""
     if policy is None:
         return Static()
-    if not isinstance(policy, Policy) and not like(policy, PolicyLike):
+    if not isinstance(policy, Policy):
         raise SpecdecError(
             f"{what} must be a policy such as specdec.Static(60, 7, 10), got {policy!r}."
         )
     check_asks(policy.asks)
-    return policy if isinstance(policy, Policy) else _Completed(policy)
+    return policy
 
 
-def unused(policy: PolicyLike) -> Policy:
-    """A copy for one text, so that the given policy stays unchanged; the policy itself if it is never asked."""
-    given = checked_policy(policy)
-    if not given.asks:
-        return given
+def unused(policy: Policy) -> Policy:
+    """A copy for one text, so that the given policy stays unchanged.
+
+    The policy itself if it is never asked.
+    """
+    checked_policy(policy)
+    if not policy.asks:
+        return policy
     try:
-        return checked_policy(copy.deepcopy(policy))
+        return copy.deepcopy(policy)
     except Exception as error:
-        why = f"the policy {policy.__class__.__name__} cannot be copied ({first_line(error).rstrip('.')})"
+        reason = first_line(error).rstrip(".")
         raise SpecdecError(
-            f"{why}, but texts are measured with a copy each; give it a __deepcopy__."
+            f"the policy {policy.__class__.__name__} cannot be copied ({reason}), but texts are "
+            "measured with a copy each; give it a __deepcopy__."
         ) from error
 
 
 def check_asks(asks: Any) -> frozenset[str]:
-    """The kinds of questions as a set; SpecdecError for a plain string (it would count as its letters) and unknown kinds."""
+    """The kinds of questions as a set; SpecdecError for a string and unknown kinds."""
     if isinstance(asks, str) or not isinstance(asks, Iterable):
         raise SpecdecError(
             f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}."
@@ -251,6 +216,15 @@ def check_asks(asks: Any) -> frozenset[str]:
 
 def largest(limits: list[TreeConfig]) -> TreeConfig:
     """The smallest limits that hold all of `limits`."""
-    numbers = [(one.total_tokens, one.depth, one.top_k, one.widest) for one in limits]
-    total_tokens, depth, top_k, widest = (max(column) for column in zip(*numbers, strict=True))
-    return TreeConfig(total_tokens, depth, top_k, beam=(widest,))
+    return TreeConfig(
+        max(tree.total_tokens for tree in limits),
+        max(tree.depth for tree in limits),
+        max(tree.top_k for tree in limits),
+        beam=(max(tree.widest for tree in limits),),
+    )
+
+
+# shim: goes at integration
+
+PolicyLike = Policy
+Policy.remembers = False  # type: ignore[attr-defined]

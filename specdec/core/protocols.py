@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from torch import Tensor, device
+import torch
+from torch import Tensor
 
 from specdec.core.tree import Trie
 
@@ -119,7 +120,7 @@ class TargetModel:
     """A language model that verifies trees."""
 
     taps: tuple[int, ...] = ()  # the `hidden_states` indices whose features it collects
-    device: device
+    device: torch.device
     vocab_size: int
     position_limit: int | None = None
 
