@@ -1,6 +1,7 @@
 """Questions and results of a cycle: names, units and shapes of everything that is written down.
 
-Shape letters used everywhere: B prompts, T tokens, N tree nodes, W beam width, k children, V vocabulary, H hidden.
+Shape letters used everywhere: B prompts, T tokens, N tree nodes, W beam width, k children,
+V vocabulary, H hidden.
 
 Speed is defined once, as three quotients of sums (never means of quotients):
 
@@ -8,10 +9,9 @@ Speed is defined once, as three quotients of sums (never means of quotients):
     ms_per_tok = milliseconds / tokens that count
     speedup    = milliseconds of plain decoding / milliseconds, both for the same tokens
 
-Tokens of the cycles (`cycle_tok`) include every bonus token, and a turn's last cycle counts whole. The prefill's own token
-belongs to no cycle. Tokens that count (`new_tok`) end at the stop token or the limit. Works on numbers, arrays and columns.
-
-Holds data only; imports no model.
+Tokens of the cycles (`cycle_tok`) include every bonus token, and a turn's last cycle counts whole.
+The prefill's own token belongs to no cycle. Tokens that count (`new_tok`) end at the stop token or
+the limit. Works on numbers, arrays and columns.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class View(Protocol):
     @property
     def draft_state(self) -> Tensor: ...
     @property
-    def matched(self) -> tuple[float, float]: ...
-    @property
     def text_state(self) -> Tensor: ...
 
 
@@ -56,7 +54,8 @@ class View(Protocol):
 class Question:
     """A question to a policy inside a cycle, and what the policy may look at.
 
-    PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper. SIZE: verify_nodes, 0 to `largest`.
+    PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper.
+    SIZE: verify_nodes, 0 to `largest`.
 
     >>> Question(SIZE, context_tok=20, expansions=3, cycle=0, largest=59, plan=None, view=None).kind
     'size'
@@ -77,12 +76,12 @@ class Question:
 
     @property
     def newest_scores(self) -> Tensor:
-        """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank."""
+        """float32 [W * k]: those of the level drafted last, beam rank x child rank."""
         return self.view.newest_scores
 
     @property
     def copied_scores(self) -> ArrayLike:
-        """Cumulative log-probabilities of the candidates that need no forward, at any question; () for none."""
+        """Cumulative log-probabilities of candidates that need no forward; () for none."""
         return self.view.copied_scores
 
     @property
@@ -92,14 +91,8 @@ class Question:
 
     @property
     def draft_state(self) -> Tensor:
-        """[H]: the drafter's state at the root, which has seen the root token too (after drafting)."""
+        """[H]: the drafter's state at the root, the root token included (after drafting)."""
         return self.view.draft_state
-
-    @property
-    def matched(self) -> tuple[float, float]:
-        """How many tokens of the text's end stand earlier in the text as well (at most 8), and the probability that the drafter
-        gives to the token that followed there; 0 if that is none of the root's children, or before they are drafted."""
-        return self.view.matched
 
     @property
     def text_state(self) -> Tensor:
@@ -147,7 +140,7 @@ CYCLE_COLUMNS = tuple(Cycle.__dataclass_fields__)
 
 @dataclass
 class Generation:
-    """The result of decoding. `tokens`: the new ids only, cut at the first stop token and never more than asked for.
+    """The result of decoding. `tokens`: the new ids, cut at the first stop token or the limit.
 
     >>> Generation(tokens=[5, 6, 7], prompt_tok=4, decode_ms=30.0).tokens_per_s
     100.0
@@ -160,7 +153,7 @@ class Generation:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     finish_reason: str = "length"  # "stop", "length"; "unfinished" where a policy failed midway
-    # ids -> text, for display; a plain attribute, so that copies, files and other processes get data alone
+    # ids -> text, for display; no field, so that copies, files and other processes get data alone
     read_text: ClassVar[Any] = None
 
     @property
@@ -197,28 +190,35 @@ class Generation:
         self.text = None if text_of is None else text_of(self.tokens)
         if self.finish_reason == "stop" and self.new_tok == 1:
             warn(
-                f"the answer is empty: the model's first token, {self.tokens[0]}, ends the text. A chat model wants a user's "
-                "message: a text without raw=True, or messages."
+                f"the answer is empty: the model's first token, {self.tokens[0]}, ends the text. A "
+                "chat model wants a user's message: a text without raw=True, or messages."
             )
         self.__dict__["read_text"] = text_of
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "read_text"}
+        state = dict(self.__dict__)
+        state.pop("read_text", None)
+        return state
 
     def __repr__(self) -> str:
-        facts = [repr(shorten(self.text, 60, placeholder=" …"))] if self.text else []
-        facts.append(f"{self.new_tok} token{'s' * (self.new_tok != 1)}")
+        facts = [_counted(self.new_tok, "token")]
+        if self.text:
+            facts.insert(0, repr(shorten(self.text, 60, placeholder=" …")))
         if self.rows:
-            facts += [f"{len(self.rows)} cycle{'s' * (len(self.rows) != 1)}", f"tau {self.tau:.2f}"]
-        return f"Generation({', '.join(facts)}" + (
-            f", {self.tokens_per_s:.0f} tokens/s)" if self.total_ms else ")"
-        )
+            facts += [_counted(len(self.rows), "cycle"), f"tau {self.tau:.2f}"]
+        if self.total_ms:
+            facts.append(f"{self.tokens_per_s:.0f} tokens/s")
+        return f"Generation({', '.join(facts)})"
 
     def _repr_html_(self) -> str:
         from specdec.core.shown import html
 
         return html(self)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 TURN = ["suite", "prompt", "turn"]  # the columns that name one turn of one prompt

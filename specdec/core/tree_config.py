@@ -1,7 +1,7 @@
-"""The numbers of a draft tree, the values in the papers' code, and checks against available memory.
+"""The numbers of a draft tree, the values in the papers' code, and checks against memory.
 
-A tree's size follows from its numbers alone, so a TreeConfig refuses one that is too large. `check_memory` refuses a cache,
-a drafter or a policy before it is allocated. Knows nothing about models and files.
+A tree's size follows from its numbers alone, so a TreeConfig refuses one that is too large.
+`check_memory` refuses a cache, a drafter or a policy before it is allocated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Plan:
     depth: int = 0  # expansion forwards after the root pass
     top_k: int = 0  # children per node
     flat_nodes: int = 0
-    beam: tuple[int, ...] = ()
+    beam: Beam = ()
 
     @property
     def verify_nodes(self) -> int:
@@ -54,13 +54,13 @@ class Plan:
 class TreeConfig(Plan):
     """The numbers of an EAGLE draft tree.
 
-    total_tokens: verified tree size *including* the root (EAGLE's `total_token`); 1 is a plain step without drafting.
+    total_tokens: verified tree size *including* the root (EAGLE's `total_token`); 1 is a plain
+    step without drafting. The pool must offer total_tokens - 1 nodes.
     depth: expansion forwards after the root pass (EAGLE's `depth`); draft calls are depth + 1.
     top_k: children per node, and the number of nodes expanded per level if `beam` is ().
-    beam: nodes expanded per level, first level first; the last number holds for all levels below.
-    flat_nodes: if drafting stops after the root pass, this many of the root's best children are used in place of top_k
-    (RADAR section 4: its tree after one draft call holds 59); 0: top_k.
-    The candidate pool must offer total_tokens - 1 nodes.
+    beam: nodes expanded per level, first level first; the last holds for all levels below.
+    flat_nodes: if drafting stops after the root pass, this many of the root's best children are
+    used in place of top_k (RADAR section 4: its tree after one draft call holds 59); 0: top_k.
 
     >>> tree = TreeConfig(total_tokens=60, depth=7, top_k=10)
     >>> tree.verify_nodes, tree.pool_size
@@ -73,22 +73,24 @@ class TreeConfig(Plan):
     depth: int = 7
     top_k: int = 10
     flat_nodes: int = 0
-    beam: tuple[int, ...] = ()
+    beam: Beam = ()
 
     def __post_init__(self) -> None:
-        for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
-            check_integer(name, vars(self)[name], low)
+        check_integer("total_tokens", self.total_tokens, 1)
+        check_integer("depth", self.depth, 0)
+        check_integer("top_k", self.top_k, 1)
+        check_integer("flat_nodes", self.flat_nodes, 0)
         object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
             raise SpecdecError(
-                f"flat_nodes={self.flat_nodes} must lie between top_k={self.top_k} and the {self.verify_nodes} nodes that "
-                "are verified; choose it so, or 0 for none."
+                f"flat_nodes={self.flat_nodes} must lie between top_k={self.top_k} and the "
+                f"{self.verify_nodes} nodes that are verified; choose it so, or 0 for none."
             )
         if self.verify_nodes > self.pool_size:
             raise SpecdecError(
-                f"a tree of total_tokens={self.total_tokens} needs {self.verify_nodes} candidates, but depth={self.depth}, "
-                f"top_k={self.top_k}{f' and beam={self.beam}' * bool(self.beam)} offer {self.pool_size}; lower total_tokens "
-                "or widen the tree."
+                f"a tree of total_tokens={self.total_tokens} needs {self.verify_nodes} candidates, "
+                f"but depth={self.depth}, top_k={self.top_k}, beam={self.beam} offer "
+                f"{self.pool_size}; lower total_tokens or widen the tree."
             )
         refuse_tree(self.total_tokens, self.pool_size)
 
@@ -119,9 +121,9 @@ class TreeConfig(Plan):
 
 @dataclass(frozen=True)
 class CopiedTree(Plan):
-    """A tree of copied candidates only, which need no forward (n-grams of the text); an answer to PLAN.
+    """A tree of copied candidates only, which need no forward (n-grams of the text).
 
-    total_tokens: the most rows to verify, the root included; the tree is smaller if the text offers less.
+    total_tokens: the most rows to verify, root included; fewer if the text offers less.
 
     >>> CopiedTree(12).verify_nodes
     11
@@ -130,7 +132,8 @@ class CopiedTree(Plan):
     total_tokens: int = 12
 
     def __post_init__(self) -> None:
-        TreeConfig(self.total_tokens, 0, max(1, self.total_tokens - 1))  # refuses what is no size
+        check_integer("total_tokens", self.total_tokens, 1)
+        refuse_tree(self.total_tokens, self.total_tokens)
 
     @property
     def drafted(self) -> bool:
@@ -145,30 +148,34 @@ class CopiedTree(Plan):
         return f"copied:{self.total_tokens}"
 
 
-def plain_beam(top_k: int, beam: Beam) -> tuple[int, ...]:
-    """`beam` without repeats and values that a level cannot offer; () if that leaves top_k everywhere."""
-    if not isinstance(beam, tuple | list) or not all(
-        type(width) is int and width >= 1 for width in beam
-    ):
+def plain_beam(top_k: int, beam: Beam) -> Beam:
+    """`beam` without repeats and values that a level cannot offer; () if that leaves top_k."""
+    listed = isinstance(beam, tuple | list)
+    if not listed or not all(type(width) is int and width >= 1 for width in beam):
         raise SpecdecError(
             f"beam must be a tuple of integers of at least 1, such as (2, 1), got {beam!r}."
         )
-    plain, offered, level = [], top_k, 0
-    while beam:
-        wanted = beam[min(level, len(beam) - 1)]
-        plain.append(min(wanted, offered))
-        offered, level = plain[-1] * top_k, level + 1
-        if level >= len(beam) and (plain[-1] == wanted or top_k == 1):
+    if not beam:
+        return ()
+    # 1. no level expands more nodes than the level above offers; the last width is reached in time
+    plain: list[int] = []
+    offered = top_k
+    while True:
+        width = beam[min(len(plain), len(beam) - 1)]
+        plain.append(min(width, offered))
+        offered = plain[-1] * top_k
+        if len(plain) >= len(beam) and (plain[-1] == width or top_k == 1):
             break
+    # 2. the last width holds for all levels below
     while len(plain) > 1 and plain[-1] == plain[-2]:
         plain.pop()
     return () if plain == [top_k] else tuple(plain)
 
 
 def pool_size(depth: int, top_k: int, beam: Beam = ()) -> int:
-    """Candidates after n = `depth` expansions of a beam of k = `top_k`: k + n * k**2 (EAGLE-2, section 4).
+    """Candidates after n = `depth` expansions of a beam of k = `top_k`: k + n * k**2.
 
-    beam: as in a TreeConfig; then k + k * (the nodes expanded).
+    (EAGLE-2, section 4.) beam: as in a TreeConfig; then k + k * (the nodes expanded).
     """
     if not beam:
         return top_k + depth * top_k * top_k
@@ -184,22 +191,24 @@ def tree_from(text: str) -> TreeConfig:
     try:
         total_tokens, depth, top_k, *beam = (int(number) for number in text.split(","))
     except ValueError:
-        why = f"{text!r} is not a static tree"
-        raise SpecdecError(f"{why}; write static:total_tokens,depth,top_k[,beam,...].") from None
+        raise SpecdecError(
+            f"{text!r} is not a static tree; write static:total_tokens,depth,top_k[,beam,...]."
+        ) from None
     return TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
 
 
 def tree_bytes(total_tokens: int, candidates: int) -> int:
-    """Memory of the candidates, and of the mask [N, N] of the verified nodes, as flags and as float32."""
+    """Memory of the candidates, and of the mask of verified nodes as flags and as float32."""
     return NODE_BYTES * candidates + 5 * total_tokens**2
 
 
 def refuse_tree(total_tokens: int, candidates: int) -> None:
     """SpecdecError for a tree too large for any machine."""
-    if (size := tree_bytes(total_tokens, candidates)) > MOST_TREE_BYTES:
+    size = tree_bytes(total_tokens, candidates)
+    if size > MOST_TREE_BYTES:
         raise SpecdecError(
-            f"a tree of total_tokens={total_tokens} out of {candidates} candidates takes {size / GIB:,.0f} GiB per text; "
-            "lower total_tokens, depth, top_k or beam."
+            f"a tree of total_tokens={total_tokens} out of {candidates} candidates takes "
+            f"{size / GIB:,.0f} GiB per text; lower total_tokens, depth, top_k or beam."
         )
 
 
@@ -209,9 +218,8 @@ def check_memory(
     """SpecdecError if `size` bytes for `what` exceed the free memory of `device`."""
     free = free_bytes(device) if size > SMALL_BYTES else None
     if free is not None and size > free:
-        raise SpecdecError(
-            f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; {advice}."
-        )
+        sizes = f"{size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free"
+        raise SpecdecError(f"{what} takes {sizes}; {advice}.")
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int | None:
@@ -219,7 +227,8 @@ def free_bytes(device: torch.device | str = "cpu") -> int | None:
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":") for line in lines)
         return int(fields["MemAvailable"].split()[0]) << 10
     except (OSError, KeyError, ValueError):
         return None
@@ -227,12 +236,16 @@ def free_bytes(device: torch.device | str = "cpu") -> int | None:
 
 CPU_TREE = TreeConfig(6, 2, 3)  # tuned for SmolLM2 on two cores, where every node costs time
 TREES = {
-    "eagle3": TreeConfig(60, 7, 10),  # EaModel.from_pretrained's defaults
+    # EaModel.from_pretrained's defaults
+    "eagle3": TreeConfig(60, 7, 10),
     # the evaluation scripts for Llama-3, Vicuna, DeepSeek; Re-SpS compares with it
     "eagle3-scripts": TreeConfig(60, 5, 10),
-    "eagle3-qwen3": TreeConfig(32, 8, 4),  # the evaluation script for Qwen3
-    "ltd": TreeConfig(60, 8, 10),  # what LTD compares with
-    "ltd-vicuna-13b": TreeConfig(50, 8, 10),  # the same on Vicuna-13B: 49 nodes and the root
+    # the evaluation script for Qwen3
+    "eagle3-qwen3": TreeConfig(32, 8, 4),
+    # what LTD compares with
+    "ltd": TreeConfig(60, 8, 10),
+    # the same on Vicuna-13B: 49 nodes and the root
+    "ltd-vicuna-13b": TreeConfig(50, 8, 10),
 }
 # The static tree that each paper calls EAGLE-3.
 PAPER_TREES = {"resps": TREES["eagle3-scripts"], "ltd": TREES["ltd"], "radar": TREES["eagle3"]}

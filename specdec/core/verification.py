@@ -2,12 +2,11 @@
 
 At every position T the target picks
 
-    token = argmax(warp(logits) + noise(seed, T)),      noise 0 at temperature 0, Gumbel above it.
+    token = argmax(warp(logits) + noise(seed, T)),     noise 0 at temperature 0, Gumbel above it.
 
-The noise depends on seed and position alone. So a walk down a tree, while a child carries the picked token, yields exactly
-the text of plain sampling with that seed, whatever the tree. Warping is transformers' own.
-
-Knows nothing about models, caches or policies. `TypicalPicker` is the only rule here that changes the text.
+The noise depends on seed and position alone. So a walk down a tree, while a child carries the
+picked token, yields exactly the text of plain sampling with that seed, whatever the tree. Warping
+is transformers' own.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ def make_warpers(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
 ) -> hf.LogitsProcessorList:
-    """transformers' processors in transformers' order: penalty, temperature, top-k, top-p, min-p.
+    """transformers' processors in its order: penalty, temperature, top-k, top-p, min-p.
 
     At temperature 0 only the penalty matters. SpecdecError for bad values.
     """
     check_number("temperature", temperature)
-    if 0 < temperature < 1e-12:  # the logits would overflow
-        raise SpecdecError(
-            f"temperature must be 0 (greedy) or at least 1e-12, got {temperature!r}."
-        )
+    # a smaller one would make the logits overflow
+    if 0 < temperature < 1e-12:
+        raise SpecdecError(f"temperature must be 0 or at least 1e-12, got {temperature!r}.")
     check_number("top_p", top_p, high=1.0)
     check_number("min_p", min_p, high=1.0)
     check_number("repetition_penalty", repetition_penalty, low=1e-6)
@@ -70,18 +68,17 @@ def mixed_seed(seed: int, number: int) -> int:
 def gumbel_noise(
     seed: int, position: int, vocab_size: int, device: torch.device | None = None
 ) -> Tensor:
-    """Gumbel noise [V] that depends on (seed, position) alone: -log(E) of a standard exponential E.
+    """Gumbel noise [V] of (seed, position) alone: -log(E) of a standard exponential E.
 
     float64, so that even the rarest token keeps its probability.
     """
     generator = torch.Generator(device=device or "cpu").manual_seed(mixed_seed(seed, position))
-    exponential = torch.empty(vocab_size, dtype=torch.float64, device=device).exponential_(
-        generator=generator
-    )
-    return exponential.log_().neg_()
+    exponential = torch.empty(vocab_size, dtype=torch.float64, device=device)
+    return exponential.exponential_(generator=generator).log_().neg_()
 
 
-BY_ROW = (  # processors whose rows do not depend on the order of their ids
+# processors whose rows do not depend on the order of their ids
+BY_ROW = (
     hf.RepetitionPenaltyLogitsProcessor,
     hf.TemperatureLogitsWarper,
     hf.TopKLogitsWarper,
@@ -100,53 +97,24 @@ class Picker:
     def __init__(
         self, warpers: hf.LogitsProcessorList | None = None, sample: bool = False, seed: int = 0
     ):
-        self.warpers = warpers if warpers is not None else hf.LogitsProcessorList()
-        self.sample, self.seed = bool(sample), int(seed)
+        self.warpers = hf.LogitsProcessorList() if warpers is None else warpers
+        self.sample = bool(sample)
+        self.seed = int(seed)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise SpecdecError(f"seed must fit into 64 bits, got {seed}.")
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether it takes the target's likeliest token, whatever came before."""
-        return type(self) is Picker and not self.sample and not self.warpers
-
     @staticmethod
     def from_settings(temperature: float = 0.0, seed: int = 0, **settings: Any) -> Picker:
-        """The picker of `decode(temperature=, seed=, top_k=, top_p=, min_p=, repetition_penalty=)`."""
+        """The picker of `decode`: temperature, seed, top_k, top_p, min_p, repetition_penalty."""
         return Picker(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
-
-    def pick_tree(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> Tensor | None:
-        """The picks after all nodes, int64 [N]; None if picking node by node is better, or the only way.
-
-        Reading a value back makes the host wait for an accelerator, so there all nodes are picked at once. On a CPU reading costs
-        nothing, and warping rows off the path would. Processors not known to accept rows of any history (transformers allows
-        custom ones) always see the node's own path.
-        """
-        if not self.sample and not self.warpers:
-            return logits.max(-1).indices
-        if not self.whole_trees(logits.device) or not all(
-            type(warper) in BY_ROW for warper in self.warpers
-        ):
-            return None
-        ids = committed[-1:].expand(len(tree), 1)
-        if any(type(warper) is hf.RepetitionPenaltyLogitsProcessor for warper in self.warpers):
-            drafted = tree.token[
-                tree.lineage().clamp_(min=0)
-            ]  # padded with the root, which has been seen anyway
-            ids = torch.cat((committed.expand(len(tree), -1), drafted), dim=1)
-        scores: Tensor = self.warpers(ids, logits.float())
-        if self.sample:
-            positions = range(len(committed), len(committed) + tree.levels + 1)
-            noise = [
-                gumbel_noise(self.seed, position, scores.shape[1], scores.device)
-                for position in positions
-            ]
-            scores = scores.double() + torch.stack(noise)[tree.depth]
-        return scores.max(-1).indices
 
     @staticmethod
     def whole_trees(device: torch.device) -> bool:
-        """Whether sampling picks all tokens of a tree at once."""
+        """Whether sampling picks all tokens of a tree at once.
+
+        Reading a value back makes the host wait for an accelerator. On a CPU reading costs nothing,
+        and warping rows off the path would.
+        """
         return device.type != "cpu"
 
     def warp(self, logits: Tensor, ids: Tensor) -> Tensor:
@@ -157,32 +125,55 @@ class Picker:
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
         """The distribution [V] that `pick` draws from: a point mass when greedy."""
         warped = self.warp(logits, ids)
-        return (
-            warped.softmax(-1)
-            if self.sample
-            else torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
-        )
+        if self.sample:
+            return warped.softmax(-1)
+        return torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
 
     def scores(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """What `pick` takes the arg-max of, [V]: warped logits, with the noise of position T added when sampling."""
+        """What `pick` takes the arg-max of, [V]: warped logits, and noise when sampling."""
         warped = self.warp(logits, ids)
         if self.sample:
-            warped = warped.double() + gumbel_noise(
-                self.seed, ids.shape[0], warped.shape[0], warped.device
-            )
+            noise = gumbel_noise(self.seed, ids.shape[0], warped.shape[0], warped.device)
+            warped = warped.double() + noise
         return warped
 
     def pick(self, logits: Tensor, ids: Tensor) -> int:
         """The token that follows `ids` (int64 [T]), given the target's logits [V] after them."""
         return int(self.scores(logits, ids).argmax())
 
+    def pick_tree(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> Tensor | None:
+        """The picks after all nodes, int64 [N]; None where node by node is better.
+
+        Processors not known to accept rows of any history always see the node's own path.
+        """
+        if not self.sample and not self.warpers:
+            return logits.max(-1).indices
+        kinds = {type(warper) for warper in self.warpers}
+        if not self.whole_trees(logits.device) or not kinds <= set(BY_ROW):
+            return None
+        # 1. what the processors see of each node's context: a penalty needs its whole path
+        ids = committed[-1:].expand(len(tree), 1)
+        if hf.RepetitionPenaltyLogitsProcessor in kinds:
+            # padded with the root, which has been seen anyway
+            drafted = tree.token[tree.lineage().clamp_(min=0)]
+            ids = torch.cat((committed.expand(len(tree), -1), drafted), dim=1)
+        scores: Tensor = self.warpers(ids, logits.float())
+        # 2. nodes of one depth share the noise of their position
+        if self.sample:
+            positions = range(len(committed), len(committed) + tree.levels + 1)
+            vocab_size = scores.shape[1]
+            noise = [gumbel_noise(self.seed, p, vocab_size, scores.device) for p in positions]
+            scores = scores.double() + torch.stack(noise)[tree.depth]
+        return scores.max(-1).indices
+
     def walk(
         self, tree: DraftTree, logits: Tensor, committed: Tensor
     ) -> tuple[list[int], list[int]]:
-        """The path through `tree` that the target takes, and the new tokens: the path's below the root, and the bonus.
+        """The path through `tree` that the target takes, and its new tokens with the bonus.
 
-        logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
-        On an accelerator the result is read back once; on a CPU sampling looks only at the rows on the path.
+        logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and
+        including the root. On an accelerator the result is read back once; on a CPU sampling looks
+        only at the rows on the path.
         """
         picks = self.pick_tree(tree, logits, committed)
         if picks is not None:
@@ -197,103 +188,38 @@ class Picker:
         return accept(tokens, parents, pick)
 
 
-class TypicalPicker(Picker):
-    """Medusa's typical acceptance. It is LOSSY: above temperature 0 the text is not the target's own.
-
-    A drafted token x after a node with the target's distribution p is taken if
-
-        p(x) > min(threshold, alpha * exp(-H(p))),        H the entropy of p
-
-    so at an uncertain position many tokens pass. The longest path of such tokens is taken (of equally long ones the likeliest),
-    followed by the target's arg-max. No random number is drawn: the same prompt always gives the same text. (Medusa, section
-    2.3.1; constants from its code.) For comparison with the lossless rule.
-
-    sampling: top_k, top_p, min_p, repetition_penalty. SpecdecError at temperature 0, where Medusa, too, takes exact matches.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> out = specdec.decode(pair, "What is 3 plus 4?", max_new_tokens=8, picker=TypicalPicker())
-    >>> out.tokens == specdec.decode(pair, "What is 3 plus 4?", max_new_tokens=8, picker=TypicalPicker()).tokens
-    True
-    """
-
-    def __init__(
-        self, temperature: float = 1.0, threshold: float = 0.09, alpha: float = 0.3, **sampling: Any
-    ):
-        super().__init__(make_warpers(temperature, **sampling))
-        if temperature == 0:
-            why = "typical acceptance needs a temperature above 0"
-            raise SpecdecError(f"{why}; at 0 Medusa takes exact matches, as decode does.")
-        check_number("threshold", threshold, 0.0, 1.0)
-        check_number("alpha", alpha, 0.0)
-        self.threshold, self.alpha = threshold, alpha
-
-    def walk(
-        self, tree: DraftTree, logits: Tensor, committed: Tensor
-    ) -> tuple[list[int], list[int]]:
-        """The longest path whose tokens all pass, and the new tokens. logits [N, V]."""
-        tokens, parents = tree.token.tolist(), tree.parent.tolist()
-        paths, chances, best = {0: [0]}, {0: 0.0}, (0, 0.0, 0)
-        rows: dict[int, tuple[Tensor, float]] = {}
-        for node in range(1, len(tokens)):
-            parent = parents[node]
-            if parent not in paths:
-                continue
-            if parent not in rows:
-                rows[parent] = self._row(
-                    logits[parent], torch.cat((committed, tree.token[paths[parent][1:]]))
-                )
-            log_p, least = rows[parent]
-            chance = float(log_p[tokens[node]])
-            if chance > least:
-                paths[node], chances[node] = [*paths[parent], node], chances[parent] + chance
-                best = max(
-                    best, (len(paths[node]) - 1, chances[node], node), key=lambda found: found[:2]
-                )
-        path = paths[best[2]]
-        drafted = [tokens[node] for node in path[1:]]
-        last = torch.cat((committed, tree.token[path[1:]]))
-        return path, [*drafted, self.pick(logits[path[-1]], last)]
-
-    def _row(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, float]:
-        """(log p [V], the log of the threshold for a token) after `ids`."""
-        log_p = self.warp(logits, ids).log_softmax(-1)
-        entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum()
-        least = torch.minimum(
-            log_p.new_tensor(self.threshold).log(), log_p.new_tensor(self.alpha).log() - entropy
-        )
-        return log_p, float(least)
-
-
 def accept(
     tree_tokens: Sequence[int], tree_parents: Sequence[int], pick: Callable[[int, list[int]], int]
 ) -> tuple[list[int], list[int]]:
-    """Walk from the root while a child carries the picked token. Returns (path, root first; what was picked after each).
+    """Walk from the root while a child carries the picked token.
 
-    tree_tokens, tree_parents: ints [N]. pick(node, path) is the target's choice after `node`, reached by `path`.
-    The picks are the cycle's new tokens, the last one is the bonus. With several children of one token the earliest counts.
+    Returns (path, root first; what was picked after each). tree_tokens, tree_parents: ints [N].
+    pick(node, path) is the target's choice after `node`, reached by `path`. The picks are the
+    cycle's new tokens, the last one is the bonus. With several children of one token the earliest
+    counts.
     """
-    child = {}
-    for node in range(len(tree_tokens) - 1, 0, -1):  # from the last, so that the earliest stays
-        child[tree_parents[node], tree_tokens[node]] = node
-    path, picked = [0], []
-    while True:
+    child: dict[tuple[int, int], int] = {}
+    for node in range(1, len(tree_tokens)):
+        child.setdefault((tree_parents[node], tree_tokens[node]), node)
+    path = [0]
+    picked = [pick(0, path)]
+    while (path[-1], picked[-1]) in child:
+        path.append(child[path[-1], picked[-1]])
         picked.append(pick(path[-1], path))
-        if (below := child.get((path[-1], picked[-1]))) is None:
-            return path, picked
-        path.append(below)
+    return path, picked
 
 
 def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
-    """Exact distribution of accepted_tok for a tree whose children are fixed given the context. float64 [levels + 1].
+    """Exact distribution of accepted_tok for a tree whose children are fixed. float64 [levels + 1].
 
-    target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with the product of the
-    probabilities along its path. The walk ends there with that times the mass outside its children. (RADAR, section 4.)
+    target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with
+    the product of the probabilities along its path. The walk ends there with that times the mass
+    outside its children. (RADAR, section 4.)
     """
     device = target_probs.device
-    own = torch.ones(len(tree), dtype=torch.float64, device=device)
-    own[1:] = target_probs.double()[tree.parent[1:], tree.token[1:]]
-    reached = torch.where(tree.ancestors, own.log()[None, :], 0.0).sum(1).exp()
+    token_probs = torch.ones(len(tree), dtype=torch.float64, device=device)
+    token_probs[1:] = target_probs.double()[tree.parent[1:], tree.token[1:]]
+    reached = torch.where(tree.ancestors, token_probs.log()[None, :], 0.0).sum(1).exp()
     ended = reached.clone().index_add_(0, tree.parent[1:], -reached[1:])
     lengths = torch.zeros(tree.levels + 1, dtype=torch.float64, device=device)
     return lengths.index_add_(0, tree.depth, ended.clamp_(min=0.0))
@@ -302,8 +228,9 @@ def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
 def truncate(
     tokens: Sequence[int], stop_tokens: Iterable[int] = (), max_new_tokens: int | None = None
 ) -> list[int]:
-    """The tokens that count: at most `max_new_tokens`, ending with the first stop token. The same rule for every method."""
-    counted, stops = [], set(stop_tokens)
+    """The tokens that count: at most `max_new_tokens`, ending with the first stop token."""
+    stops = set(stop_tokens)
+    counted = []
     for token in tokens[:max_new_tokens]:
         counted.append(token)
         if token in stops:
