@@ -8,13 +8,15 @@ A node is a row of three int64 arrays and a score:
     depth      0    1    1    2    2               / \
     score      0   -.2  -.9  -.5  -1.              3   4
 
-Every level takes a handful of tensor operations, without a loop over nodes and without reading a value back to the
-host. The slow, obvious version is `ReferenceTree` in tests/fakes/reference.py. (EAGLE-2 section 4: expand, then re-rank.)
-Tensors that never change (counts, masks) are built once per device, so that a cycle copies none of them from the host.
+Every level takes a handful of tensor operations, without a loop over nodes and without reading a
+value back to the host. (EAGLE-2 section 4: expand, then re-rank.) Tensors that never change
+(counts, masks) are built once per device. The slow, obvious version is `ReferenceTree` in
+tests/fakes/reference.py.
 
-Candidates that need no forward, token paths found in the text so far, are a trie beside the drafted tree:
+Candidates that need no forward, token paths found in the text so far, are a trie beside the drafted
+tree. Merged, a node that both propose exists once, with the larger probability:
 
-    drafted            trie               merged: a node that both propose exists once, with the larger probability
+    drafted            trie               merged
       root             root                 root
       /  \\              |                  /   \\
     the   a     +      the         =     the     a
@@ -48,9 +50,8 @@ def counting(count: int, device: torch.device | str) -> Tensor:
 
 def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
-    make = (
-        _table if count <= _MOST_KEPT else _table.__wrapped__
-    )  # a long prompt's would stay in memory permanently
+    # a long prompt's table would stay in memory permanently
+    make = _table if count <= _MOST_KEPT else _table.__wrapped__
     return make("causal", _room(count), str(device))[:count, :count]
 
 
@@ -64,25 +65,20 @@ def _room(count: int) -> int:
     return max(256, 1 << (count - 1).bit_length())
 
 
-_MAKE = {
-    "counting": lambda count, device: torch.arange(count, device=device),
-    "causal": lambda count, device: torch.ones(
-        count, count, dtype=torch.bool, device=device
-    ).tril_(),
-    "identity": lambda count, device: torch.eye(count, dtype=torch.bool, device=device),
-}
-
-
 @functools.lru_cache(maxsize=48)
 @torch.inference_mode(False)
 def _table(kind: str, count: int, device: str) -> Tensor:
-    return _MAKE[kind](count, device)
+    if kind == "counting":
+        return torch.arange(count, device=device)
+    if kind == "causal":
+        return torch.ones(count, count, dtype=torch.bool, device=device).tril_()
+    return torch.eye(count, dtype=torch.bool, device=device)
 
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """An attention mask [count, count] in which every row sees only itself: 0 on the diagonal, -inf elsewhere."""
+    """A mask [count, count] in which every row sees only itself: 0 on the diagonal, else -inf."""
     return additive(identity(count, device), dtype).clone()
 
 
@@ -100,10 +96,11 @@ def additive(seen: Tensor, dtype: torch.dtype, hidden: float = float("-inf")) ->
 
 @dataclass
 class DraftTree:
-    """N nodes in creation order; node 0 is the root (the last committed token) and parents precede children.
+    """N nodes in creation order; node 0 is the root (the last committed token), parents come first.
 
     token, parent, depth: int64 [N]; the root has parent -1 and depth 0.
     score: float32 [N], cumulative draft log-probability along the path, 0 at the root.
+    levels: the deepest depth of any node, known on the host.
 
     >>> tree = DraftTree.from_arrays(token=[7, 3, 4, 5], parent=[-1, 0, 0, 1])
     >>> tree.paths().tolist()
@@ -116,9 +113,7 @@ class DraftTree:
     parent: Tensor
     depth: Tensor
     score: Tensor
-    levels: (
-        int  # deepest depth of any node; known on the host, so that the device need not be asked
-    )
+    levels: int
 
     def __len__(self) -> int:
         return self.token.shape[0]
@@ -128,13 +123,14 @@ class DraftTree:
         """bool [N, N]: row i is true at node i and at all its ancestors, the root included."""
         mask = identity(len(self), self.token.device).clone()
         above = self.parent.clamp(min=0)
-        for _ in range(self.levels):  # one step towards the root for all nodes at once
+        # one step towards the root for all nodes at once
+        for _ in range(self.levels):
             mask.scatter_(1, above[:, None], True)
             above = self.parent[above].clamp_(min=0)
         return mask
 
     def lineage(self) -> Tensor:
-        """int64 [N, levels + 1]: entry (i, d) is the ancestor of node i at depth d, or -1 below its own depth."""
+        """int64 [N, levels + 1]: entry (i, d) is node i's ancestor at depth d, -1 below its own."""
         table = torch.full(
             (len(self), self.levels + 1), -1, dtype=torch.long, device=self.token.device
         )
@@ -159,74 +155,59 @@ class DraftTree:
     @classmethod
     def flat(cls, root: Tensor, tokens: Tensor, scores: Tensor) -> DraftTree:
         """A root, int64 [], with children `tokens` int64 [N - 1] and their log-probabilities."""
-        count = len(tokens) + 1
-        parent = torch.zeros(count, dtype=torch.long, device=tokens.device)
+        parent = torch.zeros(len(tokens) + 1, dtype=torch.long, device=tokens.device)
         depth = torch.ones_like(parent)
-        parent[0], depth[0] = -1, 0
-        return cls(
-            torch.cat((root[None], tokens)),
-            parent,
-            depth,
-            torch.cat((scores.new_zeros(1), scores)),
-            1,
-        )
+        parent[0] = -1
+        depth[0] = 0
+        score = torch.cat((scores.new_zeros(1), scores))
+        return cls(torch.cat((root[None], tokens)), parent, depth, score, 1)
 
     @classmethod
     def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
-        """A tree from plain sequences (tests, static lists, n-grams); root first, parents before children."""
-        try:
-            token, parent = torch.as_tensor(token), torch.as_tensor(parent)
-            score = None if score is None else torch.as_tensor(score, dtype=torch.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SpecdecError(
-                f"token, parent and score are lists of numbers or 1-D tensors ({error})."
-            ) from error
-        if token.ndim != 1 or not len(token) or token.shape != parent.shape or int(parent[0]) != -1:
-            raise SpecdecError(
-                "a tree needs one parent per token and a root with parent -1 in first place."
-            )
-        if (
-            token.is_floating_point()
-            or parent.is_floating_point()
-            or score is not None
-            and bool(score.isnan().any())
-        ):
-            why = "tokens and parents of a tree are whole numbers, and scores are no NaN"
-            raise SpecdecError(f"{why}; check what they come from.")
-        depth = torch.zeros_like(parent)
-        for node in range(1, len(parent)):
-            if not 0 <= int(parent[node]) < node:
-                why = f"node {node} names parent {int(parent[node])}"
-                raise SpecdecError(f"{why}; parents must precede their children.")
-            depth[node] = depth[parent[node]] + 1
-        score = torch.zeros(len(token)) if score is None else score
-        return cls(token, parent, depth, score, int(depth.max()))
+        """A tree from plain sequences (tests, teaching); root first, parents before children."""
+        tokens = list(map(operator.index, token))
+        parents = list(map(operator.index, parent))
+        if not tokens or len(tokens) != len(parents) or parents[0] != -1:
+            raise SpecdecError("a tree needs one parent per token and a root with parent -1.")
+        depth = [0]
+        for node, above in enumerate(parents[1:], 1):
+            if not 0 <= above < node:
+                raise SpecdecError(
+                    f"node {node} names parent {above}; parents must precede their children."
+                )
+            depth.append(depth[above] + 1)
+        scores = torch.zeros(len(tokens)) if score is None else torch.as_tensor(score).float()
+        token, parent, depths = torch.tensor([tokens, parents, depth])
+        return cls(token, parent, depths, scores, max(depth))
 
 
 class GrowingTree:
     """The candidate pool and the current beam while drafting.
 
-    Levels are stored as they were drafted and concatenated when a tree is cut out of them. All nodes of a tree have the
-    same number of children k, so the pool is a table of k columns with one row per expanded node: node p is a child of
-    the node of row (p - 1) // k.
+    Levels are stored as they were drafted and concatenated when a tree is cut out of them. All
+    nodes of a tree have the same number of children k, so the pool is a table of k columns with one
+    row per expanded node: node p is a child of the node of row (p - 1) // k.
     """
 
     def __init__(self, device: torch.device | str | None = None):
         self._root = torch.zeros(1, dtype=torch.long, device=device)
-        self._nothing = torch.zeros(1, device=device)  # the root's score
+        self._root_score = torch.zeros(1, device=device)
 
     def restart(self, root_token: Tensor | int) -> None:
         """Start a new tree whose pool is the root alone."""
-        self.size, self.level, self.top_k = 1, 0, 0
-        self._tokens = [
-            root_token[None]
-            if isinstance(root_token, Tensor)
-            else torch.full_like(self._root, root_token)
-        ]
+        self.size = 1
+        self.level = 0
+        self.top_k = 0
+        if isinstance(root_token, Tensor):
+            self._tokens = [root_token[None]]
+        else:
+            self._tokens = [torch.full_like(self._root, root_token)]
         self._scores: list[Tensor] = []
-        self._expanded = [self._root]  # pool nodes, level by level, after a row for the root itself
-        self._depths = [self._root]  # of their children
-        self._beam = (self._root, self._root, self._tokens[0], self._nothing)
+        # pool nodes, level by level, after a row for the root itself; depths of their children
+        self._expanded = [self._root]
+        self._depths = [self._root]
+        self._frontier = (self._root, self._root, self._tokens[0], self._root_score)
+        # how the next frontier is chosen: by beam, or the candidates of a static tree
         self._choice: tuple[int | None, Tensor | None] | None = None
 
     @property
@@ -236,22 +217,13 @@ class GrowingTree:
 
     @property
     def scores(self) -> Tensor:
-        """float32 [candidates]: cumulative log-probabilities in creation order (LTD's size observation)."""
+        """float32 [candidates]: cumulative log-probabilities in creation order (LTD's size)."""
         return torch.cat(self._scores)
 
     @property
     def newest_scores(self) -> Tensor:
-        """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank (LTD's depth observation)."""
+        """float32 [W * k] of the level drafted last, beam rank x child rank (LTD's depth)."""
         return self._scores[-1]
-
-    @property
-    def first_level(self) -> tuple[Tensor, Tensor]:
-        """Tokens and cumulative log-probabilities of the root's children, [k] each; empty before they are drafted."""
-        return (
-            (self._tokens[1], self._scores[0])
-            if self.level
-            else (self._root[:0], self._nothing[:0])
-        )
 
     @property
     def level_start(self) -> int:
@@ -260,35 +232,37 @@ class GrowingTree:
 
     @property
     def frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The nodes to expand next, [W] each: nodes, rows (of the last draft forward: their parents'), tokens, scores.
+        """The nodes to expand next, [W] each: nodes, rows, tokens, scores.
 
-        Computed on demand, since it is not needed after the last level.
+        rows: those of the last draft forward, their parents'. Computed on demand, since it is not
+        needed after the last level.
         """
         if self._choice is not None:
             beam, chosen = self._choice
-            tokens, scores = self._tokens[-1], self._scores[-1]
+            scores = self._scores[-1]
             if chosen is None:
                 chosen = scores.sort(descending=True, stable=True).indices[:beam]
             rows = torch.div(chosen, self.top_k, rounding_mode="floor")
-            self._beam = chosen + self.level_start, rows, tokens[chosen], scores[chosen]
+            nodes = chosen + self.level_start
+            self._frontier = (nodes, rows, self._tokens[-1][chosen], scores[chosen])
             self._choice = None
-        return self._beam
+        return self._frontier
 
     def grow(
         self, tokens: Tensor, log_probs: Tensor, beam: int | None, chosen: Tensor | None = None
     ) -> None:
         """Add the children of the frontier.
 
-        tokens int64 [W, k], log_probs float32 [W, k] (descending in each row; none above 0, so that ancestors rank first).
-        The next frontier is the `beam` best by cumulative score, ties towards the earlier candidate, or the flat
-        candidates `chosen` of a static tree.
+        tokens int64 [W, k], log_probs float32 [W, k] (descending in each row; none above 0, so that
+        ancestors rank first). The next frontier is the `beam` best by cumulative score, ties
+        towards the earlier candidate, or the flat candidates `chosen` of a static tree.
         """
         width, children = tokens.shape
-        assert self.top_k in (0, children), (
-            f"{children} children, but the levels above have {self.top_k}"
-        )
+        assert self.top_k in (0, children), "all nodes of a tree have the same number of children"
         nodes, _, _, scores = self.frontier
-        self.top_k, self.level, self.size = children, self.level + 1, self.size + width * children
+        self.top_k = children
+        self.level += 1
+        self.size += width * children
         self._expanded.append(nodes)
         self._depths.append(scalar(self.level, torch.long, tokens.device).expand(width))
         self._tokens.append(tokens.flatten())
@@ -296,11 +270,9 @@ class GrowingTree:
         self._choice = (beam, chosen)
 
     def as_lists(self) -> tuple[list[int], list[float], list[int], int]:
-        """The fields of a `tries.Pool`: tokens and scores, the root first, the expanded nodes, and k."""
-        tokens, scores = (
-            torch.cat(self._tokens).tolist(),
-            torch.cat((self._nothing, *self._scores)).tolist(),
-        )
+        """The fields of a `Pool`: tokens and scores, root first, the expanded nodes, and k."""
+        tokens = torch.cat(self._tokens).tolist()
+        scores = torch.cat((self._root_score, *self._scores)).tolist()
         return tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k)
 
     def whole(self) -> DraftTree:
@@ -308,7 +280,7 @@ class GrowingTree:
         return self.select(counting(self.size, self._root.device))
 
     def prune(self, verify_nodes: int) -> DraftTree:
-        """The root and the `verify_nodes` best candidates by cumulative score, in creation order (EAGLE-2's re-rank)."""
+        """The root and the best `verify_nodes` candidates by score (EAGLE-2's re-rank)."""
         verify_nodes = min(verify_nodes, self.candidates)
         if not verify_nodes:
             return self.select(self._root)
@@ -316,22 +288,18 @@ class GrowingTree:
         return self.select(torch.cat((self._root, best.sort().values + 1)))
 
     def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the pool's nodes `keep`, renumbered 0..K-1. int64 [K], ascending, root first, ancestor-closed."""
-        row = (
-            torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1
-        )  # the root's own row is the first
-        parent, depth = (
-            torch.searchsorted(keep, torch.cat(self._expanded)[row]),
-            torch.cat(self._depths)[row],
-        )
+        """The tree of the pool's nodes `keep`, renumbered 0..K-1.
+
+        keep: int64 [K], ascending, root first, ancestor-closed.
+        """
+        # the root's own row is the first
+        row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1
+        parent = torch.searchsorted(keep, torch.cat(self._expanded)[row])
+        depth = torch.cat(self._depths)[row]
         parent[0] = -1
-        return DraftTree(
-            torch.cat(self._tokens)[keep],
-            parent,
-            depth,
-            torch.cat((self._nothing, *self._scores))[keep],
-            self.level,
-        )
+        token = torch.cat(self._tokens)[keep]
+        score = torch.cat((self._root_score, *self._scores))[keep]
+        return DraftTree(token, parent, depth, score, self.level)
 
 
 @dataclass(frozen=True)
@@ -355,20 +323,27 @@ class Trie:
         """Its nodes at most so many levels below the root."""
         if levels >= len(self):
             return self
-        depth, number, kept = [0], {0: 0}, []
+        depth = [0]
+        number = {0: 0}
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
         for node, parent in enumerate(self.parents, 1):
             depth.append(depth[parent] + 1)
             if depth[node] <= levels:
-                kept.append(node)
-                number[node] = len(kept)
-        rows = [(self.tokens[n - 1], number[self.parents[n - 1]], self.scores[n - 1]) for n in kept]
-        return Trie(*zip(*rows, strict=True)) if rows else Trie()
+                tokens.append(self.tokens[node - 1])
+                parents.append(number[parent])
+                scores.append(self.scores[node - 1])
+                number[node] = len(tokens)
+        return Trie(tokens, parents, scores)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Drafted candidates as lists: node i of `tokens` and `scores`, root first; row r of `expanded` is the node whose
-    children are the nodes 1 + r * top_k to (r + 1) * top_k."""
+    """Drafted candidates as lists, root first.
+
+    The children of the r-th `expanded` node are the nodes 1 + r * top_k to (r + 1) * top_k.
+    """
 
     tokens: Sequence[int]
     scores: Sequence[float]
@@ -377,44 +352,48 @@ class Pool:
 
 
 class Merged:
-    """A pool and a trie as one list of candidates: the pool's nodes keep their numbers, the trie's own follow.
+    """A pool and a trie as one list of candidates.
 
-    An edge in both gets the larger of its two probabilities, which also raises the trie's nodes below it. scores, parents and
-    tokens cover all nodes, root first.
+    The pool's nodes keep their numbers, the trie's own follow. An edge in both gets the larger of
+    its two probabilities, which also raises the trie's nodes below it. scores, parents and tokens
+    cover all nodes, root first. size: nodes of the pool, root included.
     """
 
     def __init__(self, pool: Pool, trie: Trie):
-        self.size = len(pool.tokens)  # of the pool, root included
-        self.tokens, self.scores = list(pool.tokens), list(pool.scores)
-        self.parents = [-1, *(node for node in pool.expanded for _ in range(pool.top_k))]
-        self._pool, self._row = pool, {node: row for row, node in enumerate(pool.expanded)}
-        self._own: dict[tuple[int, int], int] = {}  # (node, token) -> child that only the trie has
-        place = [0]
+        self.size = len(pool.tokens)
+        self.tokens = list(pool.tokens)
+        self.scores = list(pool.scores)
+        self.parents = [-1]
+        self._child: dict[tuple[int, int], int] = {}
+        # 1. the pool's nodes; of children with one token the first counts
+        for parent in pool.expanded:
+            for _ in range(pool.top_k):
+                node = len(self.parents)
+                self.parents.append(parent)
+                self._child.setdefault((parent, self.tokens[node]), node)
+
+        # 2. the trie's nodes, each below the place of its parent
+        places = [0]
         for token, parent, score in zip(trie.tokens, trie.parents, trie.scores, strict=True):
-            above, step = place[parent], score - (trie.scores[parent - 1] if parent else 0.0)
-            node = self.child(above, token)
-            if node is None:
-                node = self._own[above, token] = len(self.tokens)
+            above = places[parent]
+            step = score - (trie.scores[parent - 1] if parent else 0.0)
+            node = self._child.get((above, token), -1)
+            if node < 0:
+                node = self._child[above, token] = len(self.tokens)
                 self.tokens.append(token)
                 self.parents.append(above)
                 self.scores.append(self.scores[above] + step)
-            else:
+            elif node < self.size:
                 step = max(step, pool.scores[node] - pool.scores[above])
                 self.scores[node] = max(self.scores[node], self.scores[above] + step)
-            place.append(node)
+            places.append(node)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def child(self, node: int, token: int) -> int | None:
         """The child of a node with this token."""
-        row = self._row.get(node)
-        if row is not None:
-            first = 1 + row * self._pool.top_k
-            children = self._pool.tokens[first : first + self._pool.top_k]
-            if token in children:
-                return first + children.index(token)
-        return self._own.get((node, token))
+        return self._child.get((node, token))
 
     def ranked(self) -> list[int]:
         """All candidates by descending score; ties keep their order, so that parents come first."""
@@ -423,23 +402,24 @@ class Merged:
     def best(self, verify_nodes: int, device: torch.device | None = None) -> DraftTree:
         """The root and the best `verify_nodes` candidates."""
         keep = [0, *sorted(self.ranked()[:verify_nodes])]
-        number, depth = {node: i for i, node in enumerate(keep)}, [0]
-        parents = [-1, *(number[self.parents[node]] for node in keep[1:])]
-        for parent in parents[1:]:
-            depth.append(depth[parent] + 1)
-        token, parent, depths = torch.tensor(
-            [[self.tokens[node] for node in keep], parents, depth], device=device
-        )
+        number = {node: i for i, node in enumerate(keep)}
+        parents = [-1]
+        depths = [0]
+        for node in keep[1:]:
+            parents.append(number[self.parents[node]])
+            depths.append(depths[parents[-1]] + 1)
+        tokens = [self.tokens[node] for node in keep]
+        token, parent, depth = torch.tensor([tokens, parents, depths], device=device)
         scores = torch.tensor([self.scores[node] for node in keep], device=device)
-        return DraftTree(token, parent, depths, scores, max(depth))
+        return DraftTree(token, parent, depth, scores, max(depths))
 
 
 class StaticShape(Plan):
-    """A fixed tree given as child-rank paths, as EAGLE-1 and Medusa use it: ((0,), (1,), (0, 0), ...).
+    """A fixed tree given as child-rank paths, as EAGLE-1 and Medusa use it: ((0,), (0, 0), ...).
 
-    Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of (r1, ..., rd-1).
-    top_k: children drafted per node; widest: the largest number of nodes expanded in a level.
-    kept: int64 [verify_nodes + 1], the pool nodes that form the tree, root first.
+    Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of
+    (r1, ..., rd-1). top_k: children drafted per node; widest: the largest number of nodes expanded
+    in a level. kept: int64 [verify_nodes + 1], the pool nodes that form the tree, root first.
 
     >>> shape = StaticShape([(0,), (1,), (0, 0), (0, 1)])
     >>> shape.top_k, shape.depth, shape.verify_nodes
@@ -448,44 +428,45 @@ class StaticShape(Plan):
 
     def __init__(self, choices: Iterable[Iterable[int]]):
         try:
-            self.choices = tuple(
-                sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c))
-            )
+            paths = {tuple(map(operator.index, path)) for path in choices}
         except TypeError:
-            example = "((0,), (1,), (0, 0))"
             raise SpecdecError(
-                f"a static tree is a list of paths of child ranks, such as {example}."
+                "a static tree is a list of paths of child ranks, such as ((0,), (1,), (0, 0))."
             ) from None
-        if not self.choices:
-            raise SpecdecError(
-                "a static tree needs at least one node; for none, plan total_tokens=1."
-            )
-        listed = {(), *self.choices}
-        for path in self.choices:
-            if not path or path[:-1] not in listed or min(path) < 0:
+        self.choices = tuple(sorted(paths, key=lambda path: (len(path), path)))
+        if not paths:
+            raise SpecdecError("a static tree needs at least one node; plan total_tokens=1.")
+        for path in paths:
+            if not path or path[:-1] not in paths | {()} or min(path) < 0:
                 raise SpecdecError(
-                    f"the static tree lists {path} without its parent; list every prefix, ranks from 0."
+                    f"the static tree lists {path} without its parent; list every prefix, ranks "
+                    "from 0."
                 )
-        self.top_k = 1 + max(max(c) for c in self.choices)
-        self.depth = max(map(len, self.choices)) - 1
-        self.total_tokens = len(self.choices) + 1
+        self.top_k = 1 + max(max(path) for path in paths)
+        self.depth = max(map(len, paths)) - 1
+        self.total_tokens = len(paths) + 1
         self._expanded, self.kept = self._layout()
         self.widest = max(1, *map(len, self._expanded))
         self._placed: dict[torch.device, tuple[list[Tensor], Tensor]] = {}
 
     def _layout(self) -> tuple[list[Tensor], Tensor]:
-        """Per level the flat candidates to expand, and the pool nodes to keep. The pool is in frontier-row-major order."""
-        inner = {c[:-1] for c in self.choices if len(c) > 1}
+        """Per level the flat candidates to expand, and the pool nodes to keep."""
+        inner = {path[:-1] for path in self.choices if len(path) > 1}
         frontier: list[tuple[int, ...]] = [()]
-        start, kept, expanded = 1, [0], []
+        start = 1
+        kept = [0]
+        expanded = []
         for level in range(1, self.depth + 2):
-            row = {prefix: i for i, prefix in enumerate(frontier)}
-            nodes = [c for c in self.choices if len(c) == level]
-            flat = {c: row[c[:-1]] * self.top_k + c[-1] for c in nodes}
-            kept += sorted(start + f for f in flat.values())
+            # the pool is in frontier-row-major order
+            flat = {}
+            for path in self.choices:
+                if len(path) == level:
+                    flat[path] = frontier.index(path[:-1]) * self.top_k + path[-1]
+            kept += sorted(start + place for place in flat.values())
             start += len(frontier) * self.top_k
-            frontier = sorted((c for c in nodes if c in inner), key=lambda path: flat[path])
-            expanded.append(torch.tensor([flat[c] for c in frontier], dtype=torch.long))
+            frontier = sorted(inner & set(flat), key=lambda path: flat[path])
+            places = [flat[path] for path in frontier]
+            expanded.append(torch.tensor(places, dtype=torch.long))
         return expanded, torch.tensor(kept)
 
     @property
@@ -493,19 +474,17 @@ class StaticShape(Plan):
         return TreeConfig(self.total_tokens, self.depth, max(self.top_k, self.widest))
 
     def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
-        """Per level the flat candidates to expand next, int64 [W], and `kept`; copied to a device once."""
+        """Per level the flat candidates to expand next, int64 [W], and `kept`, on a device."""
         if device not in self._placed:
-            self._placed[device] = (
-                [level.to(device) for level in self._expanded],
-                self.kept.to(device),
-            )
+            expanded = [level.to(device) for level in self._expanded]
+            self._placed[device] = expanded, self.kept.to(device)
         return self._placed[device]
 
 
-# EAGLE-1's static tree (`mc_sim_7b_63`: 25 drafted nodes despite its name; sheet section 7).
-EAGLE1_TREE = (
-    *((a,) for a in range(4)),
-    *((0, b) for b in range(3)), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0),
-    *((0, 0, c) for c in range(3)), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0),
-    *((0, 0, 0, d) for d in range(3)), (0, 0, 0, 0, 0), (0, 0, 0, 0, 1),
-)  # fmt: skip
+# EAGLE-1's static tree (`mc_sim_7b_63`: 25 drafted nodes despite its name).
+EAGLE1_TREE = tuple(
+    tuple(map(int, ranks))
+    for ranks in (
+        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+    ).split()
+)
