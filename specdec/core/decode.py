@@ -28,7 +28,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.protocols import Forward, Step, T, TargetForward, at_once, finish, together
 from specdec.core.records import Generation
-from specdec.core.verification import Picker, truncate
+from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer, check_kind, door, keeping
 
 Prompt = str | Sequence[int] | Tensor | list[dict[str, Any]]

@@ -172,7 +172,7 @@ class Pair:
         check_text("a chat message", json.dumps(messages, ensure_ascii=False, default=str))
         if not self.chats:
             raise SpecdecError(
-                f"the tokenizer of {self.name!r} has no chat template; pass plain text or token ids."
+                f"the tokenizer of {self.name!r} has no chat template; pass text or token ids."
             )
         from jinja2 import TemplateError
 

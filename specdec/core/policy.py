@@ -48,7 +48,7 @@ class Policy:
 
 
 class Static(Policy):
-    """The same tree in every cycle, as in EAGLE-2 and EAGLE-3, or a `StaticShape` (EAGLE-1, Medusa).
+    """The same tree in every cycle (EAGLE-2, EAGLE-3), or a `StaticShape` (EAGLE-1, Medusa).
 
     >>> Static(total_tokens=60, depth=7, top_k=10).plan
     TreeConfig(total_tokens=60, depth=7, top_k=10, flat_nodes=0, beam=())

@@ -71,7 +71,7 @@ class Question:
 
     @property
     def scores(self) -> Tensor:
-        """float32 [candidates]: cumulative draft log-probabilities in creation order (after drafting)."""
+        """float32 [candidates]: cumulative log-probabilities in creation order (after drafting)."""
         return self.view.scores
 
     @property
@@ -105,7 +105,8 @@ class Cycle:
     """One row per draft-and-verify cycle. Times in milliseconds.
 
     >>> import specdec
-    >>> first = specdec.decode(specdec.load_pair("tiny"), "Hello", specdec.Static(12, 3, 4), 8).rows[0]
+    >>> pair = specdec.load_pair("tiny")
+    >>> first = specdec.decode(pair, "Hello", specdec.Static(12, 3, 4), 8).rows[0]
     >>> first.draft_calls, first.verify_nodes, first.new_tok == first.accepted_tok + 1
     (4, 11, True)
     """
@@ -186,7 +187,7 @@ class Generation:
         return pandas.DataFrame([row.row() for row in self.rows], columns=CYCLE_COLUMNS)
 
     def read(self, text_of: Callable[[Sequence[int]], str] | None) -> Generation:
-        """Set the text from the tokens; None for a pair without a tokenizer. Warns about an empty answer."""
+        """Set the text, None without a tokenizer. Warns about an empty answer."""
         self.text = None if text_of is None else text_of(self.tokens)
         if self.finish_reason == "stop" and self.new_tok == 1:
             warn(

@@ -141,13 +141,13 @@ class DraftTree:
         return table
 
     def paths(self) -> Tensor:
-        """int64 [leaves, deepest + 1]: one row per leaf in node order, root first, padded with -1."""
+        """int64 [leaves, deepest + 1]: a row per leaf in node order, root first, padded with -1."""
         leaf = torch.ones(len(self), dtype=torch.bool, device=self.token.device)
         leaf[self.parent[1:]] = False
         return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
     def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the nodes `keep` (int64 [K], ascending, root first, ancestor-closed), renumbered 0..K-1."""
+        """The tree of the nodes `keep`, as in `GrowingTree.select`."""
         parent = torch.searchsorted(keep, self.parent[keep])
         parent[0] = -1
         return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
@@ -165,8 +165,14 @@ class DraftTree:
     @classmethod
     def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
         """A tree from plain sequences (tests, teaching); root first, parents before children."""
-        tokens = list(map(operator.index, token))
-        parents = list(map(operator.index, parent))
+        try:
+            tokens = [operator.index(number) for number in token]
+            parents = [operator.index(number) for number in parent]
+            scores = torch.zeros(len(tokens)) if score is None else torch.as_tensor(score).float()
+        except (TypeError, ValueError, RuntimeError):
+            raise SpecdecError(
+                "tokens and parents of a tree are whole numbers, and scores are numbers."
+            ) from None
         if not tokens or len(tokens) != len(parents) or parents[0] != -1:
             raise SpecdecError("a tree needs one parent per token and a root with parent -1.")
         depth = [0]
@@ -176,7 +182,6 @@ class DraftTree:
                     f"node {node} names parent {above}; parents must precede their children."
                 )
             depth.append(depth[above] + 1)
-        scores = torch.zeros(len(tokens)) if score is None else torch.as_tensor(score).float()
         token, parent, depths = torch.tensor([tokens, parents, depth])
         return cls(token, parent, depths, scores, max(depth))
 
@@ -306,7 +311,7 @@ class GrowingTree:
 class Trie:
     """Nodes 1 to N below the root, which is node 0; a parent comes before its children.
 
-    scores: cumulative log-probabilities along the path, on the scale of the drafter's, no node's above its parent's.
+    scores: cumulative log-probabilities along the path, no node's above its parent's.
 
     >>> Trie(tokens=(5, 6, 9), parents=(0, 1, 0), scores=(-0.1, -0.3, -2.0)).within(1).tokens
     (5, 9)

@@ -31,7 +31,9 @@ def test_every_look_costs_the_fake_clock_one_step_and_laps_wait_for_the_device()
     clock.lap("verify")
     clock.lap("commit")
     assert order == "wait look look wait look look wait look wait look".split()
-    assert clock.stop() == dict(draft_ms=500, policy_ms=0, verify_ms=500, commit_ms=500, host_ms=1500, total_ms=3000)
+    assert clock.stop() == dict(
+        draft_ms=500, policy_ms=0, verify_ms=500, commit_ms=500, host_ms=1500, total_ms=3000
+    )
     pytest.raises(KeyError, clock.lap, "coffee")
 
 
@@ -77,12 +79,16 @@ def test_events_need_both_halves_and_are_recorded_on_the_devices_own_stream(lack
     gadget.current_stream = lambda of: streams.append(of) or device
     watch = Clock(GADGET)
     device.queue(2.0)
-    assert watch.stop()["total_ms"] == 2000 and streams == [GADGET] * 2 and device.waits == 1  # begun, ended
+    assert (
+        watch.stop()["total_ms"] == 2000 and streams == [GADGET] * 2 and device.waits == 1
+    )  # begun, ended
     with clock.counted_by(time.process_time):  # a counter of the host's does not see events
         waits = device.waits
         watch = Clock(GADGET)
         watch.lap("draft")
-        assert watch._events is None and device.waits == waits + 2  # begun, and at the end of the lap
+        assert (
+            watch._events is None and device.waits == waits + 2
+        )  # begun, and at the end of the lap
     delattr(gadget, lacks)
     assert Clock(GADGET)._events is None
 
@@ -155,7 +161,9 @@ def test_laps_of_a_device_are_its_own_time_and_a_cycle_waits_for_it_once(device)
         assert device.waits == waits and device.host == begin + 3.0
         times = watch.stop()
         assert device.waits == waits + 1 and device.host == begin + 52.0
-        laps = dict(draft_ms=20e3, policy_ms=0, verify_ms=30e3, commit_ms=0, host_ms=2e3, total_ms=52e3)
+        laps = dict(
+            draft_ms=20e3, policy_ms=0, verify_ms=30e3, commit_ms=0, host_ms=2e3, total_ms=52e3
+        )
         assert times == pytest.approx(laps)
         assert device.made == 6  # the first cycle's events serve the others
     pair = specdec.load_pair("tiny", dtype="float32")

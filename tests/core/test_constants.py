@@ -11,9 +11,15 @@ COUNTS = [1, 2, 255, 256, 257, 511, 512, 513]
 @pytest.mark.parametrize("count, room", zip(COUNTS, [256] * 4 + [512] * 3 + [1024], strict=True))
 def test_they_are_what_they_say_and_share_the_next_power_of_two(count, room):
     ones = torch.ones(count, count, dtype=torch.bool)
-    for make, expected in ((constants.causal, ones.tril()), (constants.identity, torch.eye(count, dtype=torch.bool))):
+    for make, expected in (
+        (constants.causal, ones.tril()),
+        (constants.identity, torch.eye(count, dtype=torch.bool)),
+    ):
         assert torch.equal(made := make(count, "cpu"), expected)
-        assert made.untyped_storage().nbytes() == room**2 and made.data_ptr() == make(room, "cpu").data_ptr()
+        assert (
+            made.untyped_storage().nbytes() == room**2
+            and made.data_ptr() == make(room, "cpu").data_ptr()
+        )
     assert torch.equal(constants.counting(count, "cpu"), torch.arange(count))
 
 

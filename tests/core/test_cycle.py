@@ -23,7 +23,9 @@ from specdec.errors import SpecdecError
 LIMITS = TreeConfig(12, 3, 4)
 PROMPT = [3, 1, 4, 1, 5]
 SUBSETS = [frozenset(c) for n in range(4) for c in itertools.combinations(KINDS, n)]
-WIDE = StaticShape([c for n in (1, 2, 3) for c in itertools.product((0, 1), repeat=n)])  # expands 4 nodes, top_k = 2
+WIDE = StaticShape(
+    [c for n in (1, 2, 3) for c in itertools.product((0, 1), repeat=n)]
+)  # expands 4 nodes, top_k = 2
 
 
 class ScriptedEngine:  # a cycle's engine without tensors: every forward looks at the clock as the live one does
@@ -59,15 +61,30 @@ class ScriptedEngine:  # a cycle's engine without tensors: every forward looks a
 def drive(engine, asks, plan, answers):
     """Run one cycle with the answers given in order. Returns (questions, row)."""
     steps, (*given, last) = cycle(engine, frozenset(asks), plan), (None, *answers)
-    return [steps.send(answer) for answer in given], pytest.raises(StopIteration, steps.send, last).value.value
+    return [steps.send(answer) for answer in given], pytest.raises(
+        StopIteration, steps.send, last
+    ).value.value
 
 
 def test_everything_is_asked_in_order_and_sizes_are_limited_by_candidates_and_limits():
     engine = ScriptedEngine()
     questions, row = drive(engine, (), LIMITS, [])
-    assert questions == [] and engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
+    assert questions == [] and engine.calls == [
+        "root",
+        "expand",
+        "expand",
+        "expand",
+        "verify 11",
+        "commit",
+    ]
     assert (row.questions, row.expansions, row.draft_calls, row.candidates) == (0, 3, 4, 4 + 3 * 16)
-    assert (row.verify_nodes, row.verified_tok, row.accepted_tok, row.new_tok, row.kept_tok) == (11, 12, 2, 3, 3)
+    assert (row.verify_nodes, row.verified_tok, row.accepted_tok, row.new_tok, row.kept_tok) == (
+        11,
+        12,
+        2,
+        3,
+        3,
+    )
     engine, plan = ScriptedEngine(), TreeConfig(9, 2, 3)
     questions, row = drive(engine, KINDS, LIMITS, [plan, True, True, 5])
     assert [q.kind for q in questions] == [PLAN, EXTEND, EXTEND, SIZE]
@@ -77,17 +94,33 @@ def test_everything_is_asked_in_order_and_sizes_are_limited_by_candidates_and_li
     assert {q.context_tok for q in questions} == {10} and {q.cycle for q in questions} == {4}
     assert all(q.view is engine for q in questions)
     assert engine.calls == ["root", "expand", "expand", "verify 5", "commit"]
-    assert (row.cycle, row.context_tok, row.top_k, row.questions, row.verify_nodes) == (4, 10, 3, 4, 5)
+    assert (row.cycle, row.context_tok, row.top_k, row.questions, row.verify_nodes) == (
+        4,
+        10,
+        3,
+        4,
+        5,
+    )
     for plan, answers in ((LIMITS, [True, False]), (LIMITS, [True] * 3), (TreeConfig(4, 0, 4), [])):
-        questions, row = drive(ScriptedEngine(), {EXTEND}, plan, answers)  # depth 3 allows no fourth
-        assert [q.kind for q in questions] == [EXTEND] * len(answers) and row.expansions == sum(answers)
+        questions, row = drive(
+            ScriptedEngine(), {EXTEND}, plan, answers
+        )  # depth 3 allows no fourth
+        assert [q.kind for q in questions] == [EXTEND] * len(answers) and row.expansions == sum(
+            answers
+        )
     questions, row = drive(ScriptedEngine(), {PLAN, SIZE}, LIMITS, [TreeConfig(2, 0, 2), 2])
     assert questions[-1].largest == 2 and row.verify_nodes == 2  # only two candidates were drafted
     questions, row = drive(ScriptedEngine(), {SIZE}, TreeConfig(3, 3, 4), [0])
-    assert questions[-1].largest == 11 and row.verified_tok == 1  # more than planned is allowed, up to the limits
-    assert drive(ScriptedEngine(), {EXTEND}, LIMITS, [False])[1].verify_nodes == 4  # planned 11, drafted 4
+    assert (
+        questions[-1].largest == 11 and row.verified_tok == 1
+    )  # more than planned is allowed, up to the limits
+    assert (
+        drive(ScriptedEngine(), {EXTEND}, LIMITS, [False])[1].verify_nodes == 4
+    )  # planned 11, drafted 4
     for room in (1, -1):  # the end of the context limits the depth
-        assert drive(ScriptedEngine(room=room), {EXTEND}, LIMITS, [True] * (room > 0))[1].expansions == max(0, room)
+        assert drive(ScriptedEngine(room=room), {EXTEND}, LIMITS, [True] * (room > 0))[
+            1
+        ].expansions == max(0, room)
 
 
 @contextlib.contextmanager
@@ -115,12 +148,22 @@ def test_counts_of_live_cycles(make, asks):
             assert row.candidates == drafted == len(engine.growing.whole()) - 1
             assert len(engine.cache) == engine.context_tok  # all committed tokens but the root
             laps = row.draft_ms + row.policy_ms + row.verify_ms + row.commit_ms + row.host_ms
-            assert laps == row.total_ms and row.draft_ms == 1000 * row.draft_calls and row.host_ms > 0
-            assert (row.verify_ms, row.commit_ms, row.policy_ms) == (1000, 1000, 1000 * row.questions)
+            assert (
+                laps == row.total_ms and row.draft_ms == 1000 * row.draft_calls and row.host_ms > 0
+            )
+            assert (row.verify_ms, row.commit_ms, row.policy_ms) == (
+                1000,
+                1000,
+                1000 * row.questions,
+            )
             assert tuple(row.row()) == CYCLE_COLUMNS
-    questions, rows = ([one.args[0] for one in noted.call_args_list] for noted in (policy.answer, policy.observe))
+    questions, rows = (
+        [one.args[0] for one in noted.call_args_list] for noted in (policy.answer, policy.observe)
+    )
     assert rows and [row.cycle for row in rows] == list(range(len(rows)))
-    assert len(questions) == sum(row.questions for row in rows) and {q.kind for q in questions} == asks
+    assert (
+        len(questions) == sum(row.questions for row in rows) and {q.kind for q in questions} == asks
+    )
     lengths = itertools.accumulate((row.new_tok for row in rows), initial=len(PROMPT))
     assert [row.context_tok for row in rows] == list(lengths)[:-1]
     assert 1 + sum(row.kept_tok for row in rows) == 24
@@ -139,11 +182,15 @@ def test_what_a_policy_sees_and_the_drafters_state_where_there_is_one():
             return {EXTEND: True, SIZE: 5}[question.kind]
 
     pair = shared_pair()
-    specdec.decode(pair, PROMPT, Looker(TreeConfig(12, 2, 3), asks={EXTEND, SIZE}), max_new_tokens=3)
+    specdec.decode(
+        pair, PROMPT, Looker(TreeConfig(12, 2, 3), asks={EXTEND, SIZE}), max_new_tokens=3
+    )
     assert {len(features) for features in seen} == {3 * pair.target.hidden_size}
     expected = specdec.autoregress(pair, PROMPT, max_new_tokens=1).tokens
     output = pair.target.model(torch.tensor([PROMPT + expected]), output_hidden_states=True)
-    last_accepted = torch.cat([output.hidden_states[tap][0, len(PROMPT) - 1] for tap in pair.drafter.taps])
+    last_accepted = torch.cat(
+        [output.hidden_states[tap][0, len(PROMPT) - 1] for tap in pair.drafter.taps]
+    )
     torch.testing.assert_close(seen[0], last_accepted, atol=1e-4, rtol=1e-4)
     for pair in (shared_pair(), shared_bigrams()):
         with begun(pair, Static(12, 2, 3)) as engine:
@@ -161,15 +208,22 @@ def test_rows_beside_the_tree_count_as_verified_and_policies_that_fail_are_named
     with begun(pair, policy) as engine:
         alone = run_cycle(engine, policy)
         for name, method in (("window", lambda levels: window), ("learn", learned.append)):
-            monkeypatch.setattr(engine.drafting, name, method, raising=False)  # the drafter is shared by other tests
+            monkeypatch.setattr(
+                engine.drafting, name, method, raising=False
+            )  # the drafter is shared by other tests
         row = run_cycle(engine, policy)
-    assert alone.verified_tok == alone.verify_nodes + 1 and row.verified_tok == row.verify_nodes + 1 + 2
+    assert (
+        alone.verified_tok == alone.verify_nodes + 1
+        and row.verified_tok == row.verify_nodes + 1 + 2
+    )
     assert [len(logits) for logits in learned] == [2]
     policy, call = Static(12, 3, 4), (specdec.decode, shared_bigrams(), PROMPT)
     for method, where in (("observe", "while it observed a cycle"), ("reset", "when a turn began")):
         with monkeypatch.context() as patch:
             patch.setattr(policy, method, lambda *given: {}["memory"])
-            assert f"policy Static failed {where} (KeyError: 'memory'); nothing" in refusal(*call, policy)
+            assert f"policy Static failed {where} (KeyError: 'memory'); nothing" in refusal(
+                *call, policy
+            )
     policy.limits = TreeConfig(12, 2, 4)
     assert "plans depth=3" in refusal(*call, policy)
 
@@ -201,7 +255,9 @@ def test_a_shape_is_a_legal_plan_cut_short_by_a_policy_or_the_end_of_the_context
         drafted = specdec.decode(pair, PROMPT, policy, max_new_tokens=room)
         assert drafted.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=room).tokens
         assert all(row.expansions <= max(0, 24 - row.context_tok - 2) for row in drafted.rows)
-    pytest.raises(SpecdecError, specdec.decode, pair, PROMPT, max_new_tokens=room + 1).match("context ends at 24")
+    pytest.raises(SpecdecError, specdec.decode, pair, PROMPT, max_new_tokens=room + 1).match(
+        "context ends at 24"
+    )
 
 
 class FailsLater(RandomPolicy):  # answers legally for two cycles; then `fail` decides
@@ -236,7 +292,9 @@ def raises():
 def test_bad_answers_lose_nothing(kind, fail, message):
     pair = shared_bigrams()
     whole = specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
-    failed = pytest.raises(SpecdecError, specdec.decode, pair, PROMPT, FailsLater(kind, fail), max_new_tokens=24)
+    failed = pytest.raises(
+        SpecdecError, specdec.decode, pair, PROMPT, FailsLater(kind, fail), max_new_tokens=24
+    )
     assert failed.match(rf"{message}.*\.$")
     so_far = failed.value.so_far
     assert so_far.finish_reason == "unfinished" and len(so_far.rows) == 2
@@ -249,7 +307,9 @@ def test_bad_answers_lose_nothing(kind, fail, message):
     assert pair.target.model.config._attn_implementation != "specdec_tree"
 
 
-class Alternating(Static):  # `plain` plain steps, then a tree; writes down the trees' scores by where their roots are
+class Alternating(
+    Static
+):  # `plain` plain steps, then a tree; writes down the trees' scores by where their roots are
     asks = frozenset({PLAN, SIZE})
 
     def __init__(self, plain: int):
@@ -258,7 +318,11 @@ class Alternating(Static):  # `plain` plain steps, then a tree; writes down the 
 
     def answer(self, question):
         if question.kind == PLAN:
-            return self.plan if question.cycle % (self.plain + 1) == self.plain else TreeConfig(1, 0, 1)
+            return (
+                self.plan
+                if question.cycle % (self.plain + 1) == self.plain
+                else TreeConfig(1, 0, 1)
+            )
         self.scores[question.context_tok] = question.scores
         return self.plan.verify_nodes
 
@@ -271,10 +335,15 @@ def test_a_plan_of_one_token_is_a_plain_step_and_the_drafter_catches_up(temperat
     found = specdec.decode(pair, PROMPT, seldom, **settings)
     assert found.tokens == expected.tokens
     plain = [row for row in found.rows if row.top_k == 0]
-    counted = {(row.draft_calls, row.candidates, row.verify_nodes, row.new_tok, row.questions) for row in plain}
+    counted = {
+        (row.draft_calls, row.candidates, row.verify_nodes, row.new_tok, row.questions)
+        for row in plain
+    }
     assert counted == {(0, 0, 0, 1, 1)} and all(row.draft_ms == 0 for row in plain)
     assert {row.draft_calls for row in found.rows if row.top_k} == {3}
     both = seldom.scores.keys() & always.scores.keys()
     assert len(both) >= 3
     for context_tok in both:  # the drafter has read the same text, if later and in other pieces
-        torch.testing.assert_close(seldom.scores[context_tok], always.scores[context_tok], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            seldom.scores[context_tok], always.scores[context_tok], atol=1e-4, rtol=1e-4
+        )

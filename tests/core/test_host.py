@@ -26,7 +26,9 @@ class Built(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
-        if not any(isinstance(value, torch.Tensor) for value in torch.utils._pytree.tree_leaves(args)):
+        if not any(
+            isinstance(value, torch.Tensor) for value in torch.utils._pytree.tree_leaves(args)
+        ):
             self.names.append(name)
         return operation(*args, **(kwargs or {}))
 
@@ -55,16 +57,24 @@ def counted(monkeypatch):
         yield counts
 
 
-@pytest.mark.parametrize("tree", [Static(16, 4, 4), Static(60, 7, 10), Static.of(StaticShape(EAGLE1_TREE))])
+@pytest.mark.parametrize(
+    "tree", [Static(16, 4, 4), Static(60, 7, 10), Static.of(StaticShape(EAGLE1_TREE))]
+)
 @pytest.mark.parametrize(
     "sampling", [{}, dict(temperature=1.0), dict(temperature=0.8, top_k=20, repetition_penalty=1.2)]
 )
 def test_one_read_back_and_one_upload_a_cycle(monkeypatch, tree, sampling):
     pair = specdec.load_pair("tiny", dtype="float32")
-    monkeypatch.setattr(Picker, "whole_trees", staticmethod(lambda device: True))  # as on an accelerator
+    monkeypatch.setattr(
+        Picker, "whole_trees", staticmethod(lambda device: True)
+    )  # as on an accelerator
     picker = Picker.from_settings(**({"temperature": 0.0} | sampling))
-    specdec.decode(pair, "Tell me about the river.", tree, 64)  # tables are made when they are first needed
-    engine = LiveEngine(pair, torch.tensor(pair.ids_of("What is 3 plus 4?")), 64, tree.limits, picker)
+    specdec.decode(
+        pair, "Tell me about the river.", tree, 64
+    )  # tables are made when they are first needed
+    engine = LiveEngine(
+        pair, torch.tensor(pair.ids_of("What is 3 plus 4?")), 64, tree.limits, picker
+    )
     with engine.inference():
         engine.prefill()
         run_cycle(engine, tree)

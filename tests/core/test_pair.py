@@ -33,22 +33,49 @@ def with_words(**facts):
 
 def test_texts_become_tokens_and_tokens_texts_and_what_is_no_prompt_is_refused():
     pair = with_words()
-    assert pair.ids_of("3 0 5") == [3, 0, 5] == pair.ids_of([3, 0, 5]) == pair.ids_of(torch.tensor([[3, 0, 5]]))
-    assert pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0] and type(pair.ids_of(torch.tensor([5]))[0]) is int
-    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5] and pair.ids_of(range(2)) == [0, 1]
+    assert (
+        pair.ids_of("3 0 5")
+        == [3, 0, 5]
+        == pair.ids_of([3, 0, 5])
+        == pair.ids_of(torch.tensor([[3, 0, 5]]))
+    )
+    assert (
+        pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0]
+        and type(pair.ids_of(torch.tensor([5]))[0]) is int
+    )
+    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5] and pair.ids_of(
+        range(2)
+    ) == [0, 1]
     assert pair.ids_of([{"role": "user", "content": "7"}]) == [7]
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
     assert dtype_name(torch.bfloat16) == "bfloat16" and dtype_name("float32") == "float32"
     assert specdec.load_pair("tiny").text_of([]) == ""
     for facts, prompt, message in (
         (dict(tokenizer=None), "3 4", "'a pair' has no tokenizer to read text;"),
-        (dict(tokenizer=None), [{"role": "user", "content": "7"}], "'a pair' has no tokenizer to read chat messages;"),
-        (dict(tokenizer=object()), [{"role": "user", "content": "7"}], "tokenizer of 'a pair' has no chat template;"),
-        *(({}, nothing, "^the prompt is empty; ") for nothing in ("", [], torch.tensor([], dtype=torch.long))),
+        (
+            dict(tokenizer=None),
+            [{"role": "user", "content": "7"}],
+            "'a pair' has no tokenizer to read chat messages;",
+        ),
+        (
+            dict(tokenizer=object()),
+            [{"role": "user", "content": "7"}],
+            "tokenizer of 'a pair' has no chat template;",
+        ),
+        *(
+            ({}, nothing, "^the prompt is empty; ")
+            for nothing in ("", [], torch.tensor([], dtype=torch.long))
+        ),
         ({}, [3, -1], "^token id -1 is outside the target's vocabulary of 24; "),
         ({}, [24], "^token id 24 is outside"),
-        *(({}, bad, r"got a list of other things\.$") for bad in ([3, "4"], [1.5], [[1, 2], [3, 4]], ["the"])),
-        *(({}, [*bad, {"role": "user"}], "another shape") for bad in ([], [{"role": "user", "content": "x"}, "y"])),
+        *(
+            ({}, bad, r"got a list of other things\.$")
+            for bad in ([3, "4"], [1.5], [[1, 2], [3, 4]], ["the"])
+        ),
+        *(
+            ({}, [*bad, {"role": "user"}], "another shape")
+            for bad in ([], [{"role": "user", "content": "x"}, "y"])
+        ),
         ({}, torch.tensor([1.0]), "of other things"),
         ({}, (True, 3), r"got a tuple of other things\.$"),
         ({}, {3: 4}, r"got a dict\.$"),

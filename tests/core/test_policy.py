@@ -1,19 +1,17 @@
 """Policies: what they may be asked, what they answer, how they combine, and how wrong answers are refused."""
 
-import functools
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from specdec.core.cycle import Engine, answer_of, checked_flag, checked_plan, checked_size
-from specdec.core.policy import Chain, Policy, PolicyLike, RandomPolicy, Static, checked_policy, largest
-from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question, View
+from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_size
+from specdec.core.policy import Chain, Policy, RandomPolicy, Static, checked_policy, largest, unused
+from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
-from specdec.errors import SpecdecError, check_kind, like
+from specdec.errors import SpecdecError
 
 LIMITS = TreeConfig(12, 3, 4)
 
@@ -22,7 +20,7 @@ def question(kind, most=None) -> Question:
     return Question(kind, 10, 0, 0, LIMITS if kind == PLAN else most, None, None)
 
 
-class Answers:  # answers with what it was given, and remembers what it was asked and shown
+class Answers(Policy):  # answers with what it was given, and remembers what it was asked and shown
     def __init__(self, answers: dict, limits=LIMITS, plan=LIMITS):
         self.answers, self.asks = answers, frozenset(answers)
         self.limits, self.plan = limits, plan
@@ -48,21 +46,31 @@ def test_static_is_never_asked_and_has_room_for_its_shape():
     for shape in (3, "x"):
         pytest.raises(SpecdecError, Static, shape=shape).match("the shape of a Static")
     pytest.raises(SpecdecError, Static.of, None).match("the tree of Static.of")
-    wide = StaticShape([path for length in (1, 2, 3) for path in itertools.product((0, 1), repeat=length)])
+    wide = StaticShape(
+        [path for length in (1, 2, 3) for path in itertools.product((0, 1), repeat=length)]
+    )
     assert (wide.top_k, wide.widest, wide.depth) == (2, 4, 2)
     assert wide.limits.top_k == 4 and 1 + wide.limits.pool_size >= 1 + 2 + 4 + 8
     assert Static(shape=wide).limits == wide.limits
 
 
-@pytest.mark.parametrize("asks", [set(c) for n in range(4) for c in itertools.combinations(KINDS, n)])
+@pytest.mark.parametrize(
+    "asks", [set(c) for n in range(4) for c in itertools.combinations(KINDS, n)]
+)
 def test_random_policy_answers_legally_and_is_repeatable(asks):
     first, second = RandomPolicy(LIMITS, seed=3, asks=asks), RandomPolicy(LIMITS, seed=3, asks=asks)
     assert first.asks == asks
     for _ in range(200):
         for kind in asks:
-            check, most = {PLAN: (checked_plan, LIMITS), EXTEND: (checked_flag, 1), SIZE: (checked_size, 7)}[kind]
+            check, most = {
+                PLAN: (checked_plan, LIMITS),
+                EXTEND: (checked_flag, 1),
+                SIZE: (checked_size, 7),
+            }[kind]
             answer, again = first.answer(question(kind, most)), second.answer(question(kind, most))
-            assert answer == again == check(answer, most) and type(check(answer, most)) is type(answer)
+            assert answer == again == check(answer, most) and type(check(answer, most)) is type(
+                answer
+            )
 
 
 def test_chain_sends_each_question_to_the_first_that_answers_it():
@@ -91,9 +99,15 @@ def test_random_answers_reach_all_that_is_allowed():
     for own_beams in (False, True):
         policy = RandomPolicy(limits, seed=1, smallest_top_k=2, own_beams=own_beams)
         plans = [policy.answer(question(PLAN)) for _ in range(400)]
-        assert {plan.top_k for plan in plans} == {2, 3} and {plan.depth for plan in plans} == {0, 1, 2}
+        assert {plan.top_k for plan in plans} == {2, 3} and {plan.depth for plan in plans} == {
+            0,
+            1,
+            2,
+        }
         assert {plan.total_tokens for plan in plans} == {1, 2, 3, 4, 5, 6}
-        assert {width for plan in plans for width in plan.beam} == ({1, 2, 3, 4} if own_beams else set())
+        assert {width for plan in plans for width in plan.beam} == (
+            {1, 2, 3, 4} if own_beams else set()
+        )
         beams = [policy._beam() for _ in range(400)]
         assert {len(beam) for beam in beams} == {0, 1, 2, 3} and 150 < beams.count(()) < 250
     assert {policy.answer(question(SIZE, 5)) for _ in range(200)} == set(range(6))
@@ -104,7 +118,11 @@ def test_random_answers_reach_all_that_is_allowed():
         (dict(own_beams="x"), "own_beams of .* must be bool"),
     ):
         pytest.raises(SpecdecError, RandomPolicy, limits, **bad).match(message)
-    assert {RandomPolicy(limits, seed=seed).answer(question(PLAN)).top_k for seed in range(30)} == {1, 2, 3}
+    assert {RandomPolicy(limits, seed=seed).answer(question(PLAN)).top_k for seed in range(30)} == {
+        1,
+        2,
+        3,
+    }
 
 
 def test_room_is_kept_for_the_largest_beam_and_of_copies_for_their_tokens_alone():
@@ -119,49 +137,50 @@ def test_room_is_kept_for_the_largest_beam_and_of_copies_for_their_tokens_alone(
         checked_plan(CopiedTree(13), narrow)
 
 
-def test_what_is_like_a_policy_gets_the_defaults_and_may_hand_on_what_it_is_asked():
-    own = Answers({SIZE: 3}, plan=TreeConfig(9, 2, 3))
-    policy = checked_policy(own)
-    assert isinstance(policy, Policy) and (policy.asks, policy.plan, policy.limits) == (own.asks, own.plan, LIMITS)
-    policy.reset(), policy.reseed(7), policy.observe("a row")  # reseed is Policy's, which does nothing
-    assert policy.answer(question(SIZE, 5)) == 3 and (own.asked, own.seen, own.resets) == ([SIZE], ["a row"], 1)
-    assert (policy.outputs, policy.tuned_on, policy.policies) == (None, (), (policy,))
-    own.plan, own.outputs = LIMITS, 5
-    assert policy.plan == LIMITS and policy.outputs == 5, "what it has is read from it, each time"
-    assert checked_policy(policy) is policy
-    own.answers.clear()
-    with pytest.raises(SpecdecError, match=r"^policy Answers failed on a size question \(KeyError: 'size'\); nothing"):
-        answer_of(policy, question(SIZE, 5))
-    own.asks = "size"
-    pytest.raises(SpecdecError, checked_policy, own).match("^asks is a set of kinds")
+def test_the_defaults_of_a_policy_and_what_is_none():
     policy = Policy()
-    policy.reset(), policy.reseed(1), policy.observe("a row")
+    policy.reset()
+    policy.reseed(1)
+    policy.observe("a row")
     assert (policy.asks, policy.plan, policy.limits) == (frozenset(), TreeConfig(), TreeConfig())
     assert policy.policies == (policy,)
-    pytest.raises(SpecdecError, policy.answer, question(PLAN)).match("^Policy answers no plan question")
-    own, check = Answers({SIZE: 3}), functools.partial(check_kind, "policy", hint=PolicyLike | None)
-    for policy in (own, Proxy(own), Chain(Proxy(own)), checked_policy(Proxy(own)), Static(), None):
-        check(value=policy)
-        assert isinstance(checked_policy(policy), Policy)
-    for bad in (Proxy(object()), "eagle3", Static, Proxy(TreeConfig())):
+    pytest.raises(SpecdecError, policy.answer, question(PLAN)).match("answers no plan question")
+    answers = Answers({SIZE: 3})
+    assert checked_policy(answers) is answers and checked_policy(None).plan == TreeConfig()
+    answers.answers.clear()
+    with pytest.raises(SpecdecError, match="Answers failed on a size question .KeyError: 'size'"):
+        answer_of(answers, question(SIZE, 5))
+    for bad in ("eagle3", Static, TreeConfig(), object()):
         pytest.raises(SpecdecError, checked_policy, bad).match("^policy must be a policy such as")
-    pytest.raises(SpecdecError, check, value=Proxy(object())).match("^policy must be PolicyLike")
-    view = {name: None for name in (*View.__annotations__, *vars(View), "clock", "candidates") if name[0] != "_"}
-    assert not like(SimpleNamespace(**view), Engine), "what a protocol inherits counts, and so does its own"
+    answers.asks = "size"
+    pytest.raises(SpecdecError, checked_policy, answers).match("^asks is a set of kinds")
+    answers.asks = {"sizes"}
+    pytest.raises(SpecdecError, checked_policy, answers).match("did you mean 'size'")
 
 
-class Proxy:
-    """What it has it gets from another object, when it is asked; isinstance() does not see that from Python 3.12 on."""
-
-    def __init__(self, own):
-        self.own = own
-
-    def __getattr__(self, name):
-        return getattr(object.__getattribute__(self, "own"), name)
+def test_a_text_gets_a_policy_of_its_own():
+    static = Static()
+    assert unused(static) is static
+    answers = Answers({SIZE: 3})
+    copied = unused(answers)
+    copied.answer(question(SIZE, 5))
+    assert copied.asked == [SIZE] and answers.asked == []
+    answers.generator = (number for number in range(3))
+    pytest.raises(SpecdecError, unused, answers).match("cannot be copied .*__deepcopy__")
 
 
 def test_flags_sizes_and_bad_plans():
-    for answer in (True, False, 1, 0, 1.0, np.True_, np.int64(0), torch.tensor(True), torch.tensor(0)):
+    for answer in (
+        True,
+        False,
+        1,
+        0,
+        1.0,
+        np.True_,
+        np.int64(0),
+        torch.tensor(True),
+        torch.tensor(0),
+    ):
         assert checked_flag(answer) is bool(answer)
     for answer in (0, 7, 3.0, np.int64(7), np.float32(2), torch.tensor(5)):
         assert checked_size(answer, 7) == int(answer) and type(checked_size(answer, 7)) is int
@@ -169,7 +188,9 @@ def test_flags_sizes_and_bad_plans():
     for answer in (*neither, 2, [], LIMITS):
         pytest.raises(SpecdecError, checked_flag, answer).match("EXTEND with True or False")
     for answer in (*neither, 8, float("inf"), True):
-        pytest.raises(SpecdecError, checked_size, answer, 7).match("SIZE with an integer from 0 to 7")
+        pytest.raises(SpecdecError, checked_size, answer, 7).match(
+            "SIZE with an integer from 0 to 7"
+        )
     for answer, message in (
         (None, "a TreeConfig, a StaticShape or a CopiedTree"),
         ((12, 3, 4), "a TreeConfig, a StaticShape or a CopiedTree"),

@@ -17,9 +17,15 @@ def test_a_generation_shows_what_was_drafted():
     assert (nothing.rows, nothing.text, nothing.finish_reason) == ([], None, "length")
     assert nothing.prefill_ms == nothing.decode_ms == nothing.total_ms == 0.0
     assert math.isnan(nothing.tokens_per_s) and math.isnan(nothing.tau)
-    assert list(nothing.cycles.columns) == list(Cycle.__dataclass_fields__) and len(nothing.cycles) == 0
+    assert (
+        list(nothing.cycles.columns) == list(Cycle.__dataclass_fields__)
+        and len(nothing.cycles) == 0
+    )
     row = dict.fromkeys(Cycle.__dataclass_fields__, 1)
-    rows = [Cycle(**row | dict(accepted_tok=2, new_tok=3, kept_tok=3)), Cycle(**row | dict(accepted_tok=3, kept_tok=2))]
+    rows = [
+        Cycle(**row | dict(accepted_tok=2, new_tok=3, kept_tok=3)),
+        Cycle(**row | dict(accepted_tok=3, kept_tok=2)),
+    ]
     out = Generation([1, 2, 3, 6, 4, 5], 3, rows, prefill_ms=10.0, decode_ms=90.0).read(spaced)
     assert out.text == "a <b>c& dé"
     said = [("a", "plain"), (" <b>c&", "accepted"), (" d", "bonus"), ("é", "accepted")]
@@ -28,14 +34,20 @@ def test_a_generation_shows_what_was_drafted():
     spans = [(one.text, one.get("class")) for one in page.iter("span") if one.get("class")]
     assert spans == said and "<b>" not in out._repr_html_()  # escaped
     words = "".join(page.itertext())
-    assert "6 tokens, 4 of them drafted" in words and "tau 2.00" in words and "60.0 tokens/s" in words
+    assert (
+        "6 tokens, 4 of them drafted" in words and "tau 2.00" in words and "60.0 tokens/s" in words
+    )
     bar = next(one for one in page.iter() if one.get("role") == "img")
     widths = [float(re.search(r"width: ([\d.]+)%", one.get("style"))[1]) for one in bar]
     assert "prefill 10 ms, draft 2 ms" in bar.get("aria-label") and abs(sum(widths) - 100) < 0.1
     assert repr(out) == "Generation('a <b>c& dé', 6 tokens, 2 cycles, tau 2.00, 60 tokens/s)"
     assert "color:" not in re.sub("background-color", "", out._repr_html_())  # the page's own ink
     for copied in (pickle.loads(pickle.dumps(out)), copy.deepcopy(out)):
-        assert copied == out and copied.read_text is None and shown.pieces(copied) == [(out.text, "plain")]
+        assert (
+            copied == out
+            and copied.read_text is None
+            and shown.pieces(copied) == [(out.text, "plain")]
+        )
     none = Generation([5], 3)
     assert repr(none) == "Generation(1 token)" and "ids [5]" in none._repr_html_()
 
@@ -60,7 +72,9 @@ def test_names_that_stored_files_go_by_and_rates_of_rows():
     together = with_rates(TABLE.sum().to_frame().T).iloc[0]
     pooled = Turns()
     assert (pooled.tau, pooled.ms_per_tok, pooled.speedup) == (42 / 10, 80 / 40, 190 / 80)
-    assert (pooled.tau, pooled.ms_per_tok, pooled.speedup) == tuple(together[["tau", "ms_per_tok", "speedup"]])
+    assert (pooled.tau, pooled.ms_per_tok, pooled.speedup) == tuple(
+        together[["tau", "ms_per_tok", "speedup"]]
+    )
 
 
 TABLE = pd.DataFrame([[10, 4, 12, 50.0, 100.0], [30, 6, 30, 30.0, 90.0]], columns=SUMS)

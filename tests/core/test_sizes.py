@@ -37,14 +37,19 @@ def test_what_no_machine_holds_is_refused_from_where_it_does_not_fit(monkeypatch
     sizes.check_memory("a small thing", 64 << 20)  # not worth asking for
     sizes.check_memory("a thing", free, "cuda")
     assert asked == ["cuda"]
-    with pytest.raises(SpecdecError, match=r"^a thing takes 3\.0 GiB and 0\.1 GiB are free; buy more\.$"):
+    with pytest.raises(
+        SpecdecError, match=r"^a thing takes 3\.0 GiB and 0\.1 GiB are free; buy more\.$"
+    ):
         sizes.check_memory("a thing", 3 << 30, advice="buy more")
     monkeypatch.setattr(sizes, "free_bytes", lambda device: None)
     sizes.check_memory("a thing", 1 << 60)
     assert sizes.tree_bytes(60, 710) == 40 * 710 + 5 * 3600
     edge = (sizes.MOST_TREE_BYTES - 5 * 16) // 40
     sizes.refuse_tree(4, edge)
-    with pytest.raises(SpecdecError, match=f"total_tokens=4 out of {edge + 1} candidates takes 4 GiB per text; lower"):
+    with pytest.raises(
+        SpecdecError,
+        match=f"total_tokens=4 out of {edge + 1} candidates takes 4 GiB per text; lower",
+    ):
         sizes.refuse_tree(4, edge + 1)
 
 
@@ -54,11 +59,15 @@ def test_the_largest_trees_of_the_papers_are_small_and_a_cache_must_fit(monkeypa
     pair = random_pair(limit=10**9)
     pair.target.position_limit = None
     monkeypatch.setattr(sizes, "free_bytes", lambda device="cpu": 1 << 30)
-    with pytest.raises(SpecdecError, match=r"key-value cache of \d+ tokens takes .* GiB and 1.0 GiB are free"):
+    with pytest.raises(
+        SpecdecError, match=r"key-value cache of \d+ tokens takes .* GiB and 1.0 GiB are free"
+    ):
         decode(pair, [1, 2], Static(4, 1, 2), max_new_tokens=10**8)
     pytest.raises(SpecdecError, pair.drafter.session, 10**8, 4).match("GiB are free")
     assert decode(pair, [1, 2], Static(4, 1, 2), max_new_tokens=4).new_tok == 4
-    assert pair.target.cache_bytes_per_tok == 8 * 2 * 2 * 8 * 4  # layers, keys and values, heads, width, float32
+    assert (
+        pair.target.cache_bytes_per_tok == 8 * 2 * 2 * 8 * 4
+    )  # layers, keys and values, heads, width, float32
 
 
 def test_free_memory_is_what_the_system_says(monkeypatch):

@@ -29,30 +29,48 @@ PROMPTS = [
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_text_is_the_one_decoded_alone(tiny, temperature):
-    settings, tree = dict(max_new_tokens=16, temperature=temperature, seed=3), specdec.Static(12, 3, 4)
+    settings, tree = (
+        dict(max_new_tokens=16, temperature=temperature, seed=3),
+        specdec.Static(12, 3, 4),
+    )
     alone = [specdec.decode(tiny, prompt, tree, **settings) for prompt in PROMPTS]
     accepted = [[row.accepted_tok for row in g.rows] for g in alone]
     for rows in (1, 2, 16):
         many = decode_many(tiny, PROMPTS, tree, rows=rows, **settings)
         assert [(g.tokens, g.text) for g in many] == [(g.tokens, g.text) for g in alone]
-        assert [[row.accepted_tok for row in g.rows] for g in many] == accepted and max(sum(accepted, [])) >= 1
+        assert [[row.accepted_tok for row in g.rows] for g in many] == accepted and max(
+            sum(accepted, [])
+        ) >= 1
         plain = decode_many(tiny, PROMPTS, rows=rows, plain=True, **settings)
-        assert [(g.tokens, g.finish_reason) for g in plain] == [(g.tokens, g.finish_reason) for g in many]
+        assert [(g.tokens, g.finish_reason) for g in plain] == [
+            (g.tokens, g.finish_reason) for g in many
+        ]
 
 
 def test_each_turn_has_a_policy_of_its_own_and_forwards_are_shared(tiny):
     def seen(texts):
-        return [(g.tokens, [(row.top_k, row.expansions, row.verify_nodes) for row in g.rows]) for g in texts]
+        return [
+            (g.tokens, [(row.top_k, row.expansions, row.verify_nodes) for row in g.rows])
+            for g in texts
+        ]
 
     policies = [RandomPolicy(TreeConfig(24, 4, 5), seed=number) for number in range(len(PROMPTS))]
-    alone = seen(specdec.decode(tiny, *each, 24) for each in zip(PROMPTS, copy.deepcopy(policies), strict=True))
+    alone = seen(
+        specdec.decode(tiny, *each, 24)
+        for each in zip(PROMPTS, copy.deepcopy(policies), strict=True)
+    )
     assert seen(decode_many(tiny, PROMPTS, policies.__getitem__, 24)) == alone
     assert len({shape for _, rows in alone for shape in rows}) > 5
     owners = Target, type(tiny.drafter)
-    both = [patch.object(one, "run_together", autospec=True, side_effect=one.run_together) for one in owners]
+    both = [
+        patch.object(one, "run_together", autospec=True, side_effect=one.run_together)
+        for one in owners
+    ]
     with both[0] as targets, both[1] as drafters:
         decode_many(tiny, PROMPTS, specdec.Static(12, 3, 4), 24, stop_tokens=(), rows=3)
-    target, drafter = ([len(one.args[1]) for one in counted.call_args_list] for counted in (targets, drafters))
+    target, drafter = (
+        [len(one.args[1]) for one in counted.call_args_list] for counted in (targets, drafters)
+    )
     assert set(target) <= {2, 3} and target.count(3) > len(target) / 2 and max(drafter) == 3
 
 
@@ -72,7 +90,9 @@ def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
     prompts, options = [[1, 2, 3], [4, 5]], dict(max_new_tokens=10, stop_tokens=())
     monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(module, "tqdm", Bar)
-    monkeypatch.setattr(Pair, "reader", property(lambda self: lambda tokens: f"{len(tokens)} tokens"))
+    monkeypatch.setattr(
+        Pair, "reader", property(lambda self: lambda tokens: f"{len(tokens)} tokens")
+    )
     pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]
     many = decode_many(pair, prompts, trees.__getitem__, **options)
     assert not bars
@@ -90,7 +110,9 @@ def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
 def test_places_are_taken_over_at_once():
     """Of turns of 1, 5 and 2 forwards, two at a time: the third begins when the first ends."""
     log, model = [], Mock()
-    model.run_together = lambda forwards: [log.append([int(forward.tokens) for forward in forwards])] * len(forwards)
+    model.run_together = lambda forwards: (
+        [log.append([int(forward.tokens) for forward in forwards])] * len(forwards)
+    )
     model.forward = lambda tokens, *rest: log.append([int(tokens)])
 
     def turn(number, forwards):
@@ -114,19 +136,32 @@ def test_bad_input_is_refused_in_a_sentence(tiny, monkeypatch):
         (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
         (dict(prompts=["Hello"], policy=RandomPolicy(TreeConfig(12, 3, 4))), "need a policy each"),
         (dict(prompts=["Hello", ""]), "^prompt 1: the prompt is empty"),
-        (dict(prompts=["Hello", [5, 10**9]], plain=True), "^prompt 1: token id 1000000000 is outside"),
-        (dict(prompts=["Hello", [5] * 5000]), "^prompt 1: the prompt has 5000 tokens and 128 more are asked for"),
+        (
+            dict(prompts=["Hello", [5, 10**9]], plain=True),
+            "^prompt 1: token id 1000000000 is outside",
+        ),
+        (
+            dict(prompts=["Hello", [5] * 5000]),
+            "^prompt 1: the prompt has 5000 tokens and 128 more are asked for",
+        ),
         (
             dict(prompts=["Hello", "a fox \ud83e"]),
             "^prompt 1: the prompt holds half of a character, .*: 'a fox .ud83e'",
         ),
-        (dict(prompts=["Hello", [{"role": "user", "content": "\ud83e"}]]), "^prompt 1: a chat message holds half of"),
+        (
+            dict(prompts=["Hello", [{"role": "user", "content": "\ud83e"}]]),
+            "^prompt 1: a chat message holds half of",
+        ),
     ):
         pytest.raises(SpecdecError, decode_many, tiny, **arguments).match(message)
-    pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match("^pair must be Pair, got the str 'tiny'")
+    pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match(
+        "^pair must be Pair, got the str 'tiny'"
+    )
 
 
-class Stops(specdec.Static):  # ends its first text, or the text after so many, as Ctrl-C does or by failing
+class Stops(
+    specdec.Static
+):  # ends its first text, or the text after so many, as Ctrl-C does or by failing
     asks = frozenset({"size"})
 
     def __init__(self, stop, after=0):
@@ -148,8 +183,14 @@ def test_what_ends_a_batch_or_a_chat_keeps_what_there_is(tiny, stop, monkeypatch
     so_far = [text and text.tokens for text in ended.value.so_far]
     assert so_far == [whole[0].tokens, whole[1].tokens, None, None]
     whole = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8)
-    ended = pytest.raises(ends, specdec.chat, tiny, PROMPTS[:2], Stops(stop, after=1), max_new_tokens=8)
+    ended = pytest.raises(
+        ends, specdec.chat, tiny, PROMPTS[:2], Stops(stop, after=1), max_new_tokens=8
+    )
     first, second = ended.value.so_far
-    assert first.tokens == whole[0].tokens and second.tokens == whole[1].tokens[: len(second.tokens)]
+    assert (
+        first.tokens == whole[0].tokens and second.tokens == whole[1].tokens[: len(second.tokens)]
+    )
     monkeypatch.setattr(Target, "forward", None)
-    pytest.raises(SpecdecError, specdec.chat, tiny, ["Hello.", 3]).match("^prompt 1: the content of a chat message")
+    pytest.raises(SpecdecError, specdec.chat, tiny, ["Hello.", 3]).match(
+        "^prompt 1: the content of a chat message"
+    )

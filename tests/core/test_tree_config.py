@@ -5,7 +5,15 @@ import itertools
 import pytest
 
 from specdec.core.policy import Static
-from specdec.core.tree_config import PAPER_TREES, TREES, CopiedTree, TreeConfig, plain_beam, pool_size, tree_from
+from specdec.core.tree_config import (
+    PAPER_TREES,
+    TREES,
+    CopiedTree,
+    TreeConfig,
+    plain_beam,
+    pool_size,
+    tree_from,
+)
 from specdec.errors import SpecdecError
 
 BEAMS = [beam for length in range(4) for beam in itertools.product(range(1, 6), repeat=length)]
@@ -30,7 +38,11 @@ def test_beams_have_one_form(top_k):
         for depth in (0, 1, 2, 5, 6):
             tree = TreeConfig(2, depth, top_k, beam=beam)
             assert tree.beam == plain and tree.frontiers == expanded[:depth]
-            assert tree.pool_size == pool_size(depth, top_k, plain) == top_k + top_k * sum(expanded[:depth])
+            assert (
+                tree.pool_size
+                == pool_size(depth, top_k, plain)
+                == top_k + top_k * sum(expanded[:depth])
+            )
             assert tree.widest == (max(plain) if plain else top_k)
             assert [tree.beam_at(level) for level in range(6)] == list(expanded)
     assert all(len(found) == 1 for found in forms.values())
@@ -39,23 +51,38 @@ def test_beams_have_one_form(top_k):
 
 @pytest.mark.parametrize("beam", [(0,), (2, -1), (1.5,), (True,), "21", 3, None, {2}])
 def test_bad_beams(beam):
-    pytest.raises(SpecdecError, TreeConfig, 4, 2, 3, beam=beam).match("beam must be a tuple of integers of at least 1")
+    pytest.raises(SpecdecError, TreeConfig, 4, 2, 3, beam=beam).match(
+        "beam must be a tuple of integers of at least 1"
+    )
     assert plain_beam(3, [2, 1]) == (2, 1)
 
 
 def test_the_smallest_trees():
-    assert TreeConfig(1, 0, 1).verify_nodes == 0 and not TreeConfig(1, 0, 1).drafted and TreeConfig(2, 0, 1).drafted
-    assert TreeConfig(5, 0, 4).pool_size == 4 and TreeConfig(21, 1, 4).verify_nodes == TreeConfig(21, 1, 4).pool_size
+    assert (
+        TreeConfig(1, 0, 1).verify_nodes == 0
+        and not TreeConfig(1, 0, 1).drafted
+        and TreeConfig(2, 0, 1).drafted
+    )
+    assert (
+        TreeConfig(5, 0, 4).pool_size == 4
+        and TreeConfig(21, 1, 4).verify_nodes == TreeConfig(21, 1, 4).pool_size
+    )
     for total_tokens, depth, offered in ((6, 0, 4), (22, 1, 20)):
         refused = pytest.raises(SpecdecError, TreeConfig, total_tokens, depth, 4)
-        refused.match(f"needs {total_tokens - 1} candidates, but depth={depth}, top_k=4 offer {offered}; lower")
-    pytest.raises(SpecdecError, TreeConfig, 8, 2, 2, beam=(1,)).match(r"top_k=2 and beam=\(1,\) offer 6; lower")
+        refused.match(
+            f"needs {total_tokens - 1} candidates, but depth={depth}, top_k=4, beam=.. offer {offered}; lower"
+        )
+    pytest.raises(SpecdecError, TreeConfig, 8, 2, 2, beam=(1,)).match(
+        r"top_k=2, beam=\(1,\) offer 6; lower"
+    )
     for number in ("total_tokens", "depth", "top_k", "flat_nodes"):
         tree = {"total_tokens": 6, "depth": 3, "top_k": 3, number: -1}
         pytest.raises(SpecdecError, TreeConfig, **tree).match(f"^{number} must be")
     TreeConfig(6, 3, 3, flat_nodes=3), TreeConfig(6, 3, 3, flat_nodes=5)
     for flat_nodes in (2, 6):
-        pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes=flat_nodes).match("between top_k=3 and the 5 nodes")
+        pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes=flat_nodes).match(
+            "between top_k=3 and the 5 nodes"
+        )
 
 
 def test_texts_are_read_back_also_of_copies_alone_and_the_papers_trees_are_theirs():
@@ -67,7 +94,11 @@ def test_texts_are_read_back_also_of_copies_alone_and_the_papers_trees_are_their
         no_tree.match("is not a static tree; write static:total_tokens,depth,top_k")
     assert repr(Static(12, 3, 4)) == "Static(12, 3, 4)"
     tree = CopiedTree(7)
-    assert (tree.verify_nodes, tree.drafted, tree.text) == (6, False, "copied:7") and CopiedTree().total_tokens == 12
+    assert (tree.verify_nodes, tree.drafted, tree.text) == (
+        6,
+        False,
+        "copied:7",
+    ) and CopiedTree().total_tokens == 12
     assert tree.limits == TreeConfig(7, 0, 6) and CopiedTree(1).limits == TreeConfig(1, 0, 1)
     assert repr(Static.of(tree)) == "Static.of(CopiedTree(total_tokens=7))"
     for bad in (0, -3, 2.5, 10**9):
@@ -81,4 +112,8 @@ def test_texts_are_read_back_also_of_copies_alone_and_the_papers_trees_are_their
         "ltd-vicuna-13b": (50, 8, 10),
     }
     assert all(not tree.beam and not tree.flat_nodes for tree in TREES.values())
-    assert PAPER_TREES == {"resps": TREES["eagle3-scripts"], "ltd": TREES["ltd"], "radar": TREES["eagle3"]}
+    assert PAPER_TREES == {
+        "resps": TREES["eagle3-scripts"],
+        "ltd": TREES["ltd"],
+        "radar": TREES["eagle3"],
+    }

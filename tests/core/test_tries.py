@@ -32,7 +32,10 @@ def paths_in(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 def slow_merge(slow: ReferenceTree, trie: Trie) -> tuple[dict[tuple[int, ...], float], int, int]:
     """(score by path of what either proposes, paths that both propose, how many of them the trie raised)."""
-    drafted = {tuple(slow.path_tokens(node)[1:]): slow.nodes[node]["score"] for node in range(1, len(slow.nodes))}
+    drafted = {
+        tuple(slow.path_tokens(node)[1:]): slow.nodes[node]["score"]
+        for node in range(1, len(slow.nodes))
+    }
     expected, copied, raised = dict(drafted), {(): 0.0, **paths_of(trie)}, 0
     for path in sorted(set(copied) - {()}, key=len):
         step = copied[path] - copied[path[:-1]]
@@ -50,19 +53,35 @@ def test_a_pool_and_a_trie_by_hand():
         paths = paths_of(trie)
         for levels in range(nodes + 2):
             kept = trie.within(levels)
-            assert paths_of(kept) == {path: score for path, score in paths.items() if len(path) <= levels}
+            assert paths_of(kept) == {
+                path: score for path, score in paths.items() if len(path) <= levels
+            }
             assert all(parent <= node for node, parent in enumerate(kept.parents))
     assert len(Trie()) == 0 and len(Trie((5, 6), (0, 1), (-1.0, -2.0)).within(0)) == 0
-    pool = Pool(tokens=(9, 5, 6, 5, 7), scores=(0.0, -0.5, -1.0, -1.5, -3.0), expanded=(0, 2), top_k=2)
-    trie = Trie(tokens=(5, 8, 4, 6, 5), parents=(0, 1, 0, 0, 4), scores=(-0.25, -0.75, -3.0, -0.5, -2.5))
+    pool = Pool(
+        tokens=(9, 5, 6, 5, 7), scores=(0.0, -0.5, -1.0, -1.5, -3.0), expanded=(0, 2), top_k=2
+    )
+    trie = Trie(
+        tokens=(5, 8, 4, 6, 5), parents=(0, 1, 0, 0, 4), scores=(-0.25, -0.75, -3.0, -0.5, -2.5)
+    )
     merged = Merged(pool, trie)
     assert (merged.size, len(merged)) == (5, 7)
     assert merged.tokens == [9, 5, 6, 5, 7, 8, 4] and merged.parents == [-1, 0, 0, 2, 2, 1, 0]
-    assert merged.scores == [0.0, -0.25, -0.5, -1.0, -3.0, -0.75, -3.0]  # of each edge the better probability
+    assert merged.scores == [
+        0.0,
+        -0.25,
+        -0.5,
+        -1.0,
+        -3.0,
+        -0.75,
+        -3.0,
+    ]  # of each edge the better probability
     assert merged.ranked() == [1, 2, 5, 3, 4, 6]  # of equal ones the earlier first
     children = {(0, 5): 1, (0, 6): 2, (2, 5): 3, (2, 7): 4, (1, 8): 5, (0, 4): 6}
     places = [(node, token) for node in range(7) for token in range(12)]
-    assert {place: merged.child(*place) for place in places} == {place: children.get(place) for place in places}
+    assert {place: merged.child(*place) for place in places} == {
+        place: children.get(place) for place in places
+    }
     tree = merged.best(4)
     assert (tree.token.tolist(), tree.parent.tolist()) == ([9, 5, 6, 5, 8], [-1, 0, 0, 2, 1])
     assert tree.depth.tolist() == [0, 1, 1, 2, 2] and tree.levels == 2
@@ -88,9 +107,13 @@ def with_random_tries(pair, seed: int, nodes: int):
 
     def propose(ids: list[int]) -> Trie:
         trie = random_trie(draw, nodes, range(24))
-        return tries.setdefault(len(ids), dataclasses.replace(trie, scores=[4 * score for score in trie.scores]))
+        return tries.setdefault(
+            len(ids), dataclasses.replace(trie, scores=[4 * score for score in trie.scores])
+        )
 
-    return dataclasses.replace(pair, drafter=ScriptedDrafter(pair.target, propose, pair.drafter)), tries
+    return dataclasses.replace(
+        pair, drafter=ScriptedDrafter(pair.target, propose, pair.drafter)
+    ), tries
 
 
 def plain_text(new_tok: int) -> list[int]:
@@ -117,7 +140,9 @@ def test_copies_that_come_true_are_accepted_up_to_the_targets_last_position():
     pair = dataclasses.replace(shared_bigrams(), drafter=drafter)
     out = decode(pair, PROMPT, Static.of(CopiedTree(9)), max_new_tokens=21)
     assert out.tokens == text[len(PROMPT) : len(PROMPT) + 21]
-    assert [row.accepted_tok for row in out.rows] == [3] * 5  # and one more each; the first token is the prompt's
+    assert [row.accepted_tok for row in out.rows] == [
+        3
+    ] * 5  # and one more each; the first token is the prompt's
     assert {(row.candidates, row.verify_nodes, row.draft_calls) for row in out.rows} == {(6, 6, 0)}
     assert drafter.asked == [9, 13, 17, 21, 25]  # once a cycle, with the root
     drafter.asked.clear()
@@ -130,7 +155,9 @@ def test_copies_that_come_true_are_accepted_up_to_the_targets_last_position():
     pair, long = shared_bigrams(), (PROMPT * 64)[:506]
     text = [*long, *autoregress(pair, long, max_new_tokens=6).tokens]
     drafter = ScriptedDrafter(pair.target, next_three(text))
-    out = decode(dataclasses.replace(pair, drafter=drafter), long, Static.of(CopiedTree(9)), max_new_tokens=6)
+    out = decode(
+        dataclasses.replace(pair, drafter=drafter), long, Static.of(CopiedTree(9)), max_new_tokens=6
+    )
     assert out.tokens == text[len(long) :]
     assert [(row.context_tok, row.candidates) for row in out.rows] == [(506, 6), (510, 2)]
 
@@ -151,7 +178,10 @@ def test_the_best_of_both_are_verified(tree):
             shared, raised = shared + both, raised + more
             found = paths_in(engine.tree)
             assert engine.candidates == len(expected) or engine.finished
-            assert row.candidates == len(expected) and row.verify_nodes == len(found) == tree.verify_nodes
+            assert (
+                row.candidates == len(expected)
+                and row.verify_nodes == len(found) == tree.verify_nodes
+            )
             assert all(found[path] == pytest.approx(expected[path], abs=1e-5) for path in found)
             others = [score for path, score in expected.items() if path not in found]
             assert min(found.values()) >= max(others, default=-1e9) - 1e-5
@@ -177,12 +207,20 @@ def test_questions_see_what_is_drafted_and_copied_and_trees_are_no_deeper_than_t
     pair = shared_bigrams()
     shallow = ScriptedDrafter(pair.target, lambda ids: Trie(), pair.drafter)
     shallow.deepest = 1
-    out = decode(dataclasses.replace(pair, drafter=shallow), PROMPT, Static(30, 4, 3), max_new_tokens=12)
-    assert out.tokens == plain_text(12)[len(PROMPT) :] and {row.expansions for row in out.rows} == {1}
+    out = decode(
+        dataclasses.replace(pair, drafter=shallow), PROMPT, Static(30, 4, 3), max_new_tokens=12
+    )
+    assert out.tokens == plain_text(12)[len(PROMPT) :] and {row.expansions for row in out.rows} == {
+        1
+    }
     assert {row.candidates for row in out.rows} == {12}
-    drafter = ScriptedDrafter(shared_bigrams().target, lambda ids: Trie((5, 6), (0, 1), (-0.25, -0.5)))
+    drafter = ScriptedDrafter(
+        shared_bigrams().target, lambda ids: Trie((5, 6), (0, 1), (-0.25, -0.5))
+    )
     pair = dataclasses.replace(shared_bigrams(), drafter=drafter)
-    engine = LiveEngine(pair, torch.tensor(PROMPT), 8, TreeConfig(4, 0, 3), Picker.from_settings(0.0, 0))
+    engine = LiveEngine(
+        pair, torch.tensor(PROMPT), 8, TreeConfig(4, 0, 3), Picker.from_settings(0.0, 0)
+    )
     with pair.inference():
         engine.prefill()
         assert engine.copied_scores == (-0.25, -0.5)
@@ -200,5 +238,7 @@ def test_a_window_rides_along_and_changes_nothing(chain):
     assert len(drafter.learned) == len(out.rows) == 3
     for place, logits in zip((9, 13, 17), drafter.learned, strict=True):
         with torch.inference_mode():
-            slow = pair.target.model(torch.tensor([[*text[:place], *chain]])).logits[0, -len(chain) :]
+            slow = pair.target.model(torch.tensor([[*text[:place], *chain]])).logits[
+                0, -len(chain) :
+            ]
         torch.testing.assert_close(logits, slow, atol=1e-4, rtol=1e-4)

@@ -33,9 +33,15 @@ class ScriptedDrafter(Drafter, DraftSession):
     lengths at which copies were looked for.
     """
 
-    def __init__(self, target, propose, drafter=None, window: tuple[int, ...] = (), levels: int = 4):
+    def __init__(
+        self, target, propose, drafter=None, window: tuple[int, ...] = (), levels: int = 4
+    ):
         self.target, self.propose, self.drafter = target, propose, drafter
-        self.forwards, self.copied_levels, self.extra_rows = drafter is not None, levels, len(window)
+        self.forwards, self.copied_levels, self.extra_rows = (
+            drafter is not None,
+            levels,
+            len(window),
+        )
         self.chain, self.asked, self.learned = window, [], []
 
     def session(self, context_tok: int, tree_tok: int) -> "ScriptedDrafter":
@@ -55,7 +61,11 @@ class ScriptedDrafter(Drafter, DraftSession):
         count = len(self.chain)
         if not count or count > levels:
             return None
-        return torch.tensor(self.chain), 1 + torch.arange(count), torch.ones(count, count, dtype=torch.bool).tril()
+        return (
+            torch.tensor(self.chain),
+            1 + torch.arange(count),
+            torch.ones(count, count, dtype=torch.bool).tril(),
+        )
 
     def learn(self, logits: torch.Tensor) -> None:
         self.learned.append(logits)

@@ -53,7 +53,12 @@ def random_target(
     vocab_size=24, hidden=32, layers=8, seed=0, limit=512, dtype=torch.float32, say=1.0
 ) -> LlamaForCausalLM:
     """A Llama whose next-token distributions are neither flat nor point masses. say: how much the context matters."""
-    sizes = dict(vocab_size=vocab_size, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers)
+    sizes = dict(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+    )
     sizes |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=limit)
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     model = LlamaForCausalLM(LlamaConfig(**sizes, **no_ids)).eval()
@@ -65,7 +70,9 @@ def random_target(
     return model.to(dtype)
 
 
-def random_drafter(target: Target, draft_vocab_size=None, hidden=None, seed=1, **fields) -> EagleDrafter:
+def random_drafter(
+    target: Target, draft_vocab_size=None, hidden=None, seed=1, **fields
+) -> EagleDrafter:
     vocab_size, hidden = target.vocab_size, hidden or target.hidden_size
     shape = hidden, 2 * hidden, 4, 2, vocab_size, draft_vocab_size or vocab_size, target.hidden_size
     config = EagleConfig(*shape, own_embedding=hidden != target.hidden_size, **fields)
@@ -76,10 +83,14 @@ def random_drafter(target: Target, draft_vocab_size=None, hidden=None, seed=1, *
     return drafter
 
 
-def random_pair(vocab_size=24, seed=0, dtype=torch.float32, drafter_fields=None, **target_fields) -> Pair:
+def random_pair(
+    vocab_size=24, seed=0, dtype=torch.float32, drafter_fields=None, **target_fields
+) -> Pair:
     """A fresh pair: a random target and a random EAGLE-3 drafter over all of its vocabulary."""
     target = Target(random_target(vocab_size, seed=seed, dtype=dtype, **target_fields))
-    return Pair(target, random_drafter(target, seed=seed + 1, **(drafter_fields or {})), name="random")
+    return Pair(
+        target, random_drafter(target, seed=seed + 1, **(drafter_fields or {})), name="random"
+    )
 
 
 class BigramDrafter(Drafter, DraftSession):

@@ -5,6 +5,7 @@ import types
 import numpy as np
 import torch
 
+from specdec.core.policy import Policy
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 
@@ -20,7 +21,9 @@ def pool(random, expansions, top_k=10, scale=1.0) -> np.ndarray:
     return np.concatenate(scores).astype(np.float32)
 
 
-def question(scores, expansions, kind=EXTEND, top_k=10, largest=1, features=None, plan=None) -> Question:
+def question(
+    scores, expansions, kind=EXTEND, top_k=10, largest=1, features=None, plan=None
+) -> Question:
     start = 0 if expansions == 0 else pool_size(expansions - 1, top_k)
     tensor = torch.from_numpy(np.asarray(scores, np.float32))
     view = types.SimpleNamespace(scores=tensor, newest_scores=tensor[start:], features=features)
@@ -31,7 +34,11 @@ def finished(accepted_tok, draft_calls, total_ms=1.0, verify_nodes=None) -> type
     """A cycle as rules observe it; without a number every drafted token is verified, as those of a chain are."""
     verified = draft_calls if verify_nodes is None else verify_nodes
     rows = dict(
-        accepted_tok=accepted_tok, draft_calls=draft_calls, verify_nodes=verified, total_ms=total_ms, context_tok=20
+        accepted_tok=accepted_tok,
+        draft_calls=draft_calls,
+        verify_nodes=verified,
+        total_ms=total_ms,
+        context_tok=20,
     )
     return types.SimpleNamespace(new_tok=accepted_tok + 1, kept_tok=accepted_tok + 1, **rows)
 
@@ -42,7 +49,7 @@ def asked(kind, expansions=0, cycle=1, plan=None, context_tok=100, largest=1, **
     return Question(kind, context_tok, expansions, cycle, largest, plan, view)
 
 
-class Watch:
+class Watch(Policy):
     """Passes questions on to a policy and shows each to `look` first."""
 
     def __init__(self, policy, look):

@@ -24,7 +24,12 @@ class ReferenceTree:
     """
 
     def __init__(
-        self, root: int, children: Callable[[list[int]], list[tuple[int, float]]], depth: int, top_k: int, beam=()
+        self,
+        root: int,
+        children: Callable[[list[int]], list[tuple[int, float]]],
+        depth: int,
+        top_k: int,
+        beam=(),
     ):
         self.nodes = [{"token": root, "parent": -1, "score": 0.0, "depth": 0}]
         frontier, beam = [0], beam or (top_k,)
@@ -32,9 +37,13 @@ class ReferenceTree:
             born = []
             for parent in frontier:
                 for token, log_prob in children(self.path_tokens(parent))[:top_k]:
-                    score = float(torch.tensor(self.nodes[parent]["score"]) + torch.tensor(min(log_prob, 0.0)))
+                    score = float(
+                        torch.tensor(self.nodes[parent]["score"]) + torch.tensor(min(log_prob, 0.0))
+                    )
                     depth_here = self.nodes[parent]["depth"] + 1
-                    self.nodes.append({"token": token, "parent": parent, "score": score, "depth": depth_here})
+                    self.nodes.append(
+                        {"token": token, "parent": parent, "score": score, "depth": depth_here}
+                    )
                     born.append(len(self.nodes) - 1)
             frontier = sorted(born, key=lambda node: (-self.nodes[node]["score"], node))
             frontier = frontier[: beam[min(level, len(beam) - 1)]]
@@ -51,7 +60,9 @@ class ReferenceTree:
 
     def prune(self, verify_nodes: int) -> tuple[list[int], list[int], list[list[bool]]]:
         """(tokens, parents, ancestor mask) of the root and the best `verify_nodes` nodes."""
-        ranked = sorted(range(1, len(self.nodes)), key=lambda node: (-self.nodes[node]["score"], node))
+        ranked = sorted(
+            range(1, len(self.nodes)), key=lambda node: (-self.nodes[node]["score"], node)
+        )
         kept = [0, *sorted(ranked[:verify_nodes])]
         number = {node: i for i, node in enumerate(kept)}
         tokens = [self.nodes[node]["token"] for node in kept]
@@ -64,12 +75,18 @@ def children_of(parents: list[int], node: int) -> list[int]:
     return [child for child, parent in enumerate(parents) if parent == node]
 
 
-def assert_drafted(pair: Pair, prompt: list[int], policy: Static, slow: Callable, nodes: range) -> list[tuple]:
+def assert_drafted(
+    pair: Pair, prompt: list[int], policy: Static, slow: Callable, nodes: range
+) -> list[tuple]:
     """Every expanded node's children are the best of the slow way, in cycles until so many nodes are checked.
 
     slow(ids up to the root) -> (path of drafted tokens -> log-probabilities [Vd]). Returns (expansions, levels) of each cycle.
     """
-    engine, checked, seen = LiveEngine(pair, torch.tensor(prompt), 12, policy.limits, Picker()), 0, []
+    engine, checked, seen = (
+        LiveEngine(pair, torch.tensor(prompt), 12, policy.limits, Picker()),
+        0,
+        [],
+    )
     with pair.inference():
         engine.prefill()
     while not engine.finished and checked < nodes.stop:
@@ -81,8 +98,13 @@ def assert_drafted(pair: Pair, prompt: list[int], policy: Static, slow: Callable
             path = [n for n in pool.lineage()[node].tolist() if n > 0]
             best = after(pool.token[path].tolist()).topk(policy.limits.top_k)
             children = children_of(pool.parent.tolist(), node)
-            assert pool.token[children].tolist() == (best.indices if ids is None else ids[best.indices]).tolist()
-            torch.testing.assert_close(pool.score[children] - pool.score[node], best.values, atol=1e-4, rtol=1e-4)
+            assert (
+                pool.token[children].tolist()
+                == (best.indices if ids is None else ids[best.indices]).tolist()
+            )
+            torch.testing.assert_close(
+                pool.score[children] - pool.score[node], best.values, atol=1e-4, rtol=1e-4
+            )
             checked += 1
     assert checked >= nodes.start
     return seen
@@ -126,12 +148,3 @@ def residual_rejection(
         draft[token] = 0.0
         draft /= draft.sum()
     return None, residual
-
-
-def typical_acceptance(target_probs: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
-    """Medusa's test, bool [V]: p(x) > min(epsilon, delta * exp(-entropy)). LOSSY: the output is not the target's.
-
-    (Medusa section 2.3.1; the defaults are its code's.)
-    """
-    entropy = -(target_probs * target_probs.clamp(min=1e-20).log()).sum(-1, keepdim=True)
-    return target_probs > torch.minimum(torch.tensor(epsilon), delta * (-entropy).exp())

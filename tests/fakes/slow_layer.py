@@ -20,7 +20,9 @@ def attention(network, x, own=None, seen=None):
     angles = torch.outer(torch.arange(count), torch.cat((inverse, inverse)))[None]
     q, k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin(), unsqueeze_dim=2)
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-    attended = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, enable_gqa=True)
+    attended = F.scaled_dot_product_attention(
+        q, k, v, seen, is_causal=seen is None, enable_gqa=True
+    )
     return attended.transpose(1, 2).flatten(2)[0]
 
 
@@ -31,7 +33,9 @@ def joined(network, features):
         return features
     if config.fc_norm == "each":
         taps = features.split(config.target_hidden_size, -1)
-        features = torch.cat([rms(tap, norm.weight) for tap, norm in zip(taps, network.fc_norm, strict=True)], -1)
+        features = torch.cat(
+            [rms(tap, norm.weight) for tap, norm in zip(taps, network.fc_norm, strict=True)], -1
+        )
     if config.fc_norm == "joint":
         features = rms(features, network.input_norm.weight)
     return features @ fc.weight.T + (fc.bias if config.fc_bias else 0)
@@ -43,7 +47,10 @@ def layer_input(network, embedded, states):
     if config.griffin:
         mixed = torch.cat((embedded, states), -1) @ fc.fc.weight.T + fc.fc.bias
         gate = rms(rms(mixed, fc.post_attention_layernorm.weight), fc.mlp.input_layernorm.weight)
-        gate = torch.cat((gate, rms(embedded, fc.mlp.input_layernorm.weight)), -1) @ fc.mlp.up_proj.weight.T
+        gate = (
+            torch.cat((gate, rms(embedded, fc.mlp.input_layernorm.weight)), -1)
+            @ fc.mlp.up_proj.weight.T
+        )
         mixed = mixed + F.silu(gate) @ fc.mlp.down_proj.weight.T
         return mixed, mixed
     if config.generation != 3:
@@ -86,9 +93,13 @@ def slow_dflash(drafter, ids, features):
 def slow_block(drafter, ids, features):
     """Log-probabilities [B, Vd] of the positions after the root: all rows of the text and of the block at once, causal."""
     network, count = drafter.network, drafter.config.block - 1
-    states = torch.cat((joined(network, features), joined(network, network.mask_hidden[0]).expand(count, -1)))
+    states = torch.cat(
+        (joined(network, features), joined(network, network.mask_hidden[0]).expand(count, -1))
+    )
     tokens = torch.cat((ids[1:], torch.full((count,), drafter.config.mask_token)))
-    rows = sum(layer_output(network, drafter.target.model.get_input_embeddings().weight[tokens], states))
+    rows = sum(
+        layer_output(network, drafter.target.model.get_input_embeddings().weight[tokens], states)
+    )
     for layer in network.layers.values():
         attended = attention(network, rms(rows, layer.input_layernorm.weight), layer.self_attn)
         rows = rows + attended @ layer.self_attn.o_proj.weight.T
@@ -102,7 +113,11 @@ def slow_children(drafter, ids, features, path):
     ids int64 [T] up to the root, features [T - 1, F] of all tokens before it. (EAGLE-3 section 3.1, figure 5.)
     """
     network, width = drafter.network, drafter.config.hidden_size
-    embedding = network.embed_tokens if network.config.own_embedding else drafter.target.model.get_input_embeddings()
+    embedding = (
+        network.embed_tokens
+        if network.config.own_embedding
+        else drafter.target.model.get_input_embeddings()
+    )
     states, tokens = joined(network, features), ids[1:]
     for token in [*path, None]:
         stream, added = layer_output(network, embedding.weight[tokens], states)
@@ -110,7 +125,9 @@ def slow_children(drafter, ids, features, path):
         spoken, last = last, (stream + added[:, width:])[-1:] if network.config.griffin else last
         if token is not None:
             tokens = torch.cat((tokens, torch.tensor([token])))
-            states = torch.cat((states, rms(last, network.norm.weight) if network.config.norm_output else last))
+            states = torch.cat(
+                (states, rms(last, network.norm.weight) if network.config.norm_output else last)
+            )
     if network.config.generation != 3:
         logits = drafter.target.model.lm_head(spoken)[0]
         return (logits if drafter.target_id is None else logits[drafter.target_id]).log_softmax(-1)
