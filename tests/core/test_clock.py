@@ -17,7 +17,9 @@ from specdec.core.verification import Picker
 
 
 def test_every_look_costs_the_fake_clock_one_step_and_laps_wait_for_the_device():
-    """A device that is still busy when a lap ends would charge its work to the next lap. Nothing is left of a cycle before."""
+    """A device that is still busy when a lap ends would charge its work to the next lap. Nothing is
+    left of a cycle before.
+    """
     clock, order = FakeClock(step=0.5), []
     tick = clock.now
     clock.wait = lambda: order.append("wait")
@@ -94,7 +96,9 @@ def test_events_need_both_halves_and_are_recorded_on_the_devices_own_stream(lack
 
 
 class Device:
-    """Stands in for `torch.cuda`: work is queued and takes its time, an event passes when what was queued before it is done."""
+    """Stands in for `torch.cuda`: work is queued and takes its time, an event passes when what was
+    queued before it is done.
+    """
 
     def __init__(self):
         self.host = 0.0  # seconds; what the host's work takes is added by hand

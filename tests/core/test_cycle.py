@@ -1,4 +1,6 @@
-"""The cycle: what it asks, when and within which limits; what it counts; and that bad answers lose nothing."""
+"""The cycle: what it asks, when and within which limits; what it counts; and that bad answers lose
+nothing.
+"""
 
 import contextlib
 import itertools
@@ -28,7 +30,8 @@ WIDE = StaticShape(
 )  # expands 4 nodes, top_k = 2
 
 
-class ScriptedEngine:  # a cycle's engine without tensors: every forward looks at the clock as the live one does
+# a cycle's engine without tensors: every forward looks at the clock as the live one does
+class ScriptedEngine:
     def __init__(self, limits=LIMITS, room=99):
         self.clock, self.limits = FakeClock(), limits
         self.context_tok, self.cycles, self.most_expansions = 10, 4, room
@@ -199,7 +202,8 @@ def test_what_a_policy_sees_and_the_drafters_state_where_there_is_one():
                 assert engine.draft_state.shape == (pair.drafter.network.config.hidden_size,)
                 assert torch.equal(engine.draft_state, engine.drafting.root_state)
             else:
-                assert "this drafter has no state to read" in refusal(lambda: engine.draft_state)  # noqa: B023
+                # noqa: B023
+                assert "this drafter has no state to read" in refusal(lambda: engine.draft_state)
 
 
 def test_rows_beside_the_tree_count_as_verified_and_policies_that_fail_are_named(monkeypatch):

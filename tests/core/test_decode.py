@@ -1,4 +1,6 @@
-"""Decoding as people call it: text, streams, chats, stop tokens, lengths, and `generate` inside transformers."""
+"""Decoding as people call it: text, streams, chats, stop tokens, lengths, and `generate` inside
+transformers.
+"""
 
 import dataclasses
 import functools

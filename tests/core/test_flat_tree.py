@@ -1,4 +1,6 @@
-"""RADAR's flat tree: where drafting stops after one call, more of the root's children are verified, live and replayed."""
+"""RADAR's flat tree: where drafting stops after one call, more of the root's children are verified,
+live and replayed.
+"""
 
 import numpy as np
 import pytest

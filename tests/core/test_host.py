@@ -1,4 +1,6 @@
-"""What goes between host and device in a cycle: one read-back, one upload, and nothing is built anew."""
+"""What goes between host and device in a cycle: one read-back, one upload, and nothing is built
+anew.
+"""
 
 import contextlib
 
@@ -18,7 +20,9 @@ UPLOADS = ("tensor", "as_tensor", "from_numpy")
 
 
 class Built(TorchDispatchMode):
-    """Names of the operations that make a tensor out of no other: what a device would have to be told."""
+    """Names of the operations that make a tensor out of no other: what a device would have to be
+    told.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Policies: what they may be asked, what they answer, how they combine, and how wrong answers are refused."""
+"""Policies: what they may be asked, what they answer, how they combine, and how wrong answers are
+refused.
+"""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""What is noted of decoding, before anything was decoded, and the names that files and tables go by."""
+"""What is noted of decoding, before anything was decoded, and the names that files and tables go
+by.
+"""
 
 import copy
 import math

@@ -1,4 +1,6 @@
-"""The flat-array tree against the tree that is grown node by node, and every number of EAGLE-1's static tree."""
+"""The flat-array tree against the tree that is grown node by node, and every number of EAGLE-1's
+static tree.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def children_from(seed: int, top_k: int, step: float):
-    """Children of a path as a fixed random function of the path. step: log-probabilities are multiples of it (ties)."""
+    """Children of a path as a fixed random function of the path. step: log-probabilities are
+    multiples of it (ties).
+    """
 
     def children(path):
         generator = torch.Generator().manual_seed(hash((seed, *path)) % (1 << 62))
@@ -29,7 +33,9 @@ def children_from(seed: int, top_k: int, step: float):
 
 
 def begun(root: int, *levels) -> GrowingTree:
-    """A tree after levels of (tokens, log-probabilities), lists [W, k], with two nodes expanded on each."""
+    """A tree after levels of (tokens, log-probabilities), lists [W, k], with two nodes expanded on
+    each.
+    """
     tree = GrowingTree()
     tree.restart(root)
     for tokens, log_probs in levels:
@@ -181,7 +187,9 @@ def test_static_shapes_and_scores_by_hand():
     assert (shape.top_k, shape.depth, shape.total_tokens) == (4, 4, 26)
     per_level = [sum(len(choice) == level for choice in EAGLE1_TREE) for level in range(1, 6)]
     assert per_level == [4, 8, 8, 3, 2]
-    # (a) (0b 1b 2b 3b) (00c 01c 02c 10c) (000d) (0000e): whom each level expands, as flat candidates of its frontier.
+    # (a) (0b 1b 2b 3b) (00c 01c 02c 10c) (000d) (0000e): whom each level expands, as flat
+    # candidates of its frontier.
+
     assert [level.tolist() for level in shape.on(torch.device("cpu"))[0]] == [
         [0, 1, 2, 3],
         [0, 1, 2, 4],

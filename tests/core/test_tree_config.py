@@ -1,4 +1,6 @@
-"""The numbers of trees: widths by level beside a slow count, one form for every beam, texts, and the papers' trees."""
+"""The numbers of trees: widths by level beside a slow count, one form for every beam, texts, and
+the papers' trees.
+"""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""Copies beside the tree: tries, what is merged with what was drafted, and the cycle that looks at both."""
+"""Copies beside the tree: tries, what is merged with what was drafted, and the cycle that looks at
+both.
+"""
 
 import dataclasses
 import random
@@ -31,7 +33,9 @@ def paths_in(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 
 def slow_merge(slow: ReferenceTree, trie: Trie) -> tuple[dict[tuple[int, ...], float], int, int]:
-    """(score by path of what either proposes, paths that both propose, how many of them the trie raised)."""
+    """(score by path of what either proposes, paths that both propose, how many of them the trie
+    raised).
+    """
     drafted = {
         tuple(slow.path_tokens(node)[1:]): slow.nodes[node]["score"]
         for node in range(1, len(slow.nodes))
@@ -121,7 +125,9 @@ def plain_text(new_tok: int) -> list[int]:
 
 
 def next_three(text: list[int]):
-    """Copies of the three tokens that plain decoding picks next, and at each place another one, less likely."""
+    """Copies of the three tokens that plain decoding picks next, and at each place another one,
+    less likely.
+    """
 
     def propose(ids: list[int]) -> Trie:
         assert ids == text[: len(ids)]

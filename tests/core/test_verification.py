@@ -1,7 +1,8 @@
-"""The one verification rule against slow versions of itself, against transformers, and against the official engine's rule.
+"""The one verification rule against slow versions of itself, against transformers, and against the
+official engine's rule.
 
-What that accepts is found exactly by forking: every comparison with a uniform number is answered both ways, each way
-weighted with its probability.
+What that accepts is found exactly by forking: every comparison with a uniform number is answered
+both ways, each way weighted with its probability.
 """
 
 import re
@@ -142,7 +143,9 @@ def test_warpers_are_transformers_own(config):
 
 @pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
 def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch):
-    """The repetition penalty depends on the path: the walk must see committed tokens and drafted ancestors, no siblings."""
+    """The repetition penalty depends on the path: the walk must see committed tokens and drafted
+    ancestors, no siblings.
+    """
     picker, vocab_size = Picker.from_settings(seed=11, **config), 6
     lengths = set()
     for seed in range(25):
@@ -179,7 +182,8 @@ def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch
     ties=st.booleans(),
 )
 def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_size, ties):
-    """The official engine's formulation: per path the leading matches with the arg-max, then the longest.
+    """The official engine's formulation: per path the leading matches with the arg-max, then the
+    longest.
 
     Low precision makes exact ties common: the first of the best counts, as in plain decoding.
     """
@@ -230,7 +234,9 @@ def test_the_seeded_walk_has_the_same_lengths_and_ends_by_hand():
 
 
 class Fork:
-    """A uniform number that nobody has drawn yet: each comparison takes the scripted branch and keeps its probability."""
+    """A uniform number that nobody has drawn yet: each comparison takes the scripted branch and
+    keeps its probability.
+    """
 
     def __init__(self, script):
         self.script, self.weight, self.asked, self.factor = script, 1.0, 0, 1.0
@@ -251,7 +257,9 @@ class Fork:
 
 
 def outcomes(rule):
-    """Every (result, probability) of rule(uniforms), by answering its comparisons in all possible ways."""
+    """Every (result, probability) of rule(uniforms), by answering its comparisons in all possible
+    ways.
+    """
     waiting = [()]
     while waiting:
         script = waiting.pop()

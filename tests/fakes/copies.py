@@ -29,8 +29,8 @@ def random_trie(draw, nodes: int, tokens) -> Trie:
 class ScriptedDrafter(Drafter, DraftSession):
     """`drafter`'s tree (none without one), beside it the trie that `propose(token ids)` gives.
 
-    window: token ids of a chain that rides along in every forward of the target; `learned` is what it brought. asked: the
-    lengths at which copies were looked for.
+    window: token ids of a chain that rides along in every forward of the target; `learned` is what
+    it brought. asked: the lengths at which copies were looked for.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Small pairs with random weights for tests of decoding.
 
-Two drafters: EAGLE's network with random weights (it hits now and then, the vocabulary being small), and a table of
-bigrams read off a target whose layers say little (it hits often, so that long paths are accepted). Nothing is trained.
+Two drafters: EAGLE's network with random weights (it hits now and then, the vocabulary being
+small), and a table of bigrams read off a target whose layers say little (it hits often, so that
+long paths are accepted). Nothing is trained.
 """
 
 import functools
@@ -19,7 +20,9 @@ from specdec.models.target import Target
 
 
 def spread(module: torch.nn.Module, seed: int, scale: float = 1.0) -> None:
-    """Normal weights with the standard deviation that keeps activations at unit size, times `scale` for the heads."""
+    """Normal weights with the standard deviation that keeps activations at unit size, times `scale`
+    for the heads.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -52,7 +55,9 @@ def random_network(config: EagleConfig | HeadsConfig, seed: int = 0):
 def random_target(
     vocab_size=24, hidden=32, layers=8, seed=0, limit=512, dtype=torch.float32, say=1.0
 ) -> LlamaForCausalLM:
-    """A Llama whose next-token distributions are neither flat nor point masses. say: how much the context matters."""
+    """A Llama whose next-token distributions are neither flat nor point masses. say: how much the
+    context matters.
+    """
     sizes = dict(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -94,7 +99,9 @@ def random_pair(
 
 
 class BigramDrafter(Drafter, DraftSession):
-    """Drafts from the target's own answers to single tokens: the whole drafting protocol in a few lines."""
+    """Drafts from the target's own answers to single tokens: the whole drafting protocol in a few
+    lines.
+    """
 
     def __init__(self, target: Target):
         self.target = target

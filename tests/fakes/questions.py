@@ -1,4 +1,6 @@
-"""Questions in the middle of drafting, with pools of trees that nobody drafted; cycles that have ended."""
+"""Questions in the middle of drafting, with pools of trees that nobody drafted; cycles that have
+ended.
+"""
 
 import types
 
@@ -31,7 +33,9 @@ def question(
 
 
 def finished(accepted_tok, draft_calls, total_ms=1.0, verify_nodes=None) -> types.SimpleNamespace:
-    """A cycle as rules observe it; without a number every drafted token is verified, as those of a chain are."""
+    """A cycle as rules observe it; without a number every drafted token is verified, as those of a
+    chain are.
+    """
     verified = draft_calls if verify_nodes is None else verify_nodes
     rows = dict(
         accepted_tok=accepted_tok,
@@ -44,7 +48,9 @@ def finished(accepted_tok, draft_calls, total_ms=1.0, verify_nodes=None) -> type
 
 
 def asked(kind, expansions=0, cycle=1, plan=None, context_tok=100, largest=1, **seen) -> Question:
-    """A question about an engine of which this much is seen (scores, newest_scores, ...); a pair without features, if unsaid."""
+    """A question about an engine of which this much is seen (scores, newest_scores, ...); a pair
+    without features, if unsaid.
+    """
     view = types.SimpleNamespace(**{"features": None, **seen})
     return Question(kind, context_tok, expansions, cycle, largest, plan, view)
 

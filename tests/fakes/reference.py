@@ -1,6 +1,8 @@
-"""Slow, obvious versions of what the fast code does, and the classical verification rules. Oracles for tests and teaching.
+"""Slow, obvious versions of what the fast code does, and the classical verification rules. Oracles
+for tests and teaching.
 
-Nothing here is used while decoding. Trees and rules are plain Python; every function follows its paper line by line.
+Nothing here is used while decoding. Trees and rules are plain Python; every function follows its
+paper line by line.
 """
 
 from __future__ import annotations
@@ -78,9 +80,11 @@ def children_of(parents: list[int], node: int) -> list[int]:
 def assert_drafted(
     pair: Pair, prompt: list[int], policy: Static, slow: Callable, nodes: range
 ) -> list[tuple]:
-    """Every expanded node's children are the best of the slow way, in cycles until so many nodes are checked.
+    """Every expanded node's children are the best of the slow way, in cycles until so many nodes
+    are checked.
 
-    slow(ids up to the root) -> (path of drafted tokens -> log-probabilities [Vd]). Returns (expansions, levels) of each cycle.
+    slow(ids up to the root) -> (path of drafted tokens -> log-probabilities [Vd]). Returns
+    (expansions, levels) of each cycle.
     """
     engine, checked, seen = (
         LiveEngine(pair, torch.tensor(prompt), 12, policy.limits, Picker()),
@@ -113,9 +117,11 @@ def assert_drafted(
 def sequential_rejection(
     tokens: list[int], parents: list[int], target_probs: Tensor, uniforms: Iterator[float]
 ) -> tuple[list[int], Tensor]:
-    """EAGLE's rule for fixed children: try them in turn, accept x if u <= p(x), else strike x out and renormalise.
+    """EAGLE's rule for fixed children: try them in turn, accept x if u <= p(x), else strike x out
+    and renormalise.
 
-    target_probs [N, V] after each node. Returns (path nodes, the distribution [V] of the bonus token).
+    target_probs [N, V] after each node. Returns (path nodes, the distribution [V] of the bonus
+    token).
     """
     node, path = 0, [0]
     while True:
@@ -134,10 +140,12 @@ def sequential_rejection(
 def residual_rejection(
     drawn: list[int], target_probs: Tensor, draft_probs: Tensor, uniforms: Iterator[float]
 ) -> tuple[int | None, Tensor]:
-    """The rule for children *drawn* without replacement from `draft_probs` [V], in draw order (EAGLE-1, Sequoia).
+    """The rule for children *drawn* without replacement from `draft_probs` [V], in draw order
+    (EAGLE-1, Sequoia).
 
-    Accept x if u <= r(x) / d(x), else r <- norm((r - d)+), d(x) <- 0, d <- norm(d). Returns (index of the accepted child or
-    None, the distribution [V] of the bonus token if none was accepted). Exact only for drawn children in draw order.
+    Accept x if u <= r(x) / d(x), else r <- norm((r - d)+), d(x) <- 0, d <- norm(d). Returns (index
+    of the accepted child or None, the distribution [V] of the bonus token if none was accepted).
+    Exact only for drawn children in draw order.
     """
     residual, draft = target_probs.clone(), draft_probs.clone()
     for index, token in enumerate(drawn):

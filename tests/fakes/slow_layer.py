@@ -10,7 +10,9 @@ def rms(x, weight):
 
 
 def attention(network, x, own=None, seen=None):
-    """Attention over rows x, positions from 0; causal unless `seen` bool [T, T]. [T, 2H] -> [T, heads * D]."""
+    """Attention over rows x, positions from 0; causal unless `seen` bool [T, T]. [T, 2H] -> [T,
+    heads * D].
+    """
     config, own = network.config, own or network.midlayer.self_attn
     count, width = len(x), config.head_dim
     q, k, v = (part(x).view(1, count, -1, width) for part in (own.q_proj, own.k_proj, own.v_proj))
@@ -27,7 +29,9 @@ def attention(network, x, own=None, seen=None):
 
 
 def joined(network, features):
-    """Target features to states: fc over the taps side by side, normed first where the reading says so."""
+    """Target features to states: fc over the taps side by side, normed first where the reading says
+    so.
+    """
     config, fc = network.config, network.fc
     if config.generation != 3:
         return features
@@ -76,7 +80,9 @@ def mlp_output(layer, stream):
 
 
 def slow_dflash(drafter, ids, features):
-    """Log-probabilities [B, Vd] of DFlash: every layer reads all features again, and the whole block."""
+    """Log-probabilities [B, Vd] of DFlash: every layer reads all features again, and the whole
+    block.
+    """
     network, config = drafter.network, drafter.config
     context = rms(features @ network.fc.weight.T, network.hidden_norm.weight)
     tokens = [int(ids[-1])] + [config.mask_token] * (config.block - config.from_anchor)
@@ -91,7 +97,9 @@ def slow_dflash(drafter, ids, features):
 
 
 def slow_block(drafter, ids, features):
-    """Log-probabilities [B, Vd] of the positions after the root: all rows of the text and of the block at once, causal."""
+    """Log-probabilities [B, Vd] of the positions after the root: all rows of the text and of the
+    block at once, causal.
+    """
     network, count = drafter.network, drafter.config.block - 1
     states = torch.cat(
         (joined(network, features), joined(network, network.mask_hidden[0]).expand(count, -1))
@@ -108,9 +116,11 @@ def slow_block(drafter, ids, features):
 
 
 def slow_children(drafter, ids, features, path):
-    """Log-probabilities [Vd] after `path` (drafted tokens below the root): every row again for every drafted token.
+    """Log-probabilities [Vd] after `path` (drafted tokens below the root): every row again for
+    every drafted token.
 
-    ids int64 [T] up to the root, features [T - 1, F] of all tokens before it. (EAGLE-3 section 3.1, figure 5.)
+    ids int64 [T] up to the root, features [T - 1, F] of all tokens before it. (EAGLE-3 section 3.1,
+    figure 5.)
     """
     network, width = drafter.network, drafter.config.hidden_size
     embedding = (
