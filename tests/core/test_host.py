@@ -39,7 +39,7 @@ class Built(TorchDispatchMode):
 
 @contextlib.contextmanager
 def counted(monkeypatch):
-    """Counts of read-backs and uploads inside; a call within a counted call is not counted again."""
+    """Counts of read-backs and uploads inside; calls within a counted call do not count."""
     counts, inside = {"reads": 0, "uploads": 0}, []
 
     def counting(kind, plain):

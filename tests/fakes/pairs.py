@@ -140,5 +140,6 @@ def shared_bigrams() -> Pair:
 
 def layer_fields(config: EagleConfig) -> dict:
     """What a drafter's config.json says of its layer."""
-    names = "hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size rms_norm_eps".split()
+    names = "hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size"
+    names = [*names.split(), "rms_norm_eps"]
     return {name: getattr(config, name) for name in names}

@@ -13,7 +13,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 
 
 def pool(random, expansions, top_k=10, scale=1.0) -> np.ndarray:
-    """Cumulative scores of a random tree in creation order, children descending below each parent."""
+    """Cumulative scores of a random tree in creation order, children in descending order."""
     scores, parents = [], np.zeros(1)
     for _ in range(expansions + 1):
         steps = -np.sort(random.exponential(scale, size=(len(parents), top_k)), axis=1)
