@@ -18,31 +18,14 @@ from torch import Tensor, nn
 
 from specdec import runs
 from specdec.core.protocols import Drafter, DraftSession
-from specdec.core.tree import counting
 from specdec.errors import SpecdecError
 from specdec.models.eagle_network import best_tokens
 from specdec.models.families import decoder_of, setting
 from specdec.models.load import read_causal_lm
-from specdec.models.target import Target
-from specdec.models.tree_attention import TreeMask
+from specdec.models.target import Target, TreeMask
 
 MARK = "draft_lm"  # field of config.json with which our trainer marks such drafters
 PADDED_FRAC = 0.01  # vocabularies of one tokenizer are padded to different sizes, but by no more than that
-
-
-class BranchMask(TreeMask):
-    """A level of a tree whose earlier levels are cached: ancestors bool [T, drawn + T], drawn int64: their positions."""
-
-    def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor, drawn: Tensor):
-        super().__init__(positions, prefix, ancestors)
-        self.drawn = drawn
-
-    def visible(self, window: int | None) -> Tensor:
-        seen = super().visible(None)
-        if window is not None:
-            keys = torch.cat((counting(self.prefix, seen.device), self.drawn, self.positions))
-            seen = seen & (self.positions[:, None] - keys[None] < window)
-        return seen
 
 
 class SmallLM(Drafter):
@@ -96,7 +79,7 @@ class SmallLMSession(DraftSession):
         own = torch.eye(width, dtype=torch.bool, device=tokens.device)
         self._seen = torch.cat((self._seen[rows], own), 1)
         positions = torch.full_like(tokens, level)
-        mask = BranchMask(positions, self.length, self._seen, self._drawn)
+        mask = TreeMask(positions, self.length, self._seen, self._drawn)
         self.cache.require(width)
         logits = self.drafter.model.run(self._own_tokens(tokens), self.cache, mask).logits
         self._drawn = torch.cat((self._drawn, positions))
