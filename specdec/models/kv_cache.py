@@ -70,7 +70,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
     def crop(self, max_length: int) -> None:
         """transformers' name for dropping rows: a negative number drops that many; other numbers are refused."""
         if max_length > 0:
-            raise SpecdecError("crop takes a negative number, the rows to drop; truncate takes the rows to keep.")
+            raise SpecdecError(
+                "crop takes a negative number, the rows to drop; truncate takes the rows to keep."
+            )
         self.rows = max(0, self.rows + max_length)
 
     def reset(self) -> None:
@@ -93,7 +95,9 @@ class TreeCache(Cache):  # type: ignore[misc]
         """Refuse a forward of `rows` tokens that would not fit, before it writes anything."""
         if len(self) + rows > self.capacity:
             why = f"the key-value cache has room for {self.capacity} tokens but {len(self) + rows} are needed"
-            raise SpecdecError(f"{why}; shorten the prompt, lower max_new_tokens or use a smaller tree.")
+            raise SpecdecError(
+                f"{why}; shorten the prompt, lower max_new_tokens or use a smaller tree."
+            )
 
     def append(self, other: TreeCache, begin: int = 0, end: int | None = None) -> None:
         """Copy rows [begin, end) of another cache of the same model, default all, as if their tokens had been read here."""
@@ -110,7 +114,9 @@ class TreeCache(Cache):  # type: ignore[misc]
         """
         end, filled = start + len(rows), len(self)
         ascending = all(a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True))
-        assert 0 <= start <= filled and ascending, f"cannot keep rows {rows} from row {start} on in {filled} rows"
+        assert 0 <= start <= filled and ascending, (
+            f"cannot keep rows {rows} from row {start} on in {filled} rows"
+        )
         if rows == list(range(start, end)):  # a chain is already in place
             self.truncate(end)
             return
@@ -118,7 +124,10 @@ class TreeCache(Cache):  # type: ignore[misc]
             index = torch.tensor(rows, device=self.layers[0].keys.device)
         for layer in self.layers:
             if layer.is_initialized:  # layers that share another's keys have none of their own
-                layer.keep(start, index if index.device == layer.keys.device else index.to(layer.keys.device))
+                layer.keep(
+                    start,
+                    index if index.device == layer.keys.device else index.to(layer.keys.device),
+                )
 
     def truncate(self, rows: int) -> None:
         """Drop everything after the first `rows` rows."""

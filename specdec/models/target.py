@@ -228,9 +228,7 @@ class Target(TargetModel):
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
         return self.run(tokens, cache, mask, 1 if last_only else 0)
 
-    def run(
-        self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0
-    ) -> Rows:
+    def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0) -> Rows:
         """The forward itself. keep: rows with logits, 0 for all, n for the last n, or numbers."""
         cache.require(len(tokens))
         logits = self._logits(tokens[None], mask.positions[None], self._masks([mask]), cache, keep)

@@ -14,7 +14,12 @@ from specdec.models.target import TreeMask  # noqa: F401
 
 
 def grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool = False, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """Query heads grouped by the key head they share. query [kv, groups, T, D], key and value [kv, M, D] -> [kv, groups, T, D].
 
@@ -38,7 +43,9 @@ def grouped_attention(
     return out.view(kv_heads, groups, rows, -1).to(dtype)
 
 
-PRODUCTS_FROM = 20_000  # above so many (row, key) pairs, two plain products are faster than torch's kernel
+PRODUCTS_FROM = (
+    20_000  # above so many (row, key) pairs, two plain products are faster than torch's kernel
+)
 BLOCK_ROWS = 64  # rows of a causal product at a time: half of a single large one would be masked
 
 
@@ -64,7 +71,9 @@ def _attention_of_products(query, key, value, bias, causal: bool, scale: float |
     _, groups, rows, width = query.shape
     query = query * (width**-0.5 if scale is None else scale)
     if not causal:
-        return _two_products(query, key, value, None if bias is None else bias.unflatten(0, (groups, rows)))
+        return _two_products(
+            query, key, value, None if bias is None else bias.unflatten(0, (groups, rows))
+        )
     out = torch.empty_like(query)
     future = additive(causal_order(BLOCK_ROWS, query.device), query.dtype)
     for begin in range(0, rows, BLOCK_ROWS):
@@ -84,5 +93,3 @@ def _two_products(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
     if bias is not None:
         scores.view(kv_heads, groups, rows, -1).add_(bias)
     return torch.bmm(scores.softmax(-1), value).view(query.shape)
-
-
