@@ -1,9 +1,251 @@
-"""Weights packed once for this processor's fastest kernels, when specdec loads a pair on a CPU."""
+"""Weights packed once for this processor's fastest kernels, when specdec loads a pair on a CPU.
+
+PyTorch re-arranges a weight matrix at every product with few rows, which can cost more than the
+product itself. Here that is done once, and the arranged form is the only copy. Layers that read the
+same input (queries, keys and values; gate and up) become one product.
+
+After `pack`, a linear layer is a `PackedLinear`: it has no parameter, its `weight` is a plain copy
+made anew at every reading, and `state_dict` holds the same names and values as before. Training,
+adapters, `load_state_dict` and a change of dtype or device need an unpacked module.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from specdec.errors import SpecdecError
+from specdec.models.attention import attend
+from specdec.models.families import setting
+
+# weights of a product from which packing pays. One row in float32 runs as fast unpacked
+PACKED_FROM = {torch.float32: 500_000, torch.bfloat16: 4_096}
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+UNPACKED = "this model's weights are packed for the CPU; load it with pack=False to change them."
 
 
+class Product:
+    """x [..., I] -> x @ weight.T + bias [..., O], of one matrix [O, I] in its fastest form."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.bias = bias
+        self.dtype = weight.dtype
+        self.weight: Tensor = weight.contiguous()
+        self.is_packed = weight.numel() >= PACKED_FROM[weight.dtype]
+        if self.is_packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.is_packed:
+            return F.linear(x, self.weight, self.bias)
+        run = torch.ops.mkldnn._linear_pointwise
+        return run(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+
+    def plain(self) -> Tensor:
+        """The matrix as it was."""
+        return self.weight.to_dense() if self.is_packed else self.weight
+
+    def __deepcopy__(self, memo: Any) -> Product:
+        # never written to, and a packed tensor cannot be copied
+        return self
+
+
+class PackedLinear(nn.Module):
+    """Rows [begin, end) of a product, with the face of an nn.Linear.
+
+    tied: the plain weight that another module holds, for a head tied to its embedding.
+    """
+
+    def __init__(self, product: Product, begin: int, end: int, width: int, tied: Any = None):
+        super().__init__()
+        self.product = product
+        self.rows = slice(begin, end)
+        self.in_features = width
+        self.out_features = end - begin
+        self.tied = (tied,)
+        self.is_alone = begin == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.product(x)
+        if outputs.shape[-1] == self.out_features:
+            return outputs
+        return outputs[..., self.rows]
+
+    @property
+    def weight(self) -> Tensor:
+        """[O, I], a plain copy of the packed rows; the embedding's own weight if tied to it."""
+        if self.tied[0] is not None:
+            return self.tied[0]  # type: ignore[no-any-return]
+        with torch.no_grad():
+            return self.product.plain()[self.rows]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[O] or None."""
+        bias = self.product.bias
+        return None if bias is None else bias[self.rows]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = self.weight.detach()
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias.detach()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        raise SpecdecError(UNPACKED)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        moved = fn(torch.empty(0, dtype=self.product.dtype))
+        if moved.dtype != self.product.dtype or moved.device.type != "cpu":
+            raise SpecdecError(UNPACKED)
+        return self
+
+
+@torch.no_grad()
 def pack(module: nn.Module) -> None:
-    """Pack the linear layers of a module in place; the packed form is then the only copy."""
+    """Pack the linear layers of a network in place; Llama-like layers also run as fewer calls.
+
+    Only float32 and bfloat16 weights on a CPU that has the kernels; anything else stays as it is.
+
+    >>> import specdec
+    >>> network = nn.Sequential(nn.Linear(64, 128))
+    >>> before = network[0].weight.detach().clone()
+    >>> pack(network)
+    >>> torch.equal(network.state_dict()["0.weight"], before)
+    True
+    """
+    embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
+    for owner in list(module.modules()):
+        # 1. layers that read the same input, as one product
+        for names in TOGETHER:
+            layers = [getattr(owner, name, None) for name in names]
+            if all(can_pack(layer) for layer in layers):
+                product = pack_together(owner, names, layers)
+                if hasattr(owner, "fused"):
+                    owner.fused = product
+        # 2. all others alone
+        for name, layer in list(owner.named_children()):
+            if can_pack(layer):
+                tied = next((weight for weight in embeddings if weight is layer.weight), None)
+                product = Product(layer.weight.detach(), detached(layer.bias))
+                rows, width = layer.weight.shape
+                setattr(owner, name, PackedLinear(product, 0, rows, width, tied))
+        # 3. modules of known families with forwards of our own
+        replace_forward(owner)
+
+
+def can_pack(layer: Any) -> bool:
+    """Whether this is a plain linear layer whose weights have kernels here."""
+    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
+        return False
+    weight = layer.weight
+    if weight.device.type != "cpu" or weight.dtype not in PACKED_FROM:
+        return False
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def pack_together(owner: nn.Module, names: tuple[str, ...], layers: list[Any]) -> Product:
+    """One product for layers with the same input; each becomes a view of its rows."""
+    biases = [detached(layer.bias) for layer in layers]
+    bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+    product = Product(torch.cat([layer.weight.detach() for layer in layers]), bias)
+    begin = 0
+    for name, layer in zip(names, layers, strict=True):
+        rows, width = layer.weight.shape
+        setattr(owner, name, PackedLinear(product, begin, begin + rows, width))
+        begin += rows
+    return product
+
+
+def detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
+
+
+def replace_forward(module: Any) -> None:
+    """Give a known module a subclass of its own class with our forward, so that hooks find it."""
+    name = type(module).__name__
+    forwards = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
+    for part, forward in forwards.items():
+        if name not in [family + part for family in FAMILIES]:
+            continue
+        if part != "RMSNorm" and not all(type(m) is PackedLinear for m in linears(module)):
+            continue
+        body: dict[str, Any] = {"forward": forward}
+        module.__class__ = types.new_class(name, (type(module),), {}, body_of(body))
+
+
+def body_of(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda namespace: namespace.update(attributes)
+
+
+def linears(module: nn.Module) -> list[nn.Module]:
+    """Its projections."""
+    return [child for name, child in module.named_children() if name.endswith("_proj")]
+
+
+def rms_norm(self: Any, x: Tensor) -> Tensor:
+    """x / rms(x), rounded, times weight: as transformers rounds."""
+    weight = self.weight
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, self.variance_epsilon)
+    return F.rms_norm(x, weight.shape, None, self.variance_epsilon) * weight
+
+
+def gated_mlp(self: Any, x: Tensor) -> Tensor:
+    """Down(act(gate(x)) * up(x))."""
+    gate, up = self.gate_proj.product(x).chunk(2, dim=-1)
+    return self.down_proj.product(self.act_fn(gate).mul_(up))  # type: ignore[no-any-return]
+
+
+def attention(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Projections as one product, rotary embedding of queries and keys at once, attention."""
+    cache = kwargs.pop("past_key_values", cache)
+    # 1. queries, keys and values [B, T, heads, D]
+    width = self.head_dim
+    queries = self.q_proj.out_features // width
+    pairs = self.k_proj.out_features // width
+    heads = self.q_proj.product(hidden_states).unflatten(-1, (-1, width))
+    turned, values = heads.split((queries + pairs, pairs), 2)
+    if hasattr(self, "q_norm"):
+        parts = turned.split((queries, pairs), 2)
+        turned = torch.cat((self.q_norm(parts[0]), self.k_norm(parts[1])), 2)
+    # 2. rotate_half(x) is x with its halves swapped and the first one negated
+    cos, sin = position_embeddings
+    half = width // 2
+    signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)[:, :, None]
+    turned = (turned * cos[:, :, None]).add_(turned.roll(half, -1).mul_(signed)).transpose(1, 2)
+    query = turned[:, :queries]
+    key = turned[:, queries:]
+    value = values.transpose(1, 2)
+    if cache is not None:
+        key, value = cache.update(key, value, self.layer_idx)
+    # 3. the attention function that the config names now
+    implementation = self.config._attn_implementation
+    if implementation == "sdpa":
+        causal = attention_mask is None and query.shape[2] > 1
+        attended = attend(query, key, value, attention_mask, causal, self.scaling).transpose(1, 2)
+        weights = None
+    else:
+        import sys
+
+        eager = vars(sys.modules[type(self).__mro__[1].__module__])["eager_attention_forward"]
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
+        window = setting(self, "sliding_window", setting(self.config, "sliding_window"))
+        kwargs |= {"scaling": self.scaling, "sliding_window": window}
+        attended, weights = run(self, query, key, value, attention_mask, dropout=0.0, **kwargs)
+    return self.o_proj.product(attended.flatten(2)), weights

@@ -18,31 +18,16 @@ from torch import Tensor, nn
 
 from specdec import runs
 from specdec.core.protocols import Drafter, DraftSession
-from specdec.core.tree import counting
 from specdec.errors import SpecdecError
 from specdec.models.eagle_network import best_tokens
 from specdec.models.families import decoder_of, setting
 from specdec.models.load import read_causal_lm
-from specdec.models.target import Target
-from specdec.models.tree_attention import TreeMask
+from specdec.models.target import Target, TreeMask
 
 MARK = "draft_lm"  # field of config.json with which our trainer marks such drafters
-PADDED_FRAC = 0.01  # vocabularies of one tokenizer are padded to different sizes, but by no more than that
-
-
-class BranchMask(TreeMask):
-    """A level of a tree whose earlier levels are cached: ancestors bool [T, drawn + T], drawn int64: their positions."""
-
-    def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor, drawn: Tensor):
-        super().__init__(positions, prefix, ancestors)
-        self.drawn = drawn
-
-    def visible(self, window: int | None) -> Tensor:
-        seen = super().visible(None)
-        if window is not None:
-            keys = torch.cat((counting(self.prefix, seen.device), self.drawn, self.positions))
-            seen = seen & (self.positions[:, None] - keys[None] < window)
-        return seen
+PADDED_FRAC = (
+    0.01  # vocabularies of one tokenizer are padded to different sizes, but by no more than that
+)
 
 
 class SmallLM(Drafter):
@@ -92,11 +77,14 @@ class SmallLMSession(DraftSession):
         return self.drafter.children(logits, top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        width, level = len(tokens), self.length if not len(self._drawn) else int(self._drawn[-1]) + 1
+        width, level = (
+            len(tokens),
+            self.length if not len(self._drawn) else int(self._drawn[-1]) + 1,
+        )
         own = torch.eye(width, dtype=torch.bool, device=tokens.device)
         self._seen = torch.cat((self._seen[rows], own), 1)
         positions = torch.full_like(tokens, level)
-        mask = BranchMask(positions, self.length, self._seen, self._drawn)
+        mask = TreeMask(positions, self.length, self._seen, self._drawn)
         self.cache.require(width)
         logits = self.drafter.model.run(self._own_tokens(tokens), self.cache, mask).logits
         self._drawn = torch.cat((self._drawn, positions))
@@ -122,11 +110,17 @@ class LMNetwork(nn.Module):
         self.model, head = model, model.get_output_embeddings()
         if head.weight is model.get_input_embeddings().weight:
             head.weight = nn.Parameter(head.weight.detach().clone())
-            model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+            model.config.get_text_config().tie_word_embeddings = (
+                model.config.tie_word_embeddings
+            ) = False
         vocabulary, hidden = model.get_output_embeddings().weight.shape
         # the fields of every drafter's config; a whole language model drafts over its whole vocabulary
-        sizes = dict(vocab_size=vocabulary, draft_vocab_size=vocabulary, hidden_size=hidden, taps=taps)
-        self.config = SimpleNamespace(**sizes, num_taps=1, own_embedding=True, is_reduced=False, generation=0)
+        sizes = dict(
+            vocab_size=vocabulary, draft_vocab_size=vocabulary, hidden_size=hidden, taps=taps
+        )
+        self.config = SimpleNamespace(
+            **sizes, num_taps=1, own_embedding=True, is_reduced=False, generation=0
+        )
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool), persistent=False)
         self.register_buffer("d2t", torch.zeros(vocabulary, dtype=torch.long), persistent=False)
 
@@ -146,7 +140,9 @@ def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
     text.num_hidden_layers = layers
     if setting(text, "layer_types"):
         text.layer_types = text.layer_types[:layers]
-    small = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    small = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    )
     if warm_start:
         small.get_input_embeddings().load_state_dict(model.get_input_embeddings().state_dict())
         small.get_output_embeddings().load_state_dict(model.get_output_embeddings().state_dict())
@@ -160,7 +156,9 @@ def save_small_lm(network: LMNetwork, folder: Path, dtype: torch.dtype) -> Path:
         model.save_pretrained(scratch)
         with runs.atomic(folder / "model.safetensors") as temporary:
             shutil.copyfile(Path(scratch) / "model.safetensors", temporary)
-        runs.write_json(folder / "config.json", {**runs.read_json(Path(scratch) / "config.json"), MARK: True})
+        runs.write_json(
+            folder / "config.json", {**runs.read_json(Path(scratch) / "config.json"), MARK: True}
+        )
     return folder
 
 
