@@ -150,14 +150,19 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.fused: Callable[[Tensor], Tensor] | None = None  # one product, set by `packed.pack`
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotation."""
-        head_dim = self.config.head_dim
-        q = self.q_proj(x).unflatten(-1, (-1, head_dim))
-        k = self.k_proj(x).unflatten(-1, (-1, head_dim))
-        v = self.v_proj(x).unflatten(-1, (-1, head_dim))
-        if self.config.query_key_norm:
+        config = self.config
+        if self.fused is None:
+            parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        else:
+            keys = config.num_key_value_heads * config.head_dim
+            queries = config.num_attention_heads * config.head_dim
+            parts = self.fused(x).split((queries, keys, keys), dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, config.head_dim)) for part in parts)
+        if config.query_key_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
         return q, k, v
@@ -171,9 +176,13 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.fused: Callable[[Tensor], Tensor] | None = None  # gate and up, set by `packed.pack`
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        if self.fused is None:
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.fused(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class DecoderLayer(nn.Module):
