@@ -21,8 +21,8 @@ from torch import Tensor
 
 from specdec.core.protocols import DraftForward, DraftSession
 from specdec.errors import SpecdecError
-from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_drafter import BatchedDrafter, EagleDrafter, EagleSession, TreeKeys
+from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_network import BlockNetwork, rotate
 from specdec.models.target import Target
 

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from specdec import runs
 from specdec.core.protocols import DraftSession
 from specdec.errors import SpecdecError, warn
+from specdec.models.eagle_drafter import EagleDrafter, EagleSession, NetworkDrafter
 from specdec.models.eagle_files import (
     Fields,
     bad_checkpoint,
@@ -50,7 +51,6 @@ from specdec.models.eagle_files import (
     save_tensors,
     with_weights,
 )
-from specdec.models.eagle_drafter import EagleDrafter, EagleSession, NetworkDrafter
 from specdec.models.eagle_network import EagleConfig, EagleNetwork, RMSNorm, best_tokens, layer_like
 from specdec.models.families import setting
 from specdec.models.target import Target
