@@ -6,8 +6,7 @@
 
 All nodes of a level have the same children, and the probability of a node is the product of the q_j along its path. So the
 root pass drafts everything and an expansion is a look-up: the best nodes of the pool are the best of the product (DDTree's
-trees), as far as `top_k` reaches. The network is P-EAGLE's (`eagle.network.BlockNetwork`). Knows nothing about training or
-policies.
+trees), as far as `top_k` reaches. The network is `eagle_network.BlockNetwork`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from torch import Tensor
 
 from specdec.core.protocols import DraftForward, DraftSession
 from specdec.errors import SpecdecError
-from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_drafter import BatchedDrafter, EagleDrafter, EagleSession, TreeKeys
+from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_network import BlockNetwork, rotate
 from specdec.models.target import Target
 
@@ -33,12 +32,16 @@ class BlockDrafter(EagleDrafter):
 
     def __init__(self, network: BlockNetwork, target: Target):
         super().__init__(network, target)
-        self.deepest = self.config.block - 1  # expansions: the root's children come from the first row
+        self.deepest = (
+            self.config.block - 1
+        )  # expansions: the root's children come from the first row
 
     def session(self, context_tok: int, tree_tok: int) -> BlockSession:
         return BlockSession(self, context_tok)
 
-    def layer(self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable) -> Tensor:
+    def layer(
+        self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable
+    ) -> Tensor:
         """States after all layers; `attend` is called once per layer, in order, and keeps the keys of each apart."""
         x = super().layer(tokens, hidden, cos, sin, attend)
         for layer in self.network.layers.values():
@@ -67,7 +70,9 @@ class BlockLevels(DraftSession):
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         self._level += 1
         if self._level >= len(self._children[0]):
-            raise SpecdecError(f"this drafter drafts blocks of {len(self._children[0])} tokens and no deeper.")
+            raise SpecdecError(
+                f"this drafter drafts blocks of {len(self._children[0])} tokens and no deeper."
+            )
         return self._of_level(len(tokens), top_k)
 
     def _of_level(self, nodes: int, top_k: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +94,9 @@ class BlockSession(BlockLevels, EagleSession):
     def root_step(self, tokens: Tensor, features: Tensor):
         """The lasting rows of A new tokens, and the rows of the block after them."""
         hidden = self.network.fuse(features)
-        rows = (torch.cat(parts) for parts in zip((tokens, hidden), self.network.masked(), strict=True))
+        rows = (
+            torch.cat(parts) for parts in zip((tokens, hidden), self.network.masked(), strict=True)
+        )
         return self.causal_step(*rows, len(tokens))
 
     def _attend(self, *given) -> Tensor:
@@ -112,7 +119,9 @@ class BatchedBlocks(BatchedDrafter):
         keys = itertools.cycle([(store, TreeKeys()) for store in self.stores])
         tokens, hidden = network.masked(len(contexts))
         rows = torch.zeros_like(contexts)[:, None]
-        attend = functools.partial(self._attend, contexts, rows, keys)  # each row sees its block's rows before it
+        attend = functools.partial(
+            self._attend, contexts, rows, keys
+        )  # each row sees its block's rows before it
         for place in range(self.drafter.config.block - 1):
             cos, sin = (table[contexts + place][:, None, None] for table in (self._cos, self._sin))
             one = slice(place, place + 1)
@@ -123,15 +132,33 @@ class BatchedBlocks(BatchedDrafter):
         (self.keys, self.values), own = next(keys)
         return super()._attend(contexts, rows, own, *heads)
 
-    def _level(self, contexts, level: int, keys, beam: Tensor, scores: Tensor, tokens, hidden: Tensor, top_k: int):
-        children, log_probs = self.drafter.children(hidden[:, level + 1 : level + 2], top_k)  # [P, 1, k]
+    def _level(
+        self,
+        contexts,
+        level: int,
+        keys,
+        beam: Tensor,
+        scores: Tensor,
+        tokens,
+        hidden: Tensor,
+        top_k: int,
+    ):
+        children, log_probs = self.drafter.children(
+            hidden[:, level + 1 : level + 2], top_k
+        )  # [P, 1, k]
         best = scores.gather(1, beam)[..., None]
-        return (best + log_probs).flatten(1), children.expand(-1, beam.shape[1], -1).flatten(1), hidden
+        return (
+            (best + log_probs).flatten(1),
+            children.expand(-1, beam.shape[1], -1).flatten(1),
+            hidden,
+        )
 
 
 def load_block(folder: Path, target: Target) -> BlockDrafter:
     """The drafter in `folder`, bound to a target. SpecdecError if its weights are no block drafter's."""
     network = read_checkpoint(folder).network()
     if not network.config.block:
-        raise SpecdecError(f"{folder} drafts one position after the other and is no block drafter; load it as eagle3.")
+        raise SpecdecError(
+            f"{folder} drafts one position after the other and is no block drafter; load it as eagle3."
+        )
     return BlockDrafter(network, target)

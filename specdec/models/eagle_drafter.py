@@ -1,54 +1,56 @@
-"""Drafting with an EAGLE network: `EagleSession` cycle by cycle, `BatchedDrafter` from many positions of a text at once.
+"""Drafting with an EAGLE network: `EagleSession` cycle by cycle, `BatchedDrafter` from many positions.
 
-The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the tree, which is decided
-elsewhere. Positions count from 0 at the first (feature, next token) pair, as in the official engine.
-
-Both share the drafter's layer and its candidate children; they differ in where keys are kept and how they are attended to.
-
-A wrong tap, a norm on the wrong side of a residual or a different RoPE base raises no error: only acceptance falls. So a
-drafter can be run along the target's own text, under each reading of the fields in doubt (listed in `checkpoints.py`), to
-measure how often the two agree (`calibrate_reading`). Knows nothing about policies or file layouts.
+The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the
+tree, which is decided elsewhere. Positions count from 0 at the first (feature, next token) pair, as in
+the official engine. Both classes share the drafter's layer and its candidate children; they differ in
+where keys are stored and how they are attended to.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tree import additive, apart, causal
 from specdec.core.tree_config import check_memory, pool_size
-from specdec.errors import SpecdecError, warn
+from specdec.errors import SpecdecError
+from specdec.models.attention import aligned
+from specdec.models.attention import attend as attend_heads
 from specdec.models.eagle_files import EMBEDDING, read_checkpoint
-from specdec.models.eagle_network import EagleConfig, best_tokens, default_taps, rotary_tables, rotate, vocabulary_ids
-from specdec.models.families import setting
+from specdec.models.eagle_network import (
+    EagleConfig,
+    best_tokens,
+    default_taps,
+    rotary_tables,
+    rotate,
+    vocabulary_ids,
+)
 from specdec.models.target import Target
-from specdec.models.tree_attention import grouped_attention
-
-CALIBRATION_TOK = 64
-STEPS = 3  # draft steps per position: an error in the fed-back state shows from the second step on
-MARGIN_FRAC = 0.03  # required advantage of another reading; 64 x 3 comparisons justify no less
-STRANGER_FRAC = 0.15  # below this, the drafter hardly belongs to the target under any reading
 
 
 class NetworkDrafter(Drafter):
-    """A network bound to a target, whose embedding and head it may use; bound again if the target changes.
+    """A network bound to a target, whose embedding and head it may use.
 
-    network: with `config`, `use_head` and `prepack`, as `EagleNetwork` has them.
+    It is bound again if the target changes. network: with `config` and `use_head`, as
+    `EagleNetwork` has them.
     """
 
-    def __init__(self, network, target: Target):
-        self.network, self.target, self.config = network, target, network.config
-        usual = default_taps(target.num_layers) if self.config.generation == 3 else (target.num_layers,)
+    def __init__(self, network: Any, target: Target):
+        self.network = network
+        self.target = target
+        self.config = network.config
+        usual = (
+            default_taps(target.num_layers) if self.config.generation == 3 else (target.num_layers,)
+        )
         self.taps = usual if self.config.taps is None else tuple(self.config.taps)
         self._bound_to: tuple | None = None
         self.refresh()
@@ -57,23 +59,13 @@ class NetworkDrafter(Drafter):
 
     def refresh(self) -> None:
         target, network = self.target, self.network
-        if self._bound_to == (now := target.facts):
+        if self._bound_to == target.facts:
             return
         check_fit(self.config, self.taps, target)
         network.to(device=target.device, dtype=target.dtype).eval()
         network.use_head(target.head)
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
-        self.repack()
-        self._bound_to = now
-
-    def repack(self) -> None:
-        """Prepare the weights for drafting, initially and after changes."""
-        with torch.inference_mode():
-            self.prepacked = self.network.prepack()
-
-    def inference(self):
-        """Inside, the drafter's own weights run prepacked for this processor."""
-        return self.prepacked.active()
+        self._bound_to = target.facts
 
 
 class EagleDrafter(NetworkDrafter):
@@ -92,40 +84,51 @@ class EagleDrafter(NetworkDrafter):
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
         """One draft step of several sessions, their rows side by side; each attends within its own session."""
-        steps = [one.session.step(one.kind, *one.inputs) for one in forwards]
+        # 1. every session's rows, side by side
+        sessions: list[Any] = [forward.session for forward in forwards]
+        steps = []
+        for forward, session in zip(forwards, sessions, strict=True):
+            steps.append(session.step(forward.kind, *forward.inputs))
         counts = [len(step.tokens) for step in steps]
-        cos, sin = (
-            torch.cat([table.expand(n, 1, -1) for table, n in zip(tables, counts, strict=True)])
-            for tables in zip(*((step.cos, step.sin) for step in steps), strict=True)
-        )
+        tokens = torch.cat([step.tokens for step in steps])
+        hidden = torch.cat([step.hidden for step in steps])
+        cos = torch.cat([step.cos.expand(len(step.tokens), 1, -1) for step in steps])
+        sin = torch.cat([step.sin.expand(len(step.tokens), 1, -1) for step in steps])
 
+        # 2. one pass, in which each attends within its own session
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            parts = zip(steps, *(x.split(counts) for x in (q, k, v)), strict=True)
-            return torch.cat([step.attend(*heads) for step, *heads in parts])
+            heads = zip(steps, q.split(counts), k.split(counts), v.split(counts), strict=True)
+            return torch.cat([step.attend(q, k, v) for step, q, k, v in heads])
 
-        tokens, hidden = (torch.cat(parts) for parts in zip(*((one.tokens, one.hidden) for one in steps), strict=True))
         states = self.layer(tokens, hidden, cos, sin, attend).split(counts)
-        states = [one.session.keep_states(one.kind, part) for one, part in zip(forwards, states, strict=True)]
-        widest = max(one.top_k for one in forwards)
-        children = [part.split([len(rows) for rows in states]) for part in self.children(torch.cat(states), widest)]
-        return [
-            (tokens[:, : one.top_k], log_probs[:, : one.top_k])
-            for one, tokens, log_probs in zip(forwards, *children, strict=True)
-        ]
 
-    def layer(self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable) -> Tensor:
+        # 3. the children of the rows that each session needs
+        needed = []
+        for forward, session, rows in zip(forwards, sessions, states, strict=True):
+            needed.append(session.keep_states(forward.kind, rows))
+        widest = max(forward.top_k for forward in forwards)
+        tokens, log_probs = self.children(torch.cat(needed), widest)
+        results = []
+        start = 0
+        for forward, rows in zip(forwards, needed, strict=True):
+            part = slice(start, start + len(rows))
+            results.append((tokens[part, : forward.top_k], log_probs[part, : forward.top_k]))
+            start = part.stop
+        return results
+
+    def layer(
+        self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable
+    ) -> Tensor:
         """One draft step: states [..., W, H] of `tokens` int64 [..., W], given the inputs `hidden` [..., W, H].
 
         cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv heads, D]), rotated where
         needed, returns [..., W, heads * D]: the owner of the keys decides which rows see which.
         """
-        network, kv_heads = self.network, self.config.num_key_value_heads
-        x, residual = network.attention_input(F.embedding(tokens, self.embedding.weight), hidden)
-        heads = network.midlayer.self_attn.heads(x)
-        queries = self.config.num_attention_heads
-        turned, values = heads.split((queries + kv_heads, kv_heads), -2)
-        q, k = rotate(turned, cos, sin).split((queries, kv_heads), -2)
-        return network.finish(attend(q, k, values), residual)
+        network = self.network
+        embedded = F.embedding(tokens, self.embedding.weight)
+        x, residual = network.attention_input(embedded, hidden)
+        q, k, v = network.midlayer.self_attn.project(x)
+        return network.finish(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), residual)
 
     def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The k best next tokens after states [..., H]: target ids and float32 log-probabilities, [..., k] each.
@@ -147,9 +150,13 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
             f"{target.hidden_size}; pair it with the target named in its model card."
         )
     if len(taps) != config.num_taps:
-        raise SpecdecError(f"the drafter fuses {config.num_taps} features, but {len(taps)} taps are named.")
+        raise SpecdecError(
+            f"the drafter fuses {config.num_taps} features, but {len(taps)} taps are named."
+        )
     if not all(0 <= tap <= target.num_layers for tap in taps):
-        raise SpecdecError(f"taps {tuple(taps)} do not all exist in a target of {target.num_layers} layers.")
+        raise SpecdecError(
+            f"taps {tuple(taps)} do not all exist in a target of {target.num_layers} layers."
+        )
     if config.vocab_size > target.vocab_size:
         why = f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}"
         raise SpecdecError(f"{why}; they do not belong together.")
@@ -206,7 +213,9 @@ class EagleSession(DraftSession):
         count = len(tokens)
         start, end = self.length, self.length + lasting
         if end > self.context_tok:
-            raise SpecdecError(f"the drafter's cache has room for {self.context_tok} tokens, {end} are needed.")
+            raise SpecdecError(
+                f"the drafter's cache has room for {self.context_tok} tokens, {end} are needed."
+            )
         self.length, self._drawn, self._level = end, 0, 0
         cos, sin = self._tables[:, start : start + count]
         mask = None
@@ -219,7 +228,9 @@ class EagleSession(DraftSession):
         """A level of the tree: the rows of W frontier nodes."""
         width = tokens.shape[0]
         mask = self._level_mask(width, rows)
-        cos, sin = self._tables[:, self.length + self._level]  # all nodes of a level have the same position
+        cos, sin = self._tables[
+            :, self.length + self._level
+        ]  # all nodes of a level have the same position
         hidden = self.network.feed_back(self._hidden[rows])
         attend = functools.partial(self._attend, self.length + self._drawn, mask, False)
         self._drawn += width
@@ -247,7 +258,9 @@ class EagleSession(DraftSession):
             self.root_state = self._hidden[0]
         return self._hidden
 
-    def _attend(self, start: int, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(
+        self, start: int, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
         """Write k and v [A, kv, D] at row `start` and attend with q [A, heads, D]; mask [A, start + A] is additive."""
         end = start + len(k)
         self._keys[:, start:end] = k.transpose(0, 1)
@@ -259,18 +272,25 @@ def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
     """Room for keys and values [2, kv, rows, D], and the rotary tables [2, rows, 1, D] of as many positions."""
     config, target = drafter.config, drafter.target
     shape = (2, config.num_key_value_heads, rows, config.head_dim)
-    check_memory(f"drafting {rows} nodes and tokens", math.prod(shape) * (4 + target.dtype.itemsize), target.device)
+    check_memory(
+        f"drafting {rows} nodes and tokens",
+        math.prod(shape) * (4 + target.dtype.itemsize),
+        target.device,
+    )
     tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
-    return torch.zeros(shape, dtype=target.dtype, device=target.device), torch.stack(tables)[:, :, None]
+    return torch.zeros(shape, dtype=target.dtype, device=target.device), torch.stack(tables)[
+        :, :, None
+    ]
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
+) -> Tensor:
     """q [W, heads, D] over keys and values [kv, M, D] -> [W, heads * D]; mask [W, M] is additive."""
-    groups = q.shape[1] // keys.shape[0]
-    if mask is not None and groups > 1:
-        mask = mask.repeat(groups, 1)
-    out = grouped_attention(q.unflatten(1, (-1, groups)).permute(1, 2, 0, 3), keys, values, mask, causal)
-    return out.permute(2, 0, 1, 3).reshape(len(q), -1)
+    if mask is not None:
+        mask = aligned(mask)
+    out = attend_heads(q.transpose(0, 1)[None], keys[None], values[None], mask, causal)
+    return out[0].transpose(0, 1).flatten(1)
 
 
 @dataclass
@@ -280,7 +300,9 @@ class TreeBatch:
     scores: Tensor  # float32 [P, C]
     tokens: Tensor  # int64 [P, C]
     beams: Tensor  # int64 [P, depth, k]: flat indices inside level i of the nodes that expansion i expands
-    root_tokens: Tensor  # int64 [P, most]: the root's best children, including those beyond the beam
+    root_tokens: (
+        Tensor  # int64 [P, most]: the root's best children, including those beyond the beam
+    )
     root_scores: Tensor  # float32 [P, most]
 
 
@@ -290,8 +312,12 @@ class ChosenTrees:
 
     scores: list[Tensor]  # float32 [P, k], then [P, W * k] of every level's W expanded nodes
     tokens: list[Tensor]  # int64, of the same shapes
-    beams: list[Tensor]  # int64 [P, W]: the candidates expanded, in the order of their scores; -1 for none
-    root: tuple[Tensor, ...] = field(default=(), init=False)  # the root's best children, int64 and float32 [P, most]
+    beams: list[
+        Tensor
+    ]  # int64 [P, W]: the candidates expanded, in the order of their scores; -1 for none
+    root: tuple[Tensor, ...] = field(
+        default=(), init=False
+    )  # the root's best children, int64 and float32 [P, most]
 
 
 class BatchedDrafter:
@@ -306,11 +332,15 @@ class BatchedDrafter:
         self.drafter, config = drafter, drafter.config
         count = len(tokens) - 1
         session = drafter.session(count, 0)  # its memory stays with this object
-        self.states = session.advance(tokens[1:], features[:-1])  # [T - 1, H]; row c - 1 drafts after c tokens
+        self.states = session.advance(
+            tokens[1:], features[:-1]
+        )  # [T - 1, H]; row c - 1 drafts after c tokens
         self.keys, self.values = session.store  # [kv, T - 1, D]
         self.stores = session.stores
         rows = count + depth + 1
-        self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, tokens.device)
+        self._cos, self._sin = rotary_tables(
+            config.head_dim, config.rope_theta, rows, tokens.device
+        )
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root (their features are known)."""
@@ -320,12 +350,20 @@ class BatchedDrafter:
             return beam, torch.zeros_like(beam, dtype=torch.bool)
 
         chosen = self.grow_chosen(contexts, top_k, depth, best, most)
-        beams = torch.stack(chosen.beams, 1) if depth else torch.zeros((len(contexts), 0, top_k), dtype=torch.long)
-        trees = TreeBatch(torch.cat(chosen.scores, 1), torch.cat(chosen.tokens, 1), beams, *chosen.root)
+        beams = (
+            torch.stack(chosen.beams, 1)
+            if depth
+            else torch.zeros((len(contexts), 0, top_k), dtype=torch.long)
+        )
+        trees = TreeBatch(
+            torch.cat(chosen.scores, 1), torch.cat(chosen.tokens, 1), beams, *chosen.root
+        )
         assert trees.scores.shape == (len(contexts), pool_size(depth, top_k))
         return trees
 
-    def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Callable, most: int = 0) -> ChosenTrees:
+    def grow_chosen(
+        self, contexts: Tensor, top_k: int, depth: int, choose: Callable, most: int = 0
+    ) -> ChosenTrees:
         """Trees that expand the nodes returned by `choose`.
 
         choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are absent bool [P, W]).
@@ -338,7 +376,9 @@ class BatchedDrafter:
         trees.root = root
         for level in range(depth):
             beam, nobody = choose(scores)
-            scores, tokens, hidden = self._level(contexts, level, keys, beam, scores, tokens, hidden, top_k)
+            scores, tokens, hidden = self._level(
+                contexts, level, keys, beam, scores, tokens, hidden, top_k
+            )
             scores = scores.masked_fill(nobody.repeat_interleave(top_k, 1), float("-inf"))
             trees.scores.append(scores)
             trees.tokens.append(tokens)
@@ -349,7 +389,9 @@ class BatchedDrafter:
         """The roots' states, [P, 1, H]."""
         return self.states[contexts - 1][:, None]
 
-    def _level(self, contexts, level: int, keys: TreeKeys, beam: Tensor, scores, tokens, hidden, top_k: int):
+    def _level(
+        self, contexts, level: int, keys: TreeKeys, beam: Tensor, scores, tokens, hidden, top_k: int
+    ):
         """Scores and tokens [P, W * k] of the children of the candidates `beam` [P, W], and these candidates' states [P, W, H].
 
         scores, tokens [P, n]: of the level that `beam` indexes; hidden: states of the parents of its nodes.
@@ -359,23 +401,35 @@ class BatchedDrafter:
         hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
         cos, sin = (table[contexts + level][:, None, None] for table in (self._cos, self._sin))
         attend = functools.partial(self._attend, contexts, rows, keys)
-        hidden = self.drafter.layer(frontier, self.drafter.network.feed_back(hidden), cos, sin, attend)
+        hidden = self.drafter.layer(
+            frontier, self.drafter.network.feed_back(hidden), cos, sin, attend
+        )
         children, log_probs = self.drafter.children(hidden, top_k)
         return (best[..., None] + log_probs).flatten(1), children.flatten(1), hidden
 
-    def _attend(self, contexts: Tensor, rows: Tensor, tree: TreeKeys, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(
+        self, contexts: Tensor, rows: Tensor, tree: TreeKeys, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
         """softmax over the text before each root and the root's own branch; one normalisation over both.
 
         q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes; rows [P, W] as in `TreeKeys.add`.
         """
         tree.add(k, v, rows)
         q, groups, longest = q.transpose(1, 2), q.shape[2] // k.shape[2], int(contexts.max())
-        keys, values = (part[:, :longest].repeat_interleave(groups, 0) for part in (self.keys, self.values))
-        near_keys, near_values = (part.repeat_interleave(groups, 1) for part in (tree.keys, tree.values))
+        keys, values = (
+            part[:, :longest].repeat_interleave(groups, 0) for part in (self.keys, self.values)
+        )
+        near_keys, near_values = (
+            part.repeat_interleave(groups, 1) for part in (tree.keys, tree.values)
+        )
         far = torch.einsum("phwd,hld->phwl", q, keys).float()
         beyond = torch.arange(longest, device=q.device) >= contexts[:, None]  # [P, longest]
         far = far.masked_fill_(beyond[:, None, None], float("-inf"))
-        near = (q @ near_keys.transpose(-1, -2)).float().masked_fill_(~tree.seen[:, None], float("-inf"))
+        near = (
+            (q @ near_keys.transpose(-1, -2))
+            .float()
+            .masked_fill_(~tree.seen[:, None], float("-inf"))
+        )
         weights = (torch.cat((far, near), -1) * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
         far, near = weights.split((longest, near.shape[-1]), dim=-1)
         attended = torch.einsum("phwl,hld->phwd", far, values) + near @ near_values
@@ -392,111 +446,28 @@ class TreeKeys:
     def add(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: the previous level's row that each came from."""
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-        own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), -1, -1)
+        own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(
+            len(rows), -1, -1
+        )
         if self.keys is None:
             self.keys, self.values, self.seen = keys, values, own
             return
         before = self.seen.gather(1, rows[..., None].expand(-1, -1, self.seen.shape[-1]))
-        self.keys, self.values = torch.cat((self.keys, keys), 2), torch.cat((self.values, values), 2)
+        self.keys, self.values = (
+            torch.cat((self.keys, keys), 2),
+            torch.cat((self.values, values), 2),
+        )
         self.seen = torch.cat((before, own), 2)
 
 
-def agreement(drafter: EagleDrafter, tokens: Tensor, steps: int = STEPS, count: int = CALIBRATION_TOK) -> float:
-    """Fraction of drafted tokens that equal the target's arg-max, over `steps` draft steps from each position.
-
-    tokens int64 [T], of which the last `count` positions are compared. Each step gets the true next token and the state of
-    the step before, so that one early mistake does not hide the rest.
-    """
-    target, length = drafter.target, len(tokens)
-    first = max(0, length - steps - count)
-    with target.inference(), drafter.inference():
-        rows = target.forward(tokens, target.new_cache(length))
-        wanted = rows.logits.argmax(-1)
-        session = drafter.session(length, steps)
-        if first:
-            session.advance(tokens[1 : first + 1], rows.features[:first])
-        only = torch.zeros(1, dtype=torch.long, device=tokens.device)
-        right = []
-        for here in range(first, length - steps):
-            drafted, _ = session.root(tokens[here + 1 : here + 2], rows.features[here : here + 1], 1)
-            right.append(drafted[0, 0] == wanted[here + 1])
-            for after in range(here + 2, here + 1 + steps):
-                drafted, _ = session.expand(tokens[after : after + 1], only, 1)
-                right.append(drafted[0, 0] == wanted[after])
-        return float(torch.stack(right).float().mean())
-
-
-def own_text(target: Target, start: Tensor, count: int = CALIBRATION_TOK) -> Tensor:
-    """`start` int64 [P] and its greedy continuation by the target, [P + count]."""
-    tokens = torch.cat((start.to(target.device), start.new_zeros(count).to(target.device)))
-    with target.inference(taps=False):
-        cache, done = target.new_cache(len(tokens)), 0
-        for length in range(len(start), len(tokens)):
-            tokens[length] = target.forward(tokens[done:length], cache, last_only=True).logits[-1].argmax()
-            done = length
-    return tokens
-
-
-def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Tensor) -> dict[str, float]:
-    """Try the other readings of the fields in `doubts`, keep the one that agrees best with the target, warn if it is another.
-
-    start int64 [P]: tokens the target continues greedily by CALIBRATION_TOK. Sets the drafter's config, its taps and
-    the target's. Returns the agreement of every reading tried, the file's own under "file".
-    """
-    target = drafter.target
-    target.taps = drafter.taps
-    literal, tokens = drafter.config, own_text(target, start)
-    scores: dict[EagleConfig, float] = {}
-    choices = [[(name, value) for value in _values(literal, name, target.num_layers)] for name in doubts]
-    readings = [replace(literal, **dict(choice)) for choice in itertools.product(*choices)]  # the file's own first
-    for config in tqdm(readings, desc="calibrating", unit="reading", leave=False):
-        _read_as(drafter, config)
-        scores[config] = agreement(drafter, tokens)
-    # Among readings that agree about equally well, the one closest to the file: 64 tokens cannot separate them.
-    close = [config for config, score in scores.items() if score > max(scores.values()) - MARGIN_FRAC]
-    chosen = min(close, key=lambda config: (len(_differences(literal, config)), -scores[config]))
-    _read_as(drafter, chosen)
-    best = scores[chosen]
-    if changed := _differences(literal, chosen):
-        warn(
-            f"the drafter is read with {', '.join(changed)} instead of what its config.json says: so it agrees with "
-            f"the target on {best:.0%} of {CALIBRATION_TOK * STEPS} drafted tokens instead of {scores[literal]:.0%}."
-        )
-    elif best < STRANGER_FRAC:
-        why = f"the drafter agrees with the target on at most {best:.0%} of drafted tokens, however it is read"
-        warn(f"{why}; it was probably trained for another target, or on other layers of it.")
-    return {", ".join(_differences(literal, config)) or "file": score for config, score in scores.items()}
-
-
-def _values(config: EagleConfig, name: str, num_layers: int) -> list:
-    value = config.to_dict()[name]
-    if name == "taps":  # numbered as in the file, or shifted by one either way
-        shifted = (tuple(tap + step for tap in value or default_taps(num_layers)) for step in (1, -1))
-        return [value, *(taps for taps in shifted if all(0 <= tap <= num_layers for tap in taps))]
-    return [value, 10000.0 if name == "rope_theta" else not value]
-
-
-def _read_as(drafter: EagleDrafter, config: EagleConfig) -> None:
-    """Change only fields that leave every weight in place."""
-    drafter.config = drafter.network.config = config
-    drafter.taps = drafter.target.taps = tuple(config.taps or default_taps(drafter.target.num_layers))
-
-
-def _differences(old: EagleConfig, new: EagleConfig) -> list[str]:
-    before, after = old.to_dict(), new.to_dict()
-    return [f"{name}={after[name]}" for name in after if after[name] != before[name]]
-
-
-def load_eagle(folder: Path, target: Target, reading: str = "file", start: Sequence[int] | None = None) -> EagleDrafter:
-    """The drafter in `folder`, bound to a target. reading, start: see `load_drafter`."""
+def load_eagle(folder: Path, target: Target) -> EagleDrafter:
+    """The drafter in `folder`, bound to a target."""
     checkpoint = read_checkpoint(folder)
-    own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
-    if own is not None and own.shape == theirs.shape and torch.equal(own.to(theirs.device, theirs.dtype), theirs):
-        checkpoint.config = replace(checkpoint.config, own_embedding=False)  # a copy of the target's takes memory
-        del checkpoint.tensors[EMBEDDING]
-    drafter = EagleDrafter(checkpoint.network(), target)
-    if reading == "calibrate":
-        begin = setting(target.config, "bos_token_id")
-        start = [begin if isinstance(begin, int) else 0] if start is None else start
-        calibrate_reading(drafter, checkpoint.doubts, torch.tensor(list(start), dtype=torch.long))
-    return drafter
+    embedding = checkpoint.tensors.get(EMBEDDING)
+    theirs = target.embedding.weight
+    if embedding is not None and embedding.shape == theirs.shape:
+        if torch.equal(embedding.to(theirs.device, theirs.dtype), theirs):
+            # a copy of the target's embedding takes memory
+            checkpoint.config = replace(checkpoint.config, own_embedding=False)
+            del checkpoint.tensors[EMBEDDING]
+    return EagleDrafter(checkpoint.network(), target)

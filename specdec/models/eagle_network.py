@@ -1,8 +1,8 @@
-"""The networks of EAGLE-1, 2, 3, GRIFFIN and block drafters: Llama-style layers over target features, with official names.
+"""The networks of EAGLE-1, 2, 3, GRIFFIN and block drafters, with the weights' official names.
 
-Weights and arithmetic only. Knows nothing about trees, cache owners, policies or files. Decoding (`drafter.py`) and training
-(`training/drafter`) call the same functions, so the equations exist once
-(EAGLE-3 section 3; EAGLE-1 section 4).
+They are Llama-style layers over target features. Decoding (`eagle_drafter`) and training
+(`training/drafter`) call the same functions, so the equations exist once (EAGLE-3 section 3;
+EAGLE-1 section 4).
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
 from specdec.models.families import setting
-from specdec.models.prepacked import PrepackedLinears, prepacked_linear
 
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Shape and interpretation of a drafter. Every field that fails *silently* when wrong is explicit here.
+    """Shape and interpretation of a drafter. Every field that fails silently when wrong is here.
 
     generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last hidden state, the target's head).
     griffin: generation 1 with a gated fusion and a state of two streams (`GriffinNetwork`).
@@ -51,7 +50,9 @@ class EagleConfig:
     norm_output: bool = False
     attention_bias: bool = False
     query_key_norm: bool = False
-    fc_norm: str | None = None  # None, "each" (one norm per tap) or "joint" (one over the concatenation)
+    fc_norm: str | None = (
+        None  # None, "each" (one norm per tap) or "joint" (one over the concatenation)
+    )
     fc_bias: bool = False
     own_embedding: bool = False
     griffin: bool = False
@@ -60,17 +61,15 @@ class EagleConfig:
     num_layers: int = 1
 
     def __post_init__(self):
+        heads = self.num_attention_heads
         if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                raise SpecdecError(
-                    f"the drafter's hidden_size {self.hidden_size} is not a multiple of its "
-                    f"{self.num_attention_heads} attention heads; check its config.json."
-                )
-            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise SpecdecError(
-                f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} key-value heads."
-            )
+            if self.hidden_size % heads:
+                why = f"hidden_size {self.hidden_size} is no multiple of {heads} attention heads"
+                raise SpecdecError(f"{why}; check the drafter's config.json.")
+            object.__setattr__(self, "head_dim", self.hidden_size // heads)
+        if heads % self.num_key_value_heads:
+            why = f"{heads} attention heads cannot share {self.num_key_value_heads} key-value heads"
+            raise SpecdecError(f"{why}; check the drafter's config.json.")
         if self.draft_vocab_size > self.vocab_size:
             why = f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}"
             raise SpecdecError(f"{why}; check config.json.")
@@ -96,7 +95,8 @@ class EagleConfig:
 
 def layer_like(config, vocab_size: int, **fields) -> EagleConfig:
     """The shape of a layer like the target's, from its transformers config; `fields` override or add."""
-    heads, hidden = config.num_attention_heads, config.hidden_size
+    heads = config.num_attention_heads
+    hidden = config.hidden_size
     like = dict(
         hidden_size=hidden,
         intermediate_size=setting(config, "intermediate_size", 4 * hidden),
@@ -116,7 +116,9 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
         why = f"EAGLE-3 taps the inputs of layers 2, L//2 and L-3; a target of {num_layers} layers gives {taps}"
-        raise SpecdecError(f"{why}, which are not three distinct layers in order: use a target of at least 7 layers.")
+        raise SpecdecError(
+            f"{why}, which are not three distinct layers in order: use a target of at least 7 layers."
+        )
     return taps
 
 
@@ -137,7 +139,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: EagleConfig):
         super().__init__()
-        self.config, wide = config, config.hidden_size * (2 if config.generation == 3 else 1)
+        self.config = config
+        wide = config.hidden_size * (2 if config.generation == 3 else 1)
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(wide, queries, bias=config.attention_bias)
@@ -147,27 +150,22 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.fused = None  # one product instead of three while decoding, see EagleNetwork.prepack
-
-    def heads(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [..., heads + 2 kv heads, D] of [..., 2H] or [..., H], before the rotary embedding."""
-        apart = (self.q_proj, self.k_proj, self.v_proj)
-        joined = torch.cat([one(x) for one in apart], dim=-1) if self.fused is None else self.fused(x)
-        heads = joined.unflatten(-1, (-1, self.config.head_dim))
-        if self.config.query_key_norm:
-            q, k, v = self.split(heads)
-            heads = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-2)
-        return heads
-
-    def split(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., heads + 2 kv heads, D] -> queries [..., heads, D], keys and values [..., kv heads, D]."""
-        config = self.config
-        sizes = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-        return heads.split(sizes, dim=-2)
+        self.fused: Callable[[Tensor], Tensor] | None = None  # one product, set by `packed.pack`
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotary embedding."""
-        return self.split(self.heads(x))
+        """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotation."""
+        config = self.config
+        if self.fused is None:
+            parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        else:
+            keys = config.num_key_value_heads * config.head_dim
+            queries = config.num_attention_heads * config.head_dim
+            parts = self.fused(x).split((queries, keys, keys), dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, config.head_dim)) for part in parts)
+        if config.query_key_norm:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        return q, k, v
 
 
 class GatedMLP(nn.Module):
@@ -178,13 +176,12 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.fused = None
+        self.fused: Callable[[Tensor], Tensor] | None = None  # gate and up, set by `packed.pack`
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
-        if self.fused is not None:
-            gate, up = self.fused(x).chunk(2, dim=-1)
-        else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.fused is None:
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.fused(x).chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)
 
 
@@ -239,7 +236,9 @@ class EagleNetwork(nn.Module):
         self.midlayer = DecoderLayer(config)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.target_head: Callable[[Tensor], Tensor] | None = None  # the target's head, for a drafter that has none
+        self.target_head: Callable[[Tensor], Tensor] | None = (
+            None  # the target's head, for a drafter that has none
+        )
         if config.generation == 3:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
@@ -256,14 +255,18 @@ class EagleNetwork(nn.Module):
             return features
         if config.fc_norm == "each":
             parts = features.split(config.target_hidden_size, dim=-1)
-            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            features = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
+            )
         elif config.fc_norm == "joint":
             features = self.input_norm(features)
         return self.fc(features)
 
     def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(attention input, residual) from token embeddings and states, both [..., H]."""
-        if self.config.generation != 3:  # EAGLE-1/2: every step goes through fc and layer 0 has no input norm
+        if (
+            self.config.generation != 3
+        ):  # EAGLE-1/2: every step goes through fc and layer 0 has no input norm
             fused = self.fc(torch.cat((embedded, hidden), dim=-1))
             return fused, fused
         layer = self.midlayer
@@ -277,37 +280,43 @@ class EagleNetwork(nn.Module):
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
         """Draft logits [..., Vd] of states, the same at every level; EAGLE-1/2 use the target's head (`use_head`)."""
-        return (
-            self.lm_head(self.norm(hidden)) if self.target_head is None else self.target_head(self.head_input(hidden))
-        )
+        if self.target_head is None:
+            return self.lm_head(self.norm(hidden))
+        return self.target_head(self.head_input(hidden))
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """The part of a state that the target's head reads. [..., state_size] -> [..., H]."""
         return hidden
 
-    def use_head(self, head: nn.Linear) -> None:
-        """Use the target's head (EAGLE-1/2), restricted to the draft vocabulary; it stays the target's and is not saved."""
+    def use_head(self, head: nn.Module) -> None:
+        """Use the target's head (EAGLE-1/2), restricted to the draft vocabulary.
+
+        It stays the target's and is not saved.
+        """
         if self.config.generation == 3:
             return
-        weight, bias = head.weight, head.bias
+        weight = head.weight.detach()
         if self.config.is_reduced:
             ids = vocabulary_ids(self).to(weight.device)
-            weight, bias = weight.detach()[ids], None if bias is None else bias.detach()[ids]
-            self.target_head = lambda hidden: F.linear(hidden.to(weight.dtype), weight, bias)
-        else:
-            whole = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
-            self.register_buffer("t2d", whole, persistent=False)
-            self.register_buffer("d2t", torch.zeros_like(whole, dtype=torch.long), persistent=False)
-            self.target_head = lambda hidden: head(hidden.to(weight.dtype))
+            rows = weight[ids]
+            bias = None if head.bias is None else head.bias.detach()[ids]
 
-    def prepack(self) -> PrepackedLinears:
-        """Fuse and pack the weights for decoding; call again after changes. Returns the packed layers to activate."""
-        attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-        bias = torch.cat([p.bias for p in qkv]) if self.config.attention_bias else None
-        attention.fused = prepacked_linear(torch.cat([p.weight for p in qkv]), bias)
-        mlp.fused = prepacked_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
-        return PrepackedLinears(self)
+            def target_head(hidden: Tensor) -> Tensor:
+                return F.linear(hidden.to(rows.dtype), rows, bias)
+
+        else:
+            # the maps of a whole vocabulary: training reads them, files do not hold them
+            member = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
+            self.register_buffer("t2d", member, persistent=False)
+            self.register_buffer(
+                "d2t", torch.zeros_like(member, dtype=torch.long), persistent=False
+            )
+            dtype = weight.dtype
+
+            def target_head(hidden: Tensor) -> Tensor:
+                return head(hidden.to(dtype))
+
+        self.target_head = target_head
 
     def feed_back(self, hidden: Tensor) -> Tensor:
         """The next draft step's input in place of target features. [..., H] -> [..., H]."""
@@ -319,17 +328,23 @@ def vocabulary_ids(network: nn.Module) -> Tensor:
     return torch.arange(len(network.d2t), device=network.d2t.device) + network.d2t
 
 
-def best_tokens(logits: Tensor, top_k: int, target_id: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def best_tokens(
+    logits: Tensor, top_k: int, target_id: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The k best next tokens by logits [..., Vd]: target ids int64 and log-probabilities, [..., k] each."""
     if top_k > logits.shape[-1]:
-        raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
+        raise SpecdecError(
+            f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens."
+        )
     log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
     return (best if target_id is None else target_id[best]), log_probs
 
 
 def rotary_tables(head_dim: int, theta: float, length: int, device=None) -> tuple[Tensor, Tensor]:
     """Tables [length, D] in float32 for `rotate`: cos, and sin with its first half negated (sheet section 1)."""
-    inverse = theta ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    inverse = theta ** (
+        -torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    )
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), inverse)
     return torch.cat((angles, angles), -1).cos(), torch.cat((-angles.sin(), angles.sin()), -1)
 
@@ -342,6 +357,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
+# GRIFFIN (arXiv 2502.11018), with e the token's embedding and f the feature:
 #
 #     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))        fusion: the token corrects the feature
 #     layer(z) = [predicted; regressed]                                   the head reads the first half, the second is fed back
@@ -383,13 +399,17 @@ class GriffinNetwork(EagleNetwork):
     def __init__(self, config: EagleConfig):
         super().__init__(config)
         self.fc = GatedFusion(config)
-        self.midlayer.mlp.down_proj = nn.Linear(config.intermediate_size, config.state_size, bias=False)
+        self.midlayer.mlp.down_proj = nn.Linear(
+            config.intermediate_size, config.state_size, bias=False
+        )
 
     def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         fused = self.fc(embedded, hidden)
         return fused, fused
 
-    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:  # -> [..., 2H]: both streams start equal
+    def finish(
+        self, attended: Tensor, residual: Tensor
+    ) -> Tensor:  # -> [..., 2H]: both streams start equal
         layer = self.midlayer
         hidden = residual + layer.self_attn.o_proj(attended)
         return torch.cat((hidden, hidden), -1) + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -402,16 +422,18 @@ class GriffinNetwork(EagleNetwork):
 
 
 class BlockNetwork(EagleNetwork):
-    """P-EAGLE (arXiv 2602.01469): EAGLE-3's layer with rows for tokens that are not known yet, so that one pass drafts a block.
+    """EAGLE-3's layer with rows for tokens that are not known yet: one pass drafts a block.
 
-    The first row of a block is EAGLE-3's own; all others read the mask's token and the same learned features, `mask_hidden`.
+    After P-EAGLE (arXiv 2602.01469). The first row of a block is EAGLE-3's own; all others read the mask's token and the same learned features, `mask_hidden`.
     Each row sees the text and the rows before it: they differ in position and in what they attend to.
     """
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
-        self.layers = nn.ModuleDict({str(n): InnerLayer(config) for n in range(1, config.num_layers)})
+        self.layers = nn.ModuleDict(
+            {str(n): InnerLayer(config) for n in range(1, config.num_layers)}
+        )
 
     def masked(self, *shape: int) -> tuple[Tensor, Tensor]:
         """What the rows after the first read: tokens int64 [*shape, B - 1] and states [*shape, B - 1, H]."""
@@ -421,5 +443,8 @@ class BlockNetwork(EagleNetwork):
 
 def network_of(config: EagleConfig) -> EagleNetwork:
     """A network of the kind in `config`, with initial weights."""
-    kind = GriffinNetwork if config.griffin else BlockNetwork if config.block else EagleNetwork
-    return kind(config)
+    if config.griffin:
+        return GriffinNetwork(config)
+    if config.block:
+        return BlockNetwork(config)
+    return EagleNetwork(config)

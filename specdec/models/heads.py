@@ -26,7 +26,7 @@ Checkpoints on disk have the official layouts:
 
 What the files leave out comes from the target: sizes, and the shape of the layer's attention. Reading is strict: every weight
 is present, none is left over. If config.json and the weights disagree on the number of heads, the weights decide, with a
-warning. Knows nothing about training, hubs or policies.
+warning.
 """
 
 from __future__ import annotations
@@ -43,11 +43,16 @@ from torch import Tensor, nn
 from specdec import runs
 from specdec.core.protocols import DraftSession
 from specdec.errors import SpecdecError, warn
-from specdec.models.eagle_files import Fields, bad_checkpoint, read_weights, save_tensors, with_weights
 from specdec.models.eagle_drafter import EagleDrafter, EagleSession, NetworkDrafter
+from specdec.models.eagle_files import (
+    Fields,
+    bad_checkpoint,
+    read_weights,
+    save_tensors,
+    with_weights,
+)
 from specdec.models.eagle_network import EagleConfig, EagleNetwork, RMSNorm, best_tokens, layer_like
 from specdec.models.families import setting
-from specdec.models.prepacked import PrepackedLinears
 from specdec.models.target import Target
 from specdec.stored import inside
 
@@ -101,7 +106,9 @@ class Block(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
         self.res_connection = None
-        if wide != hidden:  # initially the target's state (which comes first), and nothing of the tokens
+        if (
+            wide != hidden
+        ):  # initially the target's state (which comes first), and nothing of the tokens
             self.res_connection = nn.Linear(wide, hidden)
             nn.init.zeros_(self.res_connection.bias)
             with torch.no_grad():
@@ -121,15 +128,21 @@ class HeadsNetwork(nn.Module):
     def __init__(self, config: HeadsConfig):
         super().__init__()
         self.config, hidden = config, config.hidden_size
-        self.first = nn.ModuleList(Block(self.width(head), hidden) for head in range(config.num_heads))
+        self.first = nn.ModuleList(
+            Block(self.width(head), hidden) for head in range(config.num_heads)
+        )
         further = config.num_heads if config.path and config.num_layers > 1 else 0
         self.further = nn.ModuleList(Block(hidden, hidden) for _ in range(further))
         own = {"shared": 1, "target": 0, "each": config.num_heads}[config.projections]
         sizes = (hidden, config.draft_vocab_size)
         if own == 1:
             self.lm_head = nn.Linear(*sizes, bias=config.head_bias)
-        self.lm_heads = nn.ModuleList(nn.Linear(*sizes, bias=config.head_bias) for _ in range(own * (own > 1)))
-        self.target_head: Callable[[Tensor], Tensor] | None = None  # the target's head, for heads that project by it
+        self.lm_heads = nn.ModuleList(
+            nn.Linear(*sizes, bias=config.head_bias) for _ in range(own * (own > 1))
+        )
+        self.target_head: Callable[[Tensor], Tensor] | None = (
+            None  # the target's head, for heads that project by it
+        )
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
 
@@ -144,7 +157,9 @@ class HeadsNetwork(nn.Module):
     def state(self, path: Tensor, level: int) -> Tensor:
         """The states [..., H] of nodes at `level` (0: the root). SpecdecError below the last head."""
         if level >= self.config.num_heads:
-            raise SpecdecError(f"this drafter has {self.config.num_heads} heads and drafts no deeper.")
+            raise SpecdecError(
+                f"this drafter has {self.config.num_heads} heads and drafts no deeper."
+            )
         state = self.first[level](path)
         again = self.further[level] if len(self.further) else self.first[level]
         for _ in range(self.config.num_layers - 1):
@@ -162,16 +177,15 @@ class HeadsNetwork(nn.Module):
         if self.config.projections == "target":
             self.target_head = lambda state: head(state)
 
-    def prepack(self) -> PrepackedLinears:
-        return PrepackedLinears(self)
-
 
 class MedusaDrafter(NetworkDrafter):
     """Heads bound to a target, whose embedding they use (Hydra's) and whose last hidden state they read."""
 
     def __init__(self, network: HeadsNetwork, target: Target):
         super().__init__(network.requires_grad_(False), target)
-        self.deepest = self.config.num_heads - 1  # expansions: the root's children come from the first head
+        self.deepest = (
+            self.config.num_heads - 1
+        )  # expansions: the root's children come from the first head
 
     def session(self, context_tok: int, tree_tok: int) -> MedusaSession:
         return MedusaSession(self)
@@ -202,12 +216,19 @@ class MedusaSession(DraftSession):
     def _children_of(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children of nodes one level below the last ones."""
         self._level += 1
-        self._path = self.network.extend(self._path, F.embedding(tokens, self.drafter.embedding.weight))
-        paths = self._path if self.network.config.path else self._path[:1]  # Medusa's nodes all have the same children
+        self._path = self.network.extend(
+            self._path, F.embedding(tokens, self.drafter.embedding.weight)
+        )
+        paths = (
+            self._path if self.network.config.path else self._path[:1]
+        )  # Medusa's nodes all have the same children
         state = self.network.state(paths, self._level)
         if self._level == 0:
             self.root_state = state[0]
-        return tuple(part.expand(len(tokens), -1) for part in self.drafter.children(state, self._level, top_k))
+        return tuple(
+            part.expand(len(tokens), -1)
+            for part in self.drafter.children(state, self._level, top_k)
+        )
 
 
 class PrefixLayer(EagleNetwork):
@@ -250,12 +271,6 @@ class HydraDrafter(MedusaDrafter):
         super().__init__(network, target)
         if self.config.path == "layer":
             self.layer = EagleDrafter(network.prefix, target)
-            self.repack()
-
-    def repack(self) -> None:
-        if self.layer is not None:
-            self.layer.repack()
-        super().repack()  # the layer's fused products among them
 
     def session(self, context_tok: int, tree_tok: int) -> HydraSession:
         return HydraSession(self, context_tok)
@@ -266,7 +281,9 @@ class HydraSession(MedusaSession):
 
     def __init__(self, drafter: HydraDrafter, context_tok: int):
         super().__init__(drafter)
-        self._lasting = EagleSession(drafter.layer, context_tok, 0) if drafter.layer is not None else None
+        self._lasting = (
+            EagleSession(drafter.layer, context_tok, 0) if drafter.layer is not None else None
+        )
 
     def context(self, tokens: Tensor, features: Tensor) -> Tensor:
         return features if self._lasting is None else self._lasting.advance(tokens, features)
@@ -282,12 +299,21 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     folder = Path(folder).expanduser()
     fields = Fields.read(folder)
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
-    names = [f"{kind}_lm_head.safetensors", f"{kind}_lm_head.pt", "model.safetensors", "pytorch_model.bin"]
+    names = [
+        f"{kind}_lm_head.safetensors",
+        f"{kind}_lm_head.pt",
+        "model.safetensors",
+        "pytorch_model.bin",
+    ]
     if (name := next((name for name in names if (folder / name).is_file()), None)) is None:
         raise SpecdecError(f"{folder} has no weights of heads; expected {' or '.join(names[:2])}.")
     tensors = read_weights(inside(folder, name, "fetch the checkpoint again"))
     tensors = {name: tensor for name, tensor in tensors.items() if not UNREAD.search(name)}
-    together = {name.removeprefix(MEDUSA_2): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA_2)}
+    together = {
+        name.removeprefix(MEDUSA_2): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(MEDUSA_2)
+    }
     tensors = together or tensors
     layers = fields.number(f"{kind}_num_layers", 1)
     if layers > max(1, len(tensors)):
@@ -296,7 +322,9 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     config, named = (_hydra if kind == "hydra" else _medusa)(fields, tensors, layers, target)
     stated = fields.get(f"{kind}_num_heads")
     if stated != config.num_heads:
-        warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")
+        warn(
+            f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide."
+        )
     return with_weights(heads_network, config, named, folder, "this target")
 
 
@@ -307,7 +335,9 @@ def _medusa(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Tar
     for head in range(heads):
         for part in ("weight", "bias"):
             same = [rest.pop(f"{head}.{layer}.linear.{part}", None) for layer in range(layers)]
-            named[f"first.{head}.linear.{part}"] = _repeated_block(fields.folder, f"{head}.*.linear.{part}", same)
+            named[f"first.{head}.linear.{part}"] = _repeated_block(
+                fields.folder, f"{head}.*.linear.{part}", same
+            )
         if (own := rest.pop(f"{head}.{layers}.weight", None)) is not None:
             named[f"lm_heads.{head}.weight"] = own
     return _with_projection(fields, named, rest, dict(num_heads=heads, num_layers=layers), target)
@@ -317,7 +347,11 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
     """(config, tensors by our names) of Hydra's heads."""
     kinds = {"mlp": "state", "prefix-mlp": "layer"}
     kind = str(fields.get("hydra_head_arch", "mlp"))
-    if kind not in kinds or fields.get("grounded_heads") is False or fields.get("hidden_state_offset"):
+    if (
+        kind not in kinds
+        or fields.get("grounded_heads") is False
+        or fields.get("hidden_state_offset")
+    ):
         why = f"Hydra heads of kind {kind!r} with these settings are not supported"
         raise bad_checkpoint(fields.folder, f"{why}; only {list(kinds)}.")
     step, first = (2, 1) if kind == "prefix-mlp" else (1, 0)  # dropout layers count too
@@ -326,17 +360,25 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
     for head in range(heads):
         for part in ("weight", "bias"):
             for block in ("linear", "res_connection"):
-                named[f"first.{head}.{block}.{part}"] = rest.pop(f"hydra_mlp.{head}.{first}.{block}.{part}", None)
+                named[f"first.{head}.{block}.{part}"] = rest.pop(
+                    f"hydra_mlp.{head}.{first}.{block}.{part}", None
+                )
             if layers > 1:
                 name = f"hydra_mlp.{head}.*.linear.{part}"
                 numbers = [str(first + step * layer) for layer in range(1, layers)]
                 same = [rest.pop(name.replace("*", number), None) for number in numbers]
                 named[f"further.{head}.linear.{part}"] = _repeated_block(fields.folder, name, same)
-            named[f"lm_heads.{head}.{part}"] = rest.pop(f"hydra_lm_head.{head}.{'1.' * first}{part}", None)
+            named[f"lm_heads.{head}.{part}"] = rest.pop(
+                f"hydra_lm_head.{head}.{'1.' * first}{part}", None
+            )
     for name in [name for name in rest if name.startswith(PREFIX)]:
-        named["prefix." + name.removeprefix(PREFIX).replace("layers.0.", "midlayer.")] = rest.pop(name)
+        named["prefix." + name.removeprefix(PREFIX).replace("layers.0.", "midlayer.")] = rest.pop(
+            name
+        )
     named = {name: tensor for name, tensor in named.items() if tensor is not None}
-    shape = dict(num_heads=heads, num_layers=layers, path=kinds[kind], head_bias="lm_heads.0.bias" in named)
+    shape = dict(
+        num_heads=heads, num_layers=layers, path=kinds[kind], head_bias="lm_heads.0.bias" in named
+    )
     if kind == "prefix-mlp":
         shape["layer"] = _layer_of(fields, named, target)
     return _with_projection(fields, named, rest, shape, target)
@@ -347,9 +389,16 @@ def _with_projection(fields: Fields, named: dict, rest: dict, shape: dict, targe
     own = "each" if "lm_heads.0.weight" in named else "shared" if SHARED[0] in rest else "target"
     vocabulary = fields.number("draft_vocab_size", target.vocab_size)
     if own != "shared" and vocabulary != target.vocab_size:
-        raise bad_checkpoint(fields.folder, "heads over a part of the vocabulary need a projection of their own.")
+        raise bad_checkpoint(
+            fields.folder, "heads over a part of the vocabulary need a projection of their own."
+        )
     config = HeadsConfig(
-        target.hidden_size, target.vocab_size, vocabulary, projections=own, taps=(target.num_layers,), **shape
+        target.hidden_size,
+        target.vocab_size,
+        vocabulary,
+        projections=own,
+        taps=(target.num_layers,),
+        **shape,
     )
     return config, named | rest
 
@@ -366,10 +415,14 @@ def _count_heads(folder: Path, tensors: dict[str, Tensor], pattern: str) -> int:
 def _repeated_block(folder: Path, name: str, same: list[Tensor | None]) -> Tensor:
     """The one block that a head's layers repeat."""
     if any(tensor is None for tensor in same):
-        raise SpecdecError(f"{folder} lacks {name} of some layer; it is incomplete, fetch or export it again.")
+        raise SpecdecError(
+            f"{folder} lacks {name} of some layer; it is incomplete, fetch or export it again."
+        )
     if not all(torch.equal(tensor, same[0]) for tensor in same[1:]):
         why = f"the layers {name} differ"
-        raise bad_checkpoint(folder, f"{why}, but one block is applied several times in every known trainer.")
+        raise bad_checkpoint(
+            folder, f"{why}, but one block is applied several times in every known trainer."
+        )
     return same[0]
 
 
@@ -379,31 +432,41 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
     rope = setting(text, "rope_parameters", {})
     if "rope_theta" not in fields and rope.get("rope_type", "default") != "default":
         raise bad_checkpoint(
-            fields.folder, f"RoPE scaling of type {rope['rope_type']!r} is not supported for Hydra++'s layer."
+            fields.folder,
+            f"RoPE scaling of type {rope['rope_type']!r} is not supported for Hydra++'s layer.",
         )
     up = named.get("prefix.midlayer.mlp.up_proj.weight")
     form = {} if up is None else {"intermediate_size": up.shape[0]}
     form |= dict(rope_theta=float(fields.number("rope_theta", rope.get("rope_theta", 10000.0))))
-    return layer_like(text, target.vocab_size, **form, generation=1, num_taps=1, taps=(target.num_layers,))
+    return layer_like(
+        text, target.vocab_size, **form, generation=1, num_taps=1, taps=(target.num_layers,)
+    )
 
 
-def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields) -> Path:
+def save_heads(
+    network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields
+) -> Path:
     """Write config.json and the heads' safetensors in the official layout, each file atomically; returns the folder."""
     folder, config = Path(folder), network.config
-    kind, (first, step) = "hydra" if config.path else "medusa", (1, 2) if config.path == "layer" else (0, 1)
+    kind = "hydra" if config.path else "medusa"
+    first, step = (1, 2) if config.path == "layer" else (0, 1)
     tensors = {}
     for name, value in network.state_dict().items():
         part, _, rest = name.partition(".")
         head, _, rest = rest.partition(".")
         if part in ("first", "further"):
             stem = f"hydra_mlp.{head}" if config.path else head
-            repeats = range(part == "further", 1 if config.path and part == "first" else config.num_layers)
+            repeats = range(
+                part == "further", 1 if config.path and part == "first" else config.num_layers
+            )
             names = [f"{stem}.{first + step * layer}.{rest}" for layer in repeats]
         elif part == "lm_heads":
             own = f"{head}.{config.num_layers}."
             names = [(f"hydra_lm_head.{head}.{'1.' * first}" if config.path else own) + rest]
         else:
-            names = [name.replace("prefix.midlayer.", "prefix.layers.0.").replace("prefix.", PREFIX, 1)]
+            names = [
+                name.replace("prefix.midlayer.", "prefix.layers.0.").replace("prefix.", PREFIX, 1)
+            ]
         if name in ("d2t", "t2d") and config.projections != "shared":
             continue
         value = value.to(dtype) if dtype and value.is_floating_point() else value

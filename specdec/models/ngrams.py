@@ -13,8 +13,6 @@ The table of CopyOdds is of counts; Laplace's rule keeps a cell between its coun
 
     matched    1  2  3  4-5  6-8  9-13  14-     tokens that agree before it, copied ones among them
     places     one · several that agree · the best of several that differ · another of those
-
-Knows nothing about trees, policies or networks.
 """
 
 from __future__ import annotations
@@ -98,7 +96,9 @@ class CopyOdds:
 
     def probability(self, seen: Evidence) -> float:
         """That the token is the target's, given that all tokens before it are."""
-        hits, outcomes = (table[seen.places][seen.matched] if table else 0 for table in (self.hits, self.outcomes))
+        hits, outcomes = (
+            table[seen.places][seen.matched] if table else 0 for table in (self.hits, self.outcomes)
+        )
         return (hits + PRIOR_COUNT * prior(seen)) / (outcomes + PRIOR_COUNT)
 
     def log_prob(self, seen: Evidence) -> float:
@@ -107,13 +107,18 @@ class CopyOdds:
 
     @functools.cached_property
     def _log_probs(self) -> list[list[float]]:
-        cells = [[Evidence(kind, column) for column in range(len(MATCHED))] for kind in range(len(PLACES))]
+        cells = [
+            [Evidence(kind, column) for column in range(len(MATCHED))]
+            for kind in range(len(PLACES))
+        ]
         return [[math.log(self.probability(cell)) / self.scale for cell in row] for row in cells]
 
     @property
     def table(self) -> list[dict]:
         """A row per cell: places, matched (at least), outcomes, hits, probability."""
-        cells = [Evidence(kind, column) for kind in range(len(PLACES)) for column in range(len(MATCHED))]
+        cells = [
+            Evidence(kind, column) for kind in range(len(PLACES)) for column in range(len(MATCHED))
+        ]
         rows = [{"places": PLACES[kind], "matched": MATCHED[column]} for kind, column in cells]
         for row, (kind, column) in zip(rows, cells, strict=True):
             row |= {"outcomes": self.outcomes[kind][column] if self.outcomes else 0}
@@ -124,7 +129,12 @@ class CopyOdds:
     @property
     def _fields(self) -> dict:
         tables = {"hits": list(map(list, self.hits)), "outcomes": list(map(list, self.outcomes))}
-        return {"matched": list(MATCHED), **tables, "scale": self.scale, "learned_from": self.learned_from}
+        return {
+            "matched": list(MATCHED),
+            **tables,
+            "scale": self.scale,
+            "learned_from": self.learned_from,
+        }
 
     @property
     def key(self) -> str:
@@ -142,19 +152,27 @@ class CopyOdds:
         """Read what `save` wrote. SpecdecError for a missing or damaged file."""
         path = Path(folder).expanduser() / FILE
         if not path.is_file():
-            raise SpecdecError(f"there is no {FILE} in {folder}; name the folder that it was saved to.")
+            raise SpecdecError(
+                f"there is no {FILE} in {folder}; name the folder that it was saved to."
+            )
         stored = runs.read_json(path, CopiesFile, advice := "count it again")
         odds = cls(
-            *(tuple(map(tuple, stored[name])) for name in ("hits", "outcomes")), stored["scale"], stored["learned_from"]
+            *(tuple(map(tuple, stored[name])) for name in ("hits", "outcomes")),
+            stored["scale"],
+            stored["learned_from"],
         )
         if stored["hash"] != odds.key or stored["matched"] != list(MATCHED):
             raise SpecdecError(f"{path} is damaged or of another version; {advice}.")
         for hits, outcomes in zip(odds.hits, odds.outcomes, strict=False):
-            if not (len(hits) == len(outcomes) == len(MATCHED) and all(map(operator.le, hits, outcomes))):
+            if not (
+                len(hits) == len(outcomes) == len(MATCHED) and all(map(operator.le, hits, outcomes))
+            ):
                 bins = f"the match-length bins differ from {list(MATCHED)}"
                 raise SpecdecError(f"{path}: hits exceed outcomes, or {bins}; {advice}.")
         if not len(odds.hits) == len(odds.outcomes) in (0, len(PLACES)):
-            raise SpecdecError(f"{path} has {len(odds.hits)} kinds of places, not {len(PLACES)}; {advice}.")
+            raise SpecdecError(
+                f"{path} has {len(odds.hits)} kinds of places, not {len(PLACES)}; {advice}."
+            )
         return odds
 
 
@@ -172,7 +190,11 @@ def fit_scale(scores, right) -> float:
         return -float(log_p[right].sum() + np.log(-np.expm1(log_p[~right])).sum())
 
     return float(
-        np.exp(scipy.optimize.minimize_scalar(negative_log_likelihood, bounds=(-2.5, 1.5), method="bounded").x)
+        np.exp(
+            scipy.optimize.minimize_scalar(
+                negative_log_likelihood, bounds=(-2.5, 1.5), method="bounded"
+            ).x
+        )
     )
 
 
@@ -192,7 +214,9 @@ class NgramConfig:
         for name in ("longest", "shortest", "levels", "nodes", "places", "children"):
             check_integer(name, vars(self)[name], 1)
         if self.shortest > self.longest:
-            raise SpecdecError(f"shortest={self.shortest} exceeds longest={self.longest}; a match has both bounds.")
+            raise SpecdecError(
+                f"shortest={self.shortest} exceeds longest={self.longest}; a match has both bounds."
+            )
 
 
 PROMPT_LOOKUP = NgramConfig(longest=2, first_place=True, nodes=10)  # transformers' settings
@@ -217,7 +241,9 @@ def first_match(text: Text, config: NgramConfig) -> list[tuple[int, int]]:
     return []
 
 
-def next_tokens(text: Text, places: list[tuple[int, int]], depth: int, children: int) -> list[tuple]:
+def next_tokens(
+    text: Text, places: list[tuple[int, int]], depth: int, children: int
+) -> list[tuple]:
     """What followed `places` [(match, end)] after `depth` copied tokens: [(token, its places, its Evidence)], best first."""
     follows: dict[int, list[tuple[int, int]]] = {}
     for match, end in places:
@@ -273,7 +299,9 @@ class NgramDrafter(Drafter):
 
     forwards = False
 
-    def __init__(self, target: Target, config: NgramConfig | None = None, odds: CopyOdds | None = None):
+    def __init__(
+        self, target: Target, config: NgramConfig | None = None, odds: CopyOdds | None = None
+    ):
         self.target, self.config, self.odds = target, config or NgramConfig(), odds or CopyOdds()
         self.copied_levels = self.config.levels
         self.fingerprinted = {"kind": "ngrams", **asdict(self.config), "odds": self.odds.key}
@@ -331,7 +359,9 @@ class HybridDrafter(Drafter):
     True
     """
 
-    def __init__(self, drafter: Drafter, config: NgramConfig | None = None, odds: CopyOdds | None = None):
+    def __init__(
+        self, drafter: Drafter, config: NgramConfig | None = None, odds: CopyOdds | None = None
+    ):
         self.drafter, self.copies = drafter, NgramDrafter(drafter.target, config, odds)
         self.target, self.taps, self.deepest = drafter.target, drafter.taps, drafter.deepest
         self.network, self.target_id = drafter.network, drafter.target_id
@@ -341,17 +371,15 @@ class HybridDrafter(Drafter):
     def refresh(self) -> None:
         self.drafter.refresh()
 
-    def inference(self):
-        return self.drafter.inference()
-
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
-        return self.drafter.run_together([replace(one, session=one.session.drafting) for one in forwards])
-
-    def repack(self) -> None:
-        self.drafter.repack()
+        return self.drafter.run_together(
+            [replace(one, session=one.session.drafting) for one in forwards]
+        )
 
     def session(self, context_tok: int, tree_tok: int) -> HybridSession:
-        return HybridSession(self.drafter.session(context_tok, tree_tok), self.copies.session(context_tok, tree_tok))
+        return HybridSession(
+            self.drafter.session(context_tok, tree_tok), self.copies.session(context_tok, tree_tok)
+        )
 
 
 #
@@ -407,7 +435,9 @@ class NgramPool:
         for age, rest in enumerate(reversed(self._of.get(first, ()))):
             for length in range(1, len(rest) + 1):
                 if (path := rest[:length]) not in nodes:
-                    rows.append((path[-1], nodes[path[:-1]], math.log(NEWER**age * STEP_PROB**length)))
+                    rows.append(
+                        (path[-1], nodes[path[:-1]], math.log(NEWER**age * STEP_PROB**length))
+                    )
                     nodes[path] = len(rows)
         return Trie(*zip(*rows, strict=True)) if rows else Trie()
 
@@ -417,7 +447,9 @@ class LookaheadSession(DraftSession):
 
     def __init__(self, config: LookaheadConfig, device: torch.device):
         self.config, self.pool, self.device = config, NgramPool(config), device
-        self.levels: list[list[int]] = []  # of the window; one more is filled per forward until there are N - 1
+        self.levels: list[
+            list[int]
+        ] = []  # of the window; one more is filled per forward until there are N - 1
         self._read: list[int] = []
         number = torch.arange(config.rows, device=device)
         self._level, self._column = number // config.columns, number % config.columns
@@ -426,7 +458,9 @@ class LookaheadSession(DraftSession):
         known, count = len(self._read), self.config.ngram
         self._read += ids[known:].tolist()
         if not self.levels:  # initial guesses: tokens of the prompt, cyclically
-            self.levels = [[self._read[(7 * c + 3) % len(self._read)] for c in range(self.config.columns)]]
+            self.levels = [
+                [self._read[(7 * c + 3) % len(self._read)] for c in range(self.config.columns)]
+            ]
         if self.config.from_prompt:
             for end in range(max(known, count - 1), len(self._read)):
                 self.pool.add(self._read[end - count + 1 : end + 1])
@@ -472,7 +506,9 @@ class LookaheadDrafter(Drafter):
         return LookaheadSession(self.config, self.target.device)
 
 
-def load_suffix(folder: Path | None, target: Target, config: NgramConfig | None = None) -> NgramDrafter:
+def load_suffix(
+    folder: Path | None, target: Target, config: NgramConfig | None = None
+) -> NgramDrafter:
     """Copies from all places, with the copy odds in `folder` if present."""
     return NgramDrafter(target, config, folder and CopyOdds.load(folder))
 
@@ -480,8 +516,13 @@ def load_suffix(folder: Path | None, target: Target, config: NgramConfig | None 
 load_prompt_lookup = functools.partial(load_suffix, config=PROMPT_LOOKUP)
 
 
-def load_hybrid(folder: Path, target: Target, reading: str, start: Sequence[int] | None) -> HybridDrafter:
-    """The EAGLE drafter in `folder` and copies; their odds are in copies/, inside the folder or beside it."""
-    places = [place for place in (folder / "copies", folder.parent / "copies") if place.is_dir()]
-    drafter = load_eagle(folder, target, reading, start)
-    return HybridDrafter(drafter, odds=CopyOdds.load(places[0]) if places else None)
+def load_hybrid(folder: Path, target: Target) -> HybridDrafter:
+    """The EAGLE drafter in `folder` and copies.
+
+    The odds of the copies are in copies/, inside the folder or beside it.
+    """
+    drafter = load_eagle(folder, target)
+    for place in (folder / "copies", folder.parent / "copies"):
+        if place.is_dir():
+            return HybridDrafter(drafter, odds=CopyOdds.load(place))
+    return HybridDrafter(drafter)
