@@ -55,14 +55,22 @@ class LstmNetwork:
 
     def __init__(self, arrays: dict[str, np.ndarray], width: int = STATE):
         if wrong := sorted(set(SHAPES) ^ set(arrays)):
-            raise SpecdecError(f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}.")
+            raise SpecdecError(
+                f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}."
+            )
         for name, shape in shapes(width).items():
             if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
-                raise SpecdecError(f"RADAR's {name} must be of shape {shape} and finite; take another file.")
-        self._arrays = w = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
+                raise SpecdecError(
+                    f"RADAR's {name} must be of shape {shape} and finite; take another file."
+                )
+        self._arrays = w = {
+            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES
+        }
         # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2: a single tanh suffices.
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
-        self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
+        self._gates = np.ascontiguousarray(
+            half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"]))
+        )
         self._gate_bias = half * (w["lstm.bias_ih_l0"] + w["lstm.bias_hh_l0"])
         self._joined = np.zeros(HIDDEN + width, dtype=np.float32)
 
@@ -113,7 +121,9 @@ class RadarPolicy(RadarSettings, Learned):
         super().__post_init__()
         if self.sees:
             self.observation_size += self.seen
-        tree = TreeConfig(self.total_tokens, DECISIONS, self.top_k, self.flat_nodes or 0, tuple(self.beam))
+        tree = TreeConfig(
+            self.total_tokens, DECISIONS, self.top_k, self.flat_nodes or 0, tuple(self.beam)
+        )
         self.plan = self.limits = tree
         self._memory: Memory | None = None
         self._steps = 0
@@ -160,13 +170,19 @@ class RadarPolicy(RadarSettings, Learned):
 
 def released(folder: Path) -> dict[str, RadarPolicy]:
     """A policy for each file of published weights in `folder` (.pt or .safetensors), by the file's name."""
-    paths = sorted(path for path in Path(folder).glob("*") if path.suffix in (".pt", ".safetensors"))
+    paths = sorted(
+        path for path in Path(folder).glob("*") if path.suffix in (".pt", ".safetensors")
+    )
     if not paths:
-        raise SpecdecError(f"{folder} holds no .pt or .safetensors; give the folder of RADAR's released weights.")
+        raise SpecdecError(
+            f"{folder} holds no .pt or .safetensors; give the folder of RADAR's released weights."
+        )
     return {path.stem: RadarPolicy.from_weights(path) for path in paths}
 
 
-def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]) -> np.ndarray:
+def best_scores(
+    newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]
+) -> np.ndarray:
     """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. tree: the tree of these levels."""
     if newest.shape[-1] < min(STATE, tree.top_k):
         why = f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}"
@@ -174,7 +190,9 @@ def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES
     missing = max(0, STATE - newest.shape[-1])
     newest = np.pad(newest, [(0, 0)] * (newest.ndim - 1) + [(0, missing)], constant_values=NOWHERE)
     best = np.sort(newest, axis=-1)[..., : -STATE - 1 : -1]
-    return best.astype(np.float16).astype(np.float32) if half else best.astype(np.float32, copy=False)
+    return (
+        best.astype(np.float16).astype(np.float32) if half else best.astype(np.float32, copy=False)
+    )
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
@@ -189,7 +207,9 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return {name: value.float().numpy() for name, value in tensors.items()}
-    except Exception as error:  # pickle, zip, json and safetensors each raise their own for a damaged file
+    except (
+        Exception
+    ) as error:  # pickle, zip, json and safetensors each raise their own for a damaged file
         raise unreadable(path, error, "RADAR's weights", "give a .pt or .safetensors") from error
 
 
@@ -228,7 +248,9 @@ class RadarConfig(Config, RadarSettings):
     batch: int = 64
     epochs: int = 100
     clip: float = 1.0
-    continue_bias: float = 0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried early
+    continue_bias: float = (
+        0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried early
+    )
     entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
     prompts: tuple[str, ...] = ("mt_bench",)  # 3
     deviations: tuple[str, ...] = (
@@ -238,11 +260,21 @@ class RadarConfig(Config, RadarSettings):
 
     def __post_init__(self) -> None:
         check_fields(self, continue_bias=(-math.inf, math.inf), batch=(1, math.inf))
-        choices = ("ratio", "lagrangian"), ("sampled", "exact", "advantage"), ("surrogate", "throughput")
+        choices = (
+            ("ratio", "lagrangian"),
+            ("sampled", "exact", "advantage"),
+            ("surrogate", "throughput"),
+        )
         for name, known in zip(("objective", "gradient", "select_by"), choices, strict=True):
             check_name(name, getattr(self, name), known)
-        if self.epochs < 1 or not 0 <= self.last_rate <= self.learning_rate or not 0 < self.gamma <= 1:
-            raise SpecdecError("training needs epochs >= 1, 0 <= last_rate <= learning_rate and 0 < gamma <= 1.")
+        if (
+            self.epochs < 1
+            or not 0 <= self.last_rate <= self.learning_rate
+            or not 0 < self.gamma <= 1
+        ):
+            raise SpecdecError(
+                "training needs epochs >= 1, 0 <= last_rate <= learning_rate and 0 < gamma <= 1."
+            )
 
     @property
     def tree(self) -> TreeConfig:

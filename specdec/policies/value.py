@@ -29,7 +29,12 @@ from specdec.policies.base import Config, Learned, as_array, check_width, repeti
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 # Hidden states that a policy may read: of the target at the last accepted token, of the drafter at the root.
-PROBES = {"none": (), "target": ("features",), "draft": ("draft_state",), "both": ("features", "draft_state")}
+PROBES = {
+    "none": (),
+    "target": ("features",),
+    "draft": ("draft_state",),
+    "both": ("features", "draft_state"),
+}
 _LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is distinguished
 # What a policy knows before a tree is drafted: five numbers of the last cycles, then what it may see besides.
 HISTORY, SURPRISE, MATCHED = 5, 5, (6, 7)
@@ -47,13 +52,18 @@ class AcceptanceModel:
     NAMES = ("probe.weight", "probe.bias", "hidden.weight", "hidden.bias", "out.weight", "out.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray], levels: int, sizes: int):
-        self._stored = stored = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES}
+        self._stored = stored = {
+            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES
+        }
         self.probe_weight, self.probe_bias = stored["probe.weight"], stored["probe.bias"]
         split = stored["hidden.weight"].shape[1] - len(self.probe_bias)
         self.tree_weight = np.ascontiguousarray(stored["hidden.weight"][:, :split])
         self.state_weight = np.ascontiguousarray(stored["hidden.weight"][:, split:])
         self.hidden_bias, self.shape, self.width = stored["hidden.bias"], (levels, sizes), split
-        self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"].reshape(self.shape)
+        self.out_weight, self.out_bias = (
+            stored["out.weight"],
+            stored["out.bias"].reshape(self.shape),
+        )
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
         """The hidden state's contribution to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
@@ -113,21 +123,40 @@ class TreeInputs:
         counted = np.array([size for size in sizes if size > 0])  # zero nodes have no mass
         self._children = min(2, top_k)
         newest = max(self._children * self.widths.widest, top_k)
-        widths = (newest, depths, depths, self.levels, len(counted), 1, len(counted) * plans, len(self._known))
+        widths = (
+            newest,
+            depths,
+            depths,
+            self.levels,
+            len(counted),
+            1,
+            len(counted) * plans,
+            len(self._known),
+        )
         ends = np.cumsum(widths).tolist()
         self.size, self._newest, self._masses, self._bests = ends[-1], ends[0], ends[0], ends[1]
         self._copied, self._counted = slice(ends[5], ends[6]), counted
-        self._level, self._sizes, self._context = slice(ends[2], ends[3]), slice(ends[3], ends[4]), ends[4]
+        self._level, self._sizes, self._context = (
+            slice(ends[2], ends[3]),
+            slice(ends[3], ends[4]),
+            ends[4],
+        )
         self._blank = np.zeros(self.size, np.float32)
         self._blank[: self._newest] = _LEAST
         self._one_hot = np.eye(self.levels, dtype=np.float32)
         self._pools = [pool_size(n, top_k, beam) for n in range(depths)]
         self._starts = np.array([0, *self._pools[:-1]])
         self._most = int(counted.max(initial=1))
-        self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may be smaller than a size
+        self._places = [
+            np.minimum(counted, pool) - 1 for pool in self._pools
+        ]  # the pool may be smaller than a size
 
     def begin(
-        self, context_tok: Any, history: np.ndarray, out: np.ndarray | None = None, copied: Any = None
+        self,
+        context_tok: Any,
+        history: np.ndarray,
+        out: np.ndarray | None = None,
+        copied: Any = None,
     ) -> np.ndarray:
         """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 8].
 
@@ -141,7 +170,9 @@ class TreeInputs:
             out[..., self._level] = self._one_hot[0]
             if (offered := np.shape(copied)[-1]) > 0:
                 masses = np.cumsum(np.exp(np.asarray(copied, np.float32)), axis=-1)
-                out[..., self._copied] = masses.take(np.minimum(self._counted, offered) - 1, axis=-1)
+                out[..., self._copied] = masses.take(
+                    np.minimum(self._counted, offered) - 1, axis=-1
+                )
         return out
 
     def update(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
@@ -176,7 +207,9 @@ class TreeInputs:
         return masses
 
 
-def history_after(history: np.ndarray, accepted_tok: int, expansions: int, expected_tok: float = 0.0) -> np.ndarray:
+def history_after(
+    history: np.ndarray, accepted_tok: int, expansions: int, expected_tok: float = 0.0
+) -> np.ndarray:
     """The eight numbers of history after one more cycle; the last two belong to the next one and are filled in there.
 
     Accepted tokens of the last two cycles and their slow mean (tokens / 8 each), whether the last cycle was limited by its
@@ -184,8 +217,15 @@ def history_after(history: np.ndarray, accepted_tok: int, expansions: int, expec
     summed probabilities of the verified nodes, which is the drafter's own forecast.
     """
     slow = 0.8 * history[2] + 0.2 * accepted_tok / 8 if history[4] else accepted_tok / 8
-    surprise = 0.8 * history[SURPRISE] + 0.2 * (accepted_tok - expected_tok) if expected_tok else history[SURPRISE]
-    return np.array([accepted_tok / 8, history[0], slow, accepted_tok > expansions, 1.0, surprise, 0, 0], np.float32)
+    surprise = (
+        0.8 * history[SURPRISE] + 0.2 * (accepted_tok - expected_tok)
+        if expected_tok
+        else history[SURPRISE]
+    )
+    return np.array(
+        [accepted_tok / 8, history[0], slow, accepted_tok > expansions, 1.0, surprise, 0, 0],
+        np.float32,
+    )
 
 
 def expected_tok(question: Question, nodes: int) -> float:
@@ -198,7 +238,11 @@ NOTHING = np.zeros(HISTORY + 3, np.float32)  # the history of a text's first cyc
 
 def seen_now(history: np.ndarray, question: Question, sees: tuple[str, ...]) -> np.ndarray:
     """The history with the text's repetitions at this cycle, where a policy looks at them."""
-    return np.concatenate((history[: MATCHED[0]], repetitions(question))) if "copies" in sees else history
+    return (
+        np.concatenate((history[: MATCHED[0]], repetitions(question)))
+        if "copies" in sees
+        else history
+    )
 
 
 @dataclasses.dataclass
@@ -250,8 +294,12 @@ class ValuePolicy(ValueSettings, Learned):
                 'before a tree there is no state of the drafter; with plans=True use probe="none" or "target".'
             )
         self.asks = frozenset({EXTEND, SIZE, *((PLAN,) if self.plans else ())})
-        self.plan = self.limits = tree_of(max(self.sizes), self.most_expansions, self.top_k, self.beam)
-        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam, self.sees, self.plans)
+        self.plan = self.limits = tree_of(
+            max(self.sizes), self.most_expansions, self.top_k, self.beam
+        )
+        self.inputs = TreeInputs(
+            self.top_k, self.most_expansions, self.sizes, self.plan.beam, self.sees, self.plans
+        )
         self.observation_size = self.inputs.size
         self._smaller = np.array(self.sizes[:-1])  # of each size above the first, the one before it
         self.evaluations = 0
@@ -263,14 +311,25 @@ class ValuePolicy(ValueSettings, Learned):
 
     def price(self, costs: Any, rate: float) -> ValuePolicy:
         """The same predictions with the times of `costs` (a CostModel) and a `rate` in tokens per ms."""
-        at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
-        rows = self.plan.beam_at(self.most_expansions)  # later levels continue from the last width of the beam
+        at_zero, at_one = (
+            costs.verify_ms(np.array(self.sizes), 0),
+            costs.verify_ms(np.array(self.sizes), 1),
+        )
+        rows = self.plan.beam_at(
+            self.most_expansions
+        )  # later levels continue from the last width of the beam
         expand = float(costs.expand_ms(self.top_k, 0, rows))
-        expanding = dict(expand_ms=expand, expand_per_tok=float(costs.expand_ms(self.top_k, 1, rows)) - expand)
-        verifying = dict(verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist()))
+        expanding = dict(
+            expand_ms=expand, expand_per_tok=float(costs.expand_ms(self.top_k, 1, rows)) - expand
+        )
+        verifying = dict(
+            verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist())
+        )
         root = float(costs.root_ms(self.top_k, 0))
         rooted = dict(root_ms=root, root_per_tok=float(costs.root_ms(self.top_k, 1)) - root)
-        return self.with_settings(rate=float(rate), **verifying, **expanding, **rooted, priced_for=costs.name)
+        return self.with_settings(
+            rate=float(rate), **verifying, **expanding, **rooted, priced_for=costs.name
+        )
 
     def reset(self) -> None:
         self.history, self._expected_tok = NOTHING, 0.0
@@ -302,7 +361,9 @@ class ValuePolicy(ValueSettings, Learned):
         return True
 
     def observe(self, cycle: Cycle) -> None:
-        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions, self._expected_tok)
+        self.history = history_after(
+            self.history, cycle.accepted_tok, cycle.expansions, self._expected_tok
+        )
         self._expected_tok = 0.0
         if self.follow and (tokens := self._forecast[1]) > 0:
             kind, keep = self._forecast[0], 1 - self.follow
@@ -317,7 +378,9 @@ class ValuePolicy(ValueSettings, Learned):
         if later + self.continue_bonus_tok > here:
             self._evaluate_at = max(self.first_evaluation, when - self.stride)
             return self.plan
-        nodes = min(self._decided, self.limits.verify_nodes)  # a small tree may hold fewer nodes than the largest size
+        nodes = min(
+            self._decided, self.limits.verify_nodes
+        )  # a small tree may hold fewer nodes than the largest size
         return CopiedTree(nodes + 1) if nodes else NO_TREE
 
     def _evaluate(self, question: Question) -> tuple[float, float, int]:
@@ -346,7 +409,11 @@ class ValuePolicy(ValueSettings, Learned):
         if now == self.most_expansions:
             return float(value[0, here]), -np.inf, now
         later = int(value[1:].argmax())
-        return float(value[0, here]), float(value[1:].flat[later]), now + 1 + later // len(self.sizes)
+        return (
+            float(value[0, here]),
+            float(value[1:].flat[later]),
+            now + 1 + later // len(self.sizes),
+        )
 
     def _begin(self, question: Question) -> None:
         """The constants of a cycle: the hidden state's contribution, the costs at this context, the fixed inputs."""
@@ -355,13 +422,20 @@ class ValuePolicy(ValueSettings, Learned):
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
         seen = np.concatenate(states) if states else None
         if seen is not None and seen.size != (reads := self.network.probe_weight.shape[1]):
-            raise SpecdecError(f"this ValuePolicy reads a hidden state of {reads}, but the pair gives {seen.size}.")
+            raise SpecdecError(
+                f"this ValuePolicy reads a hidden state of {reads}, but the pair gives {seen.size}."
+            )
         self._state = self.network.state(seen)
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
         self._base: np.ndarray = self._biased[1] + question.context_tok * self._time_per_tok
         seen_here = seen_now(self.history, question, self.sees)
-        self.inputs.begin(question.context_tok, seen_here, self._row, question.copied_scores if self.plans else None)
+        self.inputs.begin(
+            question.context_tok,
+            seen_here,
+            self._row,
+            question.copied_scores if self.plans else None,
+        )
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Terms that turn the network's output into a value: at context 0, and their slope per context token.
@@ -370,14 +444,18 @@ class ValuePolicy(ValueSettings, Learned):
         row of what needs no root pass. The time of levels already drafted is left out: it is the same for all options.
         """
         ahead = np.arange(self.most_expansions + 1)[:, None]
-        pools = np.array([pool_size(n, self.top_k, self.plan.beam) for n in range(len(ahead))])[:, None]
+        pools = np.array([pool_size(n, self.top_k, self.plan.beam) for n in range(len(ahead))])[
+            :, None
+        ]
         allowed = np.where(
             np.array(self.sizes) <= pools + self.plans * max(self.sizes), 0.0, -np.inf
         )  # copies join them
         at_zero = allowed - self.rate * (ahead * self.expand_ms + np.array(self.verify_ms))
         per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
         if self.plans:
-            undrafted = [-self.rate * np.array(part)[None] for part in (self.verify_ms, self.verify_per_tok)]
+            undrafted = [
+                -self.rate * np.array(part)[None] for part in (self.verify_ms, self.verify_per_tok)
+            ]
             at_zero = np.concatenate((undrafted[0], at_zero - self.rate * self.root_ms))
             per_tok = np.concatenate((undrafted[1], per_tok - self.rate * self.root_per_tok))
         return at_zero.astype(np.float32), per_tok.astype(np.float32)
@@ -403,12 +481,18 @@ class ValueConfig(Config, ValueSettings):
     rounds: int = 2  # of collecting cycle starts; later rounds use the policy itself
     detours: int = 3  # replays per round that deviate from the policy's path at random
     ensemble: int = 3  # networks trained separately and averaged
-    distil: bool = True  # train one network of the same size on the ensemble's mean, and use it alone
+    distil: bool = (
+        True  # train one network of the same size on the ensemble's mean, and use it alone
+    )
     held_out_frac: float = 0.15
-    patience: int = 4  # held-out losses without improvement before training stops; one per 100 steps
+    patience: int = (
+        4  # held-out losses without improvement before training stops; one per 100 steps
+    )
 
     def __post_init__(self) -> None:
-        counts = dict.fromkeys(("top_k", "most_expansions", "steps", "batch", "rounds", "ensemble"), (1, math.inf))
+        counts = dict.fromkeys(
+            ("top_k", "most_expansions", "steps", "batch", "rounds", "ensemble"), (1, math.inf)
+        )
         check_fields(self, dropout=(0.0, 1.0), **counts)
 
 
