@@ -54,7 +54,10 @@ class Levels(Rule):
         demand(self.verify_nodes >= 1, "verify_nodes must be at least 1", self.verify_nodes)
         pool = pool_size(self.most_levels - 1, self.top_k, self.beam)
         refuse_tree(self.verify_nodes + 1, self.most_levels * pool)  # before any tree is built
-        grown = (tree_of(self.verify_nodes, depth, self.top_k, self.beam) for depth in range(self.most_levels))
+        grown = (
+            tree_of(self.verify_nodes, depth, self.top_k, self.beam)
+            for depth in range(self.most_levels)
+        )
         self.trees = [TreeConfig(1, 0, 1), *grown]
         self.asks, self.plan = frozenset(self.kinds), self.trees[-1]
         self.limits = self.plan
@@ -89,7 +92,10 @@ class Priced(Levels):
         """The same rule with the times of `costs`, a CostModel."""
         levels = costs.levels(self.top_k, self.most_levels - 1, self.beam)
         draft_ms, draft_per_tok = ((0.0, *np.cumsum(part).tolist()) for part in levels)
-        (verify, verify_per_tok), step = costs.lookup(self.plan.verify_nodes), float(costs.step_ms(0))
+        (verify, verify_per_tok), step = (
+            costs.lookup(self.plan.verify_nodes),
+            float(costs.step_ms(0)),
+        )
         drafting = dict(draft_ms=draft_ms, draft_per_tok=draft_per_tok, rest_ms=costs.rest_ms)
         verifying = dict(verify_ms=tuple(verify), verify_per_tok=tuple(verify_per_tok))
         plain = dict(step_ms=step, step_per_tok=float(costs.step_ms(1)) - step)
@@ -114,7 +120,9 @@ class Priced(Levels):
 
     def check_prices(self) -> None:
         if not self.verify_ms:
-            raise SpecdecError(f"this {type(self).__name__} has no costs yet; call price(costs) first.")
+            raise SpecdecError(
+                f"this {type(self).__name__} has no costs yet; call price(costs) first."
+            )
 
 
 @dataclass
@@ -127,8 +135,17 @@ class Candidates(Levels):
     def check_candidates(self, least: int) -> int:
         """Index of the first candidate; SpecdecError for invalid candidates."""
         wanted = tuple(self.candidates)
-        fits = wanted == tuple(sorted(set(wanted))) and wanted and least <= wanted[0] and wanted[-1] <= self.most_levels
-        demand(fits, f"candidates must be ascending whole numbers from {least} to {self.most_levels}", wanted)
+        fits = (
+            wanted == tuple(sorted(set(wanted)))
+            and wanted
+            and least <= wanted[0]
+            and wanted[-1] <= self.most_levels
+        )
+        demand(
+            fits,
+            f"candidates must be ascending whole numbers from {least} to {self.most_levels}",
+            wanted,
+        )
         return wanted.index(self.start) if self.start in wanted else len(wanted) // 2
 
 
@@ -206,9 +223,15 @@ class SglangThroughput(Candidates, Priced):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(self.window >= 1 and self.interval >= 1, "window and interval must be 1 or more", self.window)
+        demand(
+            self.window >= 1 and self.interval >= 1,
+            "window and interval must be 1 or more",
+            self.window,
+        )
         self.levels, self._seen = self.candidates[self.check_candidates(least=1)], 0
-        self._accepted: list[deque[float]] = [deque(maxlen=self.window) for _ in range(self.candidates[-1])]
+        self._accepted: list[deque[float]] = [
+            deque(maxlen=self.window) for _ in range(self.candidates[-1])
+        ]
 
     def rates(self, levels: int) -> list[float] | None:
         """Acceptance rate of each of so many levels, known or extrapolated; None if nothing is known."""
@@ -228,7 +251,10 @@ class SglangThroughput(Candidates, Priced):
         full = all(len(accepted) == self.window for accepted in self._accepted[: self.levels])
         if full and self._seen % self.interval == 0:
             known = {n: rates for n in self.candidates if (rates := self.rates(n)) is not None}
-            scores = {n: (1 + sum(rates)) / self.cycle_ms(n, question.context_tok) for n, rates in known.items()}
+            scores = {
+                n: (1 + sum(rates)) / self.cycle_ms(n, question.context_tok)
+                for n, rates in known.items()
+            }
             levels = max(scores, key=scores.__getitem__, default=self.levels)
             for accepted in self._accepted[levels : self.levels]:
                 accepted.clear()
@@ -266,21 +292,35 @@ class VllmAdaptiveK(Priced):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(0 <= self.least <= self.most_levels, f"least must lie from 0 to {self.most_levels}", self.least)
-        demand(0 <= self.explore <= 1 and 0 < self.alpha <= 1, "explore and alpha are shares", self.explore, self.alpha)
+        demand(
+            0 <= self.least <= self.most_levels,
+            f"least must lie from 0 to {self.most_levels}",
+            self.least,
+        )
+        demand(
+            0 <= self.explore <= 1 and 0 < self.alpha <= 1,
+            "explore and alpha are shares",
+            self.explore,
+            self.alpha,
+        )
         self.levels, self._waiting, self._random = self.most_levels, 0, random.Random(self.seed)
         self.rates: list[float] = [self.prior] * self.most_levels
         self._begin()
 
     def _begin(self) -> None:
-        self._seen, self._reached, self._accepted = 0, [0] * self.most_levels, [0] * self.most_levels
+        self._seen, self._reached, self._accepted = (
+            0,
+            [0] * self.most_levels,
+            [0] * self.most_levels,
+        )
 
     def answer(self, question: Question) -> TreeConfig:
         if self._random.random() < self.explore:
             return self.trees[-1]
         expected = np.cumsum(np.cumprod([1.0, *self.rates]))
         goodput = [
-            expected[n] / self.cycle_ms(n, question.context_tok) for n in range(self.least, self.most_levels + 1)
+            expected[n] / self.cycle_ms(n, question.context_tok)
+            for n in range(self.least, self.most_levels + 1)
         ]
         best = self.least + int(np.argmax(goodput))
         if self._waiting:
@@ -295,7 +335,9 @@ class VllmAdaptiveK(Priced):
             self._accepted[level] += cycle.accepted_tok > level
         self._seen += 1
         if self._seen == self.period:
-            for level, (accepted, reached) in enumerate(zip(self._accepted, self._reached, strict=True)):
+            for level, (accepted, reached) in enumerate(
+                zip(self._accepted, self._reached, strict=True)
+            ):
                 if reached:
                     self.rates[level] += self.alpha * (accepted / reached - self.rates[level])
             self._begin()
@@ -319,7 +361,11 @@ class HfHeuristic(Levels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(self.start >= 1 and self.more >= 0 and self.less >= 0, "start must be at least 1", self.start)
+        demand(
+            self.start >= 1 and self.more >= 0 and self.less >= 0,
+            "start must be at least 1",
+            self.start,
+        )
         self.wanted = self.start
 
     @property
@@ -331,7 +377,9 @@ class HfHeuristic(Levels):
             self.wanted = self.start
 
     def answer(self, question: Question) -> TreeConfig:
-        return self.trees[min(self.wanted, self.most_levels)]  # engines also draft only as far as there is room
+        return self.trees[
+            min(self.wanted, self.most_levels)
+        ]  # engines also draft only as far as there is room
 
     def observe(self, cycle: Cycle) -> None:
         all_of_them = cycle.accepted_tok == cycle.draft_calls
@@ -354,8 +402,16 @@ class TrtllmGate(Levels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(1 <= self.levels <= self.most_levels, f"levels must lie from 1 to {self.most_levels}", self.levels)
-        demand(self.window >= 1 and 0 <= self.threshold <= 1, "window is 1 or more, threshold a share", self.threshold)
+        demand(
+            1 <= self.levels <= self.most_levels,
+            f"levels must lie from 1 to {self.most_levels}",
+            self.levels,
+        )
+        demand(
+            self.window >= 1 and 0 <= self.threshold <= 1,
+            "window is 1 or more, threshold a share",
+            self.threshold,
+        )
         self.closed = False
         self._rates: deque[float] = deque(maxlen=self.window)
 
@@ -364,7 +420,9 @@ class TrtllmGate(Levels):
 
     def observe(self, cycle: Cycle) -> None:
         self._rates.append(cycle.accepted_tok / max(1, cycle.draft_calls))
-        self.closed |= len(self._rates) == self.window and sum(self._rates) / self.window < self.threshold
+        self.closed |= (
+            len(self._rates) == self.window and sum(self._rates) / self.window < self.threshold
+        )
 
 
 @dataclass
@@ -391,8 +449,16 @@ class LlamacppPMin(Levels):
     def unlikely(self, question: Question) -> bool:
         """Whether the level drafted last is unlikely: how much the best path's probability fell with it."""
         scores = as_array(question.scores)
-        start = 0 if question.expansions == 0 else pool_size(question.expansions - 1, self.top_k, self.beam)
-        before = 0 if question.expansions < 2 else pool_size(question.expansions - 2, self.top_k, self.beam)
+        start = (
+            0
+            if question.expansions == 0
+            else pool_size(question.expansions - 1, self.top_k, self.beam)
+        )
+        before = (
+            0
+            if question.expansions < 2
+            else pool_size(question.expansions - 2, self.top_k, self.beam)
+        )
         parent = float(scores[before:start].max()) if start else 0.0
         return math.exp(float(scores[start:].max()) - parent) < self.p_min
 
@@ -439,7 +505,9 @@ class LlamacppEv(Priced):
         if question.kind == SIZE:
             return min(self.worth(question), question.largest)
         best, scores = float(question.newest_scores.max()), as_array(question.scores)
-        place = int((scores[: len(scores) - len(question.newest_scores)] >= best).sum())  # better nodes on other levels
+        place = int(
+            (scores[: len(scores) - len(question.newest_scores)] >= best).sum()
+        )  # better nodes on other levels
         prices = self.marginal(question.context_tok)[place : place + 1 + self.look_ahead]
         return bool(len(prices) and math.exp(best) > prices.min())
 
@@ -459,7 +527,11 @@ class SglangDraftProb(Priced):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(1 <= self.levels <= self.most_levels, f"levels must lie from 1 to {self.most_levels}", self.levels)
+        demand(
+            1 <= self.levels <= self.most_levels,
+            f"levels must lie from 1 to {self.most_levels}",
+            self.levels,
+        )
         self.plan = self.limits = self.trees[self.levels]
 
     def survivals(self, question: Question) -> np.ndarray:
@@ -467,7 +539,9 @@ class SglangDraftProb(Priced):
         return np.exp(as_array(question.scores))
 
     def answer(self, question: Question) -> int:
-        order = np.argsort(-as_array(question.scores), kind="stable")[: question.largest]  # nodes are taken by score
+        order = np.argsort(-as_array(question.scores), kind="stable")[
+            : question.largest
+        ]  # nodes are taken by score
         expected = 1 + np.concatenate(([0.0], np.cumsum(self.survivals(question)[order])))
         spent_ms = self.sizes_ms(question.expansions + 1, question.context_tok)[: len(expected)]
         return self.least + int((expected / spent_ms)[self.least :].argmax())
@@ -493,9 +567,13 @@ class VllmAdaptiveVerification(SglangDraftProb):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = self.confidence == "probability" or self.confidence == "position" and self.top_k == 1
+        known = (
+            self.confidence == "probability" or self.confidence == "position" and self.top_k == 1
+        )
         demand(known, "confidence is 'probability', or for chains 'position'", self.confidence)
-        demand(all(t > 0 for t in self.temperatures), "temperatures must be above 0", self.temperatures)
+        demand(
+            all(t > 0 for t in self.temperatures), "temperatures must be above 0", self.temperatures
+        )
         self.rates = [self.prior] * self.levels
 
     def survivals(self, question: Question) -> np.ndarray:
@@ -530,7 +608,11 @@ class VllmLogistic(SglangDraftProb):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(self.top_k == 1 and self.interval >= 1, "vllm_logistic drafts chains: top_k must be 1", self.top_k)
+        demand(
+            self.top_k == 1 and self.interval >= 1,
+            "vllm_logistic drafts chains: top_k must be 1",
+            self.top_k,
+        )
         self.coefficients = np.array([0.0] + [1.5] * self.levels)
         self.fits, self._features = 0, np.zeros(0)
         self._begin()
@@ -542,7 +624,9 @@ class VllmLogistic(SglangDraftProb):
 
     def chances(self, features: np.ndarray) -> np.ndarray:
         """Probability of each position to be accepted once it is reached."""
-        logits: np.ndarray = self.coefficients[0] * features + self.coefficients[1 : len(features) + 1]
+        logits: np.ndarray = (
+            self.coefficients[0] * features + self.coefficients[1 : len(features) + 1]
+        )
         return 0.5 * (1 + np.tanh(0.5 * logits))
 
     def survivals(self, question: Question) -> np.ndarray:
@@ -563,7 +647,9 @@ class VllmLogistic(SglangDraftProb):
             self._counts[[0, level + 1]] += 1
         self._seen += 1
         if self._seen == self.interval:
-            moved = np.linalg.solve(self._information + self.ridge * np.eye(len(self._gradient)), self._gradient)
+            moved = np.linalg.solve(
+                self._information + self.ridge * np.eye(len(self._gradient)), self._gradient
+            )
             moved *= self._counts / (self._counts + self.damping)
             moved[0] = moved[0] if self.coefficients[0] + moved[0] >= 0 else 0.0
             self.coefficients, self.fits = self.coefficients + moved, self.fits + 1
@@ -580,11 +666,15 @@ def calibrated(scores: np.ndarray, plan: Plan, temperatures: tuple[float, ...]) 
     before, survival = np.zeros((*scores.shape[:-1], 1)), np.ones((*scores.shape[:-1], 1))
     while start < scores.shape[-1]:
         width = before.shape[-1]
-        newest = scores[..., start : start + width * top_k].astype(float).reshape(*before.shape, top_k)
+        newest = (
+            scores[..., start : start + width * top_k].astype(float).reshape(*before.shape, top_k)
+        )
         steps = np.minimum(newest - before[..., None], -1e-7)
         temperature = temperatures[len(levels)] if len(levels) < len(temperatures) else 1.0
         logits = (steps - np.log(-np.expm1(steps))) / temperature
-        chances = (survival[..., None] * 0.5 * (1 + np.tanh(0.5 * logits))).reshape(*before.shape[:-1], -1)
+        chances = (survival[..., None] * 0.5 * (1 + np.tanh(0.5 * logits))).reshape(
+            *before.shape[:-1], -1
+        )
         flat = newest.reshape(chances.shape)
         levels.append(chances)
         start += width * top_k
@@ -694,7 +784,9 @@ class Exp3(_Bandit):
 
     def learn(self, reward: float) -> None:
         self.largest = max(self.largest, reward)
-        self.logs[self.arm] += self.mixing * reward / self.largest / self._drawn[self.arm] / len(self.arms)
+        self.logs[self.arm] += (
+            self.mixing * reward / self.largest / self._drawn[self.arm] / len(self.arms)
+        )
 
 
 NAMES = {
@@ -720,10 +812,15 @@ def rule(name: str, costs: Any = None, **settings: Any) -> Levels:
     5
     """
     if name == "hf_confidence":
-        name, settings = "llamacpp_p_min", {"p_min": 0.4, "keeps": True, "most_levels": 20, **settings}
+        name, settings = (
+            "llamacpp_p_min",
+            {"p_min": 0.4, "keeps": True, "most_levels": 20, **settings},
+        )
     kind = NAMES[check_name("engine's rule", name, [*NAMES, "hf_confidence"])]
     for setting in settings:
-        check_name(f"setting of {name}", setting, {field.name for field in dataclasses.fields(kind)})
+        check_name(
+            f"setting of {name}", setting, {field.name for field in dataclasses.fields(kind)}
+        )
     made = kind(**settings)
     return made.price(costs) if isinstance(made, Priced) and costs is not None else made
 
@@ -731,7 +828,9 @@ def rule(name: str, costs: Any = None, **settings: Any) -> Levels:
 def shipped(name: str, levels: int, costs: Any = None) -> Levels:
     """An engine's rule with its own constants, on no more levels than were recorded."""
     ships = rule(name).settings()
-    cut: dict[str, Any] = {key: min(ships[key], levels) for key in ("most_levels", "levels") if key in ships}
+    cut: dict[str, Any] = {
+        key: min(ships[key], levels) for key in ("most_levels", "levels") if key in ships
+    }
     if "candidates" in ships:
         cut["candidates"] = tuple(step for step in ships["candidates"] if step <= levels)
     return rule(name, costs, **cut)

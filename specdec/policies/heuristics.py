@@ -39,7 +39,9 @@ def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
         return newest[None], np.zeros(1, dtype=np.float32)
     top_k = math.isqrt(len(newest))
     if top_k * top_k != len(newest):
-        raise SpecdecError("this heuristic reads trees of k beams with k children; plan a TreeConfig, no static shape.")
+        raise SpecdecError(
+            "this heuristic reads trees of k beams with k children; plan a TreeConfig, no static shape."
+        )
     start = 0 if n == 1 else pool_size(n - 2, top_k)
     before = as_array(question.scores[start : pool_size(n - 1, top_k)])
     return newest.reshape(top_k, top_k), np.sort(before)[: -top_k - 1 : -1]
@@ -67,14 +69,20 @@ def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
     return nats
 
 
-def disco_inputs(newest: np.ndarray, parents: np.ndarray, expansions: int, top_k: int, estimate: str) -> np.ndarray:
+def disco_inputs(
+    newest: np.ndarray, parents: np.ndarray, expansions: int, top_k: int, estimate: str
+) -> np.ndarray:
     """float32 [..., top_k + 2] from `newest_level`'s arrays, newest [..., W, k] and parents [..., W]."""
     flat = newest.reshape(*newest.shape[:-2], -1)
     if flat.shape[-1] < top_k:
-        raise SpecdecError(f"Disco was made for top_k={top_k}, but a level holds {flat.shape[-1]} nodes.")
+        raise SpecdecError(
+            f"Disco was made for top_k={top_k}, but a level holds {flat.shape[-1]} nodes."
+        )
     best = np.exp(np.sort(flat, axis=-1)[..., : -top_k - 1 : -1])
     nats = entropy(child_log_probs(newest[..., :1, :], parents[..., :1]), estimate)
-    return np.concatenate((best, nats, np.full_like(nats, expansions / 10)), axis=-1).astype(np.float32)
+    return np.concatenate((best, nats, np.full_like(nats, expansions / 10)), axis=-1).astype(
+        np.float32
+    )
 
 
 def unit_features(features: np.ndarray) -> np.ndarray:
@@ -132,7 +140,9 @@ class DDD(DepthRule):
         best = float(newest.max())
         if self.statistic == "best":
             return best >= self.threshold
-        return best + math.log(np.exp(np.sort(newest)[-self.top_k :] - best).sum()) >= self.threshold
+        return (
+            best + math.log(np.exp(np.sort(newest)[-self.top_k :] - best).sum()) >= self.threshold
+        )
 
 
 @dataclass
@@ -153,7 +163,10 @@ class SVIP(DepthRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.rule in ("bound", "distance") and self.node in ("best", "mean"), (self.rule, self.node)
+        assert self.rule in ("bound", "distance") and self.node in ("best", "mean"), (
+            self.rule,
+            self.node,
+        )
 
     def answer(self, question: Question) -> bool:
         newest, parents = newest_level(question)
@@ -186,7 +199,10 @@ class GammaTune(Rule):
         super().__post_init__()
         assert 0 < self.eta <= 1 and 0 < self.low <= 1 <= self.high, (self.eta, self.low, self.high)
         self.asks = frozenset({PLAN})
-        self.least, self.most = math.ceil(self.low * self.default_depth), math.floor(self.high * self.default_depth)
+        self.least, self.most = (
+            math.ceil(self.low * self.default_depth),
+            math.floor(self.high * self.default_depth),
+        )
         self.limits = tree_of(self.verify_nodes, self.most, self.top_k)
         self.plan = tree_of(self.verify_nodes, self.default_depth, self.top_k)
         self.reset()
@@ -195,7 +211,9 @@ class GammaTune(Rule):
         self.average_tok = float(self.default_depth)
 
     def answer(self, question: Question) -> TreeConfig:
-        return tree_of(self.verify_nodes, min(max(round(self.average_tok), self.least), self.most), self.top_k)
+        return tree_of(
+            self.verify_nodes, min(max(round(self.average_tok), self.least), self.most), self.top_k
+        )
 
     def observe(self, cycle: Cycle) -> None:
         growth = self.growth if cycle.accepted_tok == cycle.draft_calls else 0.0
@@ -214,7 +232,10 @@ class _Classifier(Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.temperature is None and 0 < self.threshold < 1, (self.temperature, self.threshold)
+        assert self.temperature is None and 0 < self.threshold < 1, (
+            self.temperature,
+            self.threshold,
+        )
         self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
 
 
@@ -244,7 +265,9 @@ class ResidualNetwork:
     NAMES = ("gate.weight", "gate.bias", "skip.weight", "skip.bias", "head.weight", "head.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray]):
-        self._arrays = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES}
+        self._arrays = {
+            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES
+        }
         self.width = self._arrays["gate.weight"].shape[1]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
@@ -279,7 +302,9 @@ class SpecDecPlus(_Classifier):
     def observation(self, question: Question) -> np.ndarray:
         """float32 [F]: the features, scaled to unit mean square."""
         if question.features is None:
-            raise SpecdecError("SpecDec++ reads the target's features, but this pair or recording keeps none.")
+            raise SpecdecError(
+                "SpecDec++ reads the target's features, but this pair or recording keeps none."
+            )
         return unit_features(as_array(question.features))
 
     def answer(self, question: Question) -> bool:
@@ -313,6 +338,8 @@ class C2T(_Classifier):
         return np.stack((as_array(question.scores), depths / 10), axis=-1).astype(np.float32)
 
     def answer(self, question: Question) -> int:
-        likely = int((sigmoid(self.logits(self.observation(question))[:, 0]) >= self.threshold).sum())
+        likely = int(
+            (sigmoid(self.logits(self.observation(question))[:, 0]) >= self.threshold).sum()
+        )
         wanted = max(likely, self.least) if self.prunes else self.verify_nodes
         return min(wanted, self.verify_nodes, int(question.largest))

@@ -1,12 +1,13 @@
-"""RADAR's controller: after each draft call an LSTM reads the best path scores and decides to continue or stop.
+"""RADAR: after each draft call an LSTM reads the best path scores and decides to go on or stop.
 
-       draft call 1 -> s_1 -> LSTM -> continue -> draft call 2 -> s_2 -> LSTM -> continue -> ... -> stop -> verify 60 tokens
-                                                       |  memory  --------------------------> |
+    draft call 1 -> s_1 -> LSTM -> continue -> draft call 2 -> s_2 -> LSTM -> ... -> stop -> verify
+                            |  memory  -------------------------->  |
 
-    s_t = the 10 largest cumulative log-probabilities of the level drafted last (Eq. 1)
-
-The network is the published one, with its names and shapes (section 2 of the fact sheet), in numpy. Its memory lasts
-one cycle. `training.radar` learns the weights. (RADAR, arXiv 2512.14069.)
+As a decision process (section 1 of the fact sheet): the state s_t holds the 10 largest cumulative
+log-probabilities of the level drafted last (Eq. 1), the actions are continue and stop, an episode
+is a cycle, and the reward is -alpha per continue and beta * L / l at the stop (Eq. 4). The network
+is the published one, with its names and shapes (2), in numpy; its memory lasts one cycle.
+`training.radar` learns the weights. (RADAR, arXiv 2512.14069.)
 """
 
 from __future__ import annotations
@@ -21,75 +22,84 @@ import numpy as np
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.errors import SpecdecError, check_fields, check_name, unreadable
-from specdec.policies.base import NOWHERE, Config, Learned, Seeing, as_array
+from specdec.policies.base import NOWHERE, Config, Learned, as_array
 
 Memory = tuple[np.ndarray, np.ndarray]
-STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
-DECISIONS = 7  # questions per cycle: after draft calls 1 to 7; the eighth is the last
+STATE = 10  # scores per state
+HIDDEN = 128  # width of the LSTM and of the head
+ACTIONS = 2
 STOP, CONTINUE = 0, 1
-
-
-def shapes(width: int = STATE) -> dict[str, tuple[int, ...]]:
-    """The shapes of the network's arrays for states of so many numbers."""
-    return {
-        "lstm.weight_ih_l0": (4 * HIDDEN, width),
-        "lstm.weight_hh_l0": (4 * HIDDEN, HIDDEN),
-        "lstm.bias_ih_l0": (4 * HIDDEN,),
-        "lstm.bias_hh_l0": (4 * HIDDEN,),
-        "mlp.0.weight": (HIDDEN, HIDDEN + width),
-        "mlp.0.bias": (HIDDEN,),
-        "mlp.3.weight": (ACTIONS, HIDDEN),
-        "mlp.3.bias": (ACTIONS,),
-    }
-
-
-SHAPES = shapes()
+# Questions per cycle: after draft calls 1 to 7; the eighth is the last.
+DECISIONS = 7
+SHAPES = {
+    "lstm.weight_ih_l0": (4 * HIDDEN, STATE),
+    "lstm.weight_hh_l0": (4 * HIDDEN, HIDDEN),
+    "lstm.bias_ih_l0": (4 * HIDDEN,),
+    "lstm.bias_hh_l0": (4 * HIDDEN,),
+    "mlp.0.weight": (HIDDEN, HIDDEN + STATE),
+    "mlp.0.bias": (HIDDEN,),
+    "mlp.3.weight": (ACTIONS, HIDDEN),
+    "mlp.3.bias": (ACTIONS,),
+}
 
 
 class LstmNetwork:
-    """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in numpy float32.
+    """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in float32.
 
-    Weights have their published names (SHAPES), else SpecdecError. `step` takes and returns the memory (h, c), each [128].
-    width: of a state, where more than the 10 scores are seen.
+    Weights have their published names (SHAPES), else SpecdecError.
     """
 
-    def __init__(self, arrays: dict[str, np.ndarray], width: int = STATE):
+    def __init__(self, arrays: dict[str, np.ndarray]):
         if wrong := sorted(set(SHAPES) ^ set(arrays)):
-            raise SpecdecError(f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}.")
-        for name, shape in shapes(width).items():
+            why = f"these are not RADAR's weights: {wrong} missing or unknown"
+            raise SpecdecError(f"{why}; expected {sorted(SHAPES)}.")
+        for name, shape in SHAPES.items():
             if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
-                raise SpecdecError(f"RADAR's {name} must be of shape {shape} and finite; take another file.")
-        self._arrays = w = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
-        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2: a single tanh suffices.
+                why = f"RADAR's {name} must be of shape {shape} and finite"
+                raise SpecdecError(f"{why}; take another file.")
+        self._arrays = {
+            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES
+        }
+        weights = self._arrays
+        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2,
+        # so that a single tanh suffices.
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
-        self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
-        self._gate_bias = half * (w["lstm.bias_ih_l0"] + w["lstm.bias_hh_l0"])
-        self._joined = np.zeros(HIDDEN + width, dtype=np.float32)
+        both = np.hstack((weights["lstm.weight_hh_l0"], weights["lstm.weight_ih_l0"]))
+        self._gates = np.ascontiguousarray(half[:, None] * both)
+        self._gate_bias = half * (weights["lstm.bias_ih_l0"] + weights["lstm.bias_hh_l0"])
+        self._joined = np.zeros(HIDDEN + STATE, dtype=np.float32)
 
     def step(self, state: np.ndarray, memory: Memory | None = None) -> tuple[np.ndarray, Memory]:
-        """state float32 [10] -> logits float32 [2] (stop, continue) and the memory for the next step."""
-        joined, w = self._joined, self._arrays
+        """state float32 [10] -> logits float32 [2] (stop, continue), and (h, c) [128] each."""
+        weights = self._arrays
+        joined = self._joined
         joined[HIDDEN:] = state
         joined[:HIDDEN] = 0 if memory is None else memory[0]
+        # 1. the LSTM's cell
         gates = np.tanh(self._gates @ joined + self._gate_bias).reshape(4, HIDDEN)
-        enter, forget, leave = gates[0] * 0.5 + 0.5, gates[1] * 0.5 + 0.5, gates[3] * 0.5 + 0.5
-        cell = enter * gates[2] if memory is None else forget * memory[1] + enter * gates[2]
+        enter = gates[0] * 0.5 + 0.5
+        forget = gates[1] * 0.5 + 0.5
+        leave = gates[3] * 0.5 + 0.5
+        cell = enter * gates[2]
+        if memory is not None:
+            cell = forget * memory[1] + cell
         hidden = leave * np.tanh(cell)
+        # 2. the head, on its output and the state
         joined[:HIDDEN] = hidden
-        inner = np.maximum(w["mlp.0.weight"] @ joined + w["mlp.0.bias"], 0)
-        return w["mlp.3.weight"] @ inner + w["mlp.3.bias"], (hidden, cell)
+        inner = np.maximum(weights["mlp.0.weight"] @ joined + weights["mlp.0.bias"], 0)
+        return weights["mlp.3.weight"] @ inner + weights["mlp.3.bias"], (hidden, cell)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return dict(self._arrays)
 
 
 @dataclasses.dataclass
-class RadarSettings(Seeing):
-    """RADAR's tree and its inputs: depth 7, beam 10, 60 tokens in all (section 4). Numbers are sections of the fact sheet.
+class RadarSettings:
+    """RADAR's tree and its inputs: depth 7, beam 10, 60 tokens in all (section 4).
 
-    total_tokens, top_k, beam: another tree than RADAR's; levels with fewer than 10 scores are padded with NOWHERE.
-    half_inputs: round the scores to float16 first, as its code does.
-    flat_nodes: RADAR widens the tree of a single draft call to the 59 best first tokens; None keeps 10.
+    half_inputs: round the scores to float16 first, as its code does. flat_nodes: RADAR widens the
+    tree of a single draft call to the 59 best first tokens; None keeps 10. total_tokens, top_k,
+    beam: another tree than RADAR's; levels with fewer than 10 scores are padded with NOWHERE.
     """
 
     half_inputs: bool = False  # 2 [C]: scores are cast to float16
@@ -101,7 +111,10 @@ class RadarSettings(Seeing):
 
 @dataclasses.dataclass
 class RadarPolicy(RadarSettings, Learned):
-    """Answers EXTEND after draft calls 1 to 7: one more level, or stop. temperature: 1.0 draws, as the paper's code does."""
+    """Answers EXTEND after draft calls 1 to 7: one more level, or stop.
+
+    temperature: 1.0 draws, as the paper's code does.
+    """
 
     activation: str = "relu"  # of the head; the LSTM's are fixed
 
@@ -111,16 +124,16 @@ class RadarPolicy(RadarSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sees:
-            self.observation_size += self.seen
-        tree = TreeConfig(self.total_tokens, DECISIONS, self.top_k, self.flat_nodes or 0, tuple(self.beam))
-        self.plan = self.limits = tree
+        flat_nodes = self.flat_nodes or 0
+        tree = TreeConfig(self.total_tokens, DECISIONS, self.top_k, flat_nodes, tuple(self.beam))
+        self.limits = tree
+        self.plan = tree
         self._memory: Memory | None = None
         self._steps = 0
 
     @classmethod
     def from_weights(cls, path: Path) -> RadarPolicy:
-        """The policy with published weights (.pt, read without pickled code) or the same tensors as .safetensors."""
+        """The policy with published weights, .pt (read without code) or .safetensors."""
         policy = OFFICIAL.policy()
         policy.network = LstmNetwork(read_weights(path))
         return policy
@@ -132,13 +145,13 @@ class RadarPolicy(RadarSettings, Learned):
         return False  # a deeper plan than RADAR's: it has no eighth decision
 
     def observation(self, question: Question) -> np.ndarray:
-        """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1), and what is seen."""
-        best = best_scores(as_array(question.newest_scores), self.half_inputs, self.limits)
-        return self.beside(best, question)
+        """float32 [10]: the best log-probabilities of the level drafted last (Eq. 1)."""
+        return best_scores(as_array(question.newest_scores), self.half_inputs, self.limits)
 
     def answer(self, question: Question) -> bool:
         if question.expansions == 0:  # the memory lasts one cycle
-            self._memory, self._steps = None, 0
+            self._memory = None
+            self._steps = 0
         elif question.expansions != self._steps and self.decides(question):
             why = "RADAR must be asked after every draft call of a cycle"
             raise SpecdecError(f"{why}; let no other policy answer EXTEND.")
@@ -155,30 +168,41 @@ class RadarPolicy(RadarSettings, Learned):
         return action == CONTINUE
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> LstmNetwork:
-        return LstmNetwork(arrays, self.observation_size)
+        return LstmNetwork(arrays)
 
 
 def released(folder: Path) -> dict[str, RadarPolicy]:
-    """A policy for each file of published weights in `folder` (.pt or .safetensors), by the file's name."""
-    paths = sorted(path for path in Path(folder).glob("*") if path.suffix in (".pt", ".safetensors"))
+    """A policy for each file of published weights in `folder`, by the file's name."""
+    paths = sorted(Path(folder).glob("*"))
+    paths = [path for path in paths if path.suffix in (".pt", ".safetensors")]
     if not paths:
-        raise SpecdecError(f"{folder} holds no .pt or .safetensors; give the folder of RADAR's released weights.")
+        why = f"{folder} holds no .pt or .safetensors"
+        raise SpecdecError(f"{why}; give the folder of RADAR's released weights.")
     return {path.stem: RadarPolicy.from_weights(path) for path in paths}
 
 
-def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]) -> np.ndarray:
-    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. tree: the tree of these levels."""
-    if newest.shape[-1] < min(STATE, tree.top_k):
-        why = f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}"
+def best_scores(
+    newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]
+) -> np.ndarray:
+    """The 10 largest of `newest` [..., M], descending: float32 [..., 10].
+
+    tree: that of these levels; one of fewer than 10 scores is padded.
+    """
+    width = newest.shape[-1]
+    if width < min(STATE, tree.top_k):
+        why = f"RADAR reads the {STATE} best scores of a level, not {width}"
         raise SpecdecError(f"{why}; plan top_k={tree.top_k}.")
-    missing = max(0, STATE - newest.shape[-1])
-    newest = np.pad(newest, [(0, 0)] * (newest.ndim - 1) + [(0, missing)], constant_values=NOWHERE)
+    if width < STATE:
+        padding = [(0, 0)] * (newest.ndim - 1) + [(0, STATE - width)]
+        newest = np.pad(newest, padding, constant_values=NOWHERE)
     best = np.sort(newest, axis=-1)[..., : -STATE - 1 : -1]
-    return best.astype(np.float16).astype(np.float32) if half else best.astype(np.float32, copy=False)
+    if half:
+        best = best.astype(np.float16)
+    return best.astype(np.float32, copy=False)
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """RADAR's tensors from a .safetensors or a .pt file; from the latter only tensors, never code."""
+    """RADAR's tensors from a .safetensors or a .pt file; from the latter only tensors, no code."""
     path = Path(path)
     try:
         if path.suffix == ".safetensors":
@@ -189,22 +213,22 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return {name: value.float().numpy() for name, value in tensors.items()}
-    except Exception as error:  # pickle, zip, json and safetensors each raise their own for a damaged file
+    except Exception as error:  # pickle, zip, json and safetensors each raise their own
         raise unreadable(path, error, "RADAR's weights", "give a .pt or .safetensors") from error
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class RadarConfig(Config, RadarSettings):
-    """How RADAR decides and its training. Numbers are sections of the fact sheet, [P] paper and [C] code.
+    """How RADAR decides, and its training. [P] paper, [C] code.
 
-    objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4). "lagrangian" rewards
-    L - rate * l with the rate of the policy so far (Dinkelbach 1967), which maximises E[L] / E[l].
-    gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline). "exact" sums over all stops.
-    "advantage" pushes every decision towards the better side, in proportion to the difference.
-    select_by: keep the epoch with the lowest held-out "surrogate" loss or the highest held-out "throughput".
-    exact: use recorded distributions of lengths, drawn anew at every visit; False: every position with the one
-    length of its text; None: the former if available.
-    prompts: the suites whose training part is used; () for all.
+    objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4).
+    "lagrangian" rewards L - rate * l with the rate of the policy so far (Dinkelbach 1967), which
+    maximises E[L] / E[l]. gradient: "sampled" draws one trajectory and one L per row (REINFORCE,
+    no baseline); "exact" sums over all stops; "advantage" pushes every decision towards the better
+    side, in proportion to the difference. select_by: keep the epoch with the lowest held-out
+    "surrogate" loss or the highest held-out "throughput". exact: use recorded distributions of
+    lengths, drawn anew at every visit; False: every position with the one length of its text;
+    None: the former if available. prompts: the suites whose training part is used; () for all.
     deviations: how training here differs from `name`; see `base.deviations_of`.
     """
 
@@ -214,35 +238,32 @@ class RadarConfig(Config, RadarSettings):
     objective: str = "ratio"  # 1, Eq. 4; 6 for ours
     gradient: str = "sampled"  # 1, Eq. 7; 6: sampling only adds variance
     alpha: float = 0.02  # 1: of the model shipped for Llama-3.1-8B
-    beta_factor: float = 10.0  # 1: beta is so many times T_d + T_p
     gamma: float = 0.99  # 1, Eq. 5
     count_bonus: bool = False  # 6: L leaves the bonus token out, L + 1 is what decoding yields
     select_by: str = "surrogate"  # 1, 6
     exact: bool | None = None  # 3, Eqs. 8-10
     split_by: str = "cycle"  # 3; 6: neighbouring cycles are then on both sides
-    held_out_frac: float = 0.2  # 3
-    learning_rate: float = 1e-4  # 1 [P], with cosine decay down to
-    last_rate: float = 1e-6  # 1 [C], as all that follows
-    weight_decay: float = 1e-4
-    dropout: float = 0.1
+    learning_rate: float = 1e-4  # 1 [P], with cosine decay
+    weight_decay: float = 1e-4  # 1 [C], as all that follows
     batch: int = 64
     epochs: int = 100
-    clip: float = 1.0
-    continue_bias: float = 0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried early
+    # ours: added to the first logit of CONTINUE, so that deep stops are tried early
+    continue_bias: float = 0.0
     entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
     prompts: tuple[str, ...] = ("mt_bench",)  # 3
     deviations: tuple[str, ...] = (
         "prompts of mt_bench in place of ShareGPT's",
-        "{rows} cycles of {questions} questions, with {lengths}; in the paper 188,408 with exact distributions",
+        "{rows} cycles of {questions} questions, with {lengths}; in the paper 188,408 with exact"
+        " distributions",
     )
 
     def __post_init__(self) -> None:
         check_fields(self, continue_bias=(-math.inf, math.inf), batch=(1, math.inf))
-        choices = ("ratio", "lagrangian"), ("sampled", "exact", "advantage"), ("surrogate", "throughput")
-        for name, known in zip(("objective", "gradient", "select_by"), choices, strict=True):
-            check_name(name, getattr(self, name), known)
-        if self.epochs < 1 or not 0 <= self.last_rate <= self.learning_rate or not 0 < self.gamma <= 1:
-            raise SpecdecError("training needs epochs >= 1, 0 <= last_rate <= learning_rate and 0 < gamma <= 1.")
+        check_name("objective", self.objective, ("ratio", "lagrangian"))
+        check_name("gradient", self.gradient, ("sampled", "exact", "advantage"))
+        check_name("select_by", self.select_by, ("surrogate", "throughput"))
+        if self.epochs < 1 or not 0 < self.gamma <= 1:
+            raise SpecdecError("training needs epochs >= 1 and 0 < gamma <= 1.")
 
     @property
     def tree(self) -> TreeConfig:
@@ -251,7 +272,7 @@ class RadarConfig(Config, RadarSettings):
 
     def policy(self, **settings: Any) -> RadarPolicy:
         """The policy as it decodes, without weights; `settings` override single fields."""
-        return RadarPolicy(**self.shared_with(RadarPolicy) | settings)
+        return RadarPolicy(**{**self.shared_with(RadarPolicy), **settings})
 
 
 PAPER = RadarConfig()

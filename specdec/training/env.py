@@ -97,7 +97,15 @@ class LiveSource:
     policy_ms: time counted for an answer, since the measured time would include the trainer.
     """
 
-    def __init__(self, pair, prompts: list, max_new_tokens: int = 128, temperature=0.0, seed: int = 0, policy_ms=0.0):
+    def __init__(
+        self,
+        pair,
+        prompts: list,
+        max_new_tokens: int = 128,
+        temperature=0.0,
+        seed: int = 0,
+        policy_ms=0.0,
+    ):
         self.policy_ms = check_number("policy_ms", policy_ms)
         self.pair, self.prompts = pair, [pair.ids_of(prompt) for prompt in prompts]
         if not self.prompts:
@@ -109,7 +117,9 @@ class LiveSource:
         if not self._lent:
             self._held.enter_context(self.pair.inference())
             self._lent = True
-        prompt = torch.tensor(self.prompts[int(random.integers(len(self.prompts)))], device=self.pair.target.device)
+        prompt = torch.tensor(
+            self.prompts[int(random.integers(len(self.prompts)))], device=self.pair.target.device
+        )
         picker = Picker.from_settings(self.temperature, self.seed)
         stops = tuple(self.pair.stop_tokens)
         engine = LiveEngine(self.pair, prompt, self.max_new_tokens, limits, picker, stops)
@@ -119,7 +129,9 @@ class LiveSource:
     def priced(self, row: Cycle) -> Cycle:
         """The cycle, with the fixed time per answer."""
         policy_ms = self.policy_ms * row.questions
-        return dataclasses.replace(row, policy_ms=policy_ms, total_ms=row.total_ms - row.policy_ms + policy_ms)
+        return dataclasses.replace(
+            row, policy_ms=policy_ms, total_ms=row.total_ms - row.policy_ms + policy_ms
+        )
 
     def close(self) -> None:
         self._held.close()
@@ -138,18 +150,28 @@ class Env(gymnasium.Env):
     metadata: dict = {"render_modes": []}
 
     def __init__(
-        self, learner: Learned, source, others: Policy | None = None, reward: Reward | None = None, episode="cycle"
+        self,
+        learner: Learned,
+        source,
+        others: Policy | None = None,
+        reward: Reward | None = None,
+        episode="cycle",
     ):
         self.learner, self.others, self.source = learner, others, source
         self.episode = check_name("episode", episode, EPISODES)
         self.reward = reward or Reward()
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (learner.observation_size,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(
+            -np.inf, np.inf, (learner.observation_size,), np.float32
+        )
         self.action_space = gymnasium.spaces.Discrete(learner.actions)
         self._policies = [learner] if others is None else [learner, others]
         self.limits = largest([policy.limits for policy in self._policies])
         self._asks = frozenset().union(*(policy.asks for policy in self._policies))
         self._engine = self._steps = self._question = None
-        self.tokens, self.time_ms = 0, 0.0  # of all finished cycles: their ratio is the throughput so far
+        self.tokens, self.time_ms = (
+            0,
+            0.0,
+        )  # of all finished cycles: their ratio is the throughput so far
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Advance to the next decision; options={"new_turn": True} starts another text. Returns (observation, {})."""
@@ -164,7 +186,9 @@ class Env(gymnasium.Env):
     def step(self, action):
         """Answer the current question. info: `cycles`, the rows that finished since, and `turn_ended`."""
         if self._question is None:
-            raise SpecdecError("the environment waits for reset(); an episode has ended or none has begun.")
+            raise SpecdecError(
+                "the environment waits for reset(); an episode has ended or none has begun."
+            )
         rows, ended = self._advance(self.learner.meaning(int(action), self._question))
         terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
         reward = self.reward(rows)
@@ -210,4 +234,6 @@ class Env(gymnasium.Env):
                 answer = self.learner.otherwise(question)
 
     def _observe(self) -> np.ndarray:
-        return np.array(self.learner.observation(self._question), dtype=np.float32)  # a copy: builders reuse buffers
+        return np.array(
+            self.learner.observation(self._question), dtype=np.float32
+        )  # a copy: builders reuse buffers

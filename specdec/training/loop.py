@@ -1,6 +1,6 @@
 """A training run on disk: plan, checkpoint and curve. It can be stopped at any moment and resumes exactly.
 
-Knows nothing about models, data or losses: the owner provides the trained parts, and a function that does one step.
+The owner provides the trained parts, and a function that does one step.
 A step's randomness must depend only on its number. Then weights, optimiser state and the number are the whole state.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,17 +21,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import machine, ranks, runs
+from specdec import machine, runs
 from specdec.core.verification import mixed_seed
 from specdec.errors import SpecdecError, unreadable, warn
 from specdec.policies.base import COLLAPSED_FRAC
 
 DECAY_FRAC = 0.35  # last fraction of a run, over which the learning rate falls to zero
 FORMAT = "2"  # of checkpoints
-_EARLIER = {"tau": "score", "epoch": "step"}  # names in checkpoints of earlier versions
 
 
-def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end: int | None = None) -> float:
+def rate_factor(
+    step: int, last_step: int | None, warmup_steps: int, linear_end: int | None = None
+) -> float:
     """The learning rate as a fraction of its peak.
 
     Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant while its end is
@@ -40,13 +41,17 @@ def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end:
     factor = min(1.0, (step + 1) / max(1, warmup_steps))
     if linear_end is not None:
         return factor * max(0.0, min(1.0, (linear_end - step) / max(1, linear_end - warmup_steps)))
-    return factor if last_step is None else factor * min(1.0, (last_step - step) / max(1.0, DECAY_FRAC * last_step))
+    return (
+        factor
+        if last_step is None
+        else factor * min(1.0, (last_step - step) / max(1.0, DECAY_FRAC * last_step))
+    )
 
 
 class Curve:
     """Rows of a training: the newest in memory, all others in shards <folder>/part-<number of the first row>.parquet.
 
-    Saving writes only new rows, so that its cost does not grow. Only one of several ranks writes.
+    Saving writes only new rows, so that its cost does not grow.
     """
 
     def __init__(self, folder: Path):
@@ -57,7 +62,7 @@ class Curve:
         self.rows += 1
 
     def save(self) -> None:
-        if self.new and ranks.leads():
+        if self.new:
             self.shards.write(self.rows - len(self.new), pd.DataFrame(self.new))
         self.new = []
 
@@ -65,14 +70,15 @@ class Curve:
         """Drop all rows after the first `rows`; they must end at a shard's end, or in memory."""
         saved = self.rows - len(self.new)
         self.new = self.new[: max(0, rows - saved)]
-        if ranks.leads():
-            self.shards.drop(rows)
+        self.shards.drop(rows)
         self.rows = rows
 
     def table(self) -> pd.DataFrame:
         """All rows, including those in memory."""
         shards = [self.shards.read()] if self.shards.done() else []
-        return pd.concat([*shards, *([pd.DataFrame(self.new)] if self.new else [])], ignore_index=True)
+        return pd.concat(
+            [*shards, *([pd.DataFrame(self.new)] if self.new else [])], ignore_index=True
+        )
 
 
 class Best:
@@ -91,7 +97,9 @@ class Best:
         self.misses += 1
         if score is None or score > self.score:
             self.weights, self.step, self.misses = copy.deepcopy(weights), step, 0
-            self.score = -math.inf if score is None else float(torch.tensor(score, dtype=self.dtype))
+            self.score = (
+                -math.inf if score is None else float(torch.tensor(score, dtype=self.dtype))
+            )
 
     def load_into(self, network: torch.nn.Module) -> torch.nn.Module:
         """The network, with the best weights."""
@@ -104,18 +112,10 @@ class Best:
         return numbers | {f"network.{name}": value for name, value in self.weights.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load `state_dict`, including an earlier version's ("tau" for the score, "epoch" for the step)."""
-        numbers = {_EARLIER.get(name, name): value for name, value in state.items()}
-        self.weights, self.score = copy.deepcopy(below(state, "network.")), float(numbers["score"])
-        self.step, self.misses = (int(numbers.get(name, usual)) for name, usual in (("step", -1), ("misses", 0)))
-
-
-def in_use(settings):
-    """JSON without later choices that are not made, so that a run from before there was such a choice is found again."""
-    if isinstance(settings, dict):
-        later = ("sees", []), ("layers", 1)
-        return {name: in_use(value) for name, value in settings.items() if (name, value) not in later}
-    return [in_use(value) for value in settings] if isinstance(settings, list) else settings
+        self.weights = copy.deepcopy(below(state, "network."))
+        self.score = float(state["score"])
+        self.step = int(state["step"])
+        self.misses = int(state["misses"])
 
 
 class TrainingRun:
@@ -123,7 +123,6 @@ class TrainingRun:
 
     settings: everything that the result depends on. settings["steps"] is the last step; if None, the run ends after
     settings["minutes"]. The same settings find the same run again. SpecdecError if the folder holds another run.
-    Several ranks train alike: all read the folder, rank 0 writes it.
     """
 
     def __init__(self, out_dir: Path, settings: dict, resume: bool = True, curve: str = "loss"):
@@ -133,54 +132,41 @@ class TrainingRun:
         self.parts, self.optimizers = {}, []
         self.stopped: Callable[[], bool] = lambda: False  # whether to end before the last step
         self.step, self.elapsed_s, self._saved_step = 0, 0.0, -1
-        if not resume and ranks.leads():
+        if not resume:
             self.curve.cut(0)
             for path in (self.plan_path, self.checkpoint):
                 path.unlink(missing_ok=True)
-        settings = in_use(runs.plain(settings))
-        self.plan = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
+        settings = runs.plain(settings)
+        self.plan = {
+            "settings": settings,
+            "last_step": settings["steps"],
+            "finished": False,
+            "sessions": [],
+        }
         if not self.plan_path.is_file():
             self._write_plan()
-        ranks.barrier()
         self.plan = runs.read_json(self.plan_path)
         if self.plan["settings"] != settings:
             why = f"{out_dir} holds a run with other settings"
-            raise SpecdecError(f"{why}; repeat them, choose another folder, or pass resume=False to start over.")
+            raise SpecdecError(
+                f"{why}; repeat them, choose another folder, or pass resume=False to start over."
+            )
 
     def _write_plan(self) -> None:
-        if ranks.leads():
-            runs.write_json(self.plan_path, self.plan)
+        runs.write_json(self.plan_path, self.plan)
 
     @property
     def finished(self) -> bool:
         return self.plan["finished"]
 
-    def grown(self, items: Sequence) -> list[int]:
-        """The number of `items` at the end of each stage of the run, newest last; items after them make a new stage.
-
-        items: the training data, as JSON. A finished run continues if there are more. SpecdecError if they do not begin with
-        those of the run.
-        """
-        stages = self.plan.setdefault("stages", [])
-        for stage in stages:
-            if runs.content_key(items=items[: stage["items"]]) != stage["key"]:
-                raise SpecdecError(
-                    f"{self.plan_path.parent} learned from other text; keep that as it was and in front of what is new, "
-                    "choose another folder, or pass resume=False to start over."
-                )
-        if not stages or len(items) > stages[-1]["items"]:
-            if self.finished:
-                if ranks.leads():
-                    self.curve.shards.write(0, self.table())
-                self.plan |= {"finished": False, "last_step": self.plan["settings"]["steps"]}
-            stages.append({"items": len(items), "key": runs.content_key(items=items)})
-            self._write_plan()
-        return [stage["items"] for stage in stages]
-
     def table(self) -> pd.DataFrame:
         """The curve so far."""
         folder = self.curve.shards.folder
-        return runs.read_table(folder.with_name(f"{folder.name}.parquet")) if self.finished else self.curve.table()
+        return (
+            runs.read_table(folder.with_name(f"{folder.name}.parquet"))
+            if self.finished
+            else self.curve.table()
+        )
 
     def track(self, parts: dict, optimizers=()) -> None:
         """Define the parts of a checkpoint, and load the checkpoint if there is one.
@@ -193,14 +179,18 @@ class TrainingRun:
         if self.checkpoint.is_file():
             note, tensors = read_checkpoint(self.checkpoint)
             restore(tensors, self.parts, self.optimizers)
-            self.step, self.elapsed_s, rows = int(note["step"]), float(note["elapsed_s"]), int(note["rows"])
+            self.step, self.elapsed_s, rows = (
+                int(note["step"]),
+                float(note["elapsed_s"]),
+                int(note["rows"]),
+            )
         if not self.finished:
             self.curve.cut(rows)
             self.plan["sessions"].append({"step": self.step, **machine.fingerprint()})
             self._write_plan()
 
     def end_at(self, step: int | None) -> None:
-        """Fix the last step if neither steps nor minutes did so; a grown text moves it."""
+        """Fix the last step if neither steps nor minutes did so."""
         if self.plan["settings"]["steps"] is None and self.plan["settings"].get("minutes") is None:
             self.plan["last_step"] = step
             self._write_plan()
@@ -226,14 +216,18 @@ class TrainingRun:
         if self.finished:
             return
         self._began_s, saved_s = time.perf_counter() - self.elapsed_s, time.perf_counter()
-        told = dict(desc=label, mininterval=2.0, disable=not (progress and ranks.leads()), leave=leave)
-        self._bar, self._shown = tqdm(initial=self.step, total=self.plan["last_step"], **told), shown
+        told = dict(desc=label, mininterval=2.0, disable=not progress, leave=leave)
+        self._bar, self._shown = (
+            tqdm(initial=self.step, total=self.plan["last_step"], **told),
+            shown,
+        )
         try:
             while not self._ended():
                 row = (self._all_or_nothing if all_or_nothing else self._step)(step, factor)
                 if row is not None:
                     self.add({"step": self.step, **row})
-                self.step, (self.elapsed_s,) = self.step + 1, ranks.slowest([time.perf_counter() - self._began_s])
+                self.step += 1
+                self.elapsed_s = time.perf_counter() - self._began_s
                 self._bar.total = self.plan["last_step"]
                 self._bar.update()
                 if time.perf_counter() - saved_s >= save_s:
@@ -242,7 +236,7 @@ class TrainingRun:
         finally:
             self._bar.close()
             self.save()
-            if self.curve.rows and ranks.leads():
+            if self.curve.rows:
                 self.curve.shards.merge()
 
     def _step(self, step: Callable, factor: Callable | None) -> dict | None:
@@ -278,51 +272,79 @@ class TrainingRun:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))
             self.save()  # the plan must not run ahead of the weights
             self._write_plan()
-        return self.stopped() or self.plan["last_step"] is not None and self.step >= self.plan["last_step"]
+        return (
+            self.stopped()
+            or self.plan["last_step"] is not None
+            and self.step >= self.plan["last_step"]
+        )
 
     def save(self) -> None:
         """Write the newest rows, then checkpoint.safetensors: if killed in between, a run drops the extra rows."""
         if self._saved_step == self.step:
             return
         self.curve.save()
-        if not ranks.leads():
-            return
-        tensors = {f"{name}.{key}": v for name, part in self.parts.items() for key, v in part.state_dict().items()}
+        tensors = {
+            f"{name}.{key}": v
+            for name, part in self.parts.items()
+            for key, v in part.state_dict().items()
+        }
         for number, optimizer in enumerate(self.optimizers):
             for index, state in optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer.{number}.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
-        note = {"format": FORMAT, "step": self.step, "elapsed_s": self.elapsed_s, "rows": self.curve.rows}
+                tensors |= {
+                    f"optimizer.{number}.{index}.{key}": torch.as_tensor(value)
+                    for key, value in state.items()
+                }
+        note = {
+            "format": FORMAT,
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+            "rows": self.curve.rows,
+        }
         with runs.atomic(self.checkpoint) as temporary:
             contiguous = {name: value.contiguous() for name, value in tensors.items()}
-            save_file(contiguous, temporary, metadata={name: str(value) for name, value in note.items()})
+            save_file(
+                contiguous, temporary, metadata={name: str(value) for name, value in note.items()}
+            )
         self._saved_step = self.step
 
     def finish(self, **results) -> None:
         """Mark the plan as finished, store `results` in it, and leave one table of the curve."""
         if self.finished:
             return
-        self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s, "results": results}
+        self.plan |= {
+            "finished": True,
+            "steps_done": self.step,
+            "elapsed_s": self.elapsed_s,
+            "results": results,
+        }
         self._write_plan()
-        if ranks.leads():
-            self.curve.shards.drop(0)
-        ranks.barrier()
+        self.curve.shards.drop(0)
 
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:
     """(note, tensors) of a checkpoint. SpecdecError if it is damaged or of an earlier format."""
     try:
         with safe_open(path, "pt") as stored:
-            note, tensors = stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}
+            note, tensors = (
+                stored.metadata() or {},
+                {name: stored.get_tensor(name) for name in stored.keys()},
+            )
     except (OSError, SafetensorError) as error:
         raise unreadable(path, error, "a checkpoint", "pass resume=False to start over") from error
     if note.get("format") != FORMAT:
-        raise SpecdecError(f"{path} was written by an earlier version of specdec; pass resume=False to start over.")
+        raise SpecdecError(
+            f"{path} was written by an earlier version of specdec; pass resume=False to start over."
+        )
     return note, tensors
 
 
 def below(tensors: dict, prefix: str) -> dict:
     """The entries whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def restore(tensors: dict, parts: dict, optimizers=()) -> None:
@@ -334,7 +356,9 @@ def restore(tensors: dict, parts: dict, optimizers=()) -> None:
         for key, value in below(tensors, f"optimizer.{number}.").items():
             index, field = key.split(".", 1)
             state.setdefault(int(index), {})[field] = value
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict(
+            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+        )
 
 
 @contextmanager
@@ -356,12 +380,16 @@ def seeded(seed: int, number: int):
     return generators(mixed_seed(seed, number))
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None) -> float:
+def descend(
+    optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None
+) -> float:
     """One optimiser step on `loss`, whose value is returned. clip_norm: limit of the gradient's norm."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
+        torch.nn.utils.clip_grad_norm_(
+            [p for group in optimizer.param_groups for p in group["params"]], clip_norm
+        )
     optimizer.step()
     return float(loss.detach())
 
@@ -383,3 +411,9 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if machine.multiplies_bfloat16() else torch.float32
+
+
+# shim: goes at integration
+def in_use(settings):
+    """The settings as they are."""
+    return settings

@@ -27,13 +27,22 @@ import torch
 from torch import Tensor, nn
 
 from specdec import runs
-from specdec.core.text import LONGEST
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, warn
 from specdec.policies import radar as published
 from specdec.policies.base import chose, deviations_of, named
-from specdec.policies.radar import ACTIONS, CONFIGS, CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig, RadarPolicy
+from specdec.policies.radar import (
+    ACTIONS,
+    CONFIGS,
+    CONTINUE,
+    DECISIONS,
+    HIDDEN,
+    STATE,
+    STOP,
+    RadarConfig,
+    RadarPolicy,
+)
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
 
@@ -41,14 +50,24 @@ STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
 VERIFY_NODES = 59
 TREE = TREES["eagle3"]  # RADAR's
-_ARRAYS = {"scores": np.float32, "distributions": np.float32, "prompts": np.int32, "context_tok": np.int32}
+HELD_OUT_FRAC = 0.2  # of prompts or cycles (sheet 3)
+BETA_FACTOR = 10.0  # beta is so many times T_d + T_p (sheet 1)
+LAST_RATE = 1e-6  # of the cosine decay, as CLIP and DROPOUT from the code (sheet 1 [C])
+CLIP = 1.0
+DROPOUT = 0.1
+_ARRAYS = {
+    "scores": np.float32,
+    "distributions": np.float32,
+    "prompts": np.int32,
+    "context_tok": np.int32,
+}
 
 
 @dataclass(frozen=True)
 class RadarData:
     """Q positions.
 
-    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities, and after them what else is seen.
+    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
     distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Rounding errors of half
     precision are corrected: negatives clipped, sums made 1.
     prompts int32 [Q]: each row's prompt, for splits. context_tok int32 [Q]: committed tokens before the root.
@@ -64,13 +83,24 @@ class RadarData:
     def __post_init__(self):
         for name, dtype in _ARRAYS.items():
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype))
-        scores, distributions, count = self.scores[..., :STATE], self.distributions, len(self.scores)
+        scores, distributions, count = self.scores, self.distributions, len(self.scores)
         shapes = [scores.shape, *(getattr(self, name).shape for name in [*_ARRAYS][1:])]
-        assert count and shapes == [(count, STOPS, STATE), (count, STOPS, LENGTHS), (count,), (count,)], "shape"
-        assert np.isfinite(scores).all() and (np.diff(scores, axis=-1) <= 0).all(), "scores are finite and descending"
-        assert distributions.min() >= -0.01 and np.abs(distributions.sum(-1) - 1).max() <= 0.02, "rows sum to 1"
+        assert count and shapes == [
+            (count, STOPS, STATE),
+            (count, STOPS, LENGTHS),
+            (count,),
+            (count,),
+        ], "shape"
+        assert np.isfinite(scores).all() and (np.diff(scores, axis=-1) <= 0).all(), (
+            "scores are finite and descending"
+        )
+        assert distributions.min() >= -0.01 and np.abs(distributions.sum(-1) - 1).max() <= 0.02, (
+            "rows sum to 1"
+        )
         beyond = np.arange(LENGTHS) > np.arange(STOPS)[:, None] + 1
-        assert np.abs(distributions[:, beyond]).max() <= 0.01, "a tree of a expansions accepts at most a + 1 tokens"
+        assert np.abs(distributions[:, beyond]).max() <= 0.01, (
+            "a tree of a expansions accepts at most a + 1 tokens"
+        )
         clipped = np.where(beyond, 0, distributions.clip(min=0))
         object.__setattr__(self, "distributions", clipped / clipped.sum(-1, keepdims=True))
 
@@ -85,13 +115,17 @@ class RadarData:
     @property
     def key(self) -> str:
         """A hash of every number: two data sets with the same key are equal."""
-        return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in _ARRAYS)).hexdigest()
+        return hashlib.sha256(
+            b"".join(getattr(self, name).tobytes() for name in _ARRAYS)
+        ).hexdigest()
 
     def select(self, rows) -> RadarData:
         """Only these rows (int or bool array)."""
         return RadarData(*(getattr(self, name)[rows] for name in _ARRAYS), self.header)
 
-    def split(self, held_out_frac: float = 0.2, by: str = "prompt", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def split(
+        self, held_out_frac: float = 0.2, by: str = "prompt", seed: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers for training and held out. by="prompt" keeps a prompt's rows together, "cycle" does not (RADAR)."""
         check_name("way to split", by, ("prompt", "cycle"))
         unit = self.prompts if by == "prompt" else np.arange(len(self))
@@ -112,7 +146,9 @@ def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
     train = trace.select(part="train")
     meant = train.turns["suite"].str.rpartition("/")[2].isin(prompts).to_numpy()
     if prompts and not meant.any():
-        warn(f"no training prompt of {prompts} was recorded, so all recorded suites are learned from.")
+        warn(
+            f"no training prompt of {prompts} was recorded, so all recorded suites are learned from."
+        )
     return train.select(meant) if meant.any() else train
 
 
@@ -122,7 +158,6 @@ def from_trace(
     exact: bool | None = None,
     flat_nodes: int | None = None,
     tree: TreeConfig = TREE,
-    sees: tuple[str, ...] = (),
 ) -> RadarData:
     """The data set of a recording with whole trees of k = 10 and depth >= 7, or trees that contain `tree`.
 
@@ -132,11 +167,12 @@ def from_trace(
     flat_nodes: 59 as in RADAR, where a single draft call yields a flat tree of so many tokens, or None for the engine's
     10 children. The recorded distributions contain the flat tree; for 10 children the largest first-token mass of
     the deeper trees is used, which is exact if one of them keeps all ten.
-    sees: as of the policy (`policies.base.Seeing`).
     """
     depth = trace.depth_of(tree.top_k, tree.beam)
     if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
-        needed = f"trees of depth {DECISIONS} (recorded: {depth}) and flat_nodes None or {VERIFY_NODES}"
+        needed = (
+            f"trees of depth {DECISIONS} (recorded: {depth}) and flat_nodes None or {VERIFY_NODES}"
+        )
         raise SpecdecError(f"RADAR's data needs {needed}.")
     recorded = distributions_of(trace, exact, tree)
     exact = recorded is not None
@@ -152,21 +188,26 @@ def from_trace(
     prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
     prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
-    header = {name: trace.header.get(name) for name in names} | {"flat_nodes": flat_nodes, "exact": exact}
-    states = _states(trace, rows, tree)
-    if sees:
-        beside = np.repeat(_repetitions(trace, rows, tree)[:, None], STOPS, axis=1)
-        states = np.concatenate((states, beside), axis=-1)
-    return RadarData(states, distributions, prompts, trace.context_tok[rows], header)
+    header = {name: trace.header.get(name) for name in names} | {
+        "flat_nodes": flat_nodes,
+        "exact": exact,
+    }
+    return RadarData(
+        _states(trace, rows, tree), distributions, prompts, trace.context_tok[rows], header
+    )
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
     """`trace.acceptance_distributions`, or None if `exact` (of `from_trace`) or the recording requires it."""
     recorded = trace.acceptance_distributions
     if exact and tree != TREE:
-        raise SpecdecError(f"distributions are recorded of {TREE} alone; pass exact=False for other trees.")
+        raise SpecdecError(
+            f"distributions are recorded of {TREE} alone; pass exact=False for other trees."
+        )
     if exact and recorded is None:
-        raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
+        raise SpecdecError(
+            "this recording holds no distributions; record with lengths=... or pass exact=False."
+        )
     usable = exact is not False and recorded is not None and len(recorded[0]) and tree == TREE
     return recorded if usable else None
 
@@ -179,15 +220,9 @@ def _states(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
     return np.stack([published.best_scores(level, tree=tree) for level in levels], axis=1)
 
 
-def _repetitions(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
-    """float32 [Q, 2]: `policies.base.repetitions` at these positions."""
-    matched, child = trace.column("matched")[rows].T
-    scores = trace.column("scores", tree.top_k, tree.beam)[rows, child.clip(0, tree.top_k - 1)]
-    probability = np.where((child >= 0) & (child < tree.top_k), np.exp(scores), 0)
-    return np.stack((matched / LONGEST, probability), axis=1).astype(np.float32)
-
-
-def _accepted(trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig) -> np.ndarray:
+def _accepted(
+    trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig
+) -> np.ndarray:
     """int [Q, 8]: accepted tokens when drafting stops after a expansions and 59 nodes (or all there are) are verified."""
     shape = tree.top_k, tree.beam
     nodes = [min(tree.verify_nodes, pool_size(a, *shape)) for a in range(STOPS)]
@@ -203,33 +238,45 @@ def point_masses(accepted: np.ndarray) -> np.ndarray:
 
 
 def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
-    """The learning rate of an epoch as a fraction of the first: cosine down to last_rate."""
-    low = config.last_rate / config.learning_rate
+    """The learning rate of an epoch as a fraction of the first: cosine down to LAST_RATE."""
+    low = min(1.0, LAST_RATE / config.learning_rate) if config.learning_rate else 1.0
     return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
 
 
 def latency_ms(
-    costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None, tree: TreeConfig = TREE
+    costs: CostModel,
+    context_tok: np.ndarray,
+    flat_nodes: int | None = None,
+    tree: TreeConfig = TREE,
 ) -> np.ndarray:
     """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions up to there.
 
     A question costs costs.question_ms plus costs.policy_ms of "radar" (0 if missing).
     """
     a, context_tok = np.arange(STOPS), np.asarray(context_tok)[:, None]
-    verify_nodes = np.array([min(tree.verify_nodes, pool_size(n, tree.top_k, tree.beam)) for n in range(STOPS)])
+    verify_nodes = np.array(
+        [min(tree.verify_nodes, pool_size(n, tree.top_k, tree.beam)) for n in range(STOPS)]
+    )
     verify_nodes[0] = flat_nodes or verify_nodes[0]
     cycles = costs.draft_ms(tree.top_k, a[None], context_tok, tree.beam) + costs.rest_ms
     cycles = cycles + costs.verify_ms(verify_nodes[None], context_tok)
-    return cycles + np.minimum(a + 1, DECISIONS) * (costs.question_ms + costs.policy_ms.get("radar", 0.0))
+    return cycles + np.minimum(a + 1, DECISIONS) * (
+        costs.question_ms + costs.policy_ms.get("radar", 0.0)
+    )
 
 
 class RadarNetwork(nn.Module):
     """The published network: scores [B, T, 10] -> logits [B, T, 2] (stop, continue). State-dict names as published."""
 
-    def __init__(self, dropout: float = 0.1, continue_bias: float = 0.0, width: int = STATE):
+    def __init__(self, dropout: float = DROPOUT, continue_bias: float = 0.0):
         super().__init__()
-        self.lstm = nn.LSTM(width, HIDDEN, batch_first=True)
-        layers = nn.Linear(HIDDEN + width, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, ACTIONS)
+        self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
+        layers = (
+            nn.Linear(HIDDEN + STATE, HIDDEN),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(HIDDEN, ACTIONS),
+        )
         self.mlp = nn.Sequential(*layers)
         with torch.no_grad():
             self.mlp[3].bias[CONTINUE] += continue_bias
@@ -268,22 +315,33 @@ class Rows:
     @classmethod
     def of(cls, data: RadarData, latency: np.ndarray) -> Rows:
         arrays = data.scores[:, :DECISIONS], data.distributions, data.expected, latency
-        return cls(*(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)) for array in arrays))
+        return cls(
+            *(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)) for array in arrays)
+        )
 
     def __getitem__(self, rows) -> Rows:
-        return Rows(self.scores[rows], self.distributions[rows], self.expected[rows], self.latency_ms[rows])
+        return Rows(
+            self.scores[rows], self.distributions[rows], self.expected[rows], self.latency_ms[rows]
+        )
 
 
-def final_rewards(config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
+def final_rewards(
+    config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float
+) -> Tensor:
     """The reward at the stop for accepted `lengths` and `latency` (ms), of equal shapes. rate: tokens per ms."""
     lengths = lengths + 1 if config.count_bonus else lengths
     if config.objective == "lagrangian":
         return lengths - rate * latency
-    return config.beta_factor * step_ms * lengths / latency
+    return BETA_FACTOR * step_ms * lengths / latency
 
 
 def loss_of(
-    config: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_ms: float, factor: float = 1.0
+    config: RadarConfig,
+    logits: Tensor,
+    batch: Rows,
+    rate: float,
+    step_ms: float,
+    factor: float = 1.0,
 ) -> Tensor:
     """The loss for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the entropy bonus.
 
@@ -399,19 +457,30 @@ def train_radar(
     if isinstance(costs, CostModel):
         costs = latency_ms(costs, data.context_tok, data.header.get("flat_nodes"), config.tree)
     latency = _checked_latency(costs, len(data))
-    split = data.split(config.held_out_frac, config.split_by)
+    split = data.split(HELD_OUT_FRAC, config.split_by)
     train, held_out = (Rows.of(data.select(rows), latency[rows]) for rows in split)
     settings = {"training": config, "seed": seed, "data": data.key, "steps": config.epochs}
-    run = TrainingRun(out_dir, settings | {"latency": hashlib.sha256(latency.tobytes()).hexdigest()}, resume)
+    run = TrainingRun(
+        out_dir, settings | {"latency": hashlib.sha256(latency.tobytes()).hexdigest()}, resume
+    )
     trainer = _Trainer(config, train, held_out, seed)
     run.track({"network": trainer.network, "best": trainer.best}, [trainer.optimizer])
     factor, shown = functools.partial(rate_factor, config), ("loss", "tok_per_ms", "draft_calls")
     run.run(trainer.epoch, f"radar, seed {seed}", factor, all_or_nothing=True, shown=shown)
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as in training
-    policy.network = policy.build_network({name: value.numpy() for name, value in trainer.best.weights.items()})
-    policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
+    policy.network = policy.build_network(
+        {name: value.numpy() for name, value in trainer.best.weights.items()}
+    )
+    policy.trained_for = {
+        "seed": seed,
+        "data": data.header,
+        "training": runs.plain(config),
+        **facts,
+    }
     lengths = "exact distributions" if data.header.get("exact") else "one length each"
-    counted = dict(rows=len(train.scores), questions=len(np.unique(data.prompts[split[0]])), lengths=lengths)
+    counted = dict(
+        rows=len(train.scores), questions=len(np.unique(data.prompts[split[0]])), lengths=lengths
+    )
     policy.trained_for["deviations"] = deviations_of(config, **counted)
     chose(policy, "weights and epoch", "train", f"recipe {config.name!r}, chosen before")
     results = trainer.judge(policy.temperature is None)
@@ -426,16 +495,24 @@ def train_radar(
 def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
     """The training rows of `trace` for `config`: those of part "train" of its suites, see `config.exact`."""
     turns = training_turns(trace, config.prompts)
-    return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree, sees=config.sees)
+    return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
 
 
 def _checked_latency(latency_ms, rows: int) -> np.ndarray:
     """float64 [rows, 8]."""
     latency = np.asarray(latency_ms, dtype=np.float64)
     if latency.shape not in ((STOPS,), (rows, STOPS)):
-        raise SpecdecError(f"latency_ms must have shape ({STOPS},) or ({rows}, {STOPS}), not {latency.shape}.")
-    if not np.isfinite(latency).all() or (latency <= 0).any() or (np.diff(latency, axis=-1) <= 0).any():
-        raise SpecdecError("latency_ms must be above 0 and grow with every expansion; look at the cost model.")
+        raise SpecdecError(
+            f"latency_ms must have shape ({STOPS},) or ({rows}, {STOPS}), not {latency.shape}."
+        )
+    if (
+        not np.isfinite(latency).all()
+        or (latency <= 0).any()
+        or (np.diff(latency, axis=-1) <= 0).any()
+    ):
+        raise SpecdecError(
+            "latency_ms must be above 0 and grow with every expansion; look at the cost model."
+        )
     return np.broadcast_to(latency, (rows, STOPS)).copy()
 
 
@@ -445,7 +522,7 @@ class _Trainer:
     def __init__(self, config: RadarConfig, train: Rows, held_out: Rows, seed: int):
         self.config, self.train, self.held_out, self.seed = config, train, held_out, seed
         with seeded(seed, -1):
-            self.network = RadarNetwork(config.dropout, config.continue_bias, STATE + config.seen)
+            self.network = RadarNetwork(DROPOUT, config.continue_bias)
         self.best = Best(self.network)
         rates = dict(lr=config.learning_rate, weight_decay=config.weight_decay)
         self.optimizer = torch.optim.Adam(self.network.parameters(), **rates)
@@ -457,14 +534,21 @@ class _Trainer:
 
     def epoch(self, number: int, factor: float) -> dict:
         """One pass over the training rows, then an evaluation; returns the curve's row. Random numbers come from (seed, number)."""
-        rate, losses = self.constant_rate, []  # tokens per ms that the policy has reached, or a constant can
+        rate, losses = (
+            self.constant_rate,
+            [],
+        )  # tokens per ms that the policy has reached, or a constant can
         with seeded(self.seed, number):
             if self.config.objective == "lagrangian":
-                rate = max(rate, throughput(stop_probs(self.network, self.train, greedy=True), self.train))
+                rate = max(
+                    rate, throughput(stop_probs(self.network, self.train, greedy=True), self.train)
+                )
             for rows in batches(len(self.train.scores), self.config.batch):
                 batch = self.train[rows]
-                loss = loss_of(self.config, self.network(batch.scores), batch, rate, self.step_ms, factor)
-                losses.append(descend(self.optimizer, loss, self.config.clip))
+                loss = loss_of(
+                    self.config, self.network(batch.scores), batch, rate, self.step_ms, factor
+                )
+                losses.append(descend(self.optimizer, loss, CLIP))
             row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
         name = "tok_per_ms" if self.config.temperature is None else "tok_per_ms_drawn"
         score = -row["held_out_loss"] if self.config.select_by == "surrogate" else row[name]
@@ -479,7 +563,9 @@ class _Trainer:
             with torch.no_grad():
                 logits = self.network(part.scores)
             loss += loss_of(self.config, logits, part, rate, self.step_ms).item() * len(rows)
-        greedy, drawn = (stop_probs(self.network, self.held_out, greedy) for greedy in (True, False))
+        greedy, drawn = (
+            stop_probs(self.network, self.held_out, greedy) for greedy in (True, False)
+        )
         calls = torch.arange(1, STOPS + 1, dtype=drawn.dtype)
         return {
             "held_out_loss": loss / len(self.held_out.scores),

@@ -218,7 +218,6 @@ def test_combined_policies_fit_and_bad_settings_trees_or_features_are_refused(tm
     for make, message in (
         (lambda: DepthPolicy(temperature=-1.0), "above 0"),
         (lambda: ltd.DepthConfig(depth=3, stride=3).policy(), "never asked"),
-        (lambda: DepthPolicy(total_tokens=5000), "lower total_tokens"),
         (lambda: SizePolicy(parts=("length", "scores")), "begin with 'scores'"),
         (lambda: SizePolicy(parts=("scores", "depth", "length")), "order"),
         (lambda: SizePolicy(parts=("scores", "colour")), "keep the order"),

@@ -7,7 +7,7 @@ import pytest
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.policies import engines, heuristics, ltd, radar, resps, value
+from specdec.policies import heuristics, ltd, radar, resps, value
 from specdec.policies.base import PPOConfig, choices_of, chose
 
 RECORD = runs.read_yaml(Path(__file__).with_name("published.yml"))
@@ -28,11 +28,9 @@ def test_every_number_is_the_one_in_the_table(system, name):
     assert all(len(line) > 30 for line in deviations) and bool(deviations) == (name in ("paper", "official"))
 
 
-@pytest.mark.parametrize("name", [*engines.NAMES, *RECORD["heuristics"]])
-def test_rules_of_engines_and_papers_begin_with_these_constants(name):
-    rule = engines.rule(name) if name in engines.NAMES else getattr(heuristics, name)()
-    assert rule.settings() == (RECORD["engines"] | RECORD["heuristics"])[name]
-    assert set(engines.NAMES) == set(RECORD["engines"])
+@pytest.mark.parametrize("name", RECORD["heuristics"])
+def test_rules_of_papers_begin_with_these_constants(name):
+    assert getattr(heuristics, name)().settings() == RECORD["heuristics"][name]
 
 
 def test_rounds_of_ltd_and_every_choice_are_written_down_once():
@@ -53,7 +51,6 @@ def test_what_is_counted_is_at_least_one_and_radar_learns_at_rates_that_fall():
     for name in ("n_steps", "batch_size", "n_epochs", "total_steps"):
         assert getattr(PPOConfig(**{name: 1}), name) == 1
         pytest.raises(SpecdecError, PPOConfig, **{name: 0}).match(name)
-    for bad in ({"last_rate": 2e-4}, {"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}):
+    for bad in ({"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}):
         pytest.raises(SpecdecError, dataclasses.replace, radar.PAPER, **bad).match("training needs epochs")
-    assert dataclasses.replace(radar.PAPER, last_rate=0.0).last_rate == 0.0
-    assert dataclasses.replace(radar.PAPER, last_rate=1e-4, gamma=1.0, epochs=1).epochs == 1
+    assert dataclasses.replace(radar.PAPER, gamma=1.0, epochs=1).epochs == 1

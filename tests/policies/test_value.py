@@ -1,11 +1,9 @@
 """Our controller: what its network reads, by hand and in batches; prices of another machine; and it is lossless."""
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from fakes.pairs import random_pair, shared_pair
 from fakes.traces import round_costs, synthetic_trace
 from fakes.values import SIZES, random_policy
@@ -16,7 +14,7 @@ from specdec.core.policy import Static
 from specdec.costs.measure import answer_ms
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.value import NOTHING, TreeInputs, ValuePolicy, expected_tok, history_after, seen_now
+from specdec.policies.value import NOTHING, TreeInputs, ValuePolicy, history_after
 from specdec.replays.replay import replay
 
 
@@ -28,7 +26,7 @@ def trace():
 def test_inputs_of_a_batch_equal_those_of_one_and_those_by_hand(trace):
     inputs, scores = TreeInputs(3, 4, SIZES), trace.trees(3).scores[:5]
     history = history_after(history_after(NOTHING, 4, 3), 1, 3)
-    assert history.tolist() == pytest.approx([1 / 8, 4 / 8, 0.8 * 0.5 + 0.2 / 8, 0.0, 1.0, 0, 0, 0])
+    assert history.tolist() == pytest.approx([1 / 8, 4 / 8, 0.8 * 0.5 + 0.2 / 8, 0.0, 1.0])
     assert inputs.size == 6 + 3 * 5 + 5 + 1 + 5  # children, three numbers a level, sizes above 0, context, history
     for expansions in range(5):
         pool, contexts = scores[:, : 3 + 9 * expansions], trace.context_tok[:5]
@@ -107,19 +105,3 @@ def test_the_shipped_policies_decode(dtype):
     if dtype == "float32":
         assert found.tokens == autoregress(pair, messages, max_new_tokens=40).tokens
     pytest.raises(SpecdecError, specdec.load_policy, "small/nobody").match("policy.json")
-
-
-def test_a_policy_may_see_how_forecasts_failed_and_what_the_text_repeats():
-    before = history_after(NOTHING, 2, 3, expected_tok=1.5)
-    assert before[5] == pytest.approx(0.2 * 0.5) and before[5] == history_after(before, 0, 1)[5], "nothing was verified"
-    asked = SimpleNamespace(matched=(4.0, 0.25), scores=torch.tensor([0.5, 0.2, 0.3]).log())
-    assert expected_tok(asked, 2) == pytest.approx(0.8)
-    seen = seen_now(before, asked, ("surprise", "copies"))
-    assert seen[6:].tolist() == [0.5, 0.25] and seen_now(before, asked, ("surprise",)) is before
-    sizes = {
-        sees: TreeInputs(3, 4, SIZES, sees=sees) for sees in ((), ("surprise",), ("copies",), ("surprise", "copies"))
-    }
-    least = sizes[()].size
-    assert [one.size - least for one in sizes.values()] == [0, 1, 2, 3]
-    ends = [one.begin(100, seen)[least - 5 :].tolist() for one in sizes.values()]
-    assert ends[0] == seen[:5].tolist() and ends[3] == seen.tolist() and ends[2] == [*seen[:5], *seen[6:]]

@@ -22,7 +22,6 @@ from specdec.replays.replay import replay
 from specdec.training import ppo as ppo_module
 from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
-from specdec.training.loop import in_use
 from specdec.training.ppo import EnvRunner, Outcome, Rollouts, RunningMoments, RunOptions, Task, build_ppo, each_alone
 
 pytestmark = pytest.mark.filterwarnings("ignore:this .* gave the answer")
@@ -322,7 +321,7 @@ def test_a_run_notes_all_that_its_weights_depend_on(tmp_path):
     told = {"learner": ["SizePolicy", learner.settings()], "task": task, "ppo": ppo, "seed": 5, "envs": 4}
     told |= {"segment_steps": 100, "judge": False, "trained_for": {"pair": "synthetic"}}
     told |= {"start_from": hash_of(first.network), "steps": 2}  # of 128 decisions, the whole rollouts nearest to 100
-    assert plan["settings"] == in_use(runs.plain(told))
+    assert plan["settings"] == (runs.plain(told))
     assert policy.trained_for == {"seed": 5, "steps": 192, "ppo": asdict(ppo), "pair": "synthetic"}
     curve = pd.read_parquet(tmp_path / "run" / "curve.parquet")
     counted = ["steps", "reward", "entropy", "cycles", "new_tok", "total_ms", "time", "actions", "tok_per_ms", "rate"]
@@ -381,10 +380,10 @@ def test_what_decides_is_described_and_every_environment_has_a_source_and_a_part
 
 def test_stable_baselines_is_told_all_of_the_config():
     given = dict(n_steps=60, batch_size=20, n_epochs=3, clip_range=0.3, gamma=0.8, gae_lambda=0.7, ent_coef=0.02)
-    given |= dict(vf_coef=0.4, max_grad_norm=0.6, learning_rate=0.01, pi=(6, 5), vf=(4,), activation="relu")
+    given |= dict(vf_coef=0.4, learning_rate=0.01, pi=(6, 5), vf=(4,), activation="relu")
     config = PPOConfig(**given, total_steps=600)
     model = build_ppo(lambda: make_env(sizes())(0), config, 3, 7)
-    for name in ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"):
+    for name in ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef"):
         assert getattr(model, name) == given[name]
     assert (model.n_steps, model.n_envs, model.seed, str(model.device)) == (20, 3, 7, "cpu")
     assert model.clip_range(1.0) == 0.3 and model.lr_schedule(0.25) == 0.01

@@ -22,7 +22,6 @@ from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, Ra
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
-from specdec.training.loop import in_use
 from specdec.training.radar import RadarData, Rows, from_trace, latency_ms, returns_to_go, train_radar, training_turns
 
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
@@ -189,14 +188,14 @@ def test_returns_rewards_rates_fresh_networks_and_the_best_of_all_choices_by_han
         for stops in itertools.product(range(8), repeat=4)
     )
     assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
-    config = RadarConfig(learning_rate=1e-3, last_rate=1e-4)
+    config = RadarConfig(learning_rate=1e-5)
     factors = [radar_module.rate_factor(config, epoch, 8) for epoch in (0, 2, 4, 8)]
     assert factors == pytest.approx([1.0, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1])
     lengths, latency = torch.tensor([0.0, 3.0]), torch.tensor([10.0, 20.0])
-    ratio = RadarConfig(beta_factor=4.0)
-    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 8 * 3 / 20])
+    ratio = RadarConfig()
+    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 20 * 3 / 20])
     bonus = dataclasses.replace(ratio, count_bonus=True)
-    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.8, 8 * 4 / 20])
+    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([2.0, 20 * 4 / 20])
     priced = dataclasses.replace(bonus, objective="lagrangian")
     assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
     torch.manual_seed(0)
@@ -209,7 +208,7 @@ def test_returns_rewards_rates_fresh_networks_and_the_best_of_all_choices_by_han
 
 @pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
 def test_reinforce_estimates_the_exact_gradient(objective):
-    settings = RadarConfig(objective=objective, gradient="exact", gamma=1.0, alpha=0.05, beta_factor=50.0)
+    settings = RadarConfig(objective=objective, gradient="exact", gamma=1.0, alpha=0.05)
     random, copies = np.random.default_rng(0), 60_000
     distribution = np.stack([np.pad(random.dirichlet(np.ones(a + 2)), (0, 7 - a)) for a in range(8)])
     data = RadarData(-np.ones((1, 8, 10)), distribution[None], [0], [0])
@@ -283,7 +282,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
 
 
 def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
-    data, wrong = two_kinds(40), {"gamma": 0.0, "epochs": 0, "last_rate": 1.0, "select_by": "loss"}
+    data, wrong = two_kinds(40), {"gamma": 0.0, "epochs": 0, "select_by": "loss"}
     for name, value in wrong.items():
         pytest.raises((SpecdecError, AssertionError), RadarConfig, **{name: value}).match(name)
     pytest.raises(SpecdecError, RadarConfig, objective="ration").match("did you mean 'ratio'")
@@ -307,11 +306,11 @@ def test_latencies_and_losses_by_their_definition():
     assert latency_ms(round_costs(), [3], 59)[0][0] == pytest.approx(1.25 + 5 + 4.9), "a flat tree"
     rows, rate, step_ms = some_rows(), 0.05, 3.0
     logits = torch.randn(5, 7, 2, generator=torch.Generator().manual_seed(3))
-    config = RadarConfig(gradient="exact", gamma=0.9, alpha=0.2, beta_factor=30.0, entropy=0.5)
+    config = RadarConfig(gradient="exact", gamma=0.9, alpha=0.2, entropy=0.5)
     probs = logits.double().softmax(-1).numpy()
     exact, advantage = [], []
     for row in range(5):
-        final = 30.0 * step_ms * rows.expected[row].numpy() / rows.latency_ms[row].numpy()
+        final = 10.0 * step_ms * rows.expected[row].numpy() / rows.latency_ms[row].numpy()
         returns = [0.9**a * final[a] - 0.2 * sum(0.9**i for i in range(a)) for a in range(8)]
         alive, expected = 1.0, 0.0
         for a in range(7):
@@ -419,7 +418,7 @@ def test_the_epoch_is_kept_that_did_best_by_what_is_asked(monkeypatch):
 @pytest.mark.parametrize("objective", ["lagrangian", "ratio"])
 def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective):
     for stops in (True, False):
-        trainer = mixed_trainer(objective=objective, learning_rate=0.0, last_rate=0.0, dropout=0.0, batch=64)
+        trainer = mixed_trainer(objective=objective, learning_rate=0.0, batch=64)
         if stops:
             with torch.no_grad():
                 trainer.network.mlp[3].bias.copy_(torch.tensor([99.0, 0.0]))  # at once
@@ -446,7 +445,7 @@ def test_a_run_leaves_what_it_was_taught_for_with_the_prompts_and_prices_of_a_re
     assert results == plan["results"] == found.results
     latency = hashlib.sha256(np.tile(LATENCY, (200, 1)).tobytes()).hexdigest()
     wanted = {"training": facts["training"], "seed": 6, "data": data.key, "steps": 2, "latency": latency}
-    assert plan["settings"] == in_use(wanted)
+    assert plan["settings"] == wanted
     curve = pd.read_parquet(tmp_path / "loss.parquet")
     judged = ["held_out_loss", "tok_per_ms", "tok_per_ms_drawn", "draft_calls", "draft_calls_drawn"]
     assert list(curve) == ["step", "loss", "rate_per_ms", *judged, "elapsed_s"] and curve.equals(found.curve)

@@ -24,7 +24,7 @@ from specdec.tools import cli
 from specdec.training import value
 from specdec.training.value import Examples, Net, calibrate_rate, evaluation_ms, ms_per_tok, reprice, train_value
 
-SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=300, rounds=1, detours=2, ensemble=2)
+SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, steps=300, rounds=1)
 COSTS, STATIC = round_costs(), Static(7, 2, 3)
 SIDES = [[np.full(size, value, np.float32) for value in values] for size, values in ((10, (1.0, 2.0)), (6, (0.0, 4.0)))]
 
@@ -107,7 +107,7 @@ def test_it_beats_the_tuned_tree_never_the_bound_prices_move_it_and_evaluations_
     assert 0.001 < evaluation_ms(policy, test, COSTS) < 50
 
 
-@pytest.mark.parametrize("fields", [{}, {"beam": (2, 1), "sees": ("copies",)}])
+@pytest.mark.parametrize("fields", [{}])
 def test_reprice_from_the_command_line(fields, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     policy, costs = random_policy(probe="none", **fields), round_costs(name="here@abc123", kind="calibrated")
@@ -138,7 +138,7 @@ def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_a
     first, second = parts[1][len(plain) :], parts[2][len(parts[1]) :]
     assert parts[2][: len(parts[1])] == parts[1] and parts[1][: len(plain)] == plain
     assert plain + second == parts[3] and first != second != plain
-    recorder = value._StartRecorder(STATIC, 0.25, seed=1, sees=())
+    recorder = value._StartRecorder(STATIC, 0.25, seed=1)
     recorder.reset()
     asked = [SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=n), largest=20) for n in range(8000)]
     counts = np.bincount([recorder.answer(one) for one in asked], minlength=21)
@@ -147,8 +147,8 @@ def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_a
     assert counts[:5] == pytest.approx([400] * 5, abs=75)
     assert recorder.answer(SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=0), largest=0)) == 0
     own = random_policy(8, probe="target")  # whoever answers the sizes is asked for them
-    assert value._StartRecorder(own, 0.0, 0, ()).asks == own.asks
-    assert value._StartRecorder(STATIC, 0.0, 0, ()).asks == STATIC.asks | {SIZE}
+    assert value._StartRecorder(own, 0.0, 0).asks == own.asks
+    assert value._StartRecorder(STATIC, 0.0, 0).asks == STATIC.asks | {SIZE}
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch
     monkeypatch.setattr(value, "_loss", loss)
     monkeypatch.setattr(Examples, "batch", noted)
     monkeypatch.setattr(torch.optim, "AdamW", lambda weights, **told: made.update(told) or adam(weights, **told))
-    config = dataclasses.replace(SMALL, steps=5000, batch=8, patience=2, learning_rate=0.003, weight_decay=0.04)
+    config = dataclasses.replace(SMALL, steps=5000, batch=8, learning_rate=0.003, weight_decay=0.04)
     arrays, curve = value.fit_model(*examples.split(0.2, 0), config, 3, False, Teacher())
     assert made == {"lr": 0.003, "weight_decay": 0.04} and taught == {5.0}
     assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == [99, 199, 299, 399]
