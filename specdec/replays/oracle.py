@@ -19,7 +19,15 @@ from specdec.core.records import TURN, Rates
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_integer, door
 from specdec.replays import static_trees as trees
-from specdec.replays.static_trees import Beams, CostTables, Ints, Shape, path_ranks, recorded, within
+from specdec.replays.static_trees import (
+    Beams,
+    CostTables,
+    Ints,
+    Shape,
+    path_ranks,
+    recorded,
+    within,
+)
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -42,7 +50,12 @@ class Bound(Rates):
 
 @door
 def clairvoyant(
-    trace: Trace, costs: CostModel, top_ks: Ints = None, depths: Ints = None, sizes: Ints = None, beams: Beams = None
+    trace: Trace,
+    costs: CostModel,
+    top_ks: Ints = None,
+    depths: Ints = None,
+    sizes: Ints = None,
+    beams: Beams = None,
 ) -> Bound:
     """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
@@ -79,10 +92,17 @@ def clairvoyant(
     first = trace.turns["first"].to_numpy()
     answers = trace.turns[TURN].iloc[cycle_turn].reset_index(drop=True)
     answers["position"] = cycle_row - first[cycle_turn]
-    chosen, answers["expansions"], answers["verify_nodes"] = best.answer[cycle_row, accepted_tok].T.astype(int)
+    chosen, answers["expansions"], answers["verify_nodes"] = best.answer[
+        cycle_row, accepted_tok
+    ].T.astype(int)
     answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
-    answers["beam"] = np.array(["", *(trees.beam_text(beam) for _, beam in shapes)], dtype=object)[chosen]
-    answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), best.ms[cycle_row, accepted_tok]
+    answers["beam"] = np.array(["", *(trees.beam_text(beam) for _, beam in shapes)], dtype=object)[
+        chosen
+    ]
+    answers["accepted_tok"], answers["time_ms"] = (
+        accepted_tok.astype(int),
+        best.ms[cycle_row, accepted_tok],
+    )
 
     def per_turn(column: ArrayLike) -> np.ndarray:
         return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
@@ -91,11 +111,15 @@ def clairvoyant(
     turns = trees.turn_table(trace, tables, cycles, cycle_tok, value_ms)
     draft_calls = (answers["expansions"] + 1) * (answers["top_k"] > 0)
     verified_tok = per_turn(answers["verify_nodes"] + 1)
-    return Bound(turns.assign(draft_calls=per_turn(draft_calls), verified_tok=verified_tok), answers)
+    return Bound(
+        turns.assign(draft_calls=per_turn(draft_calls), verified_tok=verified_tok), answers
+    )
 
 
 @door
-def kept_bound(trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any) -> pd.DataFrame:
+def kept_bound(
+    trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any
+) -> pd.DataFrame:
     """The least time per turn where a tree is kept for so many `cycles`, as in Re-SpS: columns TURN, part, new_tok, time_ms.
 
     total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths, beams of `static_grid`.
@@ -112,9 +136,13 @@ def kept_bound(trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterab
     tables = CostTables.of(trace, costs, known)
     first, positions = (trace.turns[name].to_numpy() for name in ("first", "positions"))
     end = np.repeat(first + positions, positions)
-    pairs = [(shape, depth) for shape in known for depth in depths if depth <= trace.depth_of(*shape)]
+    pairs = [
+        (shape, depth) for shape in known for depth in depths if depth <= trace.depth_of(*shape)
+    ]
     walks = [_kept(trace, tables, shape, depth, sizes, end, cycles) for shape, depth in pairs]
-    reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))  # [settings, R]
+    reached, spent_ms = (
+        np.concatenate(arrays) for arrays in zip(*walks, strict=True)
+    )  # [settings, R]
     value_ms = np.zeros(len(end) + 1)
     for position in range(positions.max() - 1, -1, -1):
         row = first[positions > position] + position
@@ -124,11 +152,19 @@ def kept_bound(trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterab
 
 
 def _kept(
-    trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray, end: np.ndarray, cycles: int
+    trace: Trace,
+    tables: CostTables,
+    shape: Shape,
+    depth: int,
+    sizes: np.ndarray,
+    end: np.ndarray,
+    cycles: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where so many cycles with one tree lead from every row (at most to its turn's end), and their milliseconds: [sizes, R]."""
     where, rows = tables.where, np.arange(len(end))
-    verified = np.minimum(sizes[:, None], np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end)))
+    verified = np.minimum(
+        sizes[:, None], np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end))
+    )
     drafted_ms = tables.before_verification(trace, shape, depth) + tables.verify[where, verified]
     cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
     following = np.minimum(rows + trees.gained_tok(path_ranks(trace, shape, depth), sizes), end)
@@ -149,11 +185,18 @@ def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayL
     0.25
     """
     try:
-        times = np.broadcast_arrays(*(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant)))
+        times = np.broadcast_arrays(
+            *(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant))
+        )
     except (TypeError, ValueError) as error:
-        raise SpecdecError(f"times are numbers or arrays of one shape, in ms per token ({error}).") from error
+        raise SpecdecError(
+            f"times are numbers or arrays of one shape, in ms per token ({error})."
+        ) from error
     policy, tuned, least = times
-    if not np.isfinite(times).all() or not ((least > 0) & (least <= np.minimum(tuned, policy) * (1 + 1e-9))).all():
+    if (
+        not np.isfinite(times).all()
+        or not ((least > 0) & (least <= np.minimum(tuned, policy) * (1 + 1e-9))).all()
+    ):
         why = "times must be positive and none below the clairvoyant bound"
         raise SpecdecError(f"{why}; take the same turns and costs.")
     gap = 1 / least - 1 / tuned
@@ -170,20 +213,26 @@ class _Cheapest:
 
     def __init__(self, trace: Trace, tables: CostTables, sizes: Ints):
         self.trace, self.tables, most = trace, tables, trace.most_nodes
-        allowed = np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
+        allowed = (
+            np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
+        )
         # [most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 if there is none
         self.next_size = np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
         self.ms = np.full((len(tables.where), trace.depth + 2), np.inf)
         self.answer = np.zeros((*self.ms.shape, 3), dtype=np.int16)
 
-    def put(self, cost_ms: np.ndarray, nodes: np.ndarray, number: int, depth: int, first: int = 0) -> None:
+    def put(
+        self, cost_ms: np.ndarray, nodes: np.ndarray, number: int, depth: int, first: int = 0
+    ) -> None:
         """Use an answer wherever it costs less. cost_ms, nodes [R, A]: for accepting `first`, first + 1, ... tokens."""
         row, tokens = np.nonzero(cost_ms < self.ms[:, first : first + cost_ms.shape[1]])
         self.ms[row, tokens + first] = cost_ms[row, tokens]
         chosen = np.broadcast_arrays(number, depth, nodes[row, tokens])
         self.answer[row, tokens + first] = np.stack(chosen, axis=-1)
 
-    def put_smallest(self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int) -> None:
+    def put_smallest(
+        self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int
+    ) -> None:
         """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for every accepted length.
 
         Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the next one's rank.
@@ -202,15 +251,23 @@ class _Cheapest:
             for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
                 offered = self.trace.candidates(shape[0], depth, shape[1])
                 draft_ms = self.tables.draft[shape][self.tables.where, depth]
-                self.put_smallest(path_ranks(self.trace, shape, depth), offered, draft_ms, number, depth)
+                self.put_smallest(
+                    path_ranks(self.trace, shape, depth), offered, draft_ms, number, depth
+                )
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
         """Plain steps, and flat trees just large enough for the target's token."""
         tables, where, rank = self.tables, self.tables.where, self.trace.root_rank.astype(int)
-        number, cheapest = min(enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum()))
+        number, cheapest = min(
+            enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum())
+        )
         widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
-        nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)  # a tree of at most k nodes is not flat
-        flat_ms = np.where(rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf)
+        nodes = np.minimum(
+            np.maximum(rank, cheapest[0]) + 1, widest
+        )  # a tree of at most k nodes is not flat
+        flat_ms = np.where(
+            rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf
+        )
         self.put(tables.plain_ms[where, None], np.zeros((len(where), 1), int), 0, 0)
         self.put(flat_ms[:, None], nodes[:, None], number, 0, first=1)
 
@@ -218,7 +275,9 @@ class _Cheapest:
         """Trees of copied candidates only."""
         tables, where = self.tables, self.tables.where
         ranks = np.minimum(self.trace.column("copied_ranks").astype(int), self.trace.most_nodes)
-        self.put_smallest(ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0)
+        self.put_smallest(
+            ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0
+        )
 
 
 def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -229,7 +288,9 @@ def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     accepted = np.zeros(len(cost_ms), dtype=np.int64)
     for position in range(positions.max() - 1, -1, -1):
         turn = np.flatnonzero(positions > position)
-        total_ms = cost_ms[first[turn] + position] + value_ms[turn, position + 1 : position + 1 + tokens]
+        total_ms = (
+            cost_ms[first[turn] + position] + value_ms[turn, position + 1 : position + 1 + tokens]
+        )
         accepted[first[turn] + position] = total_ms.argmin(axis=1)
         value_ms[turn, position] = total_ms.min(axis=1)
     return value_ms[:, 0], accepted

@@ -24,7 +24,9 @@ from specdec.errors import SpecdecError, check_number, door
 from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded
 
 # Sums over cycles: column of a turn -> field of a cycle.
-SUMMED = dict(new_tok="kept_tok", cycle_tok="new_tok", draft_calls="draft_calls", verified_tok="verified_tok")
+SUMMED = dict(
+    new_tok="kept_tok", cycle_tok="new_tok", draft_calls="draft_calls", verified_tok="verified_tok"
+)
 SUMMED |= dict(accepted_tok="accepted_tok", time_ms="total_ms", policy_ms="policy_ms")
 
 
@@ -47,7 +49,9 @@ class ReplayClock(Clock):
 
     def stop(self) -> dict[str, float]:
         parts = dict(draft_ms=self.draft_ms, policy_ms=self.policy_ms, verify_ms=self.verify_ms)
-        return parts | dict(commit_ms=0.0, host_ms=self.rest_ms, total_ms=sum(parts.values()) + self.rest_ms)
+        return parts | dict(
+            commit_ms=0.0, host_ms=self.rest_ms, total_ms=sum(parts.values()) + self.rest_ms
+        )
 
 
 class ReplayEngine:
@@ -101,21 +105,29 @@ class ReplayEngine:
 
     def _take(self, plan: Plan) -> None:
         if not isinstance(plan, TreeConfig | CopiedTree):
-            raise SpecdecError("a recording judges trees of TreeConfig only, and copies; measure a StaticShape live.")
+            raise SpecdecError(
+                "a recording judges trees of TreeConfig only, and copies; measure a StaticShape live."
+            )
         self._copied = bool(plan.verify_nodes) and not (plan.drafted and self.forwards)
         if self._copied and self.trace.copies is None:
             why = "a CopiedTree was planned, but the recorded drafter copies nothing"
             raise SpecdecError(f"{why}; record one that does.")
         self._taken = plan
-        if self._copied or not plan.verify_nodes:  # a plain step: a tree without children, drafted for free
+        if (
+            self._copied or not plan.verify_nodes
+        ):  # a plain step: a tree without children, drafted for free
             self._plan, self._top_k, self._flat_nodes, self._draft = plan, 0, 0, ((0.0,), (0.0,))
             return
         check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
         if plan.flat_nodes > ROOT_CANDIDATES:
-            raise SpecdecError(f"flat_nodes={plan.flat_nodes} was asked for, but {ROOT_CANDIDATES} are recorded.")
+            raise SpecdecError(
+                f"flat_nodes={plan.flat_nodes} was asked for, but {ROOT_CANDIDATES} are recorded."
+            )
         self._plan, self._top_k, self._flat_nodes = plan, plan.top_k, plan.flat_nodes
         if plan not in self._looked_up:
-            levels = [part.tolist() for part in self.costs.levels(plan.top_k, plan.depth, plan.beam)]
+            levels = [
+                part.tolist() for part in self.costs.levels(plan.top_k, plan.depth, plan.beam)
+            ]
             self._looked_up[plan] = self.trace.ranks[plan.top_k, plan.beam], levels
         self._path_ranks, self._draft = self._looked_up[plan]
 
@@ -130,21 +142,31 @@ class ReplayEngine:
     def verify(self, verify_nodes: int) -> int:
         if verify_nodes > self.trace.most_nodes:
             check_recorded(self.trace, verify_nodes=verify_nodes)
-        self.clock.verify_ms += self._verify[verify_nodes] + self._verify_per_tok[verify_nodes] * self._context_tok
+        self.clock.verify_ms += (
+            self._verify[verify_nodes] + self._verify_per_tok[verify_nodes] * self._context_tok
+        )
         if not verify_nodes:
             self._accepted_tok = 0
         elif self._copied:
-            self._accepted_tok = int(np.count_nonzero(self.trace.column("copied_ranks")[self.row] < verify_nodes))
+            self._accepted_tok = int(
+                np.count_nonzero(self.trace.column("copied_ranks")[self.row] < verify_nodes)
+            )
         elif self.level == 0 and self._flat_nodes:
             self._accepted_tok = int(self.trace.root_rank[self.row] < verify_nodes)
         else:
-            self._accepted_tok = int(np.count_nonzero(self._path_ranks[self.row, self.level] < verify_nodes))
+            self._accepted_tok = int(
+                np.count_nonzero(self._path_ranks[self.row, self.level] < verify_nodes)
+            )
         return self._accepted_tok
 
     def commit(self) -> int:
         self.clock.rest_ms += self.costs.rest_ms
         self.cycles += 1
-        before, self.position, self.level = self.position, self.position + self._accepted_tok + 1, -1
+        before, self.position, self.level = (
+            self.position,
+            self.position + self._accepted_tok + 1,
+            -1,
+        )
         return int(min(self.position, self.positions) - before)
 
     @property
@@ -160,7 +182,9 @@ class ReplayEngine:
     def copied_scores(self) -> np.ndarray:
         if not self.trace.copies:
             return np.empty(0, np.float32)
-        return np.asarray(self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]])
+        return np.asarray(
+            self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]]
+        )
 
     @property
     def scores(self) -> torch.Tensor:
@@ -190,7 +214,9 @@ class ReplayEngine:
     @property
     def text_state(self) -> torch.Tensor:
         if "text_state" not in self.trace.header:
-            raise SpecdecError("the recording holds no embedding of its text; add it as notebook 40 does.")
+            raise SpecdecError(
+                "the recording holds no embedding of its text; add it as notebook 40 does."
+            )
         return torch.from_numpy(self.trace.column("text_state")[self.row])
 
 
@@ -209,12 +235,23 @@ class Replayed(Rates):
     def cycles(self) -> pd.DataFrame:
         """One row per cycle with its turn (only with keep_cycles=True)."""
         keys = self.table[TURN].to_dict("records")
-        return pd.DataFrame([{**key, **row.row()} for key, rows in zip(keys, self.rows, strict=True) for row in rows])
+        return pd.DataFrame(
+            [
+                {**key, **row.row()}
+                for key, rows in zip(keys, self.rows, strict=True)
+                for row in rows
+            ]
+        )
 
 
 @door
 def replay(
-    trace: Trace, policy: PolicyLike, costs: CostModel, *, policy_ms: float = 0.0, keep_cycles: bool = False
+    trace: Trace,
+    policy: PolicyLike,
+    costs: CostModel,
+    *,
+    policy_ms: float = 0.0,
+    keep_cycles: bool = False,
 ) -> Replayed:
     """Decode every turn of the recording with `policy`, in the time predicted by `costs`.
 
@@ -236,7 +273,9 @@ def replay(
     costs.check_machine()
     engine = ReplayEngine(trace, costs, given.limits, policy_ms)
     table, cycles = [], []
-    of_suite = {suite: unused(given) if given.remembers else given for suite in set(trace.turns["suite"])}
+    of_suite = {
+        suite: unused(given) if given.remembers else given for suite in set(trace.turns["suite"])
+    }
     for number, turn in enumerate(trace.turns.to_dict("records")):
         policy = of_suite[turn["suite"]]
         engine.open(number)
@@ -252,7 +291,9 @@ def replay(
     return Replayed(pd.DataFrame(table), cycles)
 
 
-def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0) -> float:
+def answer_ms(
+    trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0
+) -> float:
     """Measured wall time of one answer of `policy` on this machine: the mean over the questions of a few turns.
 
     `others_mb` are read before each answer, to fill the caches as a small pair's draft forward does. The slowest

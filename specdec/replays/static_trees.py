@@ -60,7 +60,11 @@ def static_grid(
     ([[4, 1, 3], [8, 1, 3]], True)
     """
     shapes, depths = recorded(trace, top_ks, depths, beams)
-    requested = None if total_tokens is None else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
+    requested = (
+        None
+        if total_tokens is None
+        else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
+    )
     tables = CostTables.of(trace, costs, shapes)
     if by is None:
         names, group = ["all"], np.zeros(len(trace.turns), dtype=int)
@@ -69,23 +73,41 @@ def static_grid(
         names = list(found)
     share = np.eye(len(names))[group]  # [turns, groups]
     plain_ms, new_tok = tables.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
-    pairs = [(shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)]
+    pairs = [
+        (shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)
+    ]
     parts: list[pd.DataFrame] = []
     for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
         offered = int(np.max(trace.candidates(top_k, depth, beam), initial=0))
         most = min(trace.most_nodes, offered, pool_size(depth, top_k, beam))
-        totals = np.arange(2 if parts else 1, most + 2) if requested is None else np.array(requested)
+        totals = (
+            np.arange(2 if parts else 1, most + 2) if requested is None else np.array(requested)
+        )
         walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
-        cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)  # [settings * groups]
-        columns = dict(total_tokens=np.repeat(totals, len(names)), depth=depth, top_k=top_k, beam=beam_text(beam))
-        columns |= dict(new_tok=np.tile(new_tok, len(totals)).astype(int), plain_ms=np.tile(plain_ms, len(totals)))
+        cycles, cycle_tok, time_ms = (
+            (values @ share).ravel() for values in walked
+        )  # [settings * groups]
+        columns = dict(
+            total_tokens=np.repeat(totals, len(names)),
+            depth=depth,
+            top_k=top_k,
+            beam=beam_text(beam),
+        )
+        columns |= dict(
+            new_tok=np.tile(new_tok, len(totals)).astype(int),
+            plain_ms=np.tile(plain_ms, len(totals)),
+        )
         columns |= dict(cycles=cycles.astype(int), cycle_tok=cycle_tok.astype(int), time_ms=time_ms)
         labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
         parts.append(pd.DataFrame(labels | columns))
     table = with_rates(pd.concat(parts, ignore_index=True))
-    least_ms = table["time_ms"].min() if by is None else table.groupby(by)["time_ms"].transform("min")
+    least_ms = (
+        table["time_ms"].min() if by is None else table.groupby(by)["time_ms"].transform("min")
+    )
     table["as_fast"] = np.log(table["time_ms"] / least_ms) <= costs.uncertainty_frac
-    return table[[*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
+    return table[
+        [*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]
+    ]
 
 
 def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
@@ -101,7 +123,9 @@ def fastest(table: pd.DataFrame) -> TreeConfig:
 def tree_of(row: Any) -> TreeConfig:
     """The tree of a row with SETTING, cut to its pool."""
     depth, top_k, beam = int(row["depth"]), int(row["top_k"]), beam_of(row["beam"])
-    return TreeConfig(min(int(row["total_tokens"]), pool_size(depth, top_k, beam) + 1), depth, top_k, beam=beam)
+    return TreeConfig(
+        min(int(row["total_tokens"]), pool_size(depth, top_k, beam) + 1), depth, top_k, beam=beam
+    )
 
 
 def setting(tree: TreeConfig) -> dict[str, Any]:
@@ -139,7 +163,11 @@ def turn_table(
 ) -> pd.DataFrame:
     """One row per turn, with the columns of `Replayed.table` that do not depend on a policy's questions."""
     table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
-    counted = {"new_tok": trace.turns["positions"].to_numpy(), "cycles": cycles, "cycle_tok": cycle_tok}
+    counted = {
+        "new_tok": trace.turns["positions"].to_numpy(),
+        "cycles": cycles,
+        "cycle_tok": cycle_tok,
+    }
     return table.assign(**counted, time_ms=time_ms, plain_ms=tables.plain(trace))
 
 
@@ -156,11 +184,20 @@ class CostTables:
     @classmethod
     def of(cls, trace: Trace, costs: CostModel, shapes: Sequence[Shape]) -> CostTables:
         if not len(trace.turns) or not trace.turns["positions"].sum():
-            raise SpecdecError("the trace holds no position where a cycle could start; record or select some turns.")
+            raise SpecdecError(
+                "the trace holds no position where a cycle could start; record or select some turns."
+            )
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
-        column, depths, nodes = context_tok[:, None], np.arange(trace.depth + 1), np.arange(trace.most_nodes + 1)
+        column, depths, nodes = (
+            context_tok[:, None],
+            np.arange(trace.depth + 1),
+            np.arange(trace.most_nodes + 1),
+        )
         levels = {(k, beam): costs.draft_ms(k, depths, column, beam) for k, beam in shapes}
-        draft = {shape: np.asarray(drafted_ms, float) + costs.rest_ms for shape, drafted_ms in levels.items()}
+        draft = {
+            shape: np.asarray(drafted_ms, float) + costs.rest_ms
+            for shape, drafted_ms in levels.items()
+        }
         verify = np.asarray(costs.verify_ms(nodes, column), float)
         assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
         step_ms = np.asarray(costs.step_ms(context_tok), float)
@@ -197,7 +234,9 @@ def _walk(
     draft_ms = tables.before_verification(trace, shape, depth)  # [R]
     nodes, offered = np.repeat(sizes, len(first)), trace.candidates(shape[0], depth, shape[1])
     offered = np.broadcast_to(offered, len(draft_ms))  # [R]
-    start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # start of a setting's new_tok
+    start = np.repeat(
+        np.arange(len(sizes)) * len(draft_ms), len(first)
+    )  # start of a setting's new_tok
     row = np.tile(first, len(sizes))  # one walk per setting and turn
     end = row + np.tile(positions, len(sizes))
     cycles, time_ms = np.zeros(len(row), int), np.zeros(len(row))
@@ -206,7 +245,9 @@ def _walk(
         here = row[walking]
         verified = np.minimum(nodes[walking], offered[here])
         drafted_ms = draft_ms[here] + tables.verify[tables.where[here], verified]
-        time_ms[walking] += np.where(nodes[walking] > 0, drafted_ms, tables.plain_ms[tables.where[here]])
+        time_ms[walking] += np.where(
+            nodes[walking] > 0, drafted_ms, tables.plain_ms[tables.where[here]]
+        )
         cycles[walking] += 1
         here = here + new_tok[start[walking] + here]
         row[walking] = here
@@ -226,7 +267,9 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
 
 
-def recorded(trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None) -> tuple[list[Shape], list[int]]:
+def recorded(
+    trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None
+) -> tuple[list[Shape], list[int]]:
     """((top_k, beam), ...) and depths: the given ones, or all recorded ones; SpecdecError for unrecorded ones."""
     known = sorted(int(k) for k in trace.top_ks)
     if trace.family is not None and top_ks is None:
@@ -238,8 +281,12 @@ def recorded(trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None) -> t
     unknown = [k for k in sorted({k for k, _ in asked}) if not any(k == own for own, _ in shapes)]
     if unknown or (beams is not None and len(shapes) < len(set(asked))):
         missing: list[Any] = [*unknown] or [shape for shape in asked if shape not in shapes]
-        raise SpecdecError(f"top_k {missing} was not recorded, only {known}; ask for these or record again.")
-    return shapes, within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
+        raise SpecdecError(
+            f"top_k {missing} was not recorded, only {known}; ask for these or record again."
+        )
+    return shapes, within(
+        range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths"
+    )
 
 
 def within(values: Iterable[Any], low: int, high: int, what: str) -> list[int]:
