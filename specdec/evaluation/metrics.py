@@ -12,7 +12,11 @@ import pandas as pd
 from specdec.core.records import TURN, tau
 from specdec.policies.base import COLLAPSED_FRAC
 
-ACTION = ["verified_tok", "expansions", "top_k"]  # total_tokens, depth and width as executed: Re-SpS's action
+ACTION = [
+    "verified_tok",
+    "expansions",
+    "top_k",
+]  # total_tokens, depth and width as executed: Re-SpS's action
 ANSWERS = ("expansions", "verify_nodes", "top_k")
 
 # Quotients of sums over cycles: name -> (numerator, denominator). draft_calls = expansions + 1 is also the
@@ -24,7 +28,12 @@ RATES = {
     "accepted_per_candidate": ("accepted_tok", "candidates"),
     "new_per_verified_row": ("new_tok", "verified_tok"),
 }
-_COUNTED = ["cycles", "first_accepted", "all_levels", *dict.fromkeys(name for pair in RATES.values() for name in pair)]
+_COUNTED = [
+    "cycles",
+    "first_accepted",
+    "all_levels",
+    *dict.fromkeys(name for pair in RATES.values() for name in pair),
+]
 
 
 def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
@@ -39,12 +48,22 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     And the columns of `actions`.
     """
     by = _list(by)
-    decoding = [*by, *TURN, *(name for name in ("repeat", "seed") if name in rows and name not in by)]
+    decoding = [
+        *by,
+        *TURN,
+        *(name for name in ("repeat", "seed") if name in rows and name not in by),
+    ]
     prompt = [name for name in decoding if name != "turn"]
-    first, all_levels = rows["accepted_tok"] > 0, rows["accepted_tok"] >= rows["draft_calls"].clip(lower=1)
+    first, all_levels = (
+        rows["accepted_tok"] > 0,
+        rows["accepted_tok"] >= rows["draft_calls"].clip(lower=1),
+    )
     rows = rows.assign(cycles=1, first_accepted=first, all_levels=all_levels)
     turns = rows.groupby(decoding, sort=False)[_COUNTED].sum()
-    prompts, last = turns.groupby(prompt, sort=False).sum(), turns.groupby(prompt, sort=False).tail(1)
+    prompts, last = (
+        turns.groupby(prompt, sort=False).sum(),
+        turns.groupby(prompt, sort=False).tail(1),
+    )
     sums, last = (some.groupby(by, sort=False).sum() for some in (turns, last))
 
     def mean(quotients: pd.Series) -> pd.Series:
@@ -60,7 +79,9 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     facts["rounds_per_turn"], facts["rounds_per_turn_sd"] = rounds.mean(), rounds.std()
     for name, (number, divisor) in RATES.items():  # missing if nothing could be accepted
         facts[name] = sums[number] / sums[divisor].where(sums[divisor] > 0)
-        own = (turns[number] / turns[divisor].where(turns[divisor] > 0)).groupby(level=by, sort=False)
+        own = (turns[number] / turns[divisor].where(turns[divisor] > 0)).groupby(
+            level=by, sort=False
+        )
         facts[f"{name}_macro"], facts[f"{name}_sd"] = own.mean(), own.std()
     facts["first_accepted_frac"] = sums["first_accepted"] / sums["cycles"]
     facts["all_levels_frac"] = sums["all_levels"] / sums["cycles"]
@@ -90,8 +111,12 @@ def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     shares["commonest"] = shares[ACTION].astype(str).agg("/".join, axis=1)
     groups = shares.groupby(by, sort=False)
     table = groups.size().to_frame("unique_actions")
-    table["effective_actions"] = groups["share"].agg(lambda share: np.exp(-np.sum((share * np.log(share)).to_numpy())))
-    table = table.assign(commonest=groups["commonest"].first(), commonest_frac=groups["share"].first())
+    table["effective_actions"] = groups["share"].agg(
+        lambda share: np.exp(-np.sum((share * np.log(share)).to_numpy()))
+    )
+    table = table.assign(
+        commonest=groups["commonest"].first(), commonest_frac=groups["share"].first()
+    )
     return table.assign(collapsed=table["commonest_frac"] >= COLLAPSED_FRAC)
 
 
@@ -101,14 +126,21 @@ def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFra
     assert len(rows), "there are no cycles: decode, or replay with keep_cycles=True"
     counts = rows.groupby([*by, *columns], sort=False).size().rename("cycles").reset_index()
     counts["share"] = counts["cycles"] / counts.groupby(by)["cycles"].transform("sum")
-    places = pd.DataFrame({"group": counts.groupby(by, sort=False).ngroup(), "cycles": -counts["cycles"]})
-    return counts.loc[places.sort_values(["group", "cycles"], kind="stable").index].reset_index(drop=True)
+    places = pd.DataFrame(
+        {"group": counts.groupby(by, sort=False).ngroup(), "cycles": -counts["cycles"]}
+    )
+    return counts.loc[places.sort_values(["group", "cycles"], kind="stable").index].reset_index(
+        drop=True
+    )
 
 
 def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFrame:
     """`action_shares` of every column separately, in long form: `by`, answer (the column's name), value, cycles, share."""
     by = _list(by)
-    parts = [action_shares(rows, by, [name]).rename(columns={name: "value"}).assign(answer=name) for name in columns]
+    parts = [
+        action_shares(rows, by, [name]).rename(columns={name: "value"}).assign(answer=name)
+        for name in columns
+    ]
     return pd.concat(parts, ignore_index=True)[[*by, "answer", "value", "cycles", "share"]]
 
 

@@ -46,7 +46,9 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
     A single prompt has no interval and no p-value (NaN).
     """
     columns = np.asarray(columns, dtype=float)
-    assert len(columns) and np.isfinite(columns).all(), "an interval needs at least one prompt, and no NaN or infinity"
+    assert len(columns) and np.isfinite(columns).all(), (
+        "an interval needs at least one prompt, and no NaN or infinity"
+    )
     assert 0 < level < 1, f"a level lies between 0 and 1, got {level}"
     prompts, value = len(columns), float(statistic(columns.mean(axis=0)))
     if prompts == 1:
@@ -55,13 +57,19 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
     error = np.sqrt((prompts - 1) * np.var(without_one))
     reach = float(np.exp(scipy.stats.t.ppf((1 + level) / 2, prompts - 1) * error))
     distance = abs(np.log(value))
-    p_value = float(2 * scipy.stats.t.sf(distance / error, prompts - 1)) if error else float(distance == 0)
+    p_value = (
+        float(2 * scipy.stats.t.sf(distance / error, prompts - 1))
+        if error
+        else float(distance == 0)
+    )
     return Interval(value, value / reach, value * reach, level, prompts, p_value)
 
 
 def ratio_of_sums(numerator, denominator, **options) -> Interval:
     """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]: tau, tokens per second."""
-    return interval(_paired(numerator, denominator), lambda means: means[..., 0] / means[..., 1], **options)
+    return interval(
+        _paired(numerator, denominator), lambda means: means[..., 0] / means[..., 1], **options
+    )
 
 
 def mean_speedup(tokens, seconds, base_tokens, base_seconds, **options) -> Interval:
@@ -87,7 +95,9 @@ def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKEN
     counts = groups.size().unstack(["method", "seed"])
     uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1).sum()
     if uneven:
-        raise SpecdecError(f"{uneven} prompts were not measured equally often by every method; finish the run first.")
+        raise SpecdecError(
+            f"{uneven} prompts were not measured equally often by every method; finish the run first."
+        )
     summed = groups[[name for name in quantities if name in rows]].sum()
     return summed.unstack(["method", "seed"]).sort_index()
 
@@ -111,13 +121,18 @@ def summarise(
     p_<ratio>_holm (`holm_by_suite`); the p-value's name drops a leading "over_" of the ratio.
     """
     summed = per_prompt(rows, rate)
-    methods, suites = list(summed[rate[0]].columns.unique("method")), list(dict.fromkeys(rows["suite"]))
+    methods, suites = (
+        list(summed[rate[0]].columns.unique("method")),
+        list(dict.fromkeys(rows["suite"])),
+    )
     for baseline in baselines.values():
         check_name("baseline", baseline, methods)
     table = []
     for suite in sorted(suites) + ["all"] * (len(suites) > 1 if pool is None else pool):
         part = summed if suite == "all" else summed.loc[[suite]]
-        sides = {method: [part[name][method].to_numpy(float) for name in rate] for method in methods}
+        sides = {
+            method: [part[name][method].to_numpy(float) for name in rate] for method in methods
+        }
         for method, own in sides.items():
             row = {"suite": suite, "method": method, "seeds": own[0].shape[1], "prompts": len(part)}
             row["rate"] = float(_mean_rate(own[0].mean(0), own[1].mean(0)))
@@ -158,7 +173,9 @@ def _over(own: list[np.ndarray], base: list[np.ndarray], options: dict) -> Inter
     return interval(np.concatenate([*own, *base], axis=1), ratio, **options)
 
 
-def compare(rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None = None, **options) -> pd.DataFrame:
+def compare(
+    rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None = None, **options
+) -> pd.DataFrame:
     """One row per (suite, method) against `baseline`: speed-ups with intervals, two kinds of tau, p-values after Holm.
 
     rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison. family, options: of `summarise`.
@@ -166,20 +183,26 @@ def compare(rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None
     p_holm, and tau(_low, _high), tau_macro if cycles were counted.
     """
     rows = rows.assign(seed=0)  # all policies of a method count as one method here
-    table = summarise(rows, {"speedup": baseline}, family=family, **options).set_index(["suite", "method"])
+    table = summarise(rows, {"speedup": baseline}, family=family, **options).set_index(
+        ["suite", "method"]
+    )
     summed, added = per_prompt(rows).droplevel("seed", axis=1), []
     for suite, method in table.index:
         part = summed if suite == "all" else summed.loc[[suite]]
         names, sides = summed.columns.unique(0), (method, baseline)
         own, base = ({name: part[name][which].to_numpy(float) for name in names} for which in sides)
         mean = mean_speedup(own[TOKENS], own[TIME], base[TOKENS], base[TIME], **options)
-        row = spread_of("mean_speedup", mean) | {"tok_per_s": 1e3 * own[TOKENS].sum() / own[TIME].sum()}
+        row = spread_of("mean_speedup", mean) | {
+            "tok_per_s": 1e3 * own[TOKENS].sum() / own[TIME].sum()
+        }
         if CYCLES in own and (own[CYCLES] > 0).all():  # plain decoding has no cycles
             row |= spread_of("tau", ratio_of_sums(own[CYCLE_TOKENS], own[CYCLES], **options))
             row["tau_macro"] = float((own[CYCLE_TOKENS] / own[CYCLES]).mean())
         added.append(row)
     table = table.join(pd.DataFrame(added, index=table.index)).reset_index()
-    table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"}).drop(columns=["seeds", "rate"])
+    table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"}).drop(
+        columns=["seeds", "rate"]
+    )
     first = ["suite", "method", "prompts", *spread_names("speedup"), *spread_names("mean_speedup")]
     first += ["tok_per_s", "p_value"]
     return table[[*first, *(name for name in table if name not in first)]]
@@ -205,7 +228,11 @@ def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     found = table[table["method"] == first].iloc[-1]  # all suites together
     facts = {name: float(found[name]) for name in spread_names("speedup")}
     _, low, high = facts.values()
-    facts |= {"width": high - low, "prompts": int(found["prompts"]), "p_value": float(found["p_speedup"])}
+    facts |= {
+        "width": high - low,
+        "prompts": int(found["prompts"]),
+        "p_value": float(found["p_speedup"]),
+    }
     return facts | {"quiet": low <= 1 <= high}
 
 
@@ -216,7 +243,9 @@ def with_all(rows: pd.DataFrame) -> pd.DataFrame:
 
 def in_order(table: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
     """The rows of a table suite by suite, in each the methods (and their seeds) in the order given."""
-    places = pd.DataFrame({"suite": pd.factorize(table["suite"])[0], "method": table["method"].map(methods.index)})
+    places = pd.DataFrame(
+        {"suite": pd.factorize(table["suite"])[0], "method": table["method"].map(methods.index)}
+    )
     places["seed"] = table["seed"] if "seed" in table else 0
     return table.loc[places.sort_values([*places]).index].reset_index(drop=True)
 

@@ -48,7 +48,9 @@ def default_grid() -> list[TreeConfig]:
     grid = [TreeConfig(1, 0, 1), *(TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7))]
     for total, levels in depths.items():
         widths = (3,) if total <= 8 else (3, 8) if total <= 32 else (6, 10)
-        grid += [TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)]
+        grid += [
+            TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)
+        ]
     return grid
 
 
@@ -93,7 +95,9 @@ def tune_static(
         done.append(evaluate(policies, items[start:end], pair, config))
         rows.append(done[-1].read_table("prompts"))
         table = _ranked(pd.concat(rows, ignore_index=True), racing).assign(step=step, prompts=end)
-        kept = table["method"].head(math.ceil(len(racing) / KEEP) if end < len(items) else 1).tolist()
+        kept = (
+            table["method"].head(math.ceil(len(racing) / KEEP) if end < len(items) else 1).tolist()
+        )
         tables.append(table.assign(kept=table["method"].isin(kept)))
         racing = {label: racing[label] for label in kept}
         if len(racing) == 1:
@@ -121,7 +125,11 @@ class Race:
 
 def finalists(trace, costs, count: int = FINALISTS, **grid) -> list[TreeConfig]:
     """The fastest static trees on a recording; only the best size of each depth, width and beam. grid: of `static_grid`."""
-    table = static_grid(trace, costs, **grid).sort_values("time_ms", kind="stable").drop_duplicates(SETTING[1:])
+    table = (
+        static_grid(trace, costs, **grid)
+        .sort_values("time_ms", kind="stable")
+        .drop_duplicates(SETTING[1:])
+    )
     return list(dict.fromkeys(map(tree_of, table.head(count).to_dict("records"))))
 
 
@@ -156,21 +164,48 @@ def race_static(
         measured = turns.groupby("method")[["decode_ms", "new_tok"]].sum()
         for tree in trees:
             predicted = static_turns(parts[suite], costs, tree)[["time_ms", "new_tok"]].sum()
-            rows.append({"suite": suite, "tree": tree, **measured.loc[tree.text], **predicted.add_prefix("predicted_")})
-        digests |= {item.digest for item in gather(suite, limit=config.limit, part=part, folder=config.folder)}
+            rows.append(
+                {
+                    "suite": suite,
+                    "tree": tree,
+                    **measured.loc[tree.text],
+                    **predicted.add_prefix("predicted_"),
+                }
+            )
+        digests |= {
+            item.digest
+            for item in gather(suite, limit=config.limit, part=part, folder=config.folder)
+        }
     found = pd.DataFrame(rows)
-    together = found[found["tree"].isin(pooled)].groupby("tree", sort=False).sum(numeric_only=True).reset_index()
+    together = (
+        found[found["tree"].isin(pooled)]
+        .groupby("tree", sort=False)
+        .sum(numeric_only=True)
+        .reset_index()
+    )
     found = pd.concat([found, together.assign(suite="all")], ignore_index=True)
     found["measured_ms"] = ms_per_tok(found["decode_ms"], found["new_tok"])
     found["predicted_ms"] = ms_per_tok(found["predicted_time_ms"], found["predicted_new_tok"])
-    fastest = found.loc[found.groupby("suite", sort=False)["measured_ms"].idxmin()].set_index("suite")["tree"]
+    fastest = found.loc[found.groupby("suite", sort=False)["measured_ms"].idxmin()].set_index(
+        "suite"
+    )["tree"]
     found["fastest"] = found["tree"] == found["suite"].map(fastest)
     named = pd.DataFrame([setting(tree) for tree in found["tree"]])
-    table = pd.concat([found[["suite"]], named, found[["predicted_ms", "measured_ms", "fastest"]]], axis=1)
-    return Race(fastest["all"], {suite: fastest[suite] for suite in suites}, table, frozenset(digests), tuple(done))
+    table = pd.concat(
+        [found[["suite"]], named, found[["predicted_ms", "measured_ms", "fastest"]]], axis=1
+    )
+    return Race(
+        fastest["all"],
+        {suite: fastest[suite] for suite in suites},
+        table,
+        frozenset(digests),
+        tuple(done),
+    )
 
 
-def tune_gate(trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), saved=(0.1, 0.2, 0.3, 0.4)) -> pd.DataFrame:
+def tune_gate(
+    trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), saved=(0.1, 0.2, 0.3, 0.4)
+) -> pd.DataFrame:
     """Every `CopyGate` in replay, one row each, fastest first: GATE_COLUMNS.
 
     trace: a recording of a drafter that copies. trees: drafted when the copies are too unlikely; each also appears without a

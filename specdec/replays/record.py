@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import fanout, runs
+from specdec import runs
 from specdec.core.decode import ROWS, drive, plain_steps
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession, Forward
@@ -32,6 +33,7 @@ from specdec.errors import SpecdecError, check_integer, check_name, door
 from specdec.models import load
 from specdec.models.eagle_drafter import ChosenTrees, TreeBatch
 from specdec.models.fingerprint import describe_pair
+from specdec.parallel import checked_place, parallel
 from specdec.replays import trace
 from specdec.replays.columns import Column, read_columns, stacked, write_columns
 from specdec.replays.copies import merged_columns, trie_columns, tries_of
@@ -81,8 +83,10 @@ class RecordConfig:
     name: str = "record"  # of the run
     scale: str = "laptop"
     progress: bool = True
-    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # the most workers at once there
+    # run elsewhere: local, ray or ray://host:port (`parallel`)
+    on: str | None = None
+    # the most tasks at once there
+    jobs: int | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -117,6 +121,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     >>> trace.top_ks, trace.depth, bool(len(trace) == trace.turns["kept_tok"].sum() - 1)
     ((2, 3), 3, True)
     """
+    # 1. settings and prompts, all checked before anything is decoded
     config = record_config(config, settings)
     check(pair, config)
     items = parted_items(prompts, config)
@@ -130,35 +135,25 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
         "items": describe_items([item for _, item in items]),
     }
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
-    if fanout.checked_place(config.on, config.jobs) is not None and (
-        missing := missing_items(run, items)
-    ):
-        _fan_out(pair, config, run, missing)
-    Recorder(pair, config, run).write_all(missing_items(run, items))
+    # 2. every missing prompt is a shard of the run, written here or by workers
+    missing = missing_items(run, items)
+    if missing and checked_place(config.on, config.jobs) is not None:
+        source = load.source_of(pair)
+        quiet = dataclasses.replace(config, progress=False)
+        portions = [missing[start : start + ROWS] for start in range(0, len(missing), ROWS)]
+        tasks = [partial(_record_elsewhere, source, quiet, run, portion) for portion in portions]
+        parallel(tasks, config.on, config.jobs, desc=run.name, progress=config.progress)
+    else:
+        Recorder(pair, config, run).write_all(missing)
+    # 3. all shards as one recording
     _finish(run, config, identity, pair)
     return trace.open_trace(run.directory)
-
-
-def _fan_out(
-    pair: Pair, config: RecordConfig, run: runs.Run, missing: list[tuple[int, str, Prompt]]
-) -> None:
-    """Distribute the missing prompts."""
-    source = load.source_of(pair)
-
-    def shard(some: list[tuple[int, str, Prompt]]) -> fanout.Shard:
-        numbers = [number for number, *_ in some]
-        given = source, dataclasses.replace(config, progress=False), run, some
-        of = {"run": run.key, "numbers": numbers, **source}
-        return fanout.Shard(f"prompts {numbers}", _record_elsewhere, given, of)
-
-    workers = fanout.Workers(config.on, config.jobs, gpus=int(pair.target.device.type != "cpu"))
-    fanout.run_on(workers, map(shard, workers.portions(missing)), run.name, config.progress)
 
 
 def _record_elsewhere(
     source: dict[str, Any], config: RecordConfig, run: runs.Run, some: list[tuple[int, str, Prompt]]
 ) -> None:
-    """A shard of `record` in another process: the columns of these prompts, in the run's folder."""
+    """A task of `record` in another process: the columns of these prompts, in the run's folder."""
     Recorder(load.load_again(**source), config, run).write_all(some)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from specdec.core.clock import Clock, now
 from specdec.core.cycle import begin_turn, run_cycle
-from specdec.core.policy import Chain, Policy, PolicyLike, checked_policy, unused
+from specdec.core.policy import Chain, Policy, checked_policy
 from specdec.core.records import TURN, Cycle, Question, Rates
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
@@ -247,7 +247,7 @@ class Replayed(Rates):
 @door
 def replay(
     trace: Trace,
-    policy: PolicyLike,
+    policy: Policy,
     costs: CostModel,
     *,
     policy_ms: float = 0.0,
@@ -256,7 +256,6 @@ def replay(
     """Decode every turn of the recording with `policy`, in the time predicted by `costs`.
 
     policy_ms: the measured time of one answer (see `answer_ms`), charged with costs.question_ms for every question.
-    A policy that `remembers` stays unchanged: every suite starts with a copy.
     Raises SpecdecError for answers that were not recorded, and warns if `costs` belong to another machine.
 
     >>> import specdec
@@ -269,15 +268,11 @@ def replay(
     >>> replayed.tau == live[0].tau
     True
     """
-    given = checked_policy(policy)
+    checked_policy(policy)
     costs.check_machine()
-    engine = ReplayEngine(trace, costs, given.limits, policy_ms)
+    engine = ReplayEngine(trace, costs, policy.limits, policy_ms)
     table, cycles = [], []
-    of_suite = {
-        suite: unused(given) if given.remembers else given for suite in set(trace.turns["suite"])
-    }
     for number, turn in enumerate(trace.turns.to_dict("records")):
-        policy = of_suite[turn["suite"]]
         engine.open(number)
         begin_turn(policy, turn["prompt_tok"])
         rows = []
