@@ -1,7 +1,8 @@
 """The bench: several methods decode the same prompts, interleaved; rows are written as they come.
 
-All methods decode every prompt (and every turn of it) in a random order, one right after the other, so that a slow phase of
-the machine affects all of them alike. Rows go to small atomic shards: a killed run continues.
+All methods decode every prompt (and every turn of it) in a random order, one right after the other,
+so that a slow phase of the machine affects all of them alike. Rows go to small atomic shards: a
+killed run continues.
 
 Policies start every prompt in their given state.
 """
@@ -87,17 +88,19 @@ def evaluate(
 
     methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", or a policy
     `methods.DraftedBy` another drafter on the pair's target.
-    suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
-    between: called before each prompt with its share of the prompts, in this process only, for measurements at the same
-    time.
+    suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of
+    EvaluateConfig by name.
+    between: called before each prompt with its share of the prompts, in this process only, for
+    measurements at the same time.
 
-    A row of prompts.parquet is one turn of a prompt by a method in a repeat. new_tok counts tokens up to the first stop token,
-    cycle_tok sums new_tok of the cycles (the numerator of tau), clock is the kind of time, machine the hardware, and
-    neighbours the number of CPUs that other processes kept busy. Later turns of a conversation continue with the *baseline's*
-    answers for all methods.
+    A row of prompts.parquet is one turn of a prompt by a method in a repeat. new_tok counts tokens
+    up to the first stop token, cycle_tok sums new_tok of the cycles (the numerator of tau), clock
+    is the kind of time, machine the hardware, and neighbours the number of CPUs that other
+    processes kept busy. Later turns of a conversation continue with the *baseline's* answers for
+    all methods.
 
-    The same call continues a stopped run and reuses a finished one (same methods, prompts, pair, settings, threads, machine,
-    source). SpecdecError for bad input, before anything is decoded.
+    The same call continues a stopped run and reuses a finished one (same methods, prompts, pair,
+    settings, threads, machine, source). SpecdecError for bad input, before anything is decoded.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -157,7 +160,9 @@ def _check_counts(config: EvaluateConfig) -> None:
 def _check(
     pair: Pair, policies: dict, items: list, config: EvaluateConfig, between: Callable | None
 ) -> None:
-    """SpecdecError for methods and prompts that cannot be measured, or not together, or not in this way."""
+    """SpecdecError for methods and prompts that cannot be measured, or not together, or not in this
+    way.
+    """
     openings(pair, items, config.max_new_tokens)
     check_countable(pair, config.cpu_time)
     for label, policy in policies.items():
@@ -253,7 +258,10 @@ class _Bench:
         return {name: unused_method(method) for name, method in self.policies.items()}
 
     def decode_all(self, item, repeat: int, methods: dict) -> tuple[list[dict], list[dict]]:
-        """All turns of one prompt by `methods`, in a random order per turn. Returns rows of prompts and of cycles."""
+        """All turns of one prompt by `methods`, in a random order per turn.
+
+        Returns rows of prompts and of cycles.
+        """
         prompts, cycles, answers = [], [], []
         for turn in range(len(item.turns)):
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
@@ -298,7 +306,9 @@ class _Bench:
         }
 
     def _verdict(self, item, turn: int, text: str) -> bool | None:
-        """Whether the answer to the last turn is right; each distinct text is checked once (running code takes seconds)."""
+        """Whether the answer to the last turn is right; each distinct text is checked once (running
+        code takes seconds).
+        """
         if item.check is None or turn + 1 < len(item.turns):
             return None
         if (item.id, text) not in self._verdicts:
@@ -332,7 +342,9 @@ def typical_neighbours(prompts: pd.DataFrame) -> float:
 
 
 def is_crowded(prompts: pd.DataFrame) -> bool:
-    """Whether others used too many cores for these times to mean much; processor time is not affected."""
+    """Whether others used too many cores for these times to mean much; processor time is not
+    affected.
+    """
     return "wall" in set(prompts.get("clock", ["wall"])) and machine.is_crowded(
         typical_neighbours(prompts)
     )
@@ -341,9 +353,11 @@ def is_crowded(prompts: pd.DataFrame) -> bool:
 def decode_rounds(
     methods: dict, prompts, pair: Pair, **settings
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written, and nothing can be continued.
+    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written, and
+    nothing can be continued.
 
-    methods, settings: as for `evaluate`; only the settings of decoding matter. prompts: as in `gather`.
+    methods, settings: as for `evaluate`; only the settings of decoding matter. prompts: as in
+    `gather`.
     """
     config = runs.configured(None, EvaluateConfig, settings)
     _check_counts(config)
@@ -380,9 +394,10 @@ def _measure_elsewhere(
 def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: the columns of stats.compare and some more.
 
-    Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
-    prefill_frac (of the total time), crowded (others used the cores: no result) and, of the time in cycles, a <share>_frac for
-    of SHARES. options: those of stats.interval.
+    Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac,
+    checked, accuracy_frac), prefill_frac (of the total time), crowded (others used the cores: no
+    result) and, of the time in cycles, a <share>_frac for of SHARES. options: those of
+    stats.interval.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -425,9 +440,11 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
 
 @door
 def noise_check(run: runs.Run, **options) -> dict:
-    """Compare two identical methods of the run: the smallest difference that this machine can detect.
+    """Compare two identical methods of the run: the smallest difference that this machine can
+    detect.
 
-    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.interval.
+    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of
+    stats.interval.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")

@@ -1,7 +1,7 @@
 """Policies compared in replay with static trees, a random policy and bounds.
 
-Static trees are chosen on some parts of the recording and all methods compared on another one; the time of a policy's answers
-is included. `compare_live` measures the same methods live.
+Static trees are chosen on some parts of the recording and all methods compared on another one; the
+time of a policy's answers is included. `compare_live` measures the same methods live.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Baselines:
 
     @classmethod
     def choose(cls, trace, costs, *, parts=CHOSEN_ON, defaults=DEFAULTS, **grid) -> Baselines:
-        """The fastest static trees on `parts` of a recording. grid: total_tokens, depths, top_ks of `static_grid`."""
+        """The fastest static trees on `parts` of a recording.
+
+        grid: total_tokens, depths, top_ks of `static_grid`.
+        """
         by_suite = static_grid(
             trace.select(trace.turns["part"].isin(parts)), costs, by="suite", **grid
         )
@@ -78,7 +81,9 @@ class Baselines:
 
     @classmethod
     def from_race(cls, pair, trace, costs, *, defaults=DEFAULTS, **settings) -> Baselines:
-        """The trees that win a live race among the fastest in replay on the tune part (`race_static`)."""
+        """The trees that win a live race among the fastest in replay on the tune part
+        (`race_static`).
+        """
         race = race_static(pair, trace, costs, **settings)
         return cls(tuple(defaults), race.tuned, race.per_suite, ("tune",))
 
@@ -107,16 +112,22 @@ class Baselines:
 
     @property
     def bounds(self) -> dict[Method, dict]:
-        """Options of `clairvoyant` by method: which decisions an oracle that knows the text may take.
+        """Options of `clairvoyant` by method: which decisions an oracle that knows the text may
+        take.
 
-        An oracle chooses depth, size or both; the rest comes from the tuned tree. The clairvoyant chooses everything.
+        An oracle chooses depth, size or both; the rest comes from the tuned tree. The clairvoyant
+        chooses everything.
         """
         own = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
         depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
         return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
     def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
-        """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names already in use."""
+        """{method:
+
+        [policy per seed]}; a single policy counts as one seed. SpecdecError for names already in
+        use.
+        """
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {}
         for name, some in policies.items():
@@ -149,11 +160,13 @@ class Comparison:
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
-        """One row per suite ("all" pools them), method and seed: these, turns, prompts, MEASURES and policy_ms.
+        """One row per suite ("all" pools them), method and seed: these, turns, prompts, MEASURES
+        and policy_ms.
 
-        speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls and verify_nodes are means per
-        cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs: whether over_tuned
-        differs from 1 by more than the costs' uncertainty; otherwise it is no finding. The columns of `with_fields` come
+        speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls
+        and verify_nodes are means per cycle, policy_frac is the policy's share of the time.
+        policy_ms is missing for baselines. beyond_costs: whether over_tuned differs from 1 by more
+        than the costs' uncertainty; otherwise it is no finding. The columns of `with_fields` come
         last.
         """
         turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))
@@ -196,7 +209,9 @@ class Comparison:
         return self.with_identity(table[shown])
 
     def with_identity(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The table with the fields of every row's method (`identity.FIELDS`), the temperature and the machine."""
+        """The table with the fields of every row's method (`identity.FIELDS`), the temperature and
+        the machine.
+        """
         methods = [*self.baselines.trees, PER_SUITE, *self.policy_ms]
         return identity.with_fields(
             table, methods, temperature=self.temperature, machine=self.machine
@@ -211,8 +226,9 @@ class Comparison:
 class ReplayConfig:
     """Settings of a comparison in replay.
 
-    The answer time of policies missing from policy_ms is measured on this machine with the first seed: in live decoding if
-    the `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones.
+    The answer time of policies missing from policy_ms is measured on this machine with the first
+    seed: in live decoding if the `pair` is given, else in replay (`answer_ms`), whose caches are
+    warmer than live ones.
     """
 
     baselines: Baselines | None = None  # None: chosen on the recording
@@ -245,10 +261,11 @@ def compare_replay(
 ) -> Comparison:
     """Replay the turns of a part of the recording with `policies` and with all baselines.
 
-    trace, costs: also their folder or file, as `open_trace` and `profiles.prices` take them. policies: name -> policies or
-    their folders (`load_controller`), one per training seed; they stay unchanged. settings: fields of ReplayConfig by
-    name. If only that part was recorded, trees are tuned on it, with a warning. SpecdecError for a part used to make choices,
-    and for a policy that this recording cannot replay.
+    trace, costs: also their folder or file, as `open_trace` and `profiles.prices` take them.
+    policies: name -> policies or their folders (`load_controller`), one per training seed; they
+    stay unchanged. settings: fields of ReplayConfig by name. If only that part was recorded, trees
+    are tuned on it, with a warning. SpecdecError for a part used to make choices, and for a policy
+    that this recording cannot replay.
     """
     config = runs.configured(config, ReplayConfig, settings)
     costs = prices(costs)
@@ -302,7 +319,9 @@ def compare_replay(
 
 
 def _usual(trace, costs, part: str) -> Baselines:
-    """Baselines chosen on the usual parts; on the test part, with a warning, if nothing else was recorded."""
+    """Baselines chosen on the usual parts; on the test part, with a warning, if nothing else was
+    recorded.
+    """
     if trace.turns["part"].isin(CHOSEN_ON).any():
         return Baselines.choose(trace, costs)
     why = f"this recording holds no part {' or '.join(CHOSEN_ON)}, so trees are tuned on the very turns that judge them"
@@ -341,7 +360,9 @@ def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:
-    """Warn if a policy, or part of a Chain, was trained for another pair, or for other costs without repricing."""
+    """Warn if a policy, or part of a Chain, was trained for another pair, or for other costs
+    without repricing.
+    """
     for part in getattr(policy, "policies", (policy,)):
         if hasattr(part, "warn_elsewhere"):
             settled = {"costs"} if getattr(part, "priced_for", None) == here.get("costs") else set()
@@ -351,9 +372,11 @@ def warn_elsewhere(policy: Policy, **here) -> None:
 
 
 def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
-    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each machine's measured range.
+    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each
+    machine's measured range.
 
-    Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as LTD's Figure 2 counts.
+    Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as
+    LTD's Figure 2 counts.
     """
     rows = []
     for name, costs in models.items():
@@ -374,11 +397,12 @@ def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300)
 def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
     """One row per suite and method, with the spreads over training seeds and over prompts.
 
-    Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's t-interval
-    (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low and _high: paired interval over
-    prompts of the mean over seeds. beyond_costs: as in `Comparison.table`.
-    p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a suite (baselines are no
-    hypotheses of ours and get none).
+    Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's
+    t-interval (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low
+    and _high: paired interval over prompts of the mean over seeds. beyond_costs: as in
+    `Comparison.table`.
+    p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a
+    suite (baselines are no hypotheses of ours and get none).
     """
     rows = []
     for (suite, method), seeds in comparison.table.groupby(["suite", "method"], sort=False):
@@ -399,7 +423,9 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
 
 
 def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
-    """suite, method, prompts, and of RATIOS the intervals over prompts and the p-values, as `over_seeds` calls them."""
+    """suite, method, prompts, and of RATIOS the intervals over prompts and the p-values, as
+    `over_seeds` calls them.
+    """
     plain = comparison.turns[comparison.turns["method"] == TUNED]
     plain = plain.assign(method=AUTOREGRESSIVE, time_ms=plain["plain_ms"])
     rows, policies = pd.concat([comparison.turns, plain]), set(comparison.policy_ms)
@@ -416,7 +442,10 @@ def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
 
 
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
-    """Index of the fastest policy on part "tune", recorded in its log: which of several trainings to keep."""
+    """Index of the fastest policy on part "tune", recorded in its log:
+
+    which of several trainings to keep.
+    """
     tune = trace.select(part="tune")
     times = [
         replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms).ms_per_tok
@@ -428,7 +457,8 @@ def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
 
 
 def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
-    """The part of the prompts used for each choice in the making of a policy: one row per method, choice and seed's value.
+    """The part of the prompts used for each choice in the making of a policy: one row per method,
+    choice and seed's value.
 
     Columns method, choice, part, value. Policies without such a record have one row of dashes.
     """
@@ -442,7 +472,9 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 
 
 def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
-    """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes them."""
+    """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes
+    them.
+    """
     lists = {
         Method.of(name): [some] if isinstance(some, str | Path) else some
         for name, some in folders.items()

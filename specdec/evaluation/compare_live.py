@@ -1,4 +1,6 @@
-"""Live comparison of the same methods (`live_table`), and a check of replay's predictions (`beside`, `live_check`)."""
+"""Live comparison of the same methods (`live_table`), and a check of replay's predictions
+(`beside`, `live_check`).
+"""
 
 from __future__ import annotations
 
@@ -91,12 +93,14 @@ def decode_live(
     calibration: CalibrateConfig | None = None,
     **settings,
 ) -> Live:
-    """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved prompt by prompt.
+    """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved
+    prompt by prompt.
 
-    policies: name -> policies, the first `seeds` of which are used; they stay unchanged. suites: names, as in the recording of
-    `baselines`; each has its own run, which includes the suite's own tree.
-    calibration: calibrate too, in pieces between the prompts. settings: fields of EvaluateConfig by name. The same call
-    continues a stopped one.
+    policies: name -> policies, the first `seeds` of which are used; they stay unchanged. suites:
+    names, as in the recording of `baselines`; each has its own run, which includes the suite's own
+    tree.
+    calibration: calibrate too, in pieces between the prompts. settings: fields of EvaluateConfig by
+    name. The same call continues a stopped one.
     """
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
@@ -148,9 +152,10 @@ def live_table(
 ) -> pd.DataFrame:
     """One row per suite ("all" pools several), method and seed, measured live.
 
-    Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low, _high), speedup
-    over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: after Holm over the policies of
-    a suite. draft_calls and others are per cycle; policy_frac of their time; and metrics.text_facts.
+    Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low,
+    _high), speedup over plain decoding, over_default and over_tuned. p_default_holm and
+    p_tuned_holm: after Holm over the policies of a suite. draft_calls and others are per cycle;
+    policy_frac of their time; and metrics.text_facts.
 
     prefill: False leaves out the prompt's own forward, as replay does. only: (suite,
     prompt, turn) to keep. options: of `stats.interval`.
@@ -182,13 +187,17 @@ def live_table(
 
 
 def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
-    """Tokens after the first (which the prefill yields) and their time; turns that end with it are dropped."""
+    """Tokens after the first (which the prefill yields) and their time; turns that end with it are
+    dropped.
+    """
     longer = prompts[prompts.groupby(TURN)["new_tok"].transform("min") > 1]
     return longer.assign(new_tok=longer["new_tok"] - 1, total_ms=longer["decode_ms"])
 
 
 def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
-    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are equal and correct."""
+    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are equal
+    and correct.
+    """
     keys = [*TURN, "method", "repeat"]
     cycles, prompts = stats.with_all(cycles.merge(prompts[keys], on=keys)), stats.with_all(prompts)
     groups = cycles.groupby(["suite", "method"], sort=False)
@@ -198,15 +207,16 @@ def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
-    """Replay's predictions next to live measurements, on common turns and without prefill on both sides.
+    """Replay's predictions next to live measurements, on common turns and without prefill on both
+    sides.
 
-    A live first cycle includes the drafter's reading of the prompt, so costs measured alongside add that to the turns of methods
-    that draft.
+    A live first cycle includes the drafter's reading of the prompt, so costs measured alongside add
+    that to the turns of methods that draft.
 
-    Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
-    <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt);
-    replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off.
-    Both sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
+    Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with
+    its interval, <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the
+    prediction; NA for a single prompt); replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off. Both
+    sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
     """
     turns = comparison.turns.merge(
         _without_prefill(live.prompts)[[*TURN, "prompt_tok"]].drop_duplicates(), on=TURN
@@ -245,10 +255,13 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
 
 
 def agreement(table: pd.DataFrame) -> dict[str, float]:
-    """Accuracy of replay's predictions over all methods of a table of `beside`, all suites together, as numbers by name.
+    """Accuracy of replay's predictions over all methods of a table of `beside`, all suites
+    together, as numbers by name.
 
-    methods; median_frac and worst_frac: errors of milliseconds per token; spearman: their rank correlation; gain_median and
-    gain_worst: difference between predicted and live gain over the tuned tree (0.02 is two percentage points).
+    methods; median_frac and worst_frac: errors of milliseconds per token; spearman: their rank
+    correlation; gain_median and
+    gain_worst: difference between predicted and live gain over the tuned tree (0.02 is two
+    percentage points).
     """
     rows = table[
         table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])
@@ -265,10 +278,13 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
 class LiveCheck:
     """The result of `live_check`.
 
-    table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k, predicted_ms and measured_ms
-    per token (prefill excluded), error_frac: predicted speed (tokens per second) over the measured one, less 1;
-    predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac: their ratio, less 1;
-    within_costs: whether a tree's error, beyond the one common to all trees, is within the costs' stated uncertainty.
+    table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k,
+    predicted_ms and measured_ms per token (prefill excluded), error_frac: predicted speed (tokens
+    per second) over the measured one, less 1;
+    predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac:
+    their ratio, less 1;
+    within_costs: whether a tree's error, beyond the one common to all trees, is within the costs'
+    stated uncertainty.
     """
 
     table: pd.DataFrame
@@ -297,7 +313,8 @@ class LiveCheck:
 
     @property
     def facts(self) -> dict[str, float]:
-        """All single-number results; median and worst: a tree's error, of its speed and of its speed-up over plain decoding.
+        """All single-number results; median and worst: a tree's error, of its speed and of its
+        speed-up over plain decoding.
 
         uncertainty_frac: the costs' relative uncertainty (95 %) in comparing two predicted trees.
         """
@@ -319,9 +336,11 @@ class LiveCheck:
 def pick_trees(
     trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3"
 ) -> dict:
-    """name -> TreeConfig: the default, the tree tuned on `part`, and others evenly spread over the ranking there.
+    """name -> TreeConfig: the default, the tree tuned on `part`, and others evenly spread over the
+    ranking there.
 
-    Sizes are SIZES, depths and widths those of the recording. default: a name of TREES or a TreeConfig.
+    Sizes are SIZES, depths and widths those of the recording. default: a name of TREES or a
+    TreeConfig.
     """
     default = default if isinstance(default, TreeConfig) else TREES[default]
     trace = trace.select(part=part)
@@ -350,19 +369,22 @@ def live_check(
     config: EvaluateConfig | None = None,
     **settings,
 ) -> LiveCheck:
-    """Decode prompts of the recording with every tree, interleaved, and compare with replay's predictions for these turns.
+    """Decode prompts of the recording with every tree, interleaved, and compare with replay's
+    predictions for these turns.
 
-    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: those recorded, if the recording is not of suites by
-    name. settings: fields of EvaluateConfig; limit (2) takes the recording's first prompts per suite, of its part
-    (test). The recording must be the pair's own and greedy, the cost model of this pair, precision and machine.
-    costs: or how to measure them, in pieces between the prompts: then a change of the machine's speed since calibration is no
-    error of the prediction.
+    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: those recorded, if the
+    recording is not of suites by name. settings: fields of EvaluateConfig; limit (2) takes the
+    recording's first prompts per suite, of its part (test). The recording must be the pair's own
+    and greedy, the cost model of this pair, precision and machine.
+    costs: or how to measure them, in pieces between the prompts: then a change of the machine's
+    speed since calibration is no error of the prediction.
 
     >>> import specdec
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
     >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, name="example", progress=False)
     >>> trace = specdec.record(pair, texts, **options)
-    >>> from specdec.costs.profiles import profile  # in place of specdec.calibrate(pair), which takes a while
+    # in place of specdec.calibrate(pair), which takes a while
+    >>> from specdec.costs.profiles import profile
     >>> sheet = profile("roofline-a100-llama-8b-eager")
     >>> costs = dataclasses.replace(sheet, kind="calibrated", pair="tiny", dtype="float32")
     >>> trees = {"small": specdec.TreeConfig(4, 1, 3), "large": specdec.TreeConfig(12, 3, 3)}

@@ -1,4 +1,5 @@
-"""Tests of losslessness: `audit` compares token by token with plain decoding, `distribution_test` with exact probabilities.
+"""Tests of losslessness: `audit` compares token by token with plain decoding, `distribution_test`
+with exact probabilities.
 
 Only the second one detects a rule with a wrong distribution that is consistent for every seed.
 """
@@ -30,8 +31,10 @@ from specdec.evaluation.methods import Sampling, named_methods
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
-RIVALS = 10  # top tokens per position whose gaps are used to estimate noise: near-ties are between likely tokens
-NOISES = 6  # a tolerance in units of noise: rounding errors have long tails, and texts diverge at the largest
+# top tokens per position whose gaps are used to estimate noise: near-ties are between likely tokens
+RIVALS = 10
+# a tolerance in units of noise: rounding errors have long tails, and texts diverge at the largest
+NOISES = 6
 MOST_CELLS = 4096  # the most continuations for which distribution_test computes exact probabilities
 # Every node down to three levels of three and two: expands more nodes than it has children.
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
@@ -41,8 +44,9 @@ _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0),
 class Audit:
     """The result of `audit`. rows: one row per text, columns COLUMNS.
 
-    first_divergence: index of the first different token, missing if there is none. At that index, by the target's own
-    token-by-token forward: top2_gap between the two best scores, gap between its choice and the text's, and `audit`'s tolerance.
+    first_divergence: index of the first different token, missing if there is none. At that index,
+    by the target's own token-by-token forward: top2_gap between the two best scores, gap between
+    its choice and the text's, and `audit`'s tolerance.
     """
 
     rows: pd.DataFrame
@@ -50,7 +54,10 @@ class Audit:
 
     @property
     def failures(self) -> pd.DataFrame:
-        """The rows that refute losslessness: any divergence in float32, otherwise any that is no near-tie."""
+        """The rows that refute losslessness:
+
+        any divergence in float32, otherwise any that is no near-tie.
+        """
         rows = self.rows
         return rows[~rows.equal & ((rows.dtype == "float32") | ~rows.near_tie)]
 
@@ -68,7 +75,8 @@ class Audit:
     def table(self) -> pd.DataFrame:
         """One row per temperature.
 
-        accepted_tok: accepted drafts; differing: texts unlike plain decoding's; failures: those of them that refute losslessness;
+        accepted_tok: accepted drafts; differing: texts unlike plain decoding's; failures: those of
+        them that refute losslessness;
         worst_tie: the largest gap of a near-tie in units of its tolerance.
         """
         ties = (self.rows["gap"] / self.rows["tolerance"]).where(
@@ -88,7 +96,10 @@ class Audit:
 
 
 def default_policies(seed: int = 0) -> dict[str, Policy]:
-    """Trees of many shapes, and random policies for every set of questions, by name. 24 policies."""
+    """Trees of many shapes, and random policies for every set of questions, by name.
+
+    24 policies.
+    """
     policies: dict[str, Policy] = {}
     for shape in (
         "1/0/1",
@@ -143,17 +154,19 @@ def audit(
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
-    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name, a list, or None for
-    `default_policies()`. rows: texts decoded at once, by `decode_many` if more than one; the plain text is decoded alone.
+    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name, a
+    list, or None for `default_policies()`. rows: texts decoded at once, by `decode_many` if more
+    than one; the plain text is decoded alone.
     sampling: top_k, top_p, min_p, repetition_penalty.
 
-    In float32 every token must agree. In low precision a tree's forward rounds differently, so a text may diverge where two
-    scores differ by at most
+    In float32 every token must agree. In low precision a tree's forward rounds differently, so a
+    text may diverge where two scores differ by at most
 
         max(NOISES x noise, one rounding of either logit)
 
-    noise is how much one causal forward over the same text changes the gap between two likely tokens: the root mean square
-    over all pairs of the RIVALS best at every position. A shift common to all of them does not count.
+    noise is how much one causal forward over the same text changes the gap between two likely
+    tokens: the root mean square over all pairs of the RIVALS best at every position. A shift common
+    to all of them does not count.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -217,7 +230,9 @@ def _drafted(
 
 
 class _NearTies:
-    """Compares texts with one plain text; the target's token-by-token scores are computed on first use."""
+    """Compares texts with one plain text; the target's token-by-token scores are computed on first
+    use.
+    """
 
     def __init__(self, pair: Pair, prompt, plain: list[int], picker: Picker, temperature: float):
         self.pair, self.plain, self.picker = pair, plain, picker
@@ -246,7 +261,10 @@ class _NearTies:
 
     @functools.cached_property
     def measured(self) -> tuple[Tensor, float]:
-        """Token-by-token logits [T, V], and the noise: how much one causal forward changes the gap of two top tokens."""
+        """Token-by-token logits [T, V], and the noise:
+
+        how much one causal forward changes the gap of two top tokens.
+        """
         target = self.pair.target
         new = torch.tensor(self.plain, device=target.device)
         text = torch.cat((self.ids, new[:-1]))
@@ -285,7 +303,9 @@ class ChiSquare:
 
     @classmethod
     def of(cls, statistic: float, degrees: int, draws: int, level: float) -> ChiSquare:
-        """The test with this statistic; those of independent tests, their degrees and draws may be added up."""
+        """The test with this statistic; those of independent tests, their degrees and draws may be
+        added up.
+        """
         return cls(
             statistic,
             degrees,
@@ -296,7 +316,8 @@ class ChiSquare:
 
 
 def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
-    """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells that expect under five draws are pooled.
+    """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells that expect under
+    five draws are pooled.
 
     A draw of probability zero fails at once.
     """
@@ -340,11 +361,12 @@ def distribution_test(
     draw: Callable[[int], list[int]] | None = None,
     **settings,
 ) -> ChiSquare:
-    """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against exact probabilities.
+    """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against
+    exact probabilities.
 
-    The probabilities come from plain forwards over every possible continuation, so the vocabulary must be small or cut by
-    top_k (4096 continuations at most). draw(seed) -> token ids replaces `decode`, to see a wrong method fail. settings:
-    fields of DistributionConfig by name.
+    The probabilities come from plain forwards over every possible continuation, so the vocabulary
+    must be small or cut by top_k (4096 continuations at most). draw(seed) -> token ids replaces
+    `decode`, to see a wrong method fail. settings: fields of DistributionConfig by name.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")

@@ -41,7 +41,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class DraftedBy:
-    """A policy with its own drafter on the target that all methods share (`load_drafter(..., pair.target)`)."""
+    """A policy with its own drafter on the target that all methods share (`load_drafter(...,
+    pair.target)`).
+    """
 
     drafter: Drafter
     policy: Policy
@@ -69,7 +71,11 @@ def unused_method(method):
 
 
 def method_from(text: str) -> Policy | None:
-    """A method from text: "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", or what `load_controller` takes."""
+    """A method from text:
+
+    "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", or what
+    `load_controller` takes.
+    """
     kind, _, numbers = text.partition(":")
     if kind == AUTOREGRESSIVE and not numbers:
         return None
@@ -83,7 +89,9 @@ def method_from(text: str) -> Policy | None:
 
 
 def load_controller(folder: str | Path | list | tuple) -> Policy:
-    """The learned policy of a folder, as in `load_policy`; LTD's two policies also as a pair of folders."""
+    """The learned policy of a folder, as in `load_policy`; LTD's two policies also as a pair of
+    folders.
+    """
     if not isinstance(folder, list | tuple):
         return load_policy(folder)
     both = {policy.kind: policy for policy in map(load_policy, folder)}
@@ -95,7 +103,11 @@ def load_controller(folder: str | Path | list | tuple) -> Policy:
 
 
 def named_methods(methods) -> dict[str, Policy | None]:
-    """{name: policy (perhaps `DraftedBy` another drafter), or None for plain decoding}; texts as in `method_from`."""
+    """{name:
+
+    policy (perhaps `DraftedBy` another drafter), or None for plain decoding}; texts as in
+    `method_from`.
+    """
     if not isinstance(methods, dict) or not methods:
         raise SpecdecError(
             "methods is a dict of names and policies, such as {'plain': 'autoregressive'}."

@@ -1,8 +1,10 @@
-"""How good is a controller? It is replayed on the recording that ships, at the prices of several machines.
+"""How good is a controller? It is replayed on the recording that ships, at the prices of several
+machines.
 
-Speed over plain decoding and over the static tree tuned for the machine, with intervals over prompts; the share of the gap between
-that tree and the clairvoyant bound; the time of the policy's own answers, measured here and charged. A policy's file is
-imported, so its code runs here. What is accepted is that of the recorded pair, on every machine.
+Speed over plain decoding and over the static tree tuned for the machine, with intervals over
+prompts; the share of the gap between that tree and the clairvoyant bound; the time of the policy's
+own answers, measured here and charged. A policy's file is imported, so its code runs here. What is
+accepted is that of the recorded pair, on every machine.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ class Bench:
 
     @classmethod
     def of(cls, recorded: Trace, costs: CostModel) -> Bench:
-        """The tree is the one that the recording names for these prices, else the fastest on its parts for choices."""
+        """The tree is the one that the recording names for these prices, else the fastest on its
+        parts for choices.
+        """
         test = recorded.select(part="test").restrict(costs.ranges)
         known = recorded.header.get("tuned", {}).get(price_key(costs))
         tuned = tree_from(known) if known else tuned_on(recorded, costs)
@@ -115,9 +119,10 @@ class Bench:
 class Score:
     """The result of `score`.
 
-    table: one row per machine: prompts, speedup (over plain decoding) and over_tuned with _low and _high, headroom_frac, tau,
-    policy_ms (of one answer), policy_frac (of the time), tuned (the tree), and beyond_costs: whether over_tuned differs from 1 by
-    more than the prices' uncertainty. hashes: of the recording, of each machine's prices, and of the file or the object.
+    table: one row per machine: prompts, speedup (over plain decoding) and over_tuned with _low and
+    _high, headroom_frac, tau, policy_ms (of one answer), policy_frac (of the time), tuned (the
+    tree), and beyond_costs: whether over_tuned differs from 1 by more than the prices' uncertainty.
+    hashes: of the recording, of each machine's prices, and of the file or the object.
     """
 
     name: str
@@ -146,9 +151,12 @@ def score(
 ) -> Score:
     """Judge one controller, in seconds and without a model.
 
-    policy: a policy, a Python file with a subclass of Policy (importing it runs its code: look at it first), or a policy's name or folder (`method_from`). trace: a recording or its folder,
-    default the one that ships. costs: its prices, a file or a profile's name, default those beside it. machines: more prices.
-    policy_ms: the time of an answer; None measures it. SpecdecError, in one sentence, for what no policy may do.
+    policy: a policy, a Python file with a subclass of Policy (importing it runs its code: look at
+    it first), or a policy's name or folder (`method_from`). trace: a recording or its folder,
+    default the one that ships. costs: its prices, a file or a profile's name, default those beside
+    it. machines: more prices.
+    policy_ms: the time of an answer; None measures it. SpecdecError, in one sentence, for what no
+    policy may do.
 
     >>> found = score("static:8,3,4", machines=(), progress=False)
     >>> bool(found.table["speedup"][0] > 1), sorted(found.hashes)
@@ -216,7 +224,10 @@ def price_key(costs: CostModel) -> str:
 
 
 def opened(policy: Any) -> tuple[str, Policy]:
-    """(name, policy) of what was given to `score`. The code of a Python file runs in this process."""
+    """(name, policy) of what was given to `score`.
+
+    The code of a Python file runs in this process.
+    """
     if not isinstance(policy, str | Path):
         return type(policy).__name__, checked_policy(policy)
     if not str(policy).endswith(".py"):
@@ -256,7 +267,8 @@ def priced(policy: Policy, costs: CostModel) -> Policy:
 
 
 def new_policy(name: str, folder: str | Path = ".") -> Path:
-    """Write `<name>.py`, a policy to begin with; returns the path. SpecdecError for another file's name, or none.
+    """Write `<name>.py`, a policy to begin with; returns the path. SpecdecError for another file's
+    name, or none.
 
     >>> import tempfile
     >>> new_policy("mine", tempfile.mkdtemp()).name

@@ -1,11 +1,13 @@
 """Intervals and tests for paired measurements: the same prompts decoded by several methods.
 
-The prompt is the unit: repeats of one prompt share its text, so they are summed first. Every figure is a positive
-function of means over prompts, mostly a ratio of sums. Its logarithm gets a standard error from the jackknife (Efron and
-Tibshirani 1993, chapter 11) and Student's t with one degree of freedom less than there are prompts.
+The prompt is the unit: repeats of one prompt share its text, so they are summed first. Every figure
+is a positive function of means over prompts, mostly a ratio of sums. Its logarithm gets a standard
+error from the jackknife (Efron and Tibshirani 1993, chapter 11) and Student's t with one degree of
+freedom less than there are prompts.
 
-This keeps its level with few prompts: of 95 % intervals over 6 prompts of skewed lengths and gains, 91 to 94 % covered the true
-value; of percentile and BCa bootstraps 80 to 85 %; a bootstrap-t covered as well and was 1.5 times as wide (the tests repeat it).
+This keeps its level with few prompts: of 95 % intervals over 6 prompts of skewed lengths and gains,
+91 to 94 % covered the true value; of percentile and BCa bootstraps 80 to 85 %; a bootstrap-t
+covered as well and was 1.5 times as wide (the tests repeat it).
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from specdec.errors import SpecdecError, check_name
 
 LEVEL = 0.95
 LEAST_PROMPTS = 8  # fewer give no reliable spread: nothing shown has an interval from them
-# Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts (before truncation).
+# Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts
+# (before truncation).
 TOKENS, TIME, CYCLES, CYCLE_TOKENS = "new_tok", "total_ms", "cycles", "cycle_tok"
 SPEED = ("new_tok", "time_ms")  # the rate of a replay's turns: tokens per millisecond
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure of the whole sample, its confidence interval, and the two-sided p-value of "it is 1"."""
+    """A figure of the whole sample, its confidence interval, and the two-sided p-value of "it is
+    1".
+    """
 
     value: float
     low: float
@@ -42,8 +47,8 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
     """Student's t-interval of log(statistic), with the jackknife's standard error.
 
     columns: float array [P, C], one row per prompt, one column per measured quantity.
-    statistic: function of column *means* [..., C] that returns [...], positive; ratios of means are ratios of sums.
-    A single prompt has no interval and no p-value (NaN).
+    statistic: function of column *means* [..., C] that returns [...], positive; ratios of means are
+    ratios of sums. A single prompt has no interval and no p-value (NaN).
     """
     columns = np.asarray(columns, dtype=float)
     assert len(columns) and np.isfinite(columns).all(), (
@@ -66,21 +71,30 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
 
 
 def ratio_of_sums(numerator, denominator, **options) -> Interval:
-    """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]: tau, tokens per second."""
+    """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]:
+
+    tau, tokens per second.
+    """
     return interval(
         _paired(numerator, denominator), lambda means: means[..., 0] / means[..., 1], **options
     )
 
 
 def mean_speedup(tokens, seconds, base_tokens, base_seconds, **options) -> Interval:
-    """Mean of per-prompt ratios of throughputs: every prompt has equal weight, whatever its length."""
+    """Mean of per-prompt ratios of throughputs:
+
+    every prompt has equal weight, whatever its length.
+    """
     columns = _paired(tokens, seconds, base_tokens, base_seconds)
     ratios = columns[:, 0] / columns[:, 1] * columns[:, 3] / columns[:, 2]
     return interval(ratios[:, None], lambda means: means[..., 0], **options)
 
 
 def holm(p_values) -> np.ndarray:
-    """p-values adjusted for multiple tests (Holm 1979): the i-th smallest of m, times m - i + 1, monotone."""
+    """p-values adjusted for multiple tests (Holm 1979):
+
+    the i-th smallest of m, times m - i + 1, monotone.
+    """
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values, kind="stable")
     steps = p_values[order] * np.arange(len(p_values), 0, -1)
@@ -88,8 +102,8 @@ def holm(p_values) -> np.ndarray:
 
 
 def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKENS)) -> pd.DataFrame:
-    """Rows summed over turns and repeats: index (suite, prompt), columns (quantity, method, seed); seed 0 if rows have
-    none."""
+    """Rows summed over turns and repeats: index (suite, prompt), columns (quantity, method, seed);
+    seed 0 if rows have none."""
     rows = rows if "seed" in rows else rows.assign(seed=0)
     groups = rows.groupby(["suite", "prompt", "method", "seed"], sort=False)
     counts = groups.size().unstack(["method", "seed"])
@@ -111,14 +125,17 @@ def summarise(
     pool: bool | None = None,
     **options,
 ) -> pd.DataFrame:
-    """One row per suite and method: its rate relative to that of each baseline, with paired intervals over prompts.
+    """One row per suite and method: its rate relative to that of each baseline, with paired
+    intervals over prompts.
 
-    rows: columns suite, prompt, method and the two of `rate`, a quotient of sums; optionally seed, over which rates are
-    averaged. baselines: name of a ratio, such as "over_tuned" -> the method in its denominator.
-    family: the methods under test, default all but the baseline. pool: adds the suite "all", the primary comparison; default
-    if there are several suites. options: those of `interval`.
-    Returns suite, method, seeds, prompts, rate, and for each ratio <ratio>, <ratio>_low, <ratio>_high, p_<ratio> and
-    p_<ratio>_holm (`holm_by_suite`); the p-value's name drops a leading "over_" of the ratio.
+    rows: columns suite, prompt, method and the two of `rate`, a quotient of sums; optionally seed,
+    over which rates are averaged. baselines: name of a ratio, such as "over_tuned" -> the method in
+    its denominator.
+    family: the methods under test, default all but the baseline. pool: adds the suite "all", the
+    primary comparison; default if there are several suites. options: those of `interval`. Returns
+    suite, method, seeds, prompts, rate, and for each ratio <ratio>, <ratio>_low, <ratio>_high,
+    p_<ratio> and p_<ratio>_holm (`holm_by_suite`); the p-value's name drops a leading "over_" of
+    the ratio.
     """
     summed = per_prompt(rows, rate)
     methods, suites = (
@@ -163,7 +180,9 @@ def _mean_rate(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
 
 
 def _over(own: list[np.ndarray], base: list[np.ndarray], options: dict) -> Interval:
-    """The rate of `own` over that of `base`; each two arrays [P, seeds], numerators and denominators."""
+    """The rate of `own` over that of `base`; each two arrays [P, seeds], numerators and
+    denominators.
+    """
     ends = np.cumsum([side.shape[1] for side in (*own, *base)])[:-1]
 
     def ratio(means: np.ndarray) -> np.ndarray:
@@ -176,11 +195,13 @@ def _over(own: list[np.ndarray], base: list[np.ndarray], options: dict) -> Inter
 def compare(
     rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None = None, **options
 ) -> pd.DataFrame:
-    """One row per (suite, method) against `baseline`: speed-ups with intervals, two kinds of tau, p-values after Holm.
+    """One row per (suite, method) against `baseline`: speed-ups with intervals, two kinds of tau,
+    p-values after Holm.
 
-    rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison. family, options: of `summarise`.
-    Returns columns suite, method, prompts, speedup(_low, _high), mean_speedup(_low, _high), tok_per_s, p_value (of speedup),
-    p_holm, and tau(_low, _high), tau_macro if cycles were counted.
+    rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison. family,
+    options: of `summarise`. Returns columns suite, method, prompts, speedup(_low, _high),
+    mean_speedup(_low, _high), tok_per_s, p_value (of speedup), p_holm, and tau(_low, _high),
+    tau_macro if cycles were counted.
     """
     rows = rows.assign(seed=0)  # all policies of a method count as one method here
     table = summarise(rows, {"speedup": baseline}, family=family, **options).set_index(
@@ -209,7 +230,8 @@ def compare(
 
 
 def holm_by_suite(table: pd.DataFrame, column: str, tested: pd.Series) -> pd.Series:
-    """p-values of the tested rows, adjusted within each suite ("all" is one, the primary one); NaN elsewhere.
+    """p-values of the tested rows, adjusted within each suite ("all" is one, the primary one); NaN
+    elsewhere.
 
     One family per suite: with few prompts no row of a family over all suites could be significant.
     """
@@ -222,7 +244,8 @@ def holm_by_suite(table: pd.DataFrame, column: str, tested: pd.Series) -> pd.Ser
 def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     """Compare two identical methods: their speed-up, its interval, the p-value, and the verdict.
 
-    `quiet`: the interval holds 1. The interval's width is then the smallest difference that this machine can detect.
+    `quiet`: the interval holds 1. The interval's width is then the smallest difference that this
+    machine can detect.
     """
     table = summarise(rows[rows["method"].isin([first, second])], {"speedup": second}, **options)
     found = table[table["method"] == first].iloc[-1]  # all suites together

@@ -1,7 +1,8 @@
-"""The tuned static tree: the fastest constant (total_tokens, depth, top_k) on this machine, chosen on tuning prompts.
+"""The tuned static tree: the fastest constant (total_tokens, depth, top_k) on this machine, chosen
+on tuning prompts.
 
-Successive halving: all candidates decode a few prompts, the fastest third decodes more, and so on (Jamieson and Talwalkar
-2016). Each step is a run of the bench: interleaved, warmed up, resumable.
+Successive halving: all candidates decode a few prompts, the fastest third decodes more, and so on
+(Jamieson and Talwalkar 2016). Each step is a run of the bench: interleaved, warmed up, resumable.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ RACED = EvaluateConfig(name="race_static")
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of `tune_static`. table: one row per step and candidate, prompts so far, and whether it was kept."""
+    """The result of `tune_static`.
+
+    table: one row per step and candidate, prompts so far, and whether it was kept.
+    """
 
     policy: Static  # the fastest; `evaluate` refuses to measure it on the prompts it was `tuned_on`
     table: pd.DataFrame
@@ -68,9 +72,10 @@ def tune_static(
 ) -> Tuning:
     """Find the fastest static tree for `pair` on this machine.
 
-    prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid: the trees to try, default
-    `default_grid()`. first: prompts of the first step. most: prompts used in all. settings: fields of
-    EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
+    prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid:
+    the trees to try, default `default_grid()`. first: prompts of the first step. most: prompts used
+    in all. settings: fields of EvaluateConfig by name. Speed is new tokens over prefill and
+    decoding time.
 
     >>> import specdec
     >>> pair, trees = specdec.load_pair("tiny", dtype="float32"), [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
@@ -112,8 +117,8 @@ def tune_static(
 class Race:
     """The result of `race_static`.
 
-    table: one row per suite ("all" pools them) and tree decoded in it: suite, SETTING, predicted_ms and measured_ms
-    per token (prefill excluded), fastest.
+    table: one row per suite ("all" pools them) and tree decoded in it: suite, SETTING, predicted_ms
+    and measured_ms per token (prefill excluded), fastest.
     """
 
     tuned: TreeConfig  # the fastest over all suites, among the trees that all suites decoded
@@ -124,7 +129,10 @@ class Race:
 
 
 def finalists(trace, costs, count: int = FINALISTS, **grid) -> list[TreeConfig]:
-    """The fastest static trees on a recording; only the best size of each depth, width and beam. grid: of `static_grid`."""
+    """The fastest static trees on a recording; only the best size of each depth, width and beam.
+
+    grid: of `static_grid`.
+    """
     table = (
         static_grid(trace, costs, **grid)
         .sort_values("time_ms", kind="stable")
@@ -144,10 +152,12 @@ def race_static(
     part: str = "tune",
     **settings,
 ) -> Race:
-    """The strongest static trees: chosen by replay, then raced live, on the same part of the same suites.
+    """The strongest static trees: chosen by replay, then raced live, on the same part of the same
+    suites.
 
-    Every suite is decoded by the `count` trees that replay finds fastest over all suites, and by those it finds fastest
-    on this one. trace: a recording of suites by name. settings: fields of EvaluateConfig by name.
+    Every suite is decoded by the `count` trees that replay finds fastest over all suites, and by
+    those it finds fastest on this one. trace: a recording of suites by name. settings: fields of
+    EvaluateConfig by name.
     """
     config = runs.configured(config or RACED, EvaluateConfig, settings)
     trace = trace.select(part=part)
@@ -208,8 +218,8 @@ def tune_gate(
 ) -> pd.DataFrame:
     """Every `CopyGate` in replay, one row each, fastest first: GATE_COLUMNS.
 
-    trace: a recording of a drafter that copies. trees: drafted when the copies are too unlikely; each also appears without a
-    gate, with copied_tokens and saved_frac missing.
+    trace: a recording of a drafter that copies. trees: drafted when the copies are too unlikely;
+    each also appears without a gate, with copied_tokens and saved_frac missing.
     """
     if trace.copies is None or not trace.forwards:
         why = "a gate chooses between copies and a network's tree"
@@ -225,7 +235,9 @@ def tune_gate(
 
 
 def decodings(candidates: int, prompts: int, first: int = 4) -> int:
-    """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for estimates."""
+    """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for
+    estimates.
+    """
     count, left = 0, candidates
     for start, end in _steps(prompts, candidates, first):
         count, left = count + (end - start) * left, math.ceil(left / KEEP)
@@ -233,7 +245,9 @@ def decodings(candidates: int, prompts: int, first: int = 4) -> int:
 
 
 def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
-    """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists see most."""
+    """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists
+    see most.
+    """
     bounds, size, left = [0], first, candidates
     while left > KEEP and bounds[-1] + size < prompts:
         bounds.append(bounds[-1] + size)

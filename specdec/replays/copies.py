@@ -142,9 +142,10 @@ def copy_odds_of(
 ) -> CopyOdds:
     """How often copies were right on recorded texts, and the scale of the drafter's scores.
 
-    trace: a recording of the training part, such as trace.select(part="train"). The scale is 1 if no
-    whole trees were recorded. rows: the positions, ascending, from which copies are counted; default
-    those where cycles of copies begin, since over all positions copies are right more often.
+    trace: a recording of the training part, such as trace.select(part="train"). The scale is 1 if
+    no whole trees were recorded. rows: the positions, ascending, from which copies are counted;
+    default those where cycles of copies begin, since over all positions copies are right more
+    often.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")

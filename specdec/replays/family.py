@@ -27,7 +27,10 @@ AT_ONCE = 24
 
 @dataclass(frozen=True)
 class Family:
-    """top_k: the most children. beams: the most nodes expanded on each level, the last for all below."""
+    """top_k:
+
+    the most children. beams: the most nodes expanded on each level, the last for all below.
+    """
 
     top_k: int
     beams: tuple[int, ...]
@@ -56,7 +59,9 @@ class Choosing:
         self.places: list[Tensor] = []
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """scores [P, n], -inf for absent -> candidates to expand [P, W] by score, and which are absent."""
+        """scores [P, n], -inf for absent -> candidates to expand [P, W] by score, and which are
+        absent.
+        """
         top_k = self.family.top_k
         count, width = scores.shape
         real = scores > float("-inf")
@@ -90,8 +95,8 @@ def columns_of(
 ) -> Columns:
     """The stored arrays of grown trees: family_scores, family_beam of each level, and family_path.
 
-    path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: each one's
-    index among its level's candidates, -1 from the first missing one.
+    path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: each
+    one's index among its level's candidates, -1 from the first missing one.
     """
     columns = {}
     for level, part in enumerate(scores):

@@ -1,8 +1,9 @@
-"""Recording: `record` writes a `trace.Trace`, which holds what every draft tree would have accepted on given prompts.
+"""Recording: `record` writes a `trace.Trace`, which holds what every draft tree would have accepted
+on given prompts.
 
-The target's texts are decoded plainly, several prompts at once.
-One forward over the target's own text gives its features; the drafter grows the trees of many positions at once. Exact in
-float32. In low precision, blocks of other sizes round differently, and near-ties may differ from live decoding.
+The target's texts are decoded plainly, several prompts at once. One forward over the target's own
+text gives its features; the drafter grows the trees of many positions at once. Exact in float32. In
+low precision, blocks of other sizes round differently, and near-ties may differ from live decoding.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SPLIT = "split"
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
 NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
 RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees of RADAR's training distributions
-# A quarter of an answer of 64 tokens. On one core each costs 0.03 s with small and 0.2 s with smollm2: 16 take 1.6 times as
+# A quarter of an answer of 64 tokens. On one core each costs 0.03 s with small and 0.2 s with
+# smollm2: 16 take 1.6 times as
 # long as everything else recorded of such a turn.
 USUAL_LENGTHS = 16
 
@@ -108,11 +110,13 @@ class RecordConfig:
 @runs.with_settings(RecordConfig)
 @door
 def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **settings: Any) -> Trace:
-    """Record `prompts` and return the Trace. The same call continues a stopped recording and opens a finished one.
+    """Record `prompts` and return the Trace. The same call continues a stopped recording and opens
+    a finished one.
 
-    prompts: as in `evaluate`; named suites are split into train, tune and test. Or a Trace: its prompts (of named suites) are
-    recorded again with other settings, in the same parts. settings: fields of RecordConfig
-    by name (`lengths` means acceptance_distributions). SpecdecError for bad settings, before anything is decoded.
+    prompts: as in `evaluate`; named suites are split into train, tune and test. Or a Trace: its
+    prompts (of named suites) are recorded again with other settings, in the same parts. settings:
+    fields of RecordConfig by name (`lengths` means acceptance_distributions). SpecdecError for bad
+    settings, before anything is decoded.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -227,7 +231,10 @@ def check(pair: Pair, config: RecordConfig) -> None:
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
-    """Default number of positions per turn with RADAR's distributions: USUAL_LENGTHS, or 0 if they do not apply."""
+    """Default number of positions per turn with RADAR's distributions:
+
+    USUAL_LENGTHS, or 0 if they do not apply.
+    """
     possible = (
         RADAR_TOP_K in widths
         and depth >= RADAR_CALLS - 1
@@ -244,7 +251,11 @@ def copies_of(drafter: Drafter | None) -> dict[str, Any]:
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
-    """(part, prompt): named suites are split, train first; a Trace's prompts keep their parts; all others as `config.part` says."""
+    """(part, prompt):
+
+    named suites are split, train first; a Trace's prompts keep their parts; all others as
+    `config.part` says.
+    """
     options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
     if isinstance(prompts, Trace):
         turns = prompts.turns.drop_duplicates("prompt")
@@ -297,7 +308,10 @@ class Recorder:
                 bar.update()
 
     def write(self, number: int, part: str, item: Prompt) -> Generator[Forward, Any, None]:
-        """One prompt, all its turns: a shard of every table. Yields the forwards of its texts to the driver."""
+        """One prompt, all its turns:
+
+        a shard of every table. Yields the forwards of its texts to the driver.
+        """
         turns: list[dict[str, Any]] = []
         answers: list[str] = []
         tables: dict[str, list[dict[Any, np.ndarray]]] = {
@@ -331,7 +345,9 @@ class Recorder:
         )  # last: it marks the prompt as done
 
     def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
-        """Prompt and text with `depth` tokens beyond its end (trees may reach there); how many of them count."""
+        """Prompt and text with `depth` tokens beyond its end (trees may reach there); how many of
+        them count.
+        """
         config, limit = self.config, self.pair.target.position_limit
         if limit is not None and len(prompt) + config.max_new_tokens + config.depth > limit:
             why = f"a prompt of {len(prompt)} tokens, its answer and its trees exceed the target's context of {limit}"
@@ -347,7 +363,10 @@ class Recorder:
     def positions(
         self, ids: list[int], prompt_tok: int, kept_tok: int
     ) -> dict[str, dict[Any, np.ndarray]]:
-        """One turn's columns of every table: positions, trees, and lengths with the rows of their turn."""
+        """One turn's columns of every table:
+
+        positions, trees, and lengths with the rows of their turn.
+        """
         config = self.config
         tokens = torch.tensor(ids, device=self.pair.target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
@@ -420,7 +439,9 @@ class Recorder:
         return tables
 
     def _grown(self, drafter: Any, contexts: Tensor, top_k: int) -> TreeBatch:
-        """The candidate trees of one width at all contexts; with the root's candidates for k = 10, or the only k."""
+        """The candidate trees of one width at all contexts; with the root's candidates for k = 10,
+        or the only k.
+        """
         ids = self.whole.target_id
         vocabulary = self.pair.target.vocab_size if ids is None else len(ids)
         of_roots = top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths
@@ -452,7 +473,9 @@ def _family(drafter: Any, contexts: Tensor, path: Tensor, whole: Family) -> dict
 
 
 def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
-    """Rank of the target's next token among the root's best draft tokens, and their scores, padded to a fixed width."""
+    """Rank of the target's next token among the root's best draft tokens, and their scores, padded
+    to a fixed width.
+    """
     hit = batch.root_tokens == following[:, None]
     rank = torch.where(hit.any(1), hit.int().argmax(1), NEVER).cpu().numpy().astype(np.int16)
     scores = batch.root_scores[:, :ROOT_CANDIDATES].float()
@@ -461,7 +484,9 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
 
 
 def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair: Pair) -> None:
-    """turns.parquet, distributions with global row numbers, and trace.json, which marks the recording as complete."""
+    """turns.parquet, distributions with global row numbers, and trace.json, which marks the
+    recording as complete.
+    """
     turns = trace.numbered(
         run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True)
     )
@@ -523,7 +548,10 @@ def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
 
 
 class SequentialDrafter:
-    """`BatchedDrafter` for any drafter: one position after the other in its own session. Slow; the reference."""
+    """`BatchedDrafter` for any drafter:
+
+    one position after the other in its own session. Slow; the reference.
+    """
 
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
         self.drafter, self.tokens, self.features, self.depth = drafter, tokens, features, depth
@@ -539,7 +567,10 @@ class SequentialDrafter:
             drafted_to = context
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
-        """Trees of `depth` expansions at each context, ascending. `most` > top_k asks the root for more children."""
+        """Trees of `depth` expansions at each context, ascending.
+
+        `most` > top_k asks the root for more children.
+        """
         session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
         pool, trees = GrowingTree(self.tokens.device), []
         for context, tokens, scores in self._roots(session, contexts, max(most, top_k)):
@@ -581,11 +612,13 @@ class SequentialDrafter:
 def radar_distributions(
     target: Any, cache: Any, tokens: Tensor, contexts: Tensor, batch: TreeBatch, rows: np.ndarray
 ) -> np.ndarray:
-    """float32 [Q, 8, 9]: entry (q, a, j) is P(accepted_tok = j) at T = 1 of the tree after a + 1 draft calls.
+    """float32 [Q, 8, 9]: entry (q, a, j) is P(accepted_tok = j) at T = 1 of the tree after a + 1
+    draft calls.
 
-    rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. batch: k = 10, depth >= 7. The
-    tree after one call is flat: the root's 59 best children. One forward over the union of a position's eight trees gives
-    all of them (RADAR section 4, equations 8-10).
+    rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. batch: k
+    = 10, depth >= 7. The
+    tree after one call is flat: the root's 59 best children. One forward over the union of a
+    position's eight trees gives all of them (RADAR section 4, equations 8-10).
     """
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
     for index in range(len(rows) - 1, -1, -1):  # from the end, so that the cache only shrinks

@@ -1,8 +1,10 @@
-"""Draft-and-verify cycles as plain data for display: the tree, questions and answers, the result and the time.
+"""Draft-and-verify cycles as plain data for display: the tree, questions and answers, the result
+and the time.
 
     recording, turn, policy ──▶ Lane of Snapshots ◀── engine of a live turn
 
-Recorded trees are pruned again in milliseconds, by the cycle that also decodes. Knows nothing about drawing or browsers.
+Recorded trees are pruned again in milliseconds, by the cycle that also decodes. Knows nothing about
+drawing or browsers.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ CLAIRVOYANT = "clairvoyant"
 
 @dataclass(frozen=True)
 class Asked:
-    """A question and its answer. values: probabilities, or predicted values in tokens, of the choices `labels`.
+    """A question and its answer. values: probabilities, or predicted values in tokens, of the
+    choices `labels`.
 
-    unit: of the values; "" for a rule, which has no network. Answers in nodes exclude the root, unlike total_tokens.
+    unit: of the values; "" for a rule, which has no network. Answers in nodes exclude the root,
+    unlike total_tokens.
 
     chosen: index of the chosen one; -1 if the network was not asked or its choice is not listed.
     """
@@ -64,10 +68,14 @@ class Asked:
 class Snapshot:
     """One cycle. Nodes are in creation order, the root first.
 
-    position: index of the root among the new tokens. tree: "total_tokens / depth / k" as drafted and verified.
-    token, parent, score: text, parent (-1 for the root) and cumulative draft log-probability of each drafted node.
-    verified: whether it was sent to the target. accepted: nodes of the accepted path, the root first.
-    bonus: the target's own next token; refused: the likeliest node rejected for it. None if there is none.
+    position: index of the root among the new tokens. tree: "total_tokens / depth / k" as drafted
+    and verified.
+    token, parent, score: text, parent (-1 for the root) and cumulative draft log-probability of
+    each drafted node.
+    verified: whether it was sent to the target. accepted: nodes of the accepted path, the root
+    first.
+    bonus: the target's own next token; refused: the likeliest node rejected for it. None if there
+    is none.
     times: milliseconds by PARTS. kept_tok: new tokens that count.
     """
 
@@ -184,7 +192,9 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
 
 
 def with_text(trace: Trace) -> np.ndarray:
-    """The recorded text; SpecdecError if an older version left it out, or no whole tree was recorded."""
+    """The recorded text; SpecdecError if an older version left it out, or no whole tree was
+    recorded.
+    """
     if not trace.header.get("trees"):
         raise SpecdecError(
             "the recording keeps no whole trees; record with trees=(10,) to display them."
@@ -386,7 +396,9 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
 
 
 class Foreseen(Static):
-    """A tree of so many expansions and nodes; one wider than its root's children stops without a second question."""
+    """A tree of so many expansions and nodes; one wider than its root's children stops without a
+    second question.
+    """
 
     def __init__(self, top_k: int, expansions: int, verify_nodes: int, beam: str, depth: int):
         widths = beam_of(beam)
@@ -428,7 +440,10 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
 
 
 def _best(score: np.ndarray, verify_nodes: int) -> np.ndarray:
-    """bool [N + 1]: the root and the `verify_nodes` nodes of the highest score, ties to the earlier one."""
+    """bool [N + 1]:
+
+    the root and the `verify_nodes` nodes of the highest score, ties to the earlier one.
+    """
     verified = np.zeros(len(score), dtype=bool)
     verified[[0, *(np.argsort(-score[1:], kind="stable")[:verify_nodes] + 1)]] = True
     return verified
@@ -444,7 +459,10 @@ def _snapshot(
     bonus: str | None,
     text: Callable[[int], str],
 ) -> Snapshot:
-    """A finished cycle. nodes: token ids, parents and scores of what was drafted. text: id -> its text."""
+    """A finished cycle.
+
+    nodes: token ids, parents and scores of what was drafted. text: id -> its text.
+    """
     ids, parent, score = nodes
     tokens = tuple(text(token) for token in ids.tolist())
     rivals = np.flatnonzero((parent == accepted[-1]) & verified)
@@ -463,7 +481,9 @@ def _snapshot(
 def _pool(
     recording: Recording, row: int, done: Cycle, plan: Plan
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone if no more is known."""
+    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone if no
+    more is known.
+    """
     trace, top_k = recording.trace, done.top_k
     root = trace.text[row, :1].astype(np.int64)
     flat = plan.flat_nodes if done.expansions == 0 else 0
@@ -504,7 +524,10 @@ def live_cycle(
     kept: list[str],
     text: Callable[[int], str],
 ) -> Snapshot:
-    """The cycle that a live engine has just finished. kept: texts of the new tokens that count. text: id -> its text."""
+    """The cycle that a live engine has just finished.
+
+    kept: texts of the new tokens that count. text: id -> its text.
+    """
     plan, tree = watched.planned, engine.tree
     flat = plan.flat_nodes if done.expansions == 0 else 0
     whole = (

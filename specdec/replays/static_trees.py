@@ -1,10 +1,11 @@
-"""Every static tree on a recording, exactly: accepted tokens and time of its cycles, without decoding anything.
+"""Every static tree on a recording, exactly: accepted tokens and time of its cycles, without
+decoding anything.
 
     from position p on a tree of V nodes and depth n goes to  p + accepted_tok(p, n, V) + 1,
     which costs                                               draft_ms(n) + verify_ms(V) + rest_ms
 
-Both are look-ups, so a static tree is a walk over positions, and thousands of trees walk at once. `trace` and `costs` are
-a `trace.Trace` and a `model.CostModel`.
+Both are look-ups, so a static tree is a walk over positions, and thousands of trees walk at once.
+`trace` and `costs` are a `trace.Trace` and a `model.CostModel`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ def static_grid(
     *,
     by: str | None = None,
 ) -> pd.DataFrame:
-    """The exact time of every static tree on the trace: one row per setting, and per value of the turns' column `by` if given.
+    """The exact time of every static tree on the trace: one row per setting, and per value of the
+    turns' column `by` if given.
 
-    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 within the pool, and plain steps
-    once, under the first depth and width. depths, top_ks: None means all recorded ones. beams: of TreeConfig; None
-    means BEAMS if a family was recorded. The column beam holds them as text. A tree with more nodes than its pool is
-    cut, as in the cycle. as_fast: whether the costs cannot tell it from the fastest (of its value of `by`).
+    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 within the pool,
+    and plain steps once, under the first depth and width. depths, top_ks: None means all recorded
+    ones. beams: of TreeConfig; None means BEAMS if a family was recorded. The column beam holds
+    them as text. A tree with more nodes than its pool is cut, as in the cycle. as_fast: whether the
+    costs cannot tell it from the fastest (of its value of `by`).
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -111,7 +114,10 @@ def static_grid(
 
 
 def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
-    """The fastest static tree on this trace (a training split). grid: total_tokens, depths, top_ks, beams of `static_grid`."""
+    """The fastest static tree on this trace (a training split).
+
+    grid: total_tokens, depths, top_ks, beams of `static_grid`.
+    """
     return fastest(static_grid(trace, costs, **grid))
 
 
@@ -161,7 +167,9 @@ def judged_shapes(trace: Trace, tree: TreeConfig) -> list[Shape]:
 def turn_table(
     trace: Trace, tables: CostTables, cycles: np.ndarray, cycle_tok: np.ndarray, time_ms: np.ndarray
 ) -> pd.DataFrame:
-    """One row per turn, with the columns of `Replayed.table` that do not depend on a policy's questions."""
+    """One row per turn, with the columns of `Replayed.table` that do not depend on a policy's
+    questions.
+    """
     table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
     counted = {
         "new_tok": trace.turns["positions"].to_numpy(),
@@ -204,7 +212,10 @@ class CostTables:
         return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
 
     def before_verification(self, trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-        """Time of a cycle before it verifies, [R]: drafting and the fixed rest, or the rest alone where only copies are drafted."""
+        """Time of a cycle before it verifies, [R]:
+
+        drafting and the fixed rest, or the rest alone where only copies are drafted.
+        """
         drafted_ms = self.draft[shape][self.where, depth]
         copied_ms = self.plain_ms[self.where] - self.verify[self.where, 0]
         return drafted_ms if trace.forwards else copied_ms
@@ -217,9 +228,11 @@ class CostTables:
 
 
 def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes if beyond every recorded size.
+    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes if beyond
+    every recorded size.
 
-    With copies among the candidates, of the whole recorded path: it may be longer than the drafted one.
+    With copies among the candidates, of the whole recorded path: it may be longer than the drafted
+    one.
     """
     ranks = trace.ranks[shape][:, depth]
     return np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
@@ -228,7 +241,9 @@ def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
 def _walk(
     trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes, computed together."""
+    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes,
+    computed together.
+    """
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     new_tok = gained_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
     draft_ms = tables.before_verification(trace, shape, depth)  # [R]
@@ -258,7 +273,10 @@ def _walk(
 
 
 def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """uint8 [settings, R]: new tokens of a cycle with a tree of that size, the bonus token included."""
+    """uint8 [settings, R]:
+
+    new tokens of a cycle with a tree of that size, the bonus token included.
+    """
     gained = np.zeros((int(sizes.max()) + 1, len(ranks)), dtype=np.uint8)
     gained[0] = 1
     for rank in ranks.T:  # a node of rank r is verified from V = r + 1 on
@@ -270,7 +288,10 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def recorded(
     trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None
 ) -> tuple[list[Shape], list[int]]:
-    """((top_k, beam), ...) and depths: the given ones, or all recorded ones; SpecdecError for unrecorded ones."""
+    """((top_k, beam), ...) and depths:
+
+    the given ones, or all recorded ones; SpecdecError for unrecorded ones.
+    """
     known = sorted(int(k) for k in trace.top_ks)
     if trace.family is not None and top_ks is None:
         known = sorted({*known, *range(1, trace.family.top_k + 1)})

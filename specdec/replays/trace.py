@@ -3,8 +3,8 @@
     accepted_tok(r, k, n, V) = number of j with  ranks[k][r, n, j] < V
 
 The target's continuation does not depend on the tree. So for each position r, each beam width k and
-each number n of expansions it is enough to know the rank, by the drafter's score, of every node j on
-the target's own path: a tree of V nodes holds the V best. Exact at every temperature.
+each number n of expansions it is enough to know the rank, by the drafter's score, of every node j
+on the target's own path: a tree of V nodes holds the V best. Exact at every temperature.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ ROOT_CANDIDATES = 64  # the root's children recorded beside the tree: RADAR's fl
 
 @dataclasses.dataclass(frozen=True)
 class Trees:
-    """Whole candidate trees of R positions for one k, in creation order: k, then k * k per expansion.
+    """Whole candidate trees of R positions for one k, in creation order: k, then k * k per
+    expansion.
 
     scores float32 [R, C], tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]:
     the flat indices, inside level i's candidates, of the nodes that expansion i expands.
@@ -425,8 +426,8 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     """The finished recording in `folder`, read column by column on first use.
 
     folder: also a recording.json, or a folder with one, which names the folder; a relative one may
-    be below the results folder. pair: the name or key that the recording must have. SpecdecError for
-    another schema, an unfinished recording or another pair.
+    be below the results folder. pair: the name or key that the recording must have. SpecdecError
+    for another schema, an unfinished recording or another pair.
 
     >>> import specdec
     >>> from specdec import runs
