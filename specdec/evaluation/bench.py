@@ -173,7 +173,8 @@ def _check(
                 raise SpecdecError(f"{why}; judge it on others (part='test').")
     if checked_place(config.on, config.jobs) is None:
         return
-    assert between is None, "`between` needs a single process"
+    if between is not None:
+        raise SpecdecError("`between` needs a single process; leave `on` and `jobs` out.")
     for label, policy in policies.items():
         if isinstance(policy, DraftedBy):
             why = f"method {label!r} has its own drafter in memory"
