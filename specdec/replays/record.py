@@ -26,7 +26,7 @@ from specdec import runs
 from specdec.core.decode import ROWS, drive, plain_steps
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession, Forward
-from specdec.core.tree import DraftTree, GrowingTree
+from specdec.core.tree import DraftTree, GrowingTree, Trie
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings, split
@@ -42,6 +42,7 @@ from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
 
 SPLIT = "split"
+TABLES = ("positions", "trees", "family", "lengths")
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
 NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
 RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees of RADAR's training distributions
@@ -98,13 +99,20 @@ class RecordConfig:
     @property
     def recorded(self) -> dict[str, Any]:
         """The settings that the numbers depend on, under their names in files."""
-        names = ("max_new_tokens", "depth", "most_nodes", "seed", "features")
-        stored = {name: getattr(self, name) for name in names} | {
-            "temperature": float(self.temperature)
+        recorded = {
+            "max_new_tokens": self.max_new_tokens,
+            "depth": self.depth,
+            "most_nodes": self.most_nodes,
+            "seed": self.seed,
+            "features": self.features,
+            "temperature": float(self.temperature),
+            "top_ks": self.widths,
+            "trees": tuple(sorted(self.trees)),
+            "lengths": self.acceptance_distributions,
         }
-        widths = dict(top_ks=self.widths, trees=tuple(sorted(self.trees)))
-        family = {"family": tuple(self.family)} if self.family else {}
-        return stored | widths | family | {"lengths": self.acceptance_distributions}
+        if self.family:
+            recorded["family"] = tuple(self.family)
+        return recorded
 
 
 @runs.with_settings(RecordConfig)
@@ -286,178 +294,172 @@ class Recorder:
     """The computation for each prompt. Without a run it writes nothing (for estimates)."""
 
     def __init__(self, pair: Pair, config: RecordConfig, run: runs.Run | None = None):
-        self.pair, self.config = pair, config
-        self.run: Any = run
         assert pair.drafter is not None, "`check` has seen that there is one"
+        self.pair = pair
+        self.config = config
+        self.run: Any = run
         self.whole = pair.drafter
-        self.drafter: Any = getattr(
-            self.whole, "drafter", self.whole
-        )  # the drafter without the copies merged with it
+        # the drafter without the copies merged with it
+        self.drafter: Any = getattr(self.whole, "drafter", self.whole)
         self.batched = hasattr(self.drafter, "batched")
-        self.copies, self.forwards = copies_of(self.whole), self.whole.forwards
+        self.copies = copies_of(self.whole)
+        self.forwards = self.whole.forwards
 
     def write_all(self, jobs: list[tuple[int, str, Prompt]]) -> None:
         """Record these prompts; texts of several are decoded at once."""
-        with (
-            self.pair.inference(),
-            tqdm(
-                total=len(jobs), desc=self.run.name, unit="prompt", disable=not self.config.progress
-            ) as bar,
-        ):
+        options = dict(desc=self.run.name, unit="prompt", disable=not self.config.progress)
+        with self.pair.inference(), tqdm(total=len(jobs), **options) as bar:
             for _ in drive((self.write(*job) for job in jobs), ROWS):
                 bar.update()
 
     def write(self, number: int, part: str, item: Prompt) -> Generator[Forward, Any, None]:
-        """One prompt, all its turns:
+        """One prompt, all its turns: a shard of every table.
 
-        a shard of every table. Yields the forwards of its texts to the driver.
+        Yields the forwards of its texts to the driver.
         """
         turns: list[dict[str, Any]] = []
         answers: list[str] = []
-        tables: dict[str, list[dict[Any, np.ndarray]]] = {
-            "positions": [],
-            "trees": [],
-            "family": [],
-            "lengths": [],
-        }
+        tables: dict[str, list[dict[Any, np.ndarray]]] = {name: [] for name in TABLES}
         rows = 0
         for turn in range(len(item.turns)):
+            # 1. the target's own text
             prompt = self.pair.ids_of(conversation(self.pair, item, turn, answers))
             ids, kept_tok = yield from self.continuing(prompt)
-            answers.append(self.pair.text_of(ids[len(prompt) : len(prompt) + kept_tok]) or "")
-            named = dict(suite=item.suite, prompt=item.id, turn=turn, part=part)
-            counted = dict(prompt_tok=len(prompt), kept_tok=kept_tok, positions=kept_tok - 1)
-            turns.append(
-                {**named, **counted, "piece": number, "ids": ids[: len(prompt) + kept_tok]}
-            )
+            end = len(prompt) + kept_tok
+            answers.append(self.pair.text_of(ids[len(prompt) : end]) or "")
+            facts: dict[str, Any] = {"suite": item.suite, "prompt": item.id, "turn": turn}
+            facts.update(part=part, prompt_tok=len(prompt), kept_tok=kept_tok)
+            facts.update(positions=kept_tok - 1, piece=number, ids=ids[:end])
+            turns.append(facts)
+            # 2. what every tree would accept at each of its positions
             if kept_tok > 1:
                 for table, columns in self.positions(ids, len(prompt), kept_tok).items():
                     if "row" in columns:
                         columns["row"] = columns["row"] + rows
                     tables[table].append(columns)
                 rows += kept_tok - 1
+        # 3. the shards; that of turns is the last, as it marks the prompt as done
         for table, parts in tables.items():
             if parts and parts[0]:
-                columns = {name: stacked([columns[name] for columns in parts]) for name in parts[0]}
+                columns = {name: stacked([part[name] for part in parts]) for name in parts[0]}
                 write_columns(self.run.shards(table).path(number), columns)
-        self.run.shards("turns").write(
-            number, pd.DataFrame(turns)
-        )  # last: it marks the prompt as done
+        self.run.shards("turns").write(number, pd.DataFrame(turns))
 
     def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
-        """Prompt and text with `depth` tokens beyond its end (trees may reach there); how many of
-        them count.
-        """
-        config, limit = self.config, self.pair.target.position_limit
-        if limit is not None and len(prompt) + config.max_new_tokens + config.depth > limit:
-            why = f"a prompt of {len(prompt)} tokens, its answer and its trees exceed the target's context of {limit}"
-            raise SpecdecError(f"{why}; lower max_new_tokens or leave the prompt out.")
-        options: dict[str, Any] = {
-            name: getattr(config, name) for name in ("temperature", "seed", "max_new_tokens")
-        }
-        text = (yield from plain_steps(self.pair, prompt, **options)).tokens
-        options |= dict(max_new_tokens=config.depth, stop_tokens=())
-        beyond = (yield from plain_steps(self.pair, [*prompt, *text], **options)).tokens
-        return [*prompt, *text, *beyond], len(text)
+        """Prompt and text with `depth` tokens beyond its end, and how many of the text count."""
+        config = self.config
+        limit = self.pair.target.position_limit
+        longest = len(prompt) + config.max_new_tokens + config.depth
+        if limit is not None and longest > limit:
+            why = f"a prompt of {len(prompt)} tokens, its answer and its trees exceed"
+            raise SpecdecError(
+                f"{why} the target's context of {limit}; lower max_new_tokens or leave the prompt out."
+            )
+        sampling: dict[str, Any] = {"temperature": config.temperature, "seed": config.seed}
+        decoded = yield from plain_steps(self.pair, prompt, config.max_new_tokens, **sampling)
+        ids = [*prompt, *decoded.tokens]
+        # trees of the last positions may reach there
+        sampling["stop_tokens"] = ()
+        beyond = yield from plain_steps(self.pair, ids, config.depth, **sampling)
+        return [*ids, *beyond.tokens], decoded.new_tok
 
     def positions(
         self, ids: list[int], prompt_tok: int, kept_tok: int
     ) -> dict[str, dict[Any, np.ndarray]]:
-        """One turn's columns of every table:
-
-        positions, trees, and lengths with the rows of their turn.
-        """
+        """One turn's columns of every table of TABLES. The rows of lengths are those of the turn."""
         config = self.config
+        tables: dict[str, dict[Any, np.ndarray]] = {name: {} for name in TABLES}
+        columns = tables["positions"]
+        # 1. the positions and what follows each in the text
         tokens = torch.tensor(ids, device=self.pair.target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
-        path = tokens[contexts[:, None] + 1 + torch.arange(config.depth + 1, device=tokens.device)]
-        text = tokens[contexts[:, None] + torch.arange(config.depth + 2, device=tokens.device)]
-        columns: dict[Any, np.ndarray] = {
-            "context_tok": contexts.int().cpu().numpy(),
-            "text": text.int().cpu().numpy(),
-        }
-        tables: dict[str, dict[Any, np.ndarray]] = {
-            "positions": columns,
-            "trees": {},
-            "family": {},
-            "lengths": {},
-        }
+        following = torch.arange(config.depth + 2, device=tokens.device)
+        text = tokens[contexts[:, None] + following]
+        path = text[:, 1:]
+        columns["context_tok"] = contexts.int().cpu().numpy()
+        columns["text"] = text.int().cpu().numpy()
+        tries: list[Trie] = []
         if self.copies:
             tries = tries_of(self.whole, tokens, contexts)
-            columns |= trie_columns(tries, path)
+            columns.update(trie_columns(tries, path))
         if not self.forwards:
             return tables
+        # 2. one forward over the text gives the target's features at all positions
         target = self.pair.target
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
-            features = target.forward(
-                tokens, cache, last_only=not config.acceptance_distributions
-            ).features
-            given = tokens, features, config.depth
-            drafter: Any = (
-                self.drafter.batched(*given)
-                if self.batched
-                else SequentialDrafter(self.drafter, *given)
-            )
+            last_only = not config.acceptance_distributions
+            features = target.forward(tokens, cache, last_only=last_only).features
+            drafter: Any
+            if self.batched:
+                drafter = self.drafter.batched(tokens, features, config.depth)
+            else:
+                drafter = SequentialDrafter(self.drafter, tokens, features, config.depth)
+            # 3. the trees of every width at all positions, and the ranks of the text in them
             roots: Any = None
             for top_k in config.widths:
                 batch = self._grown(drafter, contexts, top_k)
-                scores, nodes, beams = (
-                    x.cpu().numpy() for x in (batch.scores.float(), batch.tokens, batch.beams)
-                )
-                if self.copies:
-                    columns |= merged_columns(batch, tries, path, top_k)
-                else:
-                    on_path = trace.path_nodes(nodes, beams, path.cpu().numpy())
-                    columns[Column("ranks", top_k)] = trace.path_ranks(scores, on_path, top_k)
-                if top_k in config.trees:
-                    whole = {
-                        "scores": scores,
-                        "tokens": nodes.astype(np.int32),
-                        "beams": beams.astype(np.int16),
-                    }
-                    tables["trees"] |= {
-                        Column(kind, top_k): column for kind, column in whole.items()
-                    }
-                roots = batch if top_k == RADAR_TOP_K or roots is None else roots
-            columns |= _roots(roots, path[:, 0])
+                self._rank(tables, batch, tries, path, top_k)
+                if roots is None or top_k == RADAR_TOP_K:
+                    roots = batch
+            columns.update(_roots(roots, path[:, 0]))
+            # 4. what is stored if asked for: a family, states, RADAR's distributions
             if config.family:
-                tables["family"] = _family(
-                    drafter, contexts, path, Family(config.family[0], tuple(config.family[1:]))
-                )
+                family = Family(config.family[0], tuple(config.family[1:]))
+                tables["family"] = _family(drafter, contexts, path, family)
             if config.features and features is not None:
                 columns["features"] = features[contexts - 1].half().cpu().numpy()
                 if self.batched:
                     columns["draft_state"] = drafter.states[contexts - 1].half().cpu().numpy()
             if config.acceptance_distributions:
-                wanted = min(config.acceptance_distributions, len(contexts))
-                rows = np.unique(
-                    np.linspace(0, len(contexts) - 1, wanted).astype(np.int64)
-                )  # spread over the turn
+                count = min(config.acceptance_distributions, len(contexts))
+                # spread over the turn
+                rows = np.unique(np.linspace(0, len(contexts) - 1, count).astype(np.int64))
                 chances = radar_distributions(target, cache, tokens, contexts, roots, rows)
                 tables["lengths"] = {"row": rows, "distribution": chances}
         return tables
 
+    def _rank(
+        self,
+        tables: dict[str, dict[Any, np.ndarray]],
+        batch: TreeBatch,
+        tries: list[Trie],
+        path: Tensor,
+        top_k: int,
+    ) -> None:
+        """Add the ranks of the text in trees of one width, and the whole trees if wanted."""
+        scores = batch.scores.float().cpu().numpy()
+        tokens = batch.tokens.cpu().numpy()
+        beams = batch.beams.cpu().numpy()
+        if self.copies:
+            tables["positions"].update(merged_columns(batch, tries, path, top_k))
+        else:
+            nodes = trace.path_nodes(tokens, beams, path.cpu().numpy())
+            tables["positions"][Column("ranks", top_k)] = trace.path_ranks(scores, nodes, top_k)
+        if top_k in self.config.trees:
+            tables["trees"][Column("scores", top_k)] = scores
+            tables["trees"][Column("tokens", top_k)] = tokens.astype(np.int32)
+            tables["trees"][Column("beams", top_k)] = beams.astype(np.int16)
+
     def _grown(self, drafter: Any, contexts: Tensor, top_k: int) -> TreeBatch:
-        """The candidate trees of one width at all contexts; with the root's candidates for k = 10,
-        or the only k.
+        """The candidate trees of one width at all contexts.
+
+        With the root's ROOT_CANDIDATES best for k = 10, or every k if that is not recorded.
         """
-        ids = self.whole.target_id
-        vocabulary = self.pair.target.vocab_size if ids is None else len(ids)
-        of_roots = top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths
-        most = min(ROOT_CANDIDATES, vocabulary) if of_roots else top_k
-        at_once = (
-            max(1, NODES_AT_ONCE // pool_size(self.config.depth, top_k))
-            if self.batched
-            else len(contexts)
-        )
-        batches = [
-            drafter.grow(some, top_k, self.config.depth, most)
-            for some in torch.split(contexts, at_once)
-        ]
-        names = [field.name for field in dataclasses.fields(TreeBatch)]
+        children = top_k
+        if top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths:
+            ids = self.whole.target_id
+            vocabulary = self.pair.target.vocab_size if ids is None else len(ids)
+            children = min(ROOT_CANDIDATES, vocabulary)
+        at_once = len(contexts)
+        if self.batched:
+            at_once = max(1, NODES_AT_ONCE // pool_size(self.config.depth, top_k))
+        batches = []
+        for part in torch.split(contexts, at_once):
+            batches.append(drafter.grow(part, top_k, self.config.depth, children))
+        fields = [field.name for field in dataclasses.fields(TreeBatch)]
         return TreeBatch(
-            *(torch.cat([getattr(batch, name) for batch in batches]) for name in names)
+            *(torch.cat([getattr(batch, name) for batch in batches]) for name in fields)
         )
 
 

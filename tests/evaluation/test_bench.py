@@ -26,6 +26,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods, tuning
+from specdec.evaluation.methods import DraftedBy
 from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.load import load_drafter, shipped_folder
 
@@ -519,7 +520,7 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
     for row, values, text_hash in zip(rows, own, hashes, strict=True):
         assert row == shared | dict(zip(names.split(), (*values, text_hash), strict=True))
     cycles = run.read_table("cycles")
-    assert list(cycles) == ["suite", "turn", "method", "repeat", *CYCLE_COLUMNS]
+    assert list(cycles) == ["suite", "prompt", "turn", "method", "repeat", *CYCLE_COLUMNS]
     assert cycles[[*bench.KEYS, "cycle", "new_tok"]].values.tolist() == [
         ["a", "a/0", 0, "tree", 0, 0, 2],
         ["a", "a/0", 0, "tree", 0, 1, 1],

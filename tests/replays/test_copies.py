@@ -4,7 +4,6 @@ replay accepts what live decoding accepts, and the odds are those of the texts.
 """
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,17 +119,6 @@ def test_a_policy_of_values_plans_plain_steps_copies_and_trees_the_same_live_and
     pytest.raises(SpecdecError, random_policy, 1, probe="draft", plans=True).match(
         "before a tree there is no state"
     )
-
-
-def test_what_a_policy_promised_is_corrected_within_bounds_and_every_text_begins_anew():
-    policy = planning()
-    for _ in range(60):
-        policy._forecast = 0, 4.0
-        policy.observe(SimpleNamespace(accepted_tok=1, expansions=0))
-    ratio = policy._gained / policy._promised
-    assert ratio[0] == pytest.approx(0.25, rel=0.02) and ratio[1] == 1
-    policy.reset()
-    assert (policy._gained == 1).all() and (policy._promised == 1).all()
 
 
 def test_copies_join_a_recording_without_models(traces):
