@@ -105,7 +105,8 @@ def evaluate(
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> methods = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2)}
-    >>> run = evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, max_new_tokens=8, name="example", progress=False)
+    >>> few = dict(max_new_tokens=8, name="example", progress=False)
+    >>> run = evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, **few)
     >>> bool(run.read_table("prompts")["same"].all())
     True
     """
@@ -138,7 +139,7 @@ def evaluate(
     bench = _Bench(pair, policies, items, config, run, identity)
     # 3. every missing prompt is a shard of the run, written here or by workers
     if checked_place(config.on, config.jobs) is None:
-        bench.measure(between=between)
+        bench.measure(bench.missing(), between)
     elif bench.missing():
         source = load.source_of(pair)
         elsewhere = partial(_measure_elsewhere, source, policies, items, config, run, identity)
@@ -152,22 +153,19 @@ def _check_counts(config: EvaluateConfig) -> None:
         check_integer(name, getattr(config, name), lowest)
     for name in ("repeats", "warmup"):
         if getattr(config, name) > MOST_ROUNDS:
-            raise SpecdecError(
-                f"{name} must be at most {MOST_ROUNDS:,}, got {getattr(config, name):,}."
-            )
+            why = f"{name} must be at most {MOST_ROUNDS:,}"
+            raise SpecdecError(f"{why}, got {getattr(config, name):,}.")
 
 
 def _check(
     pair: Pair, policies: dict, items: list, config: EvaluateConfig, between: Callable | None
 ) -> None:
-    """SpecdecError for methods and prompts that cannot be measured, or not together, or not in this
-    way.
-    """
+    """SpecdecError for methods and prompts that cannot be measured, together or in this way."""
     openings(pair, items, config.max_new_tokens)
     check_countable(pair, config.cpu_time)
     for label, policy in policies.items():
         tuned_on = getattr(policy, "tuned_on", ())
-        for item in items if tuned_on else ():
+        for item in items:
             if item.digest in tuned_on:
                 why = f"method {label!r} was tuned on prompt {item.id!r}"
                 raise SpecdecError(f"{why}; judge it on others (part='test').")
@@ -183,25 +181,23 @@ def _check(
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
     """SpecdecError if processor time would not measure decoding time."""
-    threads, kind = torch.get_num_threads(), pair.target.device.type
+    threads = torch.get_num_threads()
+    kind = pair.target.device.type
     if cpu_time and (threads != 1 or kind != "cpu"):
-        advice = "call torch.set_num_threads(1) and load the pair on the CPU, or measure with cpu_time=False"
-        raise SpecdecError(
-            f"processor time counts one thread on a CPU, but there are {threads} on {kind}; {advice}."
-        )
+        why = f"processor time counts one thread on a CPU, but there are {threads} on {kind}"
+        advice = "call torch.set_num_threads(1) and load the pair on the CPU"
+        raise SpecdecError(f"{why}; {advice}, or measure with cpu_time=False.")
 
 
 class _Bench:
     """One call of `evaluate`: the task, and the rows as they come."""
 
     def __init__(self, pair, policies, items, config: EvaluateConfig, run, identity: dict):
-        self.pair, self.policies, self.items, self.config, self.run = (
-            pair,
-            policies,
-            items,
-            config,
-            run,
-        )
+        self.pair = pair
+        self.policies = policies
+        self.items = items
+        self.config = config
+        self.run = run
         self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
         self.baseline = identity["baseline"]
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
@@ -209,75 +205,74 @@ class _Bench:
         self._verdicts: dict[tuple, bool | None] = {}
 
     def missing(self) -> list[tuple[int, int]]:
-        """(repeat, prompt) of every missing shard. Shard number = repeat x prompts + prompt."""
+        """(repeat, prompt) of every missing shard, whose number is repeat x prompts + prompt."""
         done = set(self.run.shards("prompts").done())
         jobs = []
         for repeat in range(self.config.repeats):
+            # suites are mixed, so that a slow minute affects all
             order = list(range(len(self.items)))
-            random.Random(f"{self.config.seed}/{repeat}").shuffle(
-                order
-            )  # suites mixed: a slow minute affects all
-            jobs += [
-                (repeat, index) for index in order if repeat * len(self.items) + index not in done
-            ]
+            random.Random(f"{self.config.seed}/{repeat}").shuffle(order)
+            for index in order:
+                if repeat * len(self.items) + index not in done:
+                    jobs.append((repeat, index))
         return jobs
 
-    def measure(
-        self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None
-    ) -> None:
-        """Decode the missing prompts, or those of them in `wanted`. between: see `evaluate`."""
-        if not (jobs := [job for job in self.missing() if wanted is None or job in wanted]):
+    def measure(self, jobs: list[tuple[int, int]], between: Callable | None = None) -> None:
+        """Decode these prompts and store their rows. between: see `evaluate`."""
+        if not jobs:
             return
         self.label["machine"] = runs.content_key(**machine.hardware())[:8]
-        shown = dict(
-            desc=self.run.name, unit="prompt", disable=not self.config.progress, smoothing=0.1
-        )
-        with clock.by_processor_time(self.config.cpu_time), tqdm(jobs, **shown) as bar:
+        options = dict(desc=self.run.name, unit="prompt", smoothing=0.1)
+        options["disable"] = not self.config.progress
+        with clock.by_processor_time(self.config.cpu_time), tqdm(jobs, **options) as bar:
+            # 1. warm up
             for number in range(self.config.warmup):
-                self.decode_all(
-                    self.items[jobs[number % len(jobs)][1]], repeat=0, methods=self.unused()
-                )
+                _, index = jobs[number % len(jobs)]
+                self.decode_all(self.items[index], repeat=0)
             for repeat, index in bar:
-                item, number = self.items[index], repeat * len(self.items) + index
+                item = self.items[index]
                 bar.set_postfix_str(item.suite, refresh=False)
+                # 2. all methods decode one prompt
                 if between is not None:
                     between(1 / (self.config.repeats * len(self.items)))
                 others = machine.Neighbours()
-                prompts, cycles = self.decode_all(item, repeat, self.unused())
+                prompts, cycles = self.decode_all(item, repeat)
+                # 3. its rows; the shard of prompts goes last, as it marks the job as done
                 prompts = pd.DataFrame(prompts).assign(neighbours=others.cpus())
-                with runs.locked(self.run.directory):  # another process may measure the same run
-                    if number in self.run.shards("prompts").done():
-                        continue
-                    # The shard of prompts goes last: it marks the job as done.
-                    self.run.shards("cycles").write(
-                        number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS])
-                    )
-                    self.run.shards("prompts").write(number, prompts.astype({"correct": "boolean"}))
+                cycles = pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS])
+                number = repeat * len(self.items) + index
+                # another process may measure the same run
+                with runs.locked(self.run.directory):
+                    if number not in self.run.shards("prompts").done():
+                        prompts = prompts.astype({"correct": "boolean"})
+                        self.run.shards("cycles").write(number, cycles)
+                        self.run.shards("prompts").write(number, prompts)
 
-    def unused(self) -> dict:
-        """The methods in their given state."""
-        return {name: unused_method(method) for name, method in self.policies.items()}
-
-    def decode_all(self, item, repeat: int, methods: dict) -> tuple[list[dict], list[dict]]:
-        """All turns of one prompt by `methods`, in a random order per turn.
+    def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
+        """All turns of one prompt by all methods, in a random order per turn.
 
         Returns rows of prompts and of cycles.
         """
+        methods = {name: unused_method(method) for name, method in self.policies.items()}
         prompts, cycles, answers = [], [], []
         for turn in range(len(item.turns)):
+            # 1. the conversation so far, with the baseline's answers
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
             draw = random.Random(f"{self.config.seed}/{item.id}/{turn}/{repeat}")
-            order, seed = draw.sample(list(self.policies), len(self.policies)), draw.getrandbits(31)
-            outputs = {
-                name: self._decode(methods[name], ids, seed) for name in order if name in methods
-            }
+            order = draw.sample(list(methods), len(methods))
+            seed = draw.getrandbits(31)
+            # 2. one right after the other
+            outputs = {name: self._decode(methods[name], ids, seed) for name in order}
+            plain = outputs[self.baseline]
+            answers.append(plain.text)
+            # 3. their rows
             for name in methods:
                 keys = dict(zip(KEYS, (item.suite, item.id, turn, name, repeat), strict=True))
-                out, same = outputs[name], outputs[name].tokens == outputs[self.baseline].tokens
-                row = {"order": order.index(name), **self._row(item, turn, out)}
-                prompts.append({**keys, **row, "same": same})
-                cycles += [{**keys, **row.row()} for row in out.rows]
-            answers.append(outputs[self.baseline].text)
+                row = {**keys, "order": order.index(name), **self._row(item, turn, outputs[name])}
+                row["same"] = outputs[name].tokens == plain.tokens
+                prompts.append(row)
+                for cycle in outputs[name].rows:
+                    cycles.append({**keys, **cycle.row()})
         return prompts, cycles
 
     def _decode(self, policy, ids: list[int], seed: int) -> Generation:
@@ -289,45 +284,40 @@ class _Bench:
 
     def _row(self, item, turn: int, out: Generation) -> dict:
         text = out.text if out.text is not None else " ".join(map(str, out.tokens))
-        return {
-            "prompt_tok": out.prompt_tok,
-            "new_tok": out.new_tok,
-            "cycles": len(out.rows),
-            "cycle_tok": sum(row.new_tok for row in out.rows),
-            **{name: sum(getattr(row, name) for row in out.rows) for name in COUNTED},
-            **{
-                name: getattr(out, name)
-                for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason")
-            },
-            "text_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
-            "correct": self._verdict(item, turn, text),
-            **({"text": text} if self.config.texts else {}),
-            **self.label,
-            "threads": torch.get_num_threads(),
-        }
+        row = {"prompt_tok": out.prompt_tok, "new_tok": out.new_tok, "cycles": len(out.rows)}
+        row["cycle_tok"] = sum(cycle.new_tok for cycle in out.rows)
+        for name in COUNTED:
+            row[name] = sum(getattr(cycle, name) for cycle in out.rows)
+        for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason"):
+            row[name] = getattr(out, name)
+        row["text_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        row["correct"] = self._verdict(item, turn, text)
+        if self.config.texts:
+            row["text"] = text
+        return {**row, **self.label, "threads": torch.get_num_threads()}
 
     def _verdict(self, item, turn: int, text: str) -> bool | None:
-        """Whether the answer to the last turn is right; each distinct text is checked once (running
-        code takes seconds).
-        """
+        """Whether the answer to the last turn is right; None if it has no check."""
         if item.check is None or turn + 1 < len(item.turns):
             return None
+        # running code takes seconds, so each distinct text is checked once
         if (item.id, text) not in self._verdicts:
             self._verdicts[item.id, text] = suites_module.check_answer(item, text)
         return self._verdicts[item.id, text]
 
     def finish(self) -> runs.Run:
-        prompts, cycles = self.run.shards("prompts").merge(), self.run.shards("cycles").merge()
+        prompts = self.run.shards("prompts").merge()
+        cycles = self.run.shards("cycles").merge()
         differing = prompts[~prompts["same"]]
         if self.label["dtype"] == "float32" and len(differing):
             first = differing.iloc[0]
-            which = f"{len(differing)} of {len(prompts)} texts differ from the baseline's, {first['prompt']} by"
-            warn(
-                f"{which} {first['method']} among them: in float32 this is a bug; run specdec audit."
-            )
-        if crowded := is_crowded(prompts):
-            why = f"other processes kept {typical_neighbours(prompts):.1f} CPUs busy: these ratios are no result"
-            warn(f"{why}; measure again when nothing else runs.")
+            why = f"{len(differing)} of {len(prompts)} texts differ from the baseline's"
+            which = f"{first['prompt']} by {first['method']} among them"
+            warn(f"{why}, {which}: in float32 this is a bug; run specdec audit.")
+        crowded = is_crowded(prompts)
+        if crowded:
+            why = f"other processes kept {typical_neighbours(prompts):.1f} CPUs busy"
+            warn(f"{why}: these ratios are no result; measure again when nothing else runs.")
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
 
@@ -368,10 +358,11 @@ def decode_rounds(
     bench = _Bench(pair, policies, items, config, None, identity)
     with clock.by_processor_time(config.cpu_time):
         for number in range(config.warmup):
-            bench.decode_all(items[number % len(items)], repeat=0, methods=bench.unused())
-        jobs = [(repeat, index) for repeat in range(config.repeats) for index in range(len(items))]
-        jobs = tqdm(jobs, desc=pair.name, disable=not config.progress)
-        rows = [bench.decode_all(items[i], repeat, bench.unused()) for repeat, i in jobs]
+            bench.decode_all(items[number % len(items)], repeat=0)
+        rows = []
+        for repeat in range(config.repeats):
+            for item in tqdm(items, desc=pair.name, disable=not config.progress):
+                rows.append(bench.decode_all(item, repeat))
     return tuple(
         pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True)
     )
@@ -450,7 +441,8 @@ def noise_check(run: runs.Run, **options) -> dict:
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> twins = {"once": specdec.Static(8, 3, 2), "again": specdec.Static(8, 3, 2)}
-    >>> run = specdec.evaluate(twins, {"mine": ["Hello."]}, pair, max_new_tokens=8, name="example", progress=False)
+    >>> few = dict(max_new_tokens=8, name="example", progress=False)
+    >>> run = specdec.evaluate(twins, {"mine": ["Hello."]}, pair, **few)
     >>> noise = noise_check(run)
     >>> noise["first"], noise["second"], noise["prompts"]
     ('once', 'again', 1)
@@ -458,9 +450,7 @@ def noise_check(run: runs.Run, **options) -> dict:
     for first, second in _twins(run.record()["config"]["methods"]):
         found = stats.noise_check(run.read_table("prompts"), first, second, **options)
         return {"first": first, "second": second, **found}
-    raise SpecdecError(
-        "no two methods of this run are the same; evaluate one policy under two names to see the noise."
-    )
+    raise SpecdecError("no two methods of this run are the same; evaluate one under two names.")
 
 
 def _twins(methods: dict) -> list[tuple[str, str]]:

@@ -139,7 +139,7 @@ class Baselines:
                 or not seeds
                 or not all(isinstance(policy, Policy) for policy in seeds)
             ):
-                wanted = "a policy or a list of them, one per seed, under a name that belongs to no baseline"
+                wanted = "a policy or a list of them, one per seed, under a name of no baseline"
                 raise SpecdecError(f"{name!r} must be {wanted}.")
         return lists
 
@@ -324,7 +324,7 @@ def _usual(trace, costs, part: str) -> Baselines:
     """
     if trace.turns["part"].isin(CHOSEN_ON).any():
         return Baselines.choose(trace, costs)
-    why = f"this recording holds no part {' or '.join(CHOSEN_ON)}, so trees are tuned on the very turns that judge them"
+    why = f"there is no part {' or '.join(CHOSEN_ON)}, so trees are tuned on what judges them"
     warn(f"{why} and look faster than they are; for a fair comparison record more prompts.")
     return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
 
@@ -352,7 +352,7 @@ def _replayed(contender: Contender, costs: CostModel) -> tuple[pd.DataFrame, pd.
 
 
 def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
-    """SpecdecError if a choice in the making of a policy used the part that it is to be tested on."""
+    """SpecdecError if a choice in the making of a policy used the part that tests it."""
     seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
     if seen:
         why = f"{name!r} looked at part {part!r} for its {seen[0]}"

@@ -381,7 +381,7 @@ def live_check(
 
     >>> import specdec
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
-    >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, name="example", progress=False)
+    >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
     >>> trace = specdec.record(pair, texts, **options)
     # in place of specdec.calibrate(pair), which takes a while
     >>> from specdec.costs.profiles import profile
@@ -478,7 +478,7 @@ def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) 
     here, header = describe_pair(pair), trace.header
     if header.get("temperature", 0.0) != 0:
         raise SpecdecError(
-            "a live check decodes greedily, but this recording was sampled; record with temperature=0."
+            "a live check decodes greedily, but this recording was sampled; record greedily."
         )
     if isinstance(costs, CostModel) and (costs.kind != "calibrated" or not costs.check_machine()):
         why = f"the cost model {costs.name!r} is not of this machine"
@@ -490,10 +490,11 @@ def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) 
         whose.append(("cost model", costs.pair, costs.dtype, costs.pair == here["pair"]))
     for what, name, dtype, same in whose:
         if not same or dtype != here["dtype"]:
-            why = f"the {what} belongs to the pair {name!r} in {dtype}, not to this {here['pair']!r} in {here['dtype']}"
+            of_pair = f"{here['pair']!r} in {here['dtype']}"
+            why = f"the {what} belongs to the pair {name!r} in {dtype}, not to this {of_pair}"
             raise SpecdecError(f"{why}; record and calibrate this pair.")
     if not isinstance(trees, dict) or len(trees) < 2 or AUTOREGRESSIVE in trees:
-        why = f"trees is a dictionary of two or more names, none of them {AUTOREGRESSIVE!r}, and TreeConfigs"
+        why = f"trees is a dict of two or more names, none {AUTOREGRESSIVE!r}, and TreeConfigs"
         raise SpecdecError(f"{why}; see pick_trees.")
 
 

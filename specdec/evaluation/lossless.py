@@ -170,7 +170,8 @@ def audit(
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> found = audit(pair, ["What is 2 + 3?"], [specdec.Static(8, 3, 2)], max_new_tokens=8, progress=False)
+    >>> policies = [specdec.Static(8, 3, 2)]
+    >>> found = audit(pair, ["Hello."], policies, max_new_tokens=8, progress=False)
     >>> found.passed, len(found.rows)
     (True, 2)
     """
@@ -402,7 +403,7 @@ def distribution_test(
 def continuation_law(
     pair: Pair, prompt, new_tok: int, picker: Picker
 ) -> dict[tuple[int, ...], float]:
-    """The exact probability of every possible continuation of `new_tok` tokens, by plain forwards."""
+    """The exact probability of every continuation of `new_tok` tokens, by plain forwards."""
     target, law = pair.target, {(): 1.0}
     ids = torch.tensor(pair.ids_of(prompt), device=target.device)
     with target.inference(taps=False):

@@ -133,10 +133,10 @@ class Score:
     def sentence(self) -> str:
         """The first machine's row in words."""
         row = self.table.iloc[0]
-        return (
-            f"{self.name} decodes {row['speedup']:.2f} times as fast as plain decoding and {row['over_tuned']:.3f} times as fast "
-            f"as the tuned tree {row['tuned']} ({row['machine']}), and has {row['headroom_frac']:.0%} of the headroom."
-        )
+        speed = f"{self.name} decodes {row['speedup']:.2f} times as fast as plain decoding"
+        tuned = f"{row['over_tuned']:.3f} times as fast as the tuned tree {row['tuned']}"
+        share = f"has {row['headroom_frac']:.0%} of the headroom"
+        return f"{speed} and {tuned} ({row['machine']}), and {share}."
 
 
 @door

@@ -110,7 +110,7 @@ def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKEN
     uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1).sum()
     if uneven:
         raise SpecdecError(
-            f"{uneven} prompts were not measured equally often by every method; finish the run first."
+            f"{uneven} prompts were not measured equally often by all methods; finish the run."
         )
     summed = groups[[name for name in quantities if name in rows]].sum()
     return summed.unstack(["method", "seed"]).sort_index()
@@ -265,7 +265,7 @@ def with_all(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_order(table: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
-    """The rows of a table suite by suite, in each the methods (and their seeds) in the order given."""
+    """The rows of a table suite by suite, in each the methods and seeds in the order given."""
     places = pd.DataFrame(
         {"suite": pd.factorize(table["suite"])[0], "method": table["method"].map(methods.index)}
     )

@@ -78,8 +78,10 @@ def tune_static(
     decoding time.
 
     >>> import specdec
-    >>> pair, trees = specdec.load_pair("tiny", dtype="float32"), [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
-    >>> tuning = tune_static(pair, {"mine": ["What is 2 + 3?"]}, trees, max_new_tokens=8, progress=False)
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> trees = [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
+    >>> few = dict(max_new_tokens=8, progress=False)
+    >>> tuning = tune_static(pair, {"mine": ["Hello."]}, trees, **few)
     >>> tuning.policy.plan in trees, len(tuning.table)
     (True, 2)
     """

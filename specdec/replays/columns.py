@@ -75,7 +75,7 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_columns(path: Path, columns: Columns) -> Path:
-    """Write arrays over the same rows to one parquet file; matrices become lists of fixed length."""
+    """Write arrays over the same rows to one parquet file, matrices as lists of fixed length."""
     fields, shapes, stored, floats = {}, {}, {}, []
     for column, array in keyed(columns).items():
         values = pa.array(np.ascontiguousarray(array).reshape(-1))

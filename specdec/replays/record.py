@@ -81,7 +81,8 @@ class RecordConfig:
     train_limit: int | None = (
         None  # prompts per suite in part "train", if policies should learn from more
     )
-    part: str = "test"  # the part of prompts that are not from named suites; "split" splits them as named ones are
+    # the part of prompts that are not from named suites; "split" splits them as named ones are
+    part: str = "test"
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     name: str = "record"  # of the run
     scale: str = "laptop"
@@ -220,7 +221,7 @@ def check(pair: Pair, config: RecordConfig) -> None:
             "RADAR's distributions need top_k=10 and depth >= 7; add them or pass lengths=0."
         )
     if config.family and (len(config.family) < 2 or min(config.family) < 1):
-        why = "family is the most children and, per level, the most nodes expanded, such as (6, 6, 4, 2, 1)"
+        why = "family is the most children and, per level, nodes expanded, such as (6, 6, 4, 2, 1)"
         raise SpecdecError(f"{why}; got {config.family!r}.")
     if pair.drafter.extra_rows:
         why = (
@@ -353,7 +354,7 @@ class Recorder:
         if limit is not None and longest > limit:
             why = f"a prompt of {len(prompt)} tokens, its answer and its trees exceed"
             raise SpecdecError(
-                f"{why} the target's context of {limit}; lower max_new_tokens or leave the prompt out."
+                f"{why} the target's context of {limit}; lower max_new_tokens or drop the prompt."
             )
         sampling: dict[str, Any] = {"temperature": config.temperature, "seed": config.seed}
         decoded = yield from plain_steps(self.pair, prompt, config.max_new_tokens, **sampling)
@@ -366,7 +367,7 @@ class Recorder:
     def positions(
         self, ids: list[int], prompt_tok: int, kept_tok: int
     ) -> dict[str, dict[Any, np.ndarray]]:
-        """One turn's columns of every table of TABLES. The rows of lengths are those of the turn."""
+        """One turn's columns of every table of TABLES; rows of lengths are those of the turn."""
         config = self.config
         tables: dict[str, dict[Any, np.ndarray]] = {name: {} for name in TABLES}
         columns = tables["positions"]
@@ -561,7 +562,7 @@ class SequentialDrafter:
     def _roots(
         self, session: DraftSession, contexts: Tensor, most: int
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(context, tokens, log-probabilities) of the root's children at each context, ascending."""
+        """(context, tokens, log-probabilities) of the root's children at each context."""
         drafted_to = 0
         for context in contexts.tolist():
             new = None if self.features is None else self.features[drafted_to:context]
@@ -643,7 +644,7 @@ def radar_distributions(
 
 
 def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, list[Tensor]]:
-    """The pool after 7 expansions as a tree, and the nodes of each of the trees after 2 to 8 calls."""
+    """The pool after 7 expansions as a tree, and the nodes of each tree after 2 to 8 calls."""
     children, level_size = RADAR_TOP_K, RADAR_TOP_K**2
     count = 1 + pool_size(RADAR_CALLS - 1, children)
     scores, token = batch.scores[row, : count - 1], batch.tokens[row, : count - 1]

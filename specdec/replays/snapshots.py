@@ -210,7 +210,7 @@ def with_text(trace: Trace) -> np.ndarray:
 def open_recording(
     folder: Path, pair: Pair | None = None, costs: CostModel | None = None
 ) -> Recording:
-    """Open what `Recording.save` wrote; other finished recordings need their pair and a cost model."""
+    """Open what `Recording.save` wrote; other recordings need their pair and a cost model."""
     trace = open_trace(folder)
     path = Path(folder) / "texts.json"
     if not path.is_file():

@@ -58,9 +58,10 @@ def static_grid(
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
     >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
-    >>> grid = static_grid(trace, profile("roofline-a100-llama-8b-eager"), total_tokens=[4, 8, 16], depths=[1, 2])
-    >>> grid[["total_tokens", "depth", "top_k"]].to_numpy().tolist()[:2], bool((grid["tau"] >= 1).all())
-    ([[4, 1, 3], [8, 1, 3]], True)
+    >>> costs = profile("roofline-a100-llama-8b-eager")
+    >>> grid = static_grid(trace, costs, total_tokens=[4, 8, 16], depths=[1, 2])
+    >>> grid[["total_tokens", "depth"]].to_numpy().tolist()[:2], bool((grid["tau"] >= 1).all())
+    ([[4, 1], [8, 1]], True)
     """
     shapes, depths = recorded(trace, top_ks, depths, beams)
     requested = (
@@ -122,7 +123,7 @@ def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
 
 
 def fastest(table: pd.DataFrame) -> TreeConfig:
-    """The tree of least time (the first of equals); every row of `table` produced the same tokens."""
+    """The tree of least time, the first of equals; all rows produced the same tokens."""
     return tree_of(table.loc[table["time_ms"].idxmin()])
 
 
@@ -193,7 +194,7 @@ class CostTables:
     def of(cls, trace: Trace, costs: CostModel, shapes: Sequence[Shape]) -> CostTables:
         if not len(trace.turns) or not trace.turns["positions"].sum():
             raise SpecdecError(
-                "the trace holds no position where a cycle could start; record or select some turns."
+                "the trace holds no position where a cycle could start; record some turns."
             )
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
         column, depths, nodes = (
