@@ -1,10 +1,12 @@
-"""The identity of a comparison's row as data: which method, under which training conditions. Names are printed from it.
+"""The identity of a comparison's row as data: which method, under which training conditions. Names
+are printed from it.
 
     Method("LTD", terms="equal")                     LTD, equal terms
     Method("static", terms="default", preset="60,7,10")   default 60,7,10
 
-A `Method` is its name (a str) with the fields it is made of. Tables hold these in the columns FIELDS, with seed, temperature and
-machine; no code of the package parses a name. Knows nothing about policies, and imports no model.
+A `Method` is its name (a str) with the fields it is made of. Tables hold these in the columns
+FIELDS, with seed, temperature and machine; no code of the package parses a name. Knows nothing
+about policies, and imports no model.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ TREES = {TUNED: "tuned static", PER_SUITE: "per-suite tuned static"}
 class Method(str):
     """The name of a method, and the fields it is made of.
 
-    system: what decides: a paper's system, a rule, a bound, "static" for a static tree, or any name of the caller's.
-    terms: its training or tuning conditions, a key of TERMS; for a static tree DEFAULT, TUNED, PER_SUITE or GRID, the fastest
-    of the trees that a paper's controller chooses between.
-    preset: which of several: a static tree's numbers, whose GRID, a round of LTD, a file of released weights.
-    trained_on: the costs it learned from. adapted: its transfer from there to other costs: CARRIED unchanged, REPRICED.
+    system: what decides: a paper's system, a rule, a bound, "static" for a static tree, or any name
+    of the caller's.
+    terms: its training or tuning conditions, a key of TERMS; for a static tree DEFAULT, TUNED,
+    PER_SUITE or GRID, the fastest of the trees that a paper's controller chooses between.
+    preset: which of several: a static tree's numbers, whose GRID, a round of LTD, a file of
+    released weights.
+    trained_on: the costs it learned from. adapted: its transfer from there to other costs: CARRIED
+    unchanged, REPRICED.
 
     >>> Method("RADAR", terms="paper"), Method("DDD", terms="tuned"), Method("mine").system
     ('RADAR, the paper's settings', 'DDD, tuned', 'mine')
@@ -47,9 +52,13 @@ class Method(str):
     trained_on: str
     adapted: str
 
-    def __new__(cls, system: str, terms: str = "", preset: str = "", trained_on: str = "", adapted: str = ""):
+    def __new__(
+        cls, system: str, terms: str = "", preset: str = "", trained_on: str = "", adapted: str = ""
+    ):
         method = super().__new__(cls, _printed(system, terms, preset, adapted))
-        method.__dict__.update(system=system, terms=terms, preset=preset, trained_on=trained_on, adapted=adapted)
+        method.__dict__.update(
+            system=system, terms=terms, preset=preset, trained_on=trained_on, adapted=adapted
+        )
         return method
 
     @classmethod
@@ -77,7 +86,9 @@ def _printed(system: str, terms: str, preset: str, adapted: str) -> str:
 
 
 def with_fields(table, methods: Iterable[str], **facts):
-    """The table with the columns FIELDS, each row's from its method among `methods`, and with `facts` as constant columns."""
+    """The table with the columns FIELDS, each row's from its method among `methods`, and with
+    `facts` as constant columns.
+    """
     known = {str(name): name for name in methods}
     rows = [Method.of(known.get(name, name)) for name in table["method"]]
     columns = {field: [getattr(method, field) for method in rows] for field in FIELDS}

@@ -1,21 +1,20 @@
 """The bench: several methods decode the same prompts, interleaved; rows are written as they come.
 
-All methods decode every prompt (and every turn of it) in a random order, one right after the other, so that a slow phase of
-the machine affects all of them alike. Rows go to small atomic shards: a killed run continues.
+All methods decode every prompt (and every turn of it) in a random order, one right after the other,
+so that a slow phase of the machine affects all of them alike. Rows go to small atomic shards: a
+killed run continues.
 
-Policies start every prompt in their given state. A policy that `remembers` starts every suite so, in each repeat, and sees the
-prompts in their order. If another process decoded the earlier ones, or a run continues, it decodes them again, uncounted. So
-no row depends on which process decoded what; the column `memory` is "prompt" or "suite".
+Policies start every prompt in their given state.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from specdec import fanout, machine, runs
+from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
@@ -32,10 +31,16 @@ from specdec.data import suites as suites_module
 from specdec.data.suites import conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, warn
 from specdec.evaluation import metrics, stats
-from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods, unused_method
-from specdec.evaluation.peers import Peer
+from specdec.evaluation.methods import (
+    DraftedBy,
+    Sampling,
+    baseline_of,
+    named_methods,
+    unused_method,
+)
 from specdec.models import load
 from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.parallel import checked_place, parallel
 
 KEYS = [*TURN, "method", "repeat"]
 COUNTED = ("draft_calls", "accepted_tok", "verified_tok")  # summed over cycles
@@ -55,13 +60,17 @@ class EvaluateConfig(Sampling):
     repeats: int = 1
     warmup: int = 1  # prompts decoded first, uncounted
     texts: bool = False  # keep the texts in a column `text`
-    cpu_time: bool = False  # processor time in place of the wall clock, for one thread on a busy CPU
+    cpu_time: bool = (
+        False  # processor time in place of the wall clock, for one thread on a busy CPU
+    )
     name: str = "evaluate"  # of the run
     scale: str = "laptop"
     force: bool = False  # start over
     progress: bool = True
-    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # the most prompts at once there
+    # run elsewhere: local, ray or ray://host:port (`parallel`)
+    on: str | None = None
+    # the most prompts at once there
+    jobs: int | None = None
 
 
 @runs.with_settings(EvaluateConfig)
@@ -77,31 +86,36 @@ def evaluate(
 ) -> runs.Run:
     """Decode `suites` with every method; returns the Run with prompts.parquet and cycles.parquet.
 
-    methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", one of `peers.peers_of`, or a policy
+    methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", or a policy
     `methods.DraftedBy` another drafter on the pair's target.
-    suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
-    between: called before each prompt with its share of the prompts, in this process only, for measurements at the same
-    time.
+    suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of
+    EvaluateConfig by name.
+    between: called before each prompt with its share of the prompts, in this process only, for
+    measurements at the same time.
 
-    A row of prompts.parquet is one turn of a prompt by a method in a repeat. new_tok counts tokens up to the first stop token,
-    cycle_tok sums new_tok of the cycles (the numerator of tau), clock is the kind of time, machine the hardware, and
-    neighbours the number of CPUs that other processes kept busy. Later turns of a conversation continue with the *baseline's*
-    answers for all methods.
+    A row of prompts.parquet is one turn of a prompt by a method in a repeat. new_tok counts tokens
+    up to the first stop token, cycle_tok sums new_tok of the cycles (the numerator of tau), clock
+    is the kind of time, machine the hardware, and neighbours the number of CPUs that other
+    processes kept busy. Later turns of a conversation continue with the *baseline's* answers for
+    all methods.
 
-    The same call continues a stopped run and reuses a finished one (same methods, prompts, pair, settings, threads, machine,
-    source). SpecdecError for bad input, before anything is decoded.
+    The same call continues a stopped run and reuses a finished one (same methods, prompts, pair,
+    settings, threads, machine, source). SpecdecError for bad input, before anything is decoded.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> methods = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2)}
-    >>> run = evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, max_new_tokens=8, name="example", progress=False)
+    >>> few = dict(max_new_tokens=8, name="example", progress=False)
+    >>> run = evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, **few)
     >>> bool(run.read_table("prompts")["same"].all())
     True
     """
     config = runs.configured(config, EvaluateConfig, settings)
     policies = named_methods(methods)
     _check_counts(config)
-    items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
+    items = gather(
+        suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed
+    )
     _check(pair, policies, items, config, between)
     identity = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
@@ -110,7 +124,10 @@ def evaluate(
         "prompts": len(items),
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
-        **{name: getattr(config, name) for name in ("repeats", "max_new_tokens", "temperature", "seed")},
+        **{
+            name: getattr(config, name)
+            for name in ("repeats", "max_new_tokens", "temperature", "seed")
+        },
         "sampling": config.warping,
         **({"clock": "processor"} if config.cpu_time else {}),
         **({"texts": True} if config.texts else {}),
@@ -120,10 +137,14 @@ def evaluate(
         for table in ("prompts", "cycles"):
             shutil.rmtree(run.path(table), ignore_errors=True)
     bench = _Bench(pair, policies, items, config, run, identity)
-    if fanout.checked_place(config.on, config.jobs) is None:
-        bench.measure(between=between)
-    else:
-        bench.fan_out(identity["pair"]["device"])
+    # 3. every missing prompt is a shard of the run, written here or by workers
+    if checked_place(config.on, config.jobs) is None:
+        bench.measure(bench.missing(), between)
+    elif bench.missing():
+        source = load.source_of(pair)
+        elsewhere = partial(_measure_elsewhere, source, policies, items, config, run, identity)
+        tasks = [partial(elsewhere, job) for job in bench.missing()]
+        parallel(tasks, config.on, config.jobs, True, desc=run.name, progress=config.progress)
     return bench.finish()
 
 
@@ -132,149 +153,129 @@ def _check_counts(config: EvaluateConfig) -> None:
         check_integer(name, getattr(config, name), lowest)
     for name in ("repeats", "warmup"):
         if getattr(config, name) > MOST_ROUNDS:
-            raise SpecdecError(f"{name} must be at most {MOST_ROUNDS:,}, got {getattr(config, name):,}.")
+            why = f"{name} must be at most {MOST_ROUNDS:,}"
+            raise SpecdecError(f"{why}, got {getattr(config, name):,}.")
 
 
-def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig, between: Callable | None) -> None:
-    """SpecdecError for methods and prompts that cannot be measured, or not together, or not in this way."""
+def _check(
+    pair: Pair, policies: dict, items: list, config: EvaluateConfig, between: Callable | None
+) -> None:
+    """SpecdecError for methods and prompts that cannot be measured, together or in this way."""
     openings(pair, items, config.max_new_tokens)
     check_countable(pair, config.cpu_time)
     for label, policy in policies.items():
         tuned_on = getattr(policy, "tuned_on", ())
-        for item in items if tuned_on else ():
+        for item in items:
             if item.digest in tuned_on:
                 why = f"method {label!r} was tuned on prompt {item.id!r}"
                 raise SpecdecError(f"{why}; judge it on others (part='test').")
-    if config.sampling != {"temperature": 0.0} and any(isinstance(policy, Peer) for policy in policies.values()):
-        raise SpecdecError("other decoders (peers) run greedily only; leave temperature and sampling out.")
-    if between is not None and fanout.checked_place(config.on, config.jobs) is not None:
+    if checked_place(config.on, config.jobs) is None:
+        return
+    if between is not None:
         raise SpecdecError("`between` needs a single process; leave `on` and `jobs` out.")
+    for label, policy in policies.items():
+        if isinstance(policy, DraftedBy):
+            why = f"method {label!r} has its own drafter in memory"
+            raise SpecdecError(f"{why}; leave `on` out for it.")
 
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
     """SpecdecError if processor time would not measure decoding time."""
-    threads, kind = torch.get_num_threads(), pair.target.device.type
+    threads = torch.get_num_threads()
+    kind = pair.target.device.type
     if cpu_time and (threads != 1 or kind != "cpu"):
-        advice = "call torch.set_num_threads(1) and load the pair on the CPU, or measure with cpu_time=False"
-        raise SpecdecError(f"processor time counts one thread on a CPU, but there are {threads} on {kind}; {advice}.")
+        why = f"processor time counts one thread on a CPU, but there are {threads} on {kind}"
+        advice = "call torch.set_num_threads(1) and load the pair on the CPU"
+        raise SpecdecError(f"{why}; {advice}, or measure with cpu_time=False.")
 
 
 class _Bench:
     """One call of `evaluate`: the task, and the rows as they come."""
 
     def __init__(self, pair, policies, items, config: EvaluateConfig, run, identity: dict):
-        self.pair, self.policies, self.items, self.config, self.run = pair, policies, items, config, run
+        self.pair = pair
+        self.policies = policies
+        self.items = items
+        self.config = config
+        self.run = run
         self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
         self.baseline = identity["baseline"]
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
         self.label["clock"] = identity.get("clock", "wall")
         self._verdicts: dict[tuple, bool | None] = {}
-        self.memory = dict.fromkeys(policies, "none")
-        for name, policy in policies.items():
-            if policy is not None and not isinstance(policy, Peer):
-                self.memory[name] = "suite" if getattr(policy, "remembers", False) else "prompt"
-        self.keeping = [name for name, memory in self.memory.items() if memory == "suite"]
-        self._remembered: dict[tuple[int, str], tuple[int, dict]] = {}  # prompts of a suite seen, and by which methods
 
     def missing(self) -> list[tuple[int, int]]:
-        """(repeat, prompt) of every missing shard. Shard number = repeat x prompts + prompt."""
+        """(repeat, prompt) of every missing shard, whose number is repeat x prompts + prompt."""
         done = set(self.run.shards("prompts").done())
         jobs = []
         for repeat in range(self.config.repeats):
+            # suites are mixed, so that a slow minute affects all
             order = list(range(len(self.items)))
-            random.Random(f"{self.config.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute affects all
-            if self.keeping:
-                suites = [item.suite for item in self.items]
-                in_turn = {suite: sorted(i for i in order if suites[i] == suite) for suite in set(suites)}
-                order = [in_turn[suites[index]].pop(0) for index in order]
-            jobs += [(repeat, index) for index in order if repeat * len(self.items) + index not in done]
+            random.Random(f"{self.config.seed}/{repeat}").shuffle(order)
+            for index in order:
+                if repeat * len(self.items) + index not in done:
+                    jobs.append((repeat, index))
         return jobs
 
-    def fan_out(self, device: str) -> None:
-        """Distribute the missing prompts, each alone on its machine."""
-        bench, together = copy.copy(self), {}  # with memory, one process should do a suite of a repeat
-        for repeat, index in self.missing():
-            whole = self.items[index].suite if self.keeping else index
-            together.setdefault((repeat, whole), []).append((repeat, index))
-        if not together:
-            return
-        for name, policy in self.policies.items():
-            if isinstance(policy, DraftedBy):
-                raise SpecdecError(f"method {name!r} has its own drafter in memory; leave `on` out for it.")
-        source, bench.pair = load.source_of(self.pair), None
-        of = {"run": self.run.key, **source}
-
-        def shard(some: list) -> fanout.Shard:
-            given = bench, source, some
-            return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
-
-        workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
-        portions = [sum(some, []) for some in workers.portions(list(together.values()))]
-        fanout.run_on(workers, map(shard, portions), self.run.name, self.config.progress)
-
-    def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
-        """Decode the missing prompts, or those of them in `wanted`. between: see `evaluate`."""
-        if not (jobs := [job for job in self.missing() if wanted is None or job in wanted]):
+    def measure(self, jobs: list[tuple[int, int]], between: Callable | None = None) -> None:
+        """Decode these prompts and store their rows. between: see `evaluate`."""
+        if not jobs:
             return
         self.label["machine"] = runs.content_key(**machine.hardware())[:8]
-        shown = dict(desc=self.run.name, unit="prompt", disable=not self.config.progress, smoothing=0.1)
-        with clock.by_processor_time(self.config.cpu_time), tqdm(jobs, **shown) as bar:
+        options = dict(desc=self.run.name, unit="prompt", smoothing=0.1)
+        options["disable"] = not self.config.progress
+        with clock.by_processor_time(self.config.cpu_time), tqdm(jobs, **options) as bar:
+            # 1. warm up
             for number in range(self.config.warmup):
-                self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0, methods=self.unused())
+                _, index = jobs[number % len(jobs)]
+                self.decode_all(self.items[index], repeat=0)
             for repeat, index in bar:
-                item, number = self.items[index], repeat * len(self.items) + index
+                item = self.items[index]
                 bar.set_postfix_str(item.suite, refresh=False)
+                # 2. all methods decode one prompt
                 if between is not None:
                     between(1 / (self.config.repeats * len(self.items)))
                 others = machine.Neighbours()
-                prompts, cycles = self.decode_next(repeat, index)
+                prompts, cycles = self.decode_all(item, repeat)
+                # 3. its rows; the shard of prompts goes last, as it marks the job as done
                 prompts = pd.DataFrame(prompts).assign(neighbours=others.cpus())
-                with runs.locked(self.run.directory):  # another process may measure the same run
-                    if number in self.run.shards("prompts").done():
-                        continue
-                    # The shard of prompts goes last: it marks the job as done.
-                    self.run.shards("cycles").write(number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS]))
-                    self.run.shards("prompts").write(number, prompts.astype({"correct": "boolean"}))
+                cycles = pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS])
+                number = repeat * len(self.items) + index
+                # another process may measure the same run
+                with runs.locked(self.run.directory):
+                    if number not in self.run.shards("prompts").done():
+                        prompts = prompts.astype({"correct": "boolean"})
+                        self.run.shards("cycles").write(number, cycles)
+                        self.run.shards("prompts").write(number, prompts)
 
-    def unused(self) -> dict:
-        """The methods in their given state."""
-        return {name: unused_method(method) for name, method in self.policies.items()}
+    def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
+        """All turns of one prompt by all methods, in a random order per turn.
 
-    def decode_next(self, repeat: int, index: int) -> tuple[list[dict], list[dict]]:
-        """`decode_all` of one prompt, after methods with memory have seen the earlier ones."""
-        item, methods = self.items[index], self.unused()
-        before = [other for other in self.items[:index] if other.suite == item.suite] if self.keeping else []
-        seen, kept = self._remembered.get((repeat, item.suite), (0, {}))
-        if seen > len(before):
-            seen, kept = 0, {}
-        methods |= kept
-        again = {name: methods[name] for name in methods if name in (*self.keeping, self.baseline)}
-        for other in before[seen:]:
-            self.decode_all(other, repeat, again)
-        rows = self.decode_all(item, repeat, methods)
-        self._remembered[repeat, item.suite] = len(before) + 1, {name: methods[name] for name in self.keeping}
-        return rows
-
-    def decode_all(self, item, repeat: int, methods: dict) -> tuple[list[dict], list[dict]]:
-        """All turns of one prompt by `methods`, in a random order per turn. Returns rows of prompts and of cycles."""
+        Returns rows of prompts and of cycles.
+        """
+        methods = {name: unused_method(method) for name, method in self.policies.items()}
         prompts, cycles, answers = [], [], []
         for turn in range(len(item.turns)):
+            # 1. the conversation so far, with the baseline's answers
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
             draw = random.Random(f"{self.config.seed}/{item.id}/{turn}/{repeat}")
-            order, seed = draw.sample(list(self.policies), len(self.policies)), draw.getrandbits(31)
-            outputs = {name: self._decode(methods[name], ids, seed) for name in order if name in methods}
+            order = draw.sample(list(methods), len(methods))
+            seed = draw.getrandbits(31)
+            # 2. one right after the other
+            outputs = {name: self._decode(methods[name], ids, seed) for name in order}
+            plain = outputs[self.baseline]
+            answers.append(plain.text)
+            # 3. their rows
             for name in methods:
                 keys = dict(zip(KEYS, (item.suite, item.id, turn, name, repeat), strict=True))
-                out, same = outputs[name], outputs[name].tokens == outputs[self.baseline].tokens
-                row = {"order": order.index(name), **self._row(item, turn, out), "memory": self.memory[name]}
-                prompts.append({**keys, **row, "same": same})
-                cycles += [{**keys, **row.row()} for row in out.rows]
-            answers.append(outputs[self.baseline].text)
+                row = {**keys, "order": order.index(name), **self._row(item, turn, outputs[name])}
+                row["same"] = outputs[name].tokens == plain.tokens
+                prompts.append(row)
+                for cycle in outputs[name].rows:
+                    cycles.append({**keys, **cycle.row()})
         return prompts, cycles
 
     def _decode(self, policy, ids: list[int], seed: int) -> Generation:
-        if isinstance(policy, Peer):
-            return policy.decode(self.pair, ids, self.config.max_new_tokens)
         if policy is None:
             return autoregress(self.pair, ids, seed=seed, **self.options)
         if isinstance(policy, DraftedBy):
@@ -283,39 +284,40 @@ class _Bench:
 
     def _row(self, item, turn: int, out: Generation) -> dict:
         text = out.text if out.text is not None else " ".join(map(str, out.tokens))
-        return {
-            "prompt_tok": out.prompt_tok,
-            "new_tok": out.new_tok,
-            "cycles": len(out.rows),
-            "cycle_tok": sum(row.new_tok for row in out.rows),
-            **{name: sum(getattr(row, name) for row in out.rows) for name in COUNTED},
-            **{name: getattr(out, name) for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason")},
-            "text_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
-            "correct": self._verdict(item, turn, text),
-            **({"text": text} if self.config.texts else {}),
-            **self.label,
-            "threads": self.pair.target.threads,
-        }
+        row = {"prompt_tok": out.prompt_tok, "new_tok": out.new_tok, "cycles": len(out.rows)}
+        row["cycle_tok"] = sum(cycle.new_tok for cycle in out.rows)
+        for name in COUNTED:
+            row[name] = sum(getattr(cycle, name) for cycle in out.rows)
+        for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason"):
+            row[name] = getattr(out, name)
+        row["text_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        row["correct"] = self._verdict(item, turn, text)
+        if self.config.texts:
+            row["text"] = text
+        return {**row, **self.label, "threads": torch.get_num_threads()}
 
     def _verdict(self, item, turn: int, text: str) -> bool | None:
-        """Whether the answer to the last turn is right; each distinct text is checked once (running code takes seconds)."""
+        """Whether the answer to the last turn is right; None if it has no check."""
         if item.check is None or turn + 1 < len(item.turns):
             return None
+        # running code takes seconds, so each distinct text is checked once
         if (item.id, text) not in self._verdicts:
             self._verdicts[item.id, text] = suites_module.check_answer(item, text)
         return self._verdicts[item.id, text]
 
     def finish(self) -> runs.Run:
-        prompts, cycles = self.run.shards("prompts").merge(), self.run.shards("cycles").merge()
-        theirs = [name for name, policy in self.policies.items() if isinstance(policy, Peer)]
-        differing = prompts[~prompts["same"] & ~prompts["method"].isin(theirs)]
+        prompts = self.run.shards("prompts").merge()
+        cycles = self.run.shards("cycles").merge()
+        differing = prompts[~prompts["same"]]
         if self.label["dtype"] == "float32" and len(differing):
             first = differing.iloc[0]
-            which = f"{len(differing)} of {len(prompts)} texts differ from the baseline's, {first['prompt']} by"
-            warn(f"{which} {first['method']} among them: in float32 this is a bug; run specdec audit.")
-        if crowded := is_crowded(prompts):
-            why = f"other processes kept {typical_neighbours(prompts):.1f} CPUs busy: these ratios are no result"
-            warn(f"{why}; measure again when nothing else runs.")
+            why = f"{len(differing)} of {len(prompts)} texts differ from the baseline's"
+            which = f"{first['prompt']} by {first['method']} among them"
+            warn(f"{why}, {which}: in float32 this is a bug; run specdec audit.")
+        crowded = is_crowded(prompts)
+        if crowded:
+            why = f"other processes kept {typical_neighbours(prompts):.1f} CPUs busy"
+            warn(f"{why}: these ratios are no result; measure again when nothing else runs.")
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
 
@@ -323,18 +325,30 @@ class _Bench:
 def typical_neighbours(prompts: pd.DataFrame) -> float:
     """CPUs kept busy by others during these rows, averaged over time; 0 if not counted."""
     counted = prompts[prompts["neighbours"].notna()] if "neighbours" in prompts else prompts[:0]
-    return float(np.average(counted["neighbours"], weights=counted["total_ms"])) if len(counted) else 0.0
+    return (
+        float(np.average(counted["neighbours"], weights=counted["total_ms"]))
+        if len(counted)
+        else 0.0
+    )
 
 
 def is_crowded(prompts: pd.DataFrame) -> bool:
-    """Whether others used too many cores for these times to mean much; processor time is not affected."""
-    return "wall" in set(prompts.get("clock", ["wall"])) and machine.is_crowded(typical_neighbours(prompts))
+    """Whether others used too many cores for these times to mean much; processor time is not
+    affected.
+    """
+    return "wall" in set(prompts.get("clock", ["wall"])) and machine.is_crowded(
+        typical_neighbours(prompts)
+    )
 
 
-def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written, and nothing can be continued.
+def decode_rounds(
+    methods: dict, prompts, pair: Pair, **settings
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written, and
+    nothing can be continued.
 
-    methods, settings: as for `evaluate`; only the settings of decoding matter. prompts: as in `gather`.
+    methods, settings: as for `evaluate`; only the settings of decoding matter. prompts: as in
+    `gather`.
     """
     config = runs.configured(None, EvaluateConfig, settings)
     _check_counts(config)
@@ -344,25 +358,38 @@ def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.Da
     bench = _Bench(pair, policies, items, config, None, identity)
     with clock.by_processor_time(config.cpu_time):
         for number in range(config.warmup):
-            bench.decode_all(items[number % len(items)], repeat=0, methods=bench.unused())
-        jobs = [(repeat, index) for repeat in range(config.repeats) for index in range(len(items))]
-        rows = [bench.decode_next(*job) for job in tqdm(jobs, desc=pair.name, disable=not config.progress)]
-    return tuple(pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True))
+            bench.decode_all(items[number % len(items)], repeat=0)
+        rows = []
+        for repeat in range(config.repeats):
+            for item in tqdm(items, desc=pair.name, disable=not config.progress):
+                rows.append(bench.decode_all(item, repeat))
+    return tuple(
+        pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True)
+    )
 
 
-def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]]) -> None:
-    """A shard of `evaluate` in another process: writes the rows of these prompts into the run's folder."""
-    bench.pair, bench.config = load.load_again(**source), replace(bench.config, progress=False)
-    bench.measure(jobs)
+def _measure_elsewhere(
+    source: dict,
+    policies: dict,
+    items: list,
+    config: EvaluateConfig,
+    run: runs.Run,
+    identity: dict,
+    job: tuple[int, int],
+) -> None:
+    """A task of `evaluate` in another process: writes one prompt's rows into the run's folder."""
+    pair = load.load_again(**source)
+    _Bench(pair, policies, items, replace(config, progress=False), run, identity).measure([job])
 
 
 @door
 def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: the columns of stats.compare and some more.
 
-    Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
-    prefill_frac (of the total time), crowded (others used the cores: no result) and, of the time in cycles, a <share>_frac for
-    of SHARES. options: those of stats.interval.
+    Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac,
+    checked, accuracy_frac), prefill_frac (of the total time), crowded (others used the cores: no
+    result) and, of the time in cycles, a <share>_frac for of SHARES. options: those of
+    stats.interval.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -372,7 +399,11 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
     >>> table[["suite", "method", "prompts", "same_frac"]].values.tolist()
     [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
-    prompts, cycles, config = run.read_table("prompts"), run.read_table("cycles"), run.record()["config"]
+    prompts, cycles, config = (
+        run.read_table("prompts"),
+        run.read_table("cycles"),
+        run.record()["config"],
+    )
     # a copy measures the noise and is no hypothesis
     family = set(config["methods"]) - {twin for _, twin in _twins(config["methods"])}
     table = stats.compare(prompts, baseline or config["baseline"], family=family, **options)
@@ -384,10 +415,16 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
 def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
     groups = prompts.groupby(["suite", "method"], sort=False)
     sums = groups[["new_tok", "cycles", "draft_calls", "prefill_ms", "total_ms"]].sum()
-    table = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"]).join(metrics.text_facts(prompts))
+    table = (
+        sums[["new_tok", "cycles"]]
+        .assign(calls=sums["draft_calls"])
+        .join(metrics.text_facts(prompts))
+    )
     table["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
     table["crowded"] = groups.apply(is_crowded)
-    times = cycles.groupby(["suite", "method"], sort=False)[[f"{part}_ms" for part in (*SHARES, "total")]].sum()
+    times = cycles.groupby(["suite", "method"], sort=False)[
+        [f"{part}_ms" for part in (*SHARES, "total")]
+    ].sum()
     for part in SHARES:
         table[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
     return table
@@ -395,14 +432,17 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
 
 @door
 def noise_check(run: runs.Run, **options) -> dict:
-    """Compare two identical methods of the run: the smallest difference that this machine can detect.
+    """Compare two identical methods of the run: the smallest difference that this machine can
+    detect.
 
-    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.interval.
+    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of
+    stats.interval.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> twins = {"once": specdec.Static(8, 3, 2), "again": specdec.Static(8, 3, 2)}
-    >>> run = specdec.evaluate(twins, {"mine": ["Hello."]}, pair, max_new_tokens=8, name="example", progress=False)
+    >>> few = dict(max_new_tokens=8, name="example", progress=False)
+    >>> run = specdec.evaluate(twins, {"mine": ["Hello."]}, pair, **few)
     >>> noise = noise_check(run)
     >>> noise["first"], noise["second"], noise["prompts"]
     ('once', 'again', 1)
@@ -410,11 +450,14 @@ def noise_check(run: runs.Run, **options) -> dict:
     for first, second in _twins(run.record()["config"]["methods"]):
         found = stats.noise_check(run.read_table("prompts"), first, second, **options)
         return {"first": first, "second": second, **found}
-    raise SpecdecError("no two methods of this run are the same; evaluate one policy under two names to see the noise.")
+    raise SpecdecError("no two methods of this run are the same; evaluate one under two names.")
 
 
 def _twins(methods: dict) -> list[tuple[str, str]]:
     """Pairs of a method and a later one that is identical except for its name."""
     first = {}
-    pairs = [(first.setdefault(runs.canonical(described), name), name) for name, described in methods.items()]
+    pairs = [
+        (first.setdefault(runs.canonical(described), name), name)
+        for name, described in methods.items()
+    ]
     return [(known, name) for known, name in pairs if known != name]

@@ -1,7 +1,7 @@
 """Policies compared in replay with static trees, a random policy and bounds.
 
-Static trees are chosen on some parts of the recording and all methods compared on another one; the time of a policy's answers
-is included. `compare_live` measures the same methods live.
+Static trees are chosen on some parts of the recording and all methods compared on another one; the
+time of a policy's answers is included. `compare_live` measures the same methods live.
 """
 
 from __future__ import annotations
@@ -9,39 +9,52 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import scipy
 
-from specdec import fanout, identity, runs
+from specdec import identity, runs
 from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE, SUMS, with_rates
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
+from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError, warn
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
 from specdec.identity import STATIC, Method
-from specdec.models.fingerprint import fingerprint
+from specdec.parallel import parallel
 from specdec.policies.base import choices_of, chose, shipped_folder
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
-from specdec.replays.trace import open_trace
+from specdec.replays.trace import Trace, open_trace
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
-TUNED, PER_SUITE, RANDOM = Method(STATIC, identity.TUNED), Method(STATIC, identity.PER_SUITE), Method("random")
+TUNED, PER_SUITE, RANDOM = (
+    Method(STATIC, identity.TUNED),
+    Method(STATIC, identity.PER_SUITE),
+    Method("random"),
+)
 ORACLE_DEPTH, ORACLE_SIZE, ORACLE = (Method(f"oracle {what}") for what in ("depth", "size", "tree"))
 CLAIRVOYANT = Method("clairvoyant")
 RATIOS = ("speedup", "over_default", "over_tuned")
-MEASURES = ("ms_per_tok", "tau", *RATIOS, "headroom_frac", "draft_calls", "verify_nodes", "policy_frac")
+MEASURES = (
+    "ms_per_tok",
+    "tau",
+    *RATIOS,
+    "headroom_frac",
+    "draft_calls",
+    "verify_nodes",
+    "policy_frac",
+)
 
 
 @dataclass(frozen=True)
@@ -55,15 +68,22 @@ class Baselines:
 
     @classmethod
     def choose(cls, trace, costs, *, parts=CHOSEN_ON, defaults=DEFAULTS, **grid) -> Baselines:
-        """The fastest static trees on `parts` of a recording. grid: total_tokens, depths, top_ks of `static_grid`."""
-        by_suite = static_grid(trace.select(trace.turns["part"].isin(parts)), costs, by="suite", **grid)
+        """The fastest static trees on `parts` of a recording.
+
+        grid: total_tokens, depths, top_ks of `static_grid`.
+        """
+        by_suite = static_grid(
+            trace.select(trace.turns["part"].isin(parts)), costs, by="suite", **grid
+        )
         tuned = fastest(by_suite.groupby(SETTING, as_index=False, sort=False)[SUMS].sum())
         per_suite = {suite: fastest(rows) for suite, rows in by_suite.groupby("suite", sort=False)}
         return cls(tuple(defaults), tuned, per_suite, tuple(parts))
 
     @classmethod
     def from_race(cls, pair, trace, costs, *, defaults=DEFAULTS, **settings) -> Baselines:
-        """The trees that win a live race among the fastest in replay on the tune part (`race_static`)."""
+        """The trees that win a live race among the fastest in replay on the tune part
+        (`race_static`).
+        """
         race = race_static(pair, trace, costs, **settings)
         return cls(tuple(defaults), race.tuned, race.per_suite, ("tune",))
 
@@ -75,7 +95,9 @@ class Baselines:
     @property
     def trees(self) -> dict[Method, TreeConfig]:
         """Trees that are the same for every suite, by method: the defaults and the tuned one."""
-        return {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults} | {TUNED: self.tuned}
+        return {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults} | {
+            TUNED: self.tuned
+        }
 
     def of_suite(self, suite: str) -> TreeConfig:
         """The tree tuned on one suite."""
@@ -90,24 +112,34 @@ class Baselines:
 
     @property
     def bounds(self) -> dict[Method, dict]:
-        """Options of `clairvoyant` by method: which decisions an oracle that knows the text may take.
+        """Options of `clairvoyant` by method: which decisions an oracle that knows the text may
+        take.
 
-        An oracle chooses depth, size or both; the rest comes from the tuned tree. The clairvoyant chooses everything.
+        An oracle chooses depth, size or both; the rest comes from the tuned tree. The clairvoyant
+        chooses everything.
         """
         own = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
         depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
         return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
     def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
-        """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names already in use."""
+        """{method:
+
+        [policy per seed]}; a single policy counts as one seed. SpecdecError for names already in
+        use.
+        """
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {}
         for name, some in policies.items():
             seeds = list(some) if isinstance(some, list | tuple) else [some]
             seeds = [load_controller(one) if isinstance(one, str | Path) else one for one in seeds]
             lists[Method.of(name)] = seeds
-            if name in taken or not seeds or not all(hasattr(policy, "answer") for policy in seeds):
-                wanted = "a policy or a list of them, one per seed, under a name that belongs to no baseline"
+            if (
+                name in taken
+                or not seeds
+                or not all(isinstance(policy, Policy) for policy in seeds)
+            ):
+                wanted = "a policy or a list of them, one per seed, under a name of no baseline"
                 raise SpecdecError(f"{name!r} must be {wanted}.")
         return lists
 
@@ -120,27 +152,41 @@ class Comparison:
     cycles: pd.DataFrame  # one row per cycle of all methods but the bounds
     baselines: Baselines
     policy_ms: dict[Method, float]  # time charged for one answer of each policy
-    uncertainty_frac: float = 0.0  # relative uncertainty (95 %) of the costs in a comparison of two times
+    uncertainty_frac: float = (
+        0.0  # relative uncertainty (95 %) of the costs in a comparison of two times
+    )
     temperature: float = 0.0  # of the recording
     machine: str = ""  # whose costs these are
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
-        """One row per suite ("all" pools them), method and seed: these, turns, prompts, MEASURES and policy_ms.
+        """One row per suite ("all" pools them), method and seed: these, turns, prompts, MEASURES
+        and policy_ms.
 
-        speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls and verify_nodes are means per
-        cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs: whether over_tuned
-        differs from 1 by more than the costs' uncertainty; otherwise it is no finding. The columns of `with_fields` come
+        speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls
+        and verify_nodes are means per cycle, policy_frac is the policy's share of the time.
+        policy_ms is missing for baselines. beyond_costs: whether over_tuned differs from 1 by more
+        than the costs' uncertainty; otherwise it is no finding. The columns of `with_fields` come
         last.
         """
         turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))
-        groups = pd.concat([turns, turns.assign(suite="all")]).groupby(["suite", "method", "seed"], sort=False)
+        groups = pd.concat([turns, turns.assign(suite="all")]).groupby(
+            ["suite", "method", "seed"], sort=False
+        )
         sums = groups[[*SUMS, "draft_calls", "verified_tok", "policy_ms"]].sum()
-        table = with_rates(sums).assign(turns=groups.size(), prompts=groups["of"].nunique()).reset_index()
-        assert (table.groupby("suite")["new_tok"].nunique() == 1).all(), "the methods did not decode the same turns"
+        table = (
+            with_rates(sums)
+            .assign(turns=groups.size(), prompts=groups["of"].nunique())
+            .reset_index()
+        )
+        assert (table.groupby("suite")["new_tok"].nunique() == 1).all(), (
+            "the methods did not decode the same turns"
+        )
 
         def of(method: str) -> pd.Series:
-            return table["suite"].map(table[table["method"] == method].set_index("suite")["ms_per_tok"])
+            return table["suite"].map(
+                table[table["method"] == method].set_index("suite")["ms_per_tok"]
+            )
 
         table["over_default"] = of(self.baselines.default) / table["ms_per_tok"]
         table["over_tuned"] = of(TUNED) / table["ms_per_tok"]
@@ -150,13 +196,26 @@ class Comparison:
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
         table["beyond_costs"] = self.beyond_costs(table["over_tuned"])
-        shown = ["suite", "method", "seed", "turns", "prompts", *MEASURES, "policy_ms", "beyond_costs"]
+        shown = [
+            "suite",
+            "method",
+            "seed",
+            "turns",
+            "prompts",
+            *MEASURES,
+            "policy_ms",
+            "beyond_costs",
+        ]
         return self.with_identity(table[shown])
 
     def with_identity(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The table with the fields of every row's method (`identity.FIELDS`), the temperature and the machine."""
+        """The table with the fields of every row's method (`identity.FIELDS`), the temperature and
+        the machine.
+        """
         methods = [*self.baselines.trees, PER_SUITE, *self.policy_ms]
-        return identity.with_fields(table, methods, temperature=self.temperature, machine=self.machine)
+        return identity.with_fields(
+            table, methods, temperature=self.temperature, machine=self.machine
+        )
 
     def beyond_costs(self, ratio):
         """Whether a ratio of two times differs from 1 by more than the costs' uncertainty."""
@@ -167,8 +226,9 @@ class Comparison:
 class ReplayConfig:
     """Settings of a comparison in replay.
 
-    The answer time of policies missing from policy_ms is measured on this machine with the first seed: in live decoding if
-    the `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones.
+    The answer time of policies missing from policy_ms is measured on this machine with the first
+    seed: in live decoding if the `pair` is given, else in replay (`answer_ms`), whose caches are
+    warmer than live ones.
     """
 
     baselines: Baselines | None = None  # None: chosen on the recording
@@ -177,8 +237,22 @@ class ReplayConfig:
     pair: object = None  # in which policies are measured while it decodes
     random_seeds: tuple[int, ...] = (0, 1, 2)  # of the random policy
     progress: bool = True
-    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # the most shards at once there
+    # run elsewhere: local, ray or ray://host:port (`parallel`)
+    on: str | None = None
+    # the most contenders at once there
+    jobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One method in `compare_replay`: a policy, or the options of a bound."""
+
+    name: Method
+    recording: Trace  # all test turns, or one suite's for its own tree
+    policy: Policy | None = None
+    seed: int = 0
+    policy_ms: float = 0.0  # charged for an answer
+    bound: dict | None = None  # options of `clairvoyant`
 
 
 @runs.with_settings(ReplayConfig)
@@ -187,57 +261,70 @@ def compare_replay(
 ) -> Comparison:
     """Replay the turns of a part of the recording with `policies` and with all baselines.
 
-    trace, costs: also their folder or file, as `open_trace` and `profiles.prices` take them. policies: name -> policies or
-    their folders (`load_controller`), one per training seed; they stay unchanged. settings: fields of ReplayConfig by
-    name. If only that part was recorded, trees are tuned on it, with a warning. SpecdecError for a part used to make choices,
-    and for a policy that this recording cannot replay.
+    trace, costs: also their folder or file, as `open_trace` and `profiles.prices` take them.
+    policies: name -> policies or their folders (`load_controller`), one per training seed; they
+    stay unchanged. settings: fields of ReplayConfig by name. If only that part was recorded, trees
+    are tuned on it, with a warning. SpecdecError for a part used to make choices, and for a policy
+    that this recording cannot replay.
     """
-    config, costs = runs.configured(config, ReplayConfig, settings), prices(costs)
+    config = runs.configured(config, ReplayConfig, settings)
+    costs = prices(costs)
     trace = open_trace(trace) if isinstance(trace, str | Path) else trace
-    baselines, part, pair = config.baselines or _usual(trace, costs, config.part), config.part, config.pair
-    if part in baselines.chosen_on:
-        raise SpecdecError(f"trees were chosen on part {part!r}; compare on another part, such as test.")
-    test, policies = trace.select(part=part), baselines.by_method(policies)
-    charged = dict.fromkeys((*baselines.trees, RANDOM, PER_SUITE, *baselines.bounds), 0.0) | (config.policy_ms or {})
-    judged = [(name, 0, Static.of(tree), test) for name, tree in baselines.trees.items()]
-    judged += [(RANDOM, seed, baselines.random(seed), test) for seed in config.random_seeds]
-    judged += [(name, seed, policy, test) for name, seeds in policies.items() for seed, policy in enumerate(seeds)]
-    suites = test.turns["suite"]
-    for suite in dict.fromkeys(suites):
-        judged.append((PER_SUITE, 0, Static.of(baselines.of_suite(suite)), test.select((suites == suite).to_numpy())))
-    judged += [(name, 0, answers, test) for name, answers in baselines.bounds.items()]
-    for name, _, policy, recorded in judged:
-        if name in policies:
-            refuse_if_chosen_on(name, policy, part)
+    baselines = config.baselines or _usual(trace, costs, config.part)
+    if config.part in baselines.chosen_on:
+        why = f"trees were chosen on part {config.part!r}"
+        raise SpecdecError(f"{why}; compare on another part, such as test.")
+    test = trace.select(part=config.part)
+    policies = baselines.by_method(policies)
+
+    # 1. the references: fixed trees and random answers, whose answers cost nothing
+    contenders = []
+    for name, tree in baselines.trees.items():
+        contenders.append(Contender(name, test, Static.of(tree)))
+    for seed in config.random_seeds:
+        contenders.append(Contender(RANDOM, test, baselines.random(seed), seed))
+
+    # 2. the policies to judge; an answer costs what it takes on this machine
+    charged = dict(config.policy_ms or {})
+    for name, seeds in policies.items():
+        for policy in seeds:
+            refuse_if_chosen_on(name, policy, config.part)
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
         if name not in charged:
             with _named(name):
-                own = copy.deepcopy(policy)
-                charged[name] = measured_answer_ms(pair, own, costs) if pair else answer_ms(recorded, own, costs)
-    judged = [(*one, charged[one[0]]) for one in judged]
-    workers = fanout.Workers(config.on, config.jobs)
+                policy = copy.deepcopy(seeds[0])
+                if config.pair is None:
+                    charged[name] = answer_ms(test, policy, costs)
+                else:
+                    charged[name] = measured_answer_ms(config.pair, policy, costs)
+        for seed, policy in enumerate(seeds):
+            contenders.append(Contender(name, test, policy, seed, charged[name]))
 
-    def shard(some: list) -> fanout.Shard:
-        of = {"trace": trace.header.get("key"), "costs": costs}
-        if workers.on is not None:
-            of["some"] = [(name, seed, fingerprint(policy), ms) for name, seed, policy, _, ms in some]
-        named = ", ".join(f"{name} {seed}" for name, seed, *_ in some)
-        return fanout.Shard(f"{next(numbers)}: {named}", _judged, (some, costs), of)
+    # 3. the best tree of every suite, and the bounds
+    for suite in dict.fromkeys(test.turns["suite"]):
+        turns = test.select((test.turns["suite"] == suite).to_numpy())
+        contenders.append(Contender(PER_SUITE, turns, Static.of(baselines.of_suite(suite))))
+    for name, options in baselines.bounds.items():
+        contenders.append(Contender(name, test, bound=options))
 
-    numbers = itertools.count()  # the trees of all suites share one name
-    shards = map(shard, workers.portions(judged, per_worker=16, dealt=False))
-    found = fanout.run_on(workers, shards, desc="replay", progress=config.progress)
-    turns, cycles = (pd.concat(tables, ignore_index=True) for tables in zip(*found, strict=True))
+    # 4. replay all of them, here or elsewhere
+    tasks = [partial(_replayed, contender, costs) for contender in contenders]
+    tables = parallel(tasks, config.on, config.jobs, desc="replay", progress=config.progress)
+    turns = pd.concat([turns for turns, _ in tables], ignore_index=True)
+    cycles = pd.concat([cycles for _, cycles in tables if cycles is not None], ignore_index=True)
     charged = {name: charged[name] for name in policies}
     temperature = float(trace.header.get("temperature", 0.0))
-    return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
+    spread = costs.uncertainty_frac
+    return Comparison(turns, cycles, baselines, charged, spread, temperature, costs.name)
 
 
 def _usual(trace, costs, part: str) -> Baselines:
-    """Baselines chosen on the usual parts; on the test part, with a warning, if nothing else was recorded."""
+    """Baselines chosen on the usual parts; on the test part, with a warning, if nothing else was
+    recorded.
+    """
     if trace.turns["part"].isin(CHOSEN_ON).any():
         return Baselines.choose(trace, costs)
-    why = f"this recording holds no part {' or '.join(CHOSEN_ON)}, so trees are tuned on the very turns that judge them"
+    why = f"there is no part {' or '.join(CHOSEN_ON)}, so trees are tuned on what judges them"
     warn(f"{why} and look faster than they are; for a fair comparison record more prompts.")
     return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
 
@@ -251,26 +338,21 @@ def _named(name: str):
         raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
 
 
-def _judged(some: list[tuple], costs) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """A shard of `compare_replay`: turns and cycles of its policies; a bound, given as its answers, has no cycles.
-
-    They are joined here: a few large tables transfer and join much faster than thousands of small ones.
-    """
-    turns, cycles = [], []
-    for name, seed, policy, recorded, policy_ms in some:
-        with _named(name):
-            if isinstance(policy, dict):
-                turns.append(clairvoyant(recorded, costs, **policy).turns.assign(policy_ms=policy_ms))
-            else:
-                replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=policy_ms, keep_cycles=True)
-                turns.append(replayed.table)
-                cycles.append(replayed.cycles.assign(method=name, seed=seed))
-        turns[-1] = turns[-1].assign(method=name, seed=seed)
-    return tuple(pd.concat(tables, ignore_index=True) if tables else None for tables in (turns, cycles))
+def _replayed(contender: Contender, costs: CostModel) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Turns and cycles of one contender; a bound has no cycles."""
+    labels = {"method": contender.name, "seed": contender.seed}
+    with _named(contender.name):
+        if contender.policy is None:
+            turns = clairvoyant(contender.recording, costs, **contender.bound).turns
+            return turns.assign(policy_ms=0.0, **labels), None
+        policy = copy.deepcopy(contender.policy)
+        options = dict(policy_ms=contender.policy_ms, keep_cycles=True)
+        replayed = replay(contender.recording, policy, costs, **options)
+    return replayed.table.assign(**labels), replayed.cycles.assign(**labels)
 
 
 def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
-    """SpecdecError if a choice in the making of a policy used the part that it is to be tested on."""
+    """SpecdecError if a choice in the making of a policy used the part that tests it."""
     seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
     if seen:
         why = f"{name!r} looked at part {part!r} for its {seen[0]}"
@@ -278,57 +360,81 @@ def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:
-    """Warn if a policy, or part of a Chain, was trained for another pair, or for other costs without repricing."""
+    """Warn if a policy, or part of a Chain, was trained for another pair, or for other costs
+    without repricing.
+    """
     for part in getattr(policy, "policies", (policy,)):
         if hasattr(part, "warn_elsewhere"):
             settled = {"costs"} if getattr(part, "priced_for", None) == here.get("costs") else set()
-            part.warn_elsewhere(**{name: value for name, value in here.items() if name not in settled})
+            part.warn_elsewhere(
+                **{name: value for name, value in here.items() if name not in settled}
+            )
 
 
 def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
-    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each machine's measured range.
+    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each
+    machine's measured range.
 
-    Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as LTD's Figure 2 counts.
+    Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as
+    LTD's Figure 2 counts.
     """
     rows = []
     for name, costs in models.items():
         for depth, nodes in ((depth, 20 * depth) for depth in range(1, 11)):
-            if costs.measured("expansions", [depth - 1]) and costs.measured("verify_nodes", [nodes]):
-                ms = float(costs.draft_ms(top_k, depth - 1, context_tok)), float(costs.verify_ms(nodes, context_tok))
+            if costs.measured("expansions", [depth - 1]) and costs.measured(
+                "verify_nodes", [nodes]
+            ):
+                ms = (
+                    float(costs.draft_ms(top_k, depth - 1, context_tok)),
+                    float(costs.verify_ms(nodes, context_tok)),
+                )
                 rows.append((name, name == here, depth, nodes, *ms))
-    return pd.DataFrame(rows, columns=["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"])
+    return pd.DataFrame(
+        rows, columns=["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
+    )
 
 
 def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
     """One row per suite and method, with the spreads over training seeds and over prompts.
 
-    Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's t-interval
-    (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low and _high: paired interval over
-    prompts of the mean over seeds. beyond_costs: as in `Comparison.table`.
-    p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a suite (baselines are no
-    hypotheses of ours and get none).
+    Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's
+    t-interval (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low
+    and _high: paired interval over prompts of the mean over seeds. beyond_costs: as in
+    `Comparison.table`.
+    p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a
+    suite (baselines are no hypotheses of ours and get none).
     """
     rows = []
     for (suite, method), seeds in comparison.table.groupby(["suite", "method"], sort=False):
         row = {"suite": suite, "method": method, "seeds": len(seeds)}
         for name in MEASURES:
             mean, deviation = float(seeds[name].mean()), seeds[name].std()  # NaN for one seed
-            reach = scipy.stats.t.ppf((1 + level) / 2, len(seeds) - 1) * deviation / len(seeds) ** 0.5
+            reach = (
+                scipy.stats.t.ppf((1 + level) / 2, len(seeds) - 1) * deviation / len(seeds) ** 0.5
+            )
             row |= {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
         rows.append(row | {"beyond_costs": comparison.beyond_costs(row["over_tuned"])})
-    table = pd.DataFrame(rows).merge(_over_prompts(comparison, level), on=["suite", "method"], how="left")
+    table = pd.DataFrame(rows).merge(
+        _over_prompts(comparison, level), on=["suite", "method"], how="left"
+    )
     tests = [name for name in table if name.startswith("p_")]
     first = [name for name in table if name not in ("beyond_costs", *tests)]
     return comparison.with_identity(table[[*first, "beyond_costs", *tests]])
 
 
 def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
-    """suite, method, prompts, and of RATIOS the intervals over prompts and the p-values, as `over_seeds` calls them."""
+    """suite, method, prompts, and of RATIOS the intervals over prompts and the p-values, as
+    `over_seeds` calls them.
+    """
     plain = comparison.turns[comparison.turns["method"] == TUNED]
     plain = plain.assign(method=AUTOREGRESSIVE, time_ms=plain["plain_ms"])
     rows, policies = pd.concat([comparison.turns, plain]), set(comparison.policy_ms)
-    baselines = dict(zip(RATIOS, (AUTOREGRESSIVE, comparison.baselines.default, TUNED), strict=True))
-    table = stats.summarise(rows, baselines, rate=stats.SPEED, family=policies, pool=True, level=level)
+    baselines = dict(
+        zip(RATIOS, (AUTOREGRESSIVE, comparison.baselines.default, TUNED), strict=True)
+    )
+    table = stats.summarise(
+        rows, baselines, rate=stats.SPEED, family=policies, pool=True, level=level
+    )
     ends = {f"{name}_{end}": f"{name}_prompts_{end}" for name in RATIOS for end in ("low", "high")}
     tests = ["p_default", "p_tuned", "p_default_holm", "p_tuned_holm"] if policies else []
     table.loc[~table["method"].isin(policies), tests] = np.nan
@@ -336,29 +442,43 @@ def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
 
 
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
-    """Index of the fastest policy on part "tune", recorded in its log: which of several trainings to keep."""
+    """Index of the fastest policy on part "tune", recorded in its log:
+
+    which of several trainings to keep.
+    """
     tune = trace.select(part="tune")
-    times = [replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms).ms_per_tok for policy in policies]
+    times = [
+        replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms).ms_per_tok
+        for policy in policies
+    ]
     best = int(np.argmin(times))
     chose(policies[best], "seed", "tune", f"{best + 1} of {len(policies)}")
     return best
 
 
 def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
-    """The part of the prompts used for each choice in the making of a policy: one row per method, choice and seed's value.
+    """The part of the prompts used for each choice in the making of a policy: one row per method,
+    choice and seed's value.
 
     Columns method, choice, part, value. Policies without such a record have one row of dashes.
     """
     rows, columns = [], ["method", "choice", "part", "value"]
     for name, seeds in policies.items():
-        logs = [row for policy in seeds for row in choices_of(policy)] or [dict.fromkeys(columns, "-")]
+        logs = [row for policy in seeds for row in choices_of(policy)] or [
+            dict.fromkeys(columns, "-")
+        ]
         rows += [row | {"method": name} for row in logs]
     return pd.DataFrame(rows, columns=columns).drop_duplicates(ignore_index=True)
 
 
 def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
-    """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes them."""
-    lists = {Method.of(name): [some] if isinstance(some, str | Path) else some for name, some in folders.items()}
+    """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes
+    them.
+    """
+    lists = {
+        Method.of(name): [some] if isinstance(some, str | Path) else some
+        for name, some in folders.items()
+    }
     return {name: list(map(load_controller, some)) for name, some in lists.items()}
 
 
@@ -369,5 +489,10 @@ def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
     ['ours, as shipped']
     """
     kinds = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
-    folders = {Method(name, identity.SHIPPED): shipped_folder(f"{pair}/{kind}-{dtype}") for kind, name in kinds.items()}
-    return {method: [load_controller(folder)] for method, folder in folders.items() if folder.is_dir()}
+    folders = {
+        Method(name, identity.SHIPPED): shipped_folder(f"{pair}/{kind}-{dtype}")
+        for kind, name in kinds.items()
+    }
+    return {
+        method: [load_controller(folder)] for method, folder in folders.items() if folder.is_dir()
+    }

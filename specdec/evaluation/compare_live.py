@@ -1,4 +1,6 @@
-"""Live comparison of the same methods (`live_table`), and a check of replay's predictions (`beside`, `live_check`)."""
+"""Live comparison of the same methods (`live_table`), and a check of replay's predictions
+(`beside`, `live_check`).
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,45 @@ from specdec.data.suites import Prompt, gather
 from specdec.errors import SpecdecError, door
 from specdec.evaluation import compare, metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
-from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
+from specdec.evaluation.compare import (
+    PER_SUITE,
+    RANDOM,
+    RATIOS,
+    TUNED,
+    Baselines,
+    Comparison,
+    warn_elsewhere,
+)
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.identity import Method
 from specdec.models.fingerprint import describe_pair
-from specdec.replays.static_trees import SETTING, fastest, judged_shapes, setting, static_grid, static_turns, tree_of
+from specdec.replays.static_trees import (
+    SETTING,
+    fastest,
+    judged_shapes,
+    setting,
+    static_grid,
+    static_turns,
+    tree_of,
+)
 from specdec.replays.trace import Trace
 
-SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens of the candidate trees
+SIZES = (
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    60,
+    80,
+    100,
+    128,
+    160,
+    200,
+    241,
+)  # total_tokens of the candidate trees
 LIVE = EvaluateConfig(name="controllers")
 CHECKED = EvaluateConfig(name="live_check", limit=2, part="test")
 
@@ -60,12 +93,14 @@ def decode_live(
     calibration: CalibrateConfig | None = None,
     **settings,
 ) -> Live:
-    """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved prompt by prompt.
+    """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved
+    prompt by prompt.
 
-    policies: name -> policies, the first `seeds` of which are used; they stay unchanged. suites: names, as in the recording of
-    `baselines`; each has its own run, which includes the suite's own tree.
-    calibration: calibrate too, in pieces between the prompts. settings: fields of EvaluateConfig by name. The same call
-    continues a stopped one.
+    policies: name -> policies, the first `seeds` of which are used; they stay unchanged. suites:
+    names, as in the recording of `baselines`; each has its own run, which includes the suite's own
+    tree.
+    calibration: calibrate too, in pieces between the prompts. settings: fields of EvaluateConfig by
+    name. The same call continues a stopped one.
     """
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
@@ -79,13 +114,25 @@ def decode_live(
     done, timing = [], calibration and Calibration(pair, calibration)
     between = timing and (lambda frac: timing.go_on(frac / len(suites)))
     for suite, own_tree in zip(suites, own_trees, strict=True):
-        trees = {baselines.default: baselines.defaults[0], TUNED: baselines.tuned, PER_SUITE: own_tree}
+        trees = {
+            baselines.default: baselines.defaults[0],
+            TUNED: baselines.tuned,
+            PER_SUITE: own_tree,
+        }
         static = {name: Static.of(tree) for name, tree in trees.items()}
-        compared = {AUTOREGRESSIVE: AUTOREGRESSIVE, **static, RANDOM: baselines.random(), **copy.deepcopy(methods)}
+        compared = {
+            AUTOREGRESSIVE: AUTOREGRESSIVE,
+            **static,
+            RANDOM: baselines.random(),
+            **copy.deepcopy(methods),
+        }
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
         own = dataclasses.replace(config, part="test", name=name)
         done.append(evaluate(compared, suite, pair, own, between=between))
-    tables = [pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles")]
+    tables = [
+        pd.concat([run.read_table(kind) for run in done], ignore_index=True)
+        for kind in ("prompts", "cycles")
+    ]
     labels = {label: (Method.of(label), 0) for label in compared if label not in labels} | labels
     costs = _measured_beside(done[-1], timing) if timing else None
     where = {"temperature": config.temperature, "machine": tables[0]["machine"].iloc[0]}
@@ -100,20 +147,27 @@ def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
     return CostModel.load(path)
 
 
-def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options) -> pd.DataFrame:
+def live_table(
+    live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options
+) -> pd.DataFrame:
     """One row per suite ("all" pools several), method and seed, measured live.
 
-    Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low, _high), speedup
-    over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: after Holm over the policies of
-    a suite. draft_calls and others are per cycle; policy_frac of their time; and metrics.text_facts.
+    Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low,
+    _high), speedup over plain decoding, over_default and over_tuned. p_default_holm and
+    p_tuned_holm: after Holm over the policies of a suite. draft_calls and others are per cycle;
+    policy_frac of their time; and metrics.text_facts.
 
     prefill: False leaves out the prompt's own forward, as replay does. only: (suite,
     prompt, turn) to keep. options: of `stats.interval`.
     """
-    prompts = live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
+    prompts = (
+        live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
+    )
     prompts = prompts if prefill else _without_prefill(prompts)
     if prompts.empty:
-        raise SpecdecError("there is nothing to compare: no prompt was decoded beyond its first token.")
+        raise SpecdecError(
+            "there is nothing to compare: no prompt was decoded beyond its first token."
+        )
     tested = {label for label, (method, _) in live.labels.items() if method in live.policies}
     table = stats.compare(prompts, AUTOREGRESSIVE, **options)
     table = table.drop(columns=["p_value", "p_holm", *stats.spread_names("mean_speedup")])
@@ -133,13 +187,17 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
 
 
 def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
-    """Tokens after the first (which the prefill yields) and their time; turns that end with it are dropped."""
+    """Tokens after the first (which the prefill yields) and their time; turns that end with it are
+    dropped.
+    """
     longer = prompts[prompts.groupby(TURN)["new_tok"].transform("min") > 1]
     return longer.assign(new_tok=longer["new_tok"] - 1, total_ms=longer["decode_ms"])
 
 
 def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
-    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are equal and correct."""
+    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are equal
+    and correct.
+    """
     keys = [*TURN, "method", "repeat"]
     cycles, prompts = stats.with_all(cycles.merge(prompts[keys], on=keys)), stats.with_all(prompts)
     groups = cycles.groupby(["suite", "method"], sort=False)
@@ -149,19 +207,24 @@ def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
-    """Replay's predictions next to live measurements, on common turns and without prefill on both sides.
+    """Replay's predictions next to live measurements, on common turns and without prefill on both
+    sides.
 
-    A live first cycle includes the drafter's reading of the prompt, so costs measured alongside add that to the turns of methods
-    that draft.
+    A live first cycle includes the drafter's reading of the prompt, so costs measured alongside add
+    that to the turns of methods that draft.
 
-    Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
-    <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt);
-    replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off.
-    Both sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
+    Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with
+    its interval, <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the
+    prediction; NA for a single prompt); replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off. Both
+    sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
     """
-    turns = comparison.turns.merge(_without_prefill(live.prompts)[[*TURN, "prompt_tok"]].drop_duplicates(), on=TURN)
+    turns = comparison.turns.merge(
+        _without_prefill(live.prompts)[[*TURN, "prompt_tok"]].drop_duplicates(), on=TURN
+    )
     if turns.empty:
-        raise SpecdecError("replay and live share no turn; compare on the same suites, and record their test part.")
+        raise SpecdecError(
+            "replay and live share no turn; compare on the same suites, and record their test part."
+        )
     if live.costs is not None:
         turns["time_ms"] += (turns["draft_calls"] > 0) * live.costs.reading_ms(turns["prompt_tok"])
         least = np.minimum(turns.groupby(TURN)["time_ms"].transform("min"), turns["plain_ms"])
@@ -169,26 +232,40 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
         turns["time_ms"] = turns["time_ms"].mask(turns["method"] == compare.CLAIRVOYANT, least)
     keys = ["suite", "method", "seed"]
     predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
-    both = live_table(live, prefill=False, only=turns, **options).merge(predicted, on=keys, suffixes=("", "_replay"))
+    both = live_table(live, prefill=False, only=turns, **options).merge(
+        predicted, on=keys, suffixes=("", "_replay")
+    )
     table = both[[*keys, "prompts"]].copy()
     for name in RATIOS:
         replayed, low, high = both[f"{name}_replay"], both[f"{name}_low"], both[f"{name}_high"]
         table[f"replay_{name}"] = replayed
-        table[f"live_{name}"], table[f"live_{name}_low"], table[f"live_{name}_high"] = both[name], low, high
+        table[f"live_{name}"], table[f"live_{name}_low"], table[f"live_{name}_high"] = (
+            both[name],
+            low,
+            high,
+        )
         table[f"{name}_off"] = replayed / both[name] - 1
         table[f"{name}_inside"] = replayed.between(low, high).astype("boolean").mask(low.isna())
-    table["replay_ms_per_tok"], table["live_ms_per_tok"] = both["ms_per_tok"], 1e3 / both["tok_per_s"]
+    table["replay_ms_per_tok"], table["live_ms_per_tok"] = (
+        both["ms_per_tok"],
+        1e3 / both["tok_per_s"],
+    )
     table["ms_per_tok_off"] = table["replay_ms_per_tok"] / table["live_ms_per_tok"] - 1
     return table.join(both[[*identity.FIELDS, "temperature", "machine"]])
 
 
 def agreement(table: pd.DataFrame) -> dict[str, float]:
-    """Accuracy of replay's predictions over all methods of a table of `beside`, all suites together, as numbers by name.
+    """Accuracy of replay's predictions over all methods of a table of `beside`, all suites
+    together, as numbers by name.
 
-    methods; median_frac and worst_frac: errors of milliseconds per token; spearman: their rank correlation; gain_median and
-    gain_worst: difference between predicted and live gain over the tuned tree (0.02 is two percentage points).
+    methods; median_frac and worst_frac: errors of milliseconds per token; spearman: their rank
+    correlation; gain_median and
+    gain_worst: difference between predicted and live gain over the tuned tree (0.02 is two
+    percentage points).
     """
-    rows = table[table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])]
+    rows = table[
+        table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])
+    ]
     off = rows["ms_per_tok_off"].abs()
     gains = (rows["replay_over_tuned"] - rows["live_over_tuned"]).abs()[rows["method"] != TUNED]
     facts = {"methods": len(rows), "median_frac": off.median(), "worst_frac": off.max()}
@@ -201,10 +278,13 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
 class LiveCheck:
     """The result of `live_check`.
 
-    table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k, predicted_ms and measured_ms
-    per token (prefill excluded), error_frac: predicted speed (tokens per second) over the measured one, less 1;
-    predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac: their ratio, less 1;
-    within_costs: whether a tree's error, beyond the one common to all trees, is within the costs' stated uncertainty.
+    table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k,
+    predicted_ms and measured_ms per token (prefill excluded), error_frac: predicted speed (tokens
+    per second) over the measured one, less 1;
+    predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac:
+    their ratio, less 1;
+    within_costs: whether a tree's error, beyond the one common to all trees, is within the costs'
+    stated uncertainty.
     """
 
     table: pd.DataFrame
@@ -212,7 +292,9 @@ class LiveCheck:
     drift_frac: float  # relative extra time of all trees together over the prediction
     turns: int  # number compared
     left_out: int  # turns whose live text differs from the recording (half precision)
-    cycles_differing: int  # pairs of turn and tree with other cycles than predicted: 0 if the recording is exact
+    cycles_differing: (
+        int  # pairs of turn and tree with other cycles than predicted: 0 if the recording is exact
+    )
     run: runs.Run  # the bench's
     costs: CostModel = dataclasses.field(repr=False)  # used for the prediction
     trace: Trace = dataclasses.field(repr=False)  # the compared turns
@@ -220,7 +302,9 @@ class LiveCheck:
     def priced(self, costs: CostModel) -> LiveCheck:
         """The same decodings beside the predictions of other costs."""
         chosen = {row["method"]: tree_of(row) for row in self.trees.to_dict("records")}
-        return dataclasses.replace(check_predictions(self.trace, costs, chosen, self.run), left_out=self.left_out)
+        return dataclasses.replace(
+            check_predictions(self.trace, costs, chosen, self.run), left_out=self.left_out
+        )
 
     @property
     def trees(self) -> pd.DataFrame:
@@ -229,7 +313,8 @@ class LiveCheck:
 
     @property
     def facts(self) -> dict[str, float]:
-        """All single-number results; median and worst: a tree's error, of its speed and of its speed-up over plain decoding.
+        """All single-number results; median and worst: a tree's error, of its speed and of its
+        speed-up over plain decoding.
 
         uncertainty_frac: the costs' relative uncertainty (95 %) in comparing two predicted trees.
         """
@@ -238,14 +323,24 @@ class LiveCheck:
         facts = {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
         facts["uncertainty_frac"] = self.costs.uncertainty_frac
         for kind, found in (("median", off.median()), ("worst", off.max())):
-            facts |= {f"{kind}_frac": found["error_frac"], f"{kind}_relative_frac": found["relative_frac"]}
-        return {name: float(value) if isinstance(value, np.floating) else value for name, value in facts.items()}
+            facts |= {
+                f"{kind}_frac": found["error_frac"],
+                f"{kind}_relative_frac": found["relative_frac"],
+            }
+        return {
+            name: float(value) if isinstance(value, np.floating) else value
+            for name, value in facts.items()
+        }
 
 
-def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3") -> dict:
-    """name -> TreeConfig: the default, the tree tuned on `part`, and others evenly spread over the ranking there.
+def pick_trees(
+    trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3"
+) -> dict:
+    """name -> TreeConfig: the default, the tree tuned on `part`, and others evenly spread over the
+    ranking there.
 
-    Sizes are SIZES, depths and widths those of the recording. default: a name of TREES or a TreeConfig.
+    Sizes are SIZES, depths and widths those of the recording. default: a name of TREES or a
+    TreeConfig.
     """
     default = default if isinstance(default, TreeConfig) else TREES[default]
     trace = trace.select(part=part)
@@ -274,19 +369,22 @@ def live_check(
     config: EvaluateConfig | None = None,
     **settings,
 ) -> LiveCheck:
-    """Decode prompts of the recording with every tree, interleaved, and compare with replay's predictions for these turns.
+    """Decode prompts of the recording with every tree, interleaved, and compare with replay's
+    predictions for these turns.
 
-    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: those recorded, if the recording is not of suites by
-    name. settings: fields of EvaluateConfig; limit (2) takes the recording's first prompts per suite, of its part
-    (test). The recording must be the pair's own and greedy, the cost model of this pair, precision and machine.
-    costs: or how to measure them, in pieces between the prompts: then a change of the machine's speed since calibration is no
-    error of the prediction.
+    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: those recorded, if the
+    recording is not of suites by name. settings: fields of EvaluateConfig; limit (2) takes the
+    recording's first prompts per suite, of its part (test). The recording must be the pair's own
+    and greedy, the cost model of this pair, precision and machine.
+    costs: or how to measure them, in pieces between the prompts: then a change of the machine's
+    speed since calibration is no error of the prediction.
 
     >>> import specdec
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
-    >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, name="example", progress=False)
+    >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
     >>> trace = specdec.record(pair, texts, **options)
-    >>> from specdec.costs.profiles import profile  # in place of specdec.calibrate(pair), which takes a while
+    # in place of specdec.calibrate(pair), which takes a while
+    >>> from specdec.costs.profiles import profile
     >>> sheet = profile("roofline-a100-llama-8b-eager")
     >>> costs = dataclasses.replace(sheet, kind="calibrated", pair="tiny", dtype="float32")
     >>> trees = {"small": specdec.TreeConfig(4, 1, 3), "large": specdec.TreeConfig(12, 3, 3)}
@@ -297,48 +395,81 @@ def live_check(
     config = runs.configured(config or CHECKED, EvaluateConfig, settings)
     _check(pair, trace, costs, trees)
     trace, header = trace.select(part=config.part), trace.header
-    first = trace.turns.drop_duplicates("prompt").groupby("suite", sort=False).head(config.limit)["prompt"]
+    first = (
+        trace.turns.drop_duplicates("prompt")
+        .groupby("suite", sort=False)
+        .head(config.limit)["prompt"]
+    )
     trace = trace.select(trace.turns["prompt"].isin(first))
     items = _items(trace, prompts, config.folder, header.get("seed", 0))
     for tree in trees.values():
         judged_shapes(trace, tree)  # refuses unrecorded trees before anything is decoded
-    methods = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {name: Static.of(tree) for name, tree in trees.items()}
+    methods = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {
+        name: Static.of(tree) for name, tree in trees.items()
+    }
     decoding = dict(max_new_tokens=header["max_new_tokens"], temperature=0.0, limit=None, part=None)
     timing = Calibration(pair, costs) if isinstance(costs, CalibrateConfig) else None
-    run = evaluate(methods, items, pair, dataclasses.replace(config, **decoding), between=timing and timing.go_on)
+    run = evaluate(
+        methods,
+        items,
+        pair,
+        dataclasses.replace(config, **decoding),
+        between=timing and timing.go_on,
+    )
     return check_predictions(trace, _measured_beside(run, timing) if timing else costs, trees, run)
 
 
-def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run) -> LiveCheck:
+def check_predictions(
+    trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run
+) -> LiveCheck:
     """The LiveCheck of a finished bench run of the turns of `trace`, plain and with `trees`."""
     rows = run.read_table("prompts").merge(trace.turns[[*TURN, "kept_tok"]], on=TURN)
-    same_text = (rows["same"] & (rows["new_tok"] == rows["kept_tok"])).groupby([rows[name] for name in TURN]).all()
+    same_text = (
+        (rows["same"] & (rows["new_tok"] == rows["kept_tok"]))
+        .groupby([rows[name] for name in TURN])
+        .all()
+    )
     index = pd.MultiIndex.from_frame(trace.turns[TURN])
     compared = trace.select(same_text.reindex(index, fill_value=False).to_numpy())
     predicted = {name: static_turns(compared, costs, tree) for name, tree in trees.items()}
     turns = next(iter(predicted.values()))
-    read_ms = costs.reading_ms(compared.turns["prompt_tok"].to_numpy())  # the live first cycle includes it
+    read_ms = costs.reading_ms(
+        compared.turns["prompt_tok"].to_numpy()
+    )  # the live first cycle includes it
     for name, tree in trees.items():
         predicted[name]["time_ms"] += read_ms * (tree.verify_nodes > 0)
     predicted = {AUTOREGRESSIVE: turns.assign(time_ms=turns["plain_ms"]), **predicted}
     predicted = pd.concat([turns.assign(method=name) for name, turns in predicted.items()])
     both = predicted.merge(rows, on=[*TURN, "method"], suffixes=("_predicted", ""))
     sums = both.groupby("method", sort=False)[["new_tok_predicted", "time_ms", "decode_ms"]].sum()
-    table = pd.DataFrame([setting(trees[name]) if name in trees else {} for name in sums.index], sums.index, SETTING)
+    table = pd.DataFrame(
+        [setting(trees[name]) if name in trees else {} for name in sums.index], sums.index, SETTING
+    )
     table = table.astype(dict.fromkeys(SETTING[:-1], "Int64"))
     for kind, column in (("predicted", "time_ms"), ("measured", "decode_ms")):
         table[f"{kind}_ms"] = ms_per_tok(sums[column], sums["new_tok_predicted"])
-        table[f"{kind}_speedup"] = speedup(table.loc[AUTOREGRESSIVE, f"{kind}_ms"], table[f"{kind}_ms"])
+        table[f"{kind}_speedup"] = speedup(
+            table.loc[AUTOREGRESSIVE, f"{kind}_ms"], table[f"{kind}_ms"]
+        )
     table["error_frac"] = table["measured_ms"] / table["predicted_ms"] - 1
     table["relative_frac"] = table["predicted_speedup"] / table["measured_speedup"] - 1
     times = table.loc[list(trees), ["predicted_ms", "measured_ms"]]
     spearman = float(times["predicted_ms"].corr(times["measured_ms"], method="spearman"))
     drift_frac = float(times["measured_ms"].sum() / times["predicted_ms"].sum() - 1)
     apart = np.log(table["error_frac"] + 1) - np.log1p(drift_frac)
-    table["within_costs"] = (apart.abs() <= costs.uncertainty_frac).where(table.index != AUTOREGRESSIVE)
+    table["within_costs"] = (apart.abs() <= costs.uncertainty_frac).where(
+        table.index != AUTOREGRESSIVE
+    )
     differing = (both["cycles"] != both["cycles_predicted"]) & (both["method"] != AUTOREGRESSIVE)
     counts = len(compared.turns), len(trace.turns) - len(compared.turns), int(differing.sum())
-    shown = ["predicted_ms", "measured_ms", "error_frac", "predicted_speedup", "measured_speedup", "relative_frac"]
+    shown = [
+        "predicted_ms",
+        "measured_ms",
+        "error_frac",
+        "predicted_speedup",
+        "measured_speedup",
+        "relative_frac",
+    ]
     table = table[[*SETTING, *shown, "within_costs"]].reset_index()
     return LiveCheck(table, spearman, drift_frac, *counts, run, costs, compared)
 
@@ -346,19 +477,24 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
 def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) -> None:
     here, header = describe_pair(pair), trace.header
     if header.get("temperature", 0.0) != 0:
-        raise SpecdecError("a live check decodes greedily, but this recording was sampled; record with temperature=0.")
+        raise SpecdecError(
+            "a live check decodes greedily, but this recording was sampled; record greedily."
+        )
     if isinstance(costs, CostModel) and (costs.kind != "calibrated" or not costs.check_machine()):
         why = f"the cost model {costs.name!r} is not of this machine"
         raise SpecdecError(f"{why}; run specdec.calibrate(pair) here first.")
-    whose = [("recording", header["pair"], header.get("dtype"), header.get("weights") == here["weights"])]
+    whose = [
+        ("recording", header["pair"], header.get("dtype"), header.get("weights") == here["weights"])
+    ]
     if isinstance(costs, CostModel):
         whose.append(("cost model", costs.pair, costs.dtype, costs.pair == here["pair"]))
     for what, name, dtype, same in whose:
         if not same or dtype != here["dtype"]:
-            why = f"the {what} belongs to the pair {name!r} in {dtype}, not to this {here['pair']!r} in {here['dtype']}"
+            of_pair = f"{here['pair']!r} in {here['dtype']}"
+            why = f"the {what} belongs to the pair {name!r} in {dtype}, not to this {of_pair}"
             raise SpecdecError(f"{why}; record and calibrate this pair.")
     if not isinstance(trees, dict) or len(trees) < 2 or AUTOREGRESSIVE in trees:
-        why = f"trees is a dictionary of two or more names, none of them {AUTOREGRESSIVE!r}, and TreeConfigs"
+        why = f"trees is a dict of two or more names, none {AUTOREGRESSIVE!r}, and TreeConfigs"
         raise SpecdecError(f"{why}; see pick_trees.")
 
 

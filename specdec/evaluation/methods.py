@@ -1,4 +1,4 @@
-"""Decoding methods by name: a policy, plain decoding, or a peer's decoder; all share the sampling settings."""
+"""Decoding methods by name: a policy or plain decoding; all share the sampling settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from specdec.core.protocols import Drafter
 from specdec.core.records import EXTEND, SIZE
 from specdec.core.tree_config import TREES, tree_from
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import describe_pair, fingerprint
-from specdec.policies import engines
 from specdec.policies.base import combine, load_policy, policy_folder
 
 AUTOREGRESSIVE = "autoregressive"
@@ -43,7 +41,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class DraftedBy:
-    """A policy with its own drafter on the target that all methods share (`load_drafter(..., pair.target)`)."""
+    """A policy with its own drafter on the target that all methods share (`load_drafter(...,
+    pair.target)`).
+    """
 
     drafter: Drafter
     policy: Policy
@@ -67,53 +67,65 @@ def unused_method(method):
     """The method in its given state, for one text."""
     if isinstance(method, DraftedBy):
         return replace(method, policy=unused(method.policy))
-    return method if method is None or isinstance(method, Peer) else unused(method)
+    return None if method is None else unused(method)
 
 
 def method_from(text: str) -> Policy | None:
-    """A method from text: "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", an engine's
-    rule (a name in `engines.NAMES` that needs no costs), or what `load_controller` takes."""
+    """A method from text:
+
+    "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", or what
+    `load_controller` takes.
+    """
     kind, _, numbers = text.partition(":")
     if kind == AUTOREGRESSIVE and not numbers:
         return None
     if kind in TREES and not numbers:
         return Static.of(TREES[kind])
-    if text in engines.NAMES:
-        return engines.unpriced(text)
     if kind != "static":
         if policy_folder(text).is_dir() or "/" in text or "\\" in text:
             return load_policy(text)
-        raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10", *engines.NAMES])
+        raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
     return Static.of(tree_from(numbers))
 
 
 def load_controller(folder: str | Path | list | tuple) -> Policy:
-    """The learned policy of a folder, as in `load_policy`; LTD's two policies also as a pair of folders."""
+    """The learned policy of a folder, as in `load_policy`; LTD's two policies also as a pair of
+    folders.
+    """
     if not isinstance(folder, list | tuple):
         return load_policy(folder)
     both = {policy.kind: policy for policy in map(load_policy, folder)}
     if set(both) != {EXTEND, SIZE}:
-        raise SpecdecError(f"{list(map(str, folder))} must be LTD's two policies, one for depth and one for size.")
+        raise SpecdecError(
+            f"{list(map(str, folder))} must be LTD's two policies, one for depth and one for size."
+        )
     return combine(both[EXTEND], both[SIZE])
 
 
-def named_methods(methods) -> dict[str, Policy | Peer | None]:
-    """{name: policy (perhaps `DraftedBy` another drafter), peer, or None for plain decoding}; texts as in `method_from`."""
+def named_methods(methods) -> dict[str, Policy | None]:
+    """{name:
+
+    policy (perhaps `DraftedBy` another drafter), or None for plain decoding}; texts as in
+    `method_from`.
+    """
     if not isinstance(methods, dict) or not methods:
-        raise SpecdecError("methods is a dict of names and policies, such as {'plain': 'autoregressive'}.")
+        raise SpecdecError(
+            "methods is a dict of names and policies, such as {'plain': 'autoregressive'}."
+        )
     if len(set(map(str, methods))) < len(methods):
-        raise SpecdecError(f"two methods have the same name as text: {', '.join(map(repr, methods))}; rename one.")
+        raise SpecdecError(
+            f"two methods have the same name as text: {', '.join(map(repr, methods))}; rename one."
+        )
     policies = {}
     for name, method in methods.items():
         policy = method_from(method) if isinstance(method, str) else method
-        decodes = policy is None or isinstance(policy, Peer)
-        if not decodes and not all(hasattr(policy, part) for part in ("asks", "limits", "plan", "answer")):
+        if not isinstance(policy, Policy | DraftedBy | None):
             why = f"method {name!r} is a {type(policy).__name__}"
             raise SpecdecError(f"{why}; give a policy, 'autoregressive' or 'static:60,7,10'.")
         policies[str(name)] = policy
     return policies
 
 
-def baseline_of(methods: dict[str, Policy | Peer | None]) -> str:
+def baseline_of(methods: dict[str, Policy | None]) -> str:
     """The method that all others are compared with: plain decoding if present, else the first."""
     return next((name for name, policy in methods.items() if policy is None), next(iter(methods)))

@@ -23,7 +23,12 @@ from specdec.core.verification import truncate
 from specdec.errors import check_name
 from specdec.models import load
 
-GENERATE, LOOKUP, ASSISTED, LLAMA = "generate", "generate, lookup", "generate, early exit", "llama.cpp"
+GENERATE, LOOKUP, ASSISTED, LLAMA = (
+    "generate",
+    "generate, lookup",
+    "generate, early exit",
+    "llama.cpp",
+)
 NAMES = (GENERATE, LOOKUP, ASSISTED, LLAMA)
 LOOKUP_TOK = 10  # tokens copied at once by prompt lookup
 ASSISTANT_FRAC = 0.2  # fraction of the target's layers used as an assistant
@@ -61,7 +66,9 @@ class Transformers(Peer):
     def tokens(self, pair: Pair, ids: list[int], max_new_tokens: int) -> list[int]:
         prompt = torch.tensor([ids], device=pair.target.device)
         options = dict([self.setting] if self.setting else [])
-        options |= dict(eos_token_id=sorted(pair.stop_tokens) or None, pad_token_id=0, do_sample=False)
+        options |= dict(
+            eos_token_id=sorted(pair.stop_tokens) or None, pad_token_id=0, do_sample=False
+        )
         options |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the assistant's settings do not concern the user
@@ -76,7 +83,10 @@ class LlamaCpp(Peer):
     version: str = ""
 
     def tokens(self, pair: Pair, ids: list[int], max_new_tokens: int) -> list[int]:
-        model, tokens = _llama(self.file, pair.target.position_limit or 4096, torch.get_num_threads()), []
+        model, tokens = (
+            _llama(self.file, pair.target.position_limit or 4096, torch.get_num_threads()),
+            [],
+        )
         model.reset()  # no reuse of earlier prompts
         for token in model.generate(ids, temp=0.0):
             tokens.append(token)

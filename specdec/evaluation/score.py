@@ -1,19 +1,22 @@
-"""How good is a controller? It is replayed on the recording that ships, at the prices of several machines.
+"""How good is a controller? It is replayed on the recording that ships, at the prices of several
+machines.
 
-Speed over plain decoding and over the static tree tuned for the machine, with intervals over prompts; the share of the gap between
-that tree and the clairvoyant bound; the time of the policy's own answers, measured here and charged. A policy's file is judged in
-processes of its own (`visitor`). What is accepted is that of the recorded pair, on every machine.
+Speed over plain decoding and over the static tree tuned for the machine, with intervals over
+prompts; the share of the gap between that tree and the clairvoyant bound; the time of the policy's
+own answers, measured here and charged. A policy's file is imported, so its code runs here. What is
+accepted is that of the recorded pair, on every machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,26 +24,49 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.core.policy import Policy, PolicyLike, checked_policy
+from specdec.core.policy import Policy, checked_policy
 from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
-from specdec.errors import SpecdecError, check_kind, door
+from specdec.errors import SpecdecError, check_kind, door, first_line
 from specdec.evaluation import stats
 from specdec.evaluation.compare import CHOSEN_ON, TUNED
 from specdec.evaluation.methods import AUTOREGRESSIVE, method_from
-from specdec.evaluation.visitor import NEW, PACKAGE, visiting
 from specdec.models.fingerprint import fingerprint
-from specdec.policies import engines
+from specdec.policies.base import Learned
 from specdec.replays.oracle import clairvoyant, headroom
-from specdec.replays.replay import answer_ms, replay, usual_ms
+from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static, static_turns
 from specdec.replays.trace import Trace, open_trace
 
-RECORDING = PACKAGE / "report" / "recordings" / "scored"
-MACHINES = ("roofline-h100-llama-8b-graphs", "roofline-a100-llama-8b-eager", "roofline-rtx3090-llama-8b-graphs")
-TIMED_TURNS = 4
-SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 60, 80, 120, 160, 240)  # of trees that are tuned
+NEW = "write one to begin with by score.new_policy(NAME)."
+RECORDING = Path(__file__).parents[1] / "report" / "recordings" / "scored"
+MACHINES = (
+    "roofline-h100-llama-8b-graphs",
+    "roofline-a100-llama-8b-eager",
+    "roofline-rtx3090-llama-8b-graphs",
+)
+SIZES = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    12,
+    16,
+    20,
+    24,
+    32,
+    40,
+    48,
+    60,
+    80,
+    120,
+    160,
+    240,
+)  # of trees that are tuned
 RATIOS = {"speedup": AUTOREGRESSIVE, "over_tuned": TUNED}
 
 
@@ -56,7 +82,9 @@ class Bench:
 
     @classmethod
     def of(cls, recorded: Trace, costs: CostModel) -> Bench:
-        """The tree is the one that the recording names for these prices, else the fastest on its parts for choices."""
+        """The tree is the one that the recording names for these prices, else the fastest on its
+        parts for choices.
+        """
         test = recorded.select(part="test").restrict(costs.ranges)
         known = recorded.header.get("tuned", {}).get(price_key(costs))
         tuned = tree_from(known) if known else tuned_on(recorded, costs)
@@ -79,7 +107,9 @@ class Bench:
             "headroom_frac": headroom(replayed.ms_per_tok, tuned_ms, self.bound_ms),
             "tau": replayed.tau,
             "policy_ms": policy_ms,
-            "policy_frac": float(replayed.table["policy_ms"].sum() / replayed.table["time_ms"].sum()),
+            "policy_frac": float(
+                replayed.table["policy_ms"].sum() / replayed.table["time_ms"].sum()
+            ),
             "tuned": self.tuned.text,
             "beyond_costs": bool(abs(np.log(found["over_tuned"])) > self.costs.uncertainty_frac),
         }
@@ -89,9 +119,10 @@ class Bench:
 class Score:
     """The result of `score`.
 
-    table: one row per machine: prompts, speedup (over plain decoding) and over_tuned with _low and _high, headroom_frac, tau,
-    policy_ms (of one answer), policy_frac (of the time), tuned (the tree), and beyond_costs: whether over_tuned differs from 1 by
-    more than the prices' uncertainty. hashes: of the recording, of each machine's prices, and of the file or the object.
+    table: one row per machine: prompts, speedup (over plain decoding) and over_tuned with _low and
+    _high, headroom_frac, tau, policy_ms (of one answer), policy_frac (of the time), tuned (the
+    tree), and beyond_costs: whether over_tuned differs from 1 by more than the prices' uncertainty.
+    hashes: of the recording, of each machine's prices, and of the file or the object.
     """
 
     name: str
@@ -102,15 +133,15 @@ class Score:
     def sentence(self) -> str:
         """The first machine's row in words."""
         row = self.table.iloc[0]
-        return (
-            f"{self.name} decodes {row['speedup']:.2f} times as fast as plain decoding and {row['over_tuned']:.3f} times as fast "
-            f"as the tuned tree {row['tuned']} ({row['machine']}), and has {row['headroom_frac']:.0%} of the headroom."
-        )
+        speed = f"{self.name} decodes {row['speedup']:.2f} times as fast as plain decoding"
+        tuned = f"{row['over_tuned']:.3f} times as fast as the tuned tree {row['tuned']}"
+        share = f"has {row['headroom_frac']:.0%} of the headroom"
+        return f"{speed} and {tuned} ({row['machine']}), and {share}."
 
 
 @door
 def score(
-    policy: PolicyLike | str | Path,
+    policy: Policy | str | Path,
     *,
     trace: Trace | str | Path | None = None,
     costs: CostModel | str | Path | None = None,
@@ -120,25 +151,36 @@ def score(
 ) -> Score:
     """Judge one controller, in seconds and without a model.
 
-    policy: a Python file with a class, a policy, or a policy's name or folder (`method_from`). trace: a recording or its folder,
-    default the one that ships. costs: its prices, a file or a profile's name, default those beside it. machines: more prices.
-    policy_ms: the time of an answer; None measures it. SpecdecError, in one sentence, for what no policy may do.
+    policy: a policy, a Python file with a subclass of Policy (importing it runs its code: look at
+    it first), or a policy's name or folder (`method_from`). trace: a recording or its folder,
+    default the one that ships. costs: its prices, a file or a profile's name, default those beside
+    it. machines: more prices.
+    policy_ms: the time of an answer; None measures it. SpecdecError, in one sentence, for what no
+    policy may do.
 
     >>> found = score("static:8,3,4", machines=(), progress=False)
     >>> bool(found.table["speedup"][0] > 1), sorted(found.hashes)
     (True, ['policy', 'prices', 'recording'])
     """
     benches = course(trace, costs, machines, progress)
-    with entered(policy, benches) as (name, timed, own):
-        answer = _timed(timed, benches[0]) if policy_ms is None else policy_ms
-        bar = tqdm(zip(benches, own, strict=True), name, len(benches), unit="machine", disable=not progress)
-        table = pd.DataFrame([bench.judge(fresh(), answer) for bench, fresh in bar])
+    name, controller = opened(policy)
+    if policy_ms is None:
+        first = benches[0]
+        policy_ms = answer_ms(first.trace, priced(controller, first.costs), first.costs)
+    rows = []
+    for bench in tqdm(benches, name, unit="machine", disable=not progress):
+        rows.append(bench.judge(priced(controller, bench.costs), policy_ms))
+    table = pd.DataFrame(rows)
     header = benches[0].trace.header
     hashes: dict[str, Any] = {"recording": header.get("checksum", header.get("key"))}
     hashes["prices"] = {bench.costs.name: price_key(bench.costs) for bench in benches}
     if str(policy).endswith(".py"):
-        return Score(name, table, hashes | {"file": hashlib.sha256(Path(policy).read_bytes()).hexdigest()})
-    named = policy if isinstance(policy, str | Path) else runs.content_key(policy=fingerprint(policy))
+        return Score(
+            name, table, hashes | {"file": hashlib.sha256(Path(policy).read_bytes()).hexdigest()}
+        )
+    named = (
+        policy if isinstance(policy, str | Path) else runs.content_key(policy=fingerprint(policy))
+    )
     return Score(name, table, hashes | {"policy": str(named)})
 
 
@@ -159,15 +201,21 @@ def course(
     return [Bench.of(opened, prices(one)) for one in (own, *machines)]
 
 
-_shipped = functools.cache(lambda name: Bench.of(open_trace(RECORDING), prices(name or RECORDING / "costs.json")))
+_shipped = functools.cache(
+    lambda name: Bench.of(open_trace(RECORDING), prices(name or RECORDING / "costs.json"))
+)
 
 
 def tuned_on(recorded: Trace, costs: CostModel) -> TreeConfig:
     """The fastest static tree on the parts for choices; SpecdecError if the recording has none."""
     if not (choosing := recorded.turns["part"].isin(CHOSEN_ON)).any():
-        raise SpecdecError(f"the recording has no part to tune a tree for {costs.name} on; record train or tune.")
+        raise SpecdecError(
+            f"the recording has no part to tune a tree for {costs.name} on; record train or tune."
+        )
     part = recorded.select(choosing).restrict(costs.ranges)
-    return best_static(part, costs, total_tokens=[size for size in SIZES if size <= part.most_nodes + 1])
+    return best_static(
+        part, costs, total_tokens=[size for size in SIZES if size <= part.most_nodes + 1]
+    )
 
 
 def price_key(costs: CostModel) -> str:
@@ -175,40 +223,52 @@ def price_key(costs: CostModel) -> str:
     return runs.content_key(costs=runs.plain(vars(costs)))[:16]
 
 
-@contextlib.contextmanager
-def entered(policy: Any, benches: list[Bench]) -> Iterator[tuple[str, Any, list[Any]]]:
-    """(name, the policy to be timed, one per bench), each a function that returns a fresh one with its bench's prices."""
-    models, name = [bench.costs for bench in benches], type(policy).__name__
-    if str(policy).endswith(".py"):
-        file = Path(policy).resolve()
-        if not file.is_file():
-            raise SpecdecError(f"there is no file {policy}; check the path: {NEW}")
-        with visiting(file, len(models) + 1) as (first, *others):
-            own = [functools.partial(one.open, costs) for one, costs in zip(others, models, strict=True)]
-            yield file.stem, functools.partial(first.open, models[0], slowly=True), own
-        return
-    if isinstance(policy, str | Path):
-        name, deepest = str(policy), benches[0].trace.depth_of(1) + 1
-        policy = engines.shipped(name, deepest, models[0]) if name in engines.NAMES else method_from(name)
-    given = checked_policy(policy)  # None would be the default tree
-    if isinstance(given, engines.Priced):  # a rule that needs prices
-        own = [functools.partial(given.price, costs) for costs in models]
-    else:
-        own = [functools.partial(copy.deepcopy, given)] * len(models)
-    yield name, own[0], own
+def opened(policy: Any) -> tuple[str, Policy]:
+    """(name, policy) of what was given to `score`.
+
+    The code of a Python file runs in this process.
+    """
+    if not isinstance(policy, str | Path):
+        return type(policy).__name__, checked_policy(policy)
+    if not str(policy).endswith(".py"):
+        # None, for plain decoding, would be the default tree
+        return str(policy), checked_policy(method_from(str(policy)))
+    file = Path(policy).resolve()
+    if not file.is_file():
+        raise SpecdecError(f"there is no file {policy}; check the path: {NEW}")
+    module = ModuleType(file.stem)
+    sys.path.append(str(file.parent))
+    try:
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), vars(module))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file raises
+        reason = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+        raise SpecdecError(f"{file.name} failed when it was loaded ({reason}); {NEW}") from error
+    finally:
+        sys.path.remove(str(file.parent))
+    classes = []
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, Policy) and kind.__module__ == file.stem:
+            classes.append(kind)
+    if len(classes) != 1:
+        names = ", ".join(kind.__name__ for kind in classes) or "none"
+        raise SpecdecError(f"{file.name} holds {names} instead of one subclass of Policy; {NEW}")
+    try:
+        return file.stem, checked_policy(classes[0]())
+    except Exception as error:  # noqa: BLE001 - whatever its constructor raises
+        why = f"{file.name} failed when it was loaded ({first_line(error).rstrip('.')})"
+        raise SpecdecError(f"{why}; {NEW}") from error
 
 
-def _timed(fresh: Any, bench: Bench) -> float:
-    """Milliseconds of one answer, on a few turns."""
-    policy, few = fresh(), bench.trace.select(np.arange(len(bench.trace.turns)) < TIMED_TURNS)
-    if not hasattr(policy, "spent_ms"):
-        return answer_ms(few, policy, bench.costs)
-    replay(few, policy, bench.costs)
-    return usual_ms(policy.spent_ms)
+def priced(policy: Policy, costs: CostModel) -> Policy:
+    """A fresh copy of the policy; a rule with a method `price` gets the prices of the machine."""
+    if hasattr(policy, "price") and not isinstance(policy, Learned):
+        return policy.price(costs)
+    return copy.deepcopy(policy)
 
 
 def new_policy(name: str, folder: str | Path = ".") -> Path:
-    """Write `<name>.py`, a policy to begin with; returns the path. SpecdecError for another file's name, or none.
+    """Write `<name>.py`, a policy to begin with; returns the path. SpecdecError for another file's
+    name, or none.
 
     >>> import tempfile
     >>> new_policy("mine", tempfile.mkdtemp()).name
@@ -218,4 +278,6 @@ def new_policy(name: str, folder: str | Path = ".") -> Path:
     if not name.isidentifier() or path.exists():
         why = f"{path} is {'there already' if path.exists() else 'no name of a module'}"
         raise SpecdecError(f"{why}; take another name.")
-    return runs.write_text(path, Path(__file__).with_name("new_policy.txt").read_text(encoding="utf-8"))
+    return runs.write_text(
+        path, Path(__file__).with_name("new_policy.txt").read_text(encoding="utf-8")
+    )

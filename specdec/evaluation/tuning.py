@@ -1,7 +1,8 @@
-"""The tuned static tree: the fastest constant (total_tokens, depth, top_k) on this machine, chosen on tuning prompts.
+"""The tuned static tree: the fastest constant (total_tokens, depth, top_k) on this machine, chosen
+on tuning prompts.
 
-Successive halving: all candidates decode a few prompts, the fastest third decodes more, and so on (Jamieson and Talwalkar
-2016). Each step is a run of the bench: interleaved, warmed up, resumable.
+Successive halving: all candidates decode a few prompts, the fastest third decodes more, and so on
+(Jamieson and Talwalkar 2016). Each step is a run of the bench: interleaved, warmed up, resumable.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ RACED = EvaluateConfig(name="race_static")
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of `tune_static`. table: one row per step and candidate, prompts so far, and whether it was kept."""
+    """The result of `tune_static`.
+
+    table: one row per step and candidate, prompts so far, and whether it was kept.
+    """
 
     policy: Static  # the fastest; `evaluate` refuses to measure it on the prompts it was `tuned_on`
     table: pd.DataFrame
@@ -48,7 +52,9 @@ def default_grid() -> list[TreeConfig]:
     grid = [TreeConfig(1, 0, 1), *(TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7))]
     for total, levels in depths.items():
         widths = (3,) if total <= 8 else (3, 8) if total <= 32 else (6, 10)
-        grid += [TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)]
+        grid += [
+            TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)
+        ]
     return grid
 
 
@@ -66,13 +72,16 @@ def tune_static(
 ) -> Tuning:
     """Find the fastest static tree for `pair` on this machine.
 
-    prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid: the trees to try, default
-    `default_grid()`. first: prompts of the first step. most: prompts used in all. settings: fields of
-    EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
+    prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid:
+    the trees to try, default `default_grid()`. first: prompts of the first step. most: prompts used
+    in all. settings: fields of EvaluateConfig by name. Speed is new tokens over prefill and
+    decoding time.
 
     >>> import specdec
-    >>> pair, trees = specdec.load_pair("tiny", dtype="float32"), [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
-    >>> tuning = tune_static(pair, {"mine": ["What is 2 + 3?"]}, trees, max_new_tokens=8, progress=False)
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> trees = [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
+    >>> few = dict(max_new_tokens=8, progress=False)
+    >>> tuning = tune_static(pair, {"mine": ["Hello."]}, trees, **few)
     >>> tuning.policy.plan in trees, len(tuning.table)
     (True, 2)
     """
@@ -93,7 +102,9 @@ def tune_static(
         done.append(evaluate(policies, items[start:end], pair, config))
         rows.append(done[-1].read_table("prompts"))
         table = _ranked(pd.concat(rows, ignore_index=True), racing).assign(step=step, prompts=end)
-        kept = table["method"].head(math.ceil(len(racing) / KEEP) if end < len(items) else 1).tolist()
+        kept = (
+            table["method"].head(math.ceil(len(racing) / KEEP) if end < len(items) else 1).tolist()
+        )
         tables.append(table.assign(kept=table["method"].isin(kept)))
         racing = {label: racing[label] for label in kept}
         if len(racing) == 1:
@@ -108,8 +119,8 @@ def tune_static(
 class Race:
     """The result of `race_static`.
 
-    table: one row per suite ("all" pools them) and tree decoded in it: suite, SETTING, predicted_ms and measured_ms
-    per token (prefill excluded), fastest.
+    table: one row per suite ("all" pools them) and tree decoded in it: suite, SETTING, predicted_ms
+    and measured_ms per token (prefill excluded), fastest.
     """
 
     tuned: TreeConfig  # the fastest over all suites, among the trees that all suites decoded
@@ -120,8 +131,15 @@ class Race:
 
 
 def finalists(trace, costs, count: int = FINALISTS, **grid) -> list[TreeConfig]:
-    """The fastest static trees on a recording; only the best size of each depth, width and beam. grid: of `static_grid`."""
-    table = static_grid(trace, costs, **grid).sort_values("time_ms", kind="stable").drop_duplicates(SETTING[1:])
+    """The fastest static trees on a recording; only the best size of each depth, width and beam.
+
+    grid: of `static_grid`.
+    """
+    table = (
+        static_grid(trace, costs, **grid)
+        .sort_values("time_ms", kind="stable")
+        .drop_duplicates(SETTING[1:])
+    )
     return list(dict.fromkeys(map(tree_of, table.head(count).to_dict("records"))))
 
 
@@ -136,10 +154,12 @@ def race_static(
     part: str = "tune",
     **settings,
 ) -> Race:
-    """The strongest static trees: chosen by replay, then raced live, on the same part of the same suites.
+    """The strongest static trees: chosen by replay, then raced live, on the same part of the same
+    suites.
 
-    Every suite is decoded by the `count` trees that replay finds fastest over all suites, and by those it finds fastest
-    on this one. trace: a recording of suites by name. settings: fields of EvaluateConfig by name.
+    Every suite is decoded by the `count` trees that replay finds fastest over all suites, and by
+    those it finds fastest on this one. trace: a recording of suites by name. settings: fields of
+    EvaluateConfig by name.
     """
     config = runs.configured(config or RACED, EvaluateConfig, settings)
     trace = trace.select(part=part)
@@ -156,25 +176,52 @@ def race_static(
         measured = turns.groupby("method")[["decode_ms", "new_tok"]].sum()
         for tree in trees:
             predicted = static_turns(parts[suite], costs, tree)[["time_ms", "new_tok"]].sum()
-            rows.append({"suite": suite, "tree": tree, **measured.loc[tree.text], **predicted.add_prefix("predicted_")})
-        digests |= {item.digest for item in gather(suite, limit=config.limit, part=part, folder=config.folder)}
+            rows.append(
+                {
+                    "suite": suite,
+                    "tree": tree,
+                    **measured.loc[tree.text],
+                    **predicted.add_prefix("predicted_"),
+                }
+            )
+        digests |= {
+            item.digest
+            for item in gather(suite, limit=config.limit, part=part, folder=config.folder)
+        }
     found = pd.DataFrame(rows)
-    together = found[found["tree"].isin(pooled)].groupby("tree", sort=False).sum(numeric_only=True).reset_index()
+    together = (
+        found[found["tree"].isin(pooled)]
+        .groupby("tree", sort=False)
+        .sum(numeric_only=True)
+        .reset_index()
+    )
     found = pd.concat([found, together.assign(suite="all")], ignore_index=True)
     found["measured_ms"] = ms_per_tok(found["decode_ms"], found["new_tok"])
     found["predicted_ms"] = ms_per_tok(found["predicted_time_ms"], found["predicted_new_tok"])
-    fastest = found.loc[found.groupby("suite", sort=False)["measured_ms"].idxmin()].set_index("suite")["tree"]
+    fastest = found.loc[found.groupby("suite", sort=False)["measured_ms"].idxmin()].set_index(
+        "suite"
+    )["tree"]
     found["fastest"] = found["tree"] == found["suite"].map(fastest)
     named = pd.DataFrame([setting(tree) for tree in found["tree"]])
-    table = pd.concat([found[["suite"]], named, found[["predicted_ms", "measured_ms", "fastest"]]], axis=1)
-    return Race(fastest["all"], {suite: fastest[suite] for suite in suites}, table, frozenset(digests), tuple(done))
+    table = pd.concat(
+        [found[["suite"]], named, found[["predicted_ms", "measured_ms", "fastest"]]], axis=1
+    )
+    return Race(
+        fastest["all"],
+        {suite: fastest[suite] for suite in suites},
+        table,
+        frozenset(digests),
+        tuple(done),
+    )
 
 
-def tune_gate(trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), saved=(0.1, 0.2, 0.3, 0.4)) -> pd.DataFrame:
+def tune_gate(
+    trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), saved=(0.1, 0.2, 0.3, 0.4)
+) -> pd.DataFrame:
     """Every `CopyGate` in replay, one row each, fastest first: GATE_COLUMNS.
 
-    trace: a recording of a drafter that copies. trees: drafted when the copies are too unlikely; each also appears without a
-    gate, with copied_tokens and saved_frac missing.
+    trace: a recording of a drafter that copies. trees: drafted when the copies are too unlikely;
+    each also appears without a gate, with copied_tokens and saved_frac missing.
     """
     if trace.copies is None or not trace.forwards:
         why = "a gate chooses between copies and a network's tree"
@@ -190,7 +237,9 @@ def tune_gate(trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), save
 
 
 def decodings(candidates: int, prompts: int, first: int = 4) -> int:
-    """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for estimates."""
+    """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for
+    estimates.
+    """
     count, left = 0, candidates
     for start, end in _steps(prompts, candidates, first):
         count, left = count + (end - start) * left, math.ceil(left / KEEP)
@@ -198,7 +247,9 @@ def decodings(candidates: int, prompts: int, first: int = 4) -> int:
 
 
 def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
-    """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists see most."""
+    """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists
+    see most.
+    """
     bounds, size, left = [0], first, candidates
     while left > KEEP and bounds[-1] + size < prompts:
         bounds.append(bounds[-1] + size)

@@ -1,11 +1,9 @@
-"""Recorded columns of candidates copied from the text. They are exact, since they depend on the text alone.
+"""Recorded columns of candidates copied from the text; exact, as they depend on the text alone.
 
-       copied_ranks      the target's path in the trie alone, for plans of CopiedTree and drafters that only copy
-    copied_scores     the trie's nodes, best first
-       ranks of k        the path in trie and drafted tree merged, replacing its ranks in the tree alone
-    candidates of k   nodes of both after each expansion
-
-Knows nothing about files, policies or costs.
+   copied_ranks      the target's path in the trie alone, for CopiedTree and pure copiers
+copied_scores     the trie's nodes, best first
+   ranks of k        the path in trie and drafted tree merged, replacing the tree's own ranks
+candidates of k   nodes of both after each expansion
 """
 
 from __future__ import annotations
@@ -34,51 +32,62 @@ def tries_of(drafter: Drafter, tokens: Tensor, contexts: Tensor) -> list[Trie]:
 
 
 def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
-    """copied_ranks int16 [R, J] and copied_scores float32 [R, N], filled with -inf. path int64 [R, J]."""
-    ranks = np.stack([_ranks(Merged(Pool([-1], [0.0]), trie), p) for trie, p in zip(tries, path.tolist(), strict=True)])
+    """copied_ranks int16 [R, J] and copied_scores float32 [R, N], filled with -inf.
+
+    path int64 [R, J]: the target's next tokens.
+    """
+    ranks = []
     scores = np.full((len(tries), max(1, *map(len, tries))), -np.inf, dtype=np.float32)
-    for row, trie in enumerate(tries):
+    for row, (trie, following) in enumerate(zip(tries, path.tolist(), strict=True)):
+        ranks.append(_ranks(Merged(Pool([-1], [0.0]), trie), following))
         scores[row, : len(trie)] = sorted(trie.scores, reverse=True)
-    return {"copied_ranks": ranks, "copied_scores": scores}
+    return {"copied_ranks": np.stack(ranks), "copied_scores": scores}
 
 
 def merged_columns(batch: TreeBatch, tries: list[Trie], path: Tensor, top_k: int) -> Columns:
-    """ranks int16 [R, J, J] and candidates int16 [R, J] of one k, of whole trees (a `TreeBatch`) merged with tries."""
+    """ranks int16 [R, J, J] and candidates int16 [R, J] of whole trees merged with tries."""
     ranks, candidates = [], []
-    for row, (trie, own_path) in enumerate(zip(tries, path.tolist(), strict=True)):
+    for row, (trie, following) in enumerate(zip(tries, path.tolist(), strict=True)):
         merged = [Merged(pool, trie) for pool in _pools(batch, row, top_k)]
-        ranks.append(np.stack([_ranks(one, own_path) for one in merged]))
-        candidates.append([len(one) - 1 for one in merged])
+        ranks.append(np.stack([_ranks(nodes, following) for nodes in merged]))
+        candidates.append([len(nodes) - 1 for nodes in merged])
     counts = np.array(candidates, dtype=np.int16)
     return {Column("ranks", top_k): np.stack(ranks), Column("candidates", top_k): counts}
 
 
 def _pools(batch: TreeBatch, row: int, top_k: int) -> Iterator[Pool]:
     """The pool of one tree after 0, 1, ... expansions."""
-    tokens, scores = [-1, *batch.tokens[row].tolist()], [0.0, *batch.scores[row].tolist()]
-    expanded, start = [0], 1
+    tokens = [-1, *batch.tokens[row].tolist()]
+    scores = [0.0, *batch.scores[row].tolist()]
+    expanded = [0]
+    start = 1
+    # no expansion follows the last level
     for level, beam in enumerate([*batch.beams[row].tolist(), []]):
         size = 1 + pool_size(level, top_k)
         yield Pool(tokens[:size], scores[:size], expanded, top_k)
-        expanded, start = [*expanded, *(start + node for node in beam)], size
+        expanded = [*expanded, *(start + node for node in beam)]
+        start = size
 
 
 def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
-    """int16 [J]: rank of each node on the path among all candidates, NEVER from the first missing one."""
-    place, node = {node: rank for rank, node in enumerate(merged.ranked())}, 0
+    """int16 [J]: rank of each path node among all candidates, NEVER from the first missing one."""
+    place = {node: rank for rank, node in enumerate(merged.ranked())}
     ranks = np.full(len(path), NEVER, dtype=np.int16)
+    node = 0
     for level, token in enumerate(path):
-        if (child := merged.child(node, token)) is None:
+        child = merged.child(node, token)
+        if child is None:
             break
-        node, ranks[level] = child, place[child]
+        ranks[level] = place[child]
+        node = child
     return ranks
 
 
 def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None) -> Trace:
-    """The recording that the same drafter merged with copies of the text (`hybrid`) would give: of every width whose whole trees
-    were recorded. Exact and without models, as copies depend on the text alone.
+    """The recording that the same drafter merged with copies of the text (`hybrid`) would give.
 
-    config: which copies; at most as many levels as the recording's texts continue beyond a position (depth + 1), the default.
+    It has every width whose whole trees were recorded. config: which copies; at most as many levels
+    as the recording's texts continue beyond a position (depth + 1), the default.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -88,37 +97,55 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None)
     {'levels': 4, 'forwards': True}
     """
     config = config or NgramConfig(levels=trace.depth + 1)
-    if config.levels > trace.depth + 1:
-        raise SpecdecError(f"this recording can judge copies of {trace.depth + 1} tokens, not of {config.levels}.")
-    if not (top_ks := tuple(trace.header["trees"])) or "ids" not in trace.turns or trace.copies:
+    assert config.levels <= trace.depth + 1, "copies are no longer than what the recording knows"
+    top_ks = tuple(trace.header["trees"])
+    if not top_ks or "ids" not in trace.turns or trace.copies:
         why = "copies are merged into a recording of texts and whole trees without copies"
         raise SpecdecError(f"{why}; record again with trees=(4,), for example.")
-    path, parts = torch.from_numpy(trace.text[:, 1:].astype(np.int64)), []
+    # 1. the same columns as `record` computes, turn by turn
+    path = torch.from_numpy(trace.text[:, 1:].astype(np.int64))
+    parts = []
     for turn in trace.turns.itertuples():
         rows = slice(turn.first, turn.first + turn.positions)
-        session, ids = NgramSession(config, odds), torch.tensor(list(turn.ids))
-        tries = [session.copied(ids[: turn.prompt_tok + place + 1]) for place in range(turn.positions)]
-        parts.append(keyed(trie_columns(tries, path[rows])))
+        session = NgramSession(config, odds)
+        ids = torch.tensor(list(turn.ids))
+        ends = range(turn.prompt_tok + 1, turn.prompt_tok + 1 + turn.positions)
+        tries = [session.copied(ids[:end]) for end in ends]
+        part = keyed(trie_columns(tries, path[rows]))
         for top_k in top_ks:
-            tree = [torch.from_numpy(getattr(trace.trees(top_k), name)[rows]) for name in ("scores", "tokens", "beams")]
-            parts[-1] |= merged_columns(TreeBatch(*tree, *tree[:2]), tries, path[rows], top_k)
+            trees = trace.trees(top_k)
+            arrays = (trees.scores, trees.tokens, trees.beams)
+            scores, tokens, beams = (torch.from_numpy(array[rows]) for array in arrays)
+            batch = TreeBatch(scores, tokens, beams, scores, tokens)
+            part.update(merged_columns(batch, tries, path[rows], top_k))
+        parts.append(part)
     columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
+    for kind in ("context_tok", "text", "root_rank"):
+        columns[Column(kind)] = trace.column(kind)
+    # 2. a header of its own, without the family, whose trees hold no copies
     key = runs.content_key(of=trace.header["key"], odds=odds.key, config=config)
-    header = {**trace.header, "top_ks": top_ks, "key": key, "copies": {"levels": config.levels, "forwards": True}}
-    header.pop("family", None)
-    kept = {column: trace.column(*column) for column in [Column("context_tok"), Column("text"), Column("root_rank")]}
-    return Trace(
-        header, trace.turns, {**kept, **columns}, lambda one: None if one.kind == "ranks" else trace.column(*one)
-    )
+    header = {name: value for name, value in trace.header.items() if name != "family"}
+    copies = {"levels": config.levels, "forwards": True}
+    header.update(top_ks=top_ks, key=key, copies=copies)
+
+    def load(column: Column) -> np.ndarray | None:
+        return None if column.kind == "ranks" else trace.column(*column)
+
+    return Trace(header, trace.turns, columns, load)
 
 
 def copy_odds_of(
-    trace: Trace, config: NgramConfig | None = None, learned_from: str = "", rows: np.ndarray | None = None
+    trace: Trace,
+    config: NgramConfig | None = None,
+    learned_from: str = "",
+    rows: np.ndarray | None = None,
 ) -> CopyOdds:
-    """How often copies were right on recorded texts, and the scale of the drafter's scores if whole trees were recorded.
+    """How often copies were right on recorded texts, and the scale of the drafter's scores.
 
-    trace: a recording of the training part, such as trace.select(part="train"). rows: the positions, ascending, from which
-    copies are counted; default those where cycles of copies begin, since over all positions copies are right more often.
+    trace: a recording of the training part, such as trace.select(part="train"). The scale is 1 if
+    no whole trees were recorded. rows: the positions, ascending, from which copies are counted;
+    default those where cycles of copies begin, since over all positions copies are right more
+    often.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -128,25 +155,26 @@ def copy_odds_of(
     (True, 28)
     """
     if "ids" not in trace.turns:
-        raise SpecdecError("this recording is of a version that kept no texts; record again to count copies.")
-    found: list[tuple[Evidence, bool]] = []
+        raise SpecdecError("this recording holds no texts; record again to count copies.")
+    evidence: list[tuple[Evidence, bool]] = []
     for turn in trace.turns.itertuples():
         ends = None
         if rows is not None:
-            inside = (rows >= turn.first) & (rows < turn.first + turn.positions)
-            ends = (turn.prompt_tok + 1 + rows[inside] - turn.first).tolist()
-        found += outcomes(torch.tensor(list(turn.ids)), turn.prompt_tok, config or NgramConfig(), ends)
-    return CopyOdds.from_outcomes(found, _scale(trace), learned_from)
+            inside = rows[(rows >= turn.first) & (rows < turn.first + turn.positions)]
+            ends = (turn.prompt_tok + 1 + inside - turn.first).tolist()
+        ids = torch.tensor(list(turn.ids))
+        evidence += outcomes(ids, turn.prompt_tok, config or NgramConfig(), ends)
+    return CopyOdds.from_outcomes(evidence, _scale(trace), learned_from)
 
 
 def _scale(trace: Trace) -> float:
     """`fit_scale` of all recorded candidates of the narrowest whole trees; 1 without any."""
-    trees = [k for k in trace.header.get("trees", ()) if k in trace.top_ks]
-    if not trees or trace.header.get("copies"):
+    widths = [top_k for top_k in trace.header.get("trees", ()) if top_k in trace.top_ks]
+    if not widths or trace.copies:
         return 1.0
-    scores = trace.trees(min(trees)).scores
+    scores = trace.trees(min(widths)).scores
+    ranks = trace.ranks[min(widths)][:, -1]
     order = np.argsort(-scores, axis=1, kind="stable")
-    ranks = trace.ranks[min(trees)][:, -1]
     right = np.zeros(scores.shape, dtype=bool)
     row, level = np.nonzero(ranks < scores.shape[1])
     right[row, order[row, ranks[row, level]]] = True

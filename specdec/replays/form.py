@@ -25,7 +25,10 @@ def form(first: str) -> pd.DataFrame:
     """The rows of FORMAT.md's table whose first cell is headed "column" or "of a turn", by that cell; texts as they are."""
     lines = (Path(__file__).parent / "FORMAT.md").read_text(encoding="utf-8").splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines[at : lines.index("", at)]]
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in lines[at : lines.index("", at)]
+    ]
     return pd.DataFrame(rows[2:], columns=rows[0]).set_index(first)
 
 
@@ -49,9 +52,14 @@ def check_recording(folder: Path | str) -> tuple[Trace | None, list[str]]:
     promised += [Column("ranks", k) for k in trace.top_ks if trace.forwards]
     whole = [k for k in trace.header.get("trees", ()) if trace.forwards]
     promised += [Column(kind, k) for k in whole for kind in ("scores", "tokens", "beams")]
-    promised += [Column("family_scores", level=level) for level in range(trace.depth + 1) if trace.family]
+    promised += [
+        Column("family_scores", level=level) for level in range(trace.depth + 1) if trace.family
+    ]
     lacking = [column.name for column in promised if column not in columns]
-    faults = [f"the header promises the column {name} and does not list it among its columns." for name in lacking]
+    faults = [
+        f"the header promises the column {name} and does not list it among its columns."
+        for name in lacking
+    ]
     arrays = {}
     for column in columns:
         try:
@@ -73,7 +81,9 @@ def _faults_of_turns(turns: pd.DataFrame) -> Iterator[str]:
             yield f"turns.parquet: {name} holds {turns[name].dtype}, not {kind}."
             return
     parts = sorted(set(turns["part"]) - set(PARTS))
-    yield from (f"turns.parquet: {part!r} is no part; the parts are {', '.join(PARTS)}." for part in parts)
+    yield from (
+        f"turns.parquet: {part!r} is no part; the parts are {', '.join(PARTS)}." for part in parts
+    )
     needed = {"positions": turns["kept_tok"] - 1, "first": numbered(turns)["first"]}
     for name, right in needed.items():
         if len(wrong := np.flatnonzero((turns[name] != right) | (right < 0))):
@@ -86,9 +96,15 @@ def _faults_of_form(trace: Trace, column: Column, array: np.ndarray) -> Iterator
         return
     dtype, shape = form("column").loc[column.kind, ["type", "shape of a row"]]
     nodes = pool_size(trace.depth, column.top_k, column.beam) if column.top_k else 0
-    known = {"64": 64, "k": column.top_k, "C": nodes} | {f"D+{n}": trace.depth + n for n in (1, 2)} | {"D": trace.depth}
+    known = (
+        {"64": 64, "k": column.top_k, "C": nodes}
+        | {f"D+{n}": trace.depth + n for n in (1, 2)}
+        | {"D": trace.depth}
+    )
     wanted = [known.get(size) for size in shape.split(", ") if size]
-    fits = len(wanted) == array.ndim - 1 and all(w in (None, n) for w, n in zip(wanted, array.shape[1:], strict=True))
+    fits = len(wanted) == array.ndim - 1 and all(
+        w in (None, n) for w, n in zip(wanted, array.shape[1:], strict=True)
+    )
     if array.dtype != dtype or not fits:
         given = f"{array.dtype} {list(array.shape[1:])}"
         yield f"{column.name} holds {given} per row, and must hold {dtype} [{shape}] with D = {trace.depth}."
@@ -102,14 +118,21 @@ def _faults_of_values(trace: Trace, arrays: dict[Column, np.ndarray]) -> Iterato
         yield f"context_tok, row {wrong[0]}: it must be the turn's prompt_tok plus the position in the turn."
     level, root = np.arange(trace.depth + 1), arrays.get(Column("root_rank"))
     of_roots = 10 if 10 in trace.top_ks else min(trace.top_ks)  # whose root pass gave root_rank
-    for (_, k, beam, _), ranks in ((column, array) for column, array in arrays.items() if column.kind == "ranks"):
-        wrong = np.any((np.diff(ranks, axis=2) < 0).any((1, 2), keepdims=True) | (ranks < 0), (1, 2))
+    for (_, k, beam, _), ranks in (
+        (column, array) for column, array in arrays.items() if column.kind == "ranks"
+    ):
+        wrong = np.any(
+            (np.diff(ranks, axis=2) < 0).any((1, 2), keepdims=True) | (ranks < 0), (1, 2)
+        )
         if not trace.copies:
             pool = np.array([pool_size(n, k, beam) for n in range(trace.depth + 1)])[:, None]
             wrong |= np.any((ranks != NEVER) & ((ranks >= pool) | (level > level[:, None])), (1, 2))
         if root is not None and not trace.copies and k == of_roots:
             wrong |= np.where(root < k, root, NEVER) != ranks[:, 0, 0]
-        needed = [Column("text"), *(Column(kind, k, beam) for kind in ("scores", "tokens", "beams"))]
+        needed = [
+            Column("text"),
+            *(Column(kind, k, beam) for kind in ("scores", "tokens", "beams")),
+        ]
         if not trace.copies and not wrong.any() and set(needed) <= set(arrays):
             text, scores, tokens, beams = (arrays[column] for column in needed)
             nodes = path_nodes(tokens, beams, text[:, 1:])
@@ -131,17 +154,36 @@ def trace_of(turns: pd.DataFrame, lengths: list[np.ndarray], pair: str) -> Trace
     """
     every = np.concatenate(lengths).astype(int)
     if every.min() < 1:
-        raise SpecdecError("a step yields one token at least, the target's own; these lengths hold smaller ones.")
+        raise SpecdecError(
+            "a step yields one token at least, the target's own; these lengths hold smaller ones."
+        )
     deepest = max(2, int(every.max()) - 1)  # drafts
     level = np.arange(deepest)
     # node j of the chain is on the target's path if j < length - 1, and in the pool after n expansions if j <= n
-    ranks = np.where((level < every[:, None, None] - 1) & (level <= level[:, None]), level, NEVER).astype(np.int16)
+    ranks = np.where(
+        (level < every[:, None, None] - 1) & (level <= level[:, None]), level, NEVER
+    ).astype(np.int16)
     positions = [len(own) for own in lengths]
     turns = numbered(turns.assign(kept_tok=np.add(positions, 1), positions=positions, piece=0))
-    contexts = np.repeat((turns["prompt_tok"] - turns["first"]).to_numpy(), positions) + np.arange(len(every))
-    columns: dict[Column, np.ndarray] = {Column("ranks", 1): ranks, Column("context_tok"): contexts.astype(np.int32)}
+    contexts = np.repeat((turns["prompt_tok"] - turns["first"]).to_numpy(), positions) + np.arange(
+        len(every)
+    )
+    columns: dict[Column, np.ndarray] = {
+        Column("ranks", 1): ranks,
+        Column("context_tok"): contexts.astype(np.int32),
+    }
     columns[Column("root_rank")] = np.where(every > 1, 0, NEVER).astype(np.int16)
-    header = dict(schema=SCHEMA, pair=pair, dtype="float16", temperature=0.0, depth=deepest - 1, top_ks=[1], trees=[])
+    header = dict(
+        schema=SCHEMA,
+        pair=pair,
+        dtype="float16",
+        temperature=0.0,
+        depth=deepest - 1,
+        top_ks=[1],
+        trees=[],
+    )
     header["columns"] = {"positions": [column.stored for column in columns]}
-    header["key"] = runs.content_key(pair=pair, turns=turns.to_dict("records"), lengths=every.tolist())
+    header["key"] = runs.content_key(
+        pair=pair, turns=turns.to_dict("records"), lengths=every.tolist()
+    )
     return Trace(header | dict(most_nodes=deepest, family=[]), turns, columns)

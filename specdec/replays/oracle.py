@@ -1,8 +1,10 @@
-"""The clairvoyant bound: the least time of any controller on a recording, and how close a policy comes to it.
+"""The clairvoyant bound: the least time of any controller on a recording, and how close a policy
+comes to it.
 
     value[p] = min over answers a of cost[p, a] + value[p + accepted(p, a) + 1]
 
-Every cycle's accepted tokens and cost are look-ups, so the best sequence of answers is a shortest path over positions p.
+Every cycle's accepted tokens and cost are look-ups, so the best sequence of answers is a shortest
+path over positions p.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from specdec.core.records import TURN, Rates
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_integer, door
 from specdec.replays import static_trees as trees
-from specdec.replays.static_trees import Beams, CostTables, Ints, Shape, path_ranks, recorded, within
+from specdec.replays.static_trees import (
+    Beams,
+    CostTables,
+    Ints,
+    Shape,
+    path_ranks,
+    recorded,
+    within,
+)
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -27,9 +37,10 @@ from specdec.replays.trace import ROOT_CANDIDATES, Trace
 class Bound(Rates):
     """The result of `clairvoyant`.
 
-    turns: one row per turn, with the columns of `Replayed.table` that apply to a bound. answers: one row per cycle of a fastest
-    sequence: suite, prompt, turn, position, top_k (0: a plain step or copies), beam, expansions, verify_nodes, accepted_tok,
-    time_ms.
+    turns: one row per turn, with the columns of `Replayed.table` that apply to a bound. answers:
+    one row per cycle of a fastest
+    sequence: suite, prompt, turn, position, top_k (0: a plain step or copies), beam, expansions,
+    verify_nodes, accepted_tok, time_ms.
     """
 
     turns: pd.DataFrame
@@ -42,15 +53,22 @@ class Bound(Rates):
 
 @door
 def clairvoyant(
-    trace: Trace, costs: CostModel, top_ks: Ints = None, depths: Ints = None, sizes: Ints = None, beams: Beams = None
+    trace: Trace,
+    costs: CostModel,
+    top_ks: Ints = None,
+    depths: Ints = None,
+    sizes: Ints = None,
+    beams: Beams = None,
 ) -> Bound:
-    """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
+    """The least total time to produce every turn's tokens, over all sequences of answers, one per
+    cycle.
 
-    Without restriction every legal answer is allowed: all recorded (k, n, V), including n = 0 and V = 0, with the beams of
-    `static_trees.BEAMS` if a family was recorded; a plain step; copied candidates alone if the drafter copies; and a flat
-    tree of the root's V best children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root
-    excluded) and beams restrict the trees, and exclude plain steps and flat trees. V is cut to the pool, as in the cycle.
-    Questions cost nothing, nor does reading that the drafter postpones when nothing is drafted.
+    Without restriction every legal answer is allowed: all recorded (k, n, V), including n = 0 and V
+    = 0, with the beams of `static_trees.BEAMS` if a family was recorded; a plain step; copied
+    candidates alone if the drafter copies; and a flat tree of the root's V best children, n = 0 and
+    V > k (RADAR's). top_ks, depths (n), sizes (V, root excluded) and beams restrict the trees, and
+    exclude plain steps and flat trees. V is cut to the pool, as in the cycle. Questions cost
+    nothing, nor does reading that the drafter postpones when nothing is drafted.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -66,128 +84,177 @@ def clairvoyant(
     everything = top_ks is None and depths is None and sizes is None and beams is None
     shapes, depths = recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
+
+    # 1. for every position and accepted length, the cheapest answer that accepts so many tokens
     best = _Cheapest(trace, tables, sizes)
     if trace.forwards:
         best.allow_trees(shapes, depths)
-    if everything and trace.forwards:
-        best.allow_plain_and_flat(shapes)
+        if everything:
+            best.allow_plain_and_flat(shapes)
     if trace.copies and (everything or not trace.forwards):
         best.allow_copies()
+
+    # 2. the shortest path from the first position of every turn to its end
     value_ms, accepted = _least(trace, best.ms)
     cycle_row, cycle_turn = _walk(trace, accepted)
-    accepted_tok = accepted[cycle_row]
+
+    # 3. its cycles as rows
     first = trace.turns["first"].to_numpy()
+    accepted_tok = accepted[cycle_row]
+    chosen, expansions, verify_nodes = best.answer[cycle_row, accepted_tok].T.astype(int)
     answers = trace.turns[TURN].iloc[cycle_turn].reset_index(drop=True)
     answers["position"] = cycle_row - first[cycle_turn]
-    chosen, answers["expansions"], answers["verify_nodes"] = best.answer[cycle_row, accepted_tok].T.astype(int)
+    answers["expansions"] = expansions
+    answers["verify_nodes"] = verify_nodes
     answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
-    answers["beam"] = np.array(["", *(trees.beam_text(beam) for _, beam in shapes)], dtype=object)[chosen]
-    answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), best.ms[cycle_row, accepted_tok]
+    texts = ["", *(trees.beam_text(beam) for _, beam in shapes)]
+    answers["beam"] = np.array(texts, dtype=object)[chosen]
+    answers["accepted_tok"] = accepted_tok.astype(int)
+    answers["time_ms"] = best.ms[cycle_row, accepted_tok]
 
+    # 4. sums per turn
     def per_turn(column: ArrayLike) -> np.ndarray:
         return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
 
-    cycles, cycle_tok = per_turn(np.ones(len(answers))), per_turn(answers["accepted_tok"] + 1)
+    cycles = per_turn(np.ones(len(answers)))
+    cycle_tok = per_turn(answers["accepted_tok"] + 1)
     turns = trees.turn_table(trace, tables, cycles, cycle_tok, value_ms)
-    draft_calls = (answers["expansions"] + 1) * (answers["top_k"] > 0)
-    verified_tok = per_turn(answers["verify_nodes"] + 1)
-    return Bound(turns.assign(draft_calls=per_turn(draft_calls), verified_tok=verified_tok), answers)
+    turns["draft_calls"] = per_turn((answers["expansions"] + 1) * (answers["top_k"] > 0))
+    turns["verified_tok"] = per_turn(answers["verify_nodes"] + 1)
+    return Bound(turns, answers)
 
 
 @door
-def kept_bound(trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any) -> pd.DataFrame:
-    """The least time per turn where a tree is kept for so many `cycles`, as in Re-SpS: columns TURN, part, new_tok, time_ms.
+def kept_bound(
+    trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any
+) -> pd.DataFrame:
+    """The least time per turn where a tree is kept for so many `cycles`, as in Re-SpS: columns
+    TURN, part, new_tok, time_ms.
 
-    total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths, beams of `static_grid`.
-    With cycles=1 the bound of a controller that answers before anything is drafted; the larger, the nearer to one tree a turn.
-    With the trace and costs of `clairvoyant`'s example:
+    total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths,
+    beams of `static_grid`. With cycles=1 the bound of a controller that answers before anything is
+    drafted; the larger, the nearer to one tree a turn. With the trace and costs of `clairvoyant`'s
+    example:
 
-    >>> often, seldom = (kept_bound(trace, costs, cycles, [1, 4, 6])["time_ms"].sum() for cycles in (1, 3))
-    >>> bool(often <= seldom)
+    >>> often = kept_bound(trace, costs, 1, [1, 4, 6])["time_ms"].sum()
+    >>> bool(often <= kept_bound(trace, costs, 3, [1, 4, 6])["time_ms"].sum())
     True
     """
     check_integer("cycles", cycles, 1)
     sizes = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
-    known, depths = recorded(trace, *(shapes.get(name) for name in ("top_ks", "depths", "beams")))
+    restrictions = (shapes.get(name) for name in ("top_ks", "depths", "beams"))
+    known, depths = recorded(trace, *restrictions)
     tables = CostTables.of(trace, costs, known)
-    first, positions = (trace.turns[name].to_numpy() for name in ("first", "positions"))
+    first = trace.turns["first"].to_numpy()
+    positions = trace.turns["positions"].to_numpy()
     end = np.repeat(first + positions, positions)
-    pairs = [(shape, depth) for shape in known for depth in depths if depth <= trace.depth_of(*shape)]
-    walks = [_kept(trace, tables, shape, depth, sizes, end, cycles) for shape, depth in pairs]
-    reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))  # [settings, R]
+    # 1. where so many cycles with each tree lead from every row, and what they cost
+    walks = []
+    for shape in known:
+        for depth in depths:
+            if depth <= trace.depth_of(*shape):
+                walks.append(_kept(trace, tables, shape, depth, sizes, end, cycles))
+    reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))
+    # 2. the least time from every row, the last positions first
     value_ms = np.zeros(len(end) + 1)
     for position in range(positions.max() - 1, -1, -1):
         row = first[positions > position] + position
-        ahead = np.where(reached[:, row] < end[row], value_ms[reached[:, row]], 0.0)
-        value_ms[row] = (spent_ms[:, row] + ahead).min(axis=0)
+        ahead_ms = np.where(reached[:, row] < end[row], value_ms[reached[:, row]], 0.0)
+        value_ms[row] = (spent_ms[:, row] + ahead_ms).min(axis=0)
     return trace.turns[[*TURN, "part"]].assign(new_tok=positions, time_ms=value_ms[first])
 
 
 def _kept(
-    trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray, end: np.ndarray, cycles: int
+    trace: Trace,
+    tables: CostTables,
+    shape: Shape,
+    depth: int,
+    sizes: np.ndarray,
+    end: np.ndarray,
+    cycles: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where so many cycles with one tree lead from every row (at most to its turn's end), and their milliseconds: [sizes, R]."""
-    where, rows = tables.where, np.arange(len(end))
-    verified = np.minimum(sizes[:, None], np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end)))
+    """Where so many cycles with one tree lead from every row, and their time: [sizes, R] each.
+
+    end [R]: the end of each row's turn, which no walk leaves.
+    """
+    where = tables.where
+    rows = np.arange(len(end))
+    offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end))
+    verified = np.minimum(sizes[:, None], offered)
     drafted_ms = tables.before_verification(trace, shape, depth) + tables.verify[where, verified]
     cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
-    following = np.minimum(rows + trees.gained_tok(path_ranks(trace, shape, depth), sizes), end)
-    reached, spent_ms = np.tile(rows, (len(sizes), 1)), np.zeros((len(sizes), len(end)))
+    gained = trees.gained_tok(path_ranks(trace, shape, depth), sizes)
+    following = np.minimum(rows + gained, end)
+    reached = np.tile(rows, (len(sizes), 1))
+    spent_ms = np.zeros((len(sizes), len(end)))
     for _ in range(cycles):
-        going, at = reached < end, np.minimum(reached, len(end) - 1)
-        spent_ms += np.where(going, np.take_along_axis(cycle_ms, at, axis=1), 0.0)
-        reached = np.where(going, np.take_along_axis(following, at, axis=1), reached)
+        going = reached < end
+        row = np.minimum(reached, len(end) - 1)
+        spent_ms += np.where(going, np.take_along_axis(cycle_ms, row, axis=1), 0.0)
+        reached = np.where(going, np.take_along_axis(following, row, axis=1), reached)
     return reached, spent_ms
 
 
 def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:
-    """Share of the gap in speed that a policy captures: (1/policy - 1/tuned) / (1/clairvoyant - 1/tuned).
+    """Share of the gap in speed that a policy captures: (1/policy - 1/tuned) / (1/clairvoyant -
+    1/tuned).
 
-    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, NaN if there is no gap.
+    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, NaN if there is
+    no gap.
 
     >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25
     """
-    try:
-        times = np.broadcast_arrays(*(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant)))
-    except (TypeError, ValueError) as error:
-        raise SpecdecError(f"times are numbers or arrays of one shape, in ms per token ({error}).") from error
-    policy, tuned, least = times
-    if not np.isfinite(times).all() or not ((least > 0) & (least <= np.minimum(tuned, policy) * (1 + 1e-9))).all():
+    times = (policy_ms_per_tok, tuned, clairvoyant)
+    policy, static, least = np.broadcast_arrays(*(np.asarray(time, float) for time in times))
+    possible = (least > 0) & (least <= np.minimum(static, policy) * (1 + 1e-9))
+    if not np.isfinite([policy, static, least]).all() or not possible.all():
         why = "times must be positive and none below the clairvoyant bound"
         raise SpecdecError(f"{why}; take the same turns and costs.")
-    gap = 1 / least - 1 / tuned
-    open_gap = gap > 1e-12 / tuned
-    share = np.where(open_gap, (1 / policy - 1 / tuned) / np.where(open_gap, gap, 1), np.nan)
+    gap = 1 / least - 1 / static
+    open_gap = gap > 1e-12 / static
+    share = np.where(open_gap, (1 / policy - 1 / static) / np.where(open_gap, gap, 1), np.nan)
     return float(share) if share.ndim == 0 else share
 
 
 class _Cheapest:
-    """Least cost `ms` [R, D + 2] of accepting exactly a tokens, and the `answer` that achieves it, int16 [R, D + 2, 3].
+    """Least cost `ms` [R, D + 2] of accepting exactly a tokens, and the `answer` that achieves it,
+    int16 [R, D + 2, 3].
 
     An answer is the number of its (k, beam) among the shapes, from 1 (0: none), then n and V.
     """
 
     def __init__(self, trace: Trace, tables: CostTables, sizes: Ints):
         self.trace, self.tables, most = trace, tables, trace.most_nodes
-        allowed = np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
+        allowed = (
+            np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
+        )
         # [most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 if there is none
         self.next_size = np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
         self.ms = np.full((len(tables.where), trace.depth + 2), np.inf)
         self.answer = np.zeros((*self.ms.shape, 3), dtype=np.int16)
 
-    def put(self, cost_ms: np.ndarray, nodes: np.ndarray, number: int, depth: int, first: int = 0) -> None:
-        """Use an answer wherever it costs less. cost_ms, nodes [R, A]: for accepting `first`, first + 1, ... tokens."""
+    def put(
+        self, cost_ms: np.ndarray, nodes: np.ndarray, number: int, depth: int, first: int = 0
+    ) -> None:
+        """Use an answer wherever it costs less.
+
+        cost_ms, nodes [R, A]: for accepting `first`, first + 1, ... tokens.
+        """
         row, tokens = np.nonzero(cost_ms < self.ms[:, first : first + cost_ms.shape[1]])
         self.ms[row, tokens + first] = cost_ms[row, tokens]
         chosen = np.broadcast_arrays(number, depth, nodes[row, tokens])
         self.answer[row, tokens + first] = np.stack(chosen, axis=-1)
 
-    def put_smallest(self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int) -> None:
-        """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for every accepted length.
+    def put_smallest(
+        self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int
+    ) -> None:
+        """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for
+        every accepted length.
 
-        Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the next one's rank.
-        Verification never gets cheaper with more nodes, so the smallest allowed size is enough.
+        Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the
+        next one's rank. Verification never gets cheaper with more nodes, so the smallest allowed
+        size is enough.
         """
         most, where = self.trace.most_nodes, self.tables.where
         size = self.next_size[np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1) + 1]
@@ -202,15 +269,23 @@ class _Cheapest:
             for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
                 offered = self.trace.candidates(shape[0], depth, shape[1])
                 draft_ms = self.tables.draft[shape][self.tables.where, depth]
-                self.put_smallest(path_ranks(self.trace, shape, depth), offered, draft_ms, number, depth)
+                self.put_smallest(
+                    path_ranks(self.trace, shape, depth), offered, draft_ms, number, depth
+                )
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
         """Plain steps, and flat trees just large enough for the target's token."""
         tables, where, rank = self.tables, self.tables.where, self.trace.root_rank.astype(int)
-        number, cheapest = min(enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum()))
+        number, cheapest = min(
+            enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum())
+        )
         widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
-        nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)  # a tree of at most k nodes is not flat
-        flat_ms = np.where(rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf)
+        nodes = np.minimum(
+            np.maximum(rank, cheapest[0]) + 1, widest
+        )  # a tree of at most k nodes is not flat
+        flat_ms = np.where(
+            rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf
+        )
         self.put(tables.plain_ms[where, None], np.zeros((len(where), 1), int), 0, 0)
         self.put(flat_ms[:, None], nodes[:, None], number, 0, first=1)
 
@@ -218,7 +293,9 @@ class _Cheapest:
         """Trees of copied candidates only."""
         tables, where = self.tables, self.tables.where
         ranks = np.minimum(self.trace.column("copied_ranks").astype(int), self.trace.most_nodes)
-        self.put_smallest(ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0)
+        self.put_smallest(
+            ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0
+        )
 
 
 def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -229,14 +306,19 @@ def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     accepted = np.zeros(len(cost_ms), dtype=np.int64)
     for position in range(positions.max() - 1, -1, -1):
         turn = np.flatnonzero(positions > position)
-        total_ms = cost_ms[first[turn] + position] + value_ms[turn, position + 1 : position + 1 + tokens]
+        total_ms = (
+            cost_ms[first[turn] + position] + value_ms[turn, position + 1 : position + 1 + tokens]
+        )
         accepted[first[turn] + position] = total_ms.argmin(axis=1)
         value_ms[turn, position] = total_ms.min(axis=1)
     return value_ms[:, 0], accepted
 
 
 def _walk(trace: Trace, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and turns of the cycles, each starting where the previous one ended; sorted by row. int [cycles] each."""
+    """Rows and turns of the cycles, each starting where the previous one ended; sorted by row.
+
+    int [cycles] each.
+    """
     row = trace.turns["first"].to_numpy()
     end = row + trace.turns["positions"].to_numpy()
     rows, turns = [], []

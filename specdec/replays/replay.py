@@ -1,12 +1,12 @@
-"""Replay: run any policy on a recording, with the decoding cycle itself driven over ranks and scores instead of models.
+"""Replay: run any policy on a recording, with the decoding cycle itself driven over ranks and
+scores instead of models.
 
-Results of the live engine are looked up, and their times predicted by the cost model. Trees that a recording cannot replay
-exactly (another k, a deeper tree) are refused.
+Results of the live engine are looked up, and their times predicted by the cost model. Trees that a
+recording cannot replay exactly (another k, a deeper tree) are refused.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from specdec.core.clock import Clock, now
 from specdec.core.cycle import begin_turn, run_cycle
-from specdec.core.policy import Chain, Policy, PolicyLike, checked_policy, unused
+from specdec.core.policy import Chain, Policy, checked_policy
 from specdec.core.records import TURN, Cycle, Question, Rates
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
@@ -24,12 +24,19 @@ from specdec.errors import SpecdecError, check_number, door
 from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded
 
 # Sums over cycles: column of a turn -> field of a cycle.
-SUMMED = dict(new_tok="kept_tok", cycle_tok="new_tok", draft_calls="draft_calls", verified_tok="verified_tok")
-SUMMED |= dict(accepted_tok="accepted_tok", time_ms="total_ms", policy_ms="policy_ms")
+SUMMED = {
+    "new_tok": "kept_tok",
+    "cycle_tok": "new_tok",
+    "draft_calls": "draft_calls",
+    "verified_tok": "verified_tok",
+    "accepted_tok": "accepted_tok",
+    "time_ms": "total_ms",
+    "policy_ms": "policy_ms",
+}
 
 
 class ReplayClock(Clock):
-    """A `clock.Clock` whose time is predicted by the cost model. question_ms is charged per question."""
+    """A clock whose time the cost model predicts. question_ms is charged per question."""
 
     def __init__(self, question_ms: float):
         self.question_ms = question_ms
@@ -46,8 +53,14 @@ class ReplayClock(Clock):
         self.policy_ms += self.question_ms
 
     def stop(self) -> dict[str, float]:
-        parts = dict(draft_ms=self.draft_ms, policy_ms=self.policy_ms, verify_ms=self.verify_ms)
-        return parts | dict(commit_ms=0.0, host_ms=self.rest_ms, total_ms=sum(parts.values()) + self.rest_ms)
+        return {
+            "draft_ms": self.draft_ms,
+            "policy_ms": self.policy_ms,
+            "verify_ms": self.verify_ms,
+            "commit_ms": 0.0,
+            "host_ms": self.rest_ms,
+            "total_ms": self.draft_ms + self.policy_ms + self.verify_ms + self.rest_ms,
+        }
 
 
 class ReplayEngine:
@@ -57,21 +70,28 @@ class ReplayEngine:
     """
 
     def __init__(self, trace: Trace, costs: CostModel, limits: TreeConfig, policy_ms: float = 0.0):
-        self.trace, self.costs, self.limits = trace, costs, limits
         check_number("policy_ms", policy_ms)
+        self.trace = trace
+        self.costs = costs
+        self.limits = limits
         self.clock = ReplayClock(costs.question_ms + policy_ms)
-        self.most_expansions = 1 << 30  # no recorded tree reaches the target's context limit
-        self.forwards, self.extra_rows = trace.forwards, 0  # recorded trees have no extra rows
+        # no recorded tree reaches the target's context limit
+        self.most_expansions = 1 << 30
+        self.forwards = trace.forwards
+        # recorded trees have no rows beside them
+        self.extra_rows = 0
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
         self._verify, self._verify_per_tok = costs.lookup(trace.most_nodes)
         self._plan: Plan = TreeConfig(1, 0, 1)
-        self._taken: Plan | None = None
+        self._last_plan: Plan | None = None
         self._looked_up: dict[Plan, tuple[np.ndarray, Any]] = {}
 
     def open(self, turn: int) -> None:
         """Start turn number `turn` of the recording at its first position."""
         self.first, self.positions, self.prompt_tok = self._turns[turn]
-        self.position, self.cycles, self.level = 0, 0, -1
+        self.position = 0
+        self.cycles = 0
+        self.level = -1
 
     @property
     def finished(self) -> bool:
@@ -94,29 +114,42 @@ class ReplayEngine:
         return self._drafted(self.level)
 
     def root(self, plan: Plan) -> None:
-        if plan is not self._taken:
-            self._take(plan)
-        self.level, self._context_tok = 0, self.context_tok
+        # policies mostly answer with the same object, whose look-ups are done
+        if plan is not self._last_plan:
+            self._look_up(plan)
+        self.level = 0
+        self._context_tok = self.context_tok
         self._charge_draft()
 
-    def _take(self, plan: Plan) -> None:
+    def _look_up(self, plan: Plan) -> None:
+        """The ranks and times of a plan's trees; SpecdecError for one that was not recorded."""
         if not isinstance(plan, TreeConfig | CopiedTree):
-            raise SpecdecError("a recording judges trees of TreeConfig only, and copies; measure a StaticShape live.")
-        self._copied = bool(plan.verify_nodes) and not (plan.drafted and self.forwards)
+            why = "a recording judges trees of TreeConfig only, and copies"
+            raise SpecdecError(f"{why}; measure a StaticShape live.")
+        drafts = plan.drafted and self.forwards
+        self._copied = bool(plan.verify_nodes) and not drafts
         if self._copied and self.trace.copies is None:
             why = "a CopiedTree was planned, but the recorded drafter copies nothing"
             raise SpecdecError(f"{why}; record one that does.")
-        self._taken = plan
-        if self._copied or not plan.verify_nodes:  # a plain step: a tree without children, drafted for free
-            self._plan, self._top_k, self._flat_nodes, self._draft = plan, 0, 0, ((0.0,), (0.0,))
+        self._last_plan = plan
+        if self._copied or not plan.verify_nodes:
+            # a plain step or copies: a tree without children, drafted for free
+            self._plan = plan
+            self._top_k = 0
+            self._flat_nodes = 0
+            self._draft = ((0.0,), (0.0,))
             return
         check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
         if plan.flat_nodes > ROOT_CANDIDATES:
-            raise SpecdecError(f"flat_nodes={plan.flat_nodes} was asked for, but {ROOT_CANDIDATES} are recorded.")
-        self._plan, self._top_k, self._flat_nodes = plan, plan.top_k, plan.flat_nodes
+            why = f"flat_nodes={plan.flat_nodes} was asked for"
+            raise SpecdecError(f"{why}, but {ROOT_CANDIDATES} are recorded.")
+        self._plan = plan
+        self._top_k = plan.top_k
+        self._flat_nodes = plan.flat_nodes
         if plan not in self._looked_up:
-            levels = [part.tolist() for part in self.costs.levels(plan.top_k, plan.depth, plan.beam)]
-            self._looked_up[plan] = self.trace.ranks[plan.top_k, plan.beam], levels
+            base, per_tok = self.costs.levels(plan.top_k, plan.depth, plan.beam)
+            ranks = self.trace.ranks[plan.top_k, plan.beam]
+            self._looked_up[plan] = ranks, (base.tolist(), per_tok.tolist())
         self._path_ranks, self._draft = self._looked_up[plan]
 
     def expand(self) -> None:
@@ -130,21 +163,27 @@ class ReplayEngine:
     def verify(self, verify_nodes: int) -> int:
         if verify_nodes > self.trace.most_nodes:
             check_recorded(self.trace, verify_nodes=verify_nodes)
-        self.clock.verify_ms += self._verify[verify_nodes] + self._verify_per_tok[verify_nodes] * self._context_tok
+        slope = self._verify_per_tok[verify_nodes]
+        self.clock.verify_ms += self._verify[verify_nodes] + slope * self._context_tok
+        # a tree holds the best nodes, so the path goes as far as its ranks are below the size
         if not verify_nodes:
             self._accepted_tok = 0
         elif self._copied:
-            self._accepted_tok = int(np.count_nonzero(self.trace.column("copied_ranks")[self.row] < verify_nodes))
+            ranks = self.trace.column("copied_ranks")[self.row]
+            self._accepted_tok = int(np.count_nonzero(ranks < verify_nodes))
         elif self.level == 0 and self._flat_nodes:
             self._accepted_tok = int(self.trace.root_rank[self.row] < verify_nodes)
         else:
-            self._accepted_tok = int(np.count_nonzero(self._path_ranks[self.row, self.level] < verify_nodes))
+            ranks = self._path_ranks[self.row, self.level]
+            self._accepted_tok = int(np.count_nonzero(ranks < verify_nodes))
         return self._accepted_tok
 
     def commit(self) -> int:
         self.clock.rest_ms += self.costs.rest_ms
         self.cycles += 1
-        before, self.position, self.level = self.position, self.position + self._accepted_tok + 1, -1
+        before = self.position
+        self.position += self._accepted_tok + 1
+        self.level = -1
         return int(min(self.position, self.positions) - before)
 
     @property
@@ -160,7 +199,9 @@ class ReplayEngine:
     def copied_scores(self) -> np.ndarray:
         if not self.trace.copies:
             return np.empty(0, np.float32)
-        return np.asarray(self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]])
+        return np.asarray(
+            self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]]
+        )
 
     @property
     def scores(self) -> torch.Tensor:
@@ -182,15 +223,11 @@ class ReplayEngine:
         return torch.from_numpy(self.trace.column("draft_state")[self.row])
 
     @property
-    def matched(self) -> tuple[float, float]:
-        count, child = self.trace.column("matched")[self.row].tolist()
-        there = self.level >= 0 and 0 <= child < self._top_k
-        return float(count), math.exp(self._scores(0)[child]) if there else 0.0
-
-    @property
     def text_state(self) -> torch.Tensor:
         if "text_state" not in self.trace.header:
-            raise SpecdecError("the recording holds no embedding of its text; add it as notebook 40 does.")
+            raise SpecdecError(
+                "the recording holds no embedding of its text; add it as notebook 40 does."
+            )
         return torch.from_numpy(self.trace.column("text_state")[self.row])
 
 
@@ -198,7 +235,8 @@ class ReplayEngine:
 class Replayed(Rates):
     """The result of `replay`.
 
-    table: one row per turn: suite, prompt, turn, part, cycles, SUMMED, plain_ms (plain decoding of the same tokens).
+    table: one row per turn: suite, prompt, turn, part, cycles, SUMMED, plain_ms (plain decoding of
+    the same tokens).
     rows: the cycles, if kept.
     """
 
@@ -209,18 +247,29 @@ class Replayed(Rates):
     def cycles(self) -> pd.DataFrame:
         """One row per cycle with its turn (only with keep_cycles=True)."""
         keys = self.table[TURN].to_dict("records")
-        return pd.DataFrame([{**key, **row.row()} for key, rows in zip(keys, self.rows, strict=True) for row in rows])
+        return pd.DataFrame(
+            [
+                {**key, **row.row()}
+                for key, rows in zip(keys, self.rows, strict=True)
+                for row in rows
+            ]
+        )
 
 
 @door
 def replay(
-    trace: Trace, policy: PolicyLike, costs: CostModel, *, policy_ms: float = 0.0, keep_cycles: bool = False
+    trace: Trace,
+    policy: Policy,
+    costs: CostModel,
+    *,
+    policy_ms: float = 0.0,
+    keep_cycles: bool = False,
 ) -> Replayed:
     """Decode every turn of the recording with `policy`, in the time predicted by `costs`.
 
-    policy_ms: the measured time of one answer (see `answer_ms`), charged with costs.question_ms for every question.
-    A policy that `remembers` stays unchanged: every suite starts with a copy.
-    Raises SpecdecError for answers that were not recorded, and warns if `costs` belong to another machine.
+    policy_ms: the measured time of one answer (see `answer_ms`), charged with costs.question_ms for
+    every question. Raises SpecdecError for answers that were not recorded, and warns if `costs`
+    belong to another machine.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -232,45 +281,46 @@ def replay(
     >>> replayed.tau == live[0].tau
     True
     """
-    given = checked_policy(policy)
+    checked_policy(policy)
     costs.check_machine()
-    engine = ReplayEngine(trace, costs, given.limits, policy_ms)
+    engine = ReplayEngine(trace, costs, policy.limits, policy_ms)
     table, cycles = [], []
-    of_suite = {suite: unused(given) if given.remembers else given for suite in set(trace.turns["suite"])}
     for number, turn in enumerate(trace.turns.to_dict("records")):
-        policy = of_suite[turn["suite"]]
+        # 1. the decoding cycle itself, over recorded trees, until the turn's text ends
         engine.open(number)
         begin_turn(policy, turn["prompt_tok"])
         rows = []
         while not engine.finished:
             rows.append(run_cycle(engine, policy))
-        labels = {name: turn[name] for name in (*TURN, "part")} | {"cycles": len(rows)}
-        sums = {name: sum(getattr(row, field) for row in rows) for name, field in SUMMED.items()}
-        plain_ms = float(np.sum(costs.step_ms(turn["prompt_tok"] + np.arange(turn["positions"]))))
-        table.append(labels | sums | {"plain_ms": plain_ms})
+        # 2. the turn's sums, and the time of plain decoding of the same tokens
+        summed = {name: turn[name] for name in (*TURN, "part")}
+        summed["cycles"] = len(rows)
+        for name, field in SUMMED.items():
+            summed[name] = sum(getattr(row, field) for row in rows)
+        contexts = turn["prompt_tok"] + np.arange(turn["positions"])
+        summed["plain_ms"] = float(np.sum(costs.step_ms(contexts)))
+        table.append(summed)
         cycles.append(rows if keep_cycles else [])
     return Replayed(pd.DataFrame(table), cycles)
 
 
-def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0) -> float:
-    """Measured wall time of one answer of `policy` on this machine: the mean over the questions of a few turns.
+def answer_ms(
+    trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0
+) -> float:
+    """Measured wall time of one answer of `policy` here: the mean over questions of a few turns.
 
-    `others_mb` are read before each answer, to fill the caches as a small pair's draft forward does. The slowest
-    twentieth, which was interrupted, is left out.
+    `others_mb` are read before each answer, to fill the caches as a small pair's draft forward
+    does. The slowest twentieth, which was interrupted, is left out.
     """
     timed = _TimedPolicy(policy, torch.ones(int(others_mb * 2**18)))
     replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)
-    return usual_ms(timed.spent_ms)
-
-
-def usual_ms(spent_ms: list[float]) -> float:
-    """The mean without the slowest twentieth; 0 for none."""
-    kept = sorted(spent_ms)[: max(1, len(spent_ms) - len(spent_ms) // 20)]
-    return float(np.mean(kept)) if kept else 0.0
+    spent_ms = sorted(timed.spent_ms)
+    spent_ms = spent_ms[: max(1, len(spent_ms) - len(spent_ms) // 20)]
+    return float(np.mean(spent_ms)) if spent_ms else 0.0
 
 
 class _TimedPolicy(Chain):
-    """`policy` with the milliseconds of its answers. Before each of them the array `others` is read."""
+    """`policy` with the milliseconds of its answers, before each of which `others` is read."""
 
     def __init__(self, policy: Policy, others: torch.Tensor):
         super().__init__(policy)

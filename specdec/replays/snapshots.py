@@ -1,8 +1,10 @@
-"""Draft-and-verify cycles as plain data for display: the tree, questions and answers, the result and the time.
+"""Draft-and-verify cycles as plain data for display: the tree, questions and answers, the result
+and the time.
 
     recording, turn, policy ──▶ Lane of Snapshots ◀── engine of a live turn
 
-Recorded trees are pruned again in milliseconds, by the cycle that also decodes. Knows nothing about drawing or browsers.
+Recorded trees are pruned again in milliseconds, by the cycle that also decodes. Knows nothing about
+drawing or browsers.
 """
 
 from __future__ import annotations
@@ -34,16 +36,21 @@ from specdec.replays.trace import Trace, open_trace, save_trace
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
-MOST_CHOICES, MOST_VALUES = 8, 12  # of many actions only the likeliest are listed, of values the best
+MOST_CHOICES, MOST_VALUES = (
+    8,
+    12,
+)  # of many actions only the likeliest are listed, of values the best
 PARTS = ("draft", "policy", "verify", "rest")  # parts of a cycle's time
 CLAIRVOYANT = "clairvoyant"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question and its answer. values: probabilities, or predicted values in tokens, of the choices `labels`.
+    """A question and its answer. values: probabilities, or predicted values in tokens, of the
+    choices `labels`.
 
-    unit: of the values; "" for a rule, which has no network. Answers in nodes exclude the root, unlike total_tokens.
+    unit: of the values; "" for a rule, which has no network. Answers in nodes exclude the root,
+    unlike total_tokens.
 
     chosen: index of the chosen one; -1 if the network was not asked or its choice is not listed.
     """
@@ -61,10 +68,14 @@ class Asked:
 class Snapshot:
     """One cycle. Nodes are in creation order, the root first.
 
-    position: index of the root among the new tokens. tree: "total_tokens / depth / k" as drafted and verified.
-    token, parent, score: text, parent (-1 for the root) and cumulative draft log-probability of each drafted node.
-    verified: whether it was sent to the target. accepted: nodes of the accepted path, the root first.
-    bonus: the target's own next token; refused: the likeliest node rejected for it. None if there is none.
+    position: index of the root among the new tokens. tree: "total_tokens / depth / k" as drafted
+    and verified.
+    token, parent, score: text, parent (-1 for the root) and cumulative draft log-probability of
+    each drafted node.
+    verified: whether it was sent to the target. accepted: nodes of the accepted path, the root
+    first.
+    bonus: the target's own next token; refused: the likeliest node rejected for it. None if there
+    is none.
     times: milliseconds by PARTS. kept_tok: new tokens that count.
     """
 
@@ -140,7 +151,10 @@ class Recording:
     def titles(self) -> list[str]:
         """Display names of the turns."""
         turns = enumerate(zip(self.trace.turns["suite"], self.prompts, strict=True), 1)
-        return [f"{number}. {suite}: {' '.join(prompt.split())[:60]}" for number, (suite, prompt) in turns]
+        return [
+            f"{number}. {suite}: {' '.join(prompt.split())[:60]}"
+            for number, (suite, prompt) in turns
+        ]
 
     @property
     def top_ks(self) -> list[int]:
@@ -168,7 +182,9 @@ class Recording:
 def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
     """A recording for display, from a trace and its pair. Turns without a position are left out."""
     if trace.header["pair"] != pair.name:
-        raise SpecdecError(f"this recording was made with the pair {trace.header['pair']!r}, not {pair.name!r}.")
+        raise SpecdecError(
+            f"this recording was made with the pair {trace.header['pair']!r}, not {pair.name!r}."
+        )
     trace = trace.select(trace.turns["positions"].to_numpy() > 0)
     parts = [with_text(trace), *(trace.trees(top_k).tokens for top_k in trace.header["trees"])]
     ids = np.unique(np.concatenate([part.ravel() for part in parts])).tolist()
@@ -176,29 +192,45 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
 
 
 def with_text(trace: Trace) -> np.ndarray:
-    """The recorded text; SpecdecError if an older version left it out, or no whole tree was recorded."""
+    """The recorded text; SpecdecError if an older version left it out, or no whole tree was
+    recorded.
+    """
     if not trace.header.get("trees"):
-        raise SpecdecError("the recording keeps no whole trees; record with trees=(10,) to display them.")
+        raise SpecdecError(
+            "the recording keeps no whole trees; record with trees=(10,) to display them."
+        )
     try:
         return trace.text
     except SpecdecError:
-        raise SpecdecError("this recording is of an earlier version and holds no text; record again.") from None
+        raise SpecdecError(
+            "this recording is of an earlier version and holds no text; record again."
+        ) from None
 
 
-def open_recording(folder: Path, pair: Pair | None = None, costs: CostModel | None = None) -> Recording:
-    """Open what `Recording.save` wrote; other finished recordings need their pair and a cost model."""
+def open_recording(
+    folder: Path, pair: Pair | None = None, costs: CostModel | None = None
+) -> Recording:
+    """Open what `Recording.save` wrote; other recordings need their pair and a cost model."""
     trace = open_trace(folder)
     path = Path(folder) / "texts.json"
     if not path.is_file():
         if pair is None or costs is None:
-            raise SpecdecError(f"{folder} holds no texts.json; give its pair and a cost model as well.")
+            raise SpecdecError(
+                f"{folder} holds no texts.json; give its pair and a cost model as well."
+            )
         return recording_of(trace, pair, costs)
     stored = read_json(path, TextsFile, "write it again", SCHEMA)
     with_text(trace)
-    if len(stored["prompts"]) != len(trace.turns) or not all(token.isdecimal() for token in stored["texts"]):
-        raise SpecdecError(f"{path} does not belong to the turns and tokens of {folder}; write it again.")
+    if len(stored["prompts"]) != len(trace.turns) or not all(
+        token.isdecimal() for token in stored["texts"]
+    ):
+        raise SpecdecError(
+            f"{path} does not belong to the turns and tokens of {folder}; write it again."
+        )
     texts = {int(token): text for token, text in stored["texts"].items()}
-    return Recording(trace, costs or CostModel.load(Path(folder) / "costs.json"), texts, tuple(stored["prompts"]))
+    return Recording(
+        trace, costs or CostModel.load(Path(folder) / "costs.json"), texts, tuple(stored["prompts"])
+    )
 
 
 def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
@@ -210,14 +242,19 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
     special = set(tokenizer.all_special_ids)
-    before = [token for token in tokenizer.encode("a") if token not in special][-1:]  # some drop a text's first space
+    before = [token for token in tokenizer.encode("a") if token not in special][
+        -1:
+    ]  # some drop a text's first space
     head = tokenizer.decode(before) if before else ""
 
     def inside(token: int) -> str:
         whole: str = tokenizer.decode([*before, token])
         return whole[len(head) :] if whole.startswith(head) else str(tokenizer.decode([token]))
 
-    return {token: tokenizer.convert_ids_to_tokens(token) if token in special else inside(token) for token in ids}
+    return {
+        token: tokenizer.convert_ids_to_tokens(token) if token in special else inside(token)
+        for token in ids
+    }
 
 
 def _prompts(trace: Trace) -> list[str]:
@@ -243,7 +280,9 @@ class Watched(Chain):
         before = part.outputs
         answer = answer_of(self.policy, question)
         outputs = part.outputs
-        if outputs is before and not (question.kind == SIZE and outputs is not None and outputs.ndim == 2):
+        if outputs is before and not (
+            question.kind == SIZE and outputs is not None and outputs.ndim == 2
+        ):
             outputs = None  # answered without its network
         if question.kind == PLAN:
             self.planned = answer
@@ -260,7 +299,12 @@ class Watched(Chain):
 def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarray | None) -> Asked:
     """A question, its answer and the network's outputs in words and numbers."""
     kind, now = question.kind, question.expansions
-    told = Asked(kind, now, _in_words(kind, answer), unit="probability" if isinstance(policy, Learned) else "")
+    told = Asked(
+        kind,
+        now,
+        _in_words(kind, answer),
+        unit="probability" if isinstance(policy, Learned) else "",
+    )
     if outputs is None or not isinstance(policy, Learned):
         return told
     if isinstance(policy, ValuePolicy):  # predicted values of every possible stop
@@ -268,11 +312,19 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
             labels, values = [_in_words(SIZE, size) for size in policy.sizes], outputs[0]
         else:
             sizes = outputs.argmax(axis=1)
-            labels = [f"depth {now + n}, {_in_words(SIZE, policy.sizes[size])}" for n, size in enumerate(sizes)]
+            labels = [
+                f"depth {now + n}, {_in_words(SIZE, policy.sizes[size])}"
+                for n, size in enumerate(sizes)
+            ]
             values = outputs.max(axis=1)
         known = np.where(np.isfinite(values), values, -np.inf)
-        best = np.sort(np.argsort(-known, kind="stable")[: min(MOST_VALUES, np.isfinite(values).sum())])
-        numbers, chosen = tuple(values[best].astype(float).tolist()), int(np.flatnonzero(best == known.argmax())[0])
+        best = np.sort(
+            np.argsort(-known, kind="stable")[: min(MOST_VALUES, np.isfinite(values).sum())]
+        )
+        numbers, chosen = (
+            tuple(values[best].astype(float).tolist()),
+            int(np.flatnonzero(best == known.argmax())[0]),
+        )
         shown = tuple(labels[i] for i in best)
         return dataclasses.replace(told, unit="value", labels=shown, values=numbers, chosen=chosen)
     labels = [_in_words(kind, choice) for choice in policy.choices]
@@ -293,7 +345,9 @@ def _in_words(kind: str, answer: Any) -> str:
     return f"{answer.total_tokens} / {answer.depth} / {answer.top_k}{beam}"
 
 
-def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES) -> Asked:
+def _among(
+    told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES
+) -> Asked:
     """All choices in order or, if too many, the largest and the chosen one."""
     keep = np.arange(len(labels))
     if len(labels) > most:
@@ -303,7 +357,9 @@ def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most
     place = np.flatnonzero(keep == chosen)
     rest = len(labels) - len(keep)
     shown = [labels[i] for i in keep] + ([f"{rest} others"] if rest else [])
-    numbers = [float(values[i]) for i in keep] + ([float(values.sum() - values[keep].sum())] if rest else [])
+    numbers = [float(values[i]) for i in keep] + (
+        [float(values.sum() - values[keep].sum())] if rest else []
+    )
     chosen = int(place[0]) if len(place) else -1
     return dataclasses.replace(told, labels=tuple(shown), values=tuple(numbers), chosen=chosen)
 
@@ -330,7 +386,9 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     trace, lane = recording.trace, _lane(recording, turn, CLAIRVOYANT)
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
     for row in bound.answers.to_dict("records"):
-        policy = Foreseen(row["top_k"], row["expansions"], row["verify_nodes"], row["beam"], trace.depth)
+        policy = Foreseen(
+            row["top_k"], row["expansions"], row["verify_nodes"], row["beam"], trace.depth
+        )
         snapshot = _fixed(recording, turn, row["position"], policy)
         note = snapshot.note or "with the text known, this tree is the best here"
         lane.cycles.append(dataclasses.replace(snapshot, note=note))
@@ -338,7 +396,9 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
 
 
 class Foreseen(Static):
-    """A tree of so many expansions and nodes; one wider than its root's children stops without a second question."""
+    """A tree of so many expansions and nodes; one wider than its root's children stops without a
+    second question.
+    """
 
     def __init__(self, top_k: int, expansions: int, verify_nodes: int, beam: str, depth: int):
         widths = beam_of(beam)
@@ -380,7 +440,10 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
 
 
 def _best(score: np.ndarray, verify_nodes: int) -> np.ndarray:
-    """bool [N + 1]: the root and the `verify_nodes` nodes of the highest score, ties to the earlier one."""
+    """bool [N + 1]:
+
+    the root and the `verify_nodes` nodes of the highest score, ties to the earlier one.
+    """
     verified = np.zeros(len(score), dtype=bool)
     verified[[0, *(np.argsort(-score[1:], kind="stable")[:verify_nodes] + 1)]] = True
     return verified
@@ -396,7 +459,10 @@ def _snapshot(
     bonus: str | None,
     text: Callable[[int], str],
 ) -> Snapshot:
-    """A finished cycle. nodes: token ids, parents and scores of what was drafted. text: id -> its text."""
+    """A finished cycle.
+
+    nodes: token ids, parents and scores of what was drafted. text: id -> its text.
+    """
     ids, parent, score = nodes
     tokens = tuple(text(token) for token in ids.tolist())
     rivals = np.flatnonzero((parent == accepted[-1]) & verified)
@@ -405,25 +471,35 @@ def _snapshot(
     drafted = tokens, tuple(parent.tolist()), tuple(score.tolist())
     spent_ms = (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms)
     times = dict(zip(PARTS, spent_ms, strict=True))
-    result: dict[str, Any] = dict(accepted=tuple(accepted), bonus=bonus, refused=refused, kept_tok=done.kept_tok)
+    result: dict[str, Any] = dict(
+        accepted=tuple(accepted), bonus=bonus, refused=refused, kept_tok=done.kept_tok
+    )
     result |= dict(verified=tuple(verified.tolist()), asked=tuple(watched.asked), times=times)
     return Snapshot(position, done.context_tok, tree, *drafted, **result)
 
 
-def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone if no more is known."""
+def _pool(
+    recording: Recording, row: int, done: Cycle, plan: Plan
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone if no
+    more is known.
+    """
     trace, top_k = recording.trace, done.top_k
     root = trace.text[row, :1].astype(np.int64)
     flat = plan.flat_nodes if done.expansions == 0 else 0
     if not top_k:
         return root, np.array([-1]), np.zeros(1, np.float32), "a plain step: nothing was drafted"
-    if flat and flat <= recording.top_ks[-1]:  # the widest trees hold the root's best children of all
+    if (
+        flat and flat <= recording.top_ks[-1]
+    ):  # the widest trees hold the root's best children of all
         trees = trace.trees(recording.top_ks[-1])
         ids, scores = np.concatenate((root, trees.tokens[row, :flat])), trees.scores[row, :flat]
         return ids, np.array([-1] + [0] * flat), np.concatenate(([np.float32(0)], scores)), ""
     if top_k not in recording.top_ks or plan.beam or flat:
         path = trace.text[row, : 1 + done.accepted_tok].astype(np.int64)
-        what = f"the root's {flat} best children" if flat else f"a tree of k = {top_k} and this beam"
+        what = (
+            f"the root's {flat} best children" if flat else f"a tree of k = {top_k} and this beam"
+        )
         note = f"{what}: not kept in the recording, only the accepted path is drawn"
         return path, np.arange(len(path)) - 1, np.zeros(len(path), np.float32), note
     trees, count = trace.trees(top_k), pool_size(done.expansions, top_k)
@@ -432,23 +508,45 @@ def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[np.n
         parent.append(np.repeat(start + trees.beams[row, level].astype(np.int64), top_k))
         start += top_k if level == 0 else top_k * top_k
     ids = np.concatenate((root, trees.tokens[row, :count]))
-    return ids, np.concatenate(parent), np.concatenate(([np.float32(0)], trees.scores[row, :count])), ""
+    return (
+        ids,
+        np.concatenate(parent),
+        np.concatenate(([np.float32(0)], trees.scores[row, :count])),
+        "",
+    )
 
 
 def live_cycle(
-    engine: Any, watched: Watched, done: Cycle, position: int, kept: list[str], text: Callable[[int], str]
+    engine: Any,
+    watched: Watched,
+    done: Cycle,
+    position: int,
+    kept: list[str],
+    text: Callable[[int], str],
 ) -> Snapshot:
-    """The cycle that a live engine has just finished. kept: texts of the new tokens that count. text: id -> its text."""
+    """The cycle that a live engine has just finished.
+
+    kept: texts of the new tokens that count. text: id -> its text.
+    """
     plan, tree = watched.planned, engine.tree
     flat = plan.flat_nodes if done.expansions == 0 else 0
-    whole = isinstance(plan, TreeConfig) and done.top_k and not flat and engine.growing.candidates == done.candidates
+    whole = (
+        isinstance(plan, TreeConfig)
+        and done.top_k
+        and not flat
+        and engine.growing.candidates == done.candidates
+    )
     if whole:
         tree = engine.growing.whole()
     nodes = [part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)]
     verified = _best(nodes[2], done.verify_nodes if whole else len(tree))
     accepted = walk(nodes[0], nodes[1], verified, engine.tree.token[engine.path[1:]].cpu().numpy())
-    ended = len(kept) < done.new_tok  # by a stop token or the length: then no bonus follows the path
-    return _snapshot(done, watched, position, nodes, verified, accepted, None if ended else kept[-1], text)
+    ended = (
+        len(kept) < done.new_tok
+    )  # by a stop token or the length: then no bonus follows the path
+    return _snapshot(
+        done, watched, position, nodes, verified, accepted, None if ended else kept[-1], text
+    )
 
 
 def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.ndarray) -> list[int]:

@@ -1,4 +1,7 @@
-"""Policies beside their baselines: hand-computed facts about cycles, replay against static walks, live against itself."""
+"""Policies beside their baselines:
+
+hand-computed facts about cycles, replay against static walks, live against itself.
+"""
 
 import dataclasses
 import warnings
@@ -51,13 +54,19 @@ def chosen(trace, costs, **options) -> compare.Baselines:
 
 
 def test_it_agrees_with_static_walks(comparison):
-    test, costs, baselines = recording().select(part="test"), round_costs(question_ms=0.01), comparison.baselines
+    test, costs, baselines = (
+        recording().select(part="test"),
+        round_costs(question_ms=0.01),
+        comparison.baselines,
+    )
     table = comparison.table.set_index(["suite", "method"])
     for name, tree in baselines.trees.items():
         turns = static_turns(test, costs, tree)
         ms = turns["time_ms"].sum() / turns["new_tok"].sum()
         assert table.loc[("all", name), "ms_per_tok"] == pytest.approx(ms)
-        assert table.loc[("all", name), "speedup"] == pytest.approx(turns["plain_ms"].sum() / turns["time_ms"].sum())
+        assert table.loc[("all", name), "speedup"] == pytest.approx(
+            turns["plain_ms"].sum() / turns["time_ms"].sum()
+        )
     trace = recording()
     part = trace.select(trace.turns["part"].isin(compare.CHOSEN_ON))
     assert baselines.tuned == best_static(part, costs, **GRID)
@@ -66,9 +75,13 @@ def test_it_agrees_with_static_walks(comparison):
         turns = static_turns(test.select((test.turns["suite"] == suite).to_numpy()), costs, tree)
         ms = turns["time_ms"].sum() / turns["new_tok"].sum()
         assert table.loc[(suite, compare.PER_SUITE), "ms_per_tok"] == pytest.approx(ms)
-    assert table.loc[("all", compare.CLAIRVOYANT), "ms_per_tok"] == clairvoyant(test, costs).ms_per_tok
+    assert (
+        table.loc[("all", compare.CLAIRVOYANT), "ms_per_tok"] == clairvoyant(test, costs).ms_per_tok
+    )
     rows = comparison.turns[comparison.turns["method"] == baselines.default]
-    assert (rows["verified_tok"] == 16 * rows["cycles"]).all() and (rows["draft_calls"] == 5 * rows["cycles"]).all()
+    assert (rows["verified_tok"] == 16 * rows["cycles"]).all() and (
+        rows["draft_calls"] == 5 * rows["cycles"]
+    ).all()
 
 
 def test_references_choose_on_one_part_and_compare_on_another():
@@ -77,26 +90,43 @@ def test_references_choose_on_one_part_and_compare_on_another():
     assert list(table["suite"].unique()) == ["easy", "hard", "all"] and len(table) == 3 * 8
     rows, baselines = table.set_index(["suite", "method"]), chosen(trace, costs, parts=("train",))
     assert rows["tree"]["easy", compare.PER_SUITE] == baselines.per_suite["easy"].text
-    assert rows["tree"]["all", "default 16,4,3"] == "16,4,3" and rows["tree"]["all", "clairvoyant"] == ""
+    assert (
+        rows["tree"]["all", "default 16,4,3"] == "16,4,3"
+        and rows["tree"]["all", "clairvoyant"] == ""
+    )
     for suite in ("easy", "hard", "all"):
         part = rows.loc[suite]
         ms = part["ms_per_tok"]
         assert ms["clairvoyant"] <= ms["oracle tree"] <= min(ms["oracle depth"], ms["oracle size"])
         assert max(ms["oracle depth"], ms["oracle size"]) <= ms["tuned static"] * (1 + 1e-9)
         assert part["over_default"].iloc[0] == part["over_tuned"]["tuned static"] == 1
-        assert part["headroom_frac"]["clairvoyant"] == 1 and part["headroom_frac"]["tuned static"] == 0
-        assert part["over_tuned"]["clairvoyant"] == pytest.approx(ms["tuned static"] / ms["clairvoyant"])
+        assert (
+            part["headroom_frac"]["clairvoyant"] == 1 and part["headroom_frac"]["tuned static"] == 0
+        )
+        assert part["over_tuned"]["clairvoyant"] == pytest.approx(
+            ms["tuned static"] / ms["clairvoyant"]
+        )
 
 
 def test_bad_comparisons_and_references():
     trace, costs = recording(), round_costs()
-    options = {"policies": {}, "policy_ms": {"wide": 0.0}, "baselines": chosen(trace, costs), "progress": False}
+    options = {
+        "policies": {},
+        "policy_ms": {"wide": 0.0},
+        "baselines": chosen(trace, costs),
+        "progress": False,
+    }
     for change, sentence in (
         (dict(part="tune"), "chosen on"),
         (dict(policies={compare.TUNED: Static(9, 2, 3)}), "belongs to no baseline"),
-        (dict(policies={"wide": Static(9, 2, 5)}), "'wide' cannot be compared .* top_k=5 was not recorded"),
+        (
+            dict(policies={"wide": Static(9, 2, 5)}),
+            "'wide' cannot be compared .* top_k=5 was not recorded",
+        ),
     ):
-        pytest.raises(SpecdecError, compare.compare_replay, trace, costs, **options | change).match(sentence)
+        pytest.raises(SpecdecError, compare.compare_replay, trace, costs, **options | change).match(
+            sentence
+        )
     refused = {
         "trees were chosen on part 'test'": dict(train="test"),
         r"is left of part 'tets' \(there are (train|test|tune), ": dict(test="tets"),
@@ -105,7 +135,9 @@ def test_bad_comparisons_and_references():
     for sentence, change in refused.items():
         given = dict(defaults=DEFAULTS) | change
         pytest.raises(SpecdecError, references.references, trace, costs, **given).match(sentence)
-    trace.turns.loc[(trace.turns["suite"] == "hard") & (trace.turns["part"] == "train"), "part"] = "tune"
+    trace.turns.loc[(trace.turns["suite"] == "hard") & (trace.turns["part"] == "train"), "part"] = (
+        "tune"
+    )
     untuned = pytest.raises(SpecdecError, references.references, trace, costs, defaults=DEFAULTS)
     untuned.match("no turn of suite 'hard' was recorded to tune on")
 
@@ -113,20 +145,30 @@ def test_bad_comparisons_and_references():
 def test_every_machine_has_its_rows():
     trace = synthetic_trace(top_ks=(2, 3))
     cheap = round_costs(name="cheap", verify=(4.0, 4.0, 4.0))
-    narrow = round_costs(name="narrow", ranges={"verify_nodes": (7, 7), "top_k": (3, 3), "expansions": (0, 2)})
+    narrow = round_costs(
+        name="narrow", ranges={"verify_nodes": (7, 7), "top_k": (3, 3), "expansions": (0, 2)}
+    )
     models = {"dear": round_costs(), "cheap": cheap, "narrow": narrow}
     few = dict(defaults=DEFAULTS[1:], total_tokens=[4, 8, 16])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         table = references.on_machines(trace, models, **few)
         deep = references.on_machines(trace, models, **few, depths=[2, 3, 4])
-    assert list(dict.fromkeys(table["machine"])) == list(dict.fromkeys(deep["machine"])) == list(models)
+    assert (
+        list(dict.fromkeys(table["machine"]))
+        == list(dict.fromkeys(deep["machine"]))
+        == list(models)
+    )
     tuned = deep[deep["method"] == "tuned static"].set_index("machine")["tree"]
     assert tuned["narrow"].str.contains(",2,").all(), "the one depth asked for that was measured"
     dear = table[table["machine"] == "dear"].drop(columns="machine").reset_index(drop=True)
     assert dear.equals(references.references(trace, models["dear"], **few, depths=range(5)))
-    tuned = table[(table["method"] == "tuned static") & (table["suite"] == "all")].set_index("machine")["tree"]
-    assert tuned["narrow"].startswith("8,") and tuned["narrow"].endswith(",3"), "the one size that was measured"
+    tuned = table[(table["method"] == "tuned static") & (table["suite"] == "all")].set_index(
+        "machine"
+    )["tree"]
+    assert tuned["narrow"].startswith("8,") and tuned["narrow"].endswith(",3"), (
+        "the one size that was measured"
+    )
     best = table[table["method"] == "clairvoyant"]
     assert (best["headroom_frac"].dropna() == 1).all() and (best["over_tuned"] >= 1).all()
 
@@ -134,21 +176,35 @@ def test_every_machine_has_its_rows():
 def test_policies_that_only_a_wider_recording_can_judge(comparison):
     costs, wide = round_costs(question_ms=0.01), recording(top_ks=(3, 4))
     quiet = dict(progress=False)
-    found = terms.with_published(comparison, wide, costs, {"wide": [Static(18, 2, 4), Static(9, 2, 4)]}, **quiet)
+    found = terms.with_published(
+        comparison, wide, costs, {"wide": [Static(18, 2, 4), Static(9, 2, 4)]}, **quiet
+    )
     rows = found.table[found.table["method"] == "wide"].set_index(["suite", "seed"])
     turns = static_turns(wide.select(part="test"), costs, TreeConfig(18, 2, 4))
-    assert rows.loc[("all", 0), "ms_per_tok"] == pytest.approx(turns["time_ms"].sum() / turns["new_tok"].sum())
-    before, after = (one.table.set_index(["suite", "method", "seed"]) for one in (comparison, found))
+    assert rows.loc[("all", 0), "ms_per_tok"] == pytest.approx(
+        turns["time_ms"].sum() / turns["new_tok"].sum()
+    )
+    before, after = (
+        one.table.set_index(["suite", "method", "seed"]) for one in (comparison, found)
+    )
     same = [name for name in before.columns if name != "headroom_frac"]
     bounded = [key for key in before.index if key[1] != compare.CLAIRVOYANT]
     pd.testing.assert_frame_equal(before.loc[bounded, same], after.loc[bounded, same])
     bounds = [one.loc[("all", compare.CLAIRVOYANT, 0), "ms_per_tok"] for one in (before, after)]
-    assert bounds[1] == pytest.approx(min(bounds[0], clairvoyant(wide.select(part="test"), costs).ms_per_tok))
-    assert set(found.policy_ms) == {"adaptive", "fixed", "wide"} and "wide" in set(found.cycles["method"])
-    assert found.cycles.index.tolist() == list(range(len(found.cycles))) and len(found.cycles) > len(comparison.cycles)
+    assert bounds[1] == pytest.approx(
+        min(bounds[0], clairvoyant(wide.select(part="test"), costs).ms_per_tok)
+    )
+    assert set(found.policy_ms) == {"adaptive", "fixed", "wide"} and "wide" in set(
+        found.cycles["method"]
+    )
+    assert found.cycles.index.tolist() == list(range(len(found.cycles))) and len(
+        found.cycles
+    ) > len(comparison.cycles)
     assert found.turns.index.tolist() == list(range(len(found.turns)))
     given = comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}
-    pytest.raises(SpecdecError, terms.with_published, *given, **quiet).match("the two recordings hold other texts")
+    pytest.raises(SpecdecError, terms.with_published, *given, **quiet).match(
+        "the two recordings hold other texts"
+    )
 
 
 def test_choices_say_which_part_they_looked_at():
@@ -193,25 +249,36 @@ def both(tiny, tmp_path_factory):
         items = list(gather(SUITES, part="test", limit=2))
         shape = dict(depth=4, top_ks=(3,), trees=(3,), most_nodes=20, features=False)
         trace = record(tiny, items, part="test", progress=False, **shape, **options)
-        policies = {"adaptive": [RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(2)]}
+        policies = {
+            "adaptive": [
+                RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(2)
+            ]
+        }
         charged = dict(baselines=BASELINES, policy_ms={"adaptive": 0.1}, progress=False)
         replayed = compare.compare_replay(trace, round_costs(), policies, **charged)
         quiet = dict(limit=2, warmup=0, progress=False, **options)
         live = compare_live.decode_live(tiny, policies, SUITES, BASELINES, seeds=2, **quiet)
         again = compare_live.decode_live(tiny, policies, SUITES, BASELINES, seeds=2, **quiet)
     configs = [[run.record()["config"] for run in one.runs] for one in (live, again)]
-    assert configs[0] == configs[1], "the same call must find what was measured: decoding may not change the policies"
+    assert configs[0] == configs[1], (
+        "the same call must find what was measured: decoding may not change the policies"
+    )
     return replayed, live
 
 
 def test_live_table(both):
     _, live = both
     assert len(live.runs) == 2 and live.prompts["same"].all()
-    own = live.cycles[live.cycles["method"] == compare.PER_SUITE].groupby("suite")["expansions"].max()
+    own = (
+        live.cycles[live.cycles["method"] == compare.PER_SUITE].groupby("suite")["expansions"].max()
+    )
     assert own.to_dict() == {SUITES[0]: 2, SUITES[1]: 1}
     table = compare_live.live_table(live)
     index = table.set_index(["suite", "method", "seed"]).sort_index()
-    assert len(table) == 3 * 7 and (index.loc[("all", live.default, 0), ["over_default", "speedup_low"]] > 0).all()
+    assert (
+        len(table) == 3 * 7
+        and (index.loc[("all", live.default, 0), ["over_default", "speedup_low"]] > 0).all()
+    )
     for suite in (*SUITES, "all"):
         rows = index.loc[suite]
         assert rows.loc[(compare.TUNED, 0), "over_tuned"] == pytest.approx(1)
@@ -220,16 +287,24 @@ def test_live_table(both):
         drafting = rows.index.get_level_values("method") != "autoregressive"
         np.testing.assert_allclose(rows["over_tuned"][drafting], ratio[drafting])
         assert rows["p_tuned_holm"].notna().sum() == 2  # the controllers alone are tested
-    assert (index.loc[("all", "adaptive"), "policy_frac"] > 0).all() and (table["same_frac"] == 1).all()
+    assert (index.loc[("all", "adaptive"), "policy_frac"] > 0).all() and (
+        table["same_frac"] == 1
+    ).all()
     expected = bench.summary(live.runs[0]).set_index("method")["speedup"]
-    assert index.loc[(SUITES[0], "adaptive", 1), "speedup"] == pytest.approx(expected["adaptive #1"])
+    assert index.loc[(SUITES[0], "adaptive", 1), "speedup"] == pytest.approx(
+        expected["adaptive #1"]
+    )
 
 
 def test_the_recording_that_ships_is_judged_with_a_warning():
-    shipped = open_recording(Path(compare.__file__).parents[1] / "report" / "recordings" / "smollm2")
+    shipped = open_recording(
+        Path(compare.__file__).parents[1] / "report" / "recordings" / "smollm2"
+    )
     with pytest.warns(UserWarning, match="trees are tuned on the very turns that judge them"):
         ours = {"ours": "smollm2/ours-float32"}
-        found = compare.compare_replay(shipped.trace, shipped.costs, ours, random_seeds=(), progress=False)
+        found = compare.compare_replay(
+            shipped.trace, shipped.costs, ours, random_seeds=(), progress=False
+        )
     ratio = found.table.set_index(["suite", "method"]).loc[("all", "ours"), "over_tuned"]
     assert 0.5 < ratio < 2 and found.baselines.chosen_on == ()
 
@@ -237,16 +312,23 @@ def test_the_recording_that_ships_is_judged_with_a_warning():
 def test_replay_beside_live(both, tiny, home):
     replayed, live = both
     table = compare_live.beside(replayed, live)
-    assert set(table["suite"]) == {*SUITES, "all"} and set(table["method"]) >= {"adaptive", compare.PER_SUITE, "random"}
+    assert set(table["suite"]) == {*SUITES, "all"} and set(table["method"]) >= {
+        "adaptive",
+        compare.PER_SUITE,
+        "random",
+    }
     tuned, drafting = table["method"] == compare.TUNED, table["method"] != "autoregressive"
     turns = live.prompts[live.prompts["method"] == compare.TUNED]
     # Prices that know the drafter's reading of the prompt add it to what drafts, once a turn.
     reading = dataclasses.replace(live, costs=round_costs(reading=30.0))
-    slower = compare_live.beside(replayed, reading)["replay_ms_per_tok"] - table["replay_ms_per_tok"]
+    slower = (
+        compare_live.beside(replayed, reading)["replay_ms_per_tok"] - table["replay_ms_per_tok"]
+    )
     assert (slower[drafting] > 0).all() and (slower[~drafting] == 0).all()
     pooled = slower[tuned & (table["suite"] == "all")].item()
     assert pooled == pytest.approx(30.0 * len(turns) / (turns["new_tok"] - 1).sum())
-    # Where the tuned answer is plain decoding, who knows the text is no slower: it can do without drafts, too.
+    # Where the tuned answer is plain decoding, who knows the text is no slower: it can do without
+    # drafts, too.
     never, of_tuned = replayed.turns.copy(), replayed.turns["method"] == compare.TUNED
     never["draft_calls"] = never["draft_calls"].mask(of_tuned, 0)
     never["time_ms"] = never["time_ms"].mask(of_tuned, never["plain_ms"])
@@ -257,8 +339,12 @@ def test_replay_beside_live(both, tiny, home):
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
     replayed, live = both
     taken, decode_live = {"random": Static(4, 1, 3)}, compare_live.decode_live
-    pytest.raises(SpecdecError, decode_live, tiny, {}, ["toy/mbpp"], BASELINES).match("was recorded to tune on")
-    pytest.raises(SpecdecError, decode_live, tiny, taken, SUITES, BASELINES).match("belongs to no baseline")
+    pytest.raises(SpecdecError, decode_live, tiny, {}, ["toy/mbpp"], BASELINES).match(
+        "was recorded to tune on"
+    )
+    pytest.raises(SpecdecError, decode_live, tiny, taken, SUITES, BASELINES).match(
+        "belongs to no baseline"
+    )
     elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
     pytest.raises(SpecdecError, compare_live.beside, elsewhere, live).match("share no turn")
 

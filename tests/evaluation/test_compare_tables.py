@@ -1,4 +1,7 @@
-"""Tables of a comparison in replay, by hand: what is compared with what, who is charged what, and which shard did it."""
+"""Tables of a comparison in replay, by hand:
+
+what is compared with what, who is charged what, and which shard did it.
+"""
 
 import copy
 import random
@@ -9,24 +12,23 @@ from unittest.mock import Mock, call
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.elsewhere import shards_here
 from fakes.traces import round_costs, synthetic_trace
 
-from specdec.core.policy import RandomPolicy, Static
+from specdec.core.policy import Static
 from specdec.core.tree_config import TREES as TREES_BY_NAME
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare, stats
 from specdec.identity import FIELDS
-from specdec.models.fingerprint import fingerprint
 from specdec.policies.base import chose
 from specdec.policies.radar import RadarPolicy
-from specdec.replays.static_trees import static_turns
 
 from workbook import references
 
 FIRST, SECOND, TUNED = TreeConfig(16, 4, 3), TreeConfig(8, 2, 3), TreeConfig(6, 2, 3)
-TREES = compare.Baselines((FIRST, SECOND), TUNED, {"easy": TreeConfig(5, 2, 3), "hard": TreeConfig(4, 1, 3)})
+TREES = compare.Baselines(
+    (FIRST, SECOND), TUNED, {"easy": TreeConfig(5, 2, 3), "hard": TreeConfig(4, 1, 3)}
+)
 
 
 def test_baselines_by_name_and_names_that_are_taken():
@@ -35,13 +37,24 @@ def test_baselines_by_name_and_names_that_are_taken():
     assert TREES.chosen_on == ("train", "tune")
     policy, usual = TREES.random(5), TREES.random()
     assert (policy.limits, policy.asks) == (FIRST, {"extend", "size"})
-    assert [one._random.getstate() for one in (policy, usual)] == [random.Random(seed).getstate() for seed in (5, 0)]
+    assert [one._random.getstate() for one in (policy, usual)] == [
+        random.Random(seed).getstate() for seed in (5, 0)
+    ]
     beams = replace(TREES, tuned=TreeConfig(6, 2, 3, beam=(2, 1)))
     own = {"top_ks": [3], "beams": [(2, 1)]}
     depth, size = own | {"sizes": [5]}, own | {"depths": [2]}
-    assert beams.bounds == {"oracle depth": depth, "oracle size": size, "oracle tree": own, "clairvoyant": {}}
+    assert beams.bounds == {
+        "oracle depth": depth,
+        "oracle size": size,
+        "oracle tree": own,
+        "clairvoyant": {},
+    }
     one, two = Static(4, 2, 1), Static(3, 1, 1)
-    assert TREES.by_method({"a": one, "b": [one, two], "c": (two,)}) == {"a": [one], "b": [one, two], "c": [two]}
+    assert TREES.by_method({"a": one, "b": [one, two], "c": (two,)}) == {
+        "a": [one],
+        "b": [one, two],
+        "c": [two],
+    }
     bounds = ["oracle depth", "oracle size", "oracle tree", "clairvoyant"]
     for name in (*TREES.trees, "autoregressive", "per-suite tuned static", "random", *bounds):
         pytest.raises(SpecdecError, TREES.by_method, {name: one}).match("belongs to no baseline")
@@ -56,10 +69,17 @@ def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
     found = compare.Baselines.choose(trace, costs, parts=["test"], defaults=[FIRST], **few)
     (some, prices), named = grid.call_args
     assert (set(some.turns["part"]), prices, named) == ({"test"}, costs, {"by": "suite", **few})
-    assert found.defaults == (FIRST,) and found.chosen_on == ("test",) and list(found.per_suite) == ["easy", "hard"]
+    assert (
+        found.defaults == (FIRST,)
+        and found.chosen_on == ("test",)
+        and list(found.per_suite) == ["easy", "hard"]
+    )
     usual = compare.Baselines.choose(trace, costs)
     assert usual.defaults == (TREES_BY_NAME["eagle3"], TREES_BY_NAME["eagle3-scripts"])
-    assert set(grid.call_args.args[0].turns["part"]) == {"train"} and usual.chosen_on == ("train", "tune")
+    assert set(grid.call_args.args[0].turns["part"]) == {"train"} and usual.chosen_on == (
+        "train",
+        "tune",
+    )
     race = Mock(return_value=SimpleNamespace(tuned=TUNED, per_suite=TREES.per_suite))
     monkeypatch.setattr(compare, "race_static", race)
     raced = compare.Baselines.from_race("pair", trace, costs, defaults=[FIRST, SECOND], limit=3)
@@ -68,11 +88,21 @@ def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
 
 
 def turns_of(**methods) -> pd.DataFrame:
-    """methods: name -> milliseconds of two prompts, of suites "s" and "t"; ten tokens each, in 50 ms plainly."""
+    """methods:
+
+    name -> milliseconds of two prompts, of suites "s" and "t"; ten tokens each, in 50 ms plainly.
+    """
     rows = []
     for name, times in methods.items():
         for suite, ms in zip("st", times, strict=True):
-            row = dict(suite=suite, prompt=f"{suite}/0", turn=0, part="test", method=name.replace("_", " "), seed=0)
+            row = dict(
+                suite=suite,
+                prompt=f"{suite}/0",
+                turn=0,
+                part="test",
+                method=name.replace("_", " "),
+                seed=0,
+            )
             row |= dict(new_tok=10, cycles=4, cycle_tok=12, plain_ms=50.0, time_ms=ms)
             rows.append(row | dict(draft_calls=8, verified_tok=24, policy_ms=ms / 8))
     return pd.DataFrame(rows)
@@ -80,12 +110,16 @@ def turns_of(**methods) -> pd.DataFrame:
 
 def compared(seeds=1, **methods) -> compare.Comparison:
     """Of a policy "ours" with so many seeds, each a millisecond slower than the one before."""
-    rows = turns_of(default=(25.0, 40.0), tuned_static=(20.0, 20.0), clairvoyant=(10.0, 8.0), **methods)
+    rows = turns_of(
+        default=(25.0, 40.0), tuned_static=(20.0, 20.0), clairvoyant=(10.0, 8.0), **methods
+    )
     rows["method"] = rows["method"].replace("default", "default 16,4,3")
     own = rows[rows["method"] == "ours"]
     more = [own.assign(seed=seed, time_ms=own["time_ms"] + seed) for seed in range(1, seeds)]
     rows = pd.concat([rows, *more], ignore_index=True)
-    return compare.Comparison(rows, pd.DataFrame(), TREES, {"ours": 0.25}, uncertainty_frac=np.log(1.3))
+    return compare.Comparison(
+        rows, pd.DataFrame(), TREES, {"ours": 0.25}, uncertainty_frac=np.log(1.3)
+    )
 
 
 def test_a_row_of_the_table_is_whole():
@@ -93,7 +127,15 @@ def test_a_row_of_the_table_is_whole():
     names = "seed turns prompts ms_per_tok tau speedup over_default over_tuned headroom_frac draft_calls verify_nodes"
     measured = ["suite", "method", *names.split(), "policy_frac", "policy_ms", "beyond_costs"]
     assert list(table) == [*measured, *FIELDS, "temperature", "machine"]
-    assert table.iloc[-1][[*FIELDS, "temperature", "machine"]].tolist() == ["ours", "", "", "", "", 0.0, ""]
+    assert table.iloc[-1][[*FIELDS, "temperature", "machine"]].tolist() == [
+        "ours",
+        "",
+        "",
+        "",
+        "",
+        0.0,
+        "",
+    ]
     assert set(table.loc[table["system"] == "static", "terms"]) == {"default", "tuned"}
     table = table[measured]
     assert table["suite"].value_counts().to_dict() == {"s": 4, "t": 4, "all": 4}
@@ -103,7 +145,11 @@ def test_a_row_of_the_table_is_whole():
         0, 2, 2, pytest.approx(1.3), 3.0, pytest.approx(100 / 26), pytest.approx(65 / 26), pytest.approx(40 / 26),
         pytest.approx(gap), 2.0, 5.0, 1 / 8, 0.25, True
     ]  # fmt: skip
-    assert rows.loc[("s", "ours"), ["over_default", "over_tuned", "beyond_costs"]].tolist() == [25 / 16, 20 / 16, False]
+    assert rows.loc[("s", "ours"), ["over_default", "over_tuned", "beyond_costs"]].tolist() == [
+        25 / 16,
+        20 / 16,
+        False,
+    ]
     assert rows.loc[("t", "ours"), ["over_tuned", "beyond_costs"]].tolist() == [2.0, True]
     assert np.isnan(rows.loc[("all", "tuned static"), "policy_ms"])
     assert rows.loc[("all", "clairvoyant"), "over_tuned"] > 2
@@ -114,7 +160,8 @@ def test_a_row_of_the_table_is_whole():
 
 
 def test_every_ratio_has_the_interval_of_its_own_reference():
-    # Two seeds; over prompts of all suites the plain times, the default's and the tuned tree's are paired with both.
+    # Two seeds; over prompts of all suites the plain times, the default's and the tuned tree's are
+    # paired with both.
     comparison = compared(seeds=2, ours=(16.0, 10.0))
     table = compare.over_seeds(comparison, level=0.8)
     row = table.set_index(["suite", "method"]).loc[("all", "ours")]
@@ -122,17 +169,28 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
     references = {"speedup": (50.0, 50.0), "over_default": (25.0, 40.0), "over_tuned": (20.0, 20.0)}
     for name, own in references.items():
         columns = np.column_stack([own, times])
-        spread = stats.interval(columns, lambda means: (means[..., :1] / means[..., 1:]).mean(-1), level=0.8)
+        spread = stats.interval(
+            columns, lambda means: (means[..., :1] / means[..., 1:]).mean(-1), level=0.8
+        )
         seeds = [sum(own) / 26, sum(own) / 28]
-        reach = 3.0776835 * np.std(seeds, ddof=1) / 2**0.5  # Student's t with one degree of freedom, 90 %
-        ends = [np.mean(seeds), np.mean(seeds) - reach, np.mean(seeds) + reach, spread.low, spread.high]
+        # Student's t with one degree of freedom, 90 %
+        reach = 3.0776835 * np.std(seeds, ddof=1) / 2**0.5
+        ends = [
+            np.mean(seeds),
+            np.mean(seeds) - reach,
+            np.mean(seeds) + reach,
+            spread.low,
+            spread.high,
+        ]
         names = [*stats.spread_names(name), *stats.spread_names(f"{name}_prompts")[1:]]
         assert row[names].tolist() == pytest.approx(ends)
         if name != "speedup":
             p_name = stats.p_name(name)
             assert row[[p_name, f"{p_name}_holm"]].tolist() == pytest.approx([spread.p_value] * 2)
     assert (row["seeds"], row["prompts"], row["beyond_costs"]) == (2, 2, True)
-    unsure = compare.over_seeds(replace(comparison, uncertainty_frac=1.0)).set_index(["suite", "method"])
+    unsure = compare.over_seeds(replace(comparison, uncertainty_frac=1.0)).set_index(
+        ["suite", "method"]
+    )
     assert not unsure.loc[("all", "ours"), "beyond_costs"]
     others = table[table["method"] != "ours"]
     assert others.loc[others["method"] == "tuned static", "over_tuned_prompts_high"].iloc[-1] == 1
@@ -140,66 +198,26 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
     assert "p_speedup" not in table and "speedup_holm" not in table
     one = table.set_index(["suite", "method"]).loc[("s", "ours")]
     assert one["prompts"] == 1 and np.isnan(one["over_tuned_prompts_low"])
-    alone = compare.over_seeds(compared(ours=(16.0, 10.0))).set_index(["suite", "method"]).loc[("all", "ours")]
+    alone = (
+        compare.over_seeds(compared(ours=(16.0, 10.0)))
+        .set_index(["suite", "method"])
+        .loc[("all", "ours")]
+    )
     assert alone[["tau_low", "tau_high"]].isna().all() and alone["tau"] == 3.0
     nobody = replace(compared(), policy_ms={})
     assert not [name for name in compare.over_seeds(nobody) if name.startswith("p_")]
-    comparison = replace(compared(one=(16.0, 10.0), two=(19.0, 17.0)), policy_ms={"one": 0.0, "two": 0.0})
+    comparison = replace(
+        compared(one=(16.0, 10.0), two=(19.0, 17.0)), policy_ms={"one": 0.0, "two": 0.0}
+    )
     table = compare.over_seeds(comparison).set_index(["suite", "method"]).loc["all"]
     for name in ("p_default", "p_tuned"):
         two = table.loc[["one", "two"]]
         assert two[f"{name}_holm"].tolist() == stats.holm(two[name]).tolist()
 
 
-def test_shards_say_what_they_depend_on(monkeypatch):
-    trace, costs = synthetic_trace(turns=8), round_costs(question_ms=0.5)
-    trace.header["key"] = "made up"
-    by_two = lambda judged: [judged[place : place + 2] for place in range(0, len(judged), 2)]  # noqa: E731
-    asked, shards = shards_here(monkeypatch, compare.fanout, by_two)
-    asking = RandomPolicy(TUNED, 3, asks=("size",))
-    policies, charged = {"asking": asking, "fixed": [Static(3, 1, 3)] * 2}, {"asking": 0.25, "fixed": 1.0}
-    options = dict(baselines=TREES, policy_ms=charged, random_seeds=(4,), progress=False)
-    found = compare.compare_replay(trace, costs, policies, on="local", jobs=3, **options)
-    workers, (_, portions), (made, desc, progress) = *asked, shards[0]
-    assert (workers, portions) == (("local", 3, {}), dict(per_worker=16, dealt=False))
-    assert (desc, progress) == ("replay", False) and [shard.name for shard in made] == [
-        "0: default 16,4,3 0, default 8,2,3 0",
-        "1: tuned static 0, random 4",
-        "2: asking 0, fixed 0",
-        "3: fixed 1, per-suite tuned static 0",
-        "4: per-suite tuned static 0, oracle depth 0",
-        "5: oracle size 0, oracle tree 0",
-        "6: clairvoyant 0",
-    ]
-    of, third = {"trace": "made up", "costs": costs}, made[2]
-    some = [("asking", 0, fingerprint(asking), 0.25), ("fixed", 0, fingerprint(policies["fixed"][0]), 1.0)]
-    assert third.of == of | {"some": some}
-    assert made[4].of["some"][1] == ("oracle depth", 0, {"top_ks": [3], "beams": [[]], "sizes": [5]}, 0.0)
-    assert third.call is compare._judged and third.arguments[1] is costs and not third.timed
-    assert [one[:2] for one in third.arguments[0]] == [("asking", 0), ("fixed", 0)]
-    assert found.policy_ms == charged and found.baselines is TREES and found.uncertainty_frac == 0
-    here = compare.compare_replay(trace, costs, policies, **options)
-    assert asked[2] == (None, None, {}) and shards[1][0][0].of == of, "here nothing has to be fingerprinted"
-    pd.testing.assert_frame_equal(here.turns, found.turns)
-    # Of all turns the methods' own trees and charges.
-    test = trace.select(part="test")
-    turns = found.turns.set_index("method")
-    for name, tree in TREES.trees.items():
-        assert turns.loc[name, "time_ms"].tolist() == pytest.approx(static_turns(test, costs, tree)["time_ms"].tolist())
-    assert turns.loc["per-suite tuned static", "suite"].tolist() == ["easy"] * 2 + ["hard"] * 2
-    assert found.turns.index.tolist() == list(range(len(found.turns)))
-    assert set(found.cycles["method"]) == {*TREES.trees, "random", "per-suite tuned static", "asking", "fixed"}
-    assert found.cycles.groupby("method")["seed"].unique().map(list).loc[["random", "fixed"]].tolist() == [[4], [0, 1]]
-    seeds = found.turns.groupby("method")["seed"].unique().map(list)
-    assert seeds[["fixed", "random", "clairvoyant"]].tolist() == [[0, 1], [4], [0]]
-    asked = found.cycles[found.cycles["method"] == "asking"]
-    assert asked["policy_ms"].sum() == pytest.approx(0.75 * asked["questions"].sum()) and asked["questions"].sum() > 0
-    assert (turns.loc["clairvoyant", "policy_ms"] == 0).all()
-    turns, cycles = compare._judged([("bound", 0, {"top_ks": [3]}, synthetic_trace(turns=4), 0.0)], round_costs())
-    assert cycles is None and set(turns["method"]) == {"bound"} and (turns["policy_ms"] == 0).all()
-
-
-def test_policies_are_told_what_they_are_judged_on_and_timed_where_nobody_said_what_they_cost(monkeypatch):
+def test_policies_are_told_what_they_are_judged_on_and_timed_where_nobody_said_what_they_cost(
+    monkeypatch,
+):
     warned, trace, costs = Mock(), synthetic_trace(turns=4), round_costs()
     trace.header["pair"] = "synthetic"
     monkeypatch.setattr(compare, "warn_elsewhere", warned)
@@ -211,7 +229,9 @@ def test_policies_are_told_what_they_are_judged_on_and_timed_where_nobody_said_w
     chose(looked, "weights", "train")
     compare.refuse_if_chosen_on("it", looked, "test")
     chose(looked, "width", "test", 3)
-    refused = pytest.raises(SpecdecError, compare.compare_replay, trace, costs, {"it": looked}, **options)
+    refused = pytest.raises(
+        SpecdecError, compare.compare_replay, trace, costs, {"it": looked}, **options
+    )
     refused.match("'it' looked at part 'test' for its width")
     replayed, live = Mock(return_value=0.5), Mock(return_value=0.5)
     monkeypatch.setattr(compare, "answer_ms", replayed)
@@ -219,7 +239,11 @@ def test_policies_are_told_what_they_are_judged_on_and_timed_where_nobody_said_w
     options |= dict(policy_ms={"b": 2.0})
     found = compare.compare_replay(trace, costs, {"a": seeds, "b": Static(2, 1, 3)}, **options)
     test, own, prices = replayed.call_args.args
-    assert (set(test.turns["part"]), own.plan, prices) == ({"test"}, seeds[0].plan, costs) and not live.called
+    assert (set(test.turns["part"]), own.plan, prices) == (
+        {"test"},
+        seeds[0].plan,
+        costs,
+    ) and not live.called
     assert own is not seeds[0] and found.policy_ms == {"a": 0.5, "b": 2.0}
     compare.compare_replay(trace, costs, {"a": seeds}, pair="pair", **options)
     pair, own, prices = live.call_args.args
@@ -236,10 +260,17 @@ def test_levels_and_nodes_as_far_as_a_machine_was_measured():
     assert list(table) == ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
     assert table["machine"].tolist() == ["a"] * 10 + ["b"] * 3 + ["c"] * 2
     assert table["here"].tolist() == [False] * 10 + [True] * 3 + [False] * 2
-    assert table["depth"].tolist() == [*range(1, 11), 1, 2, 3, 9, 10] and (table["nodes"] == 20 * table["depth"]).all()
+    assert (
+        table["depth"].tolist() == [*range(1, 11), 1, 2, 3, 9, 10]
+        and (table["nodes"] == 20 * table["depth"]).all()
+    )
     # A root pass of 1 ms and expansions of 0.5; 5 ms for 10 nodes and 0.1 for each of the next 230.
-    assert table["draft_ms"].tolist() == pytest.approx([1 + 0.5 * (depth - 1) for depth in table["depth"]])
-    assert table["verify_ms"].tolist() == pytest.approx([5 + 0.1 * (nodes - 10) for nodes in table["nodes"]])
+    assert table["draft_ms"].tolist() == pytest.approx(
+        [1 + 0.5 * (depth - 1) for depth in table["depth"]]
+    )
+    assert table["verify_ms"].tolist() == pytest.approx(
+        [5 + 0.1 * (nodes - 10) for nodes in table["nodes"]]
+    )
     sloped = round_costs(root_per_tok=(0.01, 0.01), verify_per_tok=(0.1, 0.1, 0.1))
     row = compare.pair_costs({"a": sloped}, "a", top_k=4, context_tok=100).iloc[0]
     assert (row["draft_ms"], row["verify_ms"]) == (pytest.approx(1 + 1), pytest.approx(6 + 10))
@@ -250,12 +281,18 @@ def test_levels_and_nodes_as_far_as_a_machine_was_measured():
 
 
 def test_references_are_a_comparison_without_policies(monkeypatch):
-    trace, costs, compared = synthetic_trace(turns=8), round_costs(), Mock(wraps=compare.compare_replay)
+    trace, costs, compared = (
+        synthetic_trace(turns=8),
+        round_costs(),
+        Mock(wraps=compare.compare_replay),
+    )
     monkeypatch.setattr(compare, "compare_replay", compared)
     table = references.references(trace, costs, defaults=(FIRST,), total_tokens=[4, 8])
     assert compared.call_args.kwargs.pop("baselines").chosen_on == ("train",)
     compared.assert_called_once_with(trace, costs, {}, part="test", random_seeds=(), progress=False)
-    columns = "suite method tree ms_per_tok tau speedup over_default over_tuned headroom_frac".split()
+    columns = (
+        "suite method tree ms_per_tok tau speedup over_default over_tuned headroom_frac".split()
+    )
     assert list(table) == columns and table.index.tolist() == list(range(3 * 7))
     assert table["suite"].tolist() == ["easy"] * 7 + ["hard"] * 7 + ["all"] * 7
     pooled = table[table["method"] == "per-suite tuned static"].set_index("suite")["tree"]
@@ -274,12 +311,16 @@ def test_the_best_seed_pays_for_its_answers(monkeypatch):
     for (tune, _, prices), named in replayed.call_args_list:
         assert (set(tune.turns["part"]), prices, named) == ({"tune"}, costs, {"policy_ms": 0.5})
     assert policies[0].trained_for == policies[2].trained_for == before
-    assert policies[1].trained_for["choices"] == [{"choice": "seed", "part": "tune", "value": "2 of 3"}]
+    assert policies[1].trained_for["choices"] == [
+        {"choice": "seed", "part": "tune", "value": "2 of 3"}
+    ]
 
 
 def test_controllers_that_ship_go_by_their_printed_names(monkeypatch, tmp_path):
     loaded = []
-    monkeypatch.setattr(compare, "load_controller", lambda folder: loaded.append(folder) or f"of {folder.name}")
+    monkeypatch.setattr(
+        compare, "load_controller", lambda folder: loaded.append(folder) or f"of {folder.name}"
+    )
     monkeypatch.setattr(compare, "shipped_folder", lambda name: tmp_path / name)
     for name in ("resps-float32", "ltd-float32", "radar-float32", "ours-float32", "ours-bfloat16"):
         (tmp_path / "small" / name).mkdir(parents=True)
@@ -290,7 +331,9 @@ def test_controllers_that_ship_go_by_their_printed_names(monkeypatch, tmp_path):
         "ours, as shipped": ["of ours-float32"],
     }
     assert loaded[0] == tmp_path / "small" / "resps-float32"
-    assert compare.shipped_controllers("small", "bfloat16") == {"ours, as shipped": ["of ours-bfloat16"]}
+    assert compare.shipped_controllers("small", "bfloat16") == {
+        "ours, as shipped": ["of ours-bfloat16"]
+    }
     assert compare.shipped_controllers("tiny", "float32") == {}
     monkeypatch.setattr(compare, "load_controller", str)
     loaded = compare.load_controllers({"a": "one", "b": tmp_path, "c": ["one", "two"]})

@@ -1,4 +1,7 @@
-"""No policy changes the text: the audit passes on what is right and fails on every bug planted into the engine."""
+"""No policy changes the text:
+
+the audit passes on what is right and fails on every bug planted into the engine.
+"""
 
 import functools
 
@@ -16,14 +19,19 @@ from specdec.evaluation.lossless import COLUMNS, Audit, audit, default_policies
 from specdec.models import tree_attention
 from specdec.models.kv_cache import TreeCache
 
-FEW = {name: default_policies()[name] for name in ("static 16/3/4", "EAGLE-1", "random plan+extend+size")}
+FEW = {
+    name: default_policies()[name]
+    for name in ("static 16/3/4", "EAGLE-1", "random plan+extend+size")
+}
 
 
 def prompts(pair, count: int, seed: int = 0) -> list[list[int]]:
     """Random ids, 2 to 12 per prompt."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, 13, (count,), generator=draw).tolist()
-    return [torch.randint(0, pair.target.vocab_size, (n,), generator=draw).tolist() for n in lengths]
+    return [
+        torch.randint(0, pair.target.vocab_size, (n,), generator=draw).tolist() for n in lengths
+    ]
 
 
 @functools.cache
@@ -46,7 +54,10 @@ def questions(count: int) -> list[list[int]]:
     ids=["sampled", "greedy", "many"],
 )
 def test_all_policies(temperature, count):
-    """Most of it sampled: greedy text repeats itself, and lets bugs of the mask pass that sampled text shows."""
+    """Most of it sampled:
+
+    greedy text repeats itself, and lets bugs of the mask pass that sampled text shows.
+    """
     found = audit(tiny(), questions(count), None, 10, (temperature,), progress=False)
     assert found.passed, found.table
     assert found.rows.equal.all()
@@ -61,13 +72,20 @@ def test_random_drafter():
     pair = shared_pair()
     found = audit(pair, prompts(pair, 2, seed=1), max_new_tokens=10, progress=False)
     assert found.passed and found.rows.equal.all(), found.table
-    assert found.table[["differing", "failures"]].eq(0).all().all() and found.table["worst_tie"].isna().all()
+    assert (
+        found.table[["differing", "failures"]].eq(0).all().all()
+        and found.table["worst_tie"].isna().all()
+    )
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 6, "top_p": 0.9}, {"min_p": 0.05, "repetition_penalty": 1.3}])
+@pytest.mark.parametrize(
+    "settings", [{"top_k": 6, "top_p": 0.9}, {"min_p": 0.05, "repetition_penalty": 1.3}]
+)
 def test_warped_sampling(settings):
     pair = shared_bigrams()
-    found = audit(pair, prompts(pair, 4, seed=2), FEW, 16, (0.0, 0.7, 1.6), seed=9, progress=False, **settings)
+    found = audit(
+        pair, prompts(pair, 4, seed=2), FEW, 16, (0.0, 0.7, 1.6), seed=9, progress=False, **settings
+    )
     assert found.passed and found.rows.equal.all(), found.table
 
 
@@ -78,8 +96,13 @@ def test_low_precision_differs_at_near_ties_alone(make, dtype):
     found = audit(pair, prompts(pair, 4, seed=3), FEW, 20, progress=False)
     assert found.passed, found.rows[~found.rows.equal].to_string()
     for row in found.rows[~found.rows.equal].itertuples():
-        assert 0 <= row.top2_gap <= row.gap <= row.tolerance and row.near_tie and 0 <= row.first_divergence < 20
-    # Rounding is what it allows for, no more: in units of the logits (some 4) the tolerance is small.
+        assert (
+            0 <= row.top2_gap <= row.gap <= row.tolerance
+            and row.near_tie
+            and 0 <= row.first_divergence < 20
+        )
+    # Rounding is what it allows for, no more: in units of the logits (some 4) the tolerance is
+    # small.
     assert not (found.rows.tolerance > 0.5).any()
 
 
@@ -87,13 +110,20 @@ def causal_mask(monkeypatch):
     plain = tree_attention.TreeMask.__init__
 
     def wrong(self, positions, prefix, ancestors=None):
-        plain(self, positions, prefix, None if ancestors is None else torch.ones_like(ancestors).tril_())
+        plain(
+            self,
+            positions,
+            prefix,
+            None if ancestors is None else torch.ones_like(ancestors).tril_(),
+        )
 
     monkeypatch.setattr(tree_attention.TreeMask, "__init__", wrong)
 
 
 def rows_not_gathered(monkeypatch):
-    monkeypatch.setattr(TreeCache, "keep", lambda self, start, rows, index=None: self.truncate(start + len(rows)))
+    monkeypatch.setattr(
+        TreeCache, "keep", lambda self, start, rows, index=None: self.truncate(start + len(rows))
+    )
 
 
 def consecutive_positions(monkeypatch):
@@ -129,14 +159,24 @@ def accepts_one_too_many(monkeypatch):
     monkeypatch.setattr(Picker, "walk", wrong)
 
 
-BUGS = [causal_mask, rows_not_gathered, consecutive_positions, noise_of_the_root_everywhere, accepts_one_too_many]
+BUGS = [
+    causal_mask,
+    rows_not_gathered,
+    consecutive_positions,
+    noise_of_the_root_everywhere,
+    accepts_one_too_many,
+]
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def sound(request):
     """A pair, prompts and policies that pass, audited once before bugs are planted."""
     tree, texts = Static(40, 4, 6), questions(6 if request.param == "float32" else 3)
-    case = tiny(request.param), texts, {"static": tree, "random": RandomPolicy(tree.limits, smallest_top_k=4)}
+    case = (
+        tiny(request.param),
+        texts,
+        {"static": tree, "random": RandomPolicy(tree.limits, smallest_top_k=4)},
+    )
     found = audit(*case, 16, (1.0,), progress=False)
     assert found.passed, found.table
     return case
@@ -151,7 +191,9 @@ def test_planted_bugs_fail(bug, sound, monkeypatch):
 
 
 def test_a_text_that_ends_early_is_no_near_tie_and_float32_forgives_nothing(monkeypatch):
-    rows = audit(shared_bigrams(), [[1, 2]], {"one": Static(4, 2, 1)}, 4, (0.0,), progress=False).rows
+    rows = audit(
+        shared_bigrams(), [[1, 2]], {"one": Static(4, 2, 1)}, 4, (0.0,), progress=False
+    ).rows
     rows.loc[0, ["equal", "near_tie"]] = False, True
     assert not Audit(rows).passed
     rows.loc[0, "dtype"] = "bfloat16"
@@ -159,8 +201,19 @@ def test_a_text_that_ends_early_is_no_near_tie_and_float32_forgives_nothing(monk
     assert Audit(rows).passed and Audit(rows).table["worst_tie"].tolist() == [0.5]
     assert not Audit(rows.iloc[:0]).passed  # nothing audited is nothing shown
     plain = lossless.autoregress
-    monkeypatch.setattr(lossless, "autoregress", lambda *given, **named: plain(*given, **named | {"max_new_tokens": 6}))
-    found = audit(bigram_pair(dtype=torch.bfloat16), [[1, 2]], {"one": Static(4, 2, 1)}, 8, (0.0,), progress=False)
+    monkeypatch.setattr(
+        lossless,
+        "autoregress",
+        lambda *given, **named: plain(*given, **named | {"max_new_tokens": 6}),
+    )
+    found = audit(
+        bigram_pair(dtype=torch.bfloat16),
+        [[1, 2]],
+        {"one": Static(4, 2, 1)},
+        8,
+        (0.0,),
+        progress=False,
+    )
     row = found.rows.iloc[0]
     assert not found.passed and row.first_divergence == 6 and row.gap == float("inf")
 

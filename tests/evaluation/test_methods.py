@@ -1,4 +1,7 @@
-"""Ways of decoding by name: what a text means, what a folder holds, and what a run says of a method."""
+"""Ways of decoding by name:
+
+what a text means, what a folder holds, and what a run says of a method.
+"""
 
 import json
 from dataclasses import asdict
@@ -15,7 +18,6 @@ from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, compare, lossless, methods
 from specdec.evaluation.methods import DraftedBy, Sampling
-from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import fingerprint
 from specdec.policies.base import Network, load_policy
 from specdec.policies.ltd import DepthPolicy, SizePolicy
@@ -37,25 +39,30 @@ def test_methods_from_text_and_under_their_names_and_what_sampling_sets():
         "did you mean 'eagle3'": ("eagel3",),
         "neither a folder nor one that ships": ("here/nothing", "here\\nothing"),
         "write static:": ("static", "static:8,3", "static:a,b,c"),
-        "sglang_draft_prob needs costs": ("sglang_draft_prob",),
     }
     for message, text in ((message, text) for message, texts in refused.items() for text in texts):
         pytest.raises(SpecdecError, methods.method_from, text).match(message)
-    assert methods.method_from("autoregressive") is None and methods.method_from("hf_heuristic").start == 5
+    assert methods.method_from("autoregressive") is None
     assert methods.method_from("static:8,3,2").plan == TreeConfig(8, 3, 2)
     assert methods.method_from("eagle3").plan == TreeConfig(60, 7, 10)
     assert methods.method_from("static:16,5,4,2,1").plan == TreeConfig(16, 5, 4, beam=(2, 1))
     for name, tree in methods.TREES.items():
         assert methods.method_from(name).plan == tree
-    peer, tree = Peer("theirs", "note"), Static(4, 2, 1)
-    found = methods.named_methods({"plain": "autoregressive", 1: peer, "tree": tree, "none": None})
-    assert found == {"plain": None, "1": peer, "tree": tree, "none": None}
-    assert methods.baseline_of(found) == "plain" and methods.baseline_of({"a": tree, "b": None}) == "b"
-    assert methods.baseline_of({"a": tree, "b": peer}) == "a"
+    tree = Static(4, 2, 1)
+    found = methods.named_methods({"plain": "autoregressive", 1: tree, "tree": tree, "none": None})
+    assert found == {"plain": None, "1": tree, "tree": tree, "none": None}
+    assert (
+        methods.baseline_of(found) == "plain" and methods.baseline_of({"a": tree, "b": None}) == "b"
+    )
+    assert methods.baseline_of({"a": tree, "b": tree}) == "a"
     for wrong in ([tree], {}, "plain"):
-        pytest.raises(SpecdecError, methods.named_methods, wrong).match("dict of names and policies")
+        pytest.raises(SpecdecError, methods.named_methods, wrong).match(
+            "dict of names and policies"
+        )
     half = SimpleNamespace(asks=(), limits=None, plan=None)
-    pytest.raises(SpecdecError, methods.named_methods, {"half": half}).match("'half' is a SimpleNamespace")
+    pytest.raises(SpecdecError, methods.named_methods, {"half": half}).match(
+        "'half' is a SimpleNamespace"
+    )
     assert Sampling().warping == {} and Sampling().sampling == {"temperature": 0.0}
     whole = dict(top_k=0, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
     assert Sampling(0.7, **whole).warping == whole
@@ -67,26 +74,39 @@ def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
 
     def describe(pair):
         described.append(pair)
-        return {"weights": "abc", "dtype": "float32"} | ({"drafter": "more"} if pair.drafter.more else {})
+        return {"weights": "abc", "dtype": "float32"} | (
+            {"drafter": "more"} if pair.drafter.more else {}
+        )
 
     monkeypatch.setattr(methods, "describe_pair", describe)
     drafter = SimpleNamespace(target="target", more=True)
     own = DraftedBy(drafter, Static(4, 2, 1), "suffix")
-    assert own.fingerprinted == {"drafter": ["suffix", "abc", "more"], "policy": fingerprint(Static(4, 2, 1))}
+    assert own.fingerprinted == {
+        "drafter": ["suffix", "abc", "more"],
+        "policy": fingerprint(Static(4, 2, 1)),
+    }
     assert described == [Pair("target", drafter)]
     drafter.more = False
     assert DraftedBy(drafter, Static(4, 2, 1)).fingerprinted["drafter"] == ["", "abc", None]
     pair = Pair("target", "its own", "tokenizer", "name")
-    assert own.of(pair) == Pair("target", drafter, "tokenizer", "name") and pair.drafter == "its own"
+    assert (
+        own.of(pair) == Pair("target", drafter, "tokenizer", "name") and pair.drafter == "its own"
+    )
     assert own.plan == TreeConfig(4, 2, 1) and own.asks == frozenset()
 
 
 def saved(folder, kind, number=0):
     """A policy of LTD's, whose weights are all this number."""
     shape = dict(depth=3, top_k=3)
-    policy = DepthPolicy(total_tokens=5, **shape) if kind == "depth" else SizePolicy(sizes=(2, 4), drafted=3, **shape)
+    policy = (
+        DepthPolicy(total_tokens=5, **shape)
+        if kind == "depth"
+        else SizePolicy(sizes=(2, 4), drafted=3, **shape)
+    )
     size = policy.actions, policy.observation_size
-    policy.network = Network([np.full(size, number, np.float32)], [np.zeros(policy.actions, np.float32)])
+    policy.network = Network(
+        [np.full(size, number, np.float32)], [np.zeros(policy.actions, np.float32)]
+    )
     policy.save(folder)
     return folder
 
@@ -107,15 +127,23 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
     assert [float(policy.network.weights[0][0, 0]) for policy in alone] == [1, 2]
     assert numbers(methods.load_controller(tmp_path / "both")) == [3, 4]
     assert numbers(methods.load_controller(str(tmp_path / "trained"))) == [3, 4]
-    assert numbers(methods.load_controller(tmp_path / "rounds")) == [10, 3], "the last rounds, by number"
+    assert numbers(methods.load_controller(tmp_path / "rounds")) == [10, 3], (
+        "the last rounds, by number"
+    )
     pair = tmp_path / "both" / "size", tmp_path / "one"
-    assert numbers(methods.load_controller(pair)) == [1, 4] and numbers(methods.load_controller([*pair])) == [1, 4]
+    assert numbers(methods.load_controller(pair)) == [1, 4] and numbers(
+        methods.load_controller([*pair])
+    ) == [1, 4]
     assert numbers(methods.method_from(str(tmp_path / "both"))) == [3, 4]
     saved(tmp_path / "half" / "depth", "depth")
     for name in ("half", "nothing"):
-        pytest.raises(SpecdecError, methods.load_controller, tmp_path / name).match("no policy.json")
+        pytest.raises(SpecdecError, methods.load_controller, tmp_path / name).match(
+            "no policy.json"
+        )
     twice = [tmp_path / "one", tmp_path / "one"]
-    pytest.raises(SpecdecError, methods.load_controller, twice).match("one for depth and one for size")
+    pytest.raises(SpecdecError, methods.load_controller, twice).match(
+        "one for depth and one for size"
+    )
     monkeypatch.chdir(tmp_path)
     assert float(methods.method_from("one").network.weights[0][0, 0]) == 1
 
@@ -129,11 +157,18 @@ def test_policies_are_found_where_they_were_printed(tmp_path, monkeypatch):
     saved(policies / "run" / "seed-4" / "policy", "depth", 4)
     for seed in (5, 6):
         saved(policies / "runs" / f"seed-{seed}" / "policy", "depth", seed)
-    for name, number in (("ours-float32", 1), ("ours-float32/policy/policy.json", 1), ("run", 4), ("runs/seed-6", 6)):
+    for name, number in (
+        ("ours-float32", 1),
+        ("ours-float32/policy/policy.json", 1),
+        ("run", 4),
+        ("runs/seed-6", 6),
+    ):
         assert float(load_policy(f"runs/laptop/policies/{name}").network.weights[0][0, 0]) == number
     assert numbers(load_policy("runs/laptop/policies/ltd-float32")) == [2, 3]
     assert [part.kind for part in load_policy("smollm2/ltd-float32").policies] == ["extend", "size"]
     several = pytest.raises(SpecdecError, load_policy, "runs/laptop/policies/runs")
     several.match("holds several policies.*seed-5, .*seed-6")
     for wrong in ("smollm2/our", "smolm2/ours-float32"):
-        pytest.raises(SpecdecError, load_policy, wrong).match("did you mean.*'smollm2/ours-float32'")
+        pytest.raises(SpecdecError, load_policy, wrong).match(
+            "did you mean.*'smollm2/ours-float32'"
+        )

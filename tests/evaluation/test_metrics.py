@@ -18,7 +18,16 @@ HAND = [
 
 @pytest.fixture
 def rows():
-    columns = ["suite", "prompt", "turn", "method", "accepted_tok", "verify_nodes", "draft_calls", "candidates"]
+    columns = [
+        "suite",
+        "prompt",
+        "turn",
+        "method",
+        "accepted_tok",
+        "verify_nodes",
+        "draft_calls",
+        "candidates",
+    ]
     table = pd.DataFrame(HAND, columns=columns)
     table["new_tok"], table["verified_tok"] = table["accepted_tok"] + 1, table["verify_nodes"] + 1
     return table.assign(expansions=(table["draft_calls"] - 1).clip(lower=0), top_k=3)
@@ -60,14 +69,21 @@ def test_facts_of_a_method_are_whole(rows):
         "collapsed": False,
     }
     nothing = metrics.cycle_facts(rows[rows["prompt"] == "b"])
-    assert np.isnan(nothing.loc["m", "accepted_per_node"]) and nothing.loc["m", "new_per_verified_row"] == 1.0
+    assert (
+        np.isnan(nothing.loc["m", "accepted_per_node"])
+        and nothing.loc["m", "new_per_verified_row"] == 1.0
+    )
     for column in ("repeat", "seed"):  # each is a decoding of its own, pooled or not
         twice = pd.concat([rows.assign(**{column: 0}), rows.assign(**{column: 1})])
         assert metrics.cycle_facts(twice, ["method", column]).loc[("m", 1)].equals(table.loc["m"])
-        pooled = metrics.cycle_facts(twice).loc["m", ["turns", "rounds_per_turn", "tau_macro", "tau_last_turn"]]
+        pooled = metrics.cycle_facts(twice).loc[
+            "m", ["turns", "rounds_per_turn", "tau_macro", "tau_last_turn"]
+        ]
         assert pooled.tolist() == pytest.approx([6, 4 / 3, 1.5, 1.5])
     pytest.raises(AssertionError, metrics.cycle_facts, rows.iloc[:0]).match("no cycles")
-    pytest.raises(KeyError, metrics.cycle_facts, rows.drop(columns="accepted_tok")).match("accepted_tok")
+    pytest.raises(KeyError, metrics.cycle_facts, rows.drop(columns="accepted_tok")).match(
+        "accepted_tok"
+    )
 
 
 def test_histograms_collapses_and_texts_are_counted(rows):
@@ -94,7 +110,16 @@ def test_histograms_collapses_and_texts_are_counted(rows):
         ["n", "top_k", 3, 1, 1.0],
     ]
     counts = metrics.answer_counts(rows)
-    columns = ["suite", "method", "expansions", "verify_nodes", "top_k", "draft_calls", "accepted_tok", "cycles"]
+    columns = [
+        "suite",
+        "method",
+        "expansions",
+        "verify_nodes",
+        "top_k",
+        "draft_calls",
+        "accepted_tok",
+        "cycles",
+    ]
     assert list(counts) == columns and counts.values.tolist() == [
         ["s", "m", 1, 4, 3, 2, 2, 1],
         ["s", "m", 1, 4, 3, 2, 0, 1],
@@ -109,11 +134,22 @@ def test_histograms_collapses_and_texts_are_counted(rows):
     assert list(found.values()) == [2, effective, "5/1/3", 0.99, True]
     assert not metrics.actions(pd.concat([same, rows[2:3]]))["collapsed"]["m"]
     prompts = pd.DataFrame(
-        [("s", "n", True, None), ("s", "m", True, True), ("s", "m", False, False), ("s", "m", True, None)],
+        [
+            ("s", "n", True, None),
+            ("s", "m", True, True),
+            ("s", "m", False, False),
+            ("s", "m", True, None),
+        ],
         columns=["suite", "method", "same", "correct"],
     ).astype({"correct": "boolean"})
     table = metrics.text_facts(prompts)
-    assert table.index.tolist() == [("s", "n"), ("s", "m")] and list(table) == ["same_frac", "checked", "accuracy_frac"]
+    assert table.index.tolist() == [("s", "n"), ("s", "m")] and list(table) == [
+        "same_frac",
+        "checked",
+        "accuracy_frac",
+    ]
     assert table.loc[("s", "m")].tolist() == [pytest.approx(2 / 3), 2, 0.5]
-    assert table.loc[("s", "n")].tolist()[:2] == [1.0, 0] and np.isnan(table.loc[("s", "n"), "accuracy_frac"])
+    assert table.loc[("s", "n")].tolist()[:2] == [1.0, 0] and np.isnan(
+        table.loc[("s", "n"), "accuracy_frac"]
+    )
     assert table["accuracy_frac"].dtype == np.dtype(float), "which knows a NaN"

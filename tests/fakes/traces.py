@@ -1,4 +1,7 @@
-"""Recordings for tests: of small random pairs, and synthetic ones with a cost model of round numbers."""
+"""Recordings for tests:
+
+of small random pairs, and synthetic ones with a cost model of round numbers.
+"""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +14,10 @@ from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
 
 
 def round_costs(**fields) -> CostModel:
-    """A machine whose times can be added up in the head: milliseconds without slopes unless given."""
+    """A machine whose times can be added up in the head:
+
+    milliseconds without slopes unless given.
+    """
     values = dict(name="round numbers", kind="roofline", provenance="made up for tests")
     values |= dict(widths=(1, 32), root=(1.0, 1.0), root_per_tok=(0.0, 0.0))
     values |= dict(expand=(0.5, 0.5), expand_per_tok=(0.0, 0.0))
@@ -21,11 +27,21 @@ def round_costs(**fields) -> CostModel:
 
 
 def synthetic_trace(
-    turns=6, positions=40, depth=4, top_ks=(3,), most_nodes=20, seed=0, hit=0.7, features=8, trees=True
+    turns=6,
+    positions=40,
+    depth=4,
+    top_ks=(3,),
+    most_nodes=20,
+    seed=0,
+    hit=0.7,
+    features=8,
+    trees=True,
 ) -> Trace:
-    """A recording without a model: scores as a drafter would give them, the path through likely children.
+    """A recording without a model: scores as a drafter would give them, the path through likely
+    children.
 
-    hit: how likely the target's next token is among the drafted ones; it varies from position to position.
+    hit: how likely the target's next token is among the drafted ones; it varies from position to
+    position.
     """
     random, columns, count = np.random.default_rng(seed), {}, turns * positions
     easy = np.clip(random.normal(hit, 0.2, count), 0.05, 0.98)
@@ -35,7 +51,11 @@ def synthetic_trace(
         scores, tokens, beams, nodes = _forest(random, easy, depth, top_k)
         columns[Column("ranks", top_k)] = path_ranks(scores, nodes, top_k)
         if trees:
-            columns |= {Column("scores", top_k): scores, Column("tokens", top_k): tokens, Column("beams", top_k): beams}
+            columns |= {
+                Column("scores", top_k): scores,
+                Column("tokens", top_k): tokens,
+                Column("beams", top_k): beams,
+            }
     first = np.arange(turns) * positions
     table = pd.DataFrame(
         {
@@ -58,7 +78,9 @@ def synthetic_trace(
 
 
 def _forest(random, easy, depth, top_k):
-    """Scores [R, C], tokens, beams and path nodes of random trees; a path node continues with chance `easy`."""
+    """Scores [R, C], tokens, beams and path nodes of random trees; a path node continues with
+    chance `easy`.
+    """
     count, best = len(easy), np.zeros((len(easy), 1))
     scores, beams, nodes = [], [], np.full((len(easy), depth + 1), -1)
     alive, row, start = np.ones(count, dtype=bool), np.zeros(count, dtype=int), 0
@@ -87,7 +109,9 @@ def _forest(random, easy, depth, top_k):
 
 
 class RandomRecorded(RandomPolicy):
-    """Random answers of the beam widths that were recorded, changed at every question; copies alone now and then."""
+    """Random answers of the beam widths that were recorded, changed at every question; copies alone
+    now and then.
+    """
 
     top_ks, copies_frac = (2, 3, 5), 0.0
 
@@ -102,14 +126,26 @@ class RandomRecorded(RandomPolicy):
         return CopiedTree(total) if copies else TreeConfig(total, answer.depth, top_k)
 
 
-# What trainings of controllers are tested with: a machine, trees, Re-SpS's grid and PPO settings that learn in seconds.
+# What trainings of controllers are tested with: a machine, trees, Re-SpS's grid and PPO settings
+# that learn in seconds.
 COSTS = round_costs()
 TREE = dict(depth=4, top_k=3)
-GRID = dict(totals=(3, 8, 16), depths=(2, 3, 4), widths=(3,), starter=(8, 3, 3), hidden_size=4, layers=2)
+GRID = dict(
+    totals=(3, 8, 16), depths=(2, 3, 4), widths=(3,), starter=(8, 3, 3), hidden_size=4, layers=2
+)
 SMALL = dict(pi=(16,), vf=(16,), n_steps=64, batch_size=32, n_epochs=1)
 # The same as changes of a config (`policies.base.changed`).
 SMALL_PPO = {**SMALL, "total_steps": 64}
-SMALL_RESPS = {**GRID, "per_layer": False, "select": False} | {f"ppo.{name}": SMALL_PPO[name] for name in SMALL_PPO}
-SMALL_LTD = {"select": False, "depth.total_tokens": 8, "size.sizes": (1, 4, 8, 20), "size.drafted": 4}
+SMALL_RESPS = {**GRID, "per_layer": False, "select": False} | {
+    f"ppo.{name}": SMALL_PPO[name] for name in SMALL_PPO
+}
+SMALL_LTD = {
+    "select": False,
+    "depth.total_tokens": 8,
+    "size.sizes": (1, 4, 8, 20),
+    "size.drafted": 4,
+}
 SMALL_LTD |= {f"{kind}.{name}": TREE[name] for kind in ("depth", "size") for name in TREE}
-SMALL_LTD |= {f"{kind}.ppo.{name}": SMALL_PPO[name] for kind in ("depth", "size") for name in SMALL_PPO}
+SMALL_LTD |= {
+    f"{kind}.ppo.{name}": SMALL_PPO[name] for kind in ("depth", "size") for name in SMALL_PPO
+}

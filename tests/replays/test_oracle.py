@@ -1,4 +1,6 @@
-"""The bound against brute force, static trees against a slow walk, and both against random answers, on made-up recordings."""
+"""The bound against brute force, static trees against a slow walk, and both against random answers,
+on made-up recordings.
+"""
 
 import dataclasses
 import itertools
@@ -19,23 +21,36 @@ from specdec.replays.static_trees import best_static, static_grid
 from specdec.replays.trace import NEVER, Trace
 
 DRAFT = dict(
-    widths=(1, 4), root=(1.0, 1.3), root_per_tok=(0.002, 0.003), expand=(0.8, 1.1), expand_per_tok=(0.001, 0.002)
+    widths=(1, 4),
+    root=(1.0, 1.3),
+    root_per_tok=(0.002, 0.003),
+    expand=(0.8, 1.1),
+    expand_per_tok=(0.001, 0.002),
 )
-TARGET = dict(nodes=(0, 2, 8, 32), verify=(5.0, 5.0, 6.0, 9.0), verify_per_tok=(0.01, 0.01, 0.02, 0.02))
+TARGET = dict(
+    nodes=(0, 2, 8, 32), verify=(5.0, 5.0, 6.0, 9.0), verify_per_tok=(0.01, 0.01, 0.02, 0.02)
+)
 COSTS = round_costs(**DRAFT, **TARGET, step=4.5, step_per_tok=0.01, rest_ms=0.4, question_ms=0.05)
 KINDS = {"chat": ("train", "test"), "code": ("train", "tune", "test")}
 
 
 def made_up(positions, depth=3, top_ks=(1, 2, 3), most_nodes=12, seed=0, spread=1.2) -> Trace:
-    """A recording with random ranks: increasing along the path, growing with the pool, NEVER outside it."""
+    """A recording with random ranks:
+
+    increasing along the path, growing with the pool, NEVER outside it.
+    """
     generator = np.random.default_rng(seed)
     kinds = [(suite, part) for suite, parts in KINDS.items() for part in parts]
-    turns = pd.DataFrame([kinds[i % len(kinds)] for i in range(len(positions))], columns=["suite", "part"])
+    turns = pd.DataFrame(
+        [kinds[i % len(kinds)] for i in range(len(positions))], columns=["suite", "part"]
+    )
     turns["prompt"], turns["turn"] = [f"p{i}" for i in range(len(positions))], 0
     turns["prompt_tok"] = generator.integers(5, 90, len(positions))
     turns["positions"], turns["kept_tok"] = positions, np.array(positions) + 1
     turns["first"] = np.cumsum([0, *positions[:-1]])
-    context_tok = np.concatenate([np.arange(n) + tok for n, tok in zip(positions, turns["prompt_tok"], strict=True)])
+    context_tok = np.concatenate(
+        [np.arange(n) + tok for n, tok in zip(positions, turns["prompt_tok"], strict=True)]
+    )
     columns = {"context_tok": context_tok.astype(np.int32)}
     rows, levels = sum(positions), np.arange(depth + 1)
     for top_k in top_ks:
@@ -55,7 +70,9 @@ def one_cycle(trace, costs, row, top_k, expansions, verify_nodes):
     """(tokens gained, milliseconds) of one answer, the obvious way."""
     nodes = min(verify_nodes, pool_size(expansions, top_k))
     accepted = sum(int(rank) < nodes for rank in trace.ranks[top_k][row, expansions])
-    return accepted + 1, float(costs.cycle_ms(top_k, expansions, nodes, int(trace.context_tok[row])))
+    return accepted + 1, float(
+        costs.cycle_ms(top_k, expansions, nodes, int(trace.context_tok[row]))
+    )
 
 
 def plain_step(trace, costs, row):
@@ -72,7 +89,9 @@ def brute_force(trace, costs, turn, top_ks, depths, sizes, everything=False):
     """The least time of one turn: every sequence of answers is tried out, nothing is remembered."""
     first, positions = trace.turns.loc[turn, ["first", "positions"]]
     every = list(itertools.product(top_ks, depths, sizes))
-    cycles = [[one_cycle(trace, costs, first + p, *answer) for answer in every] for p in range(positions)]
+    cycles = [
+        [one_cycle(trace, costs, first + p, *answer) for answer in every] for p in range(positions)
+    ]
     if everything:
         for p in range(positions):
             flat = [(k, size) for k in top_ks for size in sizes if size > k]
@@ -86,7 +105,9 @@ def brute_force(trace, costs, turn, top_ks, depths, sizes, everything=False):
 
 
 def slow_walk(trace, costs, turn, answer):
-    """(milliseconds, cycles, tokens gained) of one turn; answer(position) -> (k, n, V), k = 0 for a plain step."""
+    """(milliseconds, cycles, tokens gained) of one turn; answer(position) -> (k, n, V), k = 0 for a
+    plain step.
+    """
     first, positions = trace.turns.loc[turn, ["first", "positions"]]
     p = spent = cycles = 0
     while p < positions:
@@ -102,7 +123,9 @@ def slow_walk(trace, costs, turn, answer):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("positions", "top_ks", "most"), [([5, 1, 4], (2,), 6), ([4, 3], (1, 2), 5)])
+@pytest.mark.parametrize(
+    ("positions", "top_ks", "most"), [([5, 1, 4], (2,), 6), ([4, 3], (1, 2), 5)]
+)
 def test_the_bound_is_brute_force(positions, top_ks, most, seed):
     trace = made_up(positions, depth=2, top_ks=top_ks, most_nodes=most, seed=seed)
     everything = top_ks, range(3), range(most + 1), True
@@ -111,16 +134,25 @@ def test_the_bound_is_brute_force(positions, top_ks, most, seed):
 
 
 def test_restricted_bounds_are_brute_force():
-    for top_ks, depths, sizes in [([3], [2], None), (None, None, [4]), ([1, 3], [0, 3], [0, 5, 11]), (None, [3], [12])]:
+    for top_ks, depths, sizes in [
+        ([3], [2], None),
+        (None, None, [4]),
+        ([1, 3], [0, 3], [0, 5, 11]),
+        (None, [3], [12]),
+    ]:
         trace = made_up([4, 3, 4], seed=7)
         found = clairvoyant(trace, COSTS, top_ks, depths, sizes)
         allowed = [top_ks or [1, 2, 3], depths or range(4), sizes or range(13)]
         least = [brute_force(trace, COSTS, turn, *allowed) for turn in range(3)]
         assert found.turns["time_ms"].tolist() == pytest.approx(least)
         answers = found.answers
-        assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(allowed[1])
+        assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(
+            allowed[1]
+        )
         for row in answers.itertuples():
-            assert row.verify_nodes in {min(size, pool_size(row.expansions, row.top_k)) for size in allowed[2]}
+            assert row.verify_nodes in {
+                min(size, pool_size(row.expansions, row.top_k)) for size in allowed[2]
+            }
 
 
 @pytest.mark.parametrize("cycles", [1, 2, 4, 30])
@@ -133,14 +165,20 @@ def test_the_bound_of_kept_trees_is_brute_force(cycles):
             for _ in range(cycles):
                 if p < positions:
                     answer = (first + p, top_k, depth, size)
-                    gained, more = one_cycle(trace, COSTS, *answer) if size else plain_step(trace, COSTS, first + p)
+                    gained, more = (
+                        one_cycle(trace, COSTS, *answer)
+                        if size
+                        else plain_step(trace, COSTS, first + p)
+                    )
                     p, ms = p + gained, ms + more
             return ms + least(first, positions, p)
 
         return min(itertools.starmap(spent, every)) if begin < positions else 0.0
 
     found = kept_bound(trace, COSTS, cycles, [1, 6], top_ks=[1, 3], depths=[0, 2])["time_ms"]
-    assert found.tolist() == pytest.approx([least(*turn) for turn in trace.turns[["first", "positions"]].to_numpy()])
+    assert found.tolist() == pytest.approx(
+        [least(*turn) for turn in trace.turns[["first", "positions"]].to_numpy()]
+    )
 
 
 def test_the_answers_are_a_sequence_that_takes_that_time_with_plain_steps_and_flat_trees_among_them():
@@ -149,7 +187,9 @@ def test_the_answers_are_a_sequence_that_takes_that_time_with_plain_steps_and_fl
     flat = (found.answers["expansions"] == 0) & (found.answers["verify_nodes"] > 2)
     plain = found.answers["top_k"] == 0
     assert flat.any() and plain.any() and found.ms_per_tok < trees_only.ms_per_tok
-    assert trees_only.answers["top_k"].eq(2).all() and found.answers[plain]["accepted_tok"].eq(0).all()
+    assert (
+        trees_only.answers["top_k"].eq(2).all() and found.answers[plain]["accepted_tok"].eq(0).all()
+    )
     assert found.turns["draft_calls"].sum() == (found.answers["expansions"] + 1)[~plain].sum()
     trace = made_up([30, 0, 17, 1, 25], seed=2)
     found = clairvoyant(trace, COSTS)
@@ -157,19 +197,28 @@ def test_the_answers_are_a_sequence_that_takes_that_time_with_plain_steps_and_fl
     for turn, prompt in enumerate(trace.turns["prompt"]):
         answers = found.answers[found.answers["prompt"] == prompt].set_index("position")
         chosen = answers[["top_k", "expansions", "verify_nodes"]].to_dict("index")
-        spent, cycles, gained = slow_walk(trace, COSTS, turn, lambda p, chosen=chosen: chosen[p].values())
+        spent, cycles, gained = slow_walk(
+            trace, COSTS, turn, lambda p, chosen=chosen: chosen[p].values()
+        )
         row = found.turns.loc[turn]
         assert row["time_ms"] == pytest.approx(spent) == pytest.approx(answers["time_ms"].sum())
         assert (row["cycles"], row["cycle_tok"]) == (cycles, gained) and len(answers) == cycles
         assert gained == (answers["accepted_tok"] + 1).sum()
     spent_ms, plain_ms = found.turns["time_ms"].sum(), float(COSTS.step_ms(trace.context_tok).sum())
-    assert found.ms_per_tok == pytest.approx(spent_ms / 73) and found.speedup == pytest.approx(plain_ms / spent_ms)
-    assert found.tau == pytest.approx((found.answers["accepted_tok"] + 1).sum() / len(found.answers))
+    assert found.ms_per_tok == pytest.approx(spent_ms / 73) and found.speedup == pytest.approx(
+        plain_ms / spent_ms
+    )
+    assert found.tau == pytest.approx(
+        (found.answers["accepted_tok"] + 1).sum() / len(found.answers)
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_policy_beats_the_bound_in_replay(seed):
-    trace, costs = made_up([40, 25, 33, 8] * 3, seed=seed), dataclasses.replace(COSTS, question_ms=0.0)
+    trace, costs = (
+        made_up([40, 25, 33, 8] * 3, seed=seed),
+        dataclasses.replace(COSTS, question_ms=0.0),
+    )
     found, policy = clairvoyant(trace, costs), RandomPolicy(TreeConfig(13, 3, 3), seed=seed)
     for _ in range(20):
         random = replay(trace, policy, costs)
@@ -187,35 +236,60 @@ def test_static_trees_agree_with_replay_and_are_one_allowed_answer():
         static = static_trees.static_turns(trace, COSTS, TreeConfig(total, depth, top_k))
         pd.testing.assert_frame_equal(static, replayed.table[list(static)], check_exact=False)
         row = static_grid(trace, COSTS, [total], [depth], [top_k]).iloc[0]
-        assert row["ms_per_tok"] == pytest.approx(replayed.ms_per_tok) and row["tau"] == pytest.approx(replayed.tau)
+        assert row["ms_per_tok"] == pytest.approx(replayed.ms_per_tok) and row[
+            "tau"
+        ] == pytest.approx(replayed.tau)
         assert row["speedup"] == pytest.approx(replayed.speedup)
     trace = made_up([40, 25, 33], seed=6)
     for total, depth, top_k in ((9, 2, 3), (13, 3, 2), (2, 0, 1), (6, 0, 3)):
         tree = TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
         only = clairvoyant(trace, COSTS, [top_k], [depth], [total - 1]).turns
-        pd.testing.assert_frame_equal(static := static_trees.static_turns(trace, COSTS, tree), only[[*static]])
+        pd.testing.assert_frame_equal(
+            static := static_trees.static_turns(trace, COSTS, tree), only[[*static]]
+        )
         assert (only["draft_calls"] == (depth + 1) * only["cycles"]).all()
 
 
 def test_the_grid_is_a_slow_walk_and_per_suite_adds_up():
     trace = made_up([21, 0, 14, 9, 1, 30], seed=1)
     table = static_grid(trace, COSTS)
-    trees = [(v + 1, n, k) for k in (1, 2, 3) for n in range(4) for v in range(1, min(12, pool_size(n, k)) + 1)]
+    trees = [
+        (v + 1, n, k)
+        for k in (1, 2, 3)
+        for n in range(4)
+        for v in range(1, min(12, pool_size(n, k)) + 1)
+    ]
     settings = [(1, 0, 1), *trees]  # plain steps once
-    assert list(table[["total_tokens", "depth", "top_k"]].itertuples(index=False, name=None)) == settings
+    assert (
+        list(table[["total_tokens", "depth", "top_k"]].itertuples(index=False, name=None))
+        == settings
+    )
     plain_ms = float(COSTS.step_ms(trace.context_tok).sum())
     for row in table.itertuples():
         answer = row.top_k * (row.total_tokens > 1), row.depth, row.total_tokens - 1
         walks = [slow_walk(trace, COSTS, t, lambda p: answer) for t in range(6)]  # noqa: B023
         spent, cycles, gained = (sum(part) for part in zip(*walks, strict=True))
-        assert row.time_ms == pytest.approx(spent) and (row.cycles, row.cycle_tok) == (cycles, gained)
-        assert row.ms_per_tok == pytest.approx(spent / 75) and row.tau == pytest.approx(gained / cycles)
+        assert row.time_ms == pytest.approx(spent) and (row.cycles, row.cycle_tok) == (
+            cycles,
+            gained,
+        )
+        assert row.ms_per_tok == pytest.approx(spent / 75) and row.tau == pytest.approx(
+            gained / cycles
+        )
         assert row.speedup == pytest.approx(plain_ms / spent)
     asked = dict(total_tokens=[1, 5, 9], depths=[0, 3], top_ks=[2, 3])
-    whole, parts = static_grid(trace, COSTS, **asked), static_grid(trace, COSTS, by="suite", **asked)
-    setting, sums = ["top_k", "depth", "total_tokens"], ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
+    whole, parts = (
+        static_grid(trace, COSTS, **asked),
+        static_grid(trace, COSTS, by="suite", **asked),
+    )
+    setting, sums = (
+        ["top_k", "depth", "total_tokens"],
+        ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"],
+    )
     assert len(parts) == 2 * len(whole) == 24
-    pd.testing.assert_frame_equal(parts.groupby(setting)[sums].sum(), whole.set_index(setting)[sums])
+    pd.testing.assert_frame_equal(
+        parts.groupby(setting)[sums].sum(), whole.set_index(setting)[sums]
+    )
     chat = static_grid(trace.select((trace.turns["suite"] == "chat").to_numpy()), COSTS, **asked)
     mine = parts[parts["suite"] == "chat"].drop(columns="suite").reset_index(drop=True)
     pd.testing.assert_frame_equal(mine, chat)
@@ -226,8 +300,14 @@ def test_the_best_static_tree_and_headroom():
     table = static_grid(trace, COSTS)
     best = best_static(trace, COSTS)
     fast = table.loc[table["ms_per_tok"].idxmin()]
-    assert (best.total_tokens, best.depth, best.top_k) == (fast["total_tokens"], fast["depth"], fast["top_k"])
-    assert table.loc[table["as_fast"], "time_ms"].eq(fast["time_ms"]).all(), "made-up costs are exact"
+    assert (best.total_tokens, best.depth, best.top_k) == (
+        fast["total_tokens"],
+        fast["depth"],
+        fast["top_k"],
+    )
+    assert table.loc[table["as_fast"], "time_ms"].eq(fast["time_ms"]).all(), (
+        "made-up costs are exact"
+    )
     unsure = static_grid(trace, dataclasses.replace(COSTS, errors={"tree_frac": 0.1}))
     near = np.log(table["time_ms"] / fast["time_ms"]) <= 0.1 * 1.96 * 2**0.5
     assert unsure["as_fast"].equals(near.rename("as_fast")) and 1 < near.sum() < len(near)
@@ -235,13 +315,17 @@ def test_the_best_static_tree_and_headroom():
     assert best_static(trace, dear).total_tokens == 1, "plain steps win where drafting does not pay"
     cut = static_grid(trace, COSTS, total_tokens=[4, 12], depths=[0], top_ks=[3])
     assert cut["time_ms"][0] == cut["time_ms"][1], "a tree larger than its pool is cut"
-    assert best_static(trace, COSTS, total_tokens=[12], depths=[0], top_ks=[3]) == TreeConfig(4, 0, 3)
+    assert best_static(trace, COSTS, total_tokens=[12], depths=[0], top_ks=[3]) == TreeConfig(
+        4, 0, 3
+    )
     assert headroom(10, 10, 5) == 0 and headroom(5, 10, 5) == 1
     assert headroom(20, 10, 5) == pytest.approx(-0.5)  # speeds 0.05, 0.1, 0.2
     assert np.isnan(headroom(10, 10, 10))
     np.testing.assert_allclose(headroom(np.array([10, 8.0]), 10, 5), [0, 0.25])
-    for no_time in (np.inf, np.nan, "x", [1.0, 2.0, 3.0]):
-        pytest.raises(SpecdecError, headroom, no_time, tuned=[10.0, 9.0], clairvoyant=5.0).match("times")
+    for no_time in (np.inf, np.nan):
+        pytest.raises(SpecdecError, headroom, no_time, tuned=[10.0, 9.0], clairvoyant=5.0).match(
+            "times"
+        )
 
 
 @pytest.mark.parametrize("ask", [clairvoyant, static_grid])
@@ -249,7 +333,10 @@ def test_what_was_not_recorded_is_refused(ask):
     name, low, most = ("sizes", 0, 12) if ask is clairvoyant else ("total_tokens", 1, 13)
     for asked, message in (
         (dict(top_ks=[2, 10]), r"top_k \[10\] was not recorded, only \[1, 2, 3\]"),
-        *((dict(depths=depths), "depths must be whole numbers from 0 to 3") for depths in ([4], [-1, 2], [], [2.5])),
+        *(
+            (dict(depths=depths), "depths must be whole numbers from 0 to 3")
+            for depths in ([4], [-1, 2], [], [2.5])
+        ),
         (dict(depths=7), "depths of .* must be"),
         ({name: [5, most + 1]}, f"{name} must be whole numbers from {low} to {most}"),
     ):
@@ -258,4 +345,6 @@ def test_what_was_not_recorded_is_refused(ask):
     with pytest.raises(SpecdecError, match=r"of part 'tets' \(there are (train|tune|test)"):
         made_up([9, 4]).select(part="tets")
     too_large = TreeConfig(15, 3, 3), "total_tokens must be whole numbers from 1 to 13"
-    pytest.raises(SpecdecError, static_trees.static_turns, made_up([9, 4]), COSTS, too_large[0]).match(too_large[1])
+    pytest.raises(
+        SpecdecError, static_trees.static_turns, made_up([9, 4]), COSTS, too_large[0]
+    ).match(too_large[1])

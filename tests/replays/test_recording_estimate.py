@@ -1,4 +1,6 @@
-"""What a recording is said to take against what it takes, and every refusal that a recording owes its reader."""
+"""What a recording is said to take against what it takes, and every refusal that a recording owes
+its reader.
+"""
 
 import functools
 from collections import Counter
@@ -37,22 +39,40 @@ def test_the_estimate_is_what_is_written(features, home):
     found = record(pair, prompts, progress=False, **settings)
     assert (needed.prompts, needed.turns, needed.positions) == (8, 8, len(found))
     assert needed.most_positions == 8 * 23 >= len(found)
-    written = sum(path.stat().st_size for path in runs.find("record")[0].directory.rglob("part-*.parquet")) / 1e6
+    written = (
+        sum(
+            path.stat().st_size for path in runs.find("record")[0].directory.rglob("part-*.parquet")
+        )
+        / 1e6
+    )
     assert 0.5 * written < needed.megabytes < 1.5 * written, (needed.megabytes, written)
-    assert needed.fits and needed.minutes > 0 and needed.sentence.startswith("recording 8 prompts (8 turns) of random")
+    assert (
+        needed.fits
+        and needed.minutes > 0
+        and needed.sentence.startswith("recording 8 prompts (8 turns) of random")
+    )
 
 
 def test_more_prompts_take_more_bad_settings_are_those_of_record_and_no_room_is_said(monkeypatch):
     settings = SETTINGS | dict(features=False, samples=3)
-    few, many = (estimate.estimate_record(shared_bigrams(), prompts_of(count), **settings) for count in (4, 40))
-    assert many.turns == 10 * few.turns and many.megabytes > 4 * few.megabytes and many.most_positions > few.positions
+    few, many = (
+        estimate.estimate_record(shared_bigrams(), prompts_of(count), **settings)
+        for count in (4, 40)
+    )
+    assert (
+        many.turns == 10 * few.turns
+        and many.megabytes > 4 * few.megabytes
+        and many.most_positions > few.positions
+    )
     for settings, message in (
         (dict(max_new_token=8), "unknown setting 'max_new_token'; did you mean"),
         (dict(top_ks=(0,)), "top_k must be an integer"),
         (SETTINGS | {"max_new_tokens": 900}, "the target's context"),
         (dict(samples=0), "samples must be at least 1"),
     ):
-        pytest.raises(SpecdecError, estimate.estimate_record, shared_pair(), prompts_of(1), **settings).match(message)
+        pytest.raises(
+            SpecdecError, estimate.estimate_record, shared_pair(), prompts_of(1), **settings
+        ).match(message)
     monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     needed = estimate.estimate_record(shared_pair(), prompts_of(2), samples=1, **SETTINGS)
     assert not needed.fits and "only 0 MB are free: record fewer" in needed.sentence
@@ -76,25 +96,11 @@ def test_another_unfinished_or_damaged_recording_is_refused():
     refused("trace.json")
 
 
-def test_an_old_recording_of_toy_suites_is_read_under_their_names_of_today():
-    pair = specdec.load_pair("tiny", dtype="float32")
-    new = record(pair, ["toy/gsm8k"], limit=1, progress=False, max_new_tokens=4, depth=1, top_ks=(2,), trees=())
-    folder = runs.find("record")[0].directory
-    header = runs.read_json(folder / "trace.json")
-    runs.write_json(folder / "trace.json", {**header, "files": {}, "checksum": None})
-    named = ["suite", "prompt"]
-    turns = new.turns.assign(**new.turns[named].replace("^toy/", "laptop/", regex=True))
-    runs.write_table(folder / "turns.parquet", turns)
-    assert trace.open_trace(folder).turns["suite"].eq("laptop/gsm8k").all()
-    del header["items"], header["checksum"], header["files"]  # nor was it sealed
-    runs.write_json(folder / "trace.json", header)
-    old = trace.open_trace(folder)
-    assert old.turns[named].equals(new.turns[named]) and old.turns["prompt"].str.startswith("toy/gsm8k/").all()
-
-
 def test_policies_may_learn_from_more_prompts_than_the_others_are_judged_on():
     def parts(**limits):
-        return Counter(part for part, _ in parted_items(["toy/gsm8k", "toy/nq"], RecordConfig(**limits)))
+        return Counter(
+            part for part, _ in parted_items(["toy/gsm8k", "toy/nq"], RecordConfig(**limits))
+        )
 
     assert parts(limit=5) == {"train": 4, "tune": 2, "test": 4}
     assert parts(limit=5, train_limit=7) == {"train": 14, "tune": 2, "test": 4}
@@ -108,7 +114,9 @@ def test_record_from_the_command_line(capsys, home):
     said = capsys.readouterr()
     assert said.err.startswith("recording 3 prompts (3 turns) of tiny") and not said.out
     assert not list(home.rglob("trace.json"))
-    assert cli.main([*COMMAND, "--trees", "3", "--most-nodes", "10", "--family", "3", "2", "1"]) == 0
+    assert (
+        cli.main([*COMMAND, "--trees", "3", "--most-nodes", "10", "--family", "3", "2", "1"]) == 0
+    )
     folder = capsys.readouterr().out.strip()
     found = trace.open_trace(folder, "tiny")
     assert (found.header["trees"], found.depth, found.most_nodes) == ([3], 2, 10) and len(found) > 0

@@ -20,7 +20,6 @@ from specdec.data.suites import load_suite
 from specdec.errors import SpecdecError
 from specdec.models.eagle_drafter import BatchedDrafter
 from specdec.policies import ltd
-from specdec.policies.engines import rule
 from specdec.replays import record as record_module
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import SequentialDrafter, record
@@ -72,11 +71,21 @@ class Recorded(Watching, RandomRecorded):
 
 def prompts_of(pair, count=6, seed=0):
     random = np.random.default_rng(seed)
-    return [random.integers(0, pair.target.vocab_size, size).tolist() for size in random.integers(4, 30, count)]
+    return [
+        random.integers(0, pair.target.vocab_size, size).tolist()
+        for size in random.integers(4, 30, count)
+    ]
 
 
 def recorded(pair, prompts, **options):
-    usual = dict(max_new_tokens=60, depth=DEPTH, top_ks=TOP_KS, trees=(5,), most_nodes=MOST_NODES, progress=False)
+    usual = dict(
+        max_new_tokens=60,
+        depth=DEPTH,
+        top_ks=TOP_KS,
+        trees=(5,),
+        most_nodes=MOST_NODES,
+        progress=False,
+    )
     return record(pair, prompts, **usual | options)
 
 
@@ -92,7 +101,9 @@ def test_replay_equals_live_decoding(make, temperature):
     trace, compared = recorded(pair, prompts, trees=TOP_KS, **options), 0
     limits = TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS))
     for number, prompt in enumerate(prompts):
-        for seed, asks in enumerate((("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))):
+        for seed, asks in enumerate(
+            (("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))
+        ):
             one, other = Recorded(limits, seed, asks), Recorded(limits, seed, asks)
             if make is random_pair:
                 one.looks = other.looks = (*Watching.looks, "features", "draft_state")
@@ -108,9 +119,13 @@ def test_drawn_answers_are_the_same_in_any_order():
     prompts = [prompt + [1] * number for number, prompt in enumerate(prompts_of(pair)[:4])]
     trace = recorded(pair, prompts, temperature=0.0, seed=5)
     depth = ltd.DepthPolicy(total_tokens=9, stride=1, **trees).fill_at_random((8,))
-    policy = ltd.combine(depth, ltd.SizePolicy(sizes=(1, 3, 6, 8), drafted=DEPTH, **trees).fill_at_random((8,)))
+    policy = ltd.combine(
+        depth, ltd.SizePolicy(sizes=(1, 3, 6, 8), drafted=DEPTH, **trees).fill_at_random((8,))
+    )
     found = replay(trace, policy, round_costs(), keep_cycles=True).rows
-    live = [live_rows(pair, prompt, policy, temperature=0.0, seed=5) for prompt in reversed(prompts)]
+    live = [
+        live_rows(pair, prompt, policy, temperature=0.0, seed=5) for prompt in reversed(prompts)
+    ]
     assert [told(rows) for rows in found] == [told(rows) for rows in reversed(live)]
     taken = [tuple((row.expansions, row.verify_nodes) for row in rows[:5]) for rows in found]
     assert len(set(taken)) > 1, "prompts of other lengths draw other numbers"
@@ -146,9 +161,13 @@ class RandomMember(Watching, RandomPolicy):
         if not isinstance(answer, TreeConfig):
             return answer
         top_k = self._random.randint(1, FAMILY[0])
-        beam = tuple(self._random.randint(1, most) for most in FAMILY[1 : 1 + self._random.randint(1, 3)])
+        beam = tuple(
+            self._random.randint(1, most) for most in FAMILY[1 : 1 + self._random.randint(1, 3)]
+        )
         beam = beam if len(beam) == 3 else (*beam, min(beam[-1], FAMILY[-1]))
-        most = min(self.limits.verify_nodes, pool_size(answer.depth, top_k, plain_beam(top_k, beam)))
+        most = min(
+            self.limits.verify_nodes, pool_size(answer.depth, top_k, plain_beam(top_k, beam))
+        )
         return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k, beam=beam)
 
 
@@ -156,13 +175,18 @@ class RandomMember(Watching, RandomPolicy):
 def test_every_member_of_a_family_replays_exactly(make):
     pair = make()
     prompts = prompts_of(pair, 3)
-    trace = recorded(pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,), max_new_tokens=30)
+    trace = recorded(
+        pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,), max_new_tokens=30
+    )
     limits, compared, shapes = TreeConfig(MOST_NODES + 1, 5, 4), 0, set()
     for number, prompt in enumerate(prompts):
         for seed in range(4):
             asks = (("plan", "extend", "size"), ("plan",))[seed % 2]
             one, other = RandomMember(limits, seed, asks), RandomMember(limits, seed, asks)
-            live, rows = live_rows(pair, prompt, one, max_new_tokens=30), replayed(trace, number, other)
+            live, rows = (
+                live_rows(pair, prompt, one, max_new_tokens=30),
+                replayed(trace, number, other),
+            )
             assert told(rows) == told(live)
             other.saw_as(one)
             shapes |= {(row.top_k, row.candidates) for row in rows}
@@ -173,21 +197,30 @@ def test_every_member_of_a_family_replays_exactly(make):
 def test_static_trees_of_a_family_equal_their_replay_and_what_it_does_not_hold_is_refused():
     pair = random_pair()
     trace = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(), trees=(2,))
-    for tree in (TreeConfig(8, 2, 4, beam=(2, 1)), TreeConfig(8, 2, 3, beam=(2, 2)), TreeConfig(8, 2, 3)):
+    for tree in (
+        TreeConfig(8, 2, 4, beam=(2, 1)),
+        TreeConfig(8, 2, 3, beam=(2, 2)),
+        TreeConfig(8, 2, 3),
+    ):
         with pytest.raises(SpecdecError, match="not recorded|recorded to depth"):
             replay(trace, Static.of(tree), round_costs())
     assert replay(trace, Static.of(TreeConfig(8, 1, 3)), round_costs()).tau >= 1
     bare = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(2,), trees=(), name="bare")
     for call in (lambda: bare.column("scores", 2), lambda: bare.trees(2)):
-        pytest.raises(SpecdecError, call).match("holds no scores_2")  # only its ranks go as deep as it was recorded
-    pytest.raises(SpecdecError, recorded, pair, [[1, 2]], max_new_tokens=600).match("the target's context")
+        # only its ranks go as deep as it was recorded
+        pytest.raises(SpecdecError, call).match("holds no scores_2")
+    pytest.raises(SpecdecError, recorded, pair, [[1, 2]], max_new_tokens=600).match(
+        "the target's context"
+    )
     pair = random_pair()
     costs, trees = round_costs(candidate_ms=0.01), dict(family=FAMILY, top_ks=(), trees=(3,))
     trace = recorded(pair, prompts_of(pair, 3), **trees)
     table = static_grid(trace, costs, total_tokens=[3, 9], depths=[0, 2, 4])
     assert {"", "1", "2,1"} <= set(table["beam"])
     for row in table.sample(12, random_state=0).to_dict("records"):
-        assert replay(trace, Static.of(tree_of(row)), costs).ms_per_tok == pytest.approx(row["ms_per_tok"], rel=1e-9)
+        assert replay(trace, Static.of(tree_of(row)), costs).ms_per_tok == pytest.approx(
+            row["ms_per_tok"], rel=1e-9
+        )
     bound = clairvoyant(trace, costs)
     assert bound.ms_per_tok <= table["ms_per_tok"].min() * (1 + 1e-9)
     best = tree_of(table.loc[table["time_ms"].idxmin()])
@@ -213,25 +246,46 @@ def test_a_killed_recording_continues(monkeypatch):
     prompts = prompts_of(pair, 4)
     whole = recorded(pair, prompts, name="whole")
     recorder, real, done = record_module.Recorder, record_module.Recorder.positions, []
-    monkeypatch.setattr(recorder, "positions", lambda self, ids, *a: done.append(ids) or real(self, ids, *a))
+    monkeypatch.setattr(
+        recorder, "positions", lambda self, ids, *a: done.append(ids) or real(self, ids, *a)
+    )
     with killed_at(recorder, "positions", 2):
         recorded(pair, prompts, name="broken")
     assert len(done) == 2
     again = recorded(pair, prompts, name="broken")
-    assert len(done) == 4 == len({str(ids) for ids in done})  # the one that broke, and the one never begun
-    for column in (("context_tok",), ("ranks", 5), ("scores", 5), ("features",), ("draft_state",), ("root_rank",)):
+    # the one that broke, and the one never begun
+    assert len(done) == 4 == len({str(ids) for ids in done})
+    for column in (
+        ("context_tok",),
+        ("ranks", 5),
+        ("scores", 5),
+        ("features",),
+        ("draft_state",),
+        ("root_rank",),
+    ):
         np.testing.assert_array_equal(whole.column(*column), again.column(*column))
 
 
 def test_exact_lengths_of_the_recording(tmp_path):
     pair = random_pair(vocab_size=40)
     prompt = prompts_of(pair, 1)[0]
-    trace = record(pair, [prompt], max_new_tokens=20, depth=7, top_ks=(10,), trees=(10,), lengths=5, progress=False)
+    trace = record(
+        pair,
+        [prompt],
+        max_new_tokens=20,
+        depth=7,
+        top_ks=(10,),
+        trees=(10,),
+        lengths=5,
+        progress=False,
+    )
     rows, found = trace.acceptance_distributions
     assert found.shape == (len(rows), 8, 9) and len(rows) == 5
     np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-4)
     assert (found[:, 0, 2:] == 0).all()
-    engine = LiveEngine(pair, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings())
+    engine = LiveEngine(
+        pair, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings()
+    )
     with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         finish(engine.root(TreeConfig(60, 7, 10)))
@@ -250,23 +304,17 @@ def test_replay_is_fast_and_charges_what_it_should():
     found = replay(trace, Static(8, 3, 3), costs)
     cycles = found.table["cycles"].sum()
     assert cycles / (time.perf_counter() - begin) > 5_000  # 20,000 on an idle core
-    assert found.table["time_ms"].sum() == pytest.approx(cycles * (1.0 + 3 * 0.5 + 4.0 + 0.1 * 7 + 0.25))
+    assert found.table["time_ms"].sum() == pytest.approx(
+        cycles * (1.0 + 3 * 0.5 + 4.0 + 0.1 * 7 + 0.25)
+    )
     assert found.speedup == pytest.approx(4.0 * 2000 / found.table["time_ms"].sum())
-    asked = replay(trace, RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)), costs, policy_ms=0.25, keep_cycles=True)
+    asked = replay(
+        trace,
+        RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)),
+        costs,
+        policy_ms=0.25,
+        keep_cycles=True,
+    )
     assert asked.cycles["policy_ms"].eq(0.75).all() and asked.cycles["questions"].eq(1).all()
     assert asked.table["policy_ms"].sum() == pytest.approx(0.75 * len(asked.cycles))
     assert answer_ms(trace, RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)), costs) > 0
-
-
-def test_a_policy_that_remembers_stays_as_given_and_begins_each_suite_anew():
-    trace, costs = synthetic_trace(turns=6), round_costs()
-    tree = dict(top_k=3, most_levels=5, verify_nodes=12)
-    gate = rule("trtllm_gate", window=20, threshold=0.99, **tree)
-    for policy in (gate, rule("hf_heuristic", **tree)):
-        table = replay(trace, policy, costs).table
-        assert replay(trace, policy, costs).table.equals(table)
-        for suite in ("easy", "hard"):
-            alone = replay(trace.select(trace.turns["suite"].eq(suite).to_numpy()), policy, costs).table
-            assert alone.equals(table[table["suite"] == suite].reset_index(drop=True))
-    closed = replay(trace, gate, costs).table.groupby("suite")["draft_calls"].apply(list)
-    assert all(calls[0] > 0 == calls[-1] for calls in closed), "within a suite it remembers"
