@@ -74,12 +74,21 @@ def train_drafter(
     device = budget.place(settings)
     source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
     state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
-    described = {"settings": settings, "objective": objective, "start_from": start_from, "seed": budget.seed}
+    described = {
+        "settings": settings,
+        "objective": objective,
+        "start_from": start_from,
+        "seed": budget.seed,
+    }
     described["target"] = str(target) if not isinstance(target, tuple) else type(target[0]).__name__
     described["conversations"] = None if settings.grows else source.key
     described |= {"minutes": budget.minutes, "steps": budget.steps_of(settings)}
     training = TrainingRun(state_dir, described, resume)
-    stages = training.grown(source.conversations) if settings.grows and isinstance(source, ChatList) else []
+    stages = (
+        training.grown(source.conversations)
+        if settings.grows and isinstance(source, ChatList)
+        else []
+    )
     if training.finished:
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device, budget.fsdp)
@@ -94,7 +103,9 @@ def train_drafter(
     rules = getattr(objective, "rules", None)
     if rules is not None and ranks.leads():
         write_claims(out_dir / "drafter", taught_drafts=rules.steps)
-    final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
+    final = run.measure(training.step) | {
+        "rate_frac": settings.rate_factor(training.step, training.plan["last_step"])
+    }
     training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **final)
     return out_dir / "drafter"
 
@@ -105,7 +116,9 @@ def prepared(
     """The run before its first step: a fresh drafter or that of `start_from`, and the target's features of the text."""
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     network = begun(start_from, model, settings, counts, budget.seed, objective.network)
-    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
+    frozen = FrozenTarget(
+        model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer
+    )
     text.prepare(frozen, budget.features)
     return DrafterRun(frozen, network.to(model.device), text, objective, settings)
 
@@ -117,10 +130,18 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
         words = "lm_head" in name or "embed" in name
         by_muon[settings.muon and weight.ndim == 2 and not words].append(weight)
     head_rate = settings.head_rate or settings.learning_rate
-    made = [torch.optim.AdamW(by_muon[False], lr=head_rate, betas=settings.betas, weight_decay=0.0, fused=True)]
+    made = [
+        torch.optim.AdamW(
+            by_muon[False], lr=head_rate, betas=settings.betas, weight_decay=0.0, fused=True
+        )
+    ]
     if settings.muon:
         rate = settings.learning_rate
-        made.append(torch.optim.Muon(by_muon[True], lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+        made.append(
+            torch.optim.Muon(
+                by_muon[True], lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            )
+        )
     for group in (group for optimizer in made for group in optimizer.param_groups):
         group["peak"] = group["lr"]
     return made
@@ -131,7 +152,10 @@ def of_all_ranks(row: dict) -> dict:
     if ranks.world() == 1:
         return row
     means = zip(row.items(), ranks.mean([*map(float, row.values())]), strict=True)
-    return {name: round(mean * ranks.world()) if isinstance(value, int) else mean for (name, value), mean in means}
+    return {
+        name: round(mean * ranks.world()) if isinstance(value, int) else mean
+        for (name, value), mean in means
+    }
 
 
 MEASURED_BATCHES = 8  # number of batches for an objective's measurements before the first step
@@ -146,12 +170,19 @@ class DrafterRun:
     """
 
     def __init__(
-        self, target: FrozenTarget, network: EagleNetwork, text: Text, objective: Objective, settings: Settings
+        self,
+        target: FrozenTarget,
+        network: EagleNetwork,
+        text: Text,
+        objective: Objective,
+        settings: Settings,
     ):
         self.target, self.network, self.text, self.settings = target, network, text, settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
-        self.objective = objective.measured(self.working, target, map(text.batch, range(MEASURED_BATCHES)))
+        self.objective = objective.measured(
+            self.working, target, map(text.batch, range(MEASURED_BATCHES))
+        )
         keeps_best = isinstance(settings, Continued) and text.held_out
         self.best = Best(network, torch.float32) if keeps_best else None
         self.average = copy.deepcopy(network) if settings.average_frac and not keeps_best else None
@@ -172,14 +203,18 @@ class DrafterRun:
     @torch.no_grad()
     def refresh(self, source: EagleNetwork | None = None) -> None:
         """Copy the float32 weights into the working copy, which computes as the drafter will in decoding."""
-        for weight, master in zip(self.working.parameters(), (source or self.network).parameters(), strict=True):
+        for weight, master in zip(
+            self.working.parameters(), (source or self.network).parameters(), strict=True
+        ):
             weight.copy_(master)
 
     @torch.no_grad()
     def _add_to_average(self, number: int) -> None:
         if self.average is not None:
             share = 1 / max(1.0, self.settings.average_frac * (number + 1))
-            for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
+            for mean, weight in zip(
+                self.average.parameters(), self.network.parameters(), strict=True
+            ):
                 mean.lerp_(weight, share)
 
     def step(self, number: int, factor: float) -> dict:
@@ -188,7 +223,9 @@ class DrafterRun:
         At intervals the drafter is measured before the step, on held-out text.
         """
         due = self.settings.is_measured(number) or number and number in self.text.begins
-        measured = (self.consider(number) or self.measure(number)) | {"rate_frac": factor} if due else {}
+        measured = (
+            (self.consider(number) or self.measure(number)) | {"rate_frac": factor} if due else {}
+        )
         batch = self.objective.collect(self.working, self.target, self.text.batch(number))
         for _ in range(self.objective.updates):
             row = self._update(batch)
@@ -202,18 +239,26 @@ class DrafterRun:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.refresh()
-        row = {"loss": float(loss), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
+        row = {
+            "loss": float(loss),
+            "grad_norm": float(norm),
+            "batch_tok": int((batch.documents >= 0).sum()),
+        }
         return of_all_ranks(row | measures)
 
     def gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
         """Set the float32 weights' gradients for the objective on a collected batch; returns its row."""
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
-        for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
+        for weight, master in zip(
+            self.working.parameters(), self.network.parameters(), strict=True
+        ):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
         if ranks.world() > 1:
-            for master in self.network.parameters():  # unreached parameters have no gradient on this rank
+            for (
+                master
+            ) in self.network.parameters():  # unreached parameters have no gradient on this rank
                 master.grad = torch.zeros_like(master) if master.grad is None else master.grad
             ranks.average([master.grad for master in self.network.parameters()])
         return loss.detach(), measures
@@ -256,7 +301,9 @@ class DrafterRun:
         if not self.text.held_out:
             return {}
         self.refresh(network or self.result)
-        found = ranks.broadcast(draft_accuracy(self.working, self.target, self.text.held_out_texts()))
+        found = ranks.broadcast(
+            draft_accuracy(self.working, self.target, self.text.held_out_texts())
+        )
         self.refresh()
         return {
             **self.text.progress(step),
@@ -286,12 +333,17 @@ class OnlineDrafter:
     True
     """
 
-    def __init__(self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()):
+    def __init__(
+        self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()
+    ):
         if config.every < 1:
             raise SpecdecError(f"every must be at least 1, got {config.every}.")
         self.pair, self.config, self.steps = pair, config, 0
         self._served: TokenBatch | None = None
-        self.network, taps = learned_by(pair.drafter), pair.drafter.taps or (pair.target.num_layers,)
+        self.network, taps = (
+            learned_by(pair.drafter),
+            pair.drafter.taps or (pair.target.num_layers,),
+        )
         network = copy_of(self.network, pair.target)
         frozen = FrozenTarget(pair.target.model, taps)
         settings = Settings(muon=False, learning_rate=config.learning_rate)
@@ -307,7 +359,9 @@ class OnlineDrafter:
         """The newest served text."""
         return self._served
 
-    def decode(self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings) -> Generation:
+    def decode(
+        self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings
+    ) -> Generation:
         """`specdec.decode`, with a learning step every few cycles. settings: those of `specdec.decode`."""
         engine, policy = opened(self.pair, prompt, policy, max_new_tokens, **settings)
         generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
@@ -331,7 +385,9 @@ class OnlineDrafter:
         measures = self.run.step(self.steps, 1.0)
         self.steps += 1
         with torch.no_grad():
-            for weight, learned in zip(self.network.parameters(), self.run.network.parameters(), strict=True):
+            for weight, learned in zip(
+                self.network.parameters(), self.run.network.parameters(), strict=True
+            ):
                 weight.copy_(learned)
         self.pair.drafter.repack()
         return measures
@@ -353,7 +409,9 @@ def copy_of(network: nn.Module, target: Target) -> nn.Module:
     """The same weights in a trainable network, without anything prepared for drafting."""
     if isinstance(network, LMNetwork):
         return copy.deepcopy(network).requires_grad_(True)
-    made = (network_of if isinstance(network, EagleNetwork) else heads_network)(network.config).to(target.device)
+    made = (network_of if isinstance(network, EagleNetwork) else heads_network)(network.config).to(
+        target.device
+    )
     made.load_state_dict(network.state_dict())
     if not hasattr(made, "lm_head"):
         made.use_head(target.model.get_output_embeddings())

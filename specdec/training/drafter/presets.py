@@ -29,10 +29,16 @@ from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
-_PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)  # ours, for small models, which accept less
-_DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
+_PPOW = Ppow(
+    window=6, curriculum_steps=300, epsilon=None
+)  # ours, for small models, which accept less
+_DISTILLED = Ppow(
+    window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0
+)
 _ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
-_HASS = Supervised(LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True)
+_HASS = Supervised(
+    LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True
+)
 _FEATURES = dict(feature_weight=1.0, noise=0.2)
 OBJECTIVES: dict[str, Objective] = {
     "ppow": _PPOW,
@@ -63,9 +69,9 @@ OBJECTIVES: dict[str, Objective] = {
 }  # fmt: skip
 
 
-FRESH = {name: name for name in ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")} | {
-    "hass": "hass-eagle1"
-}  # drafters by name -> their objective
+FRESH = {
+    name: name for name in ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
+} | {"hass": "hass-eagle1"}  # drafters by name -> their objective
 
 
 def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
@@ -78,7 +84,10 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
     """
     objective = OBJECTIVES[check_name("objective", name, OBJECTIVES)]
     given = {"seed": seed} if hasattr(objective, "seed") else {}
-    given |= {field: tuple(value) if isinstance(value, list) else value for field, value in (changes or {}).items()}
+    given |= {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in (changes or {}).items()
+    }
     objective = changed(objective, given)
     check_fields(objective)
     return objective
@@ -242,12 +251,18 @@ class Budget:
 
 
 # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
-PAPER = Settings(32000, learning_rate=5e-5, warmup_steps=12_000, linear_end=800_000, muon=False, warm_start=False)
+PAPER = Settings(
+    32000, learning_rate=5e-5, warmup_steps=12_000, linear_end=800_000, muon=False, warm_start=False
+)
 PAPER = replace(PAPER, batch=2, length=2048, steps=800_000)
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
-SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
+SMALL = Settings(
+    1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5
+)
 # For a pretrained target, on its own text.
-PRETRAINED = Settings(8192, fc_norm="each", learning_rate=0.004, head_rate=0.0015, average_frac=0.3, batch=1)
+PRETRAINED = Settings(
+    8192, fc_norm="each", learning_rate=0.004, head_rate=0.0015, average_frac=0.3, batch=1
+)
 PRETRAINED = replace(PRETRAINED, length=1024, steps=None, passes=1, held_out=48)
 PRESETS: dict[str, tuple[Settings, Objective]] = {
     "paper": (PAPER, TrainingTimeTest(RULES["official"])),
@@ -276,7 +291,14 @@ def preset(
 
 
 def training_named(
-    system: str, target: str, preset_name: str | None = None, changes=(), start_from=None, *, seed: int = 0, **more
+    system: str,
+    target: str,
+    preset_name: str | None = None,
+    changes=(),
+    start_from=None,
+    *,
+    seed: int = 0,
+    **more,
 ) -> tuple[Settings, Objective, Path | None]:
     """(settings, objective, start_from) of `train_drafter` for "eagle3", a kind in FRESH, or "ppow", which continues a drafter.
 
@@ -284,7 +306,9 @@ def training_named(
     eagle3 only), fields (strings NAME=VALUE that change the objective), objective (of ppow; default "ppow"), own_text
     (whether conversations are given; without them ppow's target writes its answers first). SpecdecError for unknown names.
     """
-    worded = [name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))]
+    worded = [
+        name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))
+    ]
     settings_changes = dict(setting("--set", "passes=2", text, worded) for text in changes)
     fields = dict(setting("--fields", "beta=0.1", text) for text in more.get("fields", ()))
     start_from = Path(start_from) if start_from else None
@@ -292,7 +316,11 @@ def training_named(
         usual = "continued" if more.get("own_text") else "continued-corpus"
         settings, _ = preset(preset_name or usual, settings_changes)
         objective = objective_named(more.get("objective", "ppow"), fields, seed)
-        start = check_start(start_from or own_drafter(target)) if objective.network == "eagle3" else None
+        start = (
+            check_start(start_from or own_drafter(target))
+            if objective.network == "eagle3"
+            else None
+        )
         return settings, objective, start
     if system in FRESH:
         objective = objective_named(FRESH[system], fields, seed)
@@ -308,6 +336,9 @@ def _check_kind(start_from: Path | None, network: str) -> None:
     config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
     wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
     found = drafters.kind_of(config) if config else wanted
-    if found != wanted and (found, wanted) != ("eagle3", "block"):  # the one that another kind can begin as
+    if found != wanted and (found, wanted) != (
+        "eagle3",
+        "block",
+    ):  # the one that another kind can begin as
         why = f"the drafter in {start_from} is of kind {found!r}, not {wanted!r}"
         raise SpecdecError(f"{why}; name another.")

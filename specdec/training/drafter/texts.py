@@ -32,13 +32,23 @@ from specdec.errors import SpecdecError, unreadable
 from specdec.models.fingerprint import fingerprint
 from specdec.models.target import Target
 from specdec.training.drafter import chats
-from specdec.training.drafter.chats import ANSWER, Batch, ChatList, ChatSource, Document, Regeneration, Rows
+from specdec.training.drafter.chats import (
+    ANSWER,
+    Batch,
+    ChatList,
+    ChatSource,
+    Document,
+    Regeneration,
+    Rows,
+)
 from specdec.training.drafter.objective import FrozenTarget, HeadLogits, TargetOutput, TokenBatch
 from specdec.training.drafter.presets import Budget, CacheConfig, Settings
 
 FORMAT = 1
 SHARD_TOK = 16_384  # a minute of a small target on one core
-DTYPE = torch.bfloat16  # its range holds what float16 cannot: the first token's activations reach tens of thousands
+DTYPE = (
+    torch.bfloat16
+)  # its range holds what float16 cannot: the first token's activations reach tens of thousands
 GB = 1e9
 
 
@@ -71,7 +81,10 @@ class FeatureCache:
         self._lengths = np.array([len(document.ids) for document in documents])
         self._taught = np.array([taught_places(document).sum() for document in documents])
         self._begins = _shards(self._lengths)
-        self._paths = [self.folder / f"{self._name(shard)}.safetensors" for shard in range(len(self._begins) - 1)]
+        self._paths = [
+            self.folder / f"{self._name(shard)}.safetensors"
+            for shard in range(len(self._begins) - 1)
+        ]
         self._open: dict[int, object] = {}
 
     @property
@@ -88,7 +101,9 @@ class FeatureCache:
         Several ranks alternate between shards. If the target is sharded over them, all keep pace with the one that
         has most to read.
         """
-        missing = ranks.broadcast([number for number, path in enumerate(self._paths) if not path.is_file()])
+        missing = ranks.broadcast(
+            [number for number, path in enumerate(self._paths) if not path.is_file()]
+        )
         if not missing:
             return
         total, wanted_tok = int(self._lengths.sum()), sum(map(self._tokens, missing))
@@ -103,11 +118,18 @@ class FeatureCache:
         )  # forwards need all ranks
         idle = max(counts) - counts[ranks.rank()] if sharded else 0
         progress = progress and ranks.leads()
-        with tqdm(total=total, initial=total - wanted_tok, desc=label, unit="tok", disable=not progress) as bar:
+        with tqdm(
+            total=total, initial=total - wanted_tok, desc=label, unit="tok", disable=not progress
+        ) as bar:
             with engine.inference():
                 for number in parts[ranks.rank()]:
-                    kept = [self._compute(engine, self.documents[index]) for index in self._members(number)]
-                    self._write(number, Kept(*(torch.cat(parts) for parts in zip(*kept, strict=True))))
+                    kept = [
+                        self._compute(engine, self.documents[index])
+                        for index in self._members(number)
+                    ]
+                    self._write(
+                        number, Kept(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
+                    )
                     bar.update(self._tokens(number))
                 for _ in range(idle):
                     self._compute(engine, self.documents[0])
@@ -118,14 +140,24 @@ class FeatureCache:
         number = bisect.bisect_right(self._begins, index) - 1
         begin = self._begins[number]
         token, place = int(self._lengths[begin:index].sum()), int(self._taught[begin:index].sum())
-        tokens, places = slice(token, token + self._lengths[index]), slice(place, place + self._taught[index])
+        tokens, places = (
+            slice(token, token + self._lengths[index]),
+            slice(place, place + self._taught[index]),
+        )
         if number not in self._open:
             try:
                 self._open[number] = safe_open(self._paths[number], "pt")
             except (OSError, SafetensorError) as error:
-                raise unreadable(self._paths[number], error, "features", "delete it and run again") from error
+                raise unreadable(
+                    self._paths[number], error, "features", "delete it and run again"
+                ) from error
         stored = self._open[number]
-        return Kept(*(stored.get_slice(name)[tokens if name == "features" else places] for name in Kept._fields))
+        return Kept(
+            *(
+                stored.get_slice(name)[tokens if name == "features" else places]
+                for name in Kept._fields
+            )
+        )
 
     def _members(self, shard: int) -> range:
         return range(self._begins[shard], self._begins[shard + 1])
@@ -135,7 +167,9 @@ class FeatureCache:
 
     def _name(self, shard: int) -> str:
         documents = [self.documents[index] for index in self._members(shard)]
-        return runs.content_key(documents=[[item.ids, taught_places(item)] for item in documents])[:24]
+        return runs.content_key(documents=[[item.ids, taught_places(item)] for item in documents])[
+            :24
+        ]
 
     def _check_room(self, wanted_gb: float) -> None:
         tokens, limit = int(self._lengths.sum()), self.config.limit_gb
@@ -148,29 +182,44 @@ class FeatureCache:
         free_gb = shutil.disk_usage(there).free / GB
         if wanted_gb > free_gb:
             why = f"the features of {tokens:,} tokens take {wanted_gb:.2f} GB more in {self.folder}, but {free_gb:.2f} GB are free"
-            raise SpecdecError(f"{why}; free the disk, choose another folder or give fewer conversations.")
+            raise SpecdecError(
+                f"{why}; free the disk, choose another folder or give fewer conversations."
+            )
 
     def _compute(self, engine: Target, document: Document) -> Kept:
         """One document with the engine's own forward, as in decoding."""
         ids = torch.from_numpy(document.ids).to(engine.device)
         rows = engine.forward(ids, engine.new_cache(len(ids)), last_only=True)
-        features, hidden = rows.features.split([len(self.target.taps) * engine.hidden_size, engine.hidden_size], -1)
+        features, hidden = rows.features.split(
+            [len(self.target.taps) * engine.hidden_size, engine.hidden_size], -1
+        )
         again, said = self.target.head(hidden[-1]), rows.logits[-1]
         linear = isinstance(self.target.head, torch.nn.Linear)
-        if not linear or float((again - said).abs().max()) > 0.03 * float(said.std()):  # scaled or capped logits
+        if not linear or float((again - said).abs().max()) > 0.03 * float(
+            said.std()
+        ):  # scaled or capped logits
             why = f"{type(self.target.model).__name__} changes its head's logits, so they cannot be recomputed from kept states"
-            raise SpecdecError(f"{why}; set the limit of the features to 0 to run the target in every step.")
+            raise SpecdecError(
+                f"{why}; set the limit of the features to 0 to run the target in every step."
+            )
         hidden = hidden[torch.from_numpy(taught_places(document)).to(ids.device)]
         best, log_sum = [], []
         for part in hidden.split(256):
             logits = self.target.head(part).float()  # an arg-max in bfloat16 takes longer
             best.append(logits.argmax(-1).int())
             log_sum.append(logits.logsumexp(-1))
-        return Kept(*(x.cpu() for x in (features.to(DTYPE), hidden.to(DTYPE), torch.cat(best), torch.cat(log_sum))))
+        return Kept(
+            *(
+                x.cpu()
+                for x in (features.to(DTYPE), hidden.to(DTYPE), torch.cat(best), torch.cat(log_sum))
+            )
+        )
 
     def _write(self, number: int, kept: Kept) -> None:
         with runs.atomic(self._paths[number]) as temporary:
-            save_file({name: value.contiguous() for name, value in kept._asdict().items()}, temporary)
+            save_file(
+                {name: value.contiguous() for name, value in kept._asdict().items()}, temporary
+            )
 
 
 def _shards(lengths: np.ndarray) -> list[int]:
@@ -184,7 +233,9 @@ def _shards(lengths: np.ndarray) -> list[int]:
     return begins
 
 
-def token_batch(rows: Batch, device, step: int = 0, output: TargetOutput | None = None) -> TokenBatch:
+def token_batch(
+    rows: Batch, device, step: int = 0, output: TargetOutput | None = None
+) -> TokenBatch:
     """Packed rows as tensors on a device."""
     arrays = (rows.ids, rows.answer_mask, rows.document)
     tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
@@ -224,11 +275,19 @@ class FixedText:
     """
 
     def __init__(
-        self, documents: list[Document], held_out: list[Document], settings: Settings, seed: int, device, stages=()
+        self,
+        documents: list[Document],
+        held_out: list[Document],
+        settings: Settings,
+        seed: int,
+        device,
+        stages=(),
     ):
         length, size = settings.length, settings.batch
         self.length, self.size, self.device = length, size, device
-        self.documents, self.held_out = ([chats.cut(item, length) for item in items] for items in (documents, held_out))
+        self.documents, self.held_out = (
+            [chats.cut(item, length) for item in items] for items in (documents, held_out)
+        )
         self.stages = [*stages] or [len(documents)]
         self.rows: list[list[int]] = []  # numbers of documents
         self._reads: list[int] = []  # numbers of rows
@@ -248,13 +307,18 @@ class FixedText:
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
         """The same of the documents of the first stage: the counts must not change with later ones."""
-        ids, kind = (np.concatenate(parts) for parts in zip(*self.documents[: self.stages[0]], strict=True))
+        ids, kind = (
+            np.concatenate(parts) for parts in zip(*self.documents[: self.stages[0]], strict=True)
+        )
         return np.bincount(ids[kind == ANSWER], minlength=vocabulary)
 
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
         """Let the target read everything once, and store its features."""
         if cache.limit_gb:
-            caches = [FeatureCache(target, documents, cache) for documents in (self.documents, self.held_out)]
+            caches = [
+                FeatureCache(target, documents, cache)
+                for documents in (self.documents, self.held_out)
+            ]
             for one in caches:
                 one.fill()
             self.cache, self.held_out_cache = caches
@@ -277,7 +341,10 @@ class FixedText:
 
     def _rows_of(self, first: int, end: int) -> list[int]:
         """Numbers of the rows read in the steps first .. end - 1; past the end it starts again."""
-        return [self._reads[place % len(self._reads)] for place in range(first * self.size, end * self.size)]
+        return [
+            self._reads[place % len(self._reads)]
+            for place in range(first * self.size, end * self.size)
+        ]
 
     def _batch(
         self, documents, cache: FeatureCache | None, rows: list[list[int]], length: int, step: int
@@ -286,7 +353,9 @@ class FixedText:
         output = None if cache is None else self._output(documents, cache, rows, length)
         return token_batch(packed, self.device, step, output)
 
-    def _output(self, documents, cache: FeatureCache, rows: list[list[int]], length: int) -> TargetOutput:
+    def _output(
+        self, documents, cache: FeatureCache, rows: list[list[int]], length: int
+    ) -> TargetOutput:
         """The target's output for these rows, assembled from the stored features of their documents."""
         kept = [[cache.read(index) for index in row] for row in rows]
         features = kept[0][0].features.new_zeros(len(rows), length, kept[0][0].features.shape[1])
@@ -299,9 +368,18 @@ class FixedText:
                 taught = begin + np.flatnonzero(taught_places(documents[index]))
                 place[row, taught] = count + np.arange(len(taught))
                 begin, count = end, count + len(taught)
-        flat = Kept(*(torch.cat(parts) for parts in zip(*(part for parts in kept for part in parts), strict=True)))
+        flat = Kept(
+            *(
+                torch.cat(parts)
+                for parts in zip(*(part for parts in kept for part in parts), strict=True)
+            )
+        )
         head, device = self._target.head, self.device
-        stored = flat.hidden.to(device, head.weight.dtype), flat.best.long().to(device), flat.log_sum.to(device)
+        stored = (
+            flat.hidden.to(device, head.weight.dtype),
+            flat.best.long().to(device),
+            flat.log_sum.to(device),
+        )
         logits = HeadLogits(head, *stored, torch.from_numpy(place).to(device))
         return TargetOutput(features.to(device, self._target.dtype), logits)
 
@@ -310,7 +388,13 @@ Text = FixedText | StreamedText
 
 
 def training_text(
-    model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget, stages: Sequence[int]
+    model,
+    tokenizer,
+    source: ChatSource,
+    settings: Settings,
+    state_dir: Path,
+    budget: Budget,
+    stages: Sequence[int],
 ) -> Text:
     """The training text: the target's own answers, written first if the settings ask for it, and given text.
 
@@ -325,7 +409,9 @@ def training_text(
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
         folder = state_dir / f"regenerated-{key}"
         own = ranks.on_rank_zero(
-            lambda: chats.regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed)
+            lambda: chats.regenerate(
+                model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed
+            )
         )
     if settings.passes is None:
         mixed = chats.mixed_documents(tokenizer, source, own, settings.regenerated_frac)
@@ -341,7 +427,9 @@ def training_text(
     return FixedText(*documents, settings, seed, device, [len(side[0]) for side in sides])
 
 
-def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list[list[dict]], list[list[dict]]]:
+def split(
+    conversations: Sequence[list[dict]], settings: Settings
+) -> tuple[list[list[dict]], list[list[dict]]]:
     """(training, held out): the side of a conversation depends only on its prompt.
 
     A conversation's own `part` takes precedence. If answers record their temperature, only greedy ones are used for
@@ -351,7 +439,9 @@ def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list
     for chat in conversations:
         prompt = "\n".join(message["content"] for message in chat if message["role"] != "assistant")
         share = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
-        part = chat[-1].get("part", "held-out" if settings.held_out and share < settings.held_out_frac else "train")
+        part = chat[-1].get(
+            "part", "held-out" if settings.held_out and share < settings.held_out_frac else "train"
+        )
         (held_out if part == "held-out" else learned).append(chat)
     if not learned:
         raise SpecdecError(f"all {len(held_out)} conversations are held out; give more of them.")

@@ -30,10 +30,22 @@ from torch import Tensor, nn
 
 from specdec import ranks
 from specdec.errors import SpecdecError, check_name
-from specdec.models.eagle_network import EagleNetwork, RMSNorm, rotary_tables, rotate, vocabulary_ids
+from specdec.models.eagle_network import (
+    EagleNetwork,
+    RMSNorm,
+    rotary_tables,
+    rotate,
+    vocabulary_ids,
+)
 from specdec.models.heads import HeadsNetwork
 from specdec.models.small_lm import LMNetwork
-from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch, packed_positions
+from specdec.training.drafter.objective import (
+    FrozenTarget,
+    Objective,
+    TargetOutput,
+    TokenBatch,
+    packed_positions,
+)
 from specdec.training.loop import seeded
 
 LABELS = ("soft", "hard")
@@ -62,8 +74,13 @@ class LossRules:
 
     def __post_init__(self):
         if self.steps < 1 or not 0 < self.decay <= 1:
-            raise SpecdecError(f"steps must be at least 1 and decay in (0, 1], got {self.steps} and {self.decay}.")
-        for name, allowed in (("divide_by", ("all", "counted")), ("positions", ("early", "taught"))):
+            raise SpecdecError(
+                f"steps must be at least 1 and decay in (0, 1], got {self.steps} and {self.decay}."
+            )
+        for name, allowed in (
+            ("divide_by", ("all", "counted")),
+            ("positions", ("early", "taught")),
+        ):
             check_name(name, getattr(self, name), allowed)
 
 
@@ -91,7 +108,9 @@ class TrainingTimeTest(Objective):
         if self.fused(target.embedding.device):
             fuse_norms(drafter)
 
-    def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
+    def __call__(
+        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
+    ) -> tuple[Tensor, dict]:
         loss = ttt_loss(drafter, batch, target(batch), target.embedding, self.rules)
         return loss.total, loss.measures()
 
@@ -119,7 +138,9 @@ def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     a fixed order. target_id = draft_id + d2t[draft_id]. Raises SpecdecError when size does not fit the vocabulary.
     """
     if not 1 <= size <= len(token_counts):
-        raise SpecdecError(f"a draft vocabulary of {size} does not fit a target vocabulary of {len(token_counts)}.")
+        raise SpecdecError(
+            f"a draft vocabulary of {size} does not fit a target vocabulary of {len(token_counts)}."
+        )
     order = torch.sort(token_counts, descending=True, stable=True).indices[:size]
     ids = order.sort().values
     membership = torch.zeros(len(token_counts), dtype=torch.bool)
@@ -127,7 +148,9 @@ def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return ids - torch.arange(size), membership
 
 
-def teach(network: EagleNetwork, output: TargetOutput, batch: TokenBatch, rules: LossRules) -> Teacher:
+def teach(
+    network: EagleNetwork, output: TargetOutput, batch: TokenBatch, rules: LossRules
+) -> Teacher:
     """The teacher from the target's output.
 
     Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
@@ -151,7 +174,9 @@ def teach(network: EagleNetwork, output: TargetOutput, batch: TokenBatch, rules:
     row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=rows.device), -1)
     left = mask.sum(0).flip(0).cumsum(0).flip(0)  # [S] masked tokens at stream positions >= p
     masked = torch.stack([left[s] if s < slots else left.new_zeros(()) for s in range(rules.steps)])
-    return Teacher(probs, probs.argmax(-1), row, masked, 1.0 - float(mass.mean()) if len(mass) else 0.0)
+    return Teacher(
+        probs, probs.argmax(-1), row, masked, 1.0 - float(mass.mean()) if len(mass) else 0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -166,14 +191,23 @@ class Loss:
 
     def measures(self) -> dict:
         """The values for a training curve."""
-        measures = {"counted_tok": int(self.counted_tok[0]), "missing_mass_frac": self.missing_mass_frac}
-        for step, (value, accuracy) in enumerate(zip(self.losses.tolist(), self.accuracies.tolist(), strict=True)):
+        measures = {
+            "counted_tok": int(self.counted_tok[0]),
+            "missing_mass_frac": self.missing_mass_frac,
+        }
+        for step, (value, accuracy) in enumerate(
+            zip(self.losses.tolist(), self.accuracies.tolist(), strict=True)
+        ):
             measures |= {f"loss_{step}": value, f"accuracy_{step}": accuracy}
         return measures
 
 
 def ttt_loss(
-    network: EagleNetwork, batch: TokenBatch, output: TargetOutput, embedding: Tensor, rules: LossRules = RULES["ours"]
+    network: EagleNetwork,
+    batch: TokenBatch,
+    output: TargetOutput,
+    embedding: Tensor,
+    rules: LossRules = RULES["ours"],
 ) -> Loss:
     """The training-time-test loss of one batch.
 
@@ -204,7 +238,13 @@ class Counted(NamedTuple):
 
 
 def stepped_loss(
-    network, batch: TokenBatch, teacher: Teacher, rules: LossRules, slots: Tensor, states: Iterator[Tensor], loss_of
+    network,
+    batch: TokenBatch,
+    teacher: Teacher,
+    rules: LossRules,
+    slots: Tensor,
+    states: Iterator[Tensor],
+    loss_of,
 ) -> Loss:
     """The weighted sum over the steps of `unroll`. loss_of(logits [N, Vd], `Counted`): the sum over a step's slots.
 
@@ -217,13 +257,17 @@ def stepped_loss(
         row = teacher.row.gather(1, place)
         counted = (row >= 0) & (slots + step < length) & aligned
         if batch.documents is not None:
-            counted = counted & (batch.documents.gather(1, place) == batch.documents.gather(1, slots))
+            counted = counted & (
+                batch.documents.gather(1, place) == batch.documents.gather(1, slots)
+            )
         index, states_counted = row[counted], hidden[counted]
         drafted = network.head(states_counted, step)  # [counted, Vd]
         who = Counted(index, states_counted, counted.nonzero(as_tuple=True)[0], place[counted])
         losses.append(loss_of(drafted, who))
         reached = drafted.detach().gather(1, teacher.best[index, None]).squeeze(1)
-        hits.append((reached >= drafted.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
+        hits.append(
+            (reached >= drafted.detach().amax(-1)).sum()
+        )  # an arg-max costs ten times as much in bfloat16
         counts.append(counted.sum())
         if rules.aligned_top:
             likeliest = drafted.detach().topk(min(rules.aligned_top, drafted.shape[1])).indices
@@ -281,7 +325,9 @@ def unroll(
 
 def _unroll_heads(network, embedding, features, batch, steps, slots, followed) -> Iterator[Tensor]:
     if network.config.path == "layer":
-        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, slots, UnrollPlan()))
+        path = next(
+            _unroll_layer(network.prefix, embedding, features, batch, 1, slots, UnrollPlan())
+        )
     else:
         path = _take(features, slots)
     stream = F.pad(batch.ids, (0, steps + 1))
@@ -295,7 +341,9 @@ def _unroll_heads(network, embedding, features, batch, steps, slots, followed) -
 def _unroll_model(network, batch, steps, slots, followed) -> Iterator[Tensor]:
     """A language model reads only tokens: the state of slot i at step s is that after the token it reads then."""
     if followed.drafted is not None:
-        raise SpecdecError("a language model learns only from the given text here; choose an objective such as 'lm'.")
+        raise SpecdecError(
+            "a language model learns only from the given text here; choose an objective such as 'lm'."
+        )
     documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
     states = F.pad(network.states(batch.ids, packed_positions(documents)), (0, 0, 0, steps))
     for step in range(steps):
@@ -324,7 +372,9 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -
         x, hidden = network.attention_input(embedded, hidden)
         for number, (layer, memory) in enumerate(zip(layers, memories, strict=True)):
             x = layer.input_layernorm(hidden) if number else x
-            q, k, v = (part.transpose(1, 2) for part in layer.self_attn.project(x))  # [B, heads or kv, S or A, D]
+            q, k, v = (
+                part.transpose(1, 2) for part in layer.self_attn.project(x)
+            )  # [B, heads or kv, S or A, D]
             where = (at + step)[:, None]
             memory += [rotate(k, cos[where], sin[where]), v.contiguous()]
             if number == last and not step:  # layers before the last give keys of every slot
@@ -333,7 +383,9 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -
             where = (at + step)[:, None]
             q = rotate(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
             attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, S or A, D]
-            hidden = (layer if number else network).finish(attended.permute(0, 3, 1, 2, 4).flatten(2), hidden)
+            hidden = (layer if number else network).finish(
+                attended.permute(0, 3, 1, 2, 4).flatten(2), hidden
+            )
         yield hidden
         hidden = network.feed_back(hidden.detach() if followed.detach else hidden)
 
@@ -374,7 +426,9 @@ def _causal_bias(batch: TokenBatch) -> Tensor:
         allowed = allowed & batch.attention_mask.bool()[:, None, :]
     if batch.documents is not None:
         allowed = allowed & (batch.documents[:, :, None] == batch.documents[:, None, :])
-    allowed = allowed | torch.eye(slots, dtype=torch.bool, device=device)  # a padded row must not be empty
+    allowed = allowed | torch.eye(
+        slots, dtype=torch.bool, device=device
+    )  # a padded row must not be empty
     return torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, float("-inf"))
 
 
@@ -388,7 +442,9 @@ def step_attention(q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
     q = q * q.shape[-1] ** -0.5
     scores = [_rows(q, first.transpose(-1, -2)) + bias[:, None, None]]
     scores += [(q * keys[:, :, None]).sum(-1, keepdim=True) for keys in own]
-    causal, *single = torch.softmax(torch.cat(scores, -1), -1).split([first.shape[2], *[1] * len(own)], -1)
+    causal, *single = torch.softmax(torch.cat(scores, -1), -1).split(
+        [first.shape[2], *[1] * len(own)], -1
+    )
     out = _rows(causal, first_value)
     for weight, values in zip(single, own_values, strict=True):
         out = out + weight * values[:, :, None]
@@ -476,17 +532,23 @@ class Supervised(Objective):
     def __post_init__(self):
         check_name("labels", self.labels, LABELS)
         if self.rules.positions != "taught":
-            raise SpecdecError('only positions "taught" have a label of the text; set them in the rules.')
+            raise SpecdecError(
+                'only positions "taught" have a label of the text; set them in the rules.'
+            )
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
         if self.feature_weight and drafter.config.generation != 1:
-            raise SpecdecError("this drafter's states are no features of the target; set feature_weight to 0.")
+            raise SpecdecError(
+                "this drafter's states are no features of the target; set feature_weight to 0."
+            )
         heads = getattr(drafter.config, "num_heads", 0) or getattr(drafter.config, "block", 0)
         if heads and self.rules.steps > heads:
             why = f"a drafter of {heads} heads cannot be taught {self.rules.steps} steps"
             raise SpecdecError(f"{why}; lower rules.steps.")
 
-    def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
+    def __call__(
+        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
+    ) -> tuple[Tensor, dict]:
         output = target(batch)
         with torch.no_grad():
             teacher = self._weighted(drafter, teach(drafter, output, batch, self.rules), batch)
