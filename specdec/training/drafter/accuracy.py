@@ -1,7 +1,8 @@
-"""Agreement of a drafter with its target on given texts, and its growth with the amount of training text.
+"""Agreement of a drafter with its target on given texts, and its growth with the amount of training
+text.
 
-Computed from the training forward, without decoding. A test compares the chain figures with decoding's cycles, so that
-training and decoding compute the same drafts.
+Computed from the training forward, without decoding. A test compares the chain figures with
+decoding's cycles, so that training and decoding compute the same drafts.
 """
 
 from __future__ import annotations
@@ -33,18 +34,20 @@ def draft_accuracy(
     drafts: int = 8,
     top_k: int = 10,
 ) -> dict:
-    """Agreement per drafted token and the chain's tau on `texts`: one row each, with a loss mask on the answers.
+    """Agreement per drafted token and the chain's tau on `texts`: one row each, with a loss mask on
+    the answers.
 
-    The target should have written the answers greedily. Then the chain figures are exact: while every drafted
-    token is right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
+    The target should have written the answers greedily. Then the chain figures are exact: while
+    every drafted token is right, the drafter has read the text's own tokens, and its states are
+    those of `ttt.unroll`.
     drafts: the longest chain. Returns `tau_chain`, `cycles`, `table`, a row per draft step, and
     `rank_frac` [drafts, top_k], from which `workbook.medusa_tree` makes a static tree.
 
-    tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over `cycles`
-    top1_frac   the text's token is the drafter's first choice, given that the tokens before it are the text's
-    topk_frac   the same among its first top_k
-    reached_frac   the whole chain so far was right
-    rank_frac   the text's token is the drafter's first, second, ... choice, given that the tokens before it are the text's
+    tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over
+    `cycles` top1_frac   the text's token is the drafter's first choice, given that the tokens
+    before it are the text's topk_frac   the same among its first top_k reached_frac   the whole
+    chain so far was right rank_frac   the text's token is the drafter's first, second, ... choice,
+    given that the tokens before it are the text's
     """
     rows = []
     cycles = emitted = 0
@@ -98,7 +101,9 @@ def draft_accuracy(
 def _ranks(
     network, embedding, features, tokens: Tensor, wanted: tuple[int, int, int]
 ) -> np.ndarray:
-    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them. int [drafts, T]."""
+    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them. int
+    [drafts, T].
+    """
     length, (drafts, top_k, first) = tokens.shape[1], wanted  # first: the first slot of interest
     features = features.to(next(network.parameters()).dtype)
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
@@ -126,7 +131,9 @@ def _spans(answer: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _chain_cycles(accepted: np.ndarray, begin: int, end: int) -> int:
-    """Number of cycles of chain drafting for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
+    """Number of cycles of chain drafting for tokens begin + 1 .. end - 1; the prompt's forward gave
+    token `begin`.
+    """
     root, cycles = begin, 0
     while root < end - 1:
         root += int(accepted[root - 1]) + 1  # the slot that reads the root is the one before it
@@ -135,10 +142,12 @@ def _chain_cycles(accepted: np.ndarray, begin: int, end: int) -> int:
 
 
 def learning_curve(out_dir: Path) -> pd.DataFrame:
-    """The measurements of a training in `out_dir`, finished or not: step, seen_tok, distinct_tok, rate_frac, TOP1, TAU.
+    """The measurements of a training in `out_dir`, finished or not: step, seen_tok, distinct_tok,
+    rate_frac, TOP1, TAU.
 
-    seen_tok: answer tokens read so far. distinct_tok: those not read before. rate_frac: the learning rate as a fraction
-    of its peak. The last row of a finished training is the drafter that it wrote. SpecdecError if nothing was held out.
+    seen_tok: answer tokens read so far. distinct_tok: those not read before. rate_frac: the
+    learning rate as a fraction of its peak. The last row of a finished training is the drafter that
+    it wrote. SpecdecError if nothing was held out.
     """
     folder = Path(out_dir) / "drafter_training"
     plan = runs.read_json(folder / "plan.json")
@@ -158,10 +167,12 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
 
 
 def fit_doubling(curve: pd.DataFrame, from_tok: int = 30_000) -> pd.DataFrame:
-    """The gain of each doubling of the distinct tokens: the slope of a straight line over their log2, for TOP1 and TAU.
+    """The gain of each doubling of the distinct tokens: the slope of a straight line over their
+    log2, for TOP1 and TAU.
 
-    Fitted to measurements at the full learning rate after `from_tok` tokens; lower rates and repeated text follow another
-    curve. One row each: measure, per_doubling, its 95 % interval (low, high), points. Without three points, no row.
+    Fitted to measurements at the full learning rate after `from_tok` tokens; lower rates and
+    repeated text follow another curve. One row each: measure, per_doubling, its 95 % interval (low,
+    high), points. Without three points, no row.
     """
     at_full_rate = (curve["rate_frac"] == 1) & (curve["distinct_tok"] == curve["seen_tok"])
     points = curve[at_full_rate & (curve["distinct_tok"] >= from_tok)]

@@ -1,11 +1,12 @@
-"""Training text of drafters: conversations, the target's own answers to them, and rows of packed tokens.
+"""Training text of drafters: conversations, the target's own answers to them, and rows of packed
+tokens.
 
-While decoding, a drafter only sees contexts written by the target. So the target rewrites the answers of the training
-conversations (EAGLE-3 section 4), and they are mixed with the given text.
+While decoding, a drafter only sees contexts written by the target. So the target rewrites the
+answers of the training conversations (EAGLE-3 section 4), and they are mixed with the given text.
 
-Rows are a pure function of (seed, step), so that a resumed run sees the same batches as an uninterrupted one.
-Documents never cross rows, and each row marks the document of every token.
-Knows nothing about drafters, losses or optimisers.
+Rows are a pure function of (seed, step), so that a resumed run sees the same batches as an
+uninterrupted one. Documents never cross rows, and each row marks the document of every token. Knows
+nothing about drafters, losses or optimisers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _ROLE_NAMES = {
 
 
 class Batch(NamedTuple):
-    """Packed rows. ids [B, S] int64; kind [B, S] uint8 (PADDING..LIBRARY); document [B, S] int64, -1 for padding."""
+    """Packed rows. ids [B, S] int64; kind [B, S] uint8 (PADDING..LIBRARY); document [B, S] int64,
+    -1 for padding.
+    """
 
     ids: np.ndarray
     kind: np.ndarray
@@ -62,10 +65,11 @@ class Document(NamedTuple):
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
     """A whole conversation under the tokenizer's own chat template, as PROMPT and ANSWER tokens.
 
-    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any template works, including
-    those that rewrite earlier turns. A span starts where the generation prompt ends (or at the content, if the template alters
-    history) and includes the end-of-turn token. A last message with `answer_ids` is used as sampled, token by token, and is
-    the only answer. Raises SpecdecError without a chat template or without a fast tokenizer.
+    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any
+    template works, including those that rewrite earlier turns. A span starts where the generation
+    prompt ends (or at the content, if the template alters history) and includes the end-of-turn
+    token. A last message with `answer_ids` is used as sampled, token by token, and is the only
+    answer. Raises SpecdecError without a chat template or without a fast tokenizer.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise SpecdecError(
@@ -102,7 +106,9 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
-    """(begin, end) in characters of `full` for each assistant message, including its end-of-turn text."""
+    """(begin, end) in characters of `full` for each assistant message, including its end-of-turn
+    text.
+    """
 
     def written(some: list[dict], **more) -> str:
         return tokenizer.apply_chat_template(some, tokenize=False, **more)
@@ -131,10 +137,10 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
 def load_conversations(path: Path) -> list[list[dict]]:
     """Chats of a JSONL file, or of all *.jsonl files of a folder in the order of their names.
 
-    One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role, content) style. With
-    `answer_ids` (the ids that the target sampled), these, `temperature` and `part` ("held-out": only measured on)
-    are stored in the last message, the answer; it may be missing from `messages`. SpecdecError names the file and the line
-    for anything else.
+    One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role,
+    content) style. With `answer_ids` (the ids that the target sampled), these, `temperature` and
+    `part` ("held-out": only measured on) are stored in the last message, the answer; it may be
+    missing from `messages`. SpecdecError names the file and the line for anything else.
     """
     path, chats = Path(path), []
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
@@ -206,7 +212,8 @@ class ChatSource(Protocol):
 
 
 class ChatList:
-    """A fixed list of conversations as a ChatSource: each block reads them in a new random order."""
+    """A fixed list of conversations as a ChatSource: each block reads them in a new random order.
+    """
 
     def __init__(self, conversations: Sequence[list[dict]]):
         self.conversations = list(conversations)
@@ -230,7 +237,9 @@ def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Documen
 
 
 def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], own_frac: float):
-    """`chats` of Rows: the target's own answers `own` with probability own_frac, else a conversation of the source."""
+    """`chats` of Rows: the target's own answers `own` with probability own_frac, else a
+    conversation of the source.
+    """
     as_given = documents(tokenizer, source)
     if not own:
         return as_given
@@ -253,9 +262,11 @@ def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], ow
 
 
 def pack(documents: Sequence[Document], rows: int, length: int) -> Batch:
-    """`documents` in `rows` rows of `length` tokens, the longest first into the first row with room.
+    """`documents` in `rows` rows of `length` tokens, the longest first into the first row with
+    room.
 
-    Longer documents are cut to `length`; those that fit nowhere are dropped. Returns a Batch [rows, length].
+    Longer documents are cut to `length`; those that fit nowhere are dropped. Returns a Batch [rows,
+    length].
     """
     items = [cut(item, length) for item in sorted(documents, key=lambda item: -len(item.ids))]
     placed = first_fit([len(item.ids) for item in items], length)[:rows]
@@ -269,7 +280,9 @@ def cut(document: Document, length: int) -> Document:
 
 
 def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
-    """Numbers of documents per row of `length` tokens: the longest first, each into the first row with room."""
+    """Numbers of documents per row of `length` tokens: the longest first, each into the first row
+    with room.
+    """
     rows: list[list[int]] = []
     room = np.zeros(len(lengths), dtype=np.int64)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -335,7 +348,9 @@ class Rows:
         return documents
 
     def batch(self, step: int, size: int) -> Batch:
-        """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide block_rows."""
+        """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide
+        block_rows.
+        """
         assert self.block_rows % size == 0, (
             f"a batch of {size} rows does not divide a block of {self.block_rows}"
         )
@@ -349,7 +364,8 @@ class Rows:
 class Regeneration:
     """How the target rewrites answers.
 
-    greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`. batch: conversations at a time.
+    greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`. batch:
+    conversations at a time.
     """
 
     greedy_frac: float = 0.5
@@ -370,7 +386,8 @@ def regenerate(
 ) -> list[list[dict]]:
     """Each conversation with every assistant turn rewritten by the model, turn after turn.
 
-    model: a transformers causal LM. folder: stores a shard per batch; existing shards are not written again.
+    model: a transformers causal LM. folder: stores a shard per batch; existing shards are not
+    written again.
     minutes: time limit; returns what is done. Conversations of similar length share a batch.
     """
     limit_s = float("inf") if minutes is None else 60 * minutes

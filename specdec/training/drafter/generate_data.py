@@ -1,19 +1,22 @@
-"""Training text from the target itself: chats generated in parallel into a folder, until there are enough tokens.
+"""Training text from the target itself: chats generated in parallel into a folder, until there are
+enough tokens.
 
-    chats-00000.jsonl ...   64 chat numbers each, in order; a line: number, part, temperature, messages, answer_ids
-    manifest.json           target, settings and counts
-    *.jsonl                 other files there count and are not repeated
+    chats-00000.jsonl ...   64 chat numbers each, in order; a line: number, part, temperature,
+    messages, answer_ids manifest.json           target, settings and counts *.jsonl
+    other files there count and are not repeated
 
-The folder can be continued, and holds neither repetitions nor benchmark text. Shards are written in order, so that what is
-dropped depends on the numbers alone. A chat is made up by the target itself, or answers a given prompt:
+The folder can be continued, and holds neither repetitions nor benchmark text. Shards are written in
+order, so that what is dropped depends on the numbers alone. A chat is made up by the target itself,
+or answers a given prompt:
 
     template, user's turn opened   computed once, copied into every chat
-    opening                        "Write a Python function to"; the target continues until it ends the turn
-    cue for the answer             after the prompt just made up, or a given one
-    answer                         greedy or sampled
+    opening                        "Write a Python function to"; the target continues until it ends
+    the turn cue for the answer             after the prompt just made up, or a given one answer
+    greedy or sampled
 
-All of a chat stays in one cache. A chat is a generator of forwards, for `core.decode.drive`, and depends only on (seed,
-number), up to rounding in products shared with other chats. Knows nothing about drafters.
+All of a chat stays in one cache. A chat is a generator of forwards, for `core.decode.drive`, and
+depends only on (seed, number), up to rounding in products shared with other chats. Knows nothing
+about drafters.
 """
 
 from __future__ import annotations
@@ -68,12 +71,14 @@ def generate_chats(
     benchmarks: str | Path | None = None,
     progress: bool = True,
 ) -> ChatFiles:
-    """Let the pair's target write chats into the folder `out` until it holds `tokens` answer tokens, or for `minutes`.
+    """Let the pair's target write chats into the folder `out` until it holds `tokens` answer
+    tokens, or for `minutes`.
 
-    Prompts of a file come first, then the target makes up its own. Existing chats are continued. Chats whose prompt or
-    answer occurs in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are repetitions. With several ranks
-    each writes the chats of a shard at a time, and rank 0 stores them in order, as a single process would.
-    Raises SpecdecError for a target without a chat template, and for a folder of another target or other settings.
+    Prompts of a file come first, then the target makes up its own. Existing chats are continued.
+    Chats whose prompt or answer occurs in a suite (embedded, or of the folder `benchmarks`) are
+    dropped, and so are repetitions. With several ranks each writes the chats of a shard at a time,
+    and rank 0 stores them in order, as a single process would. Raises SpecdecError for a target
+    without a chat template, and for a folder of another target or other settings.
     """
     config = config or ChatConfig()
     check_integer("tokens", tokens, 1)
@@ -173,7 +178,9 @@ def open_chats(
 
 
 def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) -> str:
-    """Estimated time and disk space for so many answer tokens, as a sentence. A few steps of `config.rows` rows are timed."""
+    """Estimated time and disk space for so many answer tokens, as a sentence. A few steps of
+    `config.rows` rows are timed.
+    """
     target, writer = pair.target, ChatWriter(pair, config)
     ids = torch.tensor((writer.before * MEAN_CONTEXT_TOK)[:MEAN_CONTEXT_TOK], device=target.device)
     token, rng = ids[:1], random.Random(0)
@@ -199,8 +206,9 @@ def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) 
 class ChatFiles:
     """The folder and its contents.
 
-    identity: everything that chats depend on; it must equal the manifest's. hold_out: share of chats, by the hash of the first
-    turn, that are marked "held-out" in place of "train". benchmarks: a folder of real suites, default SPECDEC_DATA's.
+    identity: everything that chats depend on; it must equal the manifest's. hold_out: share of
+    chats, by the hash of the first turn, that are marked "held-out" in place of "train".
+    benchmarks: a folder of real suites, default SPECDEC_DATA's.
     """
 
     def __init__(
@@ -251,7 +259,9 @@ class ChatFiles:
         return self.counts["train_tok"] + self.counts["held_out_tok"]
 
     def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
-        """Store the next shard: (number, row) of all `next_numbers`, in order, None for a failed chat."""
+        """Store the next shard: (number, row) of all `next_numbers`, in order, None for a failed
+        chat.
+        """
         kept = []
         for number, row in chats:
             reason = self._why_not(row)
@@ -302,7 +312,9 @@ def _shard(number: int) -> str:
 
 
 def _digests(row: dict) -> tuple[bytes, bytes]:
-    """Digests of everything before the answer (a second question may occur in many chats), and of the answer."""
+    """Digests of everything before the answer (a second question may occur in many chats), and of
+    the answer.
+    """
     *before, answer = (message["content"] for message in row["messages"])
     return prompt_digest("\n".join(before)), prompt_digest(answer)
 
@@ -322,7 +334,9 @@ def _rows(path: Path) -> Iterator[dict]:
 
 
 def benchmark_texts(folder: Path | None = None) -> Iterator[str]:
-    """Prompts and references of every available suite: the embedded ones, and those of a folder (default SPECDEC_DATA's)."""
+    """Prompts and references of every available suite: the embedded ones, and those of a folder
+    (default SPECDEC_DATA's).
+    """
     folder = folder or os.environ.get(DATA_VARIABLE)
     for name, suite in SUITES.items():
         if suite.hub is None or (folder and (Path(folder) / suite.file).is_file()):
@@ -334,8 +348,10 @@ def benchmark_texts(folder: Path | None = None) -> Iterator[str]:
 class ChatConfig:
     """What is written, and how many chats in parallel (rows).
 
-    prompt_tok, answer_tok: token limits; a made-up prompt that does not end by then is dropped, an answer is cut.
-    temperatures: of answers, each with its share. prompts: file of prompts to answer before others are made up.
+    prompt_tok, answer_tok: token limits; a made-up prompt that does not end by then is dropped, an
+    answer is cut.
+    temperatures: of answers, each with its share. prompts: file of prompts to answer before others
+    are made up.
     """
 
     seed: int = 0
@@ -352,7 +368,9 @@ class ChatConfig:
 
 
 class ChatWriter:
-    """Writes chat number n of a target. Numbers below `len(prompts)` answer these, all others are made up."""
+    """Writes chat number n of a target. Numbers below `len(prompts)` answer these, all others are
+    made up.
+    """
 
     def __init__(self, pair: Pair, config: ChatConfig):
         self.pair, self.target, self.config = pair, pair.target, config
@@ -382,7 +400,8 @@ class ChatWriter:
     ) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
         """A generator of forwards for each number; start it inside `pair.inference(plain=True)`.
 
-        It returns (number, row): temperature, messages and answer_ids; None if a prompt did not end, or is too long.
+        It returns (number, row): temperature, messages and answer_ids; None if a prompt did not
+        end, or is too long.
         """
         memory, opened = self.target.new_memory(), self.target.new_cache(len(self.before))
         self.target.forward(
@@ -414,7 +433,9 @@ class ChatWriter:
     def _made_up(
         self, text: _Text, rng: random.Random
     ) -> Generator[Forward, Any, list[dict] | None]:
-        """A prompt in the target's own words, None if it does not end. A text, since it may be written in other tokens."""
+        """A prompt in the target's own words, None if it does not end. A text, since it may be
+        written in other tokens.
+        """
         tokenizer, config = self.pair.tokenizer, self.config
         opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
         most = config.prompt_tok - len(opening)
@@ -442,7 +463,9 @@ class _Text:
         temperature: float,
         rng: random.Random,
     ) -> Generator[Forward, Any, list[int]]:
-        """At most `most` tokens after `ids`, up to the first of `stops`. Only the part of `ids` missing in the cache is read."""
+        """At most `most` tokens after `ids`, up to the first of `stops`. Only the part of `ids`
+        missing in the cache is read.
+        """
         shared = len(
             commonprefix([self.held, ids[:-1]])
         )  # the last one is always read: its row picks the first token
@@ -460,8 +483,8 @@ class _Text:
 def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
     """A token sampled from `logits` [V] at a temperature; the likeliest at 0.
 
-    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise, whose coupling is not needed
-    for data.
+    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise,
+    whose coupling is not needed for data.
     """
     logits = logits.float()
     if temperature == 0:
@@ -490,7 +513,8 @@ def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
 
 
 def read_prompts(path: Path) -> list[list[dict]]:
-    """Prompts as chat messages: a file with one per line, plain ("\\n" is a line break), or JSON with `prompt` or `messages`.
+    """Prompts as chat messages: a file with one per line, plain ("\\n" is a line break), or JSON
+    with `prompt` or `messages`.
 
     Of `messages`, all up to the last user's are used.
     """

@@ -19,8 +19,7 @@ from torch import Tensor
 from specdec.core.protocols import TargetForward
 from specdec.models.eagle_network import EagleNetwork
 from specdec.models.kv_cache import TreeCache
-from specdec.models.target import Target
-from specdec.models.tree_attention import TreeMask
+from specdec.models.target import Target, TreeMask
 
 
 class FullLogits:

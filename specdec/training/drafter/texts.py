@@ -1,13 +1,15 @@
-"""Sources of a drafter's batches: an endless stream of rows, or a fixed set of documents read a few times.
+"""Sources of a drafter's batches: an endless stream of rows, or a fixed set of documents read a few
+times.
 
-In both, a batch depends only on the seed and the number of the step, so that a resumed run sees the same batches
-as an uninterrupted one; with several ranks, each gets its share of the batch that one process would have read.
+In both, a batch depends only on the seed and the number of the step, so that a resumed run sees the
+same batches as an uninterrupted one; with several ranks, each gets its share of the batch that one
+process would have read.
 
-The target's features of fixed documents are computed once and kept on disk, so that training only runs the drafter. For every
-token the taps are stored, in bfloat16. At places where an answer is taught, the last hidden state as well, from which
-`HeadLogits` computes the logits that an objective needs. Shards are named by their content. So an interrupted pass continues,
-a longer text reuses the shards of a shorter one, and another target or other taps use other shards.
-Knows nothing about drafters, objectives or how documents were written.
+The target's features of fixed documents are computed once and kept on disk, so that training only
+runs the drafter. For every token the taps are stored, in bfloat16. At places where an answer is
+taught, the last hidden state as well, from which `HeadLogits` computes the logits that an objective
+needs. Shards are named by their content. So an interrupted pass continues, a longer text reuses the
+shards of a shorter one, and another target or other taps use other shards.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import machine, ranks, runs
+from specdec import machine, runs
 from specdec.errors import SpecdecError, unreadable
 from specdec.models.fingerprint import fingerprint
 from specdec.models.target import Target
@@ -53,7 +55,9 @@ GB = 1e9
 
 
 class Kept(NamedTuple):
-    """Features of a document of T tokens with A taught places: features [T, taps * Ht], hidden [A, H], best, log_sum [A]."""
+    """Features of a document of T tokens with A taught places: features [T, taps * Ht], hidden [A,
+    H], best, log_sum [A].
+    """
 
     features: Tensor
     hidden: Tensor
@@ -61,15 +65,23 @@ class Kept(NamedTuple):
     log_sum: Tensor
 
 
+def _joined(parts: Sequence[Kept]) -> Kept:
+    """The features of several documents, one after the other."""
+    return Kept(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
 def taught_places(document: Document) -> np.ndarray:
-    """[T] bool: the tokens of answers and the one after each, where a drafter may learn the target's choice."""
+    """[T] bool: the tokens of answers and the one after each, where a drafter may learn the
+    target's choice.
+    """
     answer = document.kind == ANSWER
     answer[1:] |= answer[:-1]
     return answer
 
 
 class FeatureCache:
-    """Features of `documents` under a target. `fill` computes missing ones; then `read` returns those of one document.
+    """Features of `documents` under a target. `fill` computes missing ones; then `read` returns
+    those of one document.
 
     SpecdecError if they would exceed the limit or the free disk space.
     """
@@ -96,44 +108,26 @@ class FeatureCache:
         return (self._lengths.sum() * per_tok + self._taught.sum() * per_place) / GB
 
     def fill(self, progress: bool = True) -> None:
-        """Compute and write the missing shards. The progress bar shows the size beforehand.
-
-        Several ranks alternate between shards. If the target is sharded over them, all keep pace with the one that
-        has most to read.
-        """
-        missing = ranks.broadcast(
-            [number for number, path in enumerate(self._paths) if not path.is_file()]
-        )
+        """Compute and write the missing shards. The progress bar shows the size beforehand."""
+        missing = [number for number, path in enumerate(self._paths) if not path.is_file()]
         if not missing:
             return
-        total, wanted_tok = int(self._lengths.sum()), sum(map(self._tokens, missing))
-        self._check_room(self.gb * wanted_tok / total)
+        total = int(self._lengths.sum())
+        missing_tok = sum(self._tokens(number) for number in missing)
+        self._check_room(self.gb * missing_tok / total)
         label = f"features, {self.gb:.1f} GB in {self.folder}"
-        taps = (*self.target.taps, self.target.model.config.get_text_config().num_hidden_layers)
-        engine = Target(self.target.model, taps)
-        parts = [missing[rank :: ranks.world()] for rank in range(ranks.world())]
-        counts = [sum(len(self._members(number)) for number in part) for part in parts]
-        sharded = any(
-            hasattr(weight, "full_tensor") for weight in self.target.model.parameters()
-        )  # forwards need all ranks
-        idle = max(counts) - counts[ranks.rank()] if sharded else 0
-        progress = progress and ranks.leads()
-        with tqdm(
-            total=total, initial=total - wanted_tok, desc=label, unit="tok", disable=not progress
-        ) as bar:
-            with engine.inference():
-                for number in parts[ranks.rank()]:
-                    kept = [
-                        self._compute(engine, self.documents[index])
-                        for index in self._members(number)
-                    ]
-                    self._write(
-                        number, Kept(*(torch.cat(parts) for parts in zip(*kept, strict=True)))
-                    )
-                    bar.update(self._tokens(number))
-                for _ in range(idle):
-                    self._compute(engine, self.documents[0])
-        ranks.barrier()
+        layers = self.target.model.config.get_text_config().num_hidden_layers
+        engine = Target(self.target.model, (*self.target.taps, layers))
+        bar = tqdm(
+            total=total, initial=total - missing_tok, desc=label, unit="tok", disable=not progress
+        )
+        with bar, engine.inference():
+            for number in missing:
+                outputs = []
+                for index in self._members(number):
+                    outputs.append(self._compute(engine, self.documents[index]))
+                self._write(number, _joined(outputs))
+                bar.update(self._tokens(number))
 
     def read(self, index: int) -> Kept:
         """The stored features of document `index`, on the CPU. SpecdecError for a damaged file."""
@@ -245,33 +239,36 @@ def token_batch(
 class StreamedText:
     """Rows without end."""
 
-    steps, begins, held_out = None, (), ()
+    steps = None
+    held_out = ()
 
     def __init__(self, rows: Rows, size: int, device):
         self.rows, self.size, self.device = rows, size, device
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
-        """How often each token occurs in an answer, [V]. Of the first block: all that is available before training begins."""
+        """How often each token occurs in an answer, [V]. Of the first block: all that is available
+        before training begins.
+        """
         first = self.rows.block(0)
         return np.bincount(first.ids[first.answer_mask], minlength=vocabulary)
 
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
-        """Does nothing: such rows are read once, so that storing their features would not pay off."""
+        """Does nothing: such rows are read once, so that storing their features would not pay off.
+        """
 
     def batch(self, number: int) -> TokenBatch:
         rows = self.rows.batch(number, self.size)
-        return token_batch(Batch(*map(ranks.share, rows)), self.device, number)
+        return token_batch(rows, self.device, number)
 
     def progress(self, step: int) -> dict:
         return {}
 
 
 class FixedText:
-    """Documents packed in rows of `settings.length`, and read `settings.passes` times, each time in a new order.
+    """Documents packed in rows of `settings.length`, and read `settings.passes` times.
 
-    Longer documents are cut. held_out: documents used only for measurements. stages: number of documents at the end of each
-    stage, default one stage of all. Stages are packed and read in sequence, so that later documents change nothing before
-    the step at which their stage begins (a batch may overlap).
+    Each pass has a new order. Longer documents are cut. held_out: documents used only for
+    measurements.
     """
 
     def __init__(
@@ -281,51 +278,43 @@ class FixedText:
         settings: Settings,
         seed: int,
         device,
-        stages=(),
     ):
-        length, size = settings.length, settings.batch
-        self.length, self.size, self.device = length, size, device
-        self.documents, self.held_out = (
-            [chats.cut(item, length) for item in items] for items in (documents, held_out)
-        )
-        self.stages = [*stages] or [len(documents)]
-        self.rows: list[list[int]] = []  # numbers of documents
-        self._reads: list[int] = []  # numbers of rows
-        self.begins: list[int] = []  # steps
-        for stage, (begin, end) in enumerate(zip([0, *self.stages], self.stages, strict=False)):
-            rows = chats.first_fit([len(item.ids) for item in self.documents[begin:end]], length)
-            self.begins.append(len(self._reads) // size)
-            for number in range(settings.passes):
-                order = list(range(len(self.rows), len(self.rows) + len(rows)))
-                random.Random(f"passes/{seed}/{stage}/{number}").shuffle(order)
-                self._reads += order
-            self.rows += [[begin + index for index in row] for row in rows]
-        answer_tok = [int((item.kind == ANSWER).sum()) for item in self.documents]
-        self._answer_tok = np.array([sum(answer_tok[index] for index in row) for row in self.rows])
-        self.steps = max(1, len(self._reads) // size)
-        self.cache = self.held_out_cache = None
+        length = settings.length
+        self.length = length
+        self.size = settings.batch
+        self.device = device
+        self.documents = [chats.cut(document, length) for document in documents]
+        self.held_out = [chats.cut(document, length) for document in held_out]
+        # numbers of the documents in each row, and of the rows in the order of reading
+        self.rows = chats.first_fit([len(item.ids) for item in self.documents], length)
+        self._reads: list[int] = []
+        for number in range(settings.passes):
+            order = list(range(len(self.rows)))
+            random.Random(f"passes/{seed}/0/{number}").shuffle(order)
+            self._reads += order
+        answers = [int((item.kind == ANSWER).sum()) for item in self.documents]
+        self._answer_tok = np.array([sum(answers[index] for index in row) for row in self.rows])
+        self.steps = max(1, len(self._reads) // self.size)
+        self.cache = None
+        self.held_out_cache = None
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
-        """The same of the documents of the first stage: the counts must not change with later ones."""
-        ids, kind = (
-            np.concatenate(parts) for parts in zip(*self.documents[: self.stages[0]], strict=True)
-        )
+        """How often each token occurs in an answer, [V]."""
+        ids = np.concatenate([document.ids for document in self.documents])
+        kind = np.concatenate([document.kind for document in self.documents])
         return np.bincount(ids[kind == ANSWER], minlength=vocabulary)
 
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
         """Let the target read everything once, and store its features."""
         if cache.limit_gb:
-            caches = [
-                FeatureCache(target, documents, cache)
-                for documents in (self.documents, self.held_out)
-            ]
-            for one in caches:
-                one.fill()
-            self.cache, self.held_out_cache = caches
+            self.cache = FeatureCache(target, self.documents, cache)
+            self.cache.fill()
+            self.held_out_cache = FeatureCache(target, self.held_out, cache)
+            self.held_out_cache.fill()
         self._target = target
 
     def batch(self, number: int) -> TokenBatch:
-        chosen = [self.rows[row] for row in ranks.share(self._rows_of(number, number + 1))]
+        chosen = [self.rows[row] for row in self._rows_of(number, number + 1)]
         return self._batch(self.documents, self.cache, chosen, self.length, number)
 
     def held_out_texts(self):
@@ -336,8 +325,10 @@ class FixedText:
     def progress(self, step: int) -> dict:
         """Number of answer tokens read before `step`, and number of distinct ones."""
         read = self._rows_of(0, step)
-        seen, distinct = (int(self._answer_tok[rows].sum()) for rows in (read, [*set(read)]))
-        return {"seen_tok": seen, "distinct_tok": distinct}
+        return {
+            "seen_tok": int(self._answer_tok[read].sum()),
+            "distinct_tok": int(self._answer_tok[list(set(read))].sum()),
+        }
 
     def _rows_of(self, first: int, end: int) -> list[int]:
         """Numbers of the rows read in the steps first .. end - 1; past the end it starts again."""
@@ -356,7 +347,9 @@ class FixedText:
     def _output(
         self, documents, cache: FeatureCache, rows: list[list[int]], length: int
     ) -> TargetOutput:
-        """The target's output for these rows, assembled from the stored features of their documents."""
+        """The target's output for these rows, assembled from the stored features of their
+        documents.
+        """
         kept = [[cache.read(index) for index in row] for row in rows]
         features = kept[0][0].features.new_zeros(len(rows), length, kept[0][0].features.shape[1])
         place, count = np.full((len(rows), length), -1, dtype=np.int64), 0
@@ -368,12 +361,7 @@ class FixedText:
                 taught = begin + np.flatnonzero(taught_places(documents[index]))
                 place[row, taught] = count + np.arange(len(taught))
                 begin, count = end, count + len(taught)
-        flat = Kept(
-            *(
-                torch.cat(parts)
-                for parts in zip(*(part for parts in kept for part in parts), strict=True)
-            )
-        )
+        flat = _joined([part for parts in kept for part in parts])
         head, device = self._target.head, self.device
         stored = (
             flat.hidden.to(device, head.weight.dtype),
@@ -388,43 +376,42 @@ Text = FixedText | StreamedText
 
 
 def training_text(
-    model,
-    tokenizer,
-    source: ChatSource,
-    settings: Settings,
-    state_dir: Path,
-    budget: Budget,
-    stages: Sequence[int],
+    model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget
 ) -> Text:
-    """The training text: the target's own answers, written first if the settings ask for it, and given text.
+    """The training text: the target's own answers and given text.
 
-    stages: number of conversations at the end of each stage of a growing text. Measurements use those held out in the first.
+    The answers are written first if the settings ask for it.
     """
-    seed, own, device = budget.seed, [], torch.device(model.device)
+    seed = budget.seed
+    device = torch.device(model.device)
+    # 1. the target's own answers
+    answered: list[list[dict]] = []
     if settings.regenerate_chats:
         prompts = source.prompts(seed, settings.regenerate_chats)
         key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
-        begun = (state_dir / "checkpoint.safetensors").is_file()  # a resumed run adds no text
-        minutes = None if budget.minutes is None else 0 if begun else budget.minutes / 4
+        minutes = budget.minutes
+        if minutes is not None:
+            # a resumed run adds no text
+            resumed = (state_dir / "checkpoint.safetensors").is_file()
+            minutes = 0 if resumed else minutes / 4
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
         folder = state_dir / f"regenerated-{key}"
-        own = ranks.on_rank_zero(
-            lambda: chats.regenerate(
-                model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed
-            )
+        answered = chats.regenerate(
+            model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed
         )
+    # 2. a stream without end
     if settings.passes is None:
-        mixed = chats.mixed_documents(tokenizer, source, own, settings.regenerated_frac)
+        mixed = chats.mixed_documents(tokenizer, source, answered, settings.regenerated_frac)
         rows = Rows(mixed, seed=seed, length=settings.length, block_rows=32 * settings.batch)
         return StreamedText(rows, settings.batch, device)
-    if not own and not isinstance(source, ChatList):
+    # 3. or a fixed text, a part of which is held out
+    if not answered and not isinstance(source, ChatList):
         why = "text that is read in passes must be a list of conversations"
         raise SpecdecError(f"{why}; give --data FILE, or no passes.")
-    given = own or source.conversations
-    sides = [split(given[:end], settings) for end in stages or [len(given)]]
-    parts = sides[-1][0], sides[0][1]
-    documents = ([chats.conversation_document(tokenizer, chat) for chat in part] for part in parts)
-    return FixedText(*documents, settings, seed, device, [len(side[0]) for side in sides])
+    learned, held_out = split(answered or source.conversations, settings)
+    documents = [chats.conversation_document(tokenizer, chat) for chat in learned]
+    measured = [chats.conversation_document(tokenizer, chat) for chat in held_out]
+    return FixedText(documents, measured, settings, seed, device)
 
 
 def split(
@@ -432,8 +419,8 @@ def split(
 ) -> tuple[list[list[dict]], list[list[dict]]]:
     """(training, held out): the side of a conversation depends only on its prompt.
 
-    A conversation's own `part` takes precedence. If answers record their temperature, only greedy ones are used for
-    measurements.
+    A conversation's own `part` takes precedence. If answers record their temperature, only greedy
+    ones are used for measurements.
     """
     learned, held_out = [], []
     for chat in conversations:
