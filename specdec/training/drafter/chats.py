@@ -1,11 +1,12 @@
-"""Training text of drafters: conversations, the target's own answers to them, and rows of packed tokens.
+"""Training text of drafters: conversations, the target's own answers to them, and rows of packed
+tokens.
 
-While decoding, a drafter only sees contexts written by the target. So the target rewrites the answers of the training
-conversations (EAGLE-3 section 4), and they are mixed with the given text.
+While decoding, a drafter only sees contexts written by the target. So the target rewrites the
+answers of the training conversations (EAGLE-3 section 4), and they are mixed with the given text.
 
-Rows are a pure function of (seed, step), so that a resumed run sees the same batches as an uninterrupted one.
-Documents never cross rows, and each row marks the document of every token.
-Knows nothing about drafters, losses or optimisers.
+Rows are a pure function of (seed, step), so that a resumed run sees the same batches as an
+uninterrupted one. Documents never cross rows, and each row marks the document of every token. Knows
+nothing about drafters, losses or optimisers.
 """
 
 from __future__ import annotations
@@ -30,11 +31,19 @@ from specdec.stored import json_line, read_text
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # kinds of tokens in Batch.kind
 MARK = "\ue000answer\ue001"  # replaces an answer, to see what the template puts around it
-_ROLE_NAMES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ROLE_NAMES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
 
 
 class Batch(NamedTuple):
-    """Packed rows. ids [B, S] int64; kind [B, S] uint8 (PADDING..LIBRARY); document [B, S] int64, -1 for padding."""
+    """Packed rows. ids [B, S] int64; kind [B, S] uint8 (PADDING..LIBRARY); document [B, S] int64,
+    -1 for padding.
+    """
 
     ids: np.ndarray
     kind: np.ndarray
@@ -56,33 +65,50 @@ class Document(NamedTuple):
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
     """A whole conversation under the tokenizer's own chat template, as PROMPT and ANSWER tokens.
 
-    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any template works, including
-    those that rewrite earlier turns. A span starts where the generation prompt ends (or at the content, if the template alters
-    history) and includes the end-of-turn token. A last message with `answer_ids` is used as sampled, token by token, and is
-    the only answer. Raises SpecdecError without a chat template or without a fast tokenizer.
+    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any
+    template works, including those that rewrite earlier turns. A span starts where the generation
+    prompt ends (or at the content, if the template alters history) and includes the end-of-turn
+    token. A last message with `answer_ids` is used as sampled, token by token, and is the only
+    answer. Raises SpecdecError without a chat template or without a fast tokenizer.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise SpecdecError("the tokenizer has no chat template; set tokenizer.chat_template before reading chats.")
+        raise SpecdecError(
+            "the tokenizer has no chat template; set tokenizer.chat_template before reading chats."
+        )
     if "answer_ids" in messages[-1]:
-        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-        prompt_ids, answer = tokenizer(prompt, add_special_tokens=False)["input_ids"], messages[-1]["answer_ids"]
+        prompt = tokenizer.apply_chat_template(
+            messages[:-1], tokenize=False, add_generation_prompt=True
+        )
+        prompt_ids, answer = (
+            tokenizer(prompt, add_special_tokens=False)["input_ids"],
+            messages[-1]["answer_ids"],
+        )
         if not 0 <= min(answer) <= max(answer) < len(tokenizer):
-            raise SpecdecError(f"answer_ids reach from {min(answer)} to {max(answer)}; they are of another tokenizer.")
+            raise SpecdecError(
+                f"answer_ids reach from {min(answer)} to {max(answer)}; they are of another tokenizer."
+            )
         kind = np.array([PROMPT] * len(prompt_ids) + [ANSWER] * len(answer), dtype=np.uint8)
         return Document(np.array([*prompt_ids, *answer], dtype=np.int64), kind)
     if not tokenizer.is_fast:
-        raise SpecdecError("the tokenizer reports no character offsets; load its fast version (use_fast=True).")
+        raise SpecdecError(
+            "the tokenizer reports no character offsets; load its fast version (use_fast=True)."
+        )
     full = tokenizer.apply_chat_template(messages, tokenize=False)
     coded = tokenizer(full, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts = np.array([start for start, _ in coded["offset_mapping"]], dtype=np.int64)
     mask = np.zeros(len(starts), dtype=bool)
     for begin, end in _answer_spans(tokenizer, messages, full):
         mask |= (starts >= begin) & (starts < end)
-    return Document(np.array(coded["input_ids"], dtype=np.int64), np.where(mask, ANSWER, PROMPT).astype(np.uint8))
+    return Document(
+        np.array(coded["input_ids"], dtype=np.int64),
+        np.where(mask, ANSWER, PROMPT).astype(np.uint8),
+    )
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
-    """(begin, end) in characters of `full` for each assistant message, including its end-of-turn text."""
+    """(begin, end) in characters of `full` for each assistant message, including its end-of-turn
+    text.
+    """
 
     def written(some: list[dict], **more) -> str:
         return tokenizer.apply_chat_template(some, tokenize=False, **more)
@@ -91,10 +117,16 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
         if message["role"] != "assistant":
             continue
         # whatever the template and the message, a mark shows what is written around it
-        earlier, marked, later = messages[:index], {**message, "content": MARK}, messages[index + 1 :]
+        earlier, marked, later = (
+            messages[:index],
+            {**message, "content": MARK},
+            messages[index + 1 :],
+        )
         before, found, after = written([*earlier, marked, *later]).partition(MARK)
         if not found:
-            raise SpecdecError(f"the chat template drops the answer of message {index}; use a template that keeps it.")
+            raise SpecdecError(
+                f"the chat template drops the answer of message {index}; use a template that keeps it."
+            )
         opened = written(earlier, add_generation_prompt=True)
         begin = len(opened if full.startswith(opened) else commonprefix([full, before]))
         end = len(full) - len(commonprefix([full[::-1], after[::-1]]))
@@ -105,25 +137,35 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
 def load_conversations(path: Path) -> list[list[dict]]:
     """Chats of a JSONL file, or of all *.jsonl files of a folder in the order of their names.
 
-    One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role, content) style. With
-    `answer_ids` (the ids that the target sampled), these, `temperature` and `part` ("held-out": only measured on)
-    are stored in the last message, the answer; it may be missing from `messages`. SpecdecError names the file and the line
-    for anything else.
+    One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role,
+    content) style. With `answer_ids` (the ids that the target sampled), these, `temperature` and
+    `part` ("held-out": only measured on) are stored in the last message, the answer; it may be
+    missing from `messages`. SpecdecError names the file and the line for anything else.
     """
     path, chats = Path(path), []
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
         lines = read_text(file, "give a JSONL file of chats").split("\n")
-        chats += [_parse_chat(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        chats += [
+            _parse_chat(line, f"{file}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
     if not chats:
-        raise SpecdecError(f"{path} holds no conversation; give a JSONL file with one chat per line.")
+        raise SpecdecError(
+            f"{path} holds no conversation; give a JSONL file with one chat per line."
+        )
     return chats
 
 
 def _parse_chat(line: str, where: str) -> list[dict]:
     record = json_line(line, where, "write one JSON object per line")
-    turns = record.get("conversations", record.get("messages")) if isinstance(record, dict) else None
+    turns = (
+        record.get("conversations", record.get("messages")) if isinstance(record, dict) else None
+    )
     if not isinstance(turns, list) or not turns:
-        raise SpecdecError(f"{where}: neither `conversations` nor `messages` holds a list of turns; rename the field.")
+        raise SpecdecError(
+            f"{where}: neither `conversations` nor `messages` holds a list of turns; rename the field."
+        )
     messages = []
     for turn in turns:
         turn = turn if isinstance(turn, dict) else {}
@@ -135,15 +177,21 @@ def _parse_chat(line: str, where: str) -> list[dict]:
     if "answer_ids" in record:
         ids, temperature = record["answer_ids"], record.get("temperature")
         if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
-            raise SpecdecError(f"{where}: answer_ids must be a list of token ids; correct or drop the line.")
+            raise SpecdecError(
+                f"{where}: answer_ids must be a list of token ids; correct or drop the line."
+            )
         if temperature is not None and not isinstance(temperature, int | float):
-            raise SpecdecError(f"{where}: temperature must be a number, got {temperature!r}; correct or drop the line.")
+            raise SpecdecError(
+                f"{where}: temperature must be a number, got {temperature!r}; correct or drop the line."
+            )
         if messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         messages[-1] |= {"answer_ids": ids, "temperature": temperature}
         messages[-1] |= {"part": record["part"]} if "part" in record else {}
         return messages
-    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+    if not any(
+        message["role"] == "assistant" and message["content"].strip() for message in messages
+    ):
         raise SpecdecError(f"{where}: no assistant turn to train on; drop the line.")
     return messages
 
@@ -164,7 +212,8 @@ class ChatSource(Protocol):
 
 
 class ChatList:
-    """A fixed list of conversations as a ChatSource: each block reads them in a new random order."""
+    """A fixed list of conversations as a ChatSource: each block reads them in a new random order.
+    """
 
     def __init__(self, conversations: Sequence[list[dict]]):
         self.conversations = list(conversations)
@@ -182,18 +231,26 @@ class ChatList:
 
 def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Document]]:
     """`chats` of Rows: the tokenised conversations of a source."""
-    return lambda block_seed: (conversation_document(tokenizer, chat) for chat in source.stream(block_seed))
+    return lambda block_seed: (
+        conversation_document(tokenizer, chat) for chat in source.stream(block_seed)
+    )
 
 
 def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], own_frac: float):
-    """`chats` of Rows: the target's own answers `own` with probability own_frac, else a conversation of the source."""
+    """`chats` of Rows: the target's own answers `own` with probability own_frac, else a
+    conversation of the source.
+    """
     as_given = documents(tokenizer, source)
     if not own:
         return as_given
     answered = [conversation_document(tokenizer, chat) for chat in own]
 
     def chats(block_seed: str) -> Iterator[Document]:
-        rng, fresh, queue = random.Random(f"mixed/{block_seed}"), as_given(f"drafter/{block_seed}"), []
+        rng, fresh, queue = (
+            random.Random(f"mixed/{block_seed}"),
+            as_given(f"drafter/{block_seed}"),
+            [],
+        )
         while True:
             if rng.random() >= own_frac:
                 yield next(fresh)
@@ -205,9 +262,11 @@ def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], ow
 
 
 def pack(documents: Sequence[Document], rows: int, length: int) -> Batch:
-    """`documents` in `rows` rows of `length` tokens, the longest first into the first row with room.
+    """`documents` in `rows` rows of `length` tokens, the longest first into the first row with
+    room.
 
-    Longer documents are cut to `length`; those that fit nowhere are dropped. Returns a Batch [rows, length].
+    Longer documents are cut to `length`; those that fit nowhere are dropped. Returns a Batch [rows,
+    length].
     """
     items = [cut(item, length) for item in sorted(documents, key=lambda item: -len(item.ids))]
     placed = first_fit([len(item.ids) for item in items], length)[:rows]
@@ -221,7 +280,9 @@ def cut(document: Document, length: int) -> Document:
 
 
 def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
-    """Numbers of documents per row of `length` tokens: the longest first, each into the first row with room."""
+    """Numbers of documents per row of `length` tokens: the longest first, each into the first row
+    with room.
+    """
     rows: list[list[int]] = []
     room = np.zeros(len(lengths), dtype=np.int64)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -238,7 +299,9 @@ def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
 def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int) -> Batch:
     """Documents one after the other in the rows that name them; the rest of a row is padding."""
     shape = len(rows), length
-    packed = Batch(np.zeros(shape, np.int64), np.zeros(shape, np.uint8), np.full(shape, -1, np.int64))
+    packed = Batch(
+        np.zeros(shape, np.int64), np.zeros(shape, np.uint8), np.full(shape, -1, np.int64)
+    )
     for row, members in enumerate(rows):
         begin = 0
         for index in members:
@@ -270,7 +333,9 @@ class Rows:
 
     def packed(self, index: int, rng: random.Random) -> Batch:
         """The rows of block `index` in the order of packing."""
-        return pack(self.documents(index, self.block_rows * self.length), self.block_rows, self.length)
+        return pack(
+            self.documents(index, self.block_rows * self.length), self.block_rows, self.length
+        )
 
     def documents(self, index: int, budget_tok: float) -> list[Document]:
         """Chats of block `index`, until they have so many tokens or end."""
@@ -283,8 +348,12 @@ class Rows:
         return documents
 
     def batch(self, step: int, size: int) -> Batch:
-        """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide block_rows."""
-        assert self.block_rows % size == 0, f"a batch of {size} rows does not divide a block of {self.block_rows}"
+        """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide
+        block_rows.
+        """
+        assert self.block_rows % size == 0, (
+            f"a batch of {size} rows does not divide a block of {self.block_rows}"
+        )
         index, offset = divmod(step * size, self.block_rows)
         if self._block[0] != index:
             self._block = (index, self.block(index))
@@ -295,7 +364,8 @@ class Rows:
 class Regeneration:
     """How the target rewrites answers.
 
-    greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`. batch: conversations at a time.
+    greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`. batch:
+    conversations at a time.
     """
 
     greedy_frac: float = 0.5
@@ -316,13 +386,17 @@ def regenerate(
 ) -> list[list[dict]]:
     """Each conversation with every assistant turn rewritten by the model, turn after turn.
 
-    model: a transformers causal LM. folder: stores a shard per batch; existing shards are not written again.
+    model: a transformers causal LM. folder: stores a shard per batch; existing shards are not
+    written again.
     minutes: time limit; returns what is done. Conversations of similar length share a batch.
     """
     limit_s = float("inf") if minutes is None else 60 * minutes
     shards = runs.Shards(Path(folder))
     done = set(shards.done())
-    answers = [[len(one["content"]) for one in chat if one["role"] == "assistant"] for chat in conversations]
+    answers = [
+        [len(one["content"]) for one in chat if one["role"] == "assistant"]
+        for chat in conversations
+    ]
     order = sorted(range(len(conversations)), key=lambda index: max(answers[index]))
     groups = [order[begin : begin + how.batch] for begin in range(0, len(order), how.batch)]
     generator = torch.Generator().manual_seed(seed)
@@ -330,12 +404,18 @@ def regenerate(
     started_s, written = time.perf_counter(), []
     for number, group in enumerate(tqdm(groups, desc="regenerate", unit="batch")):
         if number in done:
-            written += [json.loads(text) for text in runs.read_table(shards.path(number))["messages"]]
+            written += [
+                json.loads(text) for text in runs.read_table(shards.path(number))["messages"]
+            ]
             continue
         if time.perf_counter() - started_s > limit_s:
             break
-        torch.manual_seed(seed * 1_000_003 + number)  # sampling inside generate uses the global generator
-        sampled = (number + 1) * how.greedy_frac % 1.0 >= how.greedy_frac  # spreads the greedy batches evenly
+        torch.manual_seed(
+            seed * 1_000_003 + number
+        )  # sampling inside generate uses the global generator
+        sampled = (
+            number + 1
+        ) * how.greedy_frac % 1.0 >= how.greedy_frac  # spreads the greedy batches evenly
         chats = [conversations[index] for index in group]
         answered = _answer(chats, model, tokenizer, how.temperature * sampled, how.max_new_tokens)
         written += answered
@@ -343,7 +423,9 @@ def regenerate(
     return written
 
 
-def _answer(conversations, model, tokenizer, temperature: float, max_new_tokens: int) -> list[list[dict]]:
+def _answer(
+    conversations, model, tokenizer, temperature: float, max_new_tokens: int
+) -> list[list[dict]]:
     """The conversations with all assistant turns replaced; greedy at temperature 0."""
     chats: list[list[dict]] = [[] for _ in conversations]
     for turn in range(max(map(len, conversations))):
@@ -366,13 +448,29 @@ def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: 
     if tokenizer.pad_token_id is None:
         why = "the tokenizer has no padding token"
         raise SpecdecError(f"{why}; set tokenizer.pad_token (the end-of-text token will do).")
-    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
-    coding = dict(padding=True, padding_side="left", add_special_tokens=False, return_token_type_ids=False)
+    texts = [
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        for chat in chats
+    ]
+    coding = dict(
+        padding=True, padding_side="left", add_special_tokens=False, return_token_type_ids=False
+    )
     inputs = tokenizer(texts, return_tensors="pt", **coding).to(model.device)
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    room = (getattr(model.config, "max_position_embeddings", None) or 10**9) - inputs["input_ids"].shape[1]
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0}
+        if temperature
+        else {"do_sample": False}
+    )
+    room = (getattr(model.config, "max_position_embeddings", None) or 10**9) - inputs[
+        "input_ids"
+    ].shape[1]
     if room < 1:
-        raise SpecdecError("a conversation fills the target's whole context; shorten or drop it before training.")
-    sampling |= {"max_new_tokens": min(max_new_tokens, room), "pad_token_id": tokenizer.pad_token_id}
+        raise SpecdecError(
+            "a conversation fills the target's whole context; shorten or drop it before training."
+        )
+    sampling |= {
+        "max_new_tokens": min(max_new_tokens, room),
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     ids = model.generate(**inputs, **sampling)
     return tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -1,14 +1,15 @@
 """Trains a drafter for any transformers causal LM.
 
-The target runs frozen beside the drafter and is never written. The caller gives the objective to minimise
-(`objective.Objective`); EAGLE-3's training-time test is the default. Writes out_dir/drafter in the official layout
-(config.json, model.safetensors) and out_dir/drafter_training: plan, curve, checkpoint, and the target's own answers to
-the training prompts.
+The target runs frozen beside the drafter and is never written. The caller gives the objective to
+minimise (`objective.Objective`); EAGLE-3's training-time test is the default. Writes
+out_dir/drafter in the official layout (config.json, model.safetensors) and
+out_dir/drafter_training: plan, curve, checkpoint, and the target's own answers to the training
+prompts.
 
-Online speculative decoding (`OnlineDrafter`): a drafter that keeps learning while it serves (OSD, and any other objective).
-Weights change only between cycles, and no drafter can change the text: it stays the target's own. Keys and values
-computed earlier in a turn keep the values of the older weights. The learned weights are lost with the pair unless its owner
-saves them. Knows nothing about trees and policies.
+Online speculative decoding (`OnlineDrafter`): a drafter that keeps learning while it serves (OSD,
+and any other objective). Weights change only between cycles, and no drafter can change the text: it
+stays the target's own. Keys and values computed earlier in a turn keep the values of the older
+weights. The learned weights are lost with the pair unless its owner saves them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from specdec import ranks
 from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError
-from specdec.models.drafters import write_claims
 from specdec.models.eagle_network import EagleNetwork, network_of
 from specdec.models.heads import HeadsNetwork, heads_network
 from specdec.models.small_lm import LMNetwork, SmallLM
@@ -57,101 +56,136 @@ def train_drafter(
 ) -> Path:
     """Train a drafter and return out_dir/drafter.
 
-    target: as in `load_pair`, or (model, tokenizer). conversations: lists of chat messages (chats.load_conversations),
-    or a source of them. objective: default the preset's, or the training-time test with our rules. settings: a
-    Settings or the name of one of PRESETS. budget: of time; writing the target's answers may take a quarter of it more.
+    target: as in `load_pair`, or (model, tokenizer). conversations: lists of chat messages
+    (chats.load_conversations), or a source of them. objective: default the preset's, or the
+    training-time test with our rules. settings: a Settings or the name of one of PRESETS. budget:
+    of time; writing the target's answers may take a quarter of it more.
     start_from: folder of a drafter to continue from.
-    A finished run returns at once; an interrupted one continues to the same weights with `resume`. A run on a fixed text
-    continues if that has grown: with more conversations after the old ones, it reads only the new ones, from where it
-    ended, measured on the same held-out ones. Several ranks share each batch, equivalent to one process's training.
+    A finished run returns at once; an interrupted one continues to the same weights with `resume`.
+
+    >>> import specdec, tempfile
+    >>> chat = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content":
+    "5."}]
+    >>> few = Settings(256, steps=1, batch=1, length=32)
+    >>> folder = train_drafter("tiny", [chat], out_dir=tempfile.mkdtemp(), settings=few)
+    >>> specdec.load_pair("tiny", drafter=folder).drafter is not None
+    True
     """
+    # 1. what is trained, and how
     if isinstance(settings, str):
-        settings, usual = preset(settings)
-        objective = objective or usual
+        settings, preset_objective = preset(settings)
+        objective = objective or preset_objective
     objective = objective or TrainingTimeTest()
     check_start(start_from)
-    budget, out_dir = budget or Budget(), Path(out_dir)
+    budget = budget or Budget()
     device = budget.place(settings)
-    source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
-    state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
-    described = {"settings": settings, "objective": objective, "start_from": start_from, "seed": budget.seed}
-    described["target"] = str(target) if not isinstance(target, tuple) else type(target[0]).__name__
-    described["conversations"] = None if settings.grows else source.key
-    described |= {"minutes": budget.minutes, "steps": budget.steps_of(settings)}
+    source = conversations
+    if isinstance(conversations, list | tuple):
+        source = ChatList(conversations)
+    # 2. the run on disk; out_dir may hold the target and its own plan too
+    out_dir = Path(out_dir)
+    state_dir = out_dir / "drafter_training"
+    described = {
+        "settings": settings,
+        "objective": objective,
+        "start_from": start_from,
+        "seed": budget.seed,
+        "target": type(target[0]).__name__ if isinstance(target, tuple) else str(target),
+        "conversations": source.key,
+        "minutes": budget.minutes,
+        "steps": budget.steps_of(settings),
+    }
     training = TrainingRun(state_dir, described, resume)
-    stages = training.grown(source.conversations) if settings.grows and isinstance(source, ChatList) else []
     if training.finished:
         return out_dir / "drafter"
-    model, tokenizer = load_target(target, device, budget.fsdp)
-    text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
+    # 3. the target, its text, and the drafter before its first step
+    model, tokenizer = load_target(target, device)
+    text = training_text(model, tokenizer, source, settings, state_dir, budget)
     run = prepared(model, tokenizer, text, objective, settings, budget, start_from)
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.begin(training)
+    # 4. the steps, and the result with its last measurement
     training.run(run.step, "drafter", settings.rate_factor)
     run.consider(training.step)
     save_trained(run.result, out_dir / "drafter", model)
-    rules = getattr(objective, "rules", None)
-    if rules is not None and ranks.leads():
-        write_claims(out_dir / "drafter", taught_drafts=rules.steps)
-    final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
-    training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **final)
+    results = run.measure(training.step)
+    results["rate_frac"] = settings.rate_factor(training.step, training.plan["last_step"])
+    training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **results)
     return out_dir / "drafter"
 
 
 def prepared(
     model, tokenizer, text, objective: Objective, settings: Settings, budget: Budget, start_from
 ) -> DrafterRun:
-    """The run before its first step: a fresh drafter or that of `start_from`, and the target's features of the text."""
+    """The run before its first step: a fresh drafter or that of `start_from`, and the target's
+    features of the text.
+    """
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     network = begun(start_from, model, settings, counts, budget.seed, objective.network)
-    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
+    frozen = FrozenTarget(
+        model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer
+    )
     text.prepare(frozen, budget.features)
     return DrafterRun(frozen, network.to(model.device), text, objective, settings)
 
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the layer's and fc's matrices beside it; groups store their peak rate."""
-    by_muon: dict[bool, list] = {False: [], True: []}
+    """AdamW for everything, or Muon for the matrices of the layer and fc beside it.
+
+    Parameter groups store their peak rate.
+    """
+    matrices = []
+    rest = []
     for name, weight in network.named_parameters():
-        words = "lm_head" in name or "embed" in name
-        by_muon[settings.muon and weight.ndim == 2 and not words].append(weight)
-    head_rate = settings.head_rate or settings.learning_rate
-    made = [torch.optim.AdamW(by_muon[False], lr=head_rate, betas=settings.betas, weight_decay=0.0, fused=True)]
+        vocabulary = "lm_head" in name or "embed" in name
+        if settings.muon and weight.ndim == 2 and not vocabulary:
+            matrices.append(weight)
+        else:
+            rest.append(weight)
+    rate = settings.learning_rate
+    adamw = torch.optim.AdamW(
+        rest, lr=settings.head_rate or rate, betas=settings.betas, weight_decay=0.0, fused=True
+    )
+    result: list[torch.optim.Optimizer] = [adamw]
     if settings.muon:
-        rate = settings.learning_rate
-        made.append(torch.optim.Muon(by_muon[True], lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
-    for group in (group for optimizer in made for group in optimizer.param_groups):
-        group["peak"] = group["lr"]
-    return made
+        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        result.append(muon)
+    for optimizer in result:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return result
 
 
-def of_all_ranks(row: dict) -> dict:
-    """A step's row of the whole batch: counts are summed over the ranks, everything else is averaged."""
-    if ranks.world() == 1:
-        return row
-    means = zip(row.items(), ranks.mean([*map(float, row.values())]), strict=True)
-    return {name: round(mean * ranks.world()) if isinstance(value, int) else mean for (name, value), mean in means}
-
-
-MEASURED_BATCHES = 8  # number of batches for an objective's measurements before the first step
-ESTIMATED_STEPS = 100  # shorter fresh trainings skip the two timing steps
+# batches for an objective's measurements before the first step
+MEASURED_BATCHES = 8
+# shorter fresh trainings skip the two timing steps
+ESTIMATED_STEPS = 100
 
 
 class DrafterRun:
     """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
-    network: the trained float32 weights. working: a copy in the compute dtype, used by the objective.
-    result: what is written: the average of the weights or the best ones, if the settings ask for them.
+    network: the trained float32 weights. working: a copy in the compute dtype, used by the
+    objective.
+    result: what is written: the average of the weights or the best ones, if the settings ask for
+    them.
     """
 
     def __init__(
-        self, target: FrozenTarget, network: EagleNetwork, text: Text, objective: Objective, settings: Settings
+        self,
+        target: FrozenTarget,
+        network: EagleNetwork,
+        text: Text,
+        objective: Objective,
+        settings: Settings,
     ):
         self.target, self.network, self.text, self.settings = target, network, text, settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
-        self.objective = objective.measured(self.working, target, map(text.batch, range(MEASURED_BATCHES)))
+        self.objective = objective.measured(
+            self.working, target, map(text.batch, range(MEASURED_BATCHES))
+        )
         keeps_best = isinstance(settings, Continued) and text.held_out
         self.best = Best(network, torch.float32) if keeps_best else None
         self.average = copy.deepcopy(network) if settings.average_frac and not keeps_best else None
@@ -171,25 +205,35 @@ class DrafterRun:
 
     @torch.no_grad()
     def refresh(self, source: EagleNetwork | None = None) -> None:
-        """Copy the float32 weights into the working copy, which computes as the drafter will in decoding."""
-        for weight, master in zip(self.working.parameters(), (source or self.network).parameters(), strict=True):
+        """Copy the float32 weights into the working copy, which computes as the drafter will in
+        decoding.
+        """
+        for weight, master in zip(
+            self.working.parameters(), (source or self.network).parameters(), strict=True
+        ):
             weight.copy_(master)
 
     @torch.no_grad()
     def _add_to_average(self, number: int) -> None:
         if self.average is not None:
             share = 1 / max(1.0, self.settings.average_frac * (number + 1))
-            for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
+            for mean, weight in zip(
+                self.average.parameters(), self.network.parameters(), strict=True
+            ):
                 mean.lerp_(weight, share)
 
     def step(self, number: int, factor: float) -> dict:
-        """One optimiser step; returns the row of the training curve: the loss and the objective's measurements.
+        """One optimiser step; returns the row of the training curve: the loss and the objective's
+        measurements.
 
         At intervals the drafter is measured before the step, on held-out text.
         """
-        due = self.settings.is_measured(number) or number and number in self.text.begins
-        measured = (self.consider(number) or self.measure(number)) | {"rate_frac": factor} if due else {}
-        batch = self.objective.collect(self.working, self.target, self.text.batch(number))
+        measured = {}
+        if self.settings.is_measured(number):
+            measured = self.consider(number) or self.measure(number)
+            measured["rate_frac"] = factor
+        batch = self.text.batch(number)
+        batch = self.objective.collect(self.working, self.target, batch)
         for _ in range(self.objective.updates):
             row = self._update(batch)
         self._add_to_average(number)
@@ -202,72 +246,84 @@ class DrafterRun:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.refresh()
-        row = {"loss": float(loss), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
-        return of_all_ranks(row | measures)
+        tokens = int((batch.documents >= 0).sum())
+        return {"loss": float(loss), "grad_norm": float(norm), "batch_tok": tokens, **measures}
 
     def gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
-        """Set the float32 weights' gradients for the objective on a collected batch; returns its row."""
+        """Set the float32 weights' gradients for the objective on a collected batch; returns its
+        row.
+        """
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
-        for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
+        for weight, master in zip(
+            self.working.parameters(), self.network.parameters(), strict=True
+        ):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
-        if ranks.world() > 1:
-            for master in self.network.parameters():  # unreached parameters have no gradient on this rank
-                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
-            ranks.average([master.grad for master in self.network.parameters()])
         return loss.detach(), measures
 
     def begin(self, training: TrainingRun) -> None:
-        """Restore the checkpoint, and print how long a fresh training will take: two steps that change nothing."""
+        """Restore the checkpoint, and print how long a fresh training will take: two steps that
+        change nothing.
+        """
         self.refresh()
         training.stopped = self.ended
         last_step = training.plan["last_step"]
-        if training.step or not last_step or self.best is None and last_step < ESTIMATED_STEPS:
+        short = self.best is None and last_step is not None and last_step < ESTIMATED_STEPS
+        if training.step or not last_step or short:
             return
         for _ in range(2):
-            begin = time.perf_counter()
+            began_s = time.perf_counter()
             self.gradients(self.objective.collect(self.working, self.target, self.text.batch(0)))
         for weight in self.network.parameters():
             weight.grad = None
-        needed_s = (time.perf_counter() - begin) * last_step * self.objective.updates
-        needed = f"{needed_s:.0f} s" if needed_s < 90 else f"{needed_s / 60:.0f} min"
-        measurements = 1 + sum(map(self.settings.is_measured, range(last_step)))
-        beside = f" beside {measurements} measurements" if self.text.held_out else ""
-        if ranks.leads():
-            print(f"{last_step} steps take about {needed}{beside}.", file=sys.stderr)
+        step_s = (time.perf_counter() - began_s) * self.objective.updates
+        minutes = step_s * last_step / 60
+        beside = ""
+        if self.text.held_out:
+            count = 1 + sum(map(self.settings.is_measured, range(last_step)))
+            beside = f" beside {count} measurements"
+        print(f"{last_step} steps take about {minutes:.1f} min{beside}.", file=sys.stderr)
 
     def ended(self) -> bool:
         """Whether the best weights are too many measurements old."""
         return self.best is not None and 0 < self.settings.patience <= self.best.misses
 
     def consider(self, step: int) -> dict:
-        """Measure the newest weights and keep them if they are the best so far; nothing if the best are not kept."""
-        found = {} if self.best is None else self.measure(step, self.network)
-        if found:
-            self.best.consider(self.network.state_dict(), found["held_out_tau_chain"], step)
-        return found
+        """Measure the newest weights and keep them if they are the best so far; nothing if the best
+        are not kept.
+        """
+        if self.best is None:
+            return {}
+        measured = self.measure(step, self.network)
+        if measured:
+            score = measured["held_out_tau_chain"]
+            self.best.consider(self.network.state_dict(), score, step)
+        return measured
 
     def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
-        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; {} without held-out texts.
+        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; {}
+        without held-out texts.
 
         network: default the result.
         """
         if not self.text.held_out:
             return {}
         self.refresh(network or self.result)
-        found = ranks.broadcast(draft_accuracy(self.working, self.target, self.text.held_out_texts()))
+        accuracy = draft_accuracy(self.working, self.target, self.text.held_out_texts())
         self.refresh()
         return {
             **self.text.progress(step),
-            "held_out_top1_frac": float(found["table"]["top1_frac"][0]),
-            "held_out_tau_chain": found["tau_chain"],
+            "held_out_top1_frac": float(accuracy["table"]["top1_frac"][0]),
+            "held_out_tau_chain": accuracy["tau_chain"],
         }
 
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """every: cycles between two steps. learning_rate: OSD's own is 1e-5. longest: number of newest tokens that a step reads."""
+    """every: cycles between two steps. learning_rate: OSD's own is 1e-5. longest: number of newest
+    tokens that a step reads.
+    """
 
     every: int = 8
     learning_rate: float = 1e-5
@@ -275,7 +331,8 @@ class OnlineConfig:
 
 
 class OnlineDrafter:
-    """A pair whose drafter learns from the texts it helps to write: EAGLE's layers, heads, or a small language model.
+    """A pair whose drafter learns from the texts it helps to write: EAGLE's layers, heads, or a
+    small language model.
 
     objective: default OSD's rule, which learns only where the drafter was corrected.
 
@@ -286,13 +343,16 @@ class OnlineDrafter:
     True
     """
 
-    def __init__(self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()):
+    def __init__(
+        self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()
+    ):
         if config.every < 1:
             raise SpecdecError(f"every must be at least 1, got {config.every}.")
         self.pair, self.config, self.steps = pair, config, 0
         self._served: TokenBatch | None = None
-        self.network, taps = learned_by(pair.drafter), pair.drafter.taps or (pair.target.num_layers,)
-        network = copy_of(self.network, pair.target)
+        taps = pair.drafter.taps or (pair.target.num_layers,)
+        network = copy_of(learned_by(pair.drafter), pair.target)
+        self.network = serve_plainly(pair, network)
         frozen = FrozenTarget(pair.target.model, taps)
         settings = Settings(muon=False, learning_rate=config.learning_rate)
         if objective is None:
@@ -307,8 +367,12 @@ class OnlineDrafter:
         """The newest served text."""
         return self._served
 
-    def decode(self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings) -> Generation:
-        """`specdec.decode`, with a learning step every few cycles. settings: those of `specdec.decode`."""
+    def decode(
+        self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings
+    ) -> Generation:
+        """`specdec.decode`, with a learning step every few cycles. settings: those of
+        `specdec.decode`.
+        """
         engine, policy = opened(self.pair, prompt, policy, max_new_tokens, **settings)
         generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
         cycles, ids = turn(engine, policy, generation), self.pair.ids_of(prompt)
@@ -323,7 +387,9 @@ class OnlineDrafter:
         return generation
 
     def learn(self, ids: list[int], prompt_tok: int) -> dict:
-        """One step on a text whose tokens after `prompt_tok` the target wrote; returns the objective's measures."""
+        """One step on a text whose tokens after `prompt_tok` the target wrote; returns the
+        objective's measures.
+        """
         first = max(0, len(ids) - self.config.longest)
         tokens = torch.tensor([ids[first:]], device=self.pair.target.device)
         written = torch.arange(first, len(ids), device=tokens.device)[None] >= prompt_tok
@@ -331,14 +397,16 @@ class OnlineDrafter:
         measures = self.run.step(self.steps, 1.0)
         self.steps += 1
         with torch.no_grad():
-            for weight, learned in zip(self.network.parameters(), self.run.network.parameters(), strict=True):
+            for weight, learned in zip(
+                self.network.parameters(), self.run.network.parameters(), strict=True
+            ):
                 weight.copy_(learned)
-        self.pair.drafter.repack()
         return measures
 
 
 def learned_by(drafter) -> nn.Module:
-    """The trainable network of a drafter. SpecdecError if it has none, or an embedding of its own."""
+    """The trainable network of a drafter. SpecdecError if it has none, or an embedding of its own.
+    """
     network = drafter.network if drafter is not None else None
     if isinstance(drafter, SmallLM):
         return LMNetwork(network, (drafter.target.num_layers,))
@@ -349,12 +417,22 @@ def learned_by(drafter) -> nn.Module:
     return network
 
 
+def serve_plainly(pair: Pair, network: nn.Module) -> nn.Module:
+    """A copy of the trained network that drafts from now on: a packed one cannot change."""
+    if isinstance(network, LMNetwork):
+        return pair.drafter.network
+    served = copy_of(network, pair.target).requires_grad_(False).eval()
+    pair.drafter.network = served
+    return served
+
+
 def copy_of(network: nn.Module, target: Target) -> nn.Module:
     """The same weights in a trainable network, without anything prepared for drafting."""
     if isinstance(network, LMNetwork):
         return copy.deepcopy(network).requires_grad_(True)
-    made = (network_of if isinstance(network, EagleNetwork) else heads_network)(network.config).to(target.device)
-    made.load_state_dict(network.state_dict())
-    if not hasattr(made, "lm_head"):
-        made.use_head(target.model.get_output_embeddings())
-    return made
+    fresh = network_of if isinstance(network, EagleNetwork) else heads_network
+    trained = fresh(network.config).to(target.device)
+    trained.load_state_dict(network.state_dict())
+    if not hasattr(trained, "lm_head"):
+        trained.use_head(target.model.get_output_embeddings())
+    return trained

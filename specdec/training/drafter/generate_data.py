@@ -1,19 +1,22 @@
-"""Training text from the target itself: chats generated in parallel into a folder, until there are enough tokens.
+"""Training text from the target itself: chats generated in parallel into a folder, until there are
+enough tokens.
 
-    chats-00000.jsonl ...   64 chat numbers each, in order; a line: number, part, temperature, messages, answer_ids
-    manifest.json           target, settings and counts
-    *.jsonl                 other files there count and are not repeated
+    chats-00000.jsonl ...   64 chat numbers each, in order; a line: number, part, temperature,
+    messages, answer_ids manifest.json           target, settings and counts *.jsonl
+    other files there count and are not repeated
 
-The folder can be continued, and holds neither repetitions nor benchmark text. Shards are written in order, so that what is
-dropped depends on the numbers alone. A chat is made up by the target itself, or answers a given prompt:
+The folder can be continued, and holds neither repetitions nor benchmark text. Shards are written in
+order, so that what is dropped depends on the numbers alone. A chat is made up by the target itself,
+or answers a given prompt:
 
     template, user's turn opened   computed once, copied into every chat
-    opening                        "Write a Python function to"; the target continues until it ends the turn
-    cue for the answer             after the prompt just made up, or a given one
-    answer                         greedy or sampled
+    opening                        "Write a Python function to"; the target continues until it ends
+    the turn cue for the answer             after the prompt just made up, or a given one answer
+    greedy or sampled
 
-All of a chat stays in one cache. A chat is a generator of forwards, for `core.decode.drive`, and depends only on (seed,
-number), up to rounding in products shared with other chats. Knows nothing about drafters.
+All of a chat stays in one cache. A chat is a generator of forwards, for `core.decode.drive`, and
+depends only on (seed, number), up to rounding in products shared with other chats. Knows nothing
+about drafters.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ MEAN_CONTEXT_TOK = 200  # of its chats, per step
 ROW_BYTES = 12  # size of a shard's line per answer token: its id and its text
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
 MARKER = "USERTEXT"  # placeholder for the user's text in the template
-SLACK_TOK = 32  # between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
+SLACK_TOK = (
+    32  # between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
+)
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))
 
 
@@ -66,12 +71,14 @@ def generate_chats(
     benchmarks: str | Path | None = None,
     progress: bool = True,
 ) -> ChatFiles:
-    """Let the pair's target write chats into the folder `out` until it holds `tokens` answer tokens, or for `minutes`.
+    """Let the pair's target write chats into the folder `out` until it holds `tokens` answer
+    tokens, or for `minutes`.
 
-    Prompts of a file come first, then the target makes up its own. Existing chats are continued. Chats whose prompt or
-    answer occurs in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are repetitions. With several ranks
-    each writes the chats of a shard at a time, and rank 0 stores them in order, as a single process would.
-    Raises SpecdecError for a target without a chat template, and for a folder of another target or other settings.
+    Prompts of a file come first, then the target makes up its own. Existing chats are continued.
+    Chats whose prompt or answer occurs in a suite (embedded, or of the folder `benchmarks`) are
+    dropped, and so are repetitions. With several ranks each writes the chats of a shard at a time,
+    and rank 0 stores them in order, as a single process would. Raises SpecdecError for a target
+    without a chat template, and for a folder of another target or other settings.
     """
     config = config or ChatConfig()
     check_integer("tokens", tokens, 1)
@@ -81,12 +88,20 @@ def generate_chats(
     writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     if fanout.checked_place(config.on, config.jobs) is not None:
-        return _fan_out(pair, config, files, lambda: files.answer_tok < tokens and time.monotonic() < until, progress)
+        return _fan_out(
+            pair,
+            config,
+            files,
+            lambda: files.answer_tok < tokens and time.monotonic() < until,
+            progress,
+        )
     ended: dict[int, dict | None] = {}
     shards = itertools.count(ranks.broadcast(files.shards) + ranks.rank(), ranks.world())
     shards, written = itertools.tee(map(numbers_of, shards))
     progress = progress and ranks.leads()
-    bar = tqdm(total=tokens, initial=files.answer_tok, unit="tok", unit_scale=True, disable=not progress)
+    bar = tqdm(
+        total=tokens, initial=files.answer_tok, unit="tok", unit_scale=True, disable=not progress
+    )
     with pair.inference(plain=True), bar:
         chats = drive(writer.chats(itertools.chain.from_iterable(written)), config.rows)
         shard, enough = next(shards), ranks.broadcast(files.answer_tok >= tokens)
@@ -107,7 +122,9 @@ def generate_chats(
     return files
 
 
-def _fan_out(pair: Pair, config: ChatConfig, files: ChatFiles, wanted: Callable[[], bool], progress: bool) -> ChatFiles:
+def _fan_out(
+    pair: Pair, config: ChatConfig, files: ChatFiles, wanted: Callable[[], bool], progress: bool
+) -> ChatFiles:
     """The same with shards written by workers; what is kept of them is decided here, in order."""
     source, here = load.source_of(pair), dataclasses.replace(config, on=None, jobs=None)
 
@@ -121,7 +138,9 @@ def _fan_out(pair: Pair, config: ChatConfig, files: ChatFiles, wanted: Callable[
             yield fanout.Shard(f"chats from {start}", _chats_elsewhere, (source, here, numbers), of)
 
     written: dict[int, list] = {}
-    with fanout.Workers(config.on, config.jobs, gpus=int(pair.target.device.type != "cpu")) as workers:
+    with fanout.Workers(
+        config.on, config.jobs, gpus=int(pair.target.device.type != "cpu")
+    ) as workers:
         for _, chats in workers.gather(shards(workers) if wanted() else [], "chats", progress):
             written[chats[0][0]] = chats
             while files.next_numbers.start in written and wanted():
@@ -131,15 +150,21 @@ def _fan_out(pair: Pair, config: ChatConfig, files: ChatFiles, wanted: Callable[
     return files
 
 
-def _chats_elsewhere(source: dict, config: ChatConfig, numbers: range) -> list[tuple[int, dict | None]]:
+def _chats_elsewhere(
+    source: dict, config: ChatConfig, numbers: range
+) -> list[tuple[int, dict | None]]:
     """A shard of chats in another process."""
     pair = load.load_again(**source)
     with pair.inference(plain=True):
-        ended = dict(chat for _, chat in drive(ChatWriter(pair, config).chats(numbers), config.rows))
+        ended = dict(
+            chat for _, chat in drive(ChatWriter(pair, config).chats(numbers), config.rows)
+        )
     return [(number, ended[number]) for number in numbers]
 
 
-def open_chats(pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str | Path | None = None) -> ChatFiles:
+def open_chats(
+    pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str | Path | None = None
+) -> ChatFiles:
     """The folder of chats for a target and settings; SpecdecError if it holds others."""
     settings = dataclasses.asdict(config)
     for name in ("openings", "prompts"):
@@ -147,11 +172,15 @@ def open_chats(pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str 
     for name in ("rows", "on", "jobs"):  # these only affect rounding
         del settings[name]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
-    return ChatFiles(Path(out), {"target": target, "settings": settings}, config.hold_out, benchmarks)
+    return ChatFiles(
+        Path(out), {"target": target, "settings": settings}, config.hold_out, benchmarks
+    )
 
 
 def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) -> str:
-    """Estimated time and disk space for so many answer tokens, as a sentence. A few steps of `config.rows` rows are timed."""
+    """Estimated time and disk space for so many answer tokens, as a sentence. A few steps of
+    `config.rows` rows are timed.
+    """
     target, writer = pair.target, ChatWriter(pair, config)
     ids = torch.tensor((writer.before * MEAN_CONTEXT_TOK)[:MEAN_CONTEXT_TOK], device=target.device)
     token, rng = ids[:1], random.Random(0)
@@ -177,11 +206,14 @@ def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) 
 class ChatFiles:
     """The folder and its contents.
 
-    identity: everything that chats depend on; it must equal the manifest's. hold_out: share of chats, by the hash of the first
-    turn, that are marked "held-out" in place of "train". benchmarks: a folder of real suites, default SPECDEC_DATA's.
+    identity: everything that chats depend on; it must equal the manifest's. hold_out: share of
+    chats, by the hash of the first turn, that are marked "held-out" in place of "train".
+    benchmarks: a folder of real suites, default SPECDEC_DATA's.
     """
 
-    def __init__(self, folder: Path, identity: dict, hold_out: float = 0.02, benchmarks: Path | None = None):
+    def __init__(
+        self, folder: Path, identity: dict, hold_out: float = 0.02, benchmarks: Path | None = None
+    ):
         self.folder, self.identity, self.hold_out = Path(folder), runs.plain(identity), hold_out
         self.counts: Counter[str] = Counter()
         self._benchmark = {prompt_digest(text) for text in benchmark_texts(benchmarks)}
@@ -194,11 +226,15 @@ class ChatFiles:
                 why = f"{self.folder} holds chats made with another {' and another '.join(other)}"
                 raise SpecdecError(f"{why}; choose another folder.")
             counts = manifest.get("counts", {})
-            self.counts.update({name: count for name, count in counts.items() if not name.endswith("_tok")})
+            self.counts.update(
+                {name: count for name, count in counts.items() if not name.endswith("_tok")}
+            )
             # a shard written after the manifest is written again
             (self.folder / _shard(self.shards)).unlink(missing_ok=True)
         elif (self.folder / _shard(0)).exists():
-            raise SpecdecError(f"{self.folder} holds chats but no manifest.json; choose another folder.")
+            raise SpecdecError(
+                f"{self.folder} holds chats but no manifest.json; choose another folder."
+            )
         for path in sorted(self.folder.glob("*.jsonl")):
             for row in _rows(path):
                 self._note(row)
@@ -223,13 +259,17 @@ class ChatFiles:
         return self.counts["train_tok"] + self.counts["held_out_tok"]
 
     def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
-        """Store the next shard: (number, row) of all `next_numbers`, in order, None for a failed chat."""
+        """Store the next shard: (number, row) of all `next_numbers`, in order, None for a failed
+        chat.
+        """
         kept = []
         for number, row in chats:
             reason = self._why_not(row)
             self.counts[reason or "kept"] += 1
             if reason is None:
-                first = next(message["content"] for message in row["messages"] if message["role"] == "user")
+                first = next(
+                    message["content"] for message in row["messages"] if message["role"] == "user"
+                )
                 spot = (
                     int.from_bytes(prompt_digest(first)[8:12], "big") / 2**32
                 )  # later turns of a chat stay in its part
@@ -238,7 +278,9 @@ class ChatFiles:
                 kept.append(json.dumps(kept_row, ensure_ascii=False) + "\n")
         runs.write_text(self.folder / _shard(self.shards), "".join(kept))
         self.counts["shards"] += 1
-        runs.write_json(self.manifest, {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)})
+        runs.write_json(
+            self.manifest, {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)}
+        )
 
     def _why_not(self, row: dict | None) -> str | None:
         if row is None:
@@ -255,7 +297,9 @@ class ChatFiles:
         prompt, answer = _digests(row)
         self._prompts.add(prompt)
         self._answers.add(answer)
-        self.counts[f"{row.get('part', 'train').replace('-', '_')}_tok"] += len(row.get("answer_ids", ()))
+        self.counts[f"{row.get('part', 'train').replace('-', '_')}_tok"] += len(
+            row.get("answer_ids", ())
+        )
 
 
 def numbers_of(shard: int) -> range:
@@ -268,13 +312,17 @@ def _shard(number: int) -> str:
 
 
 def _digests(row: dict) -> tuple[bytes, bytes]:
-    """Digests of everything before the answer (a second question may occur in many chats), and of the answer."""
+    """Digests of everything before the answer (a second question may occur in many chats), and of
+    the answer.
+    """
     *before, answer = (message["content"] for message in row["messages"])
     return prompt_digest("\n".join(before)), prompt_digest(answer)
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    lines = read_text(path, "move the file away").removesuffix("\n").split("\n")  # texts may contain other line ends
+    lines = (
+        read_text(path, "move the file away").removesuffix("\n").split("\n")
+    )  # texts may contain other line ends
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             row = json.loads(line)
@@ -286,7 +334,9 @@ def _rows(path: Path) -> Iterator[dict]:
 
 
 def benchmark_texts(folder: Path | None = None) -> Iterator[str]:
-    """Prompts and references of every available suite: the embedded ones, and those of a folder (default SPECDEC_DATA's)."""
+    """Prompts and references of every available suite: the embedded ones, and those of a folder
+    (default SPECDEC_DATA's).
+    """
     folder = folder or os.environ.get(DATA_VARIABLE)
     for name, suite in SUITES.items():
         if suite.hub is None or (folder and (Path(folder) / suite.file).is_file()):
@@ -298,8 +348,10 @@ def benchmark_texts(folder: Path | None = None) -> Iterator[str]:
 class ChatConfig:
     """What is written, and how many chats in parallel (rows).
 
-    prompt_tok, answer_tok: token limits; a made-up prompt that does not end by then is dropped, an answer is cut.
-    temperatures: of answers, each with its share. prompts: file of prompts to answer before others are made up.
+    prompt_tok, answer_tok: token limits; a made-up prompt that does not end by then is dropped, an
+    answer is cut.
+    temperatures: of answers, each with its share. prompts: file of prompts to answer before others
+    are made up.
     """
 
     seed: int = 0
@@ -316,7 +368,9 @@ class ChatConfig:
 
 
 class ChatWriter:
-    """Writes chat number n of a target. Numbers below `len(prompts)` answer these, all others are made up."""
+    """Writes chat number n of a target. Numbers below `len(prompts)` answer these, all others are
+    made up.
+    """
 
     def __init__(self, pair: Pair, config: ChatConfig):
         self.pair, self.target, self.config = pair, pair.target, config
@@ -334,19 +388,31 @@ class ChatWriter:
             why = f"a chat may grow to {longest} tokens, but the target's context ends at {self.limit}"
             raise SpecdecError(f"{why}; lower prompt_tok or answer_tok.")
         least = config.rows * (len(self.before) + 1) * self.target.cache_bytes_per_tok
-        check_memory(f"the beginning of {config.rows} chats at a time", least, self.target.device, "lower rows")
+        check_memory(
+            f"the beginning of {config.rows} chats at a time",
+            least,
+            self.target.device,
+            "lower rows",
+        )
 
-    def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
+    def chats(
+        self, numbers: Iterable[int]
+    ) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
         """A generator of forwards for each number; start it inside `pair.inference(plain=True)`.
 
-        It returns (number, row): temperature, messages and answer_ids; None if a prompt did not end, or is too long.
+        It returns (number, row): temperature, messages and answer_ids; None if a prompt did not
+        end, or is too long.
         """
         memory, opened = self.target.new_memory(), self.target.new_cache(len(self.before))
-        self.target.forward(torch.tensor(self.before, device=self.target.device), opened, last_only=True)
+        self.target.forward(
+            torch.tensor(self.before, device=self.target.device), opened, last_only=True
+        )
         for number in numbers:
             yield self._chat(number, memory, opened)
 
-    def _chat(self, number: int, memory, opened) -> Generator[Forward, Any, tuple[int, dict | None]]:
+    def _chat(
+        self, number: int, memory, opened
+    ) -> Generator[Forward, Any, tuple[int, dict | None]]:
         config, rng = self.config, random.Random(f"chats/{self.config.seed}/{number}")
         values, shares = zip(*config.temperatures, strict=True)
         temperature = rng.choices(values, shares)[0]
@@ -358,16 +424,24 @@ class ChatWriter:
         asked = [] if messages is None else self.pair.ids_of(messages)
         if not asked or len(asked) + config.answer_tok > self.limit:
             return number, None
-        answer = yield from text.continued(asked, config.answer_tok, self.pair.stop_tokens, temperature, rng)
+        answer = yield from text.continued(
+            asked, config.answer_tok, self.pair.stop_tokens, temperature, rng
+        )
         messages = [*messages, {"role": "assistant", "content": self.pair.text_of(answer)}]
         return number, {"temperature": temperature, "messages": messages, "answer_ids": answer}
 
-    def _made_up(self, text: _Text, rng: random.Random) -> Generator[Forward, Any, list[dict] | None]:
-        """A prompt in the target's own words, None if it does not end. A text, since it may be written in other tokens."""
+    def _made_up(
+        self, text: _Text, rng: random.Random
+    ) -> Generator[Forward, Any, list[dict] | None]:
+        """A prompt in the target's own words, None if it does not end. A text, since it may be
+        written in other tokens.
+        """
         tokenizer, config = self.pair.tokenizer, self.config
         opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
         most = config.prompt_tok - len(opening)
-        written = yield from text.continued([*self.before, *opening], most, self.breaks, config.prompt_temperature, rng)
+        written = yield from text.continued(
+            [*self.before, *opening], most, self.breaks, config.prompt_temperature, rng
+        )
         if not written or written[-1] not in self.turn_ends:
             return None
         said = tokenizer.decode([*opening, *written[:-1]]).strip()
@@ -382,10 +456,19 @@ class _Text:
         cache.append(opened)
 
     def continued(
-        self, ids: list[int], most: int, stops: frozenset[int], temperature: float, rng: random.Random
+        self,
+        ids: list[int],
+        most: int,
+        stops: frozenset[int],
+        temperature: float,
+        rng: random.Random,
     ) -> Generator[Forward, Any, list[int]]:
-        """At most `most` tokens after `ids`, up to the first of `stops`. Only the part of `ids` missing in the cache is read."""
-        shared = len(commonprefix([self.held, ids[:-1]]))  # the last one is always read: its row picks the first token
+        """At most `most` tokens after `ids`, up to the first of `stops`. Only the part of `ids`
+        missing in the cache is read.
+        """
+        shared = len(
+            commonprefix([self.held, ids[:-1]])
+        )  # the last one is always read: its row picks the first token
         self.cache.truncate(shared)
         unread, written = ids[shared:], []
         while len(written) < most and not (written and written[-1] in stops):
@@ -400,8 +483,8 @@ class _Text:
 def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
     """A token sampled from `logits` [V] at a temperature; the likeliest at 0.
 
-    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise, whose coupling is not needed
-    for data.
+    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise,
+    whose coupling is not needed for data.
     """
     logits = logits.float()
     if temperature == 0:
@@ -416,21 +499,32 @@ def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
     pair.ids_of(messages)  # reports problems of the tokenizer or its template
     text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if text.count(MARKER) != 1:
-        raise SpecdecError(f"the chat template of {pair.name!r} does not show a user's text once, as it was said.")
-    before, after = (pair.tokenizer.encode(part, add_special_tokens=False) for part in text.split(MARKER))
+        raise SpecdecError(
+            f"the chat template of {pair.name!r} does not show a user's text once, as it was said."
+        )
+    before, after = (
+        pair.tokenizer.encode(part, add_special_tokens=False) for part in text.split(MARKER)
+    )
     if not before or not after:
-        raise SpecdecError(f"the chat template of {pair.name!r} puts nothing before or after a user's text.")
+        raise SpecdecError(
+            f"the chat template of {pair.name!r} puts nothing before or after a user's text."
+        )
     return before, after
 
 
 def read_prompts(path: Path) -> list[list[dict]]:
-    """Prompts as chat messages: a file with one per line, plain ("\\n" is a line break), or JSON with `prompt` or `messages`.
+    """Prompts as chat messages: a file with one per line, plain ("\\n" is a line break), or JSON
+    with `prompt` or `messages`.
 
     Of `messages`, all up to the last user's are used.
     """
     lines = prompt_text(path).split("\n")  # texts may contain other line ends
     jsonl = Path(path).suffix == ".jsonl"
-    prompts = [_prompt(line, jsonl, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [
+        _prompt(line, jsonl, f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not prompts:
         raise SpecdecError(f"{path} holds no prompt; write one a line.")
     return prompts
@@ -446,9 +540,14 @@ def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
         return [{"role": "user", "content": line.strip().replace("\\n", "\n")}]
     row = json_line(line, where, "write one JSON object per line")
     try:
-        messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
+        messages = (
+            row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
+        )
         last = max(i for i, message in enumerate(messages) if message["role"] == "user")
-        messages = [{"role": message["role"], "content": message["content"]} for message in messages[: last + 1]]
+        messages = [
+            {"role": message["role"], "content": message["content"]}
+            for message in messages[: last + 1]
+        ]
     except (ValueError, KeyError, TypeError) as error:
         why = f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's"
         raise SpecdecError(f"{why} ({error}).") from None

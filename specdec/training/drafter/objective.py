@@ -1,8 +1,8 @@
 """The interface between the trainer of drafters and its objectives.
 
-An objective is a frozen dataclass in its own file: EAGLE-3's training-time test (`ttt`), other learning from the
-given text (`ttt.Supervised`), learning from windows that the drafter drafts (`ppow`); `presets` names them. It
-sees the drafter, the frozen target and one batch. Knows nothing about optimisers, files or where the text comes from.
+An objective is a frozen dataclass in its own file: EAGLE-3's training-time test (`ttt`), other
+learning from the given text (`ttt.Supervised`), learning from windows that the drafter drafts
+(`ppow`); `presets` names them. It sees the drafter, the frozen target and one batch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec import ranks
 from specdec.core.protocols import TargetForward
-from specdec.models import spread
 from specdec.models.eagle_network import EagleNetwork
 from specdec.models.kv_cache import TreeCache
-from specdec.models.target import Target
-from specdec.models.tree_attention import TreeMask
+from specdec.models.target import Target, TreeMask
 
 
 class FullLogits:
@@ -31,12 +28,16 @@ class FullLogits:
     def __init__(self, logits: Tensor):
         self.logits = logits
 
-    def at(self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """At R places: logits of the Vd given tokens [R, Vd], and over all tokens the best one [R] and the log-sum-exp [R].
+    def at(
+        self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """At R places: logits of the Vd given tokens [R, Vd], and over all tokens the best one [R]
+        and the log-sum-exp [R].
 
         Logits and sums are in float32 or wider.
         """
         full = self.logits[rows, columns]
+        # an arg-max of the stored type, sums in float32
         best = full.argmax(-1)
         full = full.to(torch.promote_types(full.dtype, torch.float32))
         part = full[:, vocabulary_ids] if len(vocabulary_ids) < full.shape[1] else full
@@ -45,9 +46,11 @@ class FullLogits:
 
 @dataclass(frozen=True)
 class HeadLogits:
-    """The same from the stored states of an earlier forward: only the required columns are computed.
+    """The same from the stored states of an earlier forward: only the required columns are
+    computed.
 
-    hidden [A, H], best [A], log_sum [A] of A places; place [B, S]: index of the stored place, -1 for none.
+    hidden [A, H], best [A], log_sum [A] of A places; place [B, S]: index of the stored place, -1
+    for none.
     head: the target's, a linear map [H] -> [V].
     """
 
@@ -57,14 +60,20 @@ class HeadLogits:
     log_sum: Tensor
     place: Tensor
 
-    def at(self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See FullLogits.at. A place that is not stored gives logits of zero and a log-sum-exp of zero."""
+    def at(
+        self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See FullLogits.at. A place that is not stored gives logits of zero and a log-sum-exp of
+        zero.
+        """
         place = self.place[rows, columns]
-        missing, place = place < 0, place.clamp(min=0)
+        missing = place < 0
+        place = place.clamp(min=0)
         bias = None if self.head.bias is None else self.head.bias[vocabulary_ids]
         part = F.linear(self.hidden[place], self.head.weight[vocabulary_ids], bias)
         part = part.to(torch.promote_types(part.dtype, torch.float32))
-        return part.masked_fill_(missing[:, None], 0.0), self.best[place], self.log_sum[place].masked_fill(missing, 0.0)
+        part = part.masked_fill_(missing[:, None], 0.0)
+        return part, self.best[place], self.log_sum[place].masked_fill(missing, 0.0)
 
 
 @dataclass(frozen=True)
@@ -79,10 +88,12 @@ class TargetOutput:
 class TokenBatch:
     """Rows of packed tokens on the training device.
 
-    ids [B, S]. loss_mask [B, S]: 1 on an assistant's tokens. documents [B, S]: index of each token's text,
-    -1 for padding; None if every row is one text. attention_mask [B, S]: 1 on real tokens; None if all are.
-    step: the number of the optimiser step, which seeds an objective's randomness. output: the target's output for
-    these rows, if known. collected: the result of the objective's own `collect`.
+    ids [B, S]. loss_mask [B, S]: 1 on an assistant's tokens. documents [B, S]: index of each
+    token's text, -1 for padding; None if every row is one text. attention_mask [B, S]: 1 on real
+    tokens; None if all are.
+    step: the number of the optimiser step, which seeds an objective's randomness. output: the
+    target's output for these rows, if known. collected: the result of the objective's own
+    `collect`.
     """
 
     ids: Tensor
@@ -98,8 +109,9 @@ class TokenBatch:
 class FrozenTarget:
     """The target in training: a batch in, features and logits out, no gradients.
 
-    model: a transformers causal LM; `tokenizer` is for objectives that write text. taps: which hidden states are
-    features. dtype: of features and `embedding` [V, H], in which the drafter computes; None keeps the model's own.
+    model: a transformers causal LM; `tokenizer` is for objectives that write text. taps: which
+    hidden states are features. dtype: of features and `embedding` [V, H], in which the drafter
+    computes; None keeps the model's own.
     """
 
     model: torch.nn.Module
@@ -111,8 +123,8 @@ class FrozenTarget:
 
     def __post_init__(self):
         self.model.eval().requires_grad_(False)
-        self.head = spread.whole_head(self.model)
-        self.embedding = ranks.whole(self.model.get_input_embeddings().weight.detach())
+        self.head = self.model.get_output_embeddings()
+        self.embedding = self.model.get_input_embeddings().weight.detach()
         self.dtype = self.dtype or self.embedding.dtype
         self.embedding = self.embedding.to(self.dtype)
 
@@ -121,9 +133,11 @@ class FrozenTarget:
         """The batch's stored output, else one forward of the model."""
         if batch.output is not None:
             return batch.output
-        documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
-        positions = packed_positions(documents)  # transformers separates documents where positions restart
-        out = self.model(batch.ids, position_ids=positions, output_hidden_states=list(self.taps), use_cache=False)
+        # transformers separates documents where positions restart
+        positions = packed_positions(documents_of(batch))
+        out = self.model(
+            batch.ids, position_ids=positions, output_hidden_states=list(self.taps), use_cache=False
+        )
         features = torch.cat([out.hidden_states[tap] for tap in self.taps], -1).to(self.dtype)
         return TargetOutput(features, FullLogits(out.logits))
 
@@ -133,69 +147,91 @@ class FrozenTarget:
         return Target(self.model)
 
     @torch.no_grad()
-    def continued(self, batch: TokenBatch, slots: Tensor, drafted: Tensor, caches: list | None = None) -> Tensor:
+    def continued(
+        self, batch: TokenBatch, slots: Tensor, drafted: Tensor, caches: list | None = None
+    ) -> Tensor:
         """The target's output along other continuations of its rows: float32 logits [B, A, K, V].
 
-        slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its document, and the
-        logits at t verify drafted[a, t]. One forward per row, with the text and all of its windows.
-        caches: a list that receives each row's cache, cut to the text up to its last window.
+        slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its
+        document, and the logits at t verify drafted[a, t]. One forward per row, with the text and
+        all of its windows. caches: a list that receives each row's cache, cut to the text up to
+        its last window.
         """
-        documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
-        rows = zip(batch.ids, documents, slots, drafted, strict=True)
-        said, read = zip(*[self._branched(*row) for row in rows], strict=True)
-        if caches is not None:
-            caches.extend(read)
-        return torch.stack(said)
+        documents = documents_of(batch)
+        logits = []
+        for row in range(len(batch.ids)):
+            along, cache = self._branched(batch.ids[row], documents[row], slots[row], drafted[row])
+            logits.append(along)
+            if caches is not None:
+                caches.append(cache)
+        return torch.stack(logits)
 
     @torch.no_grad()
-    def greedy(self, documents: Tensor, places: list, caches: list, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The target's own next tokens int64 [N, count] after N places of a batch, and float32 logits [N, count, V] of each.
+    def greedy(
+        self, documents: Tensor, places: list, caches: list, first: Tensor, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """The target's own next tokens int64 [N, count] after N places, and their logits [N, count,
+        V].
 
-        documents [B, S]: index of each token's text. places: (row, last) of each, the token to continue after. caches:
-        those left by `continued`. first [N, V]: the known logits of the first token. All places advance together:
-        count - 1 forwards of N tokens.
+        documents [B, S]: index of each token's text. places: (row, last) of each, the token to
+        continue after. caches: those left by `continued`. first [N, V]: the known logits of the
+        first token. All places advance together: count - 1 forwards of N tokens.
         """
         logits = [first]
         with self.engine.inference(taps=False) as engine:
-            own = []
+            # 1. every place begins with the keys of its own document
+            branches = []
             for row, last in places:
                 begin = int((documents[row] == documents[row, last]).nonzero()[0])
-                own.append(engine.new_cache(last + 1 - begin + count))
-                own[-1].append(caches[row], begin, last + 1)
+                branch = engine.new_cache(last + 1 - begin + count)
+                branch.append(caches[row], begin, last + 1)
+                branches.append(branch)
+            # 2. one token of all places per forward
             for _ in range(count - 1):
                 tokens = logits[-1].argmax(-1)[:, None]
-                forwards = (TargetForward(engine, *each) for each in zip(tokens, own, strict=True))
-                rows = engine.run_together(list(forwards))
+                forwards = []
+                for token, branch in zip(tokens, branches, strict=True):
+                    forwards.append(TargetForward(engine, token, branch))
+                rows = engine.run_together(forwards)
                 logits.append(torch.cat([row.logits for row in rows]).float())
         along = torch.stack(logits, 1)
         return along.argmax(-1), along
 
-    def _branched(self, ids: Tensor, documents: Tensor, slots: Tensor, drafted: Tensor) -> tuple[Tensor, TreeCache]:
-        """`continued` for one row: the text is the trunk of a tree, and every window is a branch."""
-        (count, width), last = drafted.shape, slots + 1
+    def _branched(
+        self, ids: Tensor, documents: Tensor, slots: Tensor, drafted: Tensor
+    ) -> tuple[Tensor, TreeCache]:
+        """`continued` for one row: the text is the trunk of a tree, windows are its branches."""
+        count, width = drafted.shape
+        last = slots + 1
         length = int(last.max()) + 1
-        ids, documents = ids[:length], documents[:length]
+        ids = ids[:length]
+        documents = documents[:length]
+        # 1. the trunk: tokens see the earlier ones of their own document
         positions = packed_positions(documents[None])[0]
         places = torch.arange(length, device=ids.device)
         trunk = (places <= places[:, None]) & (documents == documents[:, None])
+        # 2. a branch sees its part of the trunk, and itself; its last token is not needed
+        inner = width - 1
         before = (places <= last[:, None]) & (documents == documents[last][:, None])  # [A, length]
-        inner = width - 1  # tokens after a window are not needed
-        among = torch.kron(torch.eye(count), torch.ones(inner, inner).tril()).bool().to(ids.device)
-        ancestors = torch.cat((trunk, before.repeat_interleave(inner, 0)))
-        ancestors = torch.cat((ancestors, torch.cat((trunk.new_zeros(length, count * inner), among))), 1)
+        within = torch.kron(torch.eye(count), torch.ones(inner, inner).tril()).bool().to(ids.device)
+        upper = torch.cat((trunk, trunk.new_zeros(length, count * inner)), 1)
+        lower = torch.cat((before.repeat_interleave(inner, 0), within), 1)
+        ancestors = torch.cat((upper, lower))
+        # 3. positions, and the rows whose logits verify a drafted token
         further = torch.arange(count * inner, device=ids.device).view(count, inner)
         depth = torch.cat((positions, (positions[last, None] + 1 + further[0]).flatten()))
-        wanted = length + further
-        kept, where = torch.cat((last[:, None], wanted), 1).unique(return_inverse=True)
+        verified = torch.cat((last[:, None], length + further), 1)
+        rows, index = verified.unique(return_inverse=True)
         tokens = torch.cat((ids, drafted[:, :inner].flatten()))
         with self.engine.inference(taps=False) as engine:
             cache = engine.new_cache(len(tokens))
-            rows = engine.run(tokens, cache, TreeMask(depth, 0, ancestors), kept)
-        return rows.logits.float()[where], cache
+            output = engine.run(tokens, cache, TreeMask(depth, 0, ancestors), rows)
+        return output.logits.float()[index], cache
 
 
 class Objective(Protocol):
-    """What a drafter is trained for. Implementations are frozen dataclasses, whose fields go into the plan of a run.
+    """What a drafter is trained for. Implementations are frozen dataclasses, whose fields go into
+    the plan of a run.
 
     updates: optimiser steps per `collect`. network: the default kind of network.
     """
@@ -204,18 +240,33 @@ class Objective(Protocol):
     network = "eagle3"
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
-        """Called once with the initial drafter: may change its modules in place, or refuse one that does not fit."""
+        """Called once with the initial drafter: may change its modules in place, or refuse one that
+        does not fit.
+        """
 
-    def measured(self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Objective:
-        """Called once after `prepare`: the objective with fields that must be measured. batches: the first ones."""
+    def measured(
+        self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]
+    ) -> Objective:
+        """Called once after `prepare`: the objective with fields that must be measured. batches:
+        the first ones.
+        """
         return self
 
     def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
-        """Called once per step, before the loss: the batch, with whatever an objective collects with the current weights."""
+        """Called once per step, before the loss: the batch, with whatever an objective collects
+        with the current weights.
+        """
         return batch
 
-    def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
-        """(loss, measures): a scalar with gradient, and numbers for the row of the training curve."""
+    def __call__(
+        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
+    ) -> tuple[Tensor, dict]:
+        """(loss, measures): a scalar with gradient, and numbers for a row of the training curve."""
+
+
+def documents_of(batch: TokenBatch) -> Tensor:
+    """Index of each token's text [B, S]; zeros if every row is one text."""
+    return torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
 
 
 def packed_positions(documents: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """Named objectives and settings of drafter trainings, and the budget of a run.
 
-`cst` is the training-time test itself: continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter
-omits the distance from the target's features, since its states are not features; `hass-eagle1`, `eagle1` and `griffin`
-make networks whose states are. `medusa` and `hydra` teach their heads the text's tokens, later heads with less weight;
-`hydra++` teaches the target's distribution; so do `block`, at every position of a block, and `lm`, a small language model
-(FastDraft's last stage, and DistillSpec on given text). `osd` learns only from the corrected positions of served text, read
-once and in order. `draft_opd` is our reading of an abstract: drafting resumes where verification found errors, and the target
-supervises everything drafted from there, accepted or not.
+`cst` is the training-time test itself: continued supervised training of a trained drafter. `hass`
+on an EAGLE-3 drafter omits the distance from the target's features, since its states are not
+features; `hass-eagle1`, `eagle1` and `griffin` make networks whose states are. `medusa` and `hydra`
+teach their heads the text's tokens, later heads with less weight; `hydra++` teaches the target's
+distribution; so do `block`, at every position of a block, and `lm`, a small language model
+(FastDraft's last stage, and DistillSpec on given text). `osd` learns only from the corrected
+positions of served text, read once and in order. `draft_opd` is our reading of an abstract:
+drafting resumes where verification found errors, and the target supervises everything drafted from
+there, accepted or not.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import get_args, get_type_hints
 
 import torch
 
-from specdec import ranks, runs
+from specdec import runs
 from specdec.errors import SpecdecError, check_fields, check_name
-from specdec.models import drafters, spread
+from specdec.models import drafters
 from specdec.models.load import config_of, own_drafter, placement
 from specdec.policies.base import changed, setting
 from specdec.training.drafter.networks import check_start
@@ -29,10 +31,16 @@ from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
-_PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)  # ours, for small models, which accept less
-_DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
+_PPOW = Ppow(
+    window=6, curriculum_steps=300, epsilon=None
+)  # ours, for small models, which accept less
+_DISTILLED = Ppow(
+    window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0
+)
 _ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
-_HASS = Supervised(LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True)
+_HASS = Supervised(
+    LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True
+)
 _FEATURES = dict(feature_weight=1.0, noise=0.2)
 OBJECTIVES: dict[str, Objective] = {
     "ppow": _PPOW,
@@ -63,13 +71,14 @@ OBJECTIVES: dict[str, Objective] = {
 }  # fmt: skip
 
 
-FRESH = {name: name for name in ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")} | {
-    "hass": "hass-eagle1"
-}  # drafters by name -> their objective
+FRESH = {
+    name: name for name in ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
+} | {"hass": "hass-eagle1"}  # drafters by name -> their objective
 
 
 def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
-    """The objective of this name with some fields changed; "rules.steps" is a nested field. SpecdecError otherwise.
+    """The objective of this name with some fields changed; "rules.steps" is a nested field.
+    SpecdecError otherwise.
 
     seed: for objectives that sample.
 
@@ -78,7 +87,10 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
     """
     objective = OBJECTIVES[check_name("objective", name, OBJECTIVES)]
     given = {"seed": seed} if hasattr(objective, "seed") else {}
-    given |= {field: tuple(value) if isinstance(value, list) else value for field, value in (changes or {}).items()}
+    given |= {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in (changes or {}).items()
+    }
     objective = changed(objective, given)
     check_fields(objective)
     return objective
@@ -93,17 +105,21 @@ class Settings:
 
     draft_vocab_size, intermediate_size: None takes the target's.
     layers: of a block drafter that is fresh or begins as an EAGLE-3 drafter (start_from).
-    fc_norm: "each" norms every tap separately before fc, needed for targets whose taps differ greatly in scale.
+    fc_norm: "each" norms every tap separately before fc, needed for targets whose taps differ
+    greatly in scale.
     steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
     passes: number of passes over a fixed text, with features from disk; steps is None then.
     linear_end: see loop.rate_factor.
-    muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate in that case, default learning_rate.
+    muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate in that case,
+    default learning_rate.
     warm_start: initialise the head with the target's own rows, not at random.
-    average_frac: measure and write the mean of the weights over about this last fraction of the steps so far; 0: the newest.
+    average_frac: measure and write the mean of the weights over about this last fraction of the
+    steps so far; 0: the newest.
             It approximates the result of a falling rate at any time, so the rate stays at its peak.
-    held_out, held_out_frac: this fraction of the conversations is held out, and the drafter measured on at most
-    so many of them at intervals (of a fixed text only).
-    regenerate_chats: number of training conversations that the target answers anew, with at most max_new_tokens per answer.
+    held_out, held_out_frac: this fraction of the conversations is held out, and the drafter
+    measured on at most so many of them at intervals (of a fixed text only).
+    regenerate_chats: number of training conversations that the target answers anew, with at most
+    max_new_tokens per answer.
     regenerated_frac: their share of the training text; the rest is as given.
     """
 
@@ -136,18 +152,15 @@ class Settings:
         if self.fc_norm is not None:
             check_name("fc_norm", self.fc_norm, FC_NORMS)
 
-    @property
-    def grows(self) -> bool:
-        """Whether the text is a list of conversations that can grow."""
-        return self.passes is not None and not self.regenerate_chats
-
     def rate_factor(self, step: int, last_step: int | None) -> float:
         """The learning rate as a fraction of its peak."""
         last_step = None if self.average_frac else last_step
         return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
 
     def is_measured(self, step: int) -> bool:
-        """Whether the drafter is measured before this step: 64, 91, 128, .. steps, two for each doubling."""
+        """Whether the drafter is measured before this step: 64, 91, 128, .. steps, two for each
+        doubling.
+        """
         if step < 64:
             return False
         now, before = (math.floor(2 * math.log2(place / 64)) for place in (step, step - 1))
@@ -158,8 +171,9 @@ class Settings:
 class Continued(Settings):
     """Settings for continuing a trained drafter: measured at even intervals, the best weights kept.
 
-    measure_every: steps between two measurements on held-out text. patience: number of consecutive measurements without
-    improvement that end the run; 0: never. The rate rises over 3 % of the steps, then falls as a cosine to zero.
+    measure_every: steps between two measurements on held-out text. patience: number of consecutive
+    measurements without improvement that end the run; 0: never. The rate rises over 3 % of the
+    steps, then falls as a cosine to zero.
     """
 
     learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
@@ -184,7 +198,8 @@ class Continued(Settings):
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Where features are stored, and how much. limit_gb of 0: nothing is stored, the target runs beside the drafter.
+    """Where features are stored, and how much. limit_gb of 0: nothing is stored, the target runs
+    beside the drafter.
 
     folder: default `features` in the user's cache. Later trainings reuse it, and it can be deleted.
     """
@@ -200,9 +215,9 @@ class CacheConfig:
 class Budget:
     """Duration and place of a training.
 
-    minutes: time limit. steps: number of steps; without either, the preset's number. threads: CPU threads, for the
-    whole process. device: default a GPU if there is one. features: where those of a fixed text are stored.
-    fsdp: several ranks share the target's weights; otherwise each has its own target.
+    minutes: time limit. steps: number of steps; without either, the preset's number. threads: CPU
+    threads, for the whole process. device: default a GPU if there is one. features: where those of
+    a fixed text are stored.
     """
 
     minutes: float | None = None
@@ -211,7 +226,6 @@ class Budget:
     threads: int | None = None
     device: str | None = None
     features: CacheConfig = CacheConfig()
-    fsdp: bool = False
 
     def __post_init__(self):
         check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))  # torch's own limit
@@ -221,33 +235,25 @@ class Budget:
         return self.steps or (None if self.minutes is not None else preset.steps)
 
     def place(self, settings: Settings | None = None) -> torch.device:
-        """The device to train on. Sets the number of threads, and joins the other ranks, if any.
-
-        settings: of a drafter; SpecdecError if several ranks cannot train it.
-        """
-        if settings is not None:
-            ranks.share(range(settings.batch))
-            if self.fsdp and settings.regenerate_chats:
-                raise SpecdecError(
-                    "a target in shares (fsdp) does not write its answers while it trains; write them first with "
-                    "generate-data, give them with --data, and --set regenerate_chats=0."
-                )
+        """The device to train on. Sets the number of threads."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        device = placement("auto", self.device or "auto")[1]
-        if self.fsdp:
-            spread.check_spread(spread.FSDP, device.type)
-        ranks.join(device.type)
-        return device
+        return placement("auto", self.device or "auto")[1]
 
 
 # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
-PAPER = Settings(32000, learning_rate=5e-5, warmup_steps=12_000, linear_end=800_000, muon=False, warm_start=False)
+PAPER = Settings(
+    32000, learning_rate=5e-5, warmup_steps=12_000, linear_end=800_000, muon=False, warm_start=False
+)
 PAPER = replace(PAPER, batch=2, length=2048, steps=800_000)
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
-SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
+SMALL = Settings(
+    1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5
+)
 # For a pretrained target, on its own text.
-PRETRAINED = Settings(8192, fc_norm="each", learning_rate=0.004, head_rate=0.0015, average_frac=0.3, batch=1)
+PRETRAINED = Settings(
+    8192, fc_norm="each", learning_rate=0.004, head_rate=0.0015, average_frac=0.3, batch=1
+)
 PRETRAINED = replace(PRETRAINED, length=1024, steps=None, passes=1, held_out=48)
 PRESETS: dict[str, tuple[Settings, Objective]] = {
     "paper": (PAPER, TrainingTimeTest(RULES["official"])),
@@ -264,27 +270,39 @@ OF_NETWORK = {("pretrained", "griffin"): {"learning_rate": 0.001, "head_rate": 0
 def preset(
     name: str, changes: dict | None = None, unroll: int | None = None, network: str = "eagle3"
 ) -> tuple[Settings, Objective]:
-    """Settings and objective of one of PRESETS, with some settings changed, or another number of unrolled draft steps.
+    """Settings and objective of one of PRESETS, with some settings changed, or another number of
+    unrolled draft steps.
 
     network: the kind to train; some need their own rates (OF_NETWORK), which `changes` overrides.
     """
     settings, objective = PRESETS[check_name("drafter preset", name, PRESETS)]
     if unroll is not None:
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
-    own = OF_NETWORK.get((name, network), {})
-    return runs.configured(settings, type(settings), own | (changes or {})), objective
+    changes = OF_NETWORK.get((name, network), {}) | (changes or {})
+    return runs.configured(settings, type(settings), changes), objective
 
 
 def training_named(
-    system: str, target: str, preset_name: str | None = None, changes=(), start_from=None, *, seed: int = 0, **more
+    system: str,
+    target: str,
+    preset_name: str | None = None,
+    changes=(),
+    start_from=None,
+    *,
+    seed: int = 0,
+    **more,
 ) -> tuple[Settings, Objective, Path | None]:
-    """(settings, objective, start_from) of `train_drafter` for "eagle3", a kind in FRESH, or "ppow", which continues a drafter.
+    """(settings, objective, start_from) of `train_drafter` for "eagle3", a kind in FRESH, or
+    "ppow", which continues a drafter.
 
-    changes: strings NAME=VALUE that change settings of the preset, values as JSON or words. more: unroll (draft steps,
-    eagle3 only), fields (strings NAME=VALUE that change the objective), objective (of ppow; default "ppow"), own_text
-    (whether conversations are given; without them ppow's target writes its answers first). SpecdecError for unknown names.
+    changes: strings NAME=VALUE that change settings of the preset, values as JSON or words. more:
+    unroll (draft steps, eagle3 only), fields (strings NAME=VALUE that change the objective),
+    objective (of ppow; default "ppow"), own_text (whether conversations are given; without them
+    ppow's target writes its answers first). SpecdecError for unknown names.
     """
-    worded = [name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))]
+    worded = [
+        name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))
+    ]
     settings_changes = dict(setting("--set", "passes=2", text, worded) for text in changes)
     fields = dict(setting("--fields", "beta=0.1", text) for text in more.get("fields", ()))
     start_from = Path(start_from) if start_from else None
@@ -292,7 +310,11 @@ def training_named(
         usual = "continued" if more.get("own_text") else "continued-corpus"
         settings, _ = preset(preset_name or usual, settings_changes)
         objective = objective_named(more.get("objective", "ppow"), fields, seed)
-        start = check_start(start_from or own_drafter(target)) if objective.network == "eagle3" else None
+        start = (
+            check_start(start_from or own_drafter(target))
+            if objective.network == "eagle3"
+            else None
+        )
         return settings, objective, start
     if system in FRESH:
         objective = objective_named(FRESH[system], fields, seed)
@@ -304,10 +326,23 @@ def training_named(
 
 
 def _check_kind(start_from: Path | None, network: str) -> None:
-    """SpecdecError for a drafter of another kind than trained, as far as config.json distinguishes kinds."""
-    config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
-    wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
-    found = drafters.kind_of(config) if config else wanted
-    if found != wanted and (found, wanted) != ("eagle3", "block"):  # the one that another kind can begin as
-        why = f"the drafter in {start_from} is of kind {found!r}, not {wanted!r}"
+    """SpecdecError for a drafter of another kind than trained, as far as config.json distinguishes
+    kinds.
+    """
+    if start_from is None:
+        return
+    expected = network.rstrip("+")
+    # some kinds have no mark of their own in config.json
+    if not _marked(expected):
+        expected = "eagle3"
+    kind = drafters.kind_of(config_of(start_from))
+    # a block drafter can begin as an EAGLE-3 drafter
+    if kind != expected and (kind, expected) != ("eagle3", "block"):
+        why = f"the drafter in {start_from} is of kind {kind!r}, not {expected!r}"
         raise SpecdecError(f"{why}; name another.")
+
+
+def _marked(kind: str) -> bool:
+    """Whether config.json says that a drafter is of this kind."""
+    known = drafters.KINDS[kind]
+    return bool(getattr(known, "mark", None) or getattr(known, "marks", None))
