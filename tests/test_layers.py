@@ -15,7 +15,7 @@ PACKAGE = Path(specdec.__file__).resolve().parent
 MAX_FUNCTION_LINES = 60
 
 # A room imports only rooms before it. `core` imports `errors` alone; `report` is imported by `tools` alone.
-ROOMS = """errors later identity ranks machine threads stored runs fanout parallel core models data
+ROOMS = """waiting errors later identity ranks machine threads stored runs fanout parallel core models data
 policies costs replays training evaluation report tools book __main__""".split()
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report"}
