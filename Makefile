@@ -13,7 +13,6 @@
 #   make lab         open the book in JupyterLab, on working copies in runs/lab
 #   make student     write the teaching notebooks without their solutions
 #   make lint        check style, formatting, spelling, phrases to avoid and types
-#   make board       score every controller that ships and those of notebooks/board, and write figures/board.md
 #   make constraints write the installed versions to .github/constraints.txt
 #   make mutants     mutation test: change the package in one place at a time and run its tests; continues if stopped
 #
@@ -49,7 +48,7 @@ NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 # A folder of real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) is used if given or found here.
 reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
 
-.PHONY: help board reproduce test test-browser train book figures controllers lab student lint constraints mutants active model
+.PHONY: help reproduce test test-browser train book figures controllers lab student lint constraints mutants active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -71,9 +70,6 @@ figures: $(READY)
 
 lab: $(READY) model
 	@"$(PYTHON)" -m specdec.book lab $(ARGS)
-
-board: $(READY)
-	@"$(PYTHON)" -c 'from specdec import runs; print(runs.workbook_module("board").make())'
 
 student: $(READY)
 	@"$(PYTHON)" -m specdec.book student $(ARGS)
@@ -101,7 +97,7 @@ train: $(READY) $(if $(filter toy ppow,$(WHAT)),,model)
 
 test: $(READY)
 	@! command -v chromium chromium-browser google-chrome >/dev/null || { $(DRIVER); } || true
-	@"$(PYTHON)" -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 "$(PYTHON)" -m pytest -n auto --dist loadgroup $(ARGS)
 
 test-browser: $(READY)
 	@$(DRIVER)

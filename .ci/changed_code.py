@@ -37,7 +37,9 @@ def changed_code(old: CodeType, new: CodeType) -> list[tuple[CodeType, CodeType]
     return _differing(old, new, at_import=True)
 
 
-def _differing(old: CodeType, new: CodeType, at_import: bool) -> list[tuple[CodeType, CodeType]] | None:
+def _differing(
+    old: CodeType, new: CodeType, at_import: bool
+) -> list[tuple[CodeType, CodeType]] | None:
     nested = [[one for one in code.co_consts if isinstance(one, CodeType)] for code in (old, new)]
     if _own(old) != _own(new) or len(nested[0]) != len(nested[1]):
         return None if at_import else [(old, new)]

@@ -15,14 +15,20 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|<\w[^<>]* (?:src|href)=\"([^\"]+)\"")
+LINK = re.compile(
+    r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|<\w[^<>]* (?:src|href)=\"([^\"]+)\""
+)
 GONE = (404, 410)
 
 
 def files(root: Path) -> list[Path]:
     """Markdown files and notebooks under version control; all there are where git knows nothing."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
-    names = listed.stdout.split("\0") if listed.returncode == 0 else [str(path) for path in root.rglob("*")]
+    names = (
+        listed.stdout.split("\0")
+        if listed.returncode == 0
+        else [str(path) for path in root.rglob("*")]
+    )
     return [root / name for name in sorted(names) if name.endswith((".md", ".ipynb"))]
 
 
@@ -31,7 +37,9 @@ def prose(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
-        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        text = "\n\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+        )
     return re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
 
 
@@ -44,7 +52,11 @@ def anchors(path: Path) -> set[str]:
     """The headings of a file as GitHub and JupyterLab link to them, and places that are named in HTML."""
     titles = re.findall(r"^#+ +(.+?)\s*$", prose(path), re.M)
     plain = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
-    return {*plain, *re.findall(r'<a id="([^"]+)"', prose(path)), *(title.replace(" ", "-") for title in titles)}
+    return {
+        *plain,
+        *re.findall(r'<a id="([^"]+)"', prose(path)),
+        *(title.replace(" ", "-") for title in titles),
+    }
 
 
 def broken(root: Path) -> list[str]:
@@ -56,7 +68,12 @@ def broken(root: Path) -> list[str]:
                 continue
             name, _, heading = link.partition("#")
             goal = (path.parent / name).resolve() if name else path
-            lost = heading and goal.suffix in (".md", ".ipynb") and goal.is_file() and heading not in anchors(goal)
+            lost = (
+                heading
+                and goal.suffix in (".md", ".ipynb")
+                and goal.is_file()
+                and heading not in anchors(goal)
+            )
             if not goal.exists() or lost:
                 found.append(f"{path.relative_to(root)}: {link}")
     return found
@@ -78,7 +95,9 @@ def main(arguments: list[str]) -> int:
     root = Path(__file__).resolve().parents[1]
     found = broken(root)
     if "--outside" in arguments:
-        addresses = sorted({link for path in files(root) for link in links_of(path) if link.startswith("http")})
+        addresses = sorted(
+            {link for path in files(root) for link in links_of(path) if link.startswith("http")}
+        )
         with ThreadPoolExecutor(8) as workers:
             found += filter(None, workers.map(ask, addresses))
     print("\n".join(found) or "All links lead somewhere.")

@@ -38,9 +38,7 @@ import changed_code
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "runs" / "mutants"
-HEAVY = (
-    "torch transformers pandas scipy.stats pyarrow.parquet gymnasium stable_baselines3 hypothesis pydantic pytest yaml"
-)
+HEAVY = "torch transformers pandas scipy.stats pyarrow.parquet gymnasium stable_baselines3 hypothesis pydantic pytest yaml"
 GIB = 1 << 30
 QUIET = ("-q", "-s", "-p", "no:cacheprovider")
 AT_IMPORT = ""  # in place of a test's name: the line ran before any test
@@ -95,22 +93,31 @@ def mutants_of(path: Path, root: Path = ROOT) -> list[Mutant]:
     starts = [0, *itertools.accumulate(len(line) for line in code.splitlines(keepends=True))]
     name, found = path.relative_to(root).as_posix(), {}
     for one in visitor.mutations:
-        old, new = (wrapper.module.code_for_node(node) for node in (one.original_node, one.mutated_node))
+        old, new = (
+            wrapper.module.code_for_node(node) for node in (one.original_node, one.mutated_node)
+        )
         span = spans[one.original_node]
         begin, end = (starts[place.line - 1] + place.column for place in (span.start, span.end))
-        breaks = ["\n" + level * "    " for level in range(10)]  # a node knows nothing of the block it stands in
+        breaks = [
+            "\n" + level * "    " for level in range(10)
+        ]  # a node knows nothing of the block it stands in
         lead = next((lead for lead in breaks if old.replace("\n", lead) == code[begin:end]), None)
         if lead is None:
             continue
         old, new = code[begin:end], new.replace("\n", lead)
         source = code[:begin] + new + code[end:]
         if source not in found and compiles(source):
-            first, last = 1 + code.count("\n", 0, begin), 1 + code.count("\n", 0, begin + len(old.rstrip()))
+            first, last = (
+                1 + code.count("\n", 0, begin),
+                1 + code.count("\n", 0, begin + len(old.rstrip())),
+            )
             rows = (
                 code.splitlines()[first - 1 : last],
                 source.splitlines()[first - 1 : last + new.count("\n") - old.count("\n")],
             )
-            diff = "\n".join(mark + line for mark, lines in zip("-+", rows, strict=True) for line in lines)
+            diff = "\n".join(
+                mark + line for mark, lines in zip("-+", rows, strict=True) for line in lines
+            )
             found[source] = Mutant(name, first, last, diff, source)
     return sorted(found.values(), key=lambda one: (one.first, one.last))
 
@@ -128,10 +135,16 @@ class Served:
 
     def __init__(self, path: Path, source: str, root: Path):
         self.path, self.source = path, source
-        self.name = ".".join(path.relative_to(root).with_suffix("").parts).removeprefix("notebooks.")
+        self.name = ".".join(path.relative_to(root).with_suffix("").parts).removeprefix(
+            "notebooks."
+        )
 
     def find_spec(self, name, path=None, target=None):
-        return importlib.util.spec_from_loader(name, self, origin=str(self.path)) if name == self.name else None
+        return (
+            importlib.util.spec_from_loader(name, self, origin=str(self.path))
+            if name == self.name
+            else None
+        )
 
     def create_module(self, spec):
         return None
@@ -149,7 +162,9 @@ class Chosen:
 
     def pytest_collection_modifyitems(self, config, items):
         dropped = [item for item in items if item.nodeid not in self.durations]
-        items[:] = sorted((item for item in items if item.nodeid in self.durations), key=self._seconds)
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.durations), key=self._seconds
+        )
         config.hook.pytest_deselected(items=dropped)
 
     def _seconds(self, item) -> float:
@@ -167,7 +182,9 @@ class Watched:
         self.coverage, self.tests = coverage, {}
 
     def pytest_collection_modifyitems(self, config, items):
-        clocks = [item for item in items if CLOCKS.search(inspect.getsource(item.function) + item.name)]
+        clocks = [
+            item for item in items if CLOCKS.search(inspect.getsource(item.function) + item.name)
+        ]
         items[:] = [item for item in items if item not in clocks]
         config.hook.pytest_deselected(items=clocks)
 
@@ -195,7 +212,9 @@ def baseline(room: str, root: Path) -> dict:
     """
     import coverage
 
-    watch = coverage.Coverage(data_file=None, include=[str(folder_of(room, root) / "*")], messages=False)
+    watch = coverage.Coverage(
+        data_file=None, include=[str(folder_of(room, root) / "*")], messages=False
+    )
     plugin = Watched(watch)
     watch.start()
     import pytest
@@ -207,7 +226,10 @@ def baseline(room: str, root: Path) -> dict:
     for file in data.measured_files():
         contexts = data.contexts_by_lineno(file)
         name = Path(file).relative_to(root).as_posix()
-        lines[name] = {line: [one for one in ran if one in tests or one == AT_IMPORT] for line, ran in contexts.items()}
+        lines[name] = {
+            line: [one for one in ran if one in tests or one == AT_IMPORT]
+            for line, ran in contexts.items()
+        }
     return {"tests": tests, "lines": lines}
 
 
@@ -227,15 +249,20 @@ def likely(mutant: Mutant, tests: dict[str, float], root: Path) -> dict[str, int
     whole = next((one for one in statements if one.lineno <= mutant.first <= one.end_lineno), None)
     names = [one for one in ast.walk(whole) if isinstance(one, ast.Name)] if whole else []
     defined = [name.id for name in names if isinstance(name.ctx, ast.Store)]
-    words = [re.compile(rf"\b{word}\b") for word in (Path(mutant.path).stem, "|".join(defined) or "(?!)")]
+    words = [
+        re.compile(rf"\b{word}\b") for word in (Path(mutant.path).stem, "|".join(defined) or "(?!)")
+    ]
     texts = {name.split("::")[0] for name in tests}
     marks = {
-        file: sum(bool(word.search((root / file).read_text(encoding="utf-8"))) for word in words) for file in texts
+        file: sum(bool(word.search((root / file).read_text(encoding="utf-8"))) for word in words)
+        for file in texts
     }
     return {name: marks[name.split("::")[0]] for name in tests}
 
 
-def quickest(tests: dict[str, float], seconds: float, first: dict[str, int] | None = None) -> dict[str, float]:
+def quickest(
+    tests: dict[str, float], seconds: float, first: dict[str, int] | None = None
+) -> dict[str, float]:
     """Those that take at most so long together, one at least: those of a high mark in `first`, then the quick ones."""
     ordered = sorted(tests, key=lambda name: (-(first or {}).get(name, 0), tests[name]))
     ends = itertools.accumulate(tests[name] for name in ordered)
@@ -285,7 +312,9 @@ def forked(work, seconds: float, said: Path | None) -> tuple[dict | None, str]:
 
 
 def ending(status: int | None) -> str:
-    late = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL))
+    late = status is None or (
+        os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+    )
     return "timeout" if late else "killed"
 
 
@@ -307,7 +336,10 @@ def outcome(work, tests: dict[str, float]) -> dict:
     """What `work()` found in a process of its own, in at most five times what these tests take."""
     begin = time.monotonic()
     found, why = forked(work, 20 + 5 * sum(tests.values()), STORE / "last.txt")
-    return (found or {"outcome": why}) | {"tests": len(tests), "seconds": round(time.monotonic() - begin, 2)}
+    return (found or {"outcome": why}) | {
+        "tests": len(tests),
+        "seconds": round(time.monotonic() - begin, 2),
+    }
 
 
 class InPlace:
@@ -325,12 +357,15 @@ class InPlace:
         for mutant, tests in self.waiting:
             file = str(self.root / mutant.path)
             codes = [
-                compile(source, file, "exec", dont_inherit=True) for source in (Path(file).read_text(), mutant.source)
+                compile(source, file, "exec", dont_inherit=True)
+                for source in (Path(file).read_text(), mutant.source)
             ]
             pairs = changed_code.changed_code(*codes)
             known = pairs and any(functions.get(changed_code.place(old)) for old, _ in pairs)
             if known and tests and set(tests) <= set(self.items):
-                self.done(mutant, outcome(lambda p=pairs, t=tests: self._run(p, functions, t), tests))
+                self.done(
+                    mutant, outcome(lambda p=pairs, t=tests: self._run(p, functions, t), tests)
+                )
             else:
                 self.other(mutant)
         return True
@@ -344,7 +379,9 @@ class InPlace:
         changed_code.change(pairs, functions)
         items = [self.items[name] for name in sorted(tests, key=tests.get)]
         for item, following in zip(items, [*items[1:], None], strict=True):
-            if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
+            if any(
+                report.failed for report in runtestprotocol(item, log=False, nextitem=following)
+            ):
                 return {"outcome": "killed", "by": item.nodeid}
         return {"outcome": "survived", "by": None}
 
@@ -352,10 +389,15 @@ class InPlace:
 def known_of(room: str, root: Path) -> dict:
     """`baseline`, kept until a file of the room or of its tests changes."""
     files = sorted([*folder_of(room, root).rglob("*.py"), *(root / "tests" / room).rglob("*.py")])
-    key = hashlib.sha256(b"imports" + b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    key = hashlib.sha256(b"imports" + b"".join(file.read_bytes() for file in files)).hexdigest()[
+        :16
+    ]
     kept = STORE / f"{room}-{key}.json"
     if not kept.exists():
-        print(f"running the tests of {room} once, to see which lines each of them reaches ...", flush=True)
+        print(
+            f"running the tests of {room} once, to see which lines each of them reaches ...",
+            flush=True,
+        )
         found, why = forked(lambda: baseline(room, root), 3600, STORE / f"{room}.txt")
         if not found or not found["tests"]:
             raise SystemExit(f"the tests of {room} did not run ({why}); see {STORE / room}.txt")
@@ -374,11 +416,18 @@ def results(again: str = "") -> dict[str, dict]:
         except ValueError:  # the last line of a run that was killed
             continue
         found[record["key"]] = record
-    return {key: record for key, record in found.items() if record["outcome"] not in again.split(",")}
+    return {
+        key: record for key, record in found.items() if record["outcome"] not in again.split(",")
+    }
 
 
 def chosen(rooms: list[str], only: str, sample: int, seed: int, root: Path) -> list[Mutant]:
-    paths = [path for room in rooms for path in sorted(folder_of(room, root).rglob("*.py")) if only in path.name]
+    paths = [
+        path
+        for room in rooms
+        for path in sorted(folder_of(room, root).rglob("*.py"))
+        if only in path.name
+    ]
     found = [mutant for path in paths for mutant in mutants_of(path, root)]
     print(f"{len(found)} mutants of {', '.join(rooms)}", flush=True)
     if 0 < sample < len(found):
@@ -411,10 +460,18 @@ def report(mutants: list[Mutant], done: dict[str, dict]) -> None:
         old = "".join(line[1:] for line in one["diff"].splitlines() if line.startswith("-"))
         reason = why.get((one["path"], squeezed(old)), "")
         explained += bool(reason)
-        print("-" * 80, f"{one['path']}:{one['first']} {one['outcome']}  {reason}", one["diff"], sep="\n")
+        print(
+            "-" * 80,
+            f"{one['path']}:{one['first']} {one['outcome']}  {reason}",
+            one["diff"],
+            sep="\n",
+        )
     print("-" * 80)
     print(f"{explained} of those that nobody noticed have a reason in .ci/survivors.yml.")
-    print(f"{len(records)} of {len(mutants)} tried: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
+    print(
+        f"{len(records)} of {len(mutants)} tried: "
+        + ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
+    )
     if records:
         print(f"noticed: {100 * noticed / len(records):.1f} %")
 
@@ -423,14 +480,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rooms", nargs="+", default=["core"])
     parser.add_argument("--only", default="", help="modules whose file name holds this")
-    parser.add_argument("--sample", type=int, default=0, help="so many of all mutants, drawn with the seed; 0: all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many; the next run goes on")
     parser.add_argument(
-        "--seconds", type=float, default=1e9, help="of tests per mutant, quick ones first; the rest is not asked"
+        "--sample", type=int, default=0, help="so many of all mutants, drawn with the seed; 0: all"
     )
-    parser.add_argument("--again", default="", help="try those again that had this outcome: survived,untested,timeout")
-    parser.add_argument("--list", action="store_true", help="say what is known already and try nothing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="stop after so many; the next run goes on"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1e9,
+        help="of tests per mutant, quick ones first; the rest is not asked",
+    )
+    parser.add_argument(
+        "--again",
+        default="",
+        help="try those again that had this outcome: survived,untested,timeout",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="say what is known already and try nothing"
+    )
     asked = parser.parse_args()
     STORE.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
@@ -462,7 +532,9 @@ def try_all(mutants: list[Mutant], asked) -> None:
     for room in known:
         own = [(mutant, tests[mutant.key]) for mutant in waiting if mutant.room == room]
         seconds = 60 + sum(25 + 5 * sum(tests.values()) for _, tests in own)
-        left, _ = forked(lambda r=room, o=own, k=known[room]: try_in_place(r, o, k, latest), seconds, None)
+        left, _ = forked(
+            lambda r=room, o=own, k=known[room]: try_in_place(r, o, k, latest), seconds, None
+        )
         for number, key in enumerate(left or (), 1):
             if time.monotonic() > latest:
                 return
@@ -470,7 +542,9 @@ def try_all(mutants: list[Mutant], asked) -> None:
             note(mutant, tried(mutant, tests[key], ROOT), f"{number}/{len(left)}")
 
 
-def try_in_place(room: str, waiting: list[tuple[Mutant, dict[str, float]]], known: dict, latest: float) -> list[str]:
+def try_in_place(
+    room: str, waiting: list[tuple[Mutant, dict[str, float]]], known: dict, latest: float
+) -> list[str]:
     """Try what can be tried with the room's tests collected once; the keys of the others."""
     import pytest
 
@@ -478,7 +552,9 @@ def try_in_place(room: str, waiting: list[tuple[Mutant, dict[str, float]]], know
     quick = []
     for mutant, tests in waiting:
         lines = known["lines"].get(mutant.path, {})
-        at_import = any(AT_IMPORT in lines.get(str(line), ()) for line in range(mutant.first, mutant.last + 1))
+        at_import = any(
+            AT_IMPORT in lines.get(str(line), ()) for line in range(mutant.first, mutant.last + 1)
+        )
         left.append(mutant.key) if at_import else quick.append((mutant, tests))
 
     def done(mutant: Mutant, found: dict) -> None:
@@ -487,7 +563,16 @@ def try_in_place(room: str, waiting: list[tuple[Mutant, dict[str, float]]], know
             os._exit(0)
 
     plugin = InPlace(quick, ROOT, done, lambda mutant: left.append(mutant.key))
-    settings = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:terminal", "-p", "no:cacheprovider", "-s"]
+    settings = [
+        "-o",
+        "addopts=",
+        "--import-mode=importlib",
+        "-p",
+        "no:terminal",
+        "-p",
+        "no:cacheprovider",
+        "-s",
+    ]
     pytest.main([*settings, str(ROOT / "tests" / room)], plugins=[plugin])
     return left
 
@@ -498,7 +583,10 @@ def note(mutant: Mutant, found: dict, number: str) -> None:
     record.pop("source")
     with open(STORE / "results.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-    print(f"{number} {mutant.path}:{mutant.first} {found['outcome']} {found.get('seconds', 0):.1f} s", flush=True)
+    print(
+        f"{number} {mutant.path}:{mutant.first} {found['outcome']} {found.get('seconds', 0):.1f} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,10 @@ AVOIDED = {
     r"the rooms|other rooms|rooms? of `?specdec": "folders, modules",
     r"as it were|so to speak|in truth": "leave out",
 }
-PHRASES = {re.compile(rf"\b(?:{phrase})\b".replace(" ", r"\s+"), re.I): better for phrase, better in AVOIDED.items()}
+PHRASES = {
+    re.compile(rf"\b(?:{phrase})\b".replace(" ", r"\s+"), re.I): better
+    for phrase, better in AVOIDED.items()
+}
 SKIPPED = ("figures/", "specdec/weights/")  # written by code
 CODE = re.compile(r"`[^`\n]*`|^```.*?^```", re.S | re.M)
 
@@ -58,24 +61,32 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
         yield 0, CODE.sub(blank, links.prose(path))
     else:
         middle = getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)  # Python 3.12 and newer
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        for token in tokenize.generate_tokens(
+            io.StringIO(path.read_text(encoding="utf-8")).readline
+        ):
             if token.type in (tokenize.COMMENT, tokenize.STRING, middle):
                 yield token.start[0], CODE.sub(blank, token.string)
 
 
 def avoided(root: Path) -> list[str]:
     """'file:line: phrase (better)' for every phrase to avoid."""
-    files = [path for path in links.files(root) if not str(path.relative_to(root)).startswith(SKIPPED)]
+    files = [
+        path for path in links.files(root) if not str(path.relative_to(root)).startswith(SKIPPED)
+    ]
     found = []
     for path in [
         *files,
-        *sorted(path for folder in ("specdec", "notebooks") for path in (root / folder).rglob("*.py")),
+        *sorted(
+            path for folder in ("specdec", "notebooks") for path in (root / folder).rglob("*.py")
+        ),
     ]:
         for line, text in prose(path):
             for phrase, better in PHRASES.items():
                 for match in phrase.finditer(text):
                     at = line + text.count("\n", 0, match.start()) if line else "Markdown"
-                    found.append(f"{path.relative_to(root)}:{at}: {' '.join(match[0].split())} ({better})")
+                    found.append(
+                        f"{path.relative_to(root)}:{at}: {' '.join(match[0].split())} ({better})"
+                    )
     return found
 
 

@@ -1,4 +1,4 @@
-"""specdec: reinforcement learning for speculative decoding, four systems compared under one protocol.
+"""specdec: reinforcement learning for speculative decoding, four systems under one protocol.
 
 Public names are imported on first use, so `import specdec` is cheap.
 """
@@ -6,8 +6,12 @@ Public names are imported on first use, so `import specdec` is cheap.
 from __future__ import annotations
 
 import importlib
+import os
 
-from specdec import waiting  # noqa: F401 - for its effect, before torch is loaded
+# Before torch is loaded: OpenMP's waiting threads sleep soon, since spinning ones make decoding
+# ten times as slow beside another busy process. Settings of the user are respected.
+if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+    os.environ.update(GOMP_SPINCOUNT="3000", KMP_BLOCKTIME="1")
 
 __version__ = "0.1.0"
 
@@ -20,7 +24,7 @@ _MODULES = {
     "core.pair": "Pair",
     "core.decode": "decode stream autoregress chat decode_many",
     "models.target": "Target",
-    "models.load": "load_pair load_drafter register",
+    "models.load": "load_pair load_drafter",
     "models.transformers_generate": "generate",
     "evaluation.lossless": "audit distribution_test",
     "evaluation.bench": "evaluate summary noise_check",

@@ -1,4 +1,4 @@
-"""Makes `python -m specdec` and `torchrun -m specdec` run the command `specdec`."""
+"""Makes `python -m specdec` run the command `specdec`."""
 
 from specdec.tools.cli import main
 

@@ -1,4 +1,4 @@
-"""Makes `python -m specdec.book` the same as `specdec book`: commands, options, exit statuses (`tools.cli`)."""
+"""Makes `python -m specdec.book` the same as `specdec book`."""
 
 import sys
 

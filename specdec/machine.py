@@ -24,7 +24,16 @@ DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
 ENOUGH_CORES = 0.8  # share of the cores needed for meaningful times
 SHORTEST_LOOK_S = 0.3  # the system counts in hundredths of a second
 NOTEBOOKS_VARIABLE = "SPECDEC_NOTEBOOKS"
-PACKAGES = ("specdec", "torch", "transformers", "stable-baselines3", "gymnasium", "numpy", "pandas", "pyarrow")
+PACKAGES = (
+    "specdec",
+    "torch",
+    "transformers",
+    "stable-baselines3",
+    "gymnasium",
+    "numpy",
+    "pandas",
+    "pyarrow",
+)
 
 
 def checkout() -> Path | None:
@@ -132,8 +141,13 @@ def code_hash() -> str:
     the notebooks."""
     folders = [Path(__file__).resolve().parent, *filter(None, [notebooks_folder()])]
     digest = hashlib.sha256()
-    for folder in (folders[0], *(folder / part for folder in folders[1:] for part in ("experiments", "workbook"))):
-        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+    for folder in (
+        folders[0],
+        *(folder / part for folder in folders[1:] for part in ("experiments", "workbook")),
+    ):
+        for path in sorted(
+            path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"
+        ):
             facts = path.stat()
             state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
             digest.update(f"{path.relative_to(folder)}\0{_hash_in_state(path, state)}\n".encode())
@@ -169,7 +183,9 @@ class Neighbours:
 
     def cpus(self) -> float:
         """CPUs kept busy by others since then, on average; NaN if the system does not report it."""
-        all_s, own_s, wall_s = (now - then for now, then in zip(self._spent(), self._begin, strict=True))
+        all_s, own_s, wall_s = (
+            now - then for now, then in zip(self._spent(), self._begin, strict=True)
+        )
         return max(0.0, all_s - own_s) / wall_s if wall_s else float("nan")
 
     def seconds(self) -> float:

@@ -59,7 +59,9 @@ def workbook() -> Path:
     if notebooks is None or not (notebooks / "book.yml").is_file():
         where = f"{notebooks} holds no book.yml" if notebooks else "an installed package has none"
         why = f"this needs the notebooks of a checkout of specdec, and {where}"
-        raise SpecdecError(f"{why}; name their folder with --notebooks FOLDER, or in {machine.NOTEBOOKS_VARIABLE}.")
+        raise SpecdecError(
+            f"{why}; name their folder with --notebooks FOLDER, or in {machine.NOTEBOOKS_VARIABLE}."
+        )
     return notebooks.parent
 
 
@@ -103,7 +105,9 @@ def known_scale(scale: str) -> str:
 def plain_name(name: str) -> str:
     """`name` if it is safe as a file name; SpecdecError otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
-        raise SpecdecError(f"{name!r} cannot name a file; use letters, digits, '.', '_', '+' and '-' only.")
+        raise SpecdecError(
+            f"{name!r} cannot name a file; use letters, digits, '.', '_', '+' and '-' only."
+        )
     return name
 
 
@@ -188,7 +192,9 @@ def _disk_faults_told(path: Path):
 
 _TODO = {  # everything else is treated as a full disk
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable"),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT), "check what is at this path"),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT), "check what is at this path"
+    ),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "check what is at this path"),
 }
 
@@ -199,12 +205,18 @@ def _unwritable(path: Path, error: Exception) -> SpecdecError:
     reason, code = told.strerror or first_line(error), told.errno
     other = Path(told.filename) if isinstance(told.filename, str | Path) else path
     ours = (path, *path.parents)
-    if other not in ours and not any(part.startswith(f".{path.name}.{os.getpid()}.") for part in other.parts):
-        return SpecdecError(f"cannot write {path}, for which {other} is read: {reason}; check that file.")
+    if other not in ours and not any(
+        part.startswith(f".{path.name}.{os.getpid()}.") for part in other.parts
+    ):
+        return SpecdecError(
+            f"cannot write {path}, for which {other} is read: {reason}; check that file."
+        )
     places = (("SPECDEC_CACHE", machine.cache_folder()), ("SPECDEC_HOME", home()))
     named = (f"set {name} to another folder" for name, place in places if place in path.parents)
     advice = f"{_TODO.get(code, 'free the disk')} or {next(named, 'write elsewhere')}"
-    return SpecdecError(f"cannot write {path}: {reason}; {advice}, then run again (what was written before is intact).")
+    return SpecdecError(
+        f"cannot write {path}: {reason}; {advice}, then run again (what was written before is intact)."
+    )
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -246,7 +258,9 @@ def locked(folder: Path, shared: bool = False):
 def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
     """Write `table` as parquet, atomically; `metadata` (small JSON) goes into the file's schema under b'specdec'."""
     columns = pa.Table.from_pandas(table, preserve_index=False)
-    columns = columns.replace_schema_metadata({**(columns.schema.metadata or {}), b"specdec": canonical(metadata)})
+    columns = columns.replace_schema_metadata(
+        {**(columns.schema.metadata or {}), b"specdec": canonical(metadata)}
+    )
     with atomic(path) as temporary:
         pq.write_table(columns, temporary)
     return Path(path)
@@ -266,7 +280,9 @@ def read_yaml(path: Path):
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        told = ValueError(" ".join(str(error).split())) if isinstance(error, yaml.YAMLError) else error
+        told = (
+            ValueError(" ".join(str(error).split())) if isinstance(error, yaml.YAMLError) else error
+        )
         missing = "check the path, or run from a checkout of specdec"
         raise unreadable(path, told, "YAML", "correct it", missing) from error
 
@@ -296,7 +312,9 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
         return {"class": type(value).__name__, **fields}
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
@@ -336,7 +354,9 @@ def configured(config, cls, settings: dict):
     Config(seed=1, limit=2)
     """
     if config is not None and not isinstance(config, cls):
-        raise SpecdecError(f"settings are given by name or as one {cls.__name__}, not as {config!r}.")
+        raise SpecdecError(
+            f"settings are given by name or as one {cls.__name__}, not as {config!r}."
+        )
     fields = [field.name for field in dataclasses.fields(cls)]
     for name in settings:
         check_name("setting", name, fields)
@@ -347,7 +367,7 @@ def configured(config, cls, settings: dict):
 
 
 def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown], Shown]:
-    """A decorator: the signature and help of a function that ends in `**settings` list every setting by name.
+    """A decorator: the signature of a function that ends in `**settings` lists every setting by name.
 
     config: the dataclass with the settings as fields, or an instance, whose values are then shown as defaults.
     without: fields that the function does not take. The function itself is unchanged.
@@ -361,37 +381,33 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown
     "(config: 'Config | None' = None, *, seed: 'int' = 0)"
     """
     cls = config if isinstance(config, type) else type(config)
-    said = {name: text for base in reversed(cls.__mro__[:-1]) for name, text in _said_of_fields(base)}
 
-    def shown(function: Shown) -> Shown:
+    def decorate(function: Shown) -> Shown:
         signature = inspect.signature(function)
-        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        taken = {one.name for one in own} | set(without)
-        fields = [field for field in dataclasses.fields(cls) if field.name not in taken]
-        settings = [_parameter(field, config) for field in fields]
-        shorts = [f"    {one.name}: {one.annotation} = {one.default!r}{said.get(one.name, '')}" for one in settings]
-        function.__signature__ = signature.replace(parameters=own + settings)  # type: ignore[attr-defined]
-        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", f"Settings of {cls.__name__}:", *shorts])
+        parameters = []
+        for parameter in signature.parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                parameters.append(parameter)
+        names = {parameter.name for parameter in parameters} | set(without)
+        for field in dataclasses.fields(cls):
+            if field.name not in names:
+                parameters.append(_parameter(field, config))
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function
 
-    return shown
+    return decorate
 
 
 def _parameter(field: dataclasses.Field, config: Any) -> inspect.Parameter:
-    """A field of a dataclass as an argument by name, with the value of `config`, or the class's, as its default."""
-    default = getattr(config, field.name, field.default)  # fields with a default factory have no class attribute
+    """A dataclass field as an argument by name, with the value of `config` as its default."""
+    # fields with a default factory have no class attribute
+    default = getattr(config, field.name, field.default)
     if default is dataclasses.MISSING:
-        default = field.default_factory() if callable(field.default_factory) else inspect.Parameter.empty
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
-
-
-def _said_of_fields(cls: type) -> list[tuple[str, str]]:
-    """(name, sentence) of the fields with a trailing comment; empty without the source."""
-    try:
-        source = inspect.getsource(cls)
-    except (OSError, TypeError):
-        return []
-    return re.findall(r"^    (\w+): .*(  # .+)$", source, flags=re.MULTILINE)
+        default = inspect.Parameter.empty
+        if callable(field.default_factory):
+            default = field.default_factory()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(field.name, kind, default=default, annotation=field.type)
 
 
 def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:
@@ -406,9 +422,16 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
     run = Run(runs_dir(scale) / f"{name}-{key[:12]}", name, scale, key)
     session = {"started": _now(), "process": os.getpid(), **machine.fingerprint()}
     with locked(run.directory):
-        record = run.record() if run.path("run.json").is_file() else {**run.label(), "config": config, "sessions": []}
+        record = (
+            run.record()
+            if run.path("run.json").is_file()
+            else {**run.label(), "config": config, "sessions": []}
+        )
         _sweep(run.directory)
-        write_json(run.path("run.json"), {**record, "sessions": [*record["sessions"], session], "finished": None})
+        write_json(
+            run.path("run.json"),
+            {**record, "sessions": [*record["sessions"], session], "finished": None},
+        )
     return run
 
 
@@ -422,8 +445,15 @@ def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:
     """All finished runs of this name, newest first; with `shipped`, followed by those that came with the checkout."""
     found: dict[str, Run] = {}
     for place in (shipped_dir(),) if shipped else (runs_dir(scale), shipped_dir()):
-        records = [(read_json(path, RunFile), path.parent) for path in place.glob(f"{plain_name(name)}-*/run.json")]
-        finished = [one for one in records if (one[0]["name"], one[0]["scale"]) == (name, scale) and one[0]["finished"]]
+        records = [
+            (read_json(path, RunFile), path.parent)
+            for path in place.glob(f"{plain_name(name)}-*/run.json")
+        ]
+        finished = [
+            one
+            for one in records
+            if (one[0]["name"], one[0]["scale"]) == (name, scale) and one[0]["finished"]
+        ]
         for record, folder in sorted(finished, key=lambda one: one[0]["finished"], reverse=True):
             found.setdefault(record["key"], Run(folder, name, scale, record["key"]))
     return list(found.values())
@@ -441,7 +471,9 @@ class Run:
     def __repr__(self) -> str:
         """One line: a notebook's last cell shows it."""
         record = self.record() if self.path("run.json").is_file() else {}
-        results = "".join(f", {name} {value}" for name, value in (record.get("results") or {}).items())
+        results = "".join(
+            f", {name} {value}" for name, value in (record.get("results") or {}).items()
+        )
         state = f"finished{results}" if record.get("finished") else "not finished"
         return f"run {self.directory.name} ({self.scale}): {state}"
 
@@ -473,7 +505,9 @@ class Run:
         used = {name: value for name, value in machine.torch_state().items() if value is not None}
         with locked(self.directory):
             record = self.record()
-            own = [one for one in record["sessions"] if one.get("process", os.getpid()) == os.getpid()]
+            own = [
+                one for one in record["sessions"] if one.get("process", os.getpid()) == os.getpid()
+            ]
             for session in own[-1:]:
                 session |= used
             write_json(self.path("run.json"), {**record, "finished": _now(), "results": results})
@@ -495,7 +529,9 @@ class Shards:
 
     def done(self) -> list[int]:
         """Numbers of the complete shards, ascending. SpecdecError for a foreign file."""
-        numbers = {path: path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet")}
+        numbers = {
+            path: path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet")
+        }
         if foreign := [path for path, number in numbers.items() if not number.isdecimal()]:
             raise SpecdecError(f"{foreign[0]} is no shard of this table; move it elsewhere.")
         return sorted(map(int, numbers.values()))

@@ -21,7 +21,10 @@ from typing_extensions import TypedDict  # typing's own lacks what pydantic need
 from specdec import machine
 from specdec.errors import SpecdecError, check_text, first_line, unreadable
 
-CHECKSUM, FILES = "checksum", "files"  # of the file itself; of associated files, by their paths below its folder
+CHECKSUM, FILES = (
+    "checksum",
+    "files",
+)  # of the file itself; of associated files, by their paths below its folder
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
 Size = NotRequired[Positive | None]
@@ -59,31 +62,58 @@ TraceFile = TypedDict(  # trace.json; a recording holds no rank above 32766
         "trees": NotRequired[list[Positive]],
         "family": NotRequired[list[Positive]],
         "most_nodes": Annotated[int, Ge(1), Le(32766)],
-        "columns": dict[str, list[str | dict]],  # strings in older ones, see `replays.columns.column_of`
+        "columns": dict[
+            str, list[str | dict]
+        ],  # strings in older ones, see `replays.columns.column_of`
         **_SEALED,
     },
 )
 DrafterFile = TypedDict(  # config.json of an EAGLE drafter, in all its layouts
     "DrafterFile",
     {
-        **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), Size),
-        **dict.fromkeys(("vocab_size", "draft_vocab_size", "truncated_vocab_size", "target_hidden_size"), Size),
         **dict.fromkeys(
-            ("num_aux_hidden_states", "medusa_num_layers", "hydra_num_layers", "para_depths", "block_size"), Size
+            ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), Size
+        ),
+        **dict.fromkeys(
+            ("vocab_size", "draft_vocab_size", "truncated_vocab_size", "target_hidden_size"), Size
+        ),
+        **dict.fromkeys(
+            (
+                "num_aux_hidden_states",
+                "medusa_num_layers",
+                "hydra_num_layers",
+                "para_depths",
+                "block_size",
+            ),
+            Size,
         ),
         **dict.fromkeys(("rms_norm_eps", "rope_theta"), Number),
-        **dict.fromkeys(("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm", "bias", "qkv_bias"), Flag),
+        **dict.fromkeys(
+            (
+                "norm_before_residual",
+                "norm_output",
+                "norm_before_fc",
+                "fc_norm",
+                "bias",
+                "qkv_bias",
+            ),
+            Flag,
+        ),
         **dict.fromkeys(("attention_bias", "mlp_bias"), Flag),
         "architectures": NotRequired[list[str] | None],
         "eagle_aux_hidden_state_layer_ids": NotRequired[list[int] | None],
-        **dict.fromkeys(("eagle_config", "speculators_config", "transformer_layer_config"), NotRequired[dict | None]),
+        **dict.fromkeys(
+            ("eagle_config", "speculators_config", "transformer_layer_config"),
+            NotRequired[dict | None],
+        ),
         **dict.fromkeys(("rope_parameters", "rope_scaling"), NotRequired[dict | None]),
     },
 )
 
 
 TargetFile = TypedDict(  # config.json of a causal LM: the fields whose wrong values give another model or none
-    "TargetFile", dict.fromkeys(("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"), Size)
+    "TargetFile",
+    dict.fromkeys(("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"), Size),
 )
 TextsFile = TypedDict(  # texts.json beside a recording for display
     "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **_SEALED}
@@ -137,8 +167,15 @@ def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
     except pydantic.ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         raise SpecdecError(f"{where}: {_said(error)}; {advice}.") from None
-    except (TypeError, LookupError, ArithmeticError, AttributeError) as error:  # from a dataclass's own checks
-        raise SpecdecError(f"{where}: the fields contradict each other ({first_line(error)}); {advice}.") from error
+    except (
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+    ) as error:  # from a dataclass's own checks
+        raise SpecdecError(
+            f"{where}: the fields contradict each other ({first_line(error)}); {advice}."
+        ) from error
 
 
 @functools.cache
@@ -162,7 +199,9 @@ def _said(error: dict) -> str:
     return f"{place or 'it'}: {expected.replace('input should', 'should')}, got {shown[:60]}{'...' * (len(shown) > 60)}"
 
 
-def read_json(path: Path, schema: type | None = None, advice: str = "delete it and run again", version=None) -> Any:
+def read_json(
+    path: Path, schema: type | None = None, advice: str = "delete it and run again", version=None
+) -> Any:
     """A JSON file, checked against its schema. SpecdecError if it is missing, damaged or of other content.
 
     version: the number that its "schema" must have. A checksum in the file is compared with its content.
@@ -176,9 +215,13 @@ def read_json(path: Path, schema: type | None = None, advice: str = "delete it a
         return value
     value = checked(schema, value, path, advice)
     if version is not None and value["schema"] != version:
-        raise SpecdecError(f"{path} was written with schema {value['schema']}, this is {version}; {advice}.")
+        raise SpecdecError(
+            f"{path} was written with schema {value['schema']}, this is {version}; {advice}."
+        )
     if isinstance(value, dict) and value.get(CHECKSUM) not in (None, digest(value)):
-        raise SpecdecError(f"{path} has changed since it was written: its checksum is another; {advice}.")
+        raise SpecdecError(
+            f"{path} has changed since it was written: its checksum is another; {advice}."
+        )
     return value
 
 
@@ -203,14 +246,19 @@ def json_line(text: str, where: str, advice: str) -> Any:
 
 def sealed(record: dict, folder: Path, files=()) -> dict:
     """`record` (JSON types), with the sha256 of `files` below `folder` and a checksum over everything."""
-    record = {**record, FILES: {str(name): machine.file_hash(Path(folder) / name) for name in files}}
+    record = {
+        **record,
+        FILES: {str(name): machine.file_hash(Path(folder) / name) for name in files},
+    }
     return {**record, CHECKSUM: digest(record)}
 
 
 def digest(record: dict) -> str:
     """sha256 of a record without its checksum, independent of key order."""
     content = {name: value for name, value in record.items() if name != CHECKSUM}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def check_file(record: dict, folder: Path, name: str, advice: str) -> Path:
@@ -219,7 +267,9 @@ def check_file(record: dict, folder: Path, name: str, advice: str) -> Path:
     if not path.is_file():
         raise SpecdecError(f"there is no file {path}, which belongs to {folder}; {advice}.")
     if expected is not None and machine.file_hash(path) != expected:
-        raise SpecdecError(f"{path} has changed since it was written: its sha256 is another; {advice}.")
+        raise SpecdecError(
+            f"{path} has changed since it was written: its sha256 is another; {advice}."
+        )
     return path
 
 
@@ -239,7 +289,9 @@ def is_code(path: Path, error: Exception) -> bool:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as parts:
-                content = b"".join(parts.read(name) for name in parts.namelist() if name.endswith("data.pkl"))
+                content = b"".join(
+                    parts.read(name) for name in parts.namelist() if name.endswith("data.pkl")
+                )
         else:
             with open(path, "rb") as stream:
                 content = stream.read(1 << 20)

@@ -21,7 +21,9 @@ SERVER = multiprocessing.get_context("forkserver")
 def server():
     paths = [Path(__file__).parent, machine.checkout() / "notebooks", machine.checkout()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
+        )
         SERVER.set_forkserver_preload(["crashing"])
         started(time.sleep, 0).join()
 
@@ -45,11 +47,19 @@ def found(process, output: Path) -> list:
     return json.loads(output.read_text())
 
 
-@pytest.mark.parametrize(("parts", "kills"), [(1, 2), pytest.param(5, 10, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("parts", "kills"), [(1, 2), pytest.param(5, 10, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("job", crashing.JOBS)
 def test_two_and_fifty_kills(tmp_path, job, parts, kills):
-    for part in range(parts):  # a run that has ended cannot be killed any more: ten moments in each of five
-        begin, whole, home = time.monotonic(), tmp_path / f"whole {part}", tmp_path / f"killed {part}"
+    for part in range(
+        parts
+    ):  # a run that has ended cannot be killed any more: ten moments in each of five
+        begin, whole, home = (
+            time.monotonic(),
+            tmp_path / f"whole {part}",
+            tmp_path / f"killed {part}",
+        )
         expected = found(*start(job, whole))
         usual_s, draw, ends = time.monotonic() - begin, random.Random(kills), []
         for _ in range(kills):
@@ -58,9 +68,13 @@ def test_two_and_fifty_kills(tmp_path, job, parts, kills):
             process.kill()
             process.join()
             ends.append(process.exitcode)
-        assert set(ends) <= {-signal.SIGKILL, 0}, ends  # one that had ended already cannot be killed
+        assert set(ends) <= {-signal.SIGKILL, 0}, (
+            ends
+        )  # one that had ended already cannot be killed
         assert found(*start(job, home)) == expected
-        assert not [path for path in home.rglob(".*.tmp") if path.stat().st_mtime < time.time() - 3600]
+        assert not [
+            path for path in home.rglob(".*.tmp") if path.stat().st_mtime < time.time() - 3600
+        ]
 
 
 @pytest.mark.nightly

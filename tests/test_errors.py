@@ -19,7 +19,13 @@ from specdec.policies.resps import RespsConfig
 from specdec.policies.value import ValueConfig
 from specdec.replays.columns import read_columns
 from specdec.training.controllers import train_ltd
-from specdec.training.drafter.presets import Budget, CacheConfig, Continued, Settings, objective_named
+from specdec.training.drafter.presets import (
+    Budget,
+    CacheConfig,
+    Continued,
+    Settings,
+    objective_named,
+)
 from specdec.training.env import LiveSource, ReplaySource, Reward
 from specdec.training.loop import read_checkpoint
 from specdec.training.value import ms_per_tok, train_value
@@ -45,14 +51,18 @@ def test_warnings_of_public_functions_too_point_at_who_calls_or_the_outermost(mo
         with pytest.warns(UserWarning) as caught:
             call()
         assert Path(caught[0].filename) == HERE, caught[0].message
-    monkeypatch.setattr("specdec.errors.__file__", str(Path("/errors.py")))  # everything lies in the package then
+    monkeypatch.setattr(
+        "specdec.errors.__file__", str(Path("/errors.py"))
+    )  # everything lies in the package then
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn("look")
     assert len(caught) == 1
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged_and_one_that_another_is_made_of_is_named(tmp_path):
+def test_a_file_that_cannot_be_read_is_not_called_damaged_and_one_that_another_is_made_of_is_named(
+    tmp_path,
+):
     (tmp_path / "folder").mkdir()
     (tmp_path / "junk").write_bytes(b"\x00{\xff")
     for reader in [stored.read_json, runs.read_yaml, read_columns, read_checkpoint, read_weights]:
@@ -67,7 +77,10 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged_and_one_that_another_i
     with pytest.raises(SpecdecError, match="for which .*nowhere is read"):
         with runs.atomic(tmp_path / "file"):
             Path("/nowhere").stat()
-    assert first_line(ValueError("a field is wrong:\n  expected int\nmore")) == "a field is wrong: expected int"
+    assert (
+        first_line(ValueError("a field is wrong:\n  expected int\nmore"))
+        == "a field is wrong: expected int"
+    )
 
 
 def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch):
@@ -92,7 +105,17 @@ def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch):
 
 def test_settings_of_trainings_and_prices_of_answers_are_checked_when_they_are_given(home):
     for config, spoiled in [
-        (PPOConfig, dict(learning_rate=math.nan, gamma=1.5, n_steps=0, pi=(-1,), activation=3, linear_decay="no")),
+        (
+            PPOConfig,
+            dict(
+                learning_rate=math.nan,
+                gamma=1.5,
+                n_steps=0,
+                pi=(-1,),
+                activation=3,
+                linear_decay="no",
+            ),
+        ),
         (RespsConfig, dict(interval=-1, temperature=math.inf, totals=(8, math.nan))),
         (DepthConfig, dict(depth=-3, stride=1.5)),
         (SizeConfig, dict(sizes=(-1,), drafted="all")),
@@ -100,7 +123,12 @@ def test_settings_of_trainings_and_prices_of_answers_are_checked_when_they_are_g
         (RadarConfig, dict(alpha=-1.0, held_out_frac=2.0, batch=0, continue_bias=math.nan)),
         (ValueConfig, dict(noise=math.nan, ensemble=0, dropout=7.0)),
         (Reward, dict(unit_ms=0.0, rate=math.nan, laps="draft_ms")),
-        (Settings, dict(batch=0, steps=0, passes=0, learning_rate=-1.0, betas=(2.0, 0.5), held_out_frac=1.5)),
+        (
+            Settings,
+            dict(
+                batch=0, steps=0, passes=0, learning_rate=-1.0, betas=(2.0, 0.5), held_out_frac=1.5
+            ),
+        ),
         (Continued, dict(measure_every=0, length=0)),
         (Budget, dict(minutes=math.nan, steps=0, seed=10**40)),
         (CacheConfig, dict(limit_gb=math.nan)),

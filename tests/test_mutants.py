@@ -48,7 +48,9 @@ def test_what_a_test_notices_is_killed(module):
     outcomes = {}
     for one in mutants.mutants_of(module, root):
         if one.first in (3, 4):
-            outcomes[one.diff] = mutants.tried(one, {"test_sums.py::test_total": 0.1}, root)["outcome"]
+            outcomes[one.diff] = mutants.tried(one, {"test_sums.py::test_total": 0.1}, root)[
+                "outcome"
+            ]
     assert outcomes.pop("-    return first + second\n+    return first - second") == "killed"
     assert set(outcomes.values()) == {"survived"} and len(outcomes) >= 2
     assert module.read_text() == MODULE
@@ -62,8 +64,13 @@ def test_functions_are_changed_in_place(module):
 
     def in_place() -> list:
         outcomes, left = {}, []
-        told = (lambda one, outcome: outcomes.update({one.key: outcome["outcome"]})), lambda one: left.append(one.key)
-        mutants.run_pytest(["test_sums.py"], mutants.InPlace([(one, tests) for one in found], root, *told))
+        told = (
+            (lambda one, outcome: outcomes.update({one.key: outcome["outcome"]})),
+            lambda one: left.append(one.key),
+        )
+        mutants.run_pytest(
+            ["test_sums.py"], mutants.InPlace([(one, tests) for one in found], root, *told)
+        )
         return [outcomes, left]
 
     (outcomes, left), _ = mutants.forked(in_place, 60, said)
@@ -76,7 +83,10 @@ def test_functions_are_changed_in_place(module):
 
 
 def test_inner_functions_change_with_their_makers_and_quick_tests_fill_the_time():
-    old, new = (f"def outer(a):\n    def inner(b):\n        return a {sign} b\n    return inner\n" for sign in "+-")
+    old, new = (
+        f"def outer(a):\n    def inner(b):\n        return a {sign} b\n    return inner\n"
+        for sign in "+-"
+    )
     names = {}
     exec(compile(old, "/somewhere/both.py", "exec"), names)
     made_before = names["outer"](5)
@@ -85,7 +95,10 @@ def test_inner_functions_change_with_their_makers_and_quick_tests_fill_the_time(
     assert [before.co_name for before, _ in pairs] == ["outer", "inner"]
     changed_code.change(pairs, changed_code.live_functions("/somewhere"))
     assert names["outer"](5)(2) == 3 and made_before(2) == 3
-    assert changed_code.changed_code(*(compile(f"x = {one}", "m", "exec") for one in (1, True))) is None
+    assert (
+        changed_code.changed_code(*(compile(f"x = {one}", "m", "exec") for one in (1, True)))
+        is None
+    )
     pytest.raises(LookupError, changed_code.change, pairs, {}).match("outer")
     assert mutants.quickest({"a": 3.0, "b": 1.0, "c": 2.0}, 3.5) == {"b": 1.0, "c": 2.0}
     assert mutants.quickest({"a": 3.0}, 1.0) == {"a": 3.0} and mutants.quickest({}, 1.0) == {}
@@ -94,12 +107,18 @@ def test_inner_functions_change_with_their_makers_and_quick_tests_fill_the_time(
 
 def test_tests_that_name_what_changes_come_first(module):
     root = module.parents[1]
-    for name, text in (("both", "from room import sums, SIZES"), ("one", "sums"), ("none", "assumes")):
+    for name, text in (
+        ("both", "from room import sums, SIZES"),
+        ("one", "sums"),
+        ("none", "assumes"),
+    ):
         (root / f"{name}.py").write_text(text)
     last = len(MODULE.splitlines()) + 1
     change = mutants.Mutant("room/sums.py", last, last, "", "")
     module.write_text(MODULE + "SIZES = 1, 2\n")
-    marks = mutants.likely(change, dict.fromkeys(("both.py::a", "one.py::a", "none.py::a"), 1.0), root)
+    marks = mutants.likely(
+        change, dict.fromkeys(("both.py::a", "one.py::a", "none.py::a"), 1.0), root
+    )
     assert marks == {"both.py::a": 2, "one.py::a": 1, "none.py::a": 0}
 
 
@@ -115,17 +134,28 @@ def test_what_hangs_is_stopped(tmp_path):
 def test_what_survives_is_listed_with_a_reason_as_long_as_its_line_is_there():
     listed = mutants.survivors()
     assert len(listed) > 100 and all(len(reason) > 10 for reason in listed.values())
-    modules = {path: mutants.squeezed((mutants.ROOT / path).read_text(encoding="utf-8")) for path, _ in listed}
+    modules = {
+        path: mutants.squeezed((mutants.ROOT / path).read_text(encoding="utf-8"))
+        for path, _ in listed
+    }
     gone = [f"{path}: {line}" for path, line in listed if line not in modules[path]]
     assert not gone, "the line has changed: take it out of .ci/survivors.yml"
 
 
 def test_the_report_counts_those_with_a_reason(module, capsys, monkeypatch):
     two = [one for one in mutants.mutants_of(module, module.parents[1]) if "first" in one.diff][:2]
-    done = {one.key: {"path": one.path, "first": one.first, "diff": one.diff, "outcome": "survived"} for one in two}
+    done = {
+        one.key: {"path": one.path, "first": one.first, "diff": one.diff, "outcome": "survived"}
+        for one in two
+    }
     old = "".join(line[1:] for line in two[0].diff.splitlines() if line.startswith("-"))
-    monkeypatch.setattr(mutants, "survivors", lambda: {(two[0].path, mutants.squeezed(old)): "it does not matter"})
+    monkeypatch.setattr(
+        mutants, "survivors", lambda: {(two[0].path, mutants.squeezed(old)): "it does not matter"}
+    )
     mutants.report(two[:1], done)
     said = capsys.readouterr().out
-    assert "survived  it does not matter" in said and "1 of those that nobody noticed have a reason" in said
+    assert (
+        "survived  it does not matter" in said
+        and "1 of those that nobody noticed have a reason" in said
+    )
     assert "1 of 1 tried: 1 survived\nnoticed: 0.0 %" in said

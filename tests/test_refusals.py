@@ -8,11 +8,15 @@ from refusals import Given
 
 from specdec.errors import SpecdecError
 
-ROOMS = sorted(path.stem for path in Path(__file__).parent.glob("refusals/*.py") if path.stem != "__init__")
+ROOMS = sorted(
+    path.stem for path in Path(__file__).parent.glob("refusals/*.py") if path.stem != "__init__"
+)
 ROWS = [(room, row) for room in ROOMS for row in importlib.import_module(f"refusals.{room}").ROWS]
 
 
-@pytest.mark.parametrize("row", [row for _, row in ROWS], ids=[f"{room}: {row.name}" for room, row in ROWS])
+@pytest.mark.parametrize(
+    "row", [row for _, row in ROWS], ids=[f"{room}: {row.name}" for room, row in ROWS]
+)
 def test_bad_input_gets_one_sentence(row, home):
     with pytest.raises(row.error) as caught:
         row.call(Given(home))

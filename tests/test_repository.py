@@ -14,8 +14,13 @@ import specdec
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WORKFLOWS = {path.name: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
-FORMS = sorted(set((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")) - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"})
+WORKFLOWS = {
+    path.name: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+}
+FORMS = sorted(
+    set((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"}
+)
 
 
 def test_versions_are_said_once_exact_and_installed():
@@ -32,7 +37,9 @@ def test_versions_are_said_once_exact_and_installed():
         asked = Requirement(line)
         assert asked.specifier.contains(pinned[asked.name.replace("_", "-")]), line
     makefile = (ROOT / "Makefile").read_text()
-    installs = [line for line in makefile.splitlines() if "pip install" in line and not line.startswith("#")]
+    installs = [
+        line for line in makefile.splitlines() if "pip install" in line and not line.startswith("#")
+    ]
     assert len(installs) == 1 and "-c $(CONSTRAINTS)" in installs[0]
     assert "CONSTRAINTS = .github/constraints.txt" in makefile
 
@@ -48,20 +55,28 @@ def test_workflows_and_guides_name_what_is_there():
         assert command in runs, command
     asked = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["python"]
     prefix = "Programming Language :: Python :: 3."
-    assert [prefix + version[2:] for version in asked] == [c for c in PROJECT["classifiers"] if c.startswith(prefix)]
+    assert [prefix + version[2:] for version in asked] == [
+        c for c in PROJECT["classifiers"] if c.startswith(prefix)
+    ]
     guide = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:specdec|tests|notebooks|figures|\.github)/[\w./*-]+)", guide)
-    assert len(named) > 15 and all(list(ROOT.glob(name.rstrip("/").replace("NAME", "*"))) for name in named)
+    assert len(named) > 15 and all(
+        list(ROOT.glob(name.rstrip("/").replace("NAME", "*"))) for name in named
+    )
     for file, listed in re.findall(r"`([\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", guide):
         for name in re.findall(r"\w+", listed):
-            assert re.search(rf"^ *(?:def |class )?{name}\b", (ROOT / file).read_text(), re.M), f"{file} has no {name}"
+            assert re.search(rf"^ *(?:def |class )?{name}\b", (ROOT / file).read_text(), re.M), (
+                f"{file} has no {name}"
+            )
 
 
 def test_workflows_are_careful_and_issue_forms_ask_for_something():
     for name in WORKFLOWS:
         workflow = yaml.safe_load(WORKFLOWS[name])
         assert workflow["permissions"] == {"contents": "read"}
-        assert all("timeout-minutes" in job and "runs-on" in job for job in workflow["jobs"].values())
+        assert all(
+            "timeout-minutes" in job and "runs-on" in job for job in workflow["jobs"].values()
+        )
         for step in steps(WORKFLOWS[name]):
             assert ("uses" in step) != ("run" in step)
             assert "@" in step.get("uses", "@") and "${{ github.event" not in step.get("run", "")
@@ -69,7 +84,9 @@ def test_workflows_are_careful_and_issue_forms_ask_for_something():
         form = yaml.safe_load(path.read_text())
         assert {"name", "description", "body"} <= set(form)
         ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-        assert len(ids) == len(set(ids)) and any(part.get("validations", {}).get("required") for part in form["body"])
+        assert len(ids) == len(set(ids)) and any(
+            part.get("validations", {}).get("required") for part in form["body"]
+        )
 
 
 def test_links_lead_somewhere_and_broken_ones_are_seen(tmp_path):

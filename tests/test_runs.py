@@ -20,7 +20,9 @@ from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 
-Settings = dataclasses.make_dataclass("Settings", [("seed", int, 0), ("limit", int, 4)], frozen=True)
+Settings = dataclasses.make_dataclass(
+    "Settings", [("seed", int, 0), ("limit", int, 4)], frozen=True
+)
 ROWS = pd.DataFrame({"prompt": ["a", "b"], "new_tok": [3, 5], "wall_s": [0.25, 0.5]})
 
 
@@ -28,10 +30,15 @@ def test_home_follows_the_variable_and_settings_come_by_name_or_as_one_object(ho
     assert runs.home() == home.resolve()
     for scale in ("laptop", "paper"):
         assert runs.runs_dir(scale) == home.resolve() / "runs" / scale
-        assert runs.figure_path("ltd", "fig3", scale) == runs.runs_dir(scale) / "figures" / "ltd" / "fig3"
+        assert (
+            runs.figure_path("ltd", "fig3", scale)
+            == runs.runs_dir(scale) / "figures" / "ltd" / "fig3"
+        )
     pytest.raises(SpecdecError, runs.runs_dir, "labtop").match("laptop")
     for bad in ("../secrets", "a/b", "", ".hidden", "a b"):
-        pytest.raises(SpecdecError, runs.figure_path, "ltd", bad, "laptop").match("cannot name a file")
+        pytest.raises(SpecdecError, runs.figure_path, "ltd", bad, "laptop").match(
+            "cannot name a file"
+        )
         pytest.raises(SpecdecError, runs.start, bad, {}).match("cannot name a file")
     assert runs.configured(None, Settings, {}) == Settings()
     assert runs.configured(Settings(limit=2), Settings, {"seed": 1}) == Settings(1, 2)
@@ -61,7 +68,14 @@ def test_the_same_content_finds_the_same_key_and_directory(home, monkeypatch):
     assert first == again and first.directory != other.directory
     record = again.record()
     assert len(record["sessions"]) == 2
-    tree = {"class": "TreeConfig", "total_tokens": 60, "depth": 7, "top_k": 10, "flat_nodes": 0, "beam": []}
+    tree = {
+        "class": "TreeConfig",
+        "total_tokens": 60,
+        "depth": 7,
+        "top_k": 10,
+        "flat_nodes": 0,
+        "beam": [],
+    }
     assert record["config"] == {"seed": 0, "tree": tree}
     before = runs.start("evaluate", {"seed": 0})
     free = runs.start("train", {"seed": 0}, tie_to_code=False)
@@ -76,12 +90,16 @@ def test_records_and_shards_say_where_a_result_comes_from_and_damaged_files_are_
     import torch
 
     session = runs.start("evaluate", {"seed": 7}).record()["sessions"][-1]
-    assert torch.__version__.startswith(session["versions"]["torch"])  # which may leave out the build: 2.13.0+cpu
+    assert torch.__version__.startswith(
+        session["versions"]["torch"]
+    )  # which may leave out the build: 2.13.0+cpu
     assert session["threads"] == torch.get_num_threads()
     assert session["cores"] >= 1 and session["cpu"]
     assert set(session["cpu_flags"]) <= set(machine.CPU_FLAGS)
     assert {"commit", "dirty", "gpu", "python", "started", "code"} <= set(session)
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=machine.checkout(), capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=machine.checkout(), capture_output=True, text=True
+    )
     assert session["commit"] == (done.stdout.strip() if done.returncode == 0 else None)
     run = runs.start("evaluate", {"seed": 0})
     path = run.write_table("prompts", ROWS)
@@ -98,12 +116,18 @@ def test_records_and_shards_say_where_a_result_comes_from_and_damaged_files_are_
     shards.drop(12)
     assert shards.done() == [3] and shards.read()["number"].tolist() == [3]
     run = runs.start("evaluate", {"seed": 1})
-    pytest.raises(SpecdecError, run.read_table, "prompts").match("there is no file .*prompts.parquet")
+    pytest.raises(SpecdecError, run.read_table, "prompts").match(
+        "there is no file .*prompts.parquet"
+    )
     run.write_table("prompts", ROWS).write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(SpecdecError, match="prompts.parquet cannot be read.*delete it and run again"):
+    with pytest.raises(
+        SpecdecError, match="prompts.parquet cannot be read.*delete it and run again"
+    ):
         run.read_table("prompts")
     run.path("run.json").write_text("{")
-    pytest.raises(SpecdecError, runs.start, "evaluate", {"seed": 1}).match("run.json cannot be read")
+    pytest.raises(SpecdecError, runs.start, "evaluate", {"seed": 1}).match(
+        "run.json cannot be read"
+    )
 
 
 def test_find_lists_finished_runs_newest_first(home, monkeypatch):
@@ -113,11 +137,17 @@ def test_find_lists_finished_runs_newest_first(home, monkeypatch):
     runs.start("evaluate-other", {}).finish()
     old.finish()
     new.finish(tau=3.5)
-    assert [one for one in runs.find("evaluate") if one.directory.is_relative_to(home)] == [new, old]
+    assert [one for one in runs.find("evaluate") if one.directory.is_relative_to(home)] == [
+        new,
+        old,
+    ]
     assert new.record()["results"] == {"tau": 3.5}
     states = repr(unfinished), repr(new)
     names = [run.directory.name for run in (unfinished, new)]
-    assert states == (f"run {names[0]} (laptop): not finished", f"run {names[1]} (laptop): finished, tau 3.5")
+    assert states == (
+        f"run {names[0]} (laptop): not finished",
+        f"run {names[1]} (laptop): finished, tau 3.5",
+    )
 
 
 def full_disk(*_, **__):
@@ -134,13 +164,17 @@ def test_full_disk_keeps_what_was_there(home, monkeypatch, step):
     run.write_table("prompts", ROWS)
     with monkeypatch.context() as broken:
         broken.setattr(pq if step == "write_table" else os, step, full_disk)
-        with pytest.raises(SpecdecError, match="cannot write .*No space left on device; free the disk"):
+        with pytest.raises(
+            SpecdecError, match="cannot write .*No space left on device; free the disk"
+        ):
             run.write_table("prompts", ROWS.iloc[:1])
     pd.testing.assert_frame_equal(run.read_table("prompts"), ROWS)
     assert not list(run.directory.glob(".*"))
 
 
-def test_a_read_only_home_and_what_the_clean_up_meets_do_not_hide_what_went_wrong(home, monkeypatch):
+def test_a_read_only_home_and_what_the_clean_up_meets_do_not_hide_what_went_wrong(
+    home, monkeypatch
+):
     with monkeypatch.context() as broken:
         broken.setattr(Path, "mkdir", denied)  # planted, since root may write anywhere
         pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("denied.*set SPECDEC_HOME")
@@ -169,7 +203,9 @@ def test_leftovers_of_a_killed_process_are_swept_and_no_session_is_lost(home):
 
 def collect(by: str, pause_s: float, resumed: Path) -> None:
     """Forty shards, of which those are written that are not there yet; how many were is noted."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its jobs to ignore Ctrl-C
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may have told its jobs to ignore Ctrl-C
     run = runs.start("collect", {"seed": 0})
     shards = run.shards("prompts")
     resumed.write_text(str(len(shards.done())))
@@ -218,7 +254,10 @@ def test_a_disk_that_is_full_for_a_library(home, library):
             else:
                 temporary.write_text("x" * 100_000)
 
-    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before, ignored = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
         pytest.raises(SpecdecError, write).match("cannot write .*free the disk")

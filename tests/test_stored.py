@@ -64,7 +64,9 @@ def recorded(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("recorded")))
         for name, prompt in (("one", [1, 2, 3]), ("two", [4, 5, 6, 7])):
-            settings = dict(depth=2, top_ks=(2,), trees=(2,), max_new_tokens=6, progress=False, name=name)
+            settings = dict(
+                depth=2, top_ks=(2,), trees=(2,), max_new_tokens=6, progress=False, name=name
+            )
             record(pair, {"mine": [prompt]}, **settings)
             folders.append(runs.find(name)[0].directory)
     return folders
@@ -89,9 +91,13 @@ def test_a_recording_is_sealed(recorded, recording):
         flip(path)
         refusal(lambda: read_all(recording), path.name, "sha256")
         path.write_bytes(kept)
-    shutil.copy(recorded[1] / "positions" / "part-00000.parquet", shard)  # a shard of another recording
+    shutil.copy(
+        recorded[1] / "positions" / "part-00000.parquet", shard
+    )  # a shard of another recording
     refusal(lambda: read_all(recording), "part-00000.parquet")
-    edited(recording / "trace.json", {"files": GONE})  # as older recordings are: its rows do not fit the turns
+    edited(
+        recording / "trace.json", {"files": GONE}
+    )  # as older recordings are: its rows do not fit the turns
     longer = pd.read_parquet(recording / "turns.parquet").assign(positions=99)
     longer.to_parquet(recording / "turns.parquet")
     refusal(lambda: read_all(recording), "positions", "rows")
@@ -111,7 +117,11 @@ def test_a_header_is_sealed(recording):
 
 @pytest.fixture
 def policy(tmp_path):
-    return DepthPolicy(depth=4, top_k=3, total_tokens=12, stride=1).fill_at_random((8,)).save(tmp_path / "policy")
+    return (
+        DepthPolicy(depth=4, top_k=3, total_tokens=12, stride=1)
+        .fill_at_random((8,))
+        .save(tmp_path / "policy")
+    )
 
 
 @pytest.fixture
@@ -152,7 +162,9 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "changes"), [(kind, one) for kind in WRONG for one in WRONG[kind][2]], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "changes"), [(kind, one) for kind in WRONG for one in WRONG[kind][2]], ids=str
+)
 def test_files_of_other_values(kind, changes, request, tmp_path):
     name, read, _ = WRONG[kind]
     place = SAVED[kind](tmp_path) if kind in SAVED else request.getfixturevalue(kind)
@@ -179,7 +191,10 @@ def test_a_policy_with_other_arrays(policy):
         lambda arrays: {"weight.1": None},
         lambda arrays: {"weight.0": arrays["weight.0"][:, :-1].copy()},
     ]:
-        save_file({name: array for name, array in (arrays | change(arrays)).items() if array is not None}, path)
+        save_file(
+            {name: array for name, array in (arrays | change(arrays)).items() if array is not None},
+            path,
+        )
         edited(policy / "policy.json", {"files": GONE})
         refusal(lambda: load_policy(policy), "policy.safetensors")
 
@@ -195,7 +210,9 @@ def test_policies_are_sealed_and_one_of_another_pair_says_so(policy):
     refusal(lambda: load_policy(policy / "nowhere"), "there is no policy", "no policy.json")
     for path in shipped_folder("small").parent.rglob("policy.json"):
         assert "checksum" in json.loads(path.read_text()), path
-    refusal(lambda: trained.logits(np.zeros(trained.observation_size + 1, np.float32)), "another pair")
+    refusal(
+        lambda: trained.logits(np.zeros(trained.observation_size + 1, np.float32)), "another pair"
+    )
     network = random_policy(features=7).network
     refusal(lambda: network.state(np.zeros(8, np.float32)), "reads 7 numbers", "another pair")
 
@@ -249,10 +266,15 @@ def test_weights_outside_their_folder_are_not_read(tmp_path, drafter, what, way)
         (folder / ("model.safetensors" if way == "link" else "shard.safetensors")).symlink_to(moved)
     if way != "link":
         with safe_open(moved, "pt") as tensors:
-            named = dict.fromkeys(tensors.keys(), "../elsewhere.safetensors" if way == "index" else "shard.safetensors")
+            named = dict.fromkeys(
+                tensors.keys(),
+                "../elsewhere.safetensors" if way == "index" else "shard.safetensors",
+            )
         index = {"metadata": {}, "weight_map": named}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = (lambda: load_pair(target=folder)) if what == "target" else lambda: read_checkpoint(folder)
+    read = (
+        (lambda: load_pair(target=folder)) if what == "target" else lambda: read_checkpoint(folder)
+    )
     refusal(read, "outside")
 
 
@@ -289,7 +311,9 @@ def language_model(tmp_path):
 
 def as_target_and_drafter(folder: Path):
     """Both ways to read a causal LM."""
-    return lambda: load_pair(target=folder), lambda: load_drafter(folder, load_pair("tiny", drafter="suffix").target)
+    return lambda: load_pair(target=folder), lambda: load_drafter(
+        folder, load_pair("tiny", drafter="suffix").target
+    )
 
 
 def test_config_and_end_tokens_of_a_language_model(language_model):
@@ -330,8 +354,15 @@ def test_weights_of_a_language_model(language_model):
 
 def test_files_of_texts_and_files_that_are_none(tmp_path):
     path = tmp_path / "gsm8k.jsonl"
-    calls = (load_suite, "gsm8k", tmp_path), (load_conversations, path), (read_prompts, path), (ChatFiles, tmp_path, {})
-    for content, (call, *given) in itertools.product((b"\xff\xfe\n", b"[" * 100_000, b"3\n", b"["), calls):
+    calls = (
+        (load_suite, "gsm8k", tmp_path),
+        (load_conversations, path),
+        (read_prompts, path),
+        (ChatFiles, tmp_path, {}),
+    )
+    for content, (call, *given) in itertools.product(
+        (b"\xff\xfe\n", b"[" * 100_000, b"3\n", b"["), calls
+    ):
         path.write_bytes(content)
         assert path.name in refusals.refusal(call, *given)
     for read, kind in ((stored.read_json, "JSON"), (runs.read_yaml, "YAML")):

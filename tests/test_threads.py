@@ -45,14 +45,19 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_fastest_number_a_large_model_is_timed_once_and_others_when_the_load_changes(four, clock, monkeypatch):
+def test_the_fastest_number_a_large_model_is_timed_once_and_others_when_the_load_changes(
+    four, clock, monkeypatch
+):
     for ms_of, best in [
         ({1: 2, 2: 6, 4: 12}, 1),
         ({1: 12, 2: 3, 4: 8}, 2),
         ({1: 12, 2: 6, 4: 2}, 4),
         ({1: 9.1, 2: 9.1, 4: 10}, 4),  # too little to win
     ]:
-        assert fastest(lambda ms_of=ms_of: clock.sleep(ms_of[torch.get_num_threads()] / 1e3), 4) == best
+        assert (
+            fastest(lambda ms_of=ms_of: clock.sleep(ms_of[torch.get_num_threads()] / 1e3), 4)
+            == best
+        )
         assert torch.get_num_threads() == 4 and {1, 2, 4} <= set(four)
     monkeypatch.setattr(threads_module, "LARGE_S", 0.01)
     calls = []
@@ -60,12 +65,16 @@ def test_the_fastest_number_a_large_model_is_timed_once_and_others_when_the_load
     assert len(calls) == 2 and torch.get_num_threads() == 4
     monkeypatch.setattr(machine, "Neighbours", Load)
     mine, other, measured = Threads(torch.nn.Linear(2, 2)), Threads(torch.nn.Linear(2, 2)), []
-    monkeypatch.setattr(threads_module, "fastest", lambda forward, most: measured.append(Load.busy) or 2)
+    monkeypatch.setattr(
+        threads_module, "fastest", lambda forward, most: measured.append(Load.busy) or 2
+    )
     for busy in ("", "", "", "others", "others", ""):
         monkeypatch.setattr(Load, "busy", busy)
         with mine.used(lambda: None):
             assert torch.get_num_threads() == 2
-            with other.used(lambda: None):  # a drafter that is a model itself: the target's number holds
+            with other.used(
+                lambda: None
+            ):  # a drafter that is a model itself: the target's number holds
                 assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == 4
     assert measured == ["", "others", ""] and other.count is None
@@ -99,7 +108,8 @@ def test_decoding_measures_and_puts_the_number_back(four):
 
 
 @pytest.mark.parametrize(
-    "busy, seconds, crowded", [(0.5, 9, True), (0.3, 9, False), (0.5, 0.1, False), (float("nan"), 9, False)]
+    "busy, seconds, crowded",
+    [(0.5, 9, True), (0.3, 9, False), (0.5, 0.1, False), (float("nan"), 9, False)],
 )
 def test_a_pair_that_loads_beside_others_says_so(monkeypatch, recwarn, busy, seconds, crowded):
     monkeypatch.setattr(machine, "ENOUGH_CORES", 0.8)
@@ -113,15 +123,20 @@ def test_a_pair_that_loads_beside_others_says_so(monkeypatch, recwarn, busy, sec
 
 
 @pytest.mark.parametrize(
-    "given, spins", [({}, "3000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")]
+    "given, spins",
+    [({}, "3000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")],
 )
 def test_threads_that_wait_sleep_soon(given, spins):
     code = "import os, {}; print(specdec.waiting.too_late, os.environ.get('GOMP_SPINCOUNT'))"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))} | given
+    clean = {
+        k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))
+    } | given
 
     def run(imports):
         command = [sys.executable, "-c", code.format(imports)]
-        return subprocess.run(command, env=clean, capture_output=True, text=True, check=True).stdout.split()
+        return subprocess.run(
+            command, env=clean, capture_output=True, text=True, check=True
+        ).stdout.split()
 
     assert run("specdec") == ["False", spins]
     assert run("torch, specdec") == [str(not given), spins]

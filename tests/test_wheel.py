@@ -45,12 +45,25 @@ print(json.dumps({
 def installed(tmp_path_factory):
     """The folder of an unpacked wheel of the files that git tracks, and an empty one to work in."""
     source, wheels, site = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "site"))
-    listed = subprocess.run(["git", "ls-files", "specdec"], cwd=TOP, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "specdec"], cwd=TOP, capture_output=True, text=True, check=True
+    )
     names = [name for name in listed.stdout.splitlines() if (TOP / name).is_file()]
     for name in (*names, "pyproject.toml", "README.md", "LICENSE"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(TOP / name, source / name)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", wheels, source]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        wheels,
+        source,
+    ]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
@@ -61,12 +74,18 @@ def installed(tmp_path_factory):
 def run_there(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("SPECDEC_")}
     environment = {**keep, "PYTHONPATH": str(site), "SPECDEC_CACHE": str(folder / "cache")}
-    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
 
 
-def test_every_file_is_in_the_wheel_the_library_needs_no_checkout_and_what_does_says_so(installed, tmp_path):
+def test_every_file_is_in_the_wheel_the_library_needs_no_checkout_and_what_does_says_so(
+    installed, tmp_path
+):
     names, site = installed
-    assert not [name for name in names if not name.endswith("README.md") and not (site / name).is_file()]
+    assert not [
+        name for name in names if not name.endswith("README.md") and not (site / name).is_file()
+    ]
     assert not (site / "notebooks").exists() and not (site / "workbook").exists()
     done = run_there(installed[1], tmp_path, "-c", USE)
     assert done.returncode == 0, done.stderr
@@ -79,4 +98,7 @@ def test_every_file_is_in_the_wheel_the_library_needs_no_checkout_and_what_does_
     for command in ["items", "reproduce", "book contents"]:
         done = run_there(installed[1], tmp_path, "-m", "specdec", *command.split())
         assert done.returncode in (1, 2) and done.stderr.count("\n") == 1
-        assert "needs the notebooks of a checkout" in done.stderr and "--notebooks FOLDER" in done.stderr
+        assert (
+            "needs the notebooks of a checkout" in done.stderr
+            and "--notebooks FOLDER" in done.stderr
+        )

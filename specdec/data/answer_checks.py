@@ -48,7 +48,9 @@ def _check_number(check: dict, text: str) -> bool:
 
 def _check_contains(check: dict, text: str) -> bool:
     values = [check["value"]] if isinstance(check["value"], str) else check["value"]
-    return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) for value in values)
+    return any(
+        re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) for value in values
+    )
 
 
 def _check_letter(check: dict, text: str) -> bool:
@@ -75,7 +77,9 @@ def _program(check: dict, text: str) -> str:
     defines = re.compile(rf"def\s+{check['entry']}\b").search
     code = next(filter(defines, parts), parts[min(1, len(parts) - 1)])
     if found := defines(code):
-        rest = re.compile(r"^(?!def |class |import |from |async )[^\s#@)\]}]", re.MULTILINE).search(code, found.end())
+        rest = re.compile(r"^(?!def |class |import |from |async )[^\s#@)\]}]", re.MULTILINE).search(
+            code, found.end()
+        )
         code = code[: rest.start()] if rest else code
     if prompt:  # it may hold imports and helpers; a bare body continues it, a whole function replaces its own
         code = f"{prompt}\n    pass\n\n{code}" if defines(code) else prompt + code
@@ -84,10 +88,18 @@ def _program(check: dict, text: str) -> str:
 
 def _check_code(check: dict, text: str) -> bool:
     if not hasattr(os, "fork"):
-        raise SpecdecError("answers of code can be run on Linux and macOS only; leave suites with code out here.")
-    passed = secrets.token_hex(16)  # printed after all tests have passed: exiting early with status 0 is not a pass
-    job = json.dumps({"program": _program(check, text), "tests": check["tests"], "passed": passed}).encode()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the working directory stays clean
+        raise SpecdecError(
+            "answers of code can be run on Linux and macOS only; leave suites with code out here."
+        )
+    passed = secrets.token_hex(
+        16
+    )  # printed after all tests have passed: exiting early with status 0 is not a pass
+    job = json.dumps(
+        {"program": _program(check, text), "tests": check["tests"], "passed": passed}
+    ).encode()
+    with tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as folder:  # the working directory stays clean
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         command = [sys.executable, "-I", str(Path(__file__).with_name("run_answer.py"))]
         child = subprocess.Popen(command, **pipes, cwd=folder, env={}, start_new_session=True)

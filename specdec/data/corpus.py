@@ -67,7 +67,9 @@ def training_examples(stream: str | int, count: int | None = None) -> Iterator[E
 
 def _without_end(stream: str) -> Iterator[Example]:
     yield from streams().get(stream, [])
-    rows = [one for name, drawn in streams().items() if name not in (PROMPTS, RECORDED) for one in drawn]
+    rows = [
+        one for name, drawn in streams().items() if name not in (PROMPTS, RECORDED) for one in drawn
+    ]
     rng = random.Random(f"corpus/{stream}")
     while True:
         yield from rng.sample(rows, len(rows))

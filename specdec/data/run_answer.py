@@ -15,13 +15,21 @@ import os
 import resource
 import sys
 
-LIMITS = {"RLIMIT_AS": 2 << 30, "RLIMIT_FSIZE": 16 << 20, "RLIMIT_NOFILE": 64, "RLIMIT_CPU": 5, "RLIMIT_CORE": 0}
+LIMITS = {
+    "RLIMIT_AS": 2 << 30,
+    "RLIMIT_FSIZE": 16 << 20,
+    "RLIMIT_NOFILE": 64,
+    "RLIMIT_CPU": 5,
+    "RLIMIT_CORE": 0,
+}
 LIMITS |= {"RLIMIT_NPROC": 0}  # root is exempt
 MOST_BYTES = 1 << 20  # of one message
 # Events that Python reports beforehand; compiled code can avoid the report.
 REFUSED = "socket. subprocess. shutil. ctypes. signal. fcntl. os.system os.exec os.fork os.posix_spawn os.spawn os.kill".split()
 REFUSED += "os.remove os.rename os.link os.symlink os.truncate os.chmod os.chown os.mkdir os.rmdir os.set".split()
-REFUSED += "os.utime sqlite3. syslog. resource. pty. gc. sys.addaudithook cpython. code.__new__".split()
+REFUSED += (
+    "os.utime sqlite3. syslog. resource. pty. gc. sys.addaudithook cpython. code.__new__".split()
+)
 UNSEEN = ("mknod", "mkfifo")  # what Python creates without a report
 
 
@@ -77,7 +85,9 @@ def guard(folder: str):
             raise PermissionError(event)
         if event == "open" and isinstance(arguments[0], str | bytes):
             path = os.path.realpath(os.fsdecode(arguments[0]))
-            alien = path.startswith("/proc/") and path.split("/")[2].isdigit()  # the judge knows the expected values
+            alien = (
+                path.startswith("/proc/") and path.split("/")[2].isdigit()
+            )  # the judge knows the expected values
             if alien or os.path.isdir(path):
                 raise PermissionError(path)
             if arguments[2] & writing and not path.startswith((folder + os.sep, os.devnull)):
@@ -118,7 +128,9 @@ def judge(job: dict, requests, results) -> None:
             raised, value = received(results)
             if raised is not None:
                 kind = getattr(builtins, str(raised), None)
-                raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception)(raised)
+                raise (
+                    kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception
+                )(raised)
             return value
 
         return call

@@ -55,7 +55,9 @@ class Prompt:
     @property
     def texts(self) -> frozenset[bytes]:
         """Digests of every turn and of the answer: prompts that share one must be in the same split."""
-        return frozenset(prompt_digest(text) for text in (*self.turns, self.reference) if isinstance(text, str))
+        return frozenset(
+            prompt_digest(text) for text in (*self.turns, self.reference) if isinstance(text, str)
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,10 @@ def _suites() -> dict[str, Suite]:
     return {
         **{f"laptop/{name}": Suite(form["laptop"], ours) for name, form in forms.items()},
         **{f"toy/{name}": Suite(licence=ours, **forms[name]["toy"]) for name in NAMES},
-        **{name: Suite(**form["real"] | {"hub": tuple(form["real"]["hub"])}) for name, form in forms.items()},
+        **{
+            name: Suite(**form["real"] | {"hub": tuple(form["real"]["hub"])})
+            for name, form in forms.items()
+        },
     }
 
 
@@ -113,7 +118,9 @@ def embedded_suite(name: str, pair: str) -> str:
     >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
     ('toy/gsm8k', 'laptop/gsm8k')
     """
-    return name if "/" in name else f"{'toy' if _is_toy(pair) and name in NAMES else 'laptop'}/{name}"
+    return (
+        name if "/" in name else f"{'toy' if _is_toy(pair) and name in NAMES else 'laptop'}/{name}"
+    )
 
 
 def _is_toy(pair: str) -> bool:
@@ -130,7 +137,9 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     names, folder = list(names), os.environ.get(DATA_VARIABLE)
     for name in names:
         check_name("suite", name, SUITES)
-    files = {name: Path(folder) / SUITES[name].file for name in names if folder and SUITES[name].file}
+    files = {
+        name: Path(folder) / SUITES[name].file for name in names if folder and SUITES[name].file
+    }
     real = [name for name in names if "/" in name or (name in files and files[name].is_file())]
     any_real = any("/" not in name for name in real) and not _is_toy(pair)
     embedded = {name: embedded_suite(name, pair) for name in names}
@@ -142,7 +151,9 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     return real if any_real else list(embedded.values())
 
 
-def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:
+def load_suite(
+    name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0
+) -> list[Prompt]:
     """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids); larger limits contain smaller ones.
 
     `laptop/...` and `toy/...` suites come with the package. The others come from `folder` (or the folder in the environment
@@ -167,7 +178,9 @@ def load_suite(name: str, folder: str | Path | None = None, limit: int | None = 
     return prompts if limit is None else _subset(prompts, limit, seed)
 
 
-def by_subject(prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int = 0) -> dict[str, list[Prompt]]:
+def by_subject(
+    prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int = 0
+) -> dict[str, list[Prompt]]:
     """The prompts of SUBJECTS by subject, at most `limit` of each: input for `gather` and `record`.
 
     >>> named = by_subject(load_suite("laptop/mmlu"), limit=2)
@@ -181,7 +194,9 @@ def by_subject(prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int 
 
 
 def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
-    ranked = sorted(prompts, key=lambda prompt: hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest())
+    ranked = sorted(
+        prompts, key=lambda prompt: hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest()
+    )
     first = {prompt.id for prompt in ranked[:count]}
     return [prompt for prompt in prompts if prompt.id in first]
 
@@ -191,7 +206,10 @@ def _embedded(name: str) -> tuple[Prompt, ...]:
     lines = (EMBEDDED_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     if SUITES[name].family:
-        return tuple(Prompt(row["id"], name, tuple(row["turns"]), row["reference"], row["check"]) for row in rows)
+        return tuple(
+            Prompt(row["id"], name, tuple(row["turns"]), row["reference"], row["check"])
+            for row in rows
+        )
     return tuple(_from_row(name, index, row) for index, row in enumerate(rows))
 
 
@@ -203,9 +221,13 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
             f"or {DATA_VARIABLE}), or neither to load it from the hub."
         )
     lines = read_text(path, "put the suite's own file there").split("\n")
-    prompts = [_from_line(name, path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [
+        _from_line(name, path, number, line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
     if not prompts:
-        raise SpecdecError(f"{path} holds no prompts; every line must be a JSON object with question_id and turns.")
+        raise SpecdecError(
+            f"{path} holds no prompts; every line must be a JSON object with question_id and turns."
+        )
     return prompts
 
 
@@ -214,11 +236,19 @@ def _from_line(name: str, path: Path, number: int, line: str) -> Prompt:
     row = json_line(line, where, "every line must be one JSON object")
     if name == SUBJECTS and isinstance(row, dict) and "choices" in row:  # a row of the hub
         return _from_row(name, number - 1, row)
-    missing = [field for field in ("question_id", "turns") if not isinstance(row, dict) or field not in row]
+    missing = [
+        field for field in ("question_id", "turns") if not isinstance(row, dict) or field not in row
+    ]
     if missing:
-        raise SpecdecError(f"{where}: missing field(s) {', '.join(missing)}; each line needs question_id and turns.")
+        raise SpecdecError(
+            f"{where}: missing field(s) {', '.join(missing)}; each line needs question_id and turns."
+        )
     turns, reference = row["turns"], row.get("reference")
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+    if (
+        not isinstance(turns, list)
+        or not turns
+        or not all(isinstance(turn, str) and turn.strip() for turn in turns)
+    ):
         raise SpecdecError(f"{where}: turns must be a list of non-empty strings.")
     first = next(iter(reference), None) if isinstance(reference, list) else reference
     first = first if isinstance(first, str) else None
@@ -239,8 +269,16 @@ def _humaneval_row(row: dict) -> tuple:
 
 def _mbpp_row(row: dict) -> tuple:
     entry = re.search(r"def\s+(\w+)", row["code"])
-    check = {"kind": "code", "entry": entry.group(1), "tests": list(row["test_list"])} if entry else None
-    return [f"{row['text']}\n{row['test_list'][0]}"], row["code"], check  # the test names the function
+    check = (
+        {"kind": "code", "entry": entry.group(1), "tests": list(row["test_list"])}
+        if entry
+        else None
+    )
+    return (
+        [f"{row['text']}\n{row['test_list'][0]}"],
+        row["code"],
+        check,
+    )  # the test names the function
 
 
 def _mmlu_row(row: dict) -> tuple:
@@ -253,13 +291,25 @@ _ROWS: dict[str, Callable[[dict], tuple]] = {  # a hub row -> (turns, reference,
     "mt_bench": lambda row: (list(row["prompt"]), (row.get("reference") or [None])[0], None),
     "humaneval": _humaneval_row,
     "gsm8k": lambda row: ([row["question"]], row["answer"], _gsm8k_check(row["answer"])),
-    "alpaca": lambda row: (["\n".join(filter(None, [row["instruction"], row["input"]]))], row["output"], None),
+    "alpaca": lambda row: (
+        ["\n".join(filter(None, [row["instruction"], row["input"]]))],
+        row["output"],
+        None,
+    ),
     "cnn_dm": lambda row: (["Summarize: " + row["article"]], row["highlights"], None),
-    "nq": lambda row: ([row["question"]], row["answer"][0], {"kind": "contains", "value": list(row["answer"])}),
+    "nq": lambda row: (
+        [row["question"]],
+        row["answer"][0],
+        {"kind": "contains", "value": list(row["answer"])},
+    ),
     "mbpp": _mbpp_row,
     "xsum": lambda row: (["Summarize in one sentence: " + row["document"]], row["summary"], None),
     "mmlu": _mmlu_row,
-    "wmt14": lambda row: (["Translate German to English: " + row["translation"]["de"]], row["translation"]["en"], None),
+    "wmt14": lambda row: (
+        ["Translate German to English: " + row["translation"]["de"]],
+        row["translation"]["en"],
+        None,
+    ),
 }
 
 
@@ -271,11 +321,19 @@ def _from_hub(name: str) -> list[Prompt]:
         import datasets
     except ImportError:
         why = f"suite {name!r} comes from the hub through the package datasets"
-        raise SpecdecError(f"{why}, which is not installed (pip install 'specdec[hub]'); {folder_hint}.") from None
+        raise SpecdecError(
+            f"{why}, which is not installed (pip install 'specdec[hub]'); {folder_hint}."
+        ) from None
     try:
         rows = datasets.load_dataset(repository, config, split=part, revision=revision)
-    except (OSError, ValueError, RuntimeError) as error:  # offline, removed, or an unreadable layout
-        raise SpecdecError(f"cannot load {repository} from the hub ({type(error).__name__}); {folder_hint}.") from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # offline, removed, or an unreadable layout
+        raise SpecdecError(
+            f"cannot load {repository} from the hub ({type(error).__name__}); {folder_hint}."
+        ) from error
     return [_from_row(name, index, dict(row)) for index, row in enumerate(rows)]
 
 
@@ -318,7 +376,12 @@ def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
 
 
 def gather(
-    suites, *, limit: int | None = None, folder: str | Path | None = None, part: str | None = None, seed: int = 0
+    suites,
+    *,
+    limit: int | None = None,
+    folder: str | Path | None = None,
+    part: str | None = None,
+    seed: int = 0,
 ) -> list[Prompt]:
     """The prompts to decode.
 
@@ -341,7 +404,9 @@ def gather(
         for _, group in groups:
             check_kind("the prompts of a suite", group, Iterable)
     elif all(isinstance(suite, str) for suite in suites):
-        groups = [(name, load_suite(name, folder, None if part else limit, seed)) for name in suites]
+        groups = [
+            (name, load_suite(name, folder, None if part else limit, seed)) for name in suites
+        ]
     else:
         groups = [(None, suites)]
     prompts = [prompt for suite, group in groups for prompt in _prompts(group, suite, limit, part)]
@@ -350,11 +415,15 @@ def gather(
         raise SpecdecError(f"{why}; name suites or give prompts, or choose a larger part of them.")
     name, count = Counter(prompt.id for prompt in prompts).most_common(1)[0]
     if count > 1:
-        raise SpecdecError(f"prompt {name!r} occurs twice; every prompt is measured once per repeat.")
+        raise SpecdecError(
+            f"prompt {name!r} occurs twice; every prompt is measured once per repeat."
+        )
     return prompts
 
 
-def _prompts(group: Iterable, suite: str | None, limit: int | None, part: str | None) -> list[Prompt]:
+def _prompts(
+    group: Iterable, suite: str | None, limit: int | None, part: str | None
+) -> list[Prompt]:
     prompts = [_prompt(source, suite, number) for number, source in enumerate(group)]
     if part is not None:  # token ids have no split
         prompts = split(prompt for prompt in prompts if isinstance(prompt.turns[0], str))[part]
@@ -369,7 +438,9 @@ def _prompt(source, suite: str | None, number: int) -> Prompt:
         return Prompt(f"{suite}/{number}", suite, (source,))
     ids = source.tolist() if hasattr(source, "tolist") else source
     if not isinstance(ids, list | tuple) or not all(isinstance(token, int) for token in ids):
-        raise SpecdecError(f"prompt {number} is neither a suites.Prompt nor text nor a list of token ids.")
+        raise SpecdecError(
+            f"prompt {number} is neither a suites.Prompt nor text nor a list of token ids."
+        )
     return Prompt(f"{suite}/{number}", suite, (list(ids),))
 
 
@@ -384,7 +455,10 @@ def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> s
     texts = [*(text for both in said for text in both), prompt.turns[turn]]
     if not pair.chats:
         return "\n\n".join(texts)
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    return [
+        {"role": ("user", "assistant")[place % 2], "content": text}
+        for place, text in enumerate(texts)
+    ]
 
 
 def openings(pair: Pair, prompts: Sequence[Prompt], new_tok: int = 1) -> list[list[int]]:
@@ -395,4 +469,6 @@ def openings(pair: Pair, prompts: Sequence[Prompt], new_tok: int = 1) -> list[li
 
 def describe_items(prompts: list[Prompt]) -> str:
     """Hash of all prompts and their order."""
-    return runs.content_key(items=[[prompt.suite, prompt.id, list(prompt.turns)] for prompt in prompts])
+    return runs.content_key(
+        items=[[prompt.suite, prompt.id, list(prompt.turns)] for prompt in prompts]
+    )

@@ -11,7 +11,10 @@ from specdec.data.corpus import Example, drafter_prompts, training_examples
 def example_messages(example: Example) -> list[dict]:
     """An example of the corpus as chat messages."""
     texts = (text for both in zip(example.turns, example.answers, strict=True) for text in both)
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    return [
+        {"role": ("user", "assistant")[place % 2], "content": text}
+        for place, text in enumerate(texts)
+    ]
 
 
 class CorpusChats:

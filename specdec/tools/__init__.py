@@ -1,11 +1,11 @@
-"""Entry points for users: the command line, the doctor, estimates, and access to the book beside the notebooks."""
+"""Entry points for users: the command line, the doctor, estimates, and the book's functions."""
 
 import importlib
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """A module, imported when first used, so that --help is instant; `book` is the workbook's (SpecdecError without notebooks)."""
+    """A module, imported when first used; `book` is the workbook's (SpecdecError without one)."""
     if name == "book":
         return importlib.import_module("specdec.runs").workbook_module(name)
     if name in ("doctor", "estimate", "places"):

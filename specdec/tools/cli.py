@@ -1,135 +1,273 @@
-"""The command line: the commands of GROUPS.
+"""The command line: 14 commands, each a function whose signature is its options.
 
-Parses, calls the library, prints. OPTIONS defines each argparse option once; a command is a function (it returns the exit
-status) whose docstring is its help; the decorator lists its options and their differences. Everything heavy is imported on
-demand, so that `--help` is fast. `tools.places` resolves the pair, policy, recording and costs.
-Exit statuses: 0; 1 if the command ran and found a fault (a failed notebook, a different text, an untidy
-notebook); 2 for bad input, in one sentence; 130 for Ctrl-C, in one sentence. --debug shows the traceback instead.
+Parameters without a default are positional, others become `--options`; False makes a flag, a tuple
+an option with several values. HELP explains every name once. Heavy modules are imported inside the
+functions, so that `--help` is instant.
+Exit statuses: 0; 1 if the command found a fault (a failed notebook, a different text); 2 for bad
+input, in one sentence; 130 for Ctrl-C. `--debug` shows the traceback instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import inspect
 import os
-import shutil
 import sys
-import textwrap
-import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specdec import machine, ranks, tools
+from specdec import machine, tools
 from specdec.errors import SpecdecError, check_integer
-from specdec.later import Later
 
-COUNTS = ("rows", "answer_tok", "repeats", "rounds", "threads", "max_new_tokens", "jobs")
-LOWEST = {"limit": 0} | dict.fromkeys(COUNTS, 1)  # for every command
-FIRST_WORD_S = 5.0
-
-GROUPS = {
-    "look": "doctor pairs register decode estimate items help",
-    "measure": "score audit evaluate record check-recording calibrate reprice evidence",
-    "train": "generate-data train",
-    "ship": "new-policy export schedule card reproduce book",
+SYSTEMS = ("resps", "ltd", "radar", "ours")
+HELP = {
+    "all": "run every notebook of the book, not only the main ones",
+    "answer_ms": "time of one answer in milliseconds (default: measured)",
+    "answer_tok": "maximum number of tokens of an answer",
+    "bench": "also time cycles of more pairs, in more rounds",
+    "budget": "training length in decisions: laptop or paper",
+    "check": "change nothing; only list notebooks that are not tidy",
+    "costs": "costs of a cycle: file of `specdec calibrate` or name of a hardware profile",
+    "cpu_time": "measure processor time instead of the wall clock (one thread)",
+    "data": "conversations (drafters) or prompts to record (controllers): a file or folder",
+    "depth": "expansions (draft forwards after the first) of the deepest tree",
+    "device": "where to run: auto, cpu or cuda",
+    "device_map": "spread the target's layers over several GPUs: auto, balanced or sequential",
+    "drafter": "folder or hub id of a drafter, or a kind such as suffix, instead of the pair's own",
+    "dtype": "number format of weights: auto, float32, bfloat16 or float16",
+    "estimate": "only print the estimated time and space",
+    "family": "record every tree up to this many children per node and nodes per level: 3 8",
+    "features": "folder for cached target features of a fixed text",
+    "features_gb": "disk budget for cached target features, in GB; 0 disables the cache",
+    "fields": "change settings of the objective, such as beta=0.1",
+    "folder": "folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)",
+    "force": "start over instead of continuing or reusing a run",
+    "full": "evaluate whole suites instead of a few prompts of each",
+    "gpu": "compute from this GPU's data sheet: a100, h100, rtx3090 or t4",
+    "jobs": "number of parallel jobs with --on (default: all cores)",
+    "lengths": "positions per turn with RADAR's exact distributions",
+    "limit": "maximum number of prompts per suite; 0 takes all",
+    "machines": "hardware profiles to judge at as well (default: three GPUs)",
+    "max_new_tokens": "maximum number of new tokens per answer",
+    "methods": "decoding methods to compare, written as for --policy of `specdec decode`",
+    "minutes": "stop after this many minutes instead of the preset's steps",
+    "most_nodes": "largest number of verified nodes that can be replayed",
+    "name": "name of the run directory",
+    "no_browser": "start JupyterLab without opening a browser",
+    "notebooks": "folder of the notebooks (default: SPECDEC_NOTEBOOKS, or the checkout's)",
+    "objective": "what to optimise: ppow, cst, kl_only, distillspec-reverse, ...",
+    "on": "where to run: local (several processes), ray or ray://host:port (default: here)",
+    "only": "names of notebooks or beginnings of them (2: the twenties)",
+    "order": "section of LTD's paper whose order of rounds is used: 6.1 or 4",
+    "out": "output folder or file",
+    "p": "set a parameter of the notebooks (repeatable)",
+    "pair": "target and drafter by name, or a folder or hub id (default: small)",
+    "part": "use only this split of each suite: train, tune or test",
+    "plan": "estimate a whole grid of measurements, such as notebooks/papers_plan.yml",
+    "policy": "how to draft: tuned, autoregressive, eagle3, static:total_tokens,depth,top_k, "
+    "the folder of a learned policy, or a shipped one such as small/ours-float32",
+    "preset": "settings by name",
+    "prompt": "text to continue; a user message if the pair has a chat template",
+    "prompt_tok": "longest prompt to reserve memory for, in tokens",
+    "prompts": "file of prompts to answer before others are made up",
+    "publish": "copy the items of the runs into figures/",
+    "raw": "continue the text itself, without the chat template",
+    "repeats": "number of times to decode every prompt",
+    "replace": "with --publish: also replace items with more rows than these",
+    "restart": "start over instead of continuing a run",
+    "rounds": "rounds of --bench; in each, every method decodes every prompt",
+    "rows": "number of chats generated in parallel",
+    "scale": "budgets of the notebooks: laptop or paper",
+    "seconds": "duration of the measurement in seconds",
+    "seed": "random seed",
+    "seeds": "training seeds for each controller",
+    "set": "change settings of the preset, such as passes=2 (repeatable)",
+    "smoke": "run with the small settings of the tests",
+    "start_from": "folder of the drafter to continue from",
+    "steps": "length of the training in steps or decisions (default: the preset's)",
+    "suites": "suites of prompts such as laptop/gsm8k (default: embedded ones for the pair)",
+    "systems": "controllers to train",
+    "target": "a preset, folder, hub id or GGUF file of a causal language model",
+    "temperature": "sampling temperature; 0 decodes greedily",
+    "threads": "CPU threads to use (default: torch's choice)",
+    "tokens": "total number of answer tokens in the folder, such as 500k or 3M",
+    "top_ks": "beam widths whose acceptance is recorded, but not the trees",
+    "trace": "folder of a recording (default: the newest one of the pair)",
+    "trees": "beam widths whose whole trees are recorded",
+    "tuned": "add the fastest static tree on the tuning prompts; evaluate on the test prompts",
+    "unroll": "draft steps that training unrolls (default: the preset's)",
+    "variant": "variant of Re-SpS: max_entropy or standard",
 }
+CHOICES = {
+    "part": ("train", "tune", "test"),
+    "scale": ("laptop", "paper"),
+    "budget": ("laptop", "paper"),
+    "order": ("6.1", "4"),
+    "variant": ("max_entropy", "standard"),
+    "systems": SYSTEMS,
+}
+# options that must be at least 1, if they are given
+COUNTS = ("rows", "answer_tok", "repeats", "rounds", "threads", "max_new_tokens", "jobs")
+# None as a default leaves the type to the annotation
+TYPES = {"int": int, "float": float}
+
+COMMANDS: dict[str, Callable] = {}
+TRAININGS: dict[str, tuple[str, Callable]] = {}
+BOOK: dict[str, Callable] = {}
 
 
-ROOMS = "core costs data evaluation models policies replays report training"
-core, costs, data, evaluation, models, policies, replays, report, training = (
-    Later(f"specdec.{room}") for room in ROOMS.split()
-)
-MODULES = "fanout runs models.load models.pairs evaluation.logs report.tables training.drafter"
-fanout, runs, load, pairs, logs, tables, drafting = (Later(f"specdec.{name}") for name in MODULES.split())
-pandas, torch, yaml = map(Later, ("pandas", "torch", "yaml"))
+def command(name: str, table: dict[str, Callable] = COMMANDS) -> Callable:
+    """Decorator that adds a function to a table of commands; its docstring is the help."""
+
+    def add(function: Callable) -> Callable:
+        table[name] = function
+        return function
+
+    return add
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help that states the default of every option that takes a value."""
+def add_options(parser: argparse.ArgumentParser, function: Callable, skip=()) -> None:
+    """An argument for every parameter of a command's function."""
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in skip:
+            _add_option(parser, parameter)
+    parser.set_defaults(run=function)
 
-    def _get_help_string(self, action):
-        told = action.help or ""
-        if not action.option_strings or action.nargs == 0 or "default" in told:
-            return told
-        typed = action.default if isinstance(action.default, list | tuple) else [action.default]
-        shown = "none" if typed in ([], [None]) else " ".join(map(str, typed)).replace("%", "%%")
-        return f"{told} (required)" if action.required else f"{told} (default: {shown})"
+
+def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
+    name = parameter.name
+    text = HELP[name].replace("%", "%%")
+    annotation = str(parameter.annotation).removesuffix(" | None")
+    facts: dict = {"choices": CHOICES.get(name)}
+    # 1. positional, or a flag
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+        if parameter.default is not parameter.empty:
+            facts.update(nargs="?", default=parameter.default)
+        parser.add_argument(name, help=text, **facts)
+        return
+    flag = "-p" if name == "p" else f"--{name.replace('_', '-')}"
+    if parameter.default is False:
+        parser.add_argument(flag, action="store_true", help=text)
+        return
+    # 2. the kind of a value, and how many
+    if annotation.startswith("tuple"):
+        annotation = annotation.removeprefix("tuple[").split(",")[0]
+        facts["nargs"] = "*"
+    if name in ("set", "fields"):
+        facts["action"] = "extend"
+        del facts["choices"]
+    if name == "p":
+        facts = {"nargs": 2, "action": "append", "metavar": ("NAME", "VALUE")}
+    if annotation in TYPES:
+        facts["type"] = TYPES[annotation]
+    # 3. the default, which the help states
+    if parameter.default is parameter.empty:
+        facts["required"] = True
+    else:
+        facts["default"] = parameter.default
+        if facts.get("action") in ("extend", "append"):
+            facts["default"] = []
+        if parameter.default not in (None, (), ""):
+            text = f"{text} (default: {_shown(parameter.default)})"
+    parser.add_argument(flag, help=text, **facts)
+
+
+def _shown(default) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return str(default)
 
 
 def parser() -> argparse.ArgumentParser:
     """The argument parser."""
-    text = "Speculative decoding, measured and reproduced. `specdec help COMMAND` shows the options of a command."
-    usage = "specdec [-h] [--debug] [--version] command ..."
-    whole = argparse.ArgumentParser("specdec", usage, text, formatter_class=_Help)
-    whole.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    whole.add_argument("--version", action="version", version=f"specdec {sys.modules['specdec'].__version__}")
-    width = shutil.get_terminal_size().columns - 4
-    for group, names in GROUPS.items():
-        summaries = {f"{name:17}": COMMANDS[name][0] for name in names.split() if name in COMMANDS}
-        indent = dict(subsequent_indent=" " * 17)
-        told = [textwrap.fill(text, width, initial_indent=name, **indent) for name, text in summaries.items()]
-        whole.add_argument_group(group, "\n".join(told))
-    _add_commands(whole, COMMANDS, "command", help=argparse.SUPPRESS, prog="specdec")
-    return whole
+    title = "Speculative decoding, measured and reproduced."
+    top = argparse.ArgumentParser("specdec", description=title)
+    top.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    version = f"specdec {sys.modules['specdec'].__version__}"
+    top.add_argument("--version", action="version", version=version)
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    for name, function in COMMANDS.items():
+        text = _summary(function)
+        add_options(commands.add_parser(name, help=text, description=text), function)
+    # two commands have commands of their own
+    text = "train a drafter or a controller"
+    train = commands.add_parser("train", help=text, description=text)
+    systems = train.add_subparsers(dest="system", required=True, metavar="system")
+    for name, (text, function) in TRAININGS.items():
+        unfit = {"system"}
+        if name != "eagle3":
+            unfit.add("unroll")
+        if name != "ppow":
+            unfit.add("objective")
+        if name == "eagle3":
+            unfit.add("fields")
+        if name != "resps":
+            unfit.add("variant")
+        if name != "ltd":
+            unfit.add("order")
+        add_options(systems.add_parser(name, help=text, description=text), function, unfit)
+    text = "the notebooks: run, contents, pages, lab, student (without solutions) or tidy"
+    book = commands.add_parser("book", help=text, description=text)
+    actions = book.add_subparsers(dest="action", required=True, metavar="action")
+    for name, function in BOOK.items():
+        text = _summary(function)
+        add_options(actions.add_parser(name, help=text, description=text), function)
+    return top
+
+
+def _summary(function: Callable) -> str:
+    return " ".join((function.__doc__ or "").split())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments` default to the process's own."""
-    args = parser().parse_args(arguments)
-    usual, warnings.formatwarning = warnings.formatwarning, _as_sentence
+    options = vars(parser().parse_args(arguments))
+    usual = warnings.formatwarning
+    warnings.formatwarning = _as_sentence
+    debug = options.pop("debug")
+    function = options.pop("run")
+    # `system` is an argument of the trainings alone
+    for name in ("command", "action", "system"):
+        if name not in inspect.signature(function).parameters:
+            options.pop(name, None)
     try:
-        _check(args)
-        return _run(args)
+        _check(options)
+        return function(**options) or 0
     except KeyboardInterrupt:
-        if args.debug:
+        if debug:
             raise
-        print("\nspecdec: stopped; what was written is kept, and the same command continues.", file=sys.stderr)
+        kept = "what was written is kept, and the same command continues"
+        print(f"\nspecdec: stopped; {kept}.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         sys.stderr.close()
         return 0
     except SpecdecError as error:
-        if args.debug:
+        if debug:
             raise
-        if not ranks.leads() and ranks.joined():
-            time.sleep(FIRST_WORD_S)  # rank 0 reports common errors, and torchrun then ends the others
-        if not isinstance(error, ranks.RankZeroFailed) and (ranks.joined() or ranks.first_here()):
-            print(f"specdec: {error}", file=sys.stderr)
+        print(f"specdec: {error}", file=sys.stderr)
         return 2
     finally:
         warnings.formatwarning = usual
 
 
-def _check(args) -> None:
-    """Check a command's options before it starts; sets the pair in `args.which`."""
-    given = vars(args)
-    for name, lowest in LOWEST.items():
-        if given.get(name) is not None and given[name] < lowest:
-            raise SpecdecError(f"--{name.replace('_', '-')} must be at least {lowest}, got {given[name]}.")
-    if "on" in given:
-        args.on = fanout.checked_place(args.on, args.jobs)
-    if given.get("notebooks"):
-        os.environ[machine.NOTEBOOKS_VARIABLE] = args.notebooks
-    if {"pair", "target"} <= set(given):
-        args.which = tools.places.which(args.pair, args.target, args.drafter)
+def _check(options: dict) -> None:
+    """Refuse numbers that no command can use; set the folder of the notebooks."""
+    for name in (*COUNTS, "limit"):
+        lowest = 0 if name == "limit" else 1
+        value = options.get(name)
+        if value is not None and value < lowest:
+            option = f"--{name.replace('_', '-')}"
+            raise SpecdecError(f"{option} must be at least {lowest}, got {value}.")
+    if options.get("on") is not None:
+        from specdec.parallel import checked_place
 
-
-def _run(args) -> int:
-    """The command itself. With torchrun, only rank 0 prints."""
-    if ranks.world() == 1:
-        return args.run(args) or 0
-    if args.run not in (_decode, _audit, _generate_data, _train_drafter):
-        why = f"specdec {args.command} runs in one process"
-        raise SpecdecError(f"{why}; start it without torchrun (where it decodes, --device-map auto uses several GPUs).")
-    with contextlib.ExitStack() as stack:
-        if not ranks.leads():
-            nowhere = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        status = args.run(args) or 0
-        ranks.leave()
-        return status
+        checked_place(options["on"])
+    notebooks = options.pop("notebooks", None)
+    if notebooks:
+        os.environ[machine.NOTEBOOKS_VARIABLE] = notebooks
 
 
 def _as_sentence(message, *_, **__) -> str:
@@ -137,877 +275,680 @@ def _as_sentence(message, *_, **__) -> str:
     return f"specdec: {message}\n"
 
 
-def _add_commands(parser, commands: dict, what: str, **listed) -> None:
-    """Add a table like COMMANDS; a nested table instead of options becomes subcommands."""
-    parsers = parser.add_subparsers(dest=what, required=True, metavar=what, **listed)
-    for name, (text, run, options, *changes) in commands.items():
-        summary = {} if listed else {"help": f"{text} ({options})" if commands is BOOK else text}
-        command = parsers.add_parser(name, description=text, formatter_class=_Help, **summary)
-        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        if isinstance(options, dict):
-            _add_commands(command, options, "action" if name == "book" else "system")
-            continue
-        different = changes[0] if changes else {}
-        for option in options.split():
-            change = different.get(option.lstrip("-").replace("-", "_"), {})
-            command.add_argument(option, **OPTIONS[option] | ({"help": change} if isinstance(change, str) else change))
-        command.set_defaults(run=run)
+def _print_table(table, digits: int = 2) -> None:
+    from specdec.report.tables import markdown
+
+    print(markdown(table, digits=digits))
 
 
-def _pick(args, *names: str) -> dict:
-    """These options as keyword arguments of a function with the same names."""
-    return {name: getattr(args, name) for name in names}
+def _suites(suites: tuple, pair: str, every: bool = False) -> list[str]:
+    """The named suites, or embedded ones for the pair: the usual four, or all."""
+    from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
+
+    names = NAMES if every else DEFAULT_NAMES
+    return list(suites) or [embedded_suite(name, pair) for name in names]
 
 
-def _suites(args) -> list[str]:
-    """The named suites, or embedded ones for the pair: all of them to record, else the usual four."""
-    names = data.suites.NAMES if args.command == "record" else data.suites.DEFAULT_NAMES
-    return args.suites or [data.suites.embedded_suite(name, args.which.name) for name in names]
+@command("doctor")
+def doctor(
+    *,
+    bench: bool = False,
+    rounds: int = 5,
+    dtype: str = "float32",
+    threads: int | None = None,
+    cpu_time: bool = False,
+) -> int:
+    """report this machine's features, missing parts and the costs of a cycle here"""
+    checks = tools.doctor.checks()
+    _print_table(checks)
+    pairs = ("tiny", "small") if bench else ("small",)
+    how = {"rounds": rounds if bench else 1, "threads": threads, "cpu_time": cpu_time}
+    print()
+    _print_table(tools.doctor.benchmark(pairs, dtype, **how))
+    return int((checks["state"] == tools.doctor.FAULT).any())
+
+
+@command("pairs")
+def pairs() -> None:
+    """list the pairs known by name to --pair and the notebooks"""
+    import pandas
+
+    from specdec.models.load import at_hand
+    from specdec.models.pairs import names
+
+    rows = []
+    for name in names():
+        rows.append({"pair": name, "state": "available" if at_hand(name) else "to be downloaded"})
+    _print_table(pandas.DataFrame(rows))
+
+
+@command("decode")
+def decode(
+    prompt: str,
+    *,
+    policy: str = "tuned",
+    raw: bool = False,
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> None:
+    """decode one prompt and print text, tau and tokens per second"""
+    from specdec.core.decode import autoregress
+    from specdec.core.decode import decode as drafted
+    from specdec.core.policy import Static
+
+    which = tools.places.which(pair, target, drafter)
+    method = None if policy == "tuned" else tools.places.policy(policy, which.name)
+    models = tools.places.load(which, dtype, device, device_map=device_map)
+    if policy == "tuned":
+        method = Static.of(models.usual_tree)
+    how = {"temperature": temperature, "seed": seed, "raw": raw}
+    if method is None:
+        out = autoregress(models, prompt, max_new_tokens, **how)
+        facts = f"autoregressive: {out.new_tok} tokens"
+    else:
+        out = drafted(models, prompt, method, max_new_tokens, **how)
+        facts = f"{method!r}: {out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles"
+    print(out.tokens if out.text is None else out.text)
+    print(f"[{facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
+
+
+@command("audit")
+def audit(
+    *,
+    policy: tuple[str, ...] = (),
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+    max_new_tokens: int = 32,
+    temperature: float | None = None,
+    seed: int = 0,
+    suites: tuple[str, ...] = (),
+    folder: str | None = None,
+    limit: int = 4,
+    part: str | None = None,
+) -> int:
+    """check that no tree and no policy changes the text, at temperature 0 and 1"""
+    from specdec.data.suites import gather, openings
+    from specdec.evaluation import lossless
+
+    which = tools.places.which(pair, target, drafter)
+    policies = {text: tools.places.policy(text, which.name) for text in policy}
+    names = _suites(suites, which.name)
+    items = gather(names, limit=limit or None, part=part, folder=folder, seed=seed)
+    models = tools.places.load(which, dtype, device, device_map=device_map)
+    how: dict = {"max_new_tokens": max_new_tokens, "seed": seed}
+    if policies:
+        how["policies"] = {**lossless.default_policies(seed), **policies}
+    how["temperatures"] = (0.0, 1.0) if temperature is None else (temperature,)
+    result = lossless.audit(models, openings(models, items), **how)
+    _print_table(result.table)
+    if result.unasked:
+        names = ", ".join(result.unasked)
+        print(f"\nNever asked, so not tested: {names}; decode more or longer texts.")
+    if len(result.failures):
+        print("\nNot lossless; the first of the texts that differ:\n")
+        _print_table(result.failures.head())
+    return int(not result.passed)
+
+
+@command("evaluate")
+def evaluate(
+    *,
+    methods: tuple[str, ...] = ("autoregressive", "eagle3", "eagle3-scripts"),
+    policy: tuple[str, ...] = (),
+    tuned: bool = False,
+    name: str = "evaluate",
+    force: bool = False,
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    suites: tuple[str, ...] = (),
+    folder: str | None = None,
+    limit: int = 4,
+    part: str | None = None,
+    repeats: int = 1,
+    on: str | None = None,
+    jobs: int | None = None,
+) -> None:
+    """measure the speed of methods on suites"""
+    from specdec.evaluation import bench
+    from specdec.evaluation.tuning import tune_static
+
+    which = tools.places.which(pair, target, drafter)
+    named = {text: tools.places.policy(text, which.name) for text in (*methods, *policy)}
+    if tuned and part not in (None, "test"):
+        raise SpecdecError(f"--tuned evaluates on the test part, not on --part {part}.")
+    names = _suites(suites, which.name)
+    models = tools.places.load(which, dtype, device, device_map=device_map)
+    how: dict = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    how.update(seed=seed, folder=folder)
+    if tuned:
+        named["tuned"] = tune_static(models, names, **how).policy
+        part = "test"
+        print(f"The fastest tree on the tuning prompts is {named['tuned']!r}.", file=sys.stderr)
+    how.update(part=part, repeats=repeats, name=name, force=force, on=on, jobs=jobs)
+    run = bench.evaluate(named, names, models, limit=limit or None, **how)
+    table = bench.summary(run)
+    columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
+    columns += ["tok_per_s", "same_frac", "accuracy_frac"]
+    _print_table(table[[column for column in columns if column in table]])
+    print(f"\nEvery row is in {run.directory}.")
+
+
+@command("estimate")
+def estimate(
+    *,
+    plan: str | None = None,
+    gpu: str | None = None,
+    policy: str | None = None,
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_new_tokens: int = 128,
+    prompt_tok: int = 1024,
+    suites: tuple[str, ...] = (),
+    folder: str | None = None,
+    limit: int = 4,
+    part: str | None = None,
+    repeats: int = 1,
+) -> None:
+    """estimate memory and time of a run before it runs"""
+    if plan:
+        priced = tools.estimate.price(tools.estimate.read_plan(plan))
+        _print_table(priced.table)
+        print(f"\n{priced.sentence}")
+        return
+    which = tools.places.which(pair, target, drafter)
+    how: dict = {"dtype": dtype, "device": device, "drafter": drafter, "gpu": gpu}
+    how.update(max_new_tokens=max_new_tokens, prompt_tok=prompt_tok, limit=limit or None)
+    how.update(folder=folder, part=part, repeats=repeats)
+    if policy:
+        largest = tools.places.policy(policy, which.name)
+        if largest is not None:
+            how["tree"] = largest.limits
+    needed = tools.estimate.estimate(which.base, _suites(suites, which.name), **how)
+    if not needed.fits:
+        raise SpecdecError(needed.sentence)
+    print(needed.sentence, file=sys.stderr)
+
+
+@command("record")
+def record(
+    *,
+    data: str | None = None,
+    estimate: bool = False,
+    name: str = "record",
+    depth: int = 12,
+    top_ks: tuple[int, ...] = (1, 2, 8, 16),
+    trees: tuple[int, ...] = (4, 10),
+    family: tuple[int, ...] = (),
+    most_nodes: int = 240,
+    lengths: int | None = None,
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    suites: tuple[str, ...] = (),
+    folder: str | None = None,
+    limit: int = 40,
+    on: str | None = None,
+    jobs: int | None = None,
+) -> None:
+    """record what every tree would accept, so that any policy can be replayed"""
+    from specdec import runs
+    from specdec.replays import record as recording
+
+    # 1. the pair and its prompts
+    which = tools.places.which(pair, target, drafter)
+    models = tools.places.load(which, dtype, device, device_map=device_map)
+    prompts = _own_prompts(Path(data)) if data else _suites(suites, which.name, every=True)
+    if lengths is None:
+        lengths = recording.usual_lengths(models, (*top_ks, *trees), depth)
+    how: dict = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    how.update(depth=depth, top_ks=top_ks, trees=trees, family=family, most_nodes=most_nodes)
+    how.update(lengths=lengths, limit=limit or None, folder=folder, name=name, on=on, jobs=jobs)
+    if data:
+        how["part"] = recording.SPLIT
+    # 2. what it needs
+    needed = tools.estimate.estimate_record(models, prompts, **how)
+    print(needed.sentence, file=sys.stderr)
+    if estimate:
+        return
+    if not needed.fits:
+        raise SpecdecError(needed.sentence)
+    # 3. the recording, which other commands then find
+    trace = recording.record(models, prompts, **how)
+    print(f"{trace!r}", file=sys.stderr)
+    matching = [run for run in runs.find(name) if run.key == trace.header["key"]]
+    if name == tools.places.RECORDINGS:
+        tools.places.leave_recording(matching[0].directory, trace)
+    print(matching[0].directory)
 
 
 def _own_prompts(path: Path) -> dict:
     """The user's turns of every line, as one suite: the pair gives its own answers."""
+    from specdec.data.suites import Prompt
+    from specdec.training.drafter.generate_data import read_prompts
+
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    chats = [chat for file in files for chat in drafting.generate_data.read_prompts(file)]
-    asked = [tuple(message["content"] for message in chat if message["role"] == "user") for chat in chats]
-    named = [(f"{path.stem}/{number}", path.stem, turns) for number, turns in enumerate(asked)]
-    return {path.stem: [data.suites.Prompt(*facts) for facts in named]}
+    prompts = []
+    for file in files:
+        for chat in read_prompts(file):
+            turns = tuple(turn["content"] for turn in chat if turn["role"] == "user")
+            prompts.append(Prompt(f"{path.stem}/{len(prompts)}", path.stem, turns))
+    return {path.stem: prompts}
 
 
-def _load(args):
-    tp, spread = "tp" in args and args.tp, args.device_map if "device_map" in args else None
-    return tools.places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
-
-
-REQUIRED = {"required": True}
-_FORMATS = ["float32", "bfloat16"]
-
-
-def _option(help: str, default=None, **more) -> dict:
-    """The argparse arguments of an option: a flag if the default is False, else a value of the default's type."""
-    if default is False:
-        return {"help": help, "action": "store_true"}
-    typed = default[0] if isinstance(default, list) and default else default
-    kind = {"type": type(typed)} if isinstance(typed, int | float) else {}
-    return {"help": help, "default": default, **kind, **more}
-
-
-OPTIONS: dict[str, dict] = {
-    "--pair": _option(
-        "target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ..., a name registered with `specdec register`, or a "
-        "folder or hub id (default: small; `specdec pairs` lists the names)"
-    ),
-    "--target": _option("instead of --pair: folder, hub id or GGUF file of any causal language model"),
-    "--drafter": _option("folder or hub id of a drafter, or a kind such as suffix, instead of the pair's own"),
-    "--dtype": _option("number format of weights and activations: auto, float32, bfloat16 or float16", "auto"),
-    "--device": _option("where to run: auto, cpu or cuda", "auto"),
-    "--tp": _option("shard the target over the processes of torchrun (tensor parallelism)", False),
-    "--device-map": _option("spread the target's layers over several GPUs: auto, balanced or sequential"),
-    "--max-new-tokens": _option("maximum number of new tokens per answer", 128),
-    "--temperature": _option("sampling temperature; 0 decodes greedily", 0.0),
-    "--seed": _option("random seed", 0),
-    "--threads": _option("CPU threads to use (default: torch's choice)", type=int),
-    "--on": _option(
-        "where to run: local (several processes), ray, ray://host:port, slurm or slurm:local (default: this process)",
-        metavar="PLACE",
-    ),
-    "--jobs": _option(
-        "number of parallel jobs with --on (default: this machine's cores, or the cluster's capacity)", type=int
-    ),
-    "--cpu-time": _option("measure processor time instead of the wall clock (one thread; for busy machines)", False),
-    "--notebooks": _option("folder of the notebooks (default: SPECDEC_NOTEBOOKS, or the checkout's)", metavar="FOLDER"),
-    # prompts
-    "--suites": _option(
-        "suites of prompts such as laptop/gsm8k (default: embedded ones for the pair; see README)",
-        nargs="+",
-        metavar="SUITE",
-    ),
-    "--folder": _option("folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)"),
-    "--limit": _option("maximum number of prompts per suite; 0 takes all", 4),
-    "--part": _option("use only this split of each suite (default: all of it)", choices=["train", "tune", "test"]),
-    "--repeats": _option("number of times to decode every prompt", 1),
-    # doctor
-    "--bench": _option("time more pairs in more rounds, and a pair of the reference shape", False),
-    "--curve": _option("also measure the time of a cycle against verified nodes and context length", False),
-    "--rounds": _option("rounds of --bench; in each, every method decodes every prompt", 5),
-    # decode
-    "prompt": _option("text to continue; sent as a user message if the pair has a chat template"),
-    "--policy": _option(
-        "how to draft: tuned (the tree tuned for the pair), autoregressive (no drafting), eagle3, "
-        "static:total_tokens,depth,top_k[,beam,...], an engine's rule "
-        "such as sglang_ema, the folder of a learned policy, or a shipped one such as small/ours-float32",
-        "tuned",
-        metavar="POLICY",
-    ),
-    "topic": _option("the command", nargs="*"),
-    "--raw": _option("continue the text itself, without the chat template", False),
-    # audit
-    "--logs": _option("logs of another engine's plain and other answers (JSONL)", nargs=2, metavar=("PLAIN", "OTHER")),
-    "--server": _option("OpenAI-compatible server of this target here, such as http://localhost:8000", metavar="URL"),
-    "--draws": _option("sampled answers to draw from the server; 0 compares greedy texts alone", 200),
-    "--any-host": _option("allow a server on another machine, which then sees the prompts", False),
-    # evaluate and estimate
-    "--methods": _option(
-        "decoding methods to compare, written as for --policy of `specdec decode`",
-        ["autoregressive", "eagle3", "eagle3-scripts"],
-        nargs="+",
-        metavar="METHOD",
-    ),
-    "--tuned": _option("add the fastest static tree on the tuning prompts; evaluate on the test prompts", False),
-    "--name": _option("name of the run directory"),
-    "--prompt-tok": _option("longest prompt to reserve memory for, in tokens", 1024),
-    "--gpu": _option("compute from this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
-    "--plan": _option("estimate a whole grid of measurements, such as notebooks/papers_plan.yml", metavar="FILE"),
-    # record and calibrate
-    "--depth": _option("expansions (draft forwards after the first) of the deepest tree", 12),
-    "--top-ks": _option("beam widths whose acceptance is recorded, but not the trees", [1, 2, 8, 16], nargs="*"),
-    "--trees": _option("beam widths whose whole trees are recorded", [4, 10], nargs="*"),
-    "--family": _option(
-        "record every tree up to this many children per node and, after it, nodes expanded per level, such as 3 8",
-        [],
-        type=int,
-        nargs="*",
-    ),
-    "--most-nodes": _option("largest number of verified nodes that can be replayed", 240),
-    "--lengths": _option(
-        "positions per turn with RADAR's exact distributions (default: 16 with trees of width 10 and depth 7)", type=int
-    ),
-    "--estimate": _option("only print the estimated time and space", False),
-    "--seconds": _option("duration of the measurement in seconds", 45.0),
-    # evidence
-    "--only": _option("names of notebooks or beginnings of them (2: the twenties)", [], nargs="+", metavar="NAME"),
-    "--policies": _option(
-        "folders of learned policies to audit besides the shipped ones", [], nargs="*", metavar="FOLDER"
-    ),
-    # generate-data
-    "policy": _option("folder of a policy, or a shipped one such as small/ours-float32"),
-    "target": _option("a preset such as smollm2, or the folder or hub id of a chat model with its tokenizer"),
-    "--tokens": _option("total number of answer tokens in the folder, such as 500k or 3M", "3M"),
-    "--rows": _option("number of chats generated in parallel", 64),
-    "--answer-tok": _option("maximum number of tokens per answer", 320),
-    "--prompts": _option("file of prompts to answer first: one a line, or JSONL (default: the shipped ones)"),
-    # train
-    "--out": _option("folder for weights or policy, learning curve and checkpoints", required=True),
-    "--restart": _option("start over instead of continuing a run", False),
-    "--preset": _option("settings by name: tiny or small; for drafters also pretrained or paper", "small"),
-    "--minutes": _option("stop after this many minutes instead of the preset's steps", type=float),
-    "--steps": _option("optimiser steps (default: the preset's)", type=int),
-    "--data": _option("conversations: a JSONL file or a folder of such files (default: the toy pair's corpus)"),
-    "--set": _option(
-        "change settings of the preset, such as passes=2 (repeatable)",
-        [],
-        nargs="+",
-        action="extend",
-        metavar="NAME=VALUE",
-    ),
-    "--objective": _option("what to optimise: ppow, cst, kl_only, distillspec-reverse, ...", "ppow"),
-    "--fields": _option("change settings of the objective, such as beta=0.1", [], nargs="+", metavar="NAME=VALUE"),
-    "--start-from": _option("folder of the drafter to continue from (default: the shipped one of the target)"),
-    "--unroll": _option("draft steps that training unrolls (default: the preset's)", type=int),
-    "--features": _option("folder for cached target features of a fixed text (default: the user's cache)"),
-    "--features-gb": _option("disk budget for cached target features, in GB; 0 disables the cache (slower)", 20.0),
-    "--fsdp": _option("shard the target's weights over several processes instead of copying them to each", False),
-    # export
-    "engine": _option("the engine that will serve the drafter", choices=["vllm", "sglang", "llama.cpp"]),
-    "--gguf": _option("GGUF file of the target, needed for llama.cpp", metavar="FILE"),
-    "--tree": _option(
-        "tree whose settings become the engine's flags (default: the fastest one in the recording)",
-        metavar="TOTAL_TOKENS,DEPTH,TOP_K",
-    ),
-    # schedule
-    "--batches": _option("batch sizes to choose for", [1, 2, 4, 8, 16, 32, 64], nargs="+", metavar="TEXTS"),
-    "--plugin": _option("also write a class for the engine's own hook, to change (vllm, sglang)", False),
-    # card
-    "name": _option("preset of the shipped drafter, such as smollm2"),
-    "--trained": _option("output folder of a training (its --out): first copy its drafter into the package"),
-    "--kind": _option("kind of the drafter: eagle3, block, eagle1, griffin, medusa or hydra", "eagle3"),
-    # controllers
-    "--trace": _option("folder of a recording (default: the newest one of the pair)", metavar="FOLDER"),
-    "--costs": _option(
-        "costs of a cycle: JSON file of `specdec calibrate`, or a hardware profile by name (default: its last result)"
-    ),
-    "--systems": _option(
-        "controllers to train", ["resps", "ltd", "radar", "ours"], nargs="+", choices=["resps", "ltd", "radar", "ours"]
-    ),
-    "--seeds": _option("training seeds for each controller", [0], nargs="+", metavar="SEED"),
-    "--variant": _option("variant of Re-SpS", "max_entropy", choices=["max_entropy", "standard"]),
-    "--order": _option("section of LTD's paper whose order of rounds is used", "6.1", choices=["6.1", "4"]),
-    # score
-    "--machines": _option("hardware profiles to judge at as well (default: three GPUs)", nargs="*"),
-    "--answer-ms": _option("time of one answer in milliseconds (default: measured)", type=float),
-    "--budget": _option("training length in decisions: short, or the paper's", "laptop", choices=["laptop", "paper"]),
-    # the book
-    "--scale": _option("budgets of the notebooks", "laptop", choices=["laptop", "paper"]),
-    "--full": _option("evaluate whole suites instead of a few prompts of each", False),
-    "--all": _option("run every notebook of the book, not only the main ones", False),
-    "--force": _option("start over instead of continuing or reusing a run", False),
-    "--smoke": _option("run with the small settings of the tests", False),
-    "-p": _option(
-        "set a parameter of the notebooks (repeatable)", [], nargs=2, action="append", metavar=("NAME", "VALUE")
-    ),
-    "--check": _option("change nothing; only list notebooks that are not tidy", False),
-    "--no-browser": _option("start JupyterLab without opening a browser", False),
-    "--publish": _option("copy the items of the runs into figures/", False),
-    "--replace": _option("with --publish: also replace items with more rows than these", False),
-}
-NAMED = "--pair --target --drafter"
-PAIR = f"{NAMED} --dtype --device"
-DECODING = f"{PAIR} --max-new-tokens --temperature --seed"
-SUITES = "--suites --folder --limit --part --repeats"
-WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
-CONTROLLER = f"{NAMED} --data --preset --trace --costs --budget --steps --set --out --seed --restart"
-ELSEWHERE = "--on --jobs"
-_ANY_DEVICE = {"device": dict(default=None, help="where to train: cpu or cuda (default: a GPU if there is one)")}
-_LEARNER = _ANY_DEVICE | {
-    "target": REQUIRED | {"help": "a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"},
-    "out": "folder for the drafter, its learning curve and checkpoints",
-    "start_from": "folder of a drafter of this kind to continue from (default: a fresh one)",
-}
-_OWN = "a file with one a line, or JSONL with `prompt` or `messages`, or a folder of such JSONL files"
-_RECORDED = {
-    "preset": dict(default="ours", choices=["paper", "official", "ours"], help="settings by name"),
-    "steps": "number of decisions (resps, ltd), passes (radar) or steps (ours) (default: the preset's)",
-    "out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
-    "set": "change any field of the preset, such as interval=3 or ppo.gamma=0.9 or state=text (repeatable)",
-    "data": f"first record these prompts and calibrate: {_OWN} (default: use what was recorded before)",
-}
-_POLICIES = dict(nargs="+", default=[], dest="policies", help="learned policies to add, by folder or shipped name")
-
-COMMANDS: dict[str, tuple] = {}  # name -> help, function, options, changes to them
-TRAININGS: dict[str, tuple] = {}
-BOOK: dict[str, tuple] = {}
-
-
-def _command(name: str, options: str, /, table: dict = COMMANDS, **changes):
-    """Add a function to a table of commands; its docstring is the help.
-
-    changes: by option, its differences for this command; a string is its help.
-    """
-
-    def add(run):
-        table[name] = (" ".join(run.__doc__.split()), run, options, changes)
-        return run
-
-    return add
-
-
-@_command(
-    "doctor",
-    "--bench --curve --threads --dtype --rounds --cpu-time",
-    dtype=_option("number formats to time", _FORMATS, nargs="+", choices=_FORMATS),
-)
-def _doctor(args) -> int:
-    """report this machine's features, missing parts and bottlenecks"""
-    checks = tools.doctor.checks(tools.doctor.facts())
-    print(tables.markdown(checks))
-    options = _pick(args, "threads", "cpu_time")
-    if args.bench:
-        options |= {"pairs": ("tiny", "small"), "reference": True, "rounds": args.rounds, "progress": True}
-    print(f"\n{tables.markdown(tools.doctor.benchmark(tuple(args.dtype), **options))}")
-    status, dtype = int((checks["state"] == tools.doctor.FAULT).any()), args.dtype[0]
-    if not args.curve:
-        return status
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    rows = tools.doctor.curve(tools.doctor.reference_pair(getattr(torch, dtype)), cpu_time=args.cpu_time)
-    table = tables.node_curve(rows, by="context")
-    columns = ["context", "verified_tok", "draft_ms", "verify_ms", "commit_ms", "host_ms", "total_ms"]
-    print(f"\n{tables.markdown(table[columns])}")
-    title = f"a cycle of the reference shape, {dtype}, after so many tokens"
-    figure = report.figures.node_curve(table, by="context", title=title)
-    stem = runs.figure_path("doctor", f"cycle_{dtype}")
-    facts = {"pair": "reference shape", "dtype": dtype, "device": "cpu", "machine": machine.hardware()["cpu"]}
-    print(f"\nThe curve is drawn in {report.figures.save(figure, stem, sources=[facts], data=table)[0]}.")
-    return status
-
-
-@_command("help", "topic")
-def _help(args) -> None:
-    """show the options of a command, such as `specdec help train eagle3`"""
-    parser().parse_args([*args.topic, "--help"])
-
-
-@_command("pairs", "")
-def _pairs(args) -> None:
-    """list the pairs known by name to --pair and the notebooks"""
-    rows = []
-    for name in pairs.names():
-        known = pairs.own_pair(name) or pairs.PRESETS.get(name, pairs.OwnPair("in the package", "in the package"))
-        target = known.target if isinstance(known.target, str) else known.target.requirement
-        kind = "yours" if pairs.own_pair(name) else "available" if load.at_hand(name) else "to be downloaded"
-        rows.append({"pair": name, "target": target, "drafter": known.drafter or "none", "": kind})
-    print(f"{tables.markdown(pandas.DataFrame(rows))}\n\nYours are in {pairs.registry()}; `specdec register` adds one.")
-
-
-@_command(
-    "register",
-    "name --target --drafter --kind",
-    name="name of the pair in every command and notebook",
-    target="folder, hub id or GGUF file of its target, or a preset's name (default: the one its drafter names)",
-    drafter="folder or hub id of its drafter, or a kind (default: the drafter/ beside the target)",
-    kind=dict(default=None, help="kind of the drafter, if its config.json does not say it, or a kind without weights"),
-)
-def _register(args) -> None:
-    """register a pair of your own under a name for all commands and notebooks"""
-    path = load.register(**_pick(args, "name", "target", "drafter", "kind"))
-    drafter = pairs.registered()[args.name].drafter or "none, so it decodes plainly or with --drafter"
-    print(f"{path} knows {args.name}: target {pairs.registered()[args.name].target}, drafter {drafter}.")
-
-
-@_command("decode", f"prompt --policy --raw {DECODING} --tp --device-map")
-def _decode(args) -> None:
-    """decode one prompt and print text, tau and tokens per second"""
-    tuned = args.policy == "tuned"
-    policy = None if tuned else tools.places.policy(args.policy, args.which.name)
-    pair = _load(args)
-    policy = core.policy.Static.of(pair.usual_tree) if tuned else policy
-    options = _pick(args, "max_new_tokens", "temperature", "seed", "raw")
-    if policy is None:
-        out, name, tau = core.decode.autoregress(pair, args.prompt, **options), evaluation.methods.AUTOREGRESSIVE, ""
-    else:
-        out, name = core.decode.decode(pair, args.prompt, policy, **options), repr(policy)
-        tau = f"tau {out.tau:.2f} in {len(out.rows)} cycles, "
-    print(out.text if out.text is not None else out.tokens)
-    print(f"[{name}: {out.new_tok} tokens, {tau}{out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
-
-
-@_command(
-    "audit",
-    f"{DECODING} {SUITES} --policy --logs --server --draws --any-host --tp --device-map",
-    policy=_POLICIES,
-    max_new_tokens=dict(default=32),
-    temperature=dict(default=None, help="sampling temperature to audit (default: 0 and 1; of logs: 0)"),
-)
-def _audit(args) -> int:
-    """check that no tree and no policy changes the text, or that another engine's logs or server did not"""
-    if args.logs:
-        return _audit_logs(args)
-    own = {text: tools.places.policy(text, args.which.name) for text in args.policies}
-    items = data.suites.gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
-    pair = _load(args)
-    prompts = data.suites.openings(pair, items)
-    if args.server:
-        return _audit_server(args, pair, prompts)
-    options = _pick(args, "max_new_tokens", "seed")
-    options |= {"policies": {**evaluation.lossless.default_policies(args.seed), **own}} if own else {}
-    options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)
-    return _told(evaluation.lossless.audit(pair, prompts, **options))
-
-
-def _audit_logs(args) -> int:
-    pair = _load(args)
-    plain, other = (logs.read_log(path, pair) for path in args.logs)
-    if not args.temperature:
-        return _told(logs.audit_texts(pair, plain, other, Path(args.logs[1]).name))
-    laws = [logs.law_of_texts(pair, texts, args.temperature) for texts in (plain, other)]
-    return max(_told_law(path, law) for path, law in zip(args.logs, laws, strict=True))
-
-
-def _audit_server(args, pair, prompts) -> int:
-    server, status = logs.Server(args.server, args.any_host), 0
-    if not args.temperature:
-        status = _told(logs.audit_server(pair, prompts, server, args.max_new_tokens))
-    if args.temperature != 0.0 and args.draws:
-        law = logs.law_of_server(pair, prompts[0], server, args.draws, args.temperature or 1.0)
-        status = max(status, _told_law(args.server, law))
-    return status
-
-
-def _told_law(name: str, law) -> int:
-    verdict, of = "are" if law.passed else "are not", f"(p {law.p_value:.2g}, {law.draws} tokens)"
-    print(f"{name}: the sampled tokens {verdict} draws from the target's distribution {of}.")
-    return int(not law.passed)
-
-
-def _told(audit) -> int:
-    print(tables.markdown(audit.table))
-    if audit.unasked:
-        print(f"\nNever asked, so not tested: {', '.join(audit.unasked)}; decode more or longer texts.")
-    if len(audit.failures) or not (audit.passed or audit.unasked):
-        print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
-    return int(not audit.passed)
-
-
-@_command(
-    "evaluate",
-    f"{DECODING} {SUITES} --methods --policy --tuned --name --force --device-map {ELSEWHERE}",
-    policy=_POLICIES,
-    name=dict(default="evaluate"),
-)
-def _evaluate(args) -> None:
-    """measure the speed of methods on suites"""
-    methods = {text: tools.places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
-    if args.tuned and args.part not in (None, "test"):
-        raise SpecdecError(f"--tuned evaluates on the test part of the suites, not on --part {args.part}.")
-    if not args.device_map:  # the estimate assumes one device
-        _estimate(args)
-    pair, options = _load(args), _pick(args, "max_new_tokens", "temperature", "seed", "folder")
-    if args.tuned:
-        methods["tuned"], args.part = evaluation.tuning.tune_static(pair, _suites(args), **options).policy, "test"
-        print(f"The fastest static tree on the tuning prompts is {methods['tuned']!r}.", file=sys.stderr)
-    options |= _pick(args, "part", "repeats", "name", "force", "on", "jobs") | {"limit": args.limit or None}
-    run = evaluation.bench.evaluate(methods, _suites(args), pair, **options)
-    table = evaluation.bench.summary(run)
-    shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
-    shown += ["accuracy_frac"]
-    print(tables.markdown(table[[name for name in shown if name in table]]))
-    print(f"\nEvery row is in {run.directory}.")
-
-
-@_command(
-    "estimate",
-    f"{DECODING} {SUITES} --policy --prompt-tok --gpu --plan",
-    policy=dict(default=None, help="policy whose largest tree to count, written as for `specdec decode`"),
-)
-def _estimate(args) -> None:
-    """estimate memory and time of a run before it runs"""
-    if args.command == "estimate" and args.plan:
-        plan = tools.estimate.price(tools.estimate.read_plan(args.plan))  # a row per pair, then the total as a sentence
-        return print(f"{tables.markdown(plan.table)}\n\n{plan.sentence}")
-    options = _pick(args, "prompt_tok", "gpu") if args.command == "estimate" else {"probe": False}
-    options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats", "drafter")
-    if args.command == "estimate" and args.policy:
-        largest = tools.places.policy(args.policy, args.which.name)
-        options["tree"] = core.tree_config.TreeConfig(1, 0, 1) if largest is None else largest.limits
-    needed = tools.estimate.estimate(args.which.base, _suites(args), limit=args.limit or None, **options)
-    if not needed.fits:
-        raise SpecdecError(needed.sentence)
-    print(needed.sentence, file=sys.stderr)
-
-
-@_command(
-    "record",
-    f"{DECODING} --suites --data --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
-    f"--device-map {ELSEWHERE}",
-    data=f"your own prompts in place of suites, split for training, tuning and testing: {_OWN}",
-    limit=dict(default=40),
-    name=dict(default="record"),
-)
-def _record(args) -> None:
-    """record what every tree would accept, so that any policy can be replayed"""
-    pair, suites = _load(args), _own_prompts(Path(args.data)) if args.data else _suites(args)
-    if args.lengths is None:
-        args.lengths = replays.record.usual_lengths(pair, (*args.top_ks, *args.trees), args.depth)
-    settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
-    settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
-    settings |= {"part": replays.record.SPLIT} if args.data else {}
-    needed = tools.estimate.estimate_record(pair, suites, **settings)
-    print(needed.sentence, file=sys.stderr)
-    if args.estimate:
-        return
-    if not needed.fits:
-        raise SpecdecError(needed.sentence)
-    trace = replays.record.record(pair, suites, **settings)
-    print(f"{trace!r}", file=sys.stderr)
-    folder = next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"])
-    if args.name == tools.places.RECORDINGS:
-        tools.places.leave_recording(folder, trace)
-    print(folder)
-
-
-@_command("check-recording", "name", name=dict(metavar="FOLDER", help="folder of a recording"))
-def _check_recording(args) -> int:
-    """check a recording against its form (specdec/replays/FORMAT.md) and print what it holds"""
-    trace, faults = replays.form.check_recording(args.name)
-    print("\n".join(faults or [f"{trace!r}: every file is as the form says."]))
-    if trace is not None and not faults:
-        kinds = {column.kind for column in replays.form.stored_columns(trace)}
-        columns = replays.form.form("column")
-        counted = trace.turns.groupby(["suite", "part"], sort=False)["positions"].agg(turns="size", positions="sum")
-        print(f"\n{tables.markdown(counted.reset_index())}\n\n{tables.markdown(columns[columns.index.isin(kinds)])}")
-    return int(bool(faults))
-
-
-@_command(
-    "generate-data",
-    "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate "
-    f"--device-map {ELSEWHERE}",
-    out="folder for the chats; existing chats are continued",
-    minutes="stop after this many minutes",
-    folder="folder of real suites whose prompts and answers are excluded (default: SPECDEC_DATA)",
-)
-def _generate_data(args) -> None:
+@command("generate-data")
+def generate_data(
+    target: str,
+    *,
+    out: str,
+    tokens: str = "3M",
+    minutes: float | None = None,
+    rows: int = 64,
+    answer_tok: int = 320,
+    prompts: str | None = None,
+    folder: str | None = None,
+    seed: int = 0,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+    threads: int | None = None,
+    estimate: bool = False,
+    on: str | None = None,
+    jobs: int | None = None,
+) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    tokens = _amount(args.tokens)
-    chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
-    config = drafting.generate_data.ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
-    pair = load.load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
-    files = drafting.generate_data.open_chats(pair, config, args.out, args.folder)
-    wanted = ranks.broadcast(tokens - files.answer_tok)
-    if wanted > 0:
-        print(drafting.generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
-    if wanted > 0 and not args.estimate:
-        options = dict(tokens=tokens, minutes=args.minutes, benchmarks=args.folder)
-        files = drafting.generate_data.generate_chats(pair, config, args.out, **options)
+    import torch
+
+    from specdec.models.load import load_pair
+    from specdec.training.drafter import generate_data as chats
+
+    total = _amount(tokens)
+    if threads:
+        torch.set_num_threads(threads)
+    how: dict = {"seed": seed, "rows": rows, "answer_tok": answer_tok, "on": on, "jobs": jobs}
+    if prompts:
+        how["prompts"] = Path(prompts)
+    config = chats.ChatConfig(**how)
+    where = {"device_map": device_map} if device_map else {}
+    pair = load_pair(target=target, dtype=dtype, device=device, **where)
+    files = chats.open_chats(pair, config, out, folder)
+    missing = total - files.answer_tok
+    if missing > 0:
+        print(chats.estimate_chats(pair, config, missing), file=sys.stderr)
+    if missing > 0 and not estimate:
+        end = {"tokens": total, "minutes": minutes, "benchmarks": folder}
+        files = chats.generate_chats(pair, config, out, **end)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
-    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
+    print(f"{out} holds {files.answer_tok:,} answer tokens ({counts}).")
 
 
 def _amount(text: str) -> int:
     """A count such as 300000, 300k or 3M."""
-    number, unit = text.strip().rstrip("kKmM"), text.strip()[-1:].lower()
+    units = {"k": 1_000, "m": 1_000_000}
+    unit = units.get(text.strip()[-1:].lower(), 1)
     try:
-        count = int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1))
+        count = int(float(text.strip().rstrip("kKmM")) * unit)
     except (ValueError, OverflowError):
         raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
     return check_integer("--tokens", count, 1)
 
 
-@_command(
-    "evidence",
-    "--pair --drafter --only --limit --policies --cpu-time --seed --out --notebooks",
-    pair=dict(default="small"),
-    only=dict(metavar="PART", help="tau, lossless, speed, peers or accuracy (default: all)"),
-    out="JSON file for the measurements; parts that are not measured stay in it",
-    limit=dict(default=20, help="prompts of each suite for tokens per cycle"),
-)
-def _evidence(args) -> int:
-    """measure the facts on a drafter's card: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)"""
-    drafter = str(report.card.weights_file(Path(args.drafter)).parent.resolve()) if args.drafter else ""
-    values = {"pair": args.pair, "drafter": drafter, "parts": args.only, "prompts": args.limit, "seed": args.seed}
-    values |= {"policies": [str(Path(folder).resolve()) for folder in args.policies], "cpu_time": args.cpu_time}
-    values["out"] = str(Path(args.out).resolve())
-    # force: the notebook itself tracks which parts are up to date
-    done = tools.book.run(tools.book.Book(), ["91_evidence"], parameters=values, force=True)
-    return int((done["state"] != "done").any())
+@command("score")
+def score(
+    policy: str,
+    *,
+    trace: str | None = None,
+    costs: str | None = None,
+    machines: tuple[str, ...] | None = None,
+    answer_ms: float | None = None,
+) -> None:
+    """judge a controller by replay: speed over plain decoding and the tuned tree"""
+    from specdec.evaluation.score import score as judge
+
+    how: dict = {"trace": trace, "costs": costs, "policy_ms": answer_ms}
+    if machines is not None:
+        how["machines"] = machines
+    result = judge(policy, **how)
+    _print_table(result.table, digits=3)
+    print(f"\n{result.sentence}")
 
 
-@_command(
-    "score",
-    "policy --all --trace --costs --machines --answer-ms --out",
-    policy=dict(
-        nargs="?", help="a Python file with a class, the name of an engine's rule, or as --policy of `specdec decode`"
-    ),
-    all="judge everything that ships instead",
-    costs="prices: JSON file of `specdec calibrate` or a hardware profile (default: those beside the recording)",
-    trace="folder of a recording (default: the one that ships)",
-    out=dict(required=False, help="folder for page, figure and score (default: runs/scores/NAME)"),
-)
-def _score(args) -> None:
-    """judge a controller by replay, in seconds: speed over plain decoding and the tuned tree, share of the headroom"""
-    options = _pick(args, "trace", "costs") | {"policy_ms": args.answer_ms}
-    options |= {} if args.machines is None else {"machines": args.machines}
-    if args.all:
-        return print(tables.markdown(runs.workbook_module("board").score_all(**options), digits=3))
-    if not args.policy:
-        raise SpecdecError("name a policy's file to score, or --all; `specdec new-policy NAME` writes one.")
-    found = evaluation.score.score(args.policy, **options)
-    print(f"{tables.markdown(found.table, digits=3)}\n\n{found.sentence}")
-    folder = Path(args.out) if args.out else runs.home() / "runs" / "scores" / runs.safe_name(found.name)
-    print(f"The page is {runs.workbook_module('board').write(found, folder)}.")
-
-
-@_command("new-policy", "name", name="name of the policy; the file is NAME.py")
-def _new_policy(args) -> None:
-    """write a controller to begin with, which `specdec score` judges as it is"""
-    path = evaluation.score.new_policy(args.name)
-    print(f"{path} holds a controller; judge it with `specdec score {path}`.")
-
-
-@_command(
-    "calibrate",
-    f"{PAIR} --seconds --seed --cpu-time --out --device-map",
-    out=dict(required=False, help="JSON file for the costs (default: where training looks for them)"),
-)
-def _calibrate(args) -> None:
+@command("calibrate")
+def calibrate(
+    *,
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+    seconds: float = 45.0,
+    seed: int = 0,
+    cpu_time: bool = False,
+    out: str | None = None,
+) -> None:
     """measure the time of every part of a cycle on this machine"""
-    pair = _load(args)
-    model = costs.calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
-    dtype = core.pair.dtype_name(pair.target.dtype)
-    print(model.save(args.out or tools.places.costs_file(pair.name, dtype)))
-    if not args.out and (tree := tools.places.keep_tree(pair.name, dtype)):
-        print(f"The tree {tree.text} is the fastest with these costs; {pair.name} now decodes with it by default.")
+    from specdec.core.pair import dtype_name
+    from specdec.costs.calibrate import calibrate as measure
+
+    which = tools.places.which(pair, target, drafter)
+    models = tools.places.load(which, dtype, device, device_map=device_map)
+    costs = measure(models, seconds=seconds, seed=seed, cpu_time=cpu_time)
+    number_format = dtype_name(models.target.dtype)
+    print(costs.save(out or tools.places.costs_file(models.name, number_format)))
+    tree = None if out else tools.places.keep_tree(models.name, number_format)
+    if tree:
+        print(f"{models.name} now decodes with the tree {tree.text}, the fastest at these costs.")
 
 
-@_command(
-    "reprice",
-    f"policy {PAIR} --suites --limit --trace --costs --seconds --cpu-time --out",
-    pair="a preset (default: the policy's training pair)",
-    trace="folder of a recording (default: record some tuning prompts now)",
-    costs="JSON file of `specdec calibrate` (default: measure now)",
-    out=dict(required=False, help="folder for policy and costs (default: that of `specdec train ours`)"),
-    limit=dict(default=10),
-)
-def _reprice(args) -> None:
-    """measure this machine, update a policy's costs and report the changes"""
-    policy = tools.places.policy(args.policy, args.which.name if args.which.typed else None)
-    if not args.which.typed:
-        args.which = tools.places.which(getattr(policy, "trained_for", {}).get("pair", tools.places.USUAL))
-    args.dtype = args.dtype if args.dtype != "auto" else "float32"
-    pair = _load(args)
-    options = _pick(args, "limit", "seconds", "cpu_time") | {"suites": _suites(args)}
-    options |= {"costs": costs.profiles.prices(args.costs)} if args.costs else {}
-    options |= {"trace": replays.trace.open_trace(Path(args.trace), pair.name)} if args.trace else {}
-    found, measured = training.value.reprice_here(policy, pair, **options)
-    print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
-    print(f"\nDifferences below {found.uncertainty_frac:.1%} are within the uncertainty of these costs.")
-    out = args.out or tools.places.policy_folder(pair.name, "ours", core.pair.dtype_name(pair.target.dtype))
-    measured.save(Path(out) / "costs.json")
-    print(f"{found.policy.save(out)} holds the policy with these costs, and costs.json.")
+def train_drafter(
+    *,
+    system: str,
+    target: str,
+    out: str,
+    data: str | None = None,
+    preset: str | None = None,
+    set: tuple[str, ...] = (),
+    objective: str = "ppow",
+    fields: tuple[str, ...] = (),
+    unroll: int | None = None,
+    start_from: str | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    threads: int | None = None,
+    device: str | None = None,
+    seed: int = 0,
+    restart: bool = False,
+    features: str | None = None,
+    features_gb: float = 20.0,
+) -> None:
+    """Train a drafter of one kind, or continue one with PPOW."""
+    from specdec.data.toy_chats import CorpusChats
+    from specdec.training.drafter import accuracy, chats, eagle3, presets
+
+    # 1. the settings; those of another kind are not among its options
+    if system != "ppow":
+        preset = preset or "small"
+    more: dict = {"seed": seed, "own_text": bool(data), "fields": fields}
+    if system == "ppow":
+        more["objective"] = objective
+    if system == "eagle3":
+        more["unroll"] = unroll
+    names = (system, target, preset, set, start_from)
+    settings, aim, start = presets.training_named(*names, **more)
+    cache = presets.CacheConfig(Path(features) if features else None, features_gb)
+    how: dict = {"minutes": minutes, "steps": steps, "seed": seed}
+    budget = presets.Budget(threads=threads, device=device, features=cache, **how)
+    # 2. the training
+    conversations = chats.load_conversations(data) if data else CorpusChats()
+    how = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
+    how.update(out_dir=out, resume=not restart)
+    print(eagle3.train_drafter(target, conversations, **how))
+    # 3. what it learned, by number of conversations
+    if settings.passes and settings.held_out:
+        points = accuracy.learning_curve(out)
+        print()
+        _print_table(points, digits=3)
+        if system != "ppow":
+            print()
+            _print_table(accuracy.fit_doubling(points), digits=3)
 
 
-@_command("target", WEIGHTS, table=TRAININGS, **_ANY_DEVICE)
-def _train_target(args) -> None:
-    """train a target of the shipped kind on the toy pair's corpus"""
-    train_target = runs.workbook_module("toy_pretrain").train_target
-    print(train_target(args.preset, args.out, _budget(args), resume=not args.restart))
+def train_controller(
+    *,
+    system: str,
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    data: str | None = None,
+    trace: str | None = None,
+    costs: str | None = None,
+    preset: str = "ours",
+    set: tuple[str, ...] = (),
+    steps: int | None = None,
+    budget: str = "laptop",
+    variant: str = "max_entropy",
+    order: str | None = None,
+    out: str | None = None,
+    seed: int = 0,
+    restart: bool = False,
+) -> None:
+    """Train a controller on a recording."""
+    from specdec import runs
+    from specdec.policies import ltd
+    from specdec.policies.base import setting
+    from specdec.training import controllers
+
+    which = tools.places.which(pair, target, drafter)
+    # 1. the recording and its prices; with --data they are made first
+    if data:
+        if trace:
+            raise SpecdecError("give --data (prompts to record) or --trace, and not both.")
+        record(data=data, limit=0, pair=pair, target=target, drafter=drafter)
+        if not costs:
+            calibrate(pair=pair, target=target, drafter=drafter)
+    name = None if trace and not which.typed else which.name
+    recorded = tools.places.trace(trace, name)
+    pair_name, dtype = recorded.header["pair"], recorded.header["dtype"]
+    prices = tools.places.costs(costs, pair_name, dtype)
+    # 2. the settings
+    changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in set)
+    if system == "ltd":
+        changes = {"rounds": ltd.ORDERS[order or "6.1"]} | changes
+    how: dict = {"preset": preset, "steps": steps, "seed": seed, "changes": changes}
+    if system == "resps":
+        how["variant"] = variant
+    if changes.get("state") == "text" and "text_state" not in recorded.header:
+        chosen = which if which.typed else tools.places.which(pair_name)
+        texts = runs.workbook_module("texts", "experiments")
+        recorded = texts.embedded(recorded, lambda: tools.places.load(chosen, dtype))
+    # 3. the training
+    folder = Path(out or tools.places.policy_folder(pair_name, system, dtype))
+    how.update(out_dir=folder, resume=not restart, paper=budget == "paper")
+    controllers.train_system(system, recorded, prices, **how)
+    print(folder)
 
 
-def _budget(args, **more):
-    return drafting.eagle3.Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
+def train_sweep(
+    *,
+    systems: tuple[str, ...] = SYSTEMS,
+    seeds: tuple[int, ...] = (0,),
+    pair: str | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    trace: str | None = None,
+    costs: str | None = None,
+    preset: str = "ours",
+    steps: int | None = None,
+    budget: str = "laptop",
+    out: str,
+    on: str | None = None,
+    jobs: int | None = None,
+) -> None:
+    """Train several controllers with several seeds; existing ones are kept."""
+    from specdec.training import controllers
+
+    which = tools.places.which(pair, target, drafter)
+    recorded = tools.places.trace(trace, None if trace and not which.typed else which.name)
+    prices = tools.places.costs(costs, recorded.header["pair"], recorded.header["dtype"])
+    how = {"preset": preset, "steps": steps, "paper": budget == "paper", "on": on, "jobs": jobs}
+    folder = Path(out)
+    _print_table(controllers.train_sweep(systems, recorded, prices, seeds, out_dir=folder, **how))
 
 
-_CONTINUED = {
-    "preset": dict(default=None, help="continued, or continued-corpus (the default without --data)"),
-    "start_from": OPTIONS["--start-from"],
-}
-
-
-def _train_drafter(args) -> None:
-    given = vars(args)
-    more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
-    more |= {"seed": args.seed, "own_text": bool(args.data)}
-    names = (args.system, args.target, args.preset, args.set, args.start_from)
-    settings, objective, start_from = drafting.presets.training_named(*names, **more)
-    features = drafting.presets.CacheConfig(args.features and Path(args.features), args.features_gb)
-    budget = _budget(args, features=features, fsdp=args.fsdp)
-    conversations = drafting.chats.load_conversations(args.data) if args.data else data.toy_chats.CorpusChats()
-    options = dict(out_dir=args.out, budget=budget, resume=not args.restart)
-    options |= dict(settings=settings, objective=objective, start_from=start_from)
-    print(drafting.eagle3.train_drafter(args.target, conversations, **options))
-    if settings.passes and settings.held_out and ranks.leads():
-        points = drafting.accuracy.learning_curve(args.out)
-        print(f"\n{tables.markdown(points, digits=3)}")
-        if args.system != "ppow":
-            print(f"\n{tables.markdown(drafting.accuracy.fit_doubling(points), digits=3)}")
-
-
-_OWN_TEXT = "on the target's own text"
-for _name, _text in {
-    "block": f"train a block drafter, which drafts all positions in one pass, {_OWN_TEXT}",
-    "eagle1": f"train an EAGLE-1 drafter (also for EAGLE-2's trees) {_OWN_TEXT}",
-    "hass": f"train an EAGLE-1 drafter by HASS {_OWN_TEXT}",
-    "griffin": f"train a GRIFFIN drafter {_OWN_TEXT}",
-    "medusa": f"train Medusa's heads {_OWN_TEXT}",
-    "hydra": f"train Hydra's heads {_OWN_TEXT}",
-    "hydra++": f"train Hydra's heads behind an extra layer {_OWN_TEXT}",
-    "lm": f"train a small language model as drafter {_OWN_TEXT}",
+DRAFTERS = {
     "eagle3": "train an EAGLE-3 drafter for any target, by the training-time test",
     "ppow": "continue training a drafter, with PPOW or another objective",
-}.items():
-    _own = {"eagle3": "--unroll", "ppow": "--objective --fields"}.get(_name, "--fields")
-    _options = f"--target --data {_own} --start-from {WEIGHTS} --set --features --features-gb --fsdp"
-    TRAININGS[_name] = (_text, _train_drafter, _options, _LEARNER | (_CONTINUED if _name == "ppow" else {}))
+    "block": "train a block drafter, which drafts all positions in one pass",
+    "eagle1": "train an EAGLE-1 drafter (also for EAGLE-2's trees)",
+    "hass": "train an EAGLE-1 drafter by HASS",
+    "griffin": "train a GRIFFIN drafter",
+    "medusa": "train Medusa's heads",
+    "hydra": "train Hydra's heads",
+    "hydra++": "train Hydra's heads behind an extra layer",
+    "lm": "train a small language model as drafter",
+}
+for _name, _text in DRAFTERS.items():
+    TRAININGS[_name] = (_text, train_drafter)
+for _name in SYSTEMS:
+    TRAININGS[_name] = (f"train the controller {_name} on a recording", train_controller)
+TRAININGS["sweep"] = ("train several controllers with several seeds", train_sweep)
 
 
-@_command(
-    "export",
-    f"engine {NAMED} --gguf --tree --trace --costs --dtype --out",
-    dtype=dict(default="float32", help="number format of the costs used to choose the tree"),
-    out="folder for the drafter's files",
-)
-def _export(args) -> None:
-    """write a drafter in the format of vLLM, SGLang or llama.cpp, and print the command that serves it"""
-    which = args.which
-    source = models.drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.own_drafter(which.base))
-    if not source or not args.drafter and not Path(source).is_dir():
-        raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
-    target = models.eagle_export.served_target(which.base, args.gguf)
-    if args.tree:
-        tree = core.tree_config.tree_from(args.tree)
-    else:
-        options = dict(chain=args.engine in models.eagle_export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
-        tree = tools.places.serving_tree(which.name, args.dtype, **options)
-    print(models.eagle_export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
-
-
-@_command(
-    "schedule",
-    "engine --pair --drafter --trace --costs --dtype --batches --plugin --out",
-    engine=dict(choices=["vllm", "sglang", "tensorrt-llm", "llama.cpp"], help="the engine that will follow it"),
-    pair="pair of the recording (default: small)",
-    drafter=REQUIRED | {"help": "folder or hub id of the drafter as the engine will load it"},
-    dtype=dict(default="float32", help="number format of the costs"),
-    out="folder for the engine's file",
-)
-def _schedule(args) -> None:
-    """write the fastest draft length for each batch size, by a recording and costs, in an engine's own form"""
-    trace = tools.places.trace(args.trace, None if args.trace and not args.pair else args.pair or tools.places.USUAL)
-    costs = tools.places.costs(args.costs, trace.header["pair"], args.dtype)
-    found = evaluation.schedule.fit(trace, costs, args.batches)
-    found = evaluation.schedule.fit_p_min(trace, costs, found) if args.engine == "llama.cpp" else found
-    plugin = evaluation.schedule.write_plugin(args.engine, found, Path(args.out)) if args.plugin else None
-    flags = evaluation.schedule.write(args.engine, found, Path(args.out), args.drafter)
-    print(f"{tables.markdown(found.table, digits=3)}\n\n{flags}\n")
-    if plugin:
-        print(f"{plugin} holds a class to change.")
-    print(f"By the costs {costs.name!r}; larger batches are computed, not measured. {evaluation.schedule.NOT_RUN}")
-
-
-@_command(
-    "card",
-    "name --trained --kind --trace --costs --machines",
-    trace="folder of a recording: also write speculation_profile.json, acceptance and tuned trees for servers",
-    costs="costs of one more machine in the profile: JSON file of `specdec calibrate`",
-    machines="hardware profiles in speculation_profile.json (default: three GPUs)",
-)
-def _card(args) -> None:
-    """write the card of a shipped drafter from its training and measurements, and its profile for servers"""
-    folder, pair = (load.shipped_folder(args.name), args.name if args.kind == "eagle3" else f"{args.name}+{args.kind}")
-    trace = tools.places.trace(args.trace, pair) if args.trace else None
-    print(report.card.ship(args.trained, folder, args.kind) if args.trained else report.card.write(folder, args.kind))
-    if trace is not None:
-        names = [*filter(None, [args.costs]), *(evaluation.score.MACHINES if args.machines is None else args.machines)]
-        print(report.card.profile(folder, trace, [costs.profiles.prices(name) for name in names], args.kind))
-
-
-def _record_and_calibrate(args) -> None:
-    """What a controller learns from: --data, as `specdec record` records it, and prices as `specdec calibrate` finds them."""
-    if args.trace:
-        raise SpecdecError("give --data (prompts to record) or --trace (a recording), and not both.")
-    pair = [f"--{name}={value}" for name in ("pair", "target", "drafter") if (value := getattr(args, name))]
-    lines = ["record", *pair, f"--data={args.data}", "--limit=0"], ["calibrate", *pair]
-    for line in lines[: 1 if args.costs else 2]:
-        step = parser().parse_args(line)
-        _check(step)
-        step.run(step)
-
-
-def _train_controller(args) -> None:
-    if args.data:
-        _record_and_calibrate(args)
-    trace = tools.places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
-    pair, dtype = trace.header["pair"], trace.header["dtype"]
-    costs = tools.places.costs(args.costs, pair, dtype)
-    out_dir = Path(args.out or tools.places.policy_folder(pair, args.system, dtype))
-    changes = dict(policies.base.setting("--set", "ppo.gamma=0.9", text) for text in args.set)
-    if "order" in args:
-        changes = {"rounds": policies.ltd.ORDERS[args.order]} | changes
-    if changes.get("state") == "text" and "text_state" not in trace.header:
-        which = args.which if args.which.typed else tools.places.which(pair)
-        trace = runs.workbook_module("texts", "experiments").embedded(trace, lambda: tools.places.load(which, dtype))
-    options = _pick(args, "preset", "steps", "seed", *(["variant"] if "variant" in args else []))
-    options |= dict(out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper", changes=changes)
-    training.controllers.train_system(args.system, trace, costs, **options)
-    print(out_dir)
-
-
-for _name, _whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}.items():
-    _options = CONTROLLER + {"resps": " --variant", "ltd": " --order"}.get(_name, "")
-    TRAININGS[_name] = (f"train {_whose} controller on a recording", _train_controller, _options, _RECORDED)
-
-
-@_command(
-    "sweep",
-    f"--systems --seeds {NAMED} --preset --trace --costs --budget --steps --out {ELSEWHERE}",
-    table=TRAININGS,
-    **_RECORDED | {"out": "folder with one subfolder for each controller and seed"},
-)
-def _train_sweep(args) -> None:
-    """train several controllers with several seeds on a recording; existing ones are kept"""
-    trace = tools.places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
-    costs = tools.places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
-    options = _pick(args, "preset", "steps", "on", "jobs")
-    options |= {"out_dir": Path(args.out), "paper": args.budget == "paper"}
-    print(tables.markdown(training.controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
-
-
-@_command(
-    "reproduce",
-    f"--scale --full --all --force --notebooks {ELSEWHERE}",
-    force="also run notebooks whose results are up to date",
-)
-def _reproduce(args) -> int:
+@command("reproduce")
+def reproduce(
+    *,
+    scale: str = "laptop",
+    full: bool = False,
+    all: bool = False,
+    force: bool = False,
+    notebooks: str | None = None,
+    on: str | None = None,
+    jobs: int | None = None,
+) -> int:
     """run the main notebooks of the book and write a page of all results"""
-    opened = tools.book.Book(args.scale)
-    names = [entry.name for entry in opened.choose((), args.all)]
-    full = [name for name in names if args.full and name.startswith("30_evaluate")]
-    reports = []
-    for some, parameters in (([name for name in names if name not in full], {}), (full, {"limit": 0})):
-        if some:
-            reports.append(tools.book.run(opened, some, parameters=parameters, **_pick(args, "force", "on", "jobs")))
-    tools.book.write_page(opened, [path for report in reports for path in report.attrs["headlines"]])
-    return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
+    book = tools.book.Book(scale)
+    names = [entry.name for entry in book.choose((), all)]
+    whole_suites = [name for name in names if full and name.startswith("30_evaluate")]
+    first = [name for name in names if name not in whole_suites]
+    reports = [tools.book.run(book, first, force=force, on=on, jobs=jobs)]
+    if whole_suites:
+        how = {"parameters": {"limit": 0}, "force": force, "on": on, "jobs": jobs}
+        reports.append(tools.book.run(book, whole_suites, **how))
+    headlines = []
+    for report in reports:
+        headlines += report.attrs["headlines"]
+    tools.book.write_page(book, headlines)
+    return int(any(_any_failed(report) for report in reports))
 
 
-@_command("items", "--scale --publish --replace --notebooks")
-def _items(args) -> int:
+def _any_failed(report) -> bool:
+    return bool(report["state"].isin(["failed", "skipped"]).any())
+
+
+@command("items")
+def items(
+    *,
+    scale: str = "laptop",
+    publish: bool = False,
+    replace: bool = False,
+    notebooks: str | None = None,
+) -> int:
     """list the papers' tables and figures and the state of each"""
-    claims, items, page, speeds = map(runs.workbook_module, ("claims", "items", "page", "speeds"))
-    if args.publish:
-        done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
-        if runs.home() == runs.workbook():  # its verdicts and its figure follow from the published rows
-            speeds.write(items.figures_dir())
-            page.write_verdicts(runs.home() / "README.md", items.figures_dir())
-        nothing = f"The runs of scale {args.scale} hold no item; run make book first."
-        print(tables.markdown(done) if len(done) else nothing)
-        return int((done["state"] == "refused").any())
-    table = items.status(args.scale)
-    print(tables.markdown(table[["item", "state", "missing", "scale", "notebook"]]))
-    counts = ", ".join(f"{count} {state}" for state, count in table["state"].value_counts().items())
-    print(f"\n{counts}, of {len(table)}.")
-    return 0
+    from specdec import runs
+
+    book_items = runs.workbook_module("items")
+    if not publish:
+        table = book_items.status(scale)
+        _print_table(table[["item", "state", "missing", "scale", "notebook"]])
+        states = table["state"].value_counts().items()
+        counts = ", ".join(f"{count} {state}" for state, count in states)
+        print(f"\n{counts}, of {len(table)}.")
+        return 0
+    sources = runs.workbook_module("claims").sources(scale, richest=not replace)
+    published = book_items.publish(scale, sources, replace)
+    # README's verdicts and figure follow from the published rows
+    if runs.home() == runs.workbook():
+        runs.workbook_module("speeds").write(book_items.figures_dir())
+        page = runs.workbook_module("page")
+        page.write_verdicts(runs.home() / "README.md", book_items.figures_dir())
+    if not len(published):
+        print(f"The runs of scale {scale} hold no item; run make book first.")
+        return 0
+    _print_table(published)
+    return int((published["state"] == "refused").any())
 
 
-@_command(
-    "run",
-    f"--only --all --force --smoke -p --scale --notebooks {ELSEWHERE}",
-    table=BOOK,
-    jobs="number of notebooks in parallel; those that measure time run alone (default: one)",
-    force="also run notebooks whose results are up to date",
-)
-def _book_run(args) -> int:
+@command("run", BOOK)
+def book_run(
+    *,
+    only: tuple[str, ...] = (),
+    all: bool = False,
+    force: bool = False,
+    smoke: bool = False,
+    p: tuple[str, ...] = (),
+    scale: str = "laptop",
+    notebooks: str | None = None,
+    on: str | None = None,
+    jobs: int | None = None,
+) -> int:
     """run the notebooks whose results are out of date"""
-    opened = tools.book.Book(args.scale)
-    values = {name: yaml.safe_load(text) for name, text in args.p}  # parsed as a number, flag or list
-    options = _pick(args, "on", "jobs", "force", "smoke") | {"everything": args.all}
-    report = tools.book.run(opened, args.only, parameters=values, **options)
-    if not args.only:
-        tools.book.write_page(opened, report.attrs["headlines"])
-    return int(report["state"].isin(["failed", "skipped"]).any())
+    import yaml
+
+    book = tools.book.Book(scale)
+    values = {name: yaml.safe_load(text) for name, text in p}  # a number, flag or list
+    how = {"force": force, "smoke": smoke, "everything": all, "on": on, "jobs": jobs}
+    report = tools.book.run(book, only, parameters=values, **how)
+    if not only:
+        tools.book.write_page(book, report.attrs["headlines"])
+    return int(_any_failed(report))
 
 
-@_command("contents", "--scale --notebooks", table=BOOK)
-def _book_contents(args) -> None:
+@command("contents", BOOK)
+def book_contents(*, scale: str = "laptop", notebooks: str | None = None) -> None:
     """print the table of contents with the state of each notebook"""
-    print(tools.book.contents(args.scale))
+    print(tools.book.contents(scale))
 
 
-@_command(
-    "pages", "--only --scale --notebooks", table=BOOK, only="names of notebooks (default: all with an executed copy)"
-)
-def _book_pages(args) -> None:
+@command("pages", BOOK)
+def book_pages(
+    *, only: tuple[str, ...] = (), scale: str = "laptop", notebooks: str | None = None
+) -> None:
     """write the executed notebooks as pages with pictures into figures/book"""
-    print("\n".join(map(str, runs.workbook_module("executed").write_pages(tools.book.Book(args.scale), args.only))))
+    from specdec import runs
 
-
-@_command(
-    "student", "--out --notebooks", table=BOOK, out=dict(required=False, help="folder for them (default: runs/student)")
-)
-def _book_student(args) -> None:
-    """write the teaching notebooks without their solutions"""
-    written = tools.book.write_student_edition(Path(args.out) if args.out else runs.home() / "runs" / "student")
+    written = runs.workbook_module("executed").write_pages(tools.book.Book(scale), only)
     print("\n".join(map(str, written)))
 
 
-@_command("lab", "--no-browser --notebooks", table=BOOK)
-def _book_lab(args) -> int:
-    """open the book in JupyterLab, on working copies ignored by git (runs/lab)"""
-    return tools.book.open_lab(["--no-browser"] if args.no_browser else [])
+@command("student", BOOK)
+def book_student(*, out: str | None = None, notebooks: str | None = None) -> None:
+    """write the teaching notebooks without their solutions"""
+    from specdec import runs
+
+    folder = Path(out) if out else runs.home() / "runs" / "student"
+    print("\n".join(map(str, tools.book.write_student_edition(folder))))
 
 
-@_command("tidy", "--check --notebooks", table=BOOK)
-def _book_tidy(args) -> int:
+@command("lab", BOOK)
+def book_lab(*, no_browser: bool = False, notebooks: str | None = None) -> int:
+    """open the book in JupyterLab"""
+    return tools.book.open_lab(["--no-browser"] if no_browser else [])
+
+
+@command("tidy", BOOK)
+def book_tidy(*, check: bool = False, notebooks: str | None = None) -> int:
     """remove outputs from the notebooks and rewrite their first cells"""
-    untidy = tools.book.tidy_all(check=args.check)
+    untidy = tools.book.tidy_all(check=check)
     print("\n".join(untidy) or "everything is tidy")
-    return int(args.check and bool(untidy))
+    return int(check and bool(untidy))
 
-
-COMMANDS["train"] = ("train a target, a drafter or a controller", None, TRAININGS)
-COMMANDS["book"] = ("the notebooks: run, contents, pages, lab, student (without solutions) or tidy", None, BOOK)
 
 if __name__ == "__main__":
     sys.exit(main())

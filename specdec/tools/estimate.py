@@ -44,7 +44,6 @@ from specdec.data.suites import SUITE_PROMPTS, SUITES, conversation, gather, ope
 from specdec.errors import SpecdecError, check_integer, check_name, door, nearest_name_error
 from specdec.evaluation.bench import KEYS
 from specdec.models import drafters, load, pairs
-from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
@@ -66,8 +65,12 @@ class EstimateConfig:
     folder: str | Path | None = None  # of JSONL files, for suites that are not embedded
     probe: bool = True  # decode a few tokens if the weights are available
     free_gib: float | None = None  # default: this machine's free memory
-    drafter: str | Path | None = None  # as in `load_drafter`; its published form if no weights are available
-    gpu: str | None = None  # one of `profiles.GPUS` in place of this machine: everything is computed, nothing measured
+    drafter: str | Path | None = (
+        None  # as in `load_drafter`; its published form if no weights are available
+    )
+    gpu: str | None = (
+        None  # one of `profiles.GPUS` in place of this machine: everything is computed, nothing measured
+    )
 
     def __post_init__(self):
         for name in ("prompt_tok", "max_new_tokens", "repeats"):
@@ -87,7 +90,6 @@ class Estimate:
     dtype: str
     device: str
     weights_gib: float
-    packed_gib: float
     cache_gib: float
     activations_gib: float
     cache_kib_per_tok: float
@@ -98,7 +100,7 @@ class Estimate:
 
     @property
     def needed_gib(self) -> float:
-        return self.weights_gib + self.packed_gib + self.cache_gib + self.activations_gib
+        return self.weights_gib + self.cache_gib + self.activations_gib
 
     @property
     def fits(self) -> bool:
@@ -113,11 +115,17 @@ class Estimate:
             return f"{text}."
         bound = {"probe": "at most", "roofline": "at least", "data sheet": "up to"}[self.how]
         text = f"{text}; {self.prompts} turns take {bound} {_duration(sum(self.seconds.values()))}"
-        return f"{text} (computed from its data sheet, not measured)." if self.how == "data sheet" else f"{text}."
+        return (
+            f"{text} (computed from its data sheet, not measured)."
+            if self.how == "data sheet"
+            else f"{text}."
+        )
 
 
 @runs.with_settings(EstimateConfig)
-def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None, **settings) -> Estimate:
+def estimate(
+    pair: str | Pair, suites=None, config: EstimateConfig | None = None, **settings
+) -> Estimate:
     """Memory and time of decoding `suites` plainly and with a tree, before anything large is loaded.
 
     pair: a loaded Pair, a preset's name, or the folder or hub id of a target (then without a drafter's weights). A pair
@@ -147,16 +155,27 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     if config.probe and needed.fits and not config.gpu and (loaded or here(pair)):
         if not loaded:
             named = {"name" if pair in pairs.names() else "target": pair}
-            pair = load.load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
+            pair = load.load_pair(
+                **named, drafter=config.drafter, dtype=config.dtype, device=config.device
+            )
         per_turn, how = _probe(pair, items[0], config), "probe"
     else:
-        launch_s = target.num_hidden_layers * HOSTS["eager"]["launch_ms_per_layer"] / 1e3 if config.gpu else 0.0
+        launch_s = (
+            target.num_hidden_layers * HOSTS["eager"]["launch_ms_per_layer"] / 1e3
+            if config.gpu
+            else 0.0
+        )
         rate = GPUS[config.gpu][0] * 1e9 if config.gpu else bandwidth(place)
         plain_s = config.max_new_tokens * (needed.weights_gib * GIB / rate + launch_s)
         # Every draft token accepted, a drafter forward counted like one of the target's; for a data sheet none accepted.
         gain, how = (1, "data sheet") if config.gpu else (config.tree.depth + 2, "roofline")
         per_turn = {"autoregressive": plain_s, "tree": plain_s / gain}
-    return replace(needed, prompts=turns, how=how, seconds={way: turns * each_s for way, each_s in per_turn.items()})
+    return replace(
+        needed,
+        prompts=turns,
+        how=how,
+        seconds={way: turns * each_s for way, each_s in per_turn.items()},
+    )
 
 
 def here(pair: str) -> bool:
@@ -171,8 +190,6 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     """
     if isinstance(pair, Pair):
         return pair.target.config, pair.drafter.network if pair.drafter is not None else None
-    if own := pairs.own_pair(pair):
-        pair, drafter = own.target, load.preset_drafter(pair, drafter)
     config, (kind, source) = _target_shape(pair), drafters.kind_and_source(str(drafter or ""))
     if source:
         load.is_hub_id(source)  # refuses anything but a hub id or a folder
@@ -198,7 +215,9 @@ def _target_shape(pair: str):
 def kept_per_tok(network) -> int:
     """Numbers that a network stores per token as keys and values; those of Hydra++ belong to its layer."""
     config = getattr(getattr(network, "prefix", network), "config", None)
-    if not (heads := getattr(config, "num_attention_heads", 0)):  # nothing, or heads that read only the last state
+    if not (
+        heads := getattr(config, "num_attention_heads", 0)
+    ):  # nothing, or heads that read only the last state
         return 0
     rows = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -207,7 +226,12 @@ def kept_per_tok(network) -> int:
 
 def parameters(*networks) -> int:
     """Number of weights of these networks; None counts 0."""
-    return sum(weight.numel() for network in networks if network is not None for weight in network.parameters())
+    return sum(
+        weight.numel()
+        for network in networks
+        if network is not None
+        for weight in network.parameters()
+    )
 
 
 def _memory(
@@ -215,25 +239,31 @@ def _memory(
 ) -> dict[str, float]:
     """Sizes in GiB of the allocations for decoding one prompt at a time.
 
-    Weights of the target (a transformers config) and of the drafters' networks, their packed copy on a CPU, caches at full
+    Weights of the target (a transformers config) and of the drafters' networks, caches at full
     length of the target and the largest drafter, the largest forward.
     """
-    hidden, inner = target.hidden_size, getattr(target, "intermediate_size", None) or 4 * target.hidden_size
+    hidden, inner = (
+        target.hidden_size,
+        getattr(target, "intermediate_size", None) or 4 * target.hidden_size,
+    )
     modules = [drafters.on_meta(target), *(network for network in networks if network is not None)]
     width, tree = dtype.itemsize, config.tree
-    smallest = PREPACK_FROM_WEIGHTS if dtype in (torch.float32, torch.bfloat16) else float("inf")
-    linears = [[x.weight.numel() for x in module.modules() if type(x) is torch.nn.Linear] for module in modules]
-    copies = [width * sum(count for count in counts if count >= smallest) for counts in linears]
-    packed = sum(size for size in copies if size <= MOST_BYTES) if device.type == "cpu" else 0
     per_tok = width * (kept_per_tok(modules[0]) + max(map(kept_per_tok, modules[1:]), default=0))
     tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.widest * max(1, tree.depth))
     rows = config.prompt_tok + config.max_new_tokens + tree_rows
-    row_bytes, logits_bytes = width * (8 * hidden + 3 * inner + rows), (width + 8) * target.vocab_size
+    row_bytes, logits_bytes = (
+        width * (8 * hidden + 3 * inner + rows),
+        (width + 8) * target.vocab_size,
+    )
     # the forward over the prompt, with logits of its last row, or the one over the tree, with those of all
-    largest = max(config.prompt_tok * row_bytes + logits_bytes, tree.total_tokens * (row_bytes + logits_bytes))
-    sizes = dict(weights_gib=width * parameters(*modules), packed_gib=packed)
+    largest = max(
+        config.prompt_tok * row_bytes + logits_bytes, tree.total_tokens * (row_bytes + logits_bytes)
+    )
+    sizes = dict(weights_gib=width * parameters(*modules))
     sizes |= dict(cache_gib=rows * per_tok, activations_gib=largest)
-    return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}
+    return {name: value / GIB for name, value in sizes.items()} | {
+        "cache_kib_per_tok": per_tok / 1024
+    }
 
 
 def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
@@ -304,16 +334,27 @@ class RecordEstimate:
 
     @property
     def sentence(self) -> str:
-        what = f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}"
+        what = (
+            f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}"
+        )
         needs = f"about {self.positions} positions, {self.megabytes:.0f} MB, {_duration(60 * self.minutes)}"
-        free = "" if self.fits else f", but only {self.free_megabytes:.0f} MB are free: record fewer widths or prompts"
+        free = (
+            ""
+            if self.fits
+            else f", but only {self.free_megabytes:.0f} MB are free: record fewer widths or prompts"
+        )
         return f"{what}: {needs}{free}."
 
 
 @runs.with_settings(RecordConfig)
 @door
 def estimate_record(
-    pair: Pair, prompts: Iterable | trace.Trace, config: RecordConfig | None = None, *, samples: int = 9, **settings
+    pair: Pair,
+    prompts: Iterable | trace.Trace,
+    config: RecordConfig | None = None,
+    *,
+    samples: int = 9,
+    **settings,
 ) -> RecordEstimate:
     """Time and space of `record(pair, prompts, ...)` with the same arguments. Nothing is stored.
 
@@ -331,8 +372,12 @@ def estimate_record(
     config = record.record_config(config, settings)
     record.check(pair, config)
     items = [item for _, item in record.parted_items(prompts, config)]
-    sampled = np.unique(np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int))
-    answer_tok, answer_s, position_s, tables = _probe_recording(pair, config, [items[index] for index in sampled])
+    sampled = np.unique(
+        np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int)
+    )
+    answer_tok, answer_s, position_s, tables = _probe_recording(
+        pair, config, [items[index] for index in sampled]
+    )
     turns, (position_bytes, prompt_bytes) = sum(len(item.turns) for item in items), _written(tables)
     positions = turns * (answer_tok - 1)
     distributions = turns * min(config.acceptance_distributions, answer_tok) * DISTRIBUTION_BYTES
@@ -343,13 +388,16 @@ def estimate_record(
         turns=turns,
         positions=round(positions),
         most_positions=turns * (config.max_new_tokens - 1),
-        megabytes=float(positions * position_bytes + len(items) * prompt_bytes + distributions) / 1e6,
+        megabytes=float(positions * position_bytes + len(items) * prompt_bytes + distributions)
+        / 1e6,
         free_megabytes=shutil.disk_usage(nearest_existing(runs.runs_dir(config.scale))).free / 1e6,
         minutes=float(turns * answer_s + positions * position_s) / 60,
     )
 
 
-def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[float, float, float, list[dict]]:
+def _probe_recording(
+    pair: Pair, config: RecordConfig, items: list
+) -> tuple[float, float, float, list[dict]]:
     """Mean tokens and seconds of an answer, seconds of a position, and the recorded tables of a third of the items."""
     recorder = record.Recorder(pair, config)
     prompts = openings(pair, items)
@@ -359,11 +407,16 @@ def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[flo
         texts = dict(drive((recorder.continuing(prompt) for prompt in prompts), ROWS))
         answer_s = (time.perf_counter() - begin) / len(items)
     tables, took_s = [], []
-    for number in (0, *range(0, len(prompts), 3)):  # a third of them, the first one twice as a warm-up
+    for number in (
+        0,
+        *range(0, len(prompts), 3),
+    ):  # a third of them, the first one twice as a warm-up
         ids, kept_tok = texts[number]
         if kept_tok > 1:
             begin = time.perf_counter()
-            tables.append(recorder.positions(ids, len(prompts[number]), min(kept_tok, PROBE_POSITIONS + 1)))
+            tables.append(
+                recorder.positions(ids, len(prompts[number]), min(kept_tok, PROBE_POSITIONS + 1))
+            )
             took_s.append(time.perf_counter() - begin)
     answer_tok, tables = np.mean([kept_tok for _, kept_tok in texts.values()]), tables[1:]
     return answer_tok, answer_s, sum(took_s[1:]) / max(1, _positions(tables)), tables
@@ -375,10 +428,20 @@ def _positions(tables: list[dict]) -> int:
 
 def _written(tables: list[dict]) -> tuple[float, float]:
     """Bytes on disk of a position, from the probe's columns, and of one prompt's row of turns."""
-    row = {"suite": "suite", "prompt": "prompt", "turn": 0, "part": "part", "prompt_tok": 1, "kept_tok": 1}
+    row = {
+        "suite": "suite",
+        "prompt": "prompt",
+        "turn": 0,
+        "part": "part",
+        "prompt_tok": 1,
+        "kept_tok": 1,
+    }
     with tempfile.TemporaryDirectory() as folder:
         turn = pd.DataFrame([row | {"positions": 0, "piece": 0}])
-        prompt_bytes, written = runs.write_table(Path(folder) / "turns.parquet", turn).stat().st_size, 0
+        prompt_bytes, written = (
+            runs.write_table(Path(folder) / "turns.parquet", turn).stat().st_size,
+            0,
+        )
         for name in ("positions", "trees", "family"):
             if parts := [recorded[name] for recorded in tables if recorded[name]]:
                 columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
@@ -457,7 +520,9 @@ class Priced:
         text = f"{count} shards on {machine.count} {machine.gpu} ({machine.host}) take about {self.hours:.1f} h"
         text += f" ({self.gpu_hours:.0f} GPU hours)"
         if self.training_gpu_hours:
-            text += f", after {self.training_gpu_hours:.0f} GPU hours of training that the plan states"
+            text += (
+                f", after {self.training_gpu_hours:.0f} GPU hours of training that the plan states"
+            )
         text += f", and {self.storage_gb:.0f} GB of storage"
         return f"{text}: computed from data sheets and the plan's tokens per cycle, not measured."
 
@@ -466,9 +531,14 @@ def read_plan(path: str | Path) -> Plan:
     """The plan in a YAML file. SpecdecError names the wrong key."""
     record = runs.read_yaml(Path(path))
     if not isinstance(record, dict):
-        raise SpecdecError(f"{path} must be a mapping with machine, pairs, suites and methods; {ADVICE}.")
+        raise SpecdecError(
+            f"{path} must be a mapping with machine, pairs, suites and methods; {ADVICE}."
+        )
     if isinstance(methods := record.get("methods"), dict):
-        record = {**record, "methods": {name: {} if method is None else method for name, method in methods.items()}}
+        record = {
+            **record,
+            "methods": {name: {} if method is None else method for name, method in methods.items()},
+        }
     plan = checked(Plan, record, path, ADVICE)
     for key, check, *values in _checks(plan):
         try:
@@ -483,14 +553,23 @@ def read_plan(path: str | Path) -> Plan:
 
 def _checks(plan: Plan) -> Iterator[tuple]:
     """(key, function that raises a SpecdecError for a wrong value, its arguments): known names first, then formats."""
-    named = [("machine.gpu", GPUS, [plan.machine.gpu]), ("machine.host", HOSTS, [plan.machine.host])]
+    named = [
+        ("machine.gpu", GPUS, [plan.machine.gpu]),
+        ("machine.host", HOSTS, [plan.machine.host]),
+    ]
     named += [("dtype", load.DTYPES, [plan.dtype]), ("suites", SUITES, plan.suites)]
     for label, method in plan.methods.items():
         by_place = set("/:") & set(method.drafter)  # a folder or a hub id
-        named.append((f"methods.{label}.drafter", drafters.KINDS, [] if by_place else [method.drafter]))
+        named.append(
+            (f"methods.{label}.drafter", drafters.KINDS, [] if by_place else [method.drafter])
+        )
         by_pair = {key: value for key, value in vars(method).items() if isinstance(value, dict)}
         named += [(f"methods.{label}.{key}", plan.pairs, names) for key, names in by_pair.items()]
-    yield from ((key, check_name, key.split(".")[-1], name, known) for key, known, names in named for name in names)
+    yield from (
+        (key, check_name, key.split(".")[-1], name, known)
+        for key, known, names in named
+        for name in names
+    )
     yield from (("pairs", _shapes, pair, WEIGHTLESS) for pair in plan.pairs)
     for label, method in plan.methods.items():
         if method.tree is not None:
@@ -506,8 +585,12 @@ def _tree(method: Method) -> TreeConfig:
 
 def price(plan: Plan) -> Priced:
     """Hours, memory, storage and shards of a plan. SpecdecError for a pair that does not fit all GPUs of the machine."""
-    prompts = plan.suites if isinstance(plan.suites, dict) else dict.fromkeys(plan.suites, SUITE_PROMPTS)
-    turns = {name: (count + plan.warmup_prompts) * TURNS.get(name, 1) for name, count in prompts.items()}
+    prompts = (
+        plan.suites if isinstance(plan.suites, dict) else dict.fromkeys(plan.suites, SUITE_PROMPTS)
+    )
+    turns = {
+        name: (count + plan.warmup_prompts) * TURNS.get(name, 1) for name, count in prompts.items()
+    }
     repeats, rows = len(plan.temperatures) * len(plan.seeds), []
     for pair in plan.pairs:
         gpus, gib, weights = _workers(plan, pair)
@@ -516,10 +599,22 @@ def price(plan: Plan) -> Priced:
         shard_h = max(turns.values()) * turn_s / 3600
         hours = repeats * sum(turns.values()) * turn_s / 3600 * gpus
         stored = (weights + repeats * sum(turns.values()) * row_bytes) / 1e9
-        row = {"pair": pair, "gpus": gpus, "gib_per_gpu": gib / gpus, "shards": repeats * len(prompts)}
+        row = {
+            "pair": pair,
+            "gpus": gpus,
+            "gib_per_gpu": gib / gpus,
+            "shards": repeats * len(prompts),
+        }
         rows.append(row | {"longest_shard_h": shard_h, "gpu_hours": hours, "storage_gb": stored})
-    gpu_hours, longest = sum(row["gpu_hours"] for row in rows), max(row["longest_shard_h"] for row in rows)
-    training = sum(_of(method.training_gpu_hours, pair) for method in plan.methods.values() for pair in plan.pairs)
+    gpu_hours, longest = (
+        sum(row["gpu_hours"] for row in rows),
+        max(row["longest_shard_h"] for row in rows),
+    )
+    training = sum(
+        _of(method.training_gpu_hours, pair)
+        for method in plan.methods.values()
+        for pair in plan.pairs
+    )
     hours, table = max(longest, gpu_hours / plan.machine.count), pd.DataFrame(rows)
     return Priced(plan, table, hours, gpu_hours, training, float(table["storage_gb"].sum()))
 
@@ -531,10 +626,16 @@ def _of(value: float | dict, pair: str) -> float:
 def _workers(plan: Plan, pair: str) -> tuple[int, float, float]:
     """(GPUs that hold the pair with all its drafters, GiB there, bytes of all weights)."""
     drafting = [method for method in plan.methods.values() if method.tree]
-    networks = [_shapes(pair, kind)[1] for kind in dict.fromkeys(method.drafter for method in drafting)]
-    largest = max(map(_tree, drafting), key=lambda tree: tree.total_tokens, default=TreeConfig(1, 0, 1))
+    networks = [
+        _shapes(pair, kind)[1] for kind in dict.fromkeys(method.drafter for method in drafting)
+    ]
+    largest = max(
+        map(_tree, drafting), key=lambda tree: tree.total_tokens, default=TreeConfig(1, 0, 1)
+    )
     config, machine = _shapes(pair, WEIGHTLESS)[0], plan.machine
-    asked = EstimateConfig(max_new_tokens=plan.max_new_tokens, prompt_tok=plan.prompt_tok, tree=largest)
+    asked = EstimateConfig(
+        max_new_tokens=plan.max_new_tokens, prompt_tok=plan.prompt_tok, tree=largest
+    )
     sizes = _memory(config, networks, load.DTYPES[plan.dtype], torch.device("cuda"), asked)
     gib = sum(sizes[f"{name}_gib"] for name in ("weights", "cache", "activations"))
     room = USED_FRAC * MEMORY_GB[machine.gpu] * 1e9 / GIB
@@ -542,7 +643,9 @@ def _workers(plan: Plan, pair: str) -> tuple[int, float, float]:
         if gpus <= machine.count and config.num_attention_heads % gpus == 0 and gib / gpus <= room:
             return gpus, gib, sizes["weights_gib"] * GIB
     held = f"{machine.count} {machine.gpu} hold {machine.count * room:.0f}"
-    raise SpecdecError(f"pairs: {pair} needs {gib:.0f} GiB in {plan.dtype}, and {held}; take another machine.")
+    raise SpecdecError(
+        f"pairs: {pair} needs {gib:.0f} GiB in {plan.dtype}, and {held}; take another machine."
+    )
 
 
 _shapes = functools.lru_cache(64)(shapes_of)
@@ -553,10 +656,14 @@ def _prices(pair: str, drafter: str, gpu: str, host: str, gpus: int, width: int)
     """The roofline of a pair on so many GPUs that share its weights, with free communication."""
     config, network = _shapes(pair, drafter)
     model, (bandwidth_gb_per_s, tflop_per_s) = drafters.on_meta(config), GPUS[gpu]
-    read = parameters(model) - (0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel())
+    read = parameters(model) - (
+        0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    )
     heads = drafters.HEADS.get(drafters.kind_and_source(drafter)[0], 1)  # a level runs one head
     drafting = float((parameters(network) if network is not None else 1) / heads)
-    sizes = dict(layers=config.num_hidden_layers, hidden=config.hidden_size, bytes_per_parameter=float(width))
+    sizes = dict(
+        layers=config.num_hidden_layers, hidden=config.hidden_size, bytes_per_parameter=float(width)
+    )
     sizes["kv_frac"] = kept_per_tok(model) / 2 / config.num_hidden_layers / config.hidden_size
     speed = dict(bandwidth_gb_per_s=gpus * bandwidth_gb_per_s, tflop_per_s=gpus * tflop_per_s)
     return roofline(float(read), drafting, **sizes, **speed, **HOSTS[host])
@@ -570,7 +677,9 @@ def _turn_cost(plan: Plan, pair: str, method: Method, gpus: int) -> tuple[float,
     context = plan.prompt_tok + plan.max_new_tokens / 2
     read_ms = float(costs.verify_ms(plan.prompt_tok - 1, plan.prompt_tok / 2))
     if method.tree is None:
-        return (read_ms + plan.max_new_tokens * float(costs.step_ms(context))) / 1e3, 8.0 * len(KEYS)
+        return (read_ms + plan.max_new_tokens * float(costs.step_ms(context))) / 1e3, 8.0 * len(
+            KEYS
+        )
     tree = _tree(method)
     cycles = plan.max_new_tokens / max(1.0, _of(method.tau, pair))
     cycle_ms = float(costs.cycle_ms(tree.top_k, tree.depth, tree.verify_nodes, context))

@@ -33,18 +33,29 @@ def test_shipped_pairs_and_drafters_read_what_the_generators_drew():
     ):
         assert digest(itertools.islice(CorpusChats().stream(stream), count)) == drawn
     assert digest(CorpusChats().prompts(0, 2000)) == "0f821219c1131fd2"
-    assert CorpusChats().prompts(0, 30) == CorpusChats().prompts(0, 99)[:30] != CorpusChats().prompts(1, 30)
+    assert (
+        CorpusChats().prompts(0, 30)
+        == CorpusChats().prompts(0, 99)[:30]
+        != CorpusChats().prompts(1, 30)
+    )
     assert len(corpus.drafter_prompts(0, 10**6)) == len(corpus.streams()[corpus.PROMPTS])
     read = set(first("0/99", 40_000))
     for stream in (corpus.PROMPTS, corpus.RECORDED):
         apart = corpus.streams()[stream]
-        assert len(read & set(apart)) < 0.01 * len(apart), "the generators draw the same chat twice now and then"
+        assert len(read & set(apart)) < 0.01 * len(apart), (
+            "the generators draw the same chat twice now and then"
+        )
 
 
 @pytest.mark.parametrize("stream", ["0/18", "0/99", "5/0", 3])
 def test_a_stream_that_ends_goes_on_with_all_chats_in_an_order_of_its_own(stream):
     drawn = corpus.streams().get(str(stream), [])
-    rows = [one for name, part in corpus.streams().items() for one in part if name not in ("drafter/0", "0/record")]
+    rows = [
+        one
+        for name, part in corpus.streams().items()
+        for one in part
+        if name not in ("drafter/0", "0/record")
+    ]
     twice = first(stream, len(drawn) + 2 * len(rows))
     once, again = twice[len(drawn) : -len(rows)], twice[-len(rows) :]
     assert twice[: len(drawn)] == drawn and once != again
@@ -56,7 +67,11 @@ def test_chats_are_plain_of_sixteen_families_and_of_no_test_suite():
     assert len(families()) == 16
     for example in first("0/0", 1100) + first("0/record", 1600):
         whole = "".join(example.turns + example.answers)
-        assert whole.isascii() and len(whole) < 900 and all(map(str.strip, example.turns + example.answers))
+        assert (
+            whole.isascii()
+            and len(whole) < 900
+            and all(map(str.strip, example.turns + example.answers))
+        )
         assert len(example.turns) == len(example.answers) == (2 if example.family == "chat" else 1)
     assert {example.family for example in first("0/99", 2000)} == set(families())
     chats = [example for part in corpus.streams().values() for example in part]
@@ -71,7 +86,9 @@ def test_worked_answers_are_right():
     for example in (one for one in first("0/0", 4000) if one.family == "maths"):
         steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", example.answers[0])
         assert 1 <= len(steps) <= 5 and example.answers[0].endswith(f"\nAnswer: {steps[-1][3]}")
-        assert all(sums[sign](int(left), int(right)) == int(shown) for left, sign, right, shown in steps)
+        assert all(
+            sums[sign](int(left), int(right)) == int(shown) for left, sign, right, shown in steps
+        )
 
 
 def test_a_damaged_text_is_one_sentence(tmp_path, monkeypatch):

@@ -13,7 +13,11 @@ import pytest
 from specdec.data import suites
 from specdec.data.answer_checks import passes
 
-BENCHMARKS = Path(os.environ.get("SPECDEC_SHARED", Path(suites.__file__).parents[3] / "shared")) / "data" / "benchmarks"
+BENCHMARKS = (
+    Path(os.environ.get("SPECDEC_SHARED", Path(suites.__file__).parents[3] / "shared"))
+    / "data"
+    / "benchmarks"
+)
 MOST_ALIKE = 0.12  # shared pairs of 3 words over all of two prompts
 CHECKED = {"humaneval", "gsm8k", "nq", "mbpp"}
 
@@ -43,9 +47,13 @@ def test_every_suite_has_enough_prompts_in_every_part_and_generated_ones_would_b
     prompts = of(name)
     train, tune, test = map(len, suites.split(prompts).values())
     assert len(prompts) >= 32 and train >= 12 and tune >= 5 and test >= 12
-    assert [prompt.id for prompt in prompts] == [f"laptop/{name}/{number}" for number in range(len(prompts))]
+    assert [prompt.id for prompt in prompts] == [
+        f"laptop/{name}/{number}" for number in range(len(prompts))
+    ]
     assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "mt_bench" else {1})
-    assert all(turn.strip() == turn or name == "humaneval" for prompt in prompts for turn in prompt.turns)
+    assert all(
+        turn.strip() == turn or name == "humaneval" for prompt in prompts for turn in prompt.turns
+    )
     assert {prompt.check is not None for prompt in prompts} == {name in CHECKED}
     assert all(prompt.reference for prompt in prompts) or name == "mt_bench"
     assert alike(suites.load_suite(f"toy/{name}")[: len(of(name))]) > 1.5 * MOST_ALIKE
@@ -56,7 +64,11 @@ def test_no_two_prompts_are_alike():
 
 
 def test_nothing_is_shared_with_the_real_benchmarks():
-    lines = [line for file in sorted(BENCHMARKS.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()]
+    lines = [
+        line
+        for file in sorted(BENCHMARKS.glob("*.jsonl"))
+        for line in file.read_text("utf-8").splitlines()
+    ]
     if not lines:
         pytest.skip(f"no benchmarks in {BENCHMARKS} (SPECDEC_SHARED names another place)")
     rows = [json.loads(line) for line in lines]
@@ -92,7 +104,9 @@ def test_sums_in_worked_answers_lead_to_the_result_and_examples_in_docstrings_ho
         exec(prompt.check["prompt"] + prompt.reference, space)
         function = space[prompt.check["entry"]]
         examples = doctest.DocTestParser().get_doctest(function.__doc__, space, prompt.id, None, 0)
-        assert examples.examples and doctest.DocTestRunner(verbose=False).run(examples).failed == 0, prompt.id
+        assert (
+            examples.examples and doctest.DocTestRunner(verbose=False).run(examples).failed == 0
+        ), prompt.id
 
 
 @pytest.mark.parametrize("name", ["humaneval", "mbpp"])
@@ -109,9 +123,22 @@ def test_articles_have_the_length_of_a_column_and_conversations_cover_the_eight_
     for prompt in of("cnn_dm") + of("xsum"):
         assert 150 <= len(prompt.turns[0].split()) <= 300
         assert 8 <= len(prompt.reference.split()) <= 70 and prompt.reference not in prompt.turns[0]
-    lines = (suites.EMBEDDED_FOLDER / "laptop" / "mt_bench.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (suites.EMBEDDED_FOLDER / "laptop" / "mt_bench.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     categories = Counter(json.loads(line)["category"] for line in lines)
-    names = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+    names = {
+        "writing",
+        "roleplay",
+        "reasoning",
+        "math",
+        "coding",
+        "extraction",
+        "stem",
+        "humanities",
+    }
     assert set(categories) == names and min(categories.values()) >= 4
 
 
@@ -119,12 +146,23 @@ def test_subjects_have_three_questions_each_and_letters_that_check():
     prompts = of("mmlu")
     named = suites.by_subject(prompts)
     assert len(named) == 57 and {len(some) for some in named.values()} == {3}
-    assert alike(prompts) <= MOST_ALIKE and len({prompt.turns for prompt in prompts}) == len(prompts)
+    assert alike(prompts) <= MOST_ALIKE and len({prompt.turns for prompt in prompts}) == len(
+        prompts
+    )
     letters = Counter(prompt.check["value"] for prompt in prompts)
-    assert set(letters) == set("ABCD") and min(letters.values()) >= len(prompts) / 6  # guessing one letter gains little
+    assert (
+        set(letters) == set("ABCD") and min(letters.values()) >= len(prompts) / 6
+    )  # guessing one letter gains little
     for prompt in prompts:
         choices = re.findall(r"^([A-D])\. (.+)$", prompt.turns[0], re.MULTILINE)
-        assert [letter for letter, _ in choices] == list("ABCD") and len({text for _, text in choices}) == 4, prompt.id
-        wrong = next(f"{letter}. {text}" for letter, text in choices if letter != prompt.check["value"])
+        assert [letter for letter, _ in choices] == list("ABCD") and len(
+            {text for _, text in choices}
+        ) == 4, prompt.id
+        wrong = next(
+            f"{letter}. {text}" for letter, text in choices if letter != prompt.check["value"]
+        )
         assert suites.check_answer(prompt, prompt.reference) is True, prompt.id
-        assert suites.check_answer(prompt, wrong) is False and suites.check_answer(prompt, "A fool knows.") is False
+        assert (
+            suites.check_answer(prompt, wrong) is False
+            and suites.check_answer(prompt, "A fool knows.") is False
+        )

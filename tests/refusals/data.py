@@ -11,6 +11,16 @@ CUT = '{"messages": [{"role": "user", "content": "\\ud83e"}, {"role": "assistant
 
 ROWS = [
     row("a prompt given twice", lambda given: suites.gather([SAME, SAME]), "'same'", "twice"),
-    row("half a character", lambda given: load_conversations(given.file("chats.jsonl", CUT)), "line 1", "half of a"),
-    row("half a character, asked", lambda given: read_prompts(given.file("asked.jsonl", CUT)), "line 1", "half of a"),
+    row(
+        "half a character",
+        lambda given: load_conversations(given.file("chats.jsonl", CUT)),
+        "line 1",
+        "half of a",
+    ),
+    row(
+        "half a character, asked",
+        lambda given: read_prompts(given.file("asked.jsonl", CUT)),
+        "line 1",
+        "half of a",
+    ),
 ]

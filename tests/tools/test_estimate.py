@@ -26,7 +26,11 @@ def tiny():
 def test_weights_and_cache_are_what_the_engine_allocates(tiny):
     modules = (tiny.target.model, tiny.drafter.network)
     real = sum(weight.nbytes for one in modules for weight in one.parameters())
-    assert estimate("tiny", dtype="float32").weights_gib * GIB == estimate(tiny).weights_gib * GIB == real
+    assert (
+        estimate("tiny", dtype="float32").weights_gib * GIB
+        == estimate(tiny).weights_gib * GIB
+        == real
+    )
     assert estimate("tiny", dtype="bfloat16").weights_gib * GIB == real / 2
     tree = TreeConfig(20, 4, 5)
     needed = estimate(tiny, max_new_tokens=30, prompt_tok=50, tree=tree)
@@ -34,16 +38,25 @@ def test_weights_and_cache_are_what_the_engine_allocates(tiny):
     cache = tiny.target.new_cache(rows)
     with tiny.target.inference(taps=False):
         tiny.target.forward(torch.tensor([1, 2, 3]), cache)
-    held = [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    held = [
+        value
+        for layer in cache.layers
+        for value in vars(layer).values()
+        if isinstance(value, torch.Tensor)
+    ]
     session = tiny.drafter.session(rows - 20, 20)
-    assert needed.cache_gib * GIB == pytest.approx(sum(t.nbytes for t in held) + session.store.nbytes, rel=0.02)
+    assert needed.cache_gib * GIB == pytest.approx(
+        sum(t.nbytes for t in held) + session.store.nbytes, rel=0.02
+    )
 
 
 def test_published_targets_and_drafters_have_their_published_sizes():
     # 8.03, 70.6, 13.0, 8.19, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top.
     # Llama-3.1-8B keeps 128 KiB per token in bfloat16; its drafter one layer more.
     sizes = {"llama-3.1-8b": 8.03, "llama-3.3-70b": 70.6, "vicuna-13b": 13.0}
-    for name, billions in (sizes | {"qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8}).items():
+    for name, billions in (
+        sizes | {"qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8}
+    ).items():
         weights = estimate(name, dtype="bfloat16", device="cpu").weights_gib * GIB / 2e9
         assert billions < weights < 1.07 * billions, name
     assert all(preset.shape for preset in PRESETS.values())
@@ -52,7 +65,9 @@ def test_published_targets_and_drafters_have_their_published_sizes():
     assert sum(weight.numel() for weight in small.parameters()) == 134_515_008  # its card: 135M
     assert module.shapes_of("llama-3.1-8b", "griffin")[1].config.griffin
 
-    assert estimate("llama-3.1-8b", dtype="bfloat16", device="cpu").cache_kib_per_tok == 128 * 33 / 32
+    assert (
+        estimate("llama-3.1-8b", dtype="bfloat16", device="cpu").cache_kib_per_tok == 128 * 33 / 32
+    )
     for kind, sizes in SIZES.items():
         network = module.shapes_of("llama-3.1-8b", kind)[1]
         weights = sum(weight.numel() for weight in network.parameters()) if network else 0
@@ -60,7 +75,14 @@ def test_published_targets_and_drafters_have_their_published_sizes():
 
 
 LLAMA, DRAFT = 4096, 32_000
-EAGLE3 = 3 * LLAMA * LLAMA + 2 * LLAMA * 6144 + 4096 * LLAMA + 3 * 14336 * LLAMA + DRAFT * LLAMA + 4 * LLAMA
+EAGLE3 = (
+    3 * LLAMA * LLAMA
+    + 2 * LLAMA * 6144
+    + 4096 * LLAMA
+    + 3 * 14336 * LLAMA
+    + DRAFT * LLAMA
+    + 4 * LLAMA
+)
 SIZES = {  # of the published drafters for Llama-3.1-8B by hand: weights, and numbers kept per token
     "eagle3": (EAGLE3, 2048),
     "hybrid": (EAGLE3, 2048),
@@ -79,21 +101,32 @@ def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):
     target = sum(weight.nbytes for weight in tiny.target.model.parameters())
     assert needed.weights_gib * GIB > target, "a drafter of the published form is counted as well"
     config = tiny.target.config
-    heads = HeadsConfig(config.hidden_size, config.vocab_size, config.vocab_size, 2, projections="target")
+    heads = HeadsConfig(
+        config.hidden_size, config.vocab_size, config.vocab_size, 2, projections="target"
+    )
     network = heads_network(heads)
     save_heads(network, tmp_path / "heads")
     tiny.target.model.save_pretrained(tmp_path / "lm")
-    runs.write_json(tmp_path / "lm/config.json", {**runs.read_json(tmp_path / "lm/config.json"), "draft_lm": True})
+    runs.write_json(
+        tmp_path / "lm/config.json",
+        {**runs.read_json(tmp_path / "lm/config.json"), "draft_lm": True},
+    )
     for name in ("heads", "lm", "suffix"):
         source = name if name == "suffix" else str(tmp_path / name)
         loaded = load_pair("tiny", drafter=source, dtype="float32", device="cpu")
-        counted, here = (estimate(pair, drafter=source, dtype="float32") for pair in ("tiny", loaded))
+        counted, here = (
+            estimate(pair, drafter=source, dtype="float32") for pair in ("tiny", loaded)
+        )
         assert (counted.weights_gib, counted.cache_gib) == (here.weights_gib, here.cache_gib), name
 
 
 def test_time_by_probe_and_by_roofline_of_what_fits(tiny, monkeypatch):
     needed = estimate("llama-3.1-8b", dtype="float32", device="cpu", free_gib=20.0)
-    assert not needed.fits and needed.needed_gib > 30 and "20.0 GiB are free; take bfloat16" in needed.sentence
+    assert (
+        not needed.fits
+        and needed.needed_gib > 30
+        and "20.0 GiB are free; take bfloat16" in needed.sentence
+    )
     assert estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", free_gib=20.0).fits
     assert estimate("tiny", device="cpu").fits
     suites = {"a": ["Hello.", "And now?"], "b": ["Why?"]}
@@ -129,9 +162,15 @@ def test_what_cannot_be_counted_says_why_and_wrong_plans_name_the_key(tmp_path):
         ({"machine": None}, "machine: should be"),
         ({"machine": {"gpu": "h10"}}, "machine.gpu: unknown gpu 'h10'; did you mean 'h100'"),
         ({"machine": {"gpu": "h100", "gpus": 8}}, "machine.gpus is unknown"),
-        ({"machine": {"gpu": "h100", "host": "graph"}}, "machine.host: unknown host 'graph'; did you mean 'graphs'"),
+        (
+            {"machine": {"gpu": "h100", "host": "graph"}},
+            "machine.host: unknown host 'graph'; did you mean 'graphs'",
+        ),
         ({"pairs": []}, "pairs: "),
-        ({"pairs": ["llama-3.1-9b"]}, "pairs: unknown preset 'llama-3.1-9b'; did you mean 'llama-3.1-8b'"),
+        (
+            {"pairs": ["llama-3.1-9b"]},
+            "pairs: unknown preset 'llama-3.1-9b'; did you mean 'llama-3.1-8b'",
+        ),
         ({"pairs": ["small", "small"]}, "pairs: an entry occurs twice"),
         ({"suites": {"gsm8k": 0}}, "suites.*gsm8k"),
         ({"suites": ["gsm9k"]}, "suites: unknown suites 'gsm9k'; did you mean 'gsm8k'"),
@@ -139,10 +178,19 @@ def test_what_cannot_be_counted_says_why_and_wrong_plans_name_the_key(tmp_path):
         ({"speed": 3}, "speed is unknown"),
         ({"dtype": "bf16"}, "dtype: unknown dtype 'bf16'; did you mean"),
         ({"methods": {"a": {"tau": 0.5}}}, "methods.a.tau"),
-        ({"methods": {"a": {"tree": [60, 7]}}}, "methods.a.tree: a tree is total_tokens, depth and top_k"),
+        (
+            {"methods": {"a": {"tree": [60, 7]}}},
+            "methods.a.tree: a tree is total_tokens, depth and top_k",
+        ),
         ({"methods": {"a": {"tree": [60, -1, 10]}}}, "methods.a.tree: "),
-        ({"methods": {"a": {"drafter": "eagel3", "tree": [2, 0, 1]}}}, "methods.a.drafter: unknown drafter 'eagel3'"),
-        ({"methods": {"a": {"drafter": "lm", "tree": [2, 0, 1]}}}, "methods.a.drafter: a small language model"),
+        (
+            {"methods": {"a": {"drafter": "eagel3", "tree": [2, 0, 1]}}},
+            "methods.a.drafter: unknown drafter 'eagel3'",
+        ),
+        (
+            {"methods": {"a": {"drafter": "lm", "tree": [2, 0, 1]}}},
+            "methods.a.drafter: a small language model",
+        ),
         ({"methods": {"a": {"tau": {"small": 2.0}}}}, "methods.a.tau: unknown tau 'small'"),
         ({"methods": {"a": {"trees": [2, 0, 1]}}}, "methods.a.trees is unknown"),
     ):
@@ -180,9 +228,13 @@ def test_hours_by_hand(tmp_path):
     gpu = dict(bandwidth_gb_per_s=2039, tflop_per_s=312, launch_ms_per_layer=0.5, draft_host_ms=0.9)
     costs = roofline(float(weights), drafting, layers=32, hidden=4096, kv_frac=0.25, **gpu)
     read = float(costs.verify_ms(511, 256))
-    turn_ms = 2 * read + 512 * float(costs.step_ms(768)) + 128 * float(costs.cycle_ms(10, 7, 59, 768))
+    turn_ms = (
+        2 * read + 512 * float(costs.step_ms(768)) + 128 * float(costs.cycle_ms(10, 7, 59, 768))
+    )
     assert found.gpu_hours == pytest.approx(20 * turn_ms / 3.6e6)
-    assert found.hours == pytest.approx(10 * turn_ms / 3.6e6), "two GPUs, two shards of ten turns each"
+    assert found.hours == pytest.approx(10 * turn_ms / 3.6e6), (
+        "two GPUs, two shards of ten turns each"
+    )
     row = found.table.iloc[0]
     assert (row["gpus"], row["shards"]) == (1, 2)
     held = 2 * (weights + 128256 * 4096 + drafting)
@@ -196,22 +248,34 @@ def test_axes_multiply_large_targets_take_several_gpus_and_training_is_stated(tm
     assert more.gpu_hours == pytest.approx(6 * once.gpu_hours) and more.table["shards"].sum() == 12
     both = priced(tmp_path, pairs=["llama-3.1-8b", "deepseek-r1-8b"])
     assert both.gpu_hours == pytest.approx(2 * once.gpu_hours)
-    slower = priced(tmp_path, methods=SMALL["methods"] | {"nothing accepted": {"tree": [60, 7, 10]}})
+    slower = priced(
+        tmp_path, methods=SMALL["methods"] | {"nothing accepted": {"tree": [60, 7, 10]}}
+    )
     assert slower.gpu_hours > 2 * once.gpu_hours and slower.table["shards"].sum() == 2
     named = priced(tmp_path, suites=["gsm8k", "mt_bench"])
     assert named.gpu_hours == pytest.approx(once.gpu_hours * (81 + 81 * 2) / (10 + 5 * 2))
     large = priced(tmp_path, pairs=["llama-3.3-70b"], machine={"gpu": "h100", "count": 4})
     row = large.table.iloc[0]
-    assert row["gpus"] == 4 and 2 * row["gib_per_gpu"] > module.USED_FRAC * 80e9 / GIB, "two would be too few"
+    assert row["gpus"] == 4 and 2 * row["gib_per_gpu"] > module.USED_FRAC * 80e9 / GIB, (
+        "two would be too few"
+    )
     assert large.hours == pytest.approx(large.gpu_hours / 4)  # one shard after the other
-    one = pytest.raises(SpecdecError, priced, tmp_path, pairs=["llama-3.3-70b"], machine={"gpu": "h100"})
+    one = pytest.raises(
+        SpecdecError, priced, tmp_path, pairs=["llama-3.3-70b"], machine={"gpu": "h100"}
+    )
     one.match("llama-3.3-70b needs 1.. GiB in bfloat16, and 1 h100 hold 67")
     pairs = ["llama-3.1-8b", "llama-3.3-70b"]
     trained = {"tree": [60, 7, 10], "training_gpu_hours": 30}
-    by_pair = {"tree": [60, 7, 10], "training_gpu_hours": {"llama-3.3-70b": 200}, "tau": {"llama-3.1-8b": 4.0}}
+    by_pair = {
+        "tree": [60, 7, 10],
+        "training_gpu_hours": {"llama-3.3-70b": 200},
+        "tau": {"llama-3.1-8b": 4.0},
+    }
     methods = {"ltd": trained, "ppow": by_pair}
     found = priced(tmp_path, pairs=pairs, methods=methods, machine={"gpu": "h100", "count": 8})
-    assert found.training_gpu_hours == 2 * 30 + 200 and "260 GPU hours of training" in found.sentence
+    assert (
+        found.training_gpu_hours == 2 * 30 + 200 and "260 GPU hours of training" in found.sentence
+    )
 
 
 def test_the_papers_grid(capsys):
@@ -219,7 +283,12 @@ def test_the_papers_grid(capsys):
     assert cli.main(["estimate", "--plan", str(PAPERS)]) == 0
     said = capsys.readouterr().out
     read = module.read_plan(PAPERS)
-    assert len(read.pairs) == 5 and len(read.suites) == 9 and len(read.methods) >= 12 and read.machine.count == 8
+    assert (
+        len(read.pairs) == 5
+        and len(read.suites) == 9
+        and len(read.methods) >= 12
+        and read.machine.count == 8
+    )
     shards = math.prod(map(len, (read.pairs, read.suites, read.temperatures, read.seeds)))
     assert f"{shards} shards on 8 h100 (eager)" in said and "not measured" in said
     assert all(pair in said for pair in read.pairs)
