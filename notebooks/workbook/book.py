@@ -138,7 +138,7 @@ def _entry_from(line: dict, path: Path) -> Entry:
 
 
 class Book:
-    """The entries at one scale: what is selected, what it is given and needs, whether it is fresh."""
+    """The entries at one scale: what is selected, given and needed, and whether it is fresh."""
 
     def __init__(self, scale: str = "laptop", folder: Path | None = None):
         self.scale = runs.known_scale(scale)

@@ -122,7 +122,8 @@ def _prepared(cell: dict, name: str, pictures: dict[str, bytes], pages) -> dict:
             title = re.search(r"<title>(.*?)</title>", "".join(data.get("image/svg+xml", "")))
             alternative = output.get("metadata", {}).get("image/png", {}).get("alt")
             alternative = alternative or (title[1] if title else "Figure")
-            texts.append(f"![{re.sub(r'[[\]]', ' ', alternative)}]({file})")
+            alternative = re.sub(r"[\[\]]", " ", alternative)
+            texts.append(f"![{alternative}]({file})")
         elif text and not REPRS.match(text) and "widget" not in " ".join(data):
             texts.append(f"```\n{text}\n```")
     tags = notebooks.tags_of(cell)

@@ -1,4 +1,4 @@
-"""The run of one notebook: it shows and saves figures, tables and items, and opens what was read."""
+"""The run of one notebook: shows and saves figures, tables and items, opens what was read."""
 
 from __future__ import annotations
 
