@@ -1,15 +1,15 @@
-"""Recordings of others without scores: accepted lengths of chains, read as recordings that rules by history can be judged on.
+"""Recordings by others: accepted lengths of chains, without scores, as recordings to replay.
 
-SpecDecode-Bench publishes, for Llama-3.1-8B on an H100, how many tokens one step would have yielded at every position of 1,410
-answers (github.com/SpecDecode-Bench/simulator, with arXiv 2601.11580). The files have no licence: they are read from a folder and
-never copied. A length of n tokens means a chain whose first n - 1 drafts are the target's. Knows nothing about notebooks.
+SpecDecode-Bench publishes, for Llama-3.1-8B on an H100, how many tokens one step would have
+yielded at every position of 1,410 answers (github.com/SpecDecode-Bench/simulator, with arXiv
+2601.11580). The files have no licence: they are read from a folder and never copied.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,184 +18,182 @@ import pandas as pd
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, unreadable
-from specdec.policies import engines
-from specdec.replays.form import trace_of
-from specdec.replays.oracle import clairvoyant, headroom
+from specdec.errors import SpecdecError
+from specdec.replays.columns import Column
+from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
-from specdec.replays.trace import NEVER, Trace
+from specdec.replays.trace import NEVER, SCHEMA, Trace, numbered
 
 SETS = ("gsm8k", "sharegpt", "cnn", "instructcoder")
-HOME = "github.com/SpecDecode-Bench/simulator, data/llama3.1-8B"
-# Fitted by the data's authors on an H100, in seconds: a step of the target; drafting; what else a step takes.
-TARGET_S = (5.88590713e-3, 2.10103129e-5, 3.92645679e-8)  # fixed, per token in the forward, per cached token
+# Fitted by the data's authors on an H100, in seconds: fixed, per token in the forward, per cached
+# token, of a step of the target and of drafting; and what else a step takes.
+TARGET_S = (5.88590713e-3, 2.10103129e-5, 3.92645679e-8)
 DRAFT_S = (2.13526175e-3, 8.41429603e-7, 2.37768493e-9)
 REST_S = 1.20683946e-3
-READINGS = ("draft once", "draft per level")  # the fixed time of drafting is paid once a step, or for every level
-BY_HISTORY = (
-    "sglang_ema",
-    "sglang_throughput",
-    "vllm_adaptive_k",
-    "hf_heuristic",
-    "trtllm_gate",
-    "ucb",
-    "exp3",
-    "hedge",
-)
+# Whether the fixed time of drafting is paid once a step or for every level is not published.
+READINGS = ("draft once", "draft per level")
 
 
-def found_in(folder: str = "") -> Path | None:
-    """The folder with the files: the given one, else specdecode_bench beside or in SPECDEC_DATA; None if nowhere."""
+def find_folder(folder: str = "") -> Path | None:
+    """The folder with the files: the given one, else specdecode_bench beside or in SPECDEC_DATA."""
     data = Path(os.environ.get("SPECDEC_DATA", ""))
-    places = [Path(folder)] if folder else [data / "specdecode_bench", data.parent / "specdecode_bench"]
-    return next((place for place in places if (place / f"{SETS[0]}.jsonl").is_file()), None)
+    places = [data / "specdecode_bench", data.parent / "specdecode_bench"]
+    for place in [Path(folder)] if folder else places:
+        if (place / f"{SETS[0]}.jsonl").is_file():
+            return place
+    return None
 
 
-def read(folder: Path, drafter: str = "eagle", limit: int | None = None, pair: str = "llama-3.1-8b") -> Trace:
-    """The accepted lengths of a drafter ("eagle" or "ngram") in a folder of SpecDecode-Bench's files, as a recording of chains.
+def read(
+    folder: Path, drafter: str = "eagle", limit: int | None = None, pair: str = "llama-3.1-8b"
+) -> Trace:
+    """Accepted lengths of "eagle" or "ngram" in SpecDecode-Bench's files, as a recording.
 
-    limit: requests per set, the first ones. The first half of each set is the part "tune", the second half "test".
+    limit: requests per set, the first ones. The first half of each set is the part "tune", the
+    second half "test".
     """
     rows, lengths = [], []
-    for name in SETS:
-        requests = list(_requests(Path(folder) / f"{name}.jsonl", f"acc_{drafter}", limit))
+    for suite in SETS:
+        path = Path(folder) / f"{suite}.jsonl"
+        requests = []
+        try:
+            with path.open(encoding="utf-8") as lines:
+                for line in itertools.islice(lines, limit):
+                    record = json.loads(line)
+                    accepted = record[f"acc_{drafter}"]["acc_len"]
+                    requests.append((len(record["prompt_token_ids"]), accepted))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SpecdecError(f"{path} holds no lengths of SpecDecode-Bench: {error}.") from None
         for number, (prompt_tok, accepted) in enumerate(requests):
             part = "tune" if number < len(requests) // 2 else "test"
-            rows.append(
-                {"suite": name, "prompt": f"{name}/{number}", "turn": 0, "part": part, "prompt_tok": prompt_tok}
-            )
+            rows.append((suite, f"{suite}/{number}", 0, part, prompt_tok))
             lengths.append(np.asarray(accepted))
-    return trace_of(pd.DataFrame(rows), lengths, pair)
-
-
-def _requests(path: Path, key: str, limit: int | None) -> Iterator[tuple[int, list[int]]]:
-    try:
-        with path.open() as lines:
-            for _, line in zip(range(limit or 1 << 30), lines, strict=False):
-                record = json.loads(line)
-                yield len(record["prompt_token_ids"]), record[key]["acc_len"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(path, error, "SpecDecode-Bench's lengths", f"take it from {HOME}") from error
+    return trace_of(rows, lengths, pair)
 
 
 def made_up(seed: int = 0, requests: int = 4) -> Trace:
     """Lengths at random, for trials without the data."""
-    draw = np.random.default_rng(seed)
-    rows = [{"suite": name, "prompt": f"{name}/{n}", "turn": 0, "part": ("tune", "test")[n % 2], "prompt_tok": 60}
-            for name in SETS for n in range(requests)]  # fmt: skip
-    return trace_of(pd.DataFrame(rows), [np.minimum(draw.geometric(0.35, 40), 6) for _ in rows], "made up")
+    rng = np.random.default_rng(seed)
+    rows = []
+    for suite in SETS:
+        for number in range(requests):
+            part = "tune" if number % 2 == 0 else "test"
+            rows.append((suite, f"{suite}/{number}", 0, part, 60))
+    lengths = [np.minimum(rng.geometric(0.35, 40), 6) for _ in rows]
+    return trace_of(rows, lengths, "made up")
+
+
+def trace_of(rows: list[tuple], lengths: list[np.ndarray], pair: str) -> Trace:
+    """A recording of chains. rows: suite, prompt, turn, part and prompt_tok of every turn.
+
+    lengths: for every turn, int [positions], the tokens that a step yields at each position, at
+    least 1. A length of n tokens means that the first n - 1 drafts are the target's.
+    """
+    all_lengths = np.concatenate(lengths).astype(int)
+    assert all_lengths.min() >= 1, "a step yields the target's own token at least"
+    depth = max(2, int(all_lengths.max()) - 1)
+    # 1. node j is on the target's path if j < length - 1, and drafted after n >= j expansions
+    level = np.arange(depth)
+    accepted = level < all_lengths[:, None, None] - 1
+    drafted = level <= level[:, None]
+    ranks = np.where(accepted & drafted, level, NEVER).astype(np.int16)
+    # 2. where each turn lies in the columns
+    turns = pd.DataFrame(rows, columns=["suite", "prompt", "turn", "part", "prompt_tok"])
+    positions = np.array([len(one_turn) for one_turn in lengths])
+    turns = numbered(turns.assign(kept_tok=positions + 1, positions=positions, piece=0))
+    begins = (turns["prompt_tok"] - turns["first"]).to_numpy()
+    context_tok = np.repeat(begins, positions) + np.arange(len(all_lengths))
+    columns = {
+        Column("ranks", 1): ranks,
+        Column("context_tok"): context_tok.astype(np.int32),
+        Column("root_rank"): np.where(all_lengths > 1, 0, NEVER).astype(np.int16),
+    }
+    header = {
+        "schema": SCHEMA,
+        "pair": pair,
+        "dtype": "float16",
+        "temperature": 0.0,
+        "depth": depth - 1,
+        "top_ks": [1],
+        "trees": [],
+        "most_nodes": depth,
+        "family": [],
+        "key": pair,
+        "columns": {"positions": [column.stored for column in columns]},
+    }
+    return Trace(header, turns, columns)
 
 
 def h100(texts: int, levels: int, reading: str = READINGS[0]) -> CostModel:
-    """The published prices of a step shared by so many texts, for chains of so many levels at most."""
-    if reading not in READINGS:
-        raise SpecdecError(f"the reading of the drafting price is one of {', '.join(READINGS)}, not {reading!r}.")
-    target, draft = (1e3 * np.array(seconds) for seconds in (TARGET_S, DRAFT_S))
-    each = draft[1] * texts
-    expand = each + (draft[0] if reading == READINGS[1] else 0.0)
+    """The published prices of a step shared by `texts` texts, for chains of at most `levels`."""
+    target_ms, draft_ms = 1e3 * np.array(TARGET_S), 1e3 * np.array(DRAFT_S)
+    each_ms = draft_ms[1] * texts
+    level_ms = draft_ms[0] + each_ms if reading == READINGS[1] else each_ms
     nodes = np.arange(levels + 1)
     return CostModel(
         name=f"h100-llama-3.1-8b x{texts}, {reading}",
         kind="published",
-        provenance=f"fitted by SpecDecode-Bench ({HOME}); {reading}",
+        provenance=f"fitted by SpecDecode-Bench (arXiv 2601.11580); {reading}",
         widths=(1,),
-        root=(draft[0] + each,),
-        root_per_tok=(draft[2] * texts,),
-        expand=(expand,),
+        root=(draft_ms[0] + each_ms,),
+        root_per_tok=(draft_ms[2] * texts,),
+        expand=(level_ms,),
         expand_per_tok=(0.0,),
         nodes=tuple(nodes),
-        verify=tuple(target[0] + target[1] * texts * (nodes + 1)),
-        verify_per_tok=(target[2] * texts,) * len(nodes),
-        step=float(target[0] + target[1] * texts + 1e3 * REST_S),
-        step_per_tok=float(target[2] * texts),
+        verify=tuple(target_ms[0] + target_ms[1] * texts * (nodes + 1)),
+        verify_per_tok=(target_ms[2] * texts,) * len(nodes),
+        step=float(target_ms[0] + target_ms[1] * texts + 1e3 * REST_S),
+        step_per_tok=float(target_ms[2] * texts),
         rest_ms=1e3 * REST_S,
         texts=texts,
     )
 
 
-def judge(trace: Trace, texts: int, reading: str, rules: tuple[str, ...] = BY_HISTORY) -> pd.DataFrame:
-    """Rules by history, the best chain of the part "tune", and the exact bound, on the part "test", by set ("all": together).
+def judge(trace: Trace, texts: int, reading: str) -> pd.DataFrame:
+    """The best chain of the part "tune" and the exact bound, on the part "test".
 
-    Columns texts, reading, suite, method, levels (of the chain), speedup over plain decoding, headroom_frac.
+    Columns texts, reading, method, levels (of the chain), speedup over plain decoding.
     """
-    costs, levels = h100(texts, trace.most_nodes, reading), trace.most_nodes
-    grid = static_grid(trace.select(part="tune"), costs, top_ks=[1], total_tokens=range(1, levels + 2))
-    grid = grid[(grid["total_tokens"] == grid["depth"] + 2) | (grid["total_tokens"] == 1)]
-    best = grid.loc[grid["time_ms"].idxmin()]
+    levels = trace.most_nodes
+    costs = h100(texts, levels, reading)
+    tune, test = trace.select(part="tune"), trace.select(part="test")
+    grid = static_grid(tune, costs, top_ks=[1], total_tokens=range(1, levels + 2))
+    is_chain = (grid["total_tokens"] == grid["depth"] + 2) | (grid["total_tokens"] == 1)
+    best = grid.loc[grid.loc[is_chain, "time_ms"].idxmin()]
     chain = TreeConfig(int(best["total_tokens"]), int(best["depth"]), 1)
-    test = trace.select(part="test")
-    found = {"best chain": replay(test, Static.of(chain), costs).table, "bound": clairvoyant(test, costs).turns}
-    for name in rules:
-        found[name] = replay(test, engines.shipped(name, levels, costs), costs).table
+    tables = {
+        "best chain": replay(test, Static.of(chain), costs).table,
+        "bound": clairvoyant(test, costs).turns,
+    }
     rows = []
-    for suite in ("all", *dict.fromkeys(test.turns["suite"])):
-        own = {name: table[(table["suite"] == suite) | (suite == "all")] for name, table in found.items()}
-        ms = {name: table["time_ms"].sum() / table["new_tok"].sum() for name, table in own.items()}
-        for name, table in own.items():
-            share = headroom(ms[name], ms["best chain"], ms["bound"])
-            speedup = float(table["plain_ms"].sum() / table["time_ms"].sum())
-            rows.append((texts, reading, suite, name, chain.verify_nodes, speedup, share))
-    return pd.DataFrame(rows, columns=["texts", "reading", "suite", "method", "levels", "speedup", "headroom_frac"])
+    for method, table in tables.items():
+        speedup = float(table["plain_ms"].sum() / table["time_ms"].sum())
+        rows.append((texts, reading, method, chain.verify_nodes, speedup))
+    return pd.DataFrame(rows, columns=["texts", "reading", "method", "levels", "speedup"])
 
 
 def carried_on(trace: Trace) -> pd.DataFrame:
     """Are lengths inside an accepted block carried on? One row per set.
 
-    A block is a step with the longest chain. follows_frac: positions inside blocks whose length is one less than the one before.
-    expected_frac: the same if lengths were independent, by the set's own frequencies. mean_all, mean_visited: tokens per step
-    over all positions, and over those where steps begin.
+    A block is a step with the longest chain. follows_frac: positions inside blocks whose length is
+    one less than the one before. mean_all, mean_visited: tokens per step over all positions, and
+    over those where steps begin.
     """
-    lengths = _lengths(trace)
+    lengths = 1 + (trace.ranks[1][:, -1] < NEVER).sum(-1)
     rows = []
     for suite, turns in trace.turns.groupby("suite", sort=False):
-        pairs, visited = [], []
+        visited, follows, all_lengths = [], [], []
         for first, count in zip(turns["first"], turns["positions"], strict=True):
-            own, at = lengths[first : first + count], 0
-            while at < count:
-                visited.append(own[at])
-                block = own[at : at + own[at]]
-                pairs.append(np.stack([block[:-1], block[1:]]))
-                at += own[at]
-        before, after = np.concatenate(pairs, axis=1)
-        every = np.concatenate([lengths[f : f + n] for f, n in zip(turns["first"], turns["positions"], strict=True)])
-        share = np.bincount(every, minlength=every.max() + 2) / len(every)
-        rows.append(
-            (
-                suite,
-                len(before),
-                float((after == before - 1).mean()),
-                float(share[before - 1].mean()),
-                every.mean(),
-                np.mean(visited),
-            )
-        )
-    columns = ["suite", "positions", "follows_frac", "expected_frac", "mean_all", "mean_visited"]
+            one_turn = lengths[first : first + count]
+            all_lengths.append(one_turn)
+            start = 0
+            while start < count:
+                block = one_turn[start : start + one_turn[start]]
+                visited.append(one_turn[start])
+                follows.extend(block[1:] == block[:-1] - 1)
+                start += one_turn[start]
+        mean_all = np.concatenate(all_lengths).mean()
+        rows.append((suite, len(follows), np.mean(follows), mean_all, np.mean(visited)))
+    columns = ["suite", "positions", "follows_frac", "mean_all", "mean_visited"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _lengths(trace: Trace) -> np.ndarray:
-    """Tokens that a step with the longest chain yields at every position."""
-    return 1 + (trace.ranks[1][:, -1] < NEVER).sum(-1)
-
-
-def drawn_anew(trace: Trace, seed: int = 0) -> Trace:
-    """The same recording with every length inside a block drawn from those of the set's positions where blocks begin.
-
-    The other extreme: what was carried on says nothing. Block starts keep their lengths.
-    """
-    lengths, draw = _lengths(trace).copy(), np.random.default_rng(seed)
-    for _, turns in trace.turns.groupby("suite", sort=False):
-        starts, inside = [], []
-        for first, count in zip(turns["first"], turns["positions"], strict=True):
-            at = first
-            while at < first + count:
-                starts.append(at)
-                inside += range(at + 1, min(at + lengths[at], first + count))
-                at += lengths[at]
-        lengths[inside] = draw.choice(lengths[starts], len(inside))
-    parts = [
-        lengths[first : first + n] for first, n in zip(trace.turns["first"], trace.turns["positions"], strict=True)
-    ]
-    columns = ["suite", "prompt", "turn", "part", "prompt_tok"]
-    return trace_of(trace.turns[columns].copy(), parts, trace.header["pair"])

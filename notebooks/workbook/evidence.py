@@ -23,7 +23,9 @@ def sentence(part: Part, test: dict, p_value: float | None = None) -> str:
     >>> sentence(Part("LTD, all suites", 2.741, 2.49, 3.01, 12), {"kind": "ratio_above", "value": "over_tuned", "above": 1})
     '2.74 × [2.49, 3.01], 12 prompts (LTD, all suites); needs > 1'
     """
-    sign, limit = ("<", float(test["below"])) if "below" in test else (">", float(test.get("above", 0.0)))
+    sign, limit = (
+        ("<", float(test["below"])) if "below" in test else (">", float(test.get("above", 0.0)))
+    )
     scale, unit = _unit(test)
     needed = f"needs {sign} {scale * limit:g}{unit if unit == ' %' else ''}"
     if test["kind"] == "extreme":
@@ -61,7 +63,9 @@ def _unit(test: dict) -> tuple[int, str]:
     kind, value = test["kind"], test.get("value", "")
     if kind == "share" or (kind == "ratio_above" and value.endswith("_frac")):
         return 100, " %"
-    if kind == "paired_ratio" or (kind == "ratio_above" and ("over" in test or value.startswith(RATIOS))):
+    if kind == "paired_ratio" or (
+        kind == "ratio_above" and ("over" in test or value.startswith(RATIOS))
+    ):
         return 1, " ×"
     return 1, " apart" if kind == "adds_up" else ""
 

@@ -1,9 +1,8 @@
 """The executed book as Markdown pages with pictures, to be read without installing anything.
 
-`write_pages` turns executed copies of one run of the book into figures/book/NN_name.md: prose as it is, code folded, tables and
-formulas as GitHub renders them, pictures as small PNG. Dropped are progress bars and warnings (stderr), widgets, and the cell of
-parameters that papermill injects, whose values the first lines name. A page says when, where and by which commit it was
-executed, and the contents say whether its source has changed since. Knows nothing about what the notebooks compute.
+`write_pages` turns executed copies into figures/book/NN_name.md by nbconvert: prose as it is, code
+folded, tables and formulas as GitHub renders them, pictures as small PNG. A page says when and by
+which commit it was executed; the contents say which pages show an earlier version of a notebook.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from workbook import notebooks
 from workbook.book import tidy_all
 from workbook.pictures import small_picture
 
-REPRS = re.compile(r"^(<.*>|\w+\(.*\)|run \S+ \(.*|None)$", re.S)  # texts of outputs that tell a reader nothing
-FOLDED = "<details><summary>{0}</summary>\n\n```python\n{1}\n```\n\n</details>"
+# texts of outputs that tell a reader nothing
+REPRS = re.compile(r"^(<.*>|\w+\(.*\)|run \S+ \(.*|None)$", re.S)
+FOUND = re.compile(r"<!-- found -->\n\n(.*?)\n\n<!-- end of found -->", re.S)
+SOURCES = "../../notebooks"  # from the pages
 CONTENTS = "README.md"
-FOUND = "found"  # the tag of the cell that says in a sentence what was found
-MARKED = re.compile(r"<!-- found -->\n\n(.*?)\n\n<!-- end of found -->", re.S)
 CHAPTERS = {
     "0": "Start",
     "1": "Learn how it works",
@@ -37,7 +36,25 @@ CHAPTERS = {
     "7": "Claims",
     "9": "Appendix",
 }
-SOURCES = "../../notebooks"  # from the pages
+OLDER = "*Made from an earlier version of the notebook.*"
+# One cell after the other; what `_prepared` left of the outputs, pictures as links to files.
+TEMPLATE = """{% for cell in nb.cells %}{% if cell.cell_type == "markdown" %}
+{{ cell.source }}
+{% else %}
+<details><summary>{{ cell.metadata.summary }}</summary>
+
+```python
+{{ cell.source }}
+```
+
+</details>
+{% if cell.metadata.is_found %}
+<!-- found -->
+{% endif %}{% for text in cell.metadata.texts %}
+{{ text }}
+{% endfor %}{% if cell.metadata.is_found %}
+<!-- end of found -->
+{% endif %}{% endif %}{% endfor %}"""
 
 
 def folder() -> Path:
@@ -46,159 +63,183 @@ def folder() -> Path:
 
 
 def source_hash(notebook: dict) -> str:
-    """What a page was made from: the cells of a notebook or of its executed copy, outputs and header aside (12 digits)."""
-    cells = [(cell["cell_type"], notebooks.source_of(cell)) for cell in notebook["cells"][1:] if not _injected(cell)]
+    """12 digits of the cells of a notebook or of its executed copy, outputs and header aside."""
+    cells = []
+    for cell in notebook["cells"][1:]:
+        if "injected-parameters" not in notebooks.tags_of(cell):
+            cells.append((cell["cell_type"], notebooks.source_of(cell)))
     return hashlib.sha256(repr(cells).encode()).hexdigest()[:12]
 
 
-def _tags(cell: dict) -> list[str]:
-    return cell.get("metadata", {}).get("tags", [])
-
-
-def _injected(cell: dict) -> bool:
-    return "injected-parameters" in _tags(cell)
-
-
 def page_of(executed: dict, name: str, pages=()) -> tuple[str, dict[str, bytes]]:
-    """(markdown, {file name: PNG}) of one executed notebook. pages: names of the notebooks that have a page."""
-    parts, pictures = [_head(executed, name, pages)], {}
+    """(markdown, {file name: PNG}) of one executed notebook.
+
+    pages: names of the notebooks that have a page, to which links lead.
+    """
+    from nbconvert import MarkdownExporter
+    from nbformat import from_dict
+
+    pictures: dict[str, bytes] = {}
+    cells = []
     for cell in executed["cells"][1:]:
-        text = notebooks.source_of(cell)
-        if cell["cell_type"] == "markdown":
-            parts.append(_linked(text, pages))
-        elif not _injected(cell) and text.strip():
-            parts.append(FOLDED.format("parameters" if "parameters" in _tags(cell) else "code", text))
-            shown = [_shown(output, name, pictures, pages) for output in notebooks.readable(cell.get("outputs", []))]
-            shown = [part for part in shown if part]
-            parts += ["<!-- found -->", *shown, "<!-- end of found -->"] if shown and FOUND in _tags(cell) else shown
-    parts.append(f"---\n\n<sub>Source: [{name}.ipynb]({SOURCES}/{name}.ipynb), {source_hash(executed)}.</sub>")
+        if "injected-parameters" in notebooks.tags_of(cell) or not notebooks.source_of(cell):
+            continue
+        cells.append(_prepared(cell, name, pictures, pages))
+    exporter = MarkdownExporter(raw_template=TEMPLATE)
+    prepared = from_dict({**executed, "cells": cells})
+    body, _ = exporter.from_notebook_node(prepared)
+    title, promise = notebooks.title_and_promise(executed)
+    links = f"[notebook]({SOURCES}/{name}.ipynb) · [contents]({CONTENTS})"
+    footer = f"Source: [{name}.ipynb]({SOURCES}/{name}.ipynb), {source_hash(executed)}."
+    parts = [
+        f"# {title}",
+        f"> {promise}",
+        links,
+        f"<sub>{provenance(executed)}</sub>",
+        re.sub(r"\n{3,}", "\n\n", body).strip(),
+        f"---\n\n<sub>{footer}</sub>",
+    ]
     return "\n\n".join(parts) + "\n", pictures
 
 
-def _head(executed: dict, name: str, pages) -> str:
-    """Title and promise, the way on, and where the page comes from."""
-    title, promise = notebooks.title_and_promise(executed)
-    ways = re.findall(r"\[(← previous|next →)\]\((\w+\.ipynb)\)", notebooks.source_of(executed["cells"][0]))
-    links = [f"[{way}]({_led(target, pages)})" for way, target in ways]
-    links = [f"[notebook]({SOURCES}/{name}.ipynb)", f"[contents]({CONTENTS})", *links]
-    return f"# {title}\n\n> {promise}\n\n{' · '.join(links)}\n\n<sub>{provenance(executed)}</sub>"
-
-
-def _without_folder(value):
-    """A path of the machine that executed the notebook by its last part, anything else unchanged."""
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+def _prepared(cell: dict, name: str, pictures: dict[str, bytes], pages) -> dict:
+    """The cell with its outputs as texts of Markdown; its pictures are added to `pictures`."""
+    source = notebooks.source_of(cell)
+    if cell["cell_type"] == "markdown":
+        return {**cell, "source": _relinked(source, pages)}
+    texts = []
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        text = "".join(data.get("text/plain", ""))
+        if output["output_type"] == "stream":
+            if output["name"] == "stdout" and "".join(output["text"]).strip():
+                texts.append(f"```\n{''.join(output['text']).rstrip()}\n```")
+        elif "text/markdown" in data:
+            texts.append(_relinked("".join(data["text/markdown"]), pages))
+        elif "image/png" in data:
+            file = f"{name}-{len(pictures) + 1}.png"
+            pictures[file] = small_picture(base64.b64decode("".join(data["image/png"])))
+            title = re.search(r"<title>(.*?)</title>", "".join(data.get("image/svg+xml", "")))
+            alternative = output.get("metadata", {}).get("image/png", {}).get("alt")
+            alternative = alternative or (title[1] if title else "Figure")
+            alternative = re.sub(r"[\[\]]", " ", alternative)
+            texts.append(f"![{alternative}]({file})")
+        elif text and not REPRS.match(text) and "widget" not in " ".join(data):
+            texts.append(f"```\n{text}\n```")
+    tags = notebooks.tags_of(cell)
+    summary = "parameters" if "parameters" in tags else "code"
+    is_found = "found" in tags and len(texts) > 0
+    metadata = {"summary": summary, "texts": texts, "is_found": is_found}
+    return {**cell, "source": source, "metadata": metadata}
 
 
 def provenance(executed: dict) -> str:
-    """When a copy was executed, by which commit, where, and with which parameters other than the notebook's own."""
-    facts, papermill = (executed.get("metadata", {}).get(name) or {} for name in (notebooks.EXECUTED, "papermill"))
+    """When a copy was executed, by which commit, where, and with which changed parameters."""
+    facts = executed["metadata"].get(notebooks.EXECUTED, {})
+    papermill = executed["metadata"].get("papermill", {})
     commit = f"commit {facts['commit'][:12]}" if facts.get("commit") else "an unknown commit"
-    parts = [f"Executed by {commit}{' with local changes' if facts.get('dirty') else ''}"]
-    parts += [f"on {papermill['end_time'][:10]}"] if papermill.get("end_time") else []
-    parts += [f"in {papermill['duration'] / 60:.1f} min"] if papermill.get("duration") else []
-    parts += [f"on {facts['cpu']}"] if facts.get("cpu") else []
-    usual = notebooks.default_parameters(executed)
-    given = {key: value for key, value in (papermill.get("parameters") or {}).items() if usual.get(key) != value}
-    others = [f"`{key} = {_without_folder(value)!r}`" for key, value in given.items()]
-    return f"{' '.join(parts)}, with the parameters below{' but ' * bool(others)}{', '.join(others)}."
+    changes = " with local changes" if facts.get("dirty") else ""
+    text = f"Executed by {commit}{changes}"
+    if papermill.get("end_time"):
+        text += f" on {papermill['end_time'][:10]} in {papermill['duration'] / 60:.1f} min"
+    if facts.get("cpu"):
+        text += f" on {facts['cpu']}"
+    defaults = notebooks.default_parameters(executed)
+    changed = []
+    for name, value in papermill.get("parameters", {}).items():
+        if defaults.get(name) != value:
+            if isinstance(value, str) and Path(value).is_absolute():
+                value = Path(value).name
+            changed.append(f"`{name} = {value!r}`")
+    ending = f" but {', '.join(changed)}" if changed else ""
+    return f"{text}, with the parameters below{ending}."
 
 
-def _led(target: str, pages) -> str:
-    """Where a link of a notebook leads from figures/book: to the page of a notebook that has one, else to the file."""
-    file, mark, heading = target.partition("#")
-    name = file.removesuffix(".ipynb")
-    inside = f"{name}.md" if name in pages else file.removeprefix("../figures/book/")
-    return f"{inside if inside != file else posixpath.normpath(f'{SOURCES}/{file}')}{mark}{heading}"
+def _relinked(text: str, pages) -> str:
+    """Prose or a table whose links lead on from figures/book: to pages, else to the files."""
 
+    def target(match: re.Match) -> str:
+        file, mark, heading = match[1].partition("#")
+        name = file.removesuffix(".ipynb")
+        if name in pages:
+            return f"{name}.md{mark}{heading}"
+        if file.startswith("../figures/book/"):
+            return match[1].removeprefix("../figures/book/")
+        return posixpath.normpath(f"{SOURCES}/{file}") + mark + heading
 
-def _linked(text: str, pages) -> str:
-    """Prose or a table whose links lead on from figures/book."""
-    return re.sub(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))", lambda found: _led(found[1], pages), text)
-
-
-def _shown(output: dict, name: str, pictures: dict[str, bytes], pages) -> str:
-    """One output in Markdown; '' for what a page leaves out."""
-    if output["output_type"] == "stream":
-        text = "".join(output["text"]) if output["name"] == "stdout" else ""
-        return f"```\n{text.rstrip()}\n```" if text.strip() else ""
-    data = {kind: "".join(text) for kind, text in output.get("data", {}).items() if isinstance(text, str | list)}
-    if "text/markdown" in data:
-        return _linked(data["text/markdown"], pages)
-    if "image/png" in data:
-        file = f"{name}-{len(pictures) + 1}.png"
-        pictures[file] = small_picture(base64.b64decode(data["image/png"]))
-        return f"![{_alternative(output, data)}]({file})"
-    text = data.get("text/plain", "")
-    return "" if not text or REPRS.match(text) else f"```\n{text}\n```"
-
-
-def _alternative(output: dict, data: dict[str, str]) -> str:
-    """What a picture shows, in words: as its notebook says, else that it is a figure."""
-    titled = re.search(r"<title>(.*?)</title>", data.get("image/svg+xml", ""))
-    said = output.get("metadata", {}).get("image/png", {}).get("alt") or (titled[1] if titled else "Figure")
-    return re.sub(r"[\[\]\n]", " ", said)
+    return re.sub(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))", target, text)
 
 
 def write_pages(book, names=(), to: Path | None = None) -> list[Path]:
-    """Write the pages of the book's executed copies, of all or of these notebooks, and the page of contents; returns the paths.
+    """Write the pages of the book's executed copies, of all or of these notebooks, and contents.
 
-    The first lines of the notebooks link the pages of the checkout. SpecdecError where a copy is missing or holds an error.
+    Returns the paths. SpecdecError where a copy is missing or holds an error.
     """
-    to, entries = to or folder(), {entry.stem: entry for entry in reversed(book.entries) if not entry.notebook}
-    names = names or [name for name, entry in entries.items() if book.copy(entry).is_file()]
+    to = to or folder()
+    entries = {entry.stem: entry for entry in book.entries if not entry.notebook}
+    if not names:
+        names = [name for name, entry in entries.items() if book.copy(entry).is_file()]
     pages = {*names, *(path.stem for path in to.glob("[0-9]*.md"))}
     for name in names:
         if name not in entries or not book.copy(entries[name]).is_file():
-            raise SpecdecError(
-                f"there is no executed copy of {name}; run `python -m specdec.book run --only {name}` first."
-            )
+            advice = f"run `python -m specdec.book run --only {name}` first"
+            raise SpecdecError(f"there is no executed copy of {name}; {advice}.")
         executed = notebooks.read_notebook(book.copy(entries[name]))
-        if any(output["output_type"] == "error" for cell in executed["cells"] for output in cell.get("outputs", ())):
-            raise SpecdecError(f"{book.copy(entries[name])} ends in an error; a page shows whole runs only.")
+        for cell in executed["cells"]:
+            for output in cell.get("outputs", ()):
+                if output["output_type"] == "error":
+                    raise SpecdecError(f"{book.copy(entries[name])} ends in an error.")
         text, pictures = page_of(executed, name, pages)
-        for old in to.glob(f"{name}-*.png"):
-            old.unlink()
+        for outdated in to.glob(f"{name}-*.png"):
+            outdated.unlink()
         for file, content in pictures.items():
             with runs.atomic(to / file) as path:
                 path.write_bytes(content)
         runs.write_text(to / f"{name}.md", text)
     if to == folder():
-        tidy_all()
-    return [*sorted(to.glob("[0-9]*.md")), runs.write_text(to / CONTENTS, contents(book, to))]
+        tidy_all()  # the notebooks' first lines link the pages
+    contents_path = runs.write_text(to / CONTENTS, contents(book, to))
+    return [*sorted(to.glob("[0-9]*.md")), contents_path]
 
 
 def contents(book, to: Path | None = None) -> str:
-    """The page of contents: by chapter every notebook with its promise, what it found, its first picture, and whether its source
-    has changed since."""
-    to, chapter = to or folder(), ""
-    lines = ["# The executed book", "", "Every notebook with its results, to be read here without installing anything."]
-    for entry in (entry for entry in book.entries if not entry.notebook):
+    """The page of contents: by chapter every notebook with its promise and what it found."""
+    to = to or folder()
+    intro = (
+        "Every notebook with its results, to be read here without installing anything. A page "
+        "shows its notebook as it was when the commit that the page names executed it."
+    )
+    lines = ["# The executed book", "", intro]
+    chapter = ""
+    for entry in book.entries:
+        if entry.notebook:
+            continue
         if CHAPTERS[entry.stem[0]] != chapter:
             chapter = CHAPTERS[entry.stem[0]]
             lines += ["", f"## {chapter}", "", "| | notebook | what was found |", "|---|---|---|"]
-        source, page = notebooks.read_notebook(book.source(entry)), to / f"{entry.stem}.md"
+        source = notebooks.read_notebook(book.source(entry))
+        page = to / f"{entry.stem}.md"
         title, promise = notebooks.title_and_promise(source)
         if not page.is_file():
             link = f"[**{title}**]({SOURCES}/{entry.stem}.ipynb)"
             lines.append(f"| | {link}<br>{promise} | not executed yet |")
             continue
-        older = "" if is_present(page, source) else "<br>*The notebook has changed since this page was executed.*"
-        picture = next(iter(sorted(to.glob(f"{entry.stem}-*.png"), key=_number)), None)
-        thumbnail = f'[<img src="{picture.name}" width="200" alt="{title}">]({page.name})' if picture else ""
-        lines.append(f"| {thumbnail} | [**{title}**]({page.name})<br>{promise} | {_found(page)}{older} |")
+        text = page.read_text(encoding="utf-8")
+        results = []
+        if FOUND.search(text):
+            for line in FOUND.search(text)[1].splitlines():
+                if line:
+                    results.append(line.removeprefix("- ").replace("|", "\\|"))
+        if source_hash(source) not in text.rpartition("Source:")[2]:
+            results.append(OLDER)
+        pictures = sorted(to.glob(f"{entry.stem}-*.png"), key=_number)
+        thumbnail = ""
+        if pictures:
+            image = f'<img src="{pictures[0].name}" width="200" alt="{title}">'
+            thumbnail = f"[{image}]({page.name})"
+        link = f"[**{title}**]({page.name})"
+        lines.append(f"| {thumbnail} | {link}<br>{promise} | {'<br>'.join(results)} |")
     return "\n".join(lines) + "\n"
-
-
-def _found(page: Path) -> str:
-    """What a page says was found, as one cell of a table."""
-    found = MARKED.search(page.read_text(encoding="utf-8"))
-    lines = [line.removeprefix("- ").replace("|", "\\|") for line in (found[1] if found else "").splitlines() if line]
-    return "<br>".join(lines)
-
-
-def is_present(page: Path, source: dict) -> bool:
-    """Whether a page was made from its source as it is now."""
-    return source_hash(source) in page.read_text(encoding="utf-8").rpartition("Source:")[2]
 
 
 def _number(path: Path) -> int:

@@ -45,9 +45,13 @@ def suites(run: runs.Run, table: pd.DataFrame, method: str, baseline: str) -> pd
     rows = []
     for suite in summary.index:
         turns = prompts if suite == "all" else prompts[prompts["suite"] == suite]
-        own_cycles = cycles[(cycles["method"] == method) & (True if suite == "all" else cycles["suite"] == suite)]
+        own_cycles = cycles[
+            (cycles["method"] == method) & (True if suite == "all" else cycles["suite"] == suite)
+        ]
         plain, own = turns[turns["method"] == baseline], turns[turns["method"] == method]
-        step_ms = plain["decode_ms"].sum() / np.maximum(plain["new_tok"] - 1, 0).sum()  # the prefill brings one token
+        step_ms = (
+            plain["decode_ms"].sum() / np.maximum(plain["new_tok"] - 1, 0).sum()
+        )  # the prefill brings one token
         row = {"cycle_steps": own_cycles["total_ms"].mean() / step_ms}
         row["first_frac"] = (own_cycles["accepted_tok"] > 0).mean()
         row["prefill_frac"] = own["prefill_ms"].sum() / own["total_ms"].sum()
@@ -60,7 +64,9 @@ def drivers(by_suite: pd.DataFrame) -> pd.Series:
     """Spearman's rank correlation, over suites, of the speed-up with each other column of `suites`; NaN below three."""
     each = by_suite.drop(index="all", errors="ignore")
     names = ["tau", "cycle_steps", "first_frac", "prefill_frac", "answer_tok"]
-    varied = [name for name in names if len(each) >= 3 and each[name].nunique() > 1]  # what is constant orders nothing
+    varied = [
+        name for name in names if len(each) >= 3 and each[name].nunique() > 1
+    ]  # what is constant orders nothing
     ranks = each[varied].corrwith(each["speedup"], method="spearman").reindex(names)
     return ranks.rename("rank correlation with speedup")
 
@@ -71,17 +77,24 @@ def host_work(pair: Pair, prompts, policy, max_new_tokens: int = 64) -> pd.DataF
     own_ms: per cycle. frac: of all the host's. The profiler slows Python down and tensor work less, so the shares say
     where to look, not how long it takes.
     """
-    profile, cycles = cProfile.Profile(builtins=False), 0  # a tensor operation counts for its caller
+    profile, cycles = (
+        cProfile.Profile(builtins=False),
+        0,
+    )  # a tensor operation counts for its caller
     for prompt in prompts:
         cycles += len(profile.runcall(decode, pair, prompt, policy, max_new_tokens).rows)
     if not cycles:
-        raise SpecdecError("there was no cycle to profile; allow more new tokens or give other prompts.")
+        raise SpecdecError(
+            "there was no cycle to profile; allow more new tokens or give other prompts."
+        )
     own_ms: dict[str, float] = {}
     for (file, _, _), (_, _, own_s, _, _) in pstats.Stats(profile).stats.items():
         work = HOST_WORK.get(Path(file).stem) if Path(file).parent in ROOMS else None
         if work is not None:
             own_ms[work] = own_ms.get(work, 0.0) + 1e3 * own_s / cycles
-    table = pd.DataFrame({"own_ms": own_ms}).sort_values("own_ms", ascending=False).rename_axis("work")
+    table = (
+        pd.DataFrame({"own_ms": own_ms}).sort_values("own_ms", ascending=False).rename_axis("work")
+    )
     return table.assign(frac=table["own_ms"] / table["own_ms"].sum())
 
 
@@ -93,7 +106,9 @@ def clear_of_one(table: pd.DataFrame, name: str, value: str) -> str:
     '1 of 2: a **0.90 [0.80, 0.95]**'
     """
     clear = table[(table["low"] > 1) | (table["high"] < 1)].sort_values(value)
-    cells = tables.cells(clear.rename(columns={"low": f"{value}_low", "high": f"{value}_high"}), value)
+    cells = tables.cells(
+        clear.rename(columns={"low": f"{value}_low", "high": f"{value}_high"}), value
+    )
     told = ", ".join(f"{label} **{cell}**" for label, cell in zip(clear[name], cells, strict=True))
     return f"{len(clear)} of {len(table)}{': ' * bool(told)}{told}"
 
@@ -112,6 +127,9 @@ def of_rows(long: pd.DataFrame, metric: str, printed: int = 2) -> str:
     first, told = own["pair"].iloc[0].partition(",")[0], []
     for pair, rows in own[own["pair"].str.partition(",")[0] == first].groupby("pair", sort=False):
         means = rows.groupby("row", sort=False)["value"].agg(["mean", "size"]).itertuples()
-        each = [f"{row} **{mean:.{printed}f}** ({size} benchmark{'s' * (size > 1)})" for row, mean, size in means]
+        each = [
+            f"{row} **{mean:.{printed}f}** ({size} benchmark{'s' * (size > 1)})"
+            for row, mean, size in means
+        ]
         told.append(f"{pair}: {', '.join(each)}")
     return "; ".join(told)

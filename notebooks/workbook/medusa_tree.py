@@ -51,14 +51,21 @@ def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> Static
     ((0,), (1,), (0, 0), (1, 0))
     """
     if not len(right_frac) or nodes < 1 or not all(len(row) for row in right_frac):
-        raise SpecdecError("a static tree needs a table with a row of shares per head, and at least one node.")
-    waiting, chosen = [(-float(right_frac[0][0]), (0,), 1.0)], []  # negated probability, path, its parent's
+        raise SpecdecError(
+            "a static tree needs a table with a row of shares per head, and at least one node."
+        )
+    waiting, chosen = (
+        [(-float(right_frac[0][0]), (0,), 1.0)],
+        [],
+    )  # negated probability, path, its parent's
     while waiting and len(chosen) < nodes:
         chance, path, above = heapq.heappop(waiting)
         chosen.append(path)
         level, rank = len(path) - 1, path[-1] + 1
         if rank < len(right_frac[level]):
-            heapq.heappush(waiting, (-above * float(right_frac[level][rank]), (*path[:-1], rank), above))
+            heapq.heappush(
+                waiting, (-above * float(right_frac[level][rank]), (*path[:-1], rank), above)
+            )
         if level + 1 < len(right_frac):
             heapq.heappush(waiting, (chance * float(right_frac[level + 1][0]), (*path, 0), -chance))
     return StaticShape(chosen)

@@ -1,7 +1,7 @@
-"""One notebook: its parameters, its tidy form on disk, and its execution in a Jupyter kernel of this interpreter.
+"""One notebook: its parameters, its tidy form, its execution, and its edition for students.
 
-Knows nothing about other notebooks (book.py) or about what the cells compute. Execution goes through papermill, needs no
-installed kernelspec and opens no network port. Progress bars come out as text on the terminal; the executed copy has none.
+Execution goes through papermill in a kernel of this interpreter: it needs no installed kernelspec
+and opens no network port.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError
 
-# A kernel without a screen: tqdm.auto takes text bars when its notebook module cannot be imported.
+# A kernel without a screen: tqdm.auto takes text bars if its notebook module cannot be imported.
 LAUNCH = (
     "import sys; sys.modules['tqdm.notebook'] = None; "
     "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
 )
-BAR_INTERVAL_S = "2"
-BAR = re.compile(r"\d%\||\[\d+:\d\d(<[\d:?]+)?, [^]]*/[^]]*\]")  # a line of tqdm, with or without a total
-WIDGET = "application/vnd.jupyter.widget-view+json"
-EXECUTED = "executed"  # the copy's metadata that say by which commit it was executed, and on which machine
+EXECUTED = "executed"  # the copy's metadata: the commit that executed it, and the machine
 
 
 def read_notebook(path: Path) -> dict:
@@ -44,29 +41,38 @@ def source_of(cell: dict) -> str:
     return "".join(cell["source"])
 
 
+def tags_of(cell: dict) -> list[str]:
+    return cell.get("metadata", {}).get("tags", [])
+
+
+def has_solutions(notebook: dict) -> bool:
+    return any("solution" in tags_of(cell) for cell in notebook["cells"])
+
+
 def title_and_promise(notebook: dict) -> tuple[str, str]:
     """The H1 and the block quote of the first cell."""
-    lines = source_of(notebook["cells"][0]).splitlines()
-    title = next((line[2:].strip() for line in lines if line.startswith("# ")), "")
-    promise = " ".join(line[1:].strip() for line in lines if line.startswith(">"))
-    return title, promise
+    title, promise = "", []
+    for line in source_of(notebook["cells"][0]).splitlines():
+        if line.startswith("# ") and not title:
+            title = line[2:].strip()
+        if line.startswith(">"):
+            promise.append(line[1:].strip())
+    return title, " ".join(promise)
 
 
 def default_parameters(notebook: dict) -> dict:
     """Name -> default of every assignment in the cell that is tagged `parameters`."""
-    cells = [cell for cell in notebook["cells"] if "parameters" in cell.get("metadata", {}).get("tags", ())]
-    nodes = ast.parse(source_of(cells[0])).body if cells else []
-    return {node.target.id: ast.literal_eval(node.value) for node in nodes if isinstance(node, ast.AnnAssign)}
-
-
-def injected_names(cells) -> list[str]:
-    """Names that papermill assigned: in those of the executed `cells` (texts) that begin with its remark."""
-    nodes = [node for text in cells if text.startswith("# Parameters\n") for node in ast.parse(text).body]
-    return [target.id for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    defaults = {}
+    for cell in notebook["cells"]:
+        if "parameters" in tags_of(cell):
+            for node in ast.parse(source_of(cell)).body:
+                if isinstance(node, ast.AnnAssign):
+                    defaults[node.target.id] = ast.literal_eval(node.value)
+    return defaults
 
 
 def tidy(notebook: dict, header: str) -> str:
-    """The text under which a notebook is committed: no outputs, no metadata but tags and the kernel, solutions folded.
+    """The text under which a notebook is committed: no outputs, tags alone, solutions folded.
 
     header: what its first cell shall say.
     """
@@ -79,116 +85,90 @@ def tidy(notebook: dict, header: str) -> str:
 
 
 def _tidy_cell(cell: dict) -> dict:
-    tags = cell.get("metadata", {}).get("tags")
-    folded = {"jupyter": {"source_hidden": True}} if "solution" in (tags or ()) else {}
-    clean = {"cell_type": cell["cell_type"]}
-    if cell["cell_type"] == "code":
+    tags = tags_of(cell)
+    is_code = cell["cell_type"] == "code"
+    metadata: dict = {}
+    if "solution" in tags:
+        metadata["jupyter"] = {"source_hidden": True}
+    if tags:
+        metadata["tags"] = tags
+    clean: dict = {"cell_type": cell["cell_type"]}
+    if is_code:
         clean["execution_count"] = None
-    clean |= {"id": cell["id"], "metadata": folded | ({"tags": tags} if tags else {})}
-    if cell["cell_type"] == "code":
+    clean["id"] = cell["id"]
+    clean["metadata"] = metadata
+    if is_code:
         clean["outputs"] = []
-    return clean | {"source": source_of(cell).rstrip("\n").splitlines(keepends=True)}
-
-
-def relinked(notebook: dict, links: Callable[[str], str]) -> dict:
-    """The notebook for another folder. links: where a link to another file of its folder leads from there."""
-    cells = [dict(cell) for cell in notebook["cells"]]
-    for cell in cells:
-        if cell["cell_type"] == "markdown":
-            cell["source"] = re.sub(r"(?<=\]\()\s*([^):#\s]+)(?=[#)])", lambda found: links(found[1]), source_of(cell))
-    return {**notebook, "cells": cells}
+    clean["source"] = source_of(cell).rstrip("\n").splitlines(keepends=True)
+    return clean
 
 
 def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
-    """The notebook without its solutions, and without links to other files than those `handed_out` with it.
+    """The notebook without its solutions, and without links to files that are not handed out.
 
-    Its checks do not say that a solution ran, so that the cells below a wrong answer run all the same. Text is split at
-    headings, and every cell says how nbgrader grades it and where it is in slides.
+    A check raises where an answer is wrong, which nbgrader counts; the cells below run all the
+    same. A check is worth 1 point, an open question 2, graded by hand.
     """
+    from nbconvert.preprocessors import TagRemovePreprocessor
+    from nbformat import from_dict
 
-    def link(found: re.Match) -> str:
-        return found[0] if found[2] in handed_out else found[1]
+    def link(match: re.Match) -> str:
+        return match[0] if match[2] in handed_out else match[1]
 
-    cells = []
-    for cell in notebook["cells"]:
-        tags, parts = set(cell["metadata"].get("tags", [])), [source_of(cell)]
-        if "solution" in tags:
-            continue
-        if "check" in tags:
-            parts = [parts[0].replace(", solved=True", "")]
+    remove = TagRemovePreprocessor(remove_cell_tags={"solution"})
+    edition, _ = remove.preprocess(from_dict(notebook), {})
+    for cell in edition["cells"]:
+        tags = list(tags_of(cell))
         if cell["cell_type"] == "markdown":
-            parts = re.split(r"\n+(?=#{2,3} )", re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, parts[0]))
-        for number, text in enumerate(parts):
-            name = f"{cell['id']}-{number}" if number else cell["id"]
-            metadata = {**cell["metadata"], **in_class({**cell, "id": name, "source": text}, tags)}
-            cells.append({**cell, "id": name, "source": text, "metadata": metadata})
-    return {**notebook, "cells": cells}
+            cell["source"] = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source_of(cell))
+        points = 0
+        if "check" in tags:
+            points = 1
+            cell["metadata"]["tags"] = [*tags, "raises-exception"]
+        elif "exercise" in tags and cell["cell_type"] == "markdown":
+            points = 2
+        if points or "exercise" in tags:
+            cell["metadata"]["nbgrader"] = {
+                "schema_version": 3,
+                "grade_id": cell["id"],
+                "grade": points > 0,
+                "solution": "exercise" in tags,
+                "locked": "check" in tags,
+                "task": False,
+                **({"points": points} if points else {}),
+            }
+    return json.loads(json.dumps(edition))
 
 
-def in_class(cell: dict, tags: Collection[str]) -> dict:
-    """The metadata that `nbgrader` and `jupyter nbconvert --to slides` read.
+def as_html(notebook: dict) -> str:
+    """An executed notebook as one page of HTML without its code."""
+    from nbconvert import HTMLExporter
+    from nbformat import from_dict
 
-    A check is worth 1 point; an open question is graded by hand, with 2.
-    """
-    code, graded = cell["cell_type"] == "code", "check" in tags or ("exercise" in tags and cell["cell_type"] != "code")
-    if {"parameters", "check"} & set(tags):
-        slide = "skip"
-    elif code:
-        slide = "-" if "exercise" in tags else "subslide"
-    else:
-        slide = (
-            "slide"
-            if re.match(r"#{1,3} ", cell["source"])
-            else "subslide"
-            if cell["source"][:2] == "**"
-            else "fragment"
-        )
-    told = {"slideshow": {"slide_type": slide}}
-    if "exercise" not in tags and not graded:
-        return told
-    kind = {"grade": graded, "solution": "exercise" in tags, "locked": "check" in tags, "task": False}
-    points = {"points": 1 if code else 2} if graded else {}
-    return told | {"nbgrader": {"schema_version": 3, "grade_id": cell["id"], **kind, **points}}
-
-
-def readable(outputs: list[dict]) -> list[dict]:
-    """Outputs without what only a kernel can use: progress bars, and the views of widgets.
-
-    >>> readable([{"output_type": "stream", "name": "stderr", "text": "100%|##| 3/3 [00:01<00:00, 2.9it/s]\\nWarning: hot\\n"}])
-    [{'output_type': 'stream', 'name': 'stderr', 'text': 'Warning: hot'}]
-    """
-    kept = []
-    for output in outputs:
-        if output.get("name") == "stderr":
-            lines = re.split(r"[\r\n]+", "".join(output["text"]))
-            output = {**output, "text": "\n".join(line for line in lines if line.strip() and not BAR.search(line))}
-        if WIDGET not in output.get("data", {}) and output.get("text") != "":
-            kept.append(output)
-    return kept
-
-
-def _tell(copy: Path) -> None:
-    """Leave the executed copy readable, with what it was executed by in its metadata."""
-    executed = read_notebook(copy)
-    for cell in executed["cells"]:
-        if cell["cell_type"] == "code":
-            cell["outputs"] = readable(cell["outputs"])
-    executed["metadata"][EXECUTED] = {**machine.commit(), "cpu": machine.hardware()["cpu"]}
-    runs.write_text(copy, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")
+    exporter = HTMLExporter(exclude_input=True, exclude_input_prompt=True, embed_images=True)
+    exporter.exclude_output_prompt = True
+    page, _ = exporter.from_notebook_node(from_dict(notebook))
+    return page
 
 
 def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -> tuple[float, str]:
-    """Execute `source` with `parameters` into `copy`, which is left as far as it came when a cell fails.
+    """Execute `source` with `parameters` into `copy`, left as far as it came if a cell fails.
 
-    progress: also on the terminal. Returns the seconds it took, and '' or one sentence that says what went wrong.
-    The copy has a cell of the parameters that differ from the source's, none where all are the same.
+    progress: also on the terminal. Returns the seconds it took, and '' or one sentence that says
+    what went wrong. The copy has a cell of the parameters that differ from the source's.
     """
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    started, usual = time.monotonic(), default_parameters(read_notebook(source))
-    changed = {name: value for name, value in parameters.items() if repr(value) != repr(usual.get(name))}
-    runs.write_text(copy, source.read_text(encoding="utf-8"))  # a folder that cannot be written is known at once
+    begin = time.monotonic()
+    defaults = default_parameters(read_notebook(source))
+    changed = {}
+    for name, value in parameters.items():
+        if repr(value) != repr(defaults.get(name)):
+            changed[name] = value
+    # a folder that cannot be written is known at once
+    runs.write_text(copy, source.read_text(encoding="utf-8"))
+    fault = ""
     try:
         papermill.execute_notebook(
             source,
@@ -201,37 +181,41 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
             kernel_manager_class=_kernel_manager(),
             coalesce_streams=True,  # keeps only the last state of a text progress bar
         )
-        fault = ""
     except PapermillExecutionError as error:
-        first_line = str(error.evalue).strip().splitlines()[:1]
-        fault = f"cell {error.exec_count} raised {error.ename}: {''.join(first_line)}"
-    except (RuntimeError, OSError) as error:  # the kernel died or never came up
+        first_line = "".join(str(error.evalue).strip().splitlines()[:1])
+        fault = f"cell {error.exec_count} raised {error.ename}: {first_line}"
+    except (RuntimeError, OSError) as error:
         fault = f"the kernel stopped ({type(error).__name__}: {error})"
-    seconds = time.monotonic() - started
-    _tell(copy)
-    return seconds, fault
+    executed = read_notebook(copy)
+    executed["metadata"][EXECUTED] = {**machine.commit(), "cpu": machine.hardware()["cpu"]}
+    runs.write_text(copy, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")
+    return time.monotonic() - begin, fault
 
 
 def _kernel_manager() -> type:
-    """A kernel manager class whose kernels are this interpreter, over ipc where the system has it."""
+    """A kernel manager class whose kernels are this interpreter, over ipc if the system has it."""
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpec
     from traitlets import CaselessStrEnum, default
 
-    paths = [str(Path(machine.__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(machine.__file__).resolve().parents[1])]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
     this_interpreter = KernelSpec(
         argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"],
         language="python",
-        env={"PYTHONPATH": os.pathsep.join(paths), "TQDM_MININTERVAL": BAR_INTERVAL_S},
+        env={"PYTHONPATH": os.pathsep.join(paths), "TQDM_MININTERVAL": "2"},
     )
+    usual = "tcp" if sys.platform == "win32" else "ipc"
 
     class Headless(AsyncKernelManager):
-        transport = CaselessStrEnum(["tcp", "ipc"], "tcp" if sys.platform == "win32" else "ipc", config=True)
+        transport = CaselessStrEnum(["tcp", "ipc"], usual, config=True)
 
         @default("ip")
-        def _own_file(self):  # the library's default is one name for all kernels of a folder
-            name = os.path.join(tempfile.gettempdir(), f"specdec-{uuid.uuid4().hex}")
-            return name if self.transport == "ipc" else "127.0.0.1"
+        def _ip(self):  # the library's default is one name for all kernels of a folder
+            if self.transport == "tcp":
+                return "127.0.0.1"
+            return os.path.join(tempfile.gettempdir(), f"specdec-{uuid.uuid4().hex}")
 
         @property
         def kernel_spec(self):

@@ -1,93 +1,66 @@
-"""Pages of executed notebooks: what stands on them, what is left out, and whether they belong to their sources."""
+"""Executed notebooks as pages."""
 
 import base64
 import io
-import re
+import json
 
 import pytest
-from fakes.notebooks import cell
+from fakes.notebooks import notebook
 from PIL import Image
 
-from specdec import machine, runs
 from specdec.errors import SpecdecError
 
 from workbook import book, executed, notebooks
-from workbook.pictures import PAGE_COLOURS, WIDEST_PX
 
 
-def shown(**data) -> dict:
-    kinds = {name.replace("_", "/"): text for name, text in data.items()}
-    return {"output_type": "display_data", "metadata": {}, "data": kinds}
+def executed_copy() -> dict:
+    read = json.loads(notebook("First", "1 + 1", "print('two')"))
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "png")
+    png = base64.b64encode(picture.getvalue()).decode()
+    read["cells"][2]["outputs"] = [
+        {"output_type": "display_data", "data": {"image/png": png}, "metadata": {}},
+        {"output_type": "stream", "name": "stderr", "text": "a warning"},
+        {
+            "output_type": "display_data",
+            "data": {"text/markdown": "see [it](10_b.ipynb)"},
+            "metadata": {},
+        },
+    ]
+    read["cells"][3]["metadata"]["tags"] = ["found"]
+    read["cells"][3]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "two\n"}]
+    read["metadata"]["executed"] = {"commit": "0" * 40, "cpu": "a cpu"}
+    return read
 
 
-def picture(width: int) -> str:
-    written = io.BytesIO()
-    Image.linear_gradient("L").resize((width, 40)).convert("RGB").save(written, "png")
-    return base64.b64encode(written.getvalue()).decode()
+def test_a_page_shows_code_folded_and_outputs_without_warnings():
+    text, pictures = executed.page_of(executed_copy(), "00_a", {"10_b"})
+    assert text.startswith("# First\n\n> Promises First.") and list(pictures) == ["00_a-1.png"]
+    assert "![Figure](00_a-1.png)" in text and "see [it](10_b.md)" in text
+    assert "```python\n1 + 1\n```" in text and "a warning" not in text
+    assert "<!-- found -->\n\n```\ntwo\n```\n\n<!-- end of found -->" in text
+    assert "commit 000000000000" in text and executed.source_hash(executed_copy()) in text
 
 
-GUIDES = "[a guide](teaching.md#exercises), [out](https://x.org), [all](../figures/book/README.md)"
-HEAD = cell("markdown", "# A title\n\n> A promise.\n\n[executed page](x.md) · [next →](11_draft_trees.ipynb)", 0)
-GIVEN = cell("code", "limit: int = 3  # prompts", 1, ["parameters"])
-TEXT = cell("markdown", f"{GUIDES}, [later](12_decisions.ipynb)", 2)
-SOURCE = {"cells": [HEAD, GIVEN, TEXT, cell("code", "show()", 3, ["found"])]}
-STREAMS = [{"output_type": "stream", "name": name, "text": [f"on {name}\n"]} for name in ("stdout", "stderr")]
-WIDGET = shown(**{notebooks.WIDGET: {}}, text_plain="View()")
-TEXTS = [shown(text_plain=text) for text in ("<Axes>", "TreeConfig(depth=1)", "42")]
-TABLE = shown(text_markdown="| a |\n|---|", text_plain="x")
-FOUND = SOURCE["cells"][3] | {"outputs": [*STREAMS, WIDGET, TABLE, shown(image_png=picture(3000)), *TEXTS]}
-INJECTED = cell("code", "limit = 5", 4, ["injected-parameters"])
-PAPERMILL = {"parameters": {"limit": 5}, "end_time": "2026-01-02T03:04:05", "duration": 90.0}
-FACTS = {"papermill": PAPERMILL, notebooks.EXECUTED: {"commit": "0123456789abcdef", "dirty": True, "cpu": "Z80"}}
-DONE = {"cells": [HEAD, GIVEN, INJECTED, TEXT, FOUND], "metadata": FACTS}
+def test_contents_mark_pages_of_an_earlier_version(home, monkeypatch):
+    folder = home / "notebooks"
+    folder.mkdir()
+    (folder / "book.yml").write_text("- {name: 00_a}\n")
+    (folder / "00_a.ipynb").write_text(json.dumps(executed_copy()))
+    opened = book.Book(folder=folder)
+    pages = home / "pages"
+    pages.mkdir()
+    with pytest.raises(SpecdecError, match="00_a"):
+        executed.write_pages(opened, ["00_a"], pages)
+    opened.copy(opened.entries[0]).parent.mkdir(parents=True)
+    opened.copy(opened.entries[0]).write_text(json.dumps(executed_copy()))
+    executed.write_pages(opened, ["00_a"], pages)
+    text = (pages / "README.md").read_text()
+    assert "two" in text and executed.OLDER not in text
+    (folder / "00_a.ipynb").write_text(notebook("First", "another"))
+    assert executed.OLDER in executed.contents(opened, pages)
 
 
-def test_a_page_holds_what_a_reader_needs_and_nothing_else():
-    text, pictures = executed.page_of(DONE, "10_title", {"11_draft_trees"})
-    title, promise, links, about = [line for line in text.splitlines() if line][:4]
-    assert [title, promise] == ["# A title", "> A promise."]
-    assert links == "[notebook](../../notebooks/10_title.ipynb) · [contents](README.md) · [next →](11_draft_trees.md)"
-    assert "commit 0123456789ab with local changes on 2026-01-02 in 1.5 min on Z80, with the parameters" in about
-    assert "below but `limit = 5`." in about
-    assert "[a guide](../../notebooks/teaching.md#exercises), [out](https://x.org), [all](README.md)" in text
-    assert "[later](../../notebooks/12_decisions.ipynb)" in text
-    assert "<details><summary>parameters</summary>\n\n```python\nlimit: int = 3" in text and "limit = 5\n" not in text
-    assert "```\non stdout\n```" in text and not re.search("stderr|View|Axes|TreeConfig", text)
-    assert "| a |\n|---|" in text and "```\n42\n```" in text and "![Figure](10_title-1.png)" in text
-    source = f"[10_title.ipynb](../../notebooks/10_title.ipynb), {executed.source_hash(SOURCE)}"
-    assert text.rstrip().endswith(f"Source: {source}.</sub>")
-    (content,) = pictures.values()
-    small = Image.open(io.BytesIO(content))
-    assert small.size == (WIDEST_PX[0], 13) and len(small.getcolors()) <= PAGE_COLOURS
-
-
-def test_pages_are_written_from_copies_and_say_when_their_source_has_changed(home, tmp_path):
-    opened, to = book.Book("laptop"), tmp_path / "book"
-    entry = next(entry for entry in opened.entries if entry.stem == "70_claims")
-    absent = pytest.raises(SpecdecError, executed.write_pages, opened, ["70_claims"], to)
-    absent.match("no executed copy of 70_claims; run")
-    runs.write_json(opened.copy(entry), DONE)
-    page, contents = executed.write_pages(opened, to=to)
-    assert page.name == "70_claims.md" and (to / "70_claims-1.png").is_file()
-
-    def line() -> str:
-        return next(line for line in executed.contents(opened, to).splitlines() if "70_claims" in line)
-
-    assert line() in contents.read_text() and '<img src="70_claims-1.png"' in line() and "<br>on stdout<br>" in line()
-    assert "changed since" in line()  # it was executed from other cells than the notebook has
-    of_source = executed.source_hash(notebooks.read_notebook(opened.source(entry)))
-    runs.write_text(page, page.read_text().replace(executed.source_hash(SOURCE), of_source))
-    assert "changed since" not in line()
-    failed = FOUND | {"outputs": [{"output_type": "error"}]}
-    runs.write_json(opened.copy(entry), DONE | {"cells": [HEAD, failed]})
-    pytest.raises(SpecdecError, executed.write_pages, opened, (), to).match("ends in an error")
-
-
-def test_the_pages_here_belong_to_their_sources_or_say_that_they_are_older():
-    """`python -m specdec.book pages` writes them; together they are small."""
-    where = machine.checkout() / "figures" / "book"
-    assert (where / executed.CONTENTS).read_text(encoding="utf-8") == executed.contents(book.Book("laptop"))
-    assert sum(path.stat().st_size for path in where.iterdir()) < 6 << 20
-    for page in where.glob("[0-9]*.md"):
-        text = page.read_text(encoding="utf-8")
-        assert not re.search(r"Traceback|it/s\]|PosixPath\(|^TreeConfig\(", text, re.M), page
+def test_results_as_one_page_of_html():
+    page = notebooks.as_html(executed_copy())
+    assert "two" in page and "1 + 1" not in page

@@ -1,0 +1,140 @@
+"""The run of one notebook: shows and saves figures, tables and items, opens what was read."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from specdec import runs
+from specdec.errors import nearest_name_error
+
+CELL_PT = 690  # width of an output of JupyterLab beside its list of files
+
+
+@dataclass(frozen=True, repr=False)
+class NotebookRun(runs.Run):
+    """A run that shows what it saves, and opens what its notebook reads.
+
+    figures: the folder of its figures and tables. values: the notebook's parameters; where one was
+    left empty and book.yml says what it reads then, the path of that file.
+    """
+
+    figures: str
+    values: dict
+
+    def show(self, figure, name: str, data: pd.DataFrame | None = None, sources=None) -> None:
+        """Display `figure`, saved as svg, pdf and png, its `data` as csv, and the runs as json.
+
+        sources: the runs it comes from; without them, this one.
+        """
+        from specdec.report import figures
+
+        stem = runs.figure_path(self.figures, name, self.scale)
+        sources = [self] if sources is None else sources
+        paths = figures.save(figure, stem, sources=sources, data=data)
+        _display(paths, f"{self.figures}, {name}")
+
+    def show_table(
+        self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=None
+    ) -> None:
+        """Display `text` and `table`, saved in markdown and csv, with the runs it comes from."""
+        from IPython.display import Markdown, display
+
+        from specdec.report import tables
+
+        stem = runs.figure_path(self.figures, name, self.scale)
+        tables.save(table, stem, sources=[self] if sources is None else sources, digits=digits)
+        display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
+
+    def show_item(self, item_id: str, content, sources=(), **options) -> None:
+        """Save and display one of the papers' items: a figure or a table, with its caption.
+
+        sources: the Runs whose rows it shows, none where nothing was measured. options: those of
+        `items.save`.
+        """
+        from workbook import items
+
+        item = items.find_item(item_id)
+        paths = items.save(item_id, content, scale=self.scale, sources=sources, **options)
+        caption = f"**{item.title}.** {runs.read_json(paths[-1])['caption']}"
+        _display(paths, f"{item.title} ({item_id})", caption)
+
+    def recording(self, suites=(), parameter: str = "recording"):
+        """The recording that the notebook reads: the folder its parameter names, or notebook 21's.
+
+        suites: only these; a benchmark's name stands for its embedded form unless it was recorded
+        itself. What it is of is left in the run (`noted`).
+        """
+        from specdec.data.suites import embedded_suite
+        from specdec.replays.trace import open_trace
+        from specdec.tools import places
+
+        drafter = self.values.get("drafter") or None
+        pair = places.which(self.values["pair"], drafter=drafter).name
+        trace = open_trace(self.values[parameter], pair)
+        recorded = set(trace.turns["suite"])
+        chosen = []
+        for name in suites:
+            suite = name if name in recorded else embedded_suite(name, trace.header["pair"])
+            if suite not in recorded:
+                raise nearest_name_error("recorded suite", suite, recorded)
+            chosen.append(suite)
+        if chosen and recorded - set(chosen):
+            trace = trace.select(trace.turns["suite"].isin(chosen))
+        return self.noted(trace)
+
+    def noted(self, trace):
+        """The recording; what it is of is left in the run as recording.json."""
+        turns = trace.turns.groupby("suite", sort=False)["prompt"].nunique()
+        facts = {}
+        for name in ("key", "pair", "dtype", "device", "temperature"):
+            facts[name] = trace.header.get(name)
+        counts = {"suite": turns.index.tolist(), "prompts": turns.sum()}
+        runs.write_json(self.path("recording.json"), {**facts, **counts})
+        return trace
+
+    def cost_model(self, parameter: str = "costs"):
+        """The cost model of the profile or file its parameter names, or notebook 21's.
+
+        A copy is left in the run as costs.json.
+        """
+        from specdec.costs.profiles import prices
+
+        costs = prices(self.values[parameter])
+        costs.save(self.path("costs.json"))
+        return costs
+
+
+def _display(paths: list[Path], alternative: str, caption: str = "") -> None:
+    """Show the picture or the table among these files; png beside svg, for readers of either."""
+    from IPython.display import Markdown, display
+
+    by_kind = {path.suffix: path for path in paths}
+    if ".svg" not in by_kind:
+        table = by_kind[".md"].read_text(encoding="utf-8")
+        display(Markdown(f"{table}\n{caption}"))
+        return
+    picture = within_cell(by_kind[".svg"].read_text(encoding="utf-8"))
+    data = {"image/svg+xml": picture, "text/plain": alternative}
+    data["image/png"] = base64.b64encode(by_kind[".png"].read_bytes()).decode()
+    display(data, metadata={"image/png": {"alt": alternative}}, raw=True)
+    if caption:
+        display(Markdown(caption))
+
+
+def within_cell(svg: str) -> str:
+    """The picture, no wider than a notebook's cell on a laptop: JupyterLab shows svg at its size.
+
+    >>> within_cell('<svg width="1380pt" height="100pt" viewBox="0 0 1380 100"/>')
+    '<svg width="690pt" height="50pt" viewBox="0 0 1380 100"/>'
+    """
+    sized = re.search(r'<svg[^>]*? width="([\d.]+)pt" height="([\d.]+)pt"', svg)
+    if sized is None or float(sized[1]) <= CELL_PT:
+        return svg
+    height = float(sized[2]) * CELL_PT / float(sized[1])
+    small = f'width="{CELL_PT:g}pt" height="{height:g}pt"'
+    return svg.replace(f'width="{sized[1]}pt" height="{sized[2]}pt"', small, 1)
