@@ -327,24 +327,19 @@ def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch
     config = dataclasses.replace(SMALL, steps=5000, batch=8, learning_rate=0.003, weight_decay=0.04)
     arrays, curve = value.fit_model(*examples.split(0.2, 0), config, 3, False, Teacher())
     assert made == {"lr": 0.003, "weight_decay": 0.04} and taught == {5.0}
-    assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == [
-        99,
-        199,
-        299,
-        399,
-    ]
+    assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == list(range(99, 600, 100))
     weights = 0.8 ** np.arange(5)
     assert curve["held_out_loss"].tolist() == pytest.approx(
-        np.add(scripted[:4], np.average(range(5), weights=weights))
+        np.add(scripted[:6], np.average(range(5), weights=weights))
     )
     assert curve["loss"].iloc[-1] < 0.5 * curve["loss"].iloc[0]
     assert all((arrays[name] == array).all() for name, array in kept[1].items())
     assert not (arrays["out.weight"] == kept[2]["out.weight"]).all()
     learned = [level for count, level in asked if count == 8]
     assert (
-        len(learned) == 400
+        len(learned) == 600
     )  # a level is drawn like the length of a cycle that goes on four times in five
-    shares = np.bincount(learned) / 400
+    shares = np.bincount(learned) / 600
     assert shares[0] == pytest.approx(0.2, abs=0.06) and shares[4] == pytest.approx(
         0.8**4, abs=0.08
     )
@@ -362,26 +357,20 @@ def test_members_learn_on_prompts_of_their_own_and_teach_one_gently(examples, mo
         return {**random_policy(8).network.arrays()}, pd.DataFrame({"step": [99]})
 
     monkeypatch.setattr(value, "fit_model", fit)
-    config = dataclasses.replace(SMALL, held_out_frac=0.25)
+    config = SMALL
     network, curve = value.fit_ensemble(examples, config, 307, True)
     gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
-    assert [call[1] for call in calls] == [config, config, gentle]
-    assert [call[2:4] for call in calls] == [(307, True), (308, True), (309, True)]
+    assert [call[1] for call in calls] == [config, config, config, gentle]
+    assert [call[2:4] for call in calls] == [(307, True), (308, True), (309, True), (310, True)]
     for number, call in enumerate(calls):
-        assert set(examples.split(0.25, 7 + number)[1].rows.tolist()) == call[0]
-    assert calls[0][4] is calls[1][4] is None and len(calls[2][4].out_weight[0]) == 2 * 16, (
+        assert set(examples.split(value.HELD_OUT_FRAC, 7 + number)[1].rows.tolist()) == call[0]
+    assert calls[0][4] is calls[1][4] is None and len(calls[3][4].out_weight[0]) == 3 * 16, (
         "two side by side teach"
     )
-    assert curve["member"].tolist() == ["0", "1", "distilled"] and len(network.out_weight[0]) == 16
-    assert curve.index.tolist() == [0, 1, 2]
-    for alone in (
-        dataclasses.replace(config, distil=False),
-        dataclasses.replace(config, ensemble=1),
-    ):
-        calls.clear()
-        assert (
-            "distilled" not in value.fit_ensemble(examples, alone, 0, False)[1]["member"].tolist()
-        )
+    assert curve["member"].tolist() == ["0", "1", "2", "distilled"] and len(network.out_weight[0]) == 16
+    assert curve.index.tolist() == [0, 1, 2, 3]
+    plain = value.fit_ensemble(examples, config, 0, False, distil=False)[1]
+    assert "distilled" not in plain["member"].tolist()
 
 
 @pytest.fixture
@@ -389,15 +378,15 @@ def quick(monkeypatch):
     """Networks are random instead of fitted; what was asked for is noted."""
     asked, starts = [], value.cycle_starts
 
-    def fit(examples, config, seed, progress):
-        asked.append(("fit", len(examples.rows), config, seed, progress))
+    def fit(examples, config, seed, progress, distil):
+        asked.append(("fit", len(examples.rows), config, seed, progress, distil))
         deepest = examples.policy.most_expansions
         return random_policy(8, seed, most_expansions=deepest).network, pd.DataFrame(
             {"step": [99, 199]}
         )
 
     def collect(trace, costs, policy, detours, seed, plans):
-        found = starts(trace, costs, policy, detours, seed)
+        found = starts(trace, costs, policy, detours, seed, plans)
         asked.append(("starts", policy, detours, seed, len(found[0])))
         return found
 
@@ -422,10 +411,10 @@ def test_starts_are_collected_under_the_static_tree_and_then_under_the_policy(
     assert (first[1].plan.total_tokens, first[1].plan.depth, first[1].plan.top_k) == (13, 4, 3), (
         "at most 24, depth 5"
     )
-    assert first[2:4] == (1, 7) and second[2:4] == (1, 17) and second[1].trained_for == {}
+    assert first[2:4] == (3, 7) and second[2:4] == (3, 17) and second[1].trained_for == {}
     assert isinstance(second[1], ValuePolicy) and second[1].priced_for == "round numbers"
-    assert fitted[1:] == (first[4], dataclasses.replace(config, distil=False), 7, False)
-    assert last[1:] == (first[4] + second[4], config, 107, False)
+    assert fitted[1:] == (first[4], config, 7, False, False)
+    assert last[1:] == (first[4] + second[4], config, 107, False, True)
     assert curve.to_dict("list") == {"step": [99, 199] * 2, "round": [0, 0, 1, 1]}
     assert curve.index.tolist() == [0, 1, 2, 3]
     assert tuned == [(tuning, COSTS, 0.5)]
