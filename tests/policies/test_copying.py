@@ -17,9 +17,20 @@ def asked(*chances):
 
 def test_settings_promises_and_what_drafted_trees_brought():
     gate = CopyGate()
-    settings = {"tree": [8, 3, 3], "copied_tokens": 12, "saved_frac": 0.2, "drafted_tok": 1.0, "newest_frac": 0.2}
+    settings = {
+        "tree": [8, 3, 3],
+        "copied_tokens": 12,
+        "saved_frac": 0.2,
+        "drafted_tok": 1.0,
+        "newest_frac": 0.2,
+    }
     assert gate.settings() == settings and gate.asks == {PLAN}
-    assert (gate.plan.total_tokens, gate.plan.depth, gate.plan.top_k, gate.plan.beam) == (8, 3, 3, ())
+    assert (gate.plan.total_tokens, gate.plan.depth, gate.plan.top_k, gate.plan.beam) == (
+        8,
+        3,
+        3,
+        (),
+    )
     assert (gate.limits.total_tokens, gate.limits.depth, gate.copied.verify_nodes) == (12, 3, 11)
     large = CopyGate(tree=(20, 4, 4, 2, 1), copied_tokens=12)
     assert large.plan == TreeConfig(20, 4, 4, beam=(2, 1)) and large.limits.total_tokens == 20
@@ -30,9 +41,13 @@ def test_settings_promises_and_what_drafted_trees_brought():
     assert gate.promise([]) == 0.0
     gate = CopyGate()  # (1 - 0.2) * (1 + 1) - 1
     assert gate.enough_tok == pytest.approx(0.6)
-    assert gate.answer(asked(0.5, 0.11)) is gate.copied and gate.answer(asked(0.5, 0.09)) is gate.plan
+    assert (
+        gate.answer(asked(0.5, 0.11)) is gate.copied and gate.answer(asked(0.5, 0.09)) is gate.plan
+    )
     exact = CopyGate(saved_frac=0.5, drafted_tok=2.0)
-    assert exact.enough_tok == 0.5 and exact.answer(asked(0.5)) is exact.copied, "as good is good enough"
+    assert exact.enough_tok == 0.5 and exact.answer(asked(0.5)) is exact.copied, (
+        "as good is good enough"
+    )
     gate = CopyGate(newest_frac=0.25)
     gate.observe(questions.finished(3, 3))
     assert gate.drafted == pytest.approx(1.5) and gate.enough_tok == pytest.approx(0.8 * 2.5 - 1)

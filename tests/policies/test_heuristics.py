@@ -15,7 +15,15 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.policies import heuristics
 from specdec.policies.base import Network
-from specdec.policies.heuristics import C2T, DDD, SVIP, Disco, GammaTune, ResidualNetwork, SpecDecPlus
+from specdec.policies.heuristics import (
+    C2T,
+    DDD,
+    SVIP,
+    Disco,
+    GammaTune,
+    ResidualNetwork,
+    SpecDecPlus,
+)
 
 
 def test_parents_of_the_newest_level_are_the_beam_and_entropies_estimates():
@@ -30,14 +38,18 @@ def test_parents_of_the_newest_level_are_the_beam_and_entropies_estimates():
         logs = heuristics.child_log_probs(newest, parents)
         assert (logs <= 0).all() and np.isfinite(logs).all()
         np.testing.assert_allclose(logs + parents[:, None], newest, atol=1e-5)
-    pytest.raises(SpecdecError, heuristics.newest_level, question(scores[:22], 1)).match("static shape")
+    pytest.raises(SpecdecError, heuristics.newest_level, question(scores[:22], 1)).match(
+        "static shape"
+    )
     assert heuristics.node_depths(pool_size(2, 3), 3).tolist() == [1] * 3 + [2] * 9 + [3] * 9
     probs = np.array([0.5, 0.25])
     with_rest = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))
     assert heuristics.entropy(np.log(probs)) == pytest.approx(with_rest)
     two_thirds = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))
     assert heuristics.entropy(np.log(probs), "renormalised") == pytest.approx(two_thirds)
-    assert heuristics.entropy(np.array([0.0, -30.0])) == pytest.approx(0, abs=1e-9)  # a certain draft
+    assert heuristics.entropy(np.array([0.0, -30.0])) == pytest.approx(
+        0, abs=1e-9
+    )  # a certain draft
     full = np.random.default_rng(0).dirichlet(np.ones(50))
     true = -(full * np.log(full)).sum()
     assert heuristics.entropy(np.log(np.sort(full)[::-1][:10])) <= true  # a lower bound
@@ -53,7 +65,10 @@ def level(best_paths) -> np.ndarray:
 def test_ddd_looks_at_the_beams_mass_and_gammatune_follows_acceptance():
     rule = DDD()
     assert rule.plan == rule.limits == TreeConfig(61, 12, 10) and rule.asks == {EXTEND}
-    low, high = level(np.log([0.2] * 3)), level(np.log([0.25] * 3))  # 0.6 and 0.75; exp(-0.3) = 0.741
+    low, high = (
+        level(np.log([0.2] * 3)),
+        level(np.log([0.25] * 3)),
+    )  # 0.6 and 0.75; exp(-0.3) = 0.741
     assert rule.answer(question(low, 5)) is False and rule.answer(question(high, 5)) is True
     assert DDD(statistic="best").answer(question(high, 5)) is False
     assert DDD(statistic="best").answer(question(level([-0.29]), 5)) is True
@@ -83,10 +98,14 @@ def test_svip_stops_at_high_entropy_of_the_best_path_or_the_whole_beam():
     chances = np.full(10, 0.02), [0.9, 0.05] + [0.001] * 8
     flat, peaked = (question(np.log(one), 0) for one in chances)
     nats = 10 * 0.02 * -math.log(0.02) + 0.8 * -math.log(0.8)
-    assert 1 - math.sqrt(0.15 * nats) > 0.3  # by "bound" even this goes on: the estimate's entropy is bounded
+    assert (
+        1 - math.sqrt(0.15 * nats) > 0.3
+    )  # by "bound" even this goes on: the estimate's entropy is bounded
     assert SVIP().answer(flat) is True and SVIP(minimum=0.7).answer(flat) is False
     assert SVIP(minimum=0.7).answer(peaked) is True
-    assert SVIP(rule="distance").answer(flat) is False and SVIP(rule="distance").answer(peaked) is True
+    assert (
+        SVIP(rule="distance").answer(flat) is False and SVIP(rule="distance").answer(peaked) is True
+    )
     edge = math.sqrt(0.15 * nats)
     assert SVIP(rule="distance", minimum=edge + 1e-5).answer(flat) is True
     assert SVIP(rule="distance", minimum=edge - 1e-5).answer(flat) is False
@@ -112,7 +131,9 @@ def test_classifiers_read_what_they_should_compare_odds_once_per_cycle_and_count
     seen = policy.observation(question(scores, 2))
     newest, parents = heuristics.newest_level(question(scores, 2))
     assert seen.shape == (12,) and seen.dtype == np.float32 and seen[11] == np.float32(0.2)
-    np.testing.assert_allclose(seen[:10], np.exp(sorted(newest.reshape(-1).tolist(), reverse=True)[:10]), rtol=1e-6)
+    np.testing.assert_allclose(
+        seen[:10], np.exp(sorted(newest.reshape(-1).tolist(), reverse=True)[:10]), rtol=1e-6
+    )
     nats = heuristics.entropy(heuristics.child_log_probs(newest[0], parents[0]))
     assert seen[10] == pytest.approx(float(nats), rel=1e-5)
     for more, answer in ((0.01, True), (-0.01, False)):  # just above one half, and below
@@ -128,7 +149,9 @@ def test_classifiers_read_what_they_should_compare_odds_once_per_cycle_and_count
         answers[rule] = [policy.answer(one) for one in questions]
     assert answers == {"level": [True] * 4 + [False], "path": [True, True, False, False, False]}
     policy.network = constant_residual([0.5] * 5)
-    assert policy.answer(question(scores, 1, features=features)) is True  # still the cycle's first answer
+    assert (
+        policy.answer(question(scores, 1, features=features)) is True
+    )  # still the cycle's first answer
     assert policy.answer(question(scores[:10], 0, features=features)) is False
     pytest.raises(SpecdecError, policy.answer, question(scores[:10], 0)).match("features")
     scores = pool(np.random.default_rng(0), 3, scale=4.0)
@@ -149,7 +172,14 @@ def test_classifiers_read_what_they_should_compare_odds_once_per_cycle_and_count
 def constant_residual(odds, features=6) -> ResidualNetwork:
     """A residual network that gives these probabilities whatever it sees."""
     zeros, width = np.zeros((3, features)), len(odds)
-    arrays = zeros, np.zeros(3), zeros, np.zeros(3), np.zeros((width, 3)), np.log(odds) - np.log1p(-np.asarray(odds))
+    arrays = (
+        zeros,
+        np.zeros(3),
+        zeros,
+        np.zeros(3),
+        np.zeros((width, 3)),
+        np.log(odds) - np.log1p(-np.asarray(odds)),
+    )
     return ResidualNetwork(dict(zip(ResidualNetwork.NAMES, arrays, strict=True)))
 
 
@@ -185,8 +215,18 @@ def test_all_decode_losslessly():
 def test_specdec_plus_reads_live_features_and_no_op_c2t_verifies_the_static_tree():
     pair, prompt = random_pair(), [3, 1, 4, 1, 5]
     random, policy, features = np.random.default_rng(0), SpecDecPlus(), 3 * pair.target.hidden_size
-    shapes = (8, features), (8,), (8, features), (8,), (policy.max_depth + 1, 8), (policy.max_depth + 1,)
-    arrays = {name: random.normal(size=shape) * 0.1 for name, shape in zip(ResidualNetwork.NAMES, shapes, strict=True)}
+    shapes = (
+        (8, features),
+        (8,),
+        (8, features),
+        (8,),
+        (policy.max_depth + 1, 8),
+        (policy.max_depth + 1,),
+    )
+    arrays = {
+        name: random.normal(size=shape) * 0.1
+        for name, shape in zip(ResidualNetwork.NAMES, shapes, strict=True)
+    }
     policy.network = ResidualNetwork(arrays | {"head.weight": 10 * arrays["head.weight"]})
     out = decode(pair, prompt, policy=policy, max_new_tokens=24)
     assert out.tokens == autoregress(pair, prompt, max_new_tokens=24).tokens

@@ -30,7 +30,9 @@ def armed(policy, hidden=(32, 16), seed=0):
 
 
 def asked(kind, expansions=0, cycle=1, plan=None, context_tok=700, largest=1, **seen):
-    return questions.asked(kind, expansions, cycle, plan or TreeConfig(61, 12, 10), context_tok, largest, **seen)
+    return questions.asked(
+        kind, expansions, cycle, plan or TreeConfig(61, 12, 10), context_tok, largest, **seen
+    )
 
 
 def slow(tree) -> tuple[list[float], list[float]]:
@@ -40,10 +42,14 @@ def slow(tree) -> tuple[list[float], list[float]]:
     deepest = [node for node in range(len(score)) if depth[node] == max(depth)]
     parents = sorted({parent[node] for node in deepest}, key=lambda node: (-score[node], node))
     newest = [
-        score[n] for p in parents for n in sorted((n for n in deepest if parent[n] == p), key=lambda n: -score[n])
+        score[n]
+        for p in parents
+        for n in sorted((n for n in deepest if parent[n] == p), key=lambda n: -score[n])
     ]
     inner = sorted(set(parent[1:]), key=lambda node: (depth[node], -score[node]))
-    steps = [[score[n] - score[node] for n in range(len(score)) if parent[n] == node] for node in inner]
+    steps = [
+        [score[n] - score[node] for n in range(len(score)) if parent[n] == node] for node in inner
+    ]
     return newest, [-sum(np.exp(step) * step for step in row) for row in steps]
 
 
@@ -91,14 +97,18 @@ def test_size_observation_on_live_trees(name):
     width = 3 * pair.target.hidden_size
     policy = armed(SizePolicy(parts=parts, features_size=width, temperature=1.0))
     extra = {"hidden": width, "entropy": 121}
-    assert policy.observation_size == 1210 + sum(29 if p in ("length", "depth") else extra[p] for p in parts[1:])
+    assert policy.observation_size == 1210 + sum(
+        29 if p in ("length", "depth") else extra[p] for p in parts[1:]
+    )
     sizes = []
 
     def look(question):
         found = policy.observation(question)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, size_expectation(question, parts), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(policy.logits(found), policy.network(found), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            policy.logits(found), policy.network(found), rtol=1e-4, atol=1e-5
+        )
         sizes.append(len(question.scores))
 
     chain = Chain(RandomDepth(seed=2), questions.Watch(policy, look))
@@ -108,21 +118,31 @@ def test_size_observation_on_live_trees(name):
 
 def test_the_best_probabilities_are_shown_in_half_precision_too_and_when_it_is_asked():
     for best in [1, 3, 6, 8, 99]:
-        policy = SizePolicy(depth=2, top_k=2, drafted=1, sizes=(1, 3), exponentiated=True, best=best)
+        policy = SizePolicy(
+            depth=2, top_k=2, drafted=1, sizes=(1, 3), exponentiated=True, best=best
+        )
         scores = torch.tensor([-0.5, -2.0, -0.6, -3.0, -7.0, -2.0])
         question = asked(SIZE, 1, plan=TreeConfig(4, 1, 2), largest=6, scores=scores)
         shown = np.exp([-0.5, -0.6, -2.0, -2.0, -3.0, -7.0])[:best]
         padding = [0.0] * (min(best, 10) - len(shown))  # ten candidates at most
         expected = [*shown, *padding, *[0.7] * 29, *[0.1] * 29]
         np.testing.assert_allclose(policy.observation(question), expected, rtol=1e-6)
-    seen = dict(scores=torch.linspace(-9, -1, 110).bfloat16(), features=torch.ones(6, dtype=torch.float16))
+    seen = dict(
+        scores=torch.linspace(-9, -1, 110).bfloat16(), features=torch.ones(6, dtype=torch.float16)
+    )
     policy = SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6)
     seen = policy.observation(asked(SIZE, 1, largest=110, **seen))
     assert seen.dtype == np.float32 and seen[-6:].tolist() == [1] * 6 and seen[109] == -1
     for context_tok in (50, 700):  # the two lengths of the sheet's check
         question = asked(EXTEND, 3, context_tok=context_tok, newest_scores=torch.zeros(100))
-        assert DepthPolicy(constant_length=True).observation(question)[100:114].tolist() == [np.float32(0.01)] * 14
-        assert DepthPolicy().observation(question)[100:114].tolist() == [np.float32(context_tok / 1000)] * 14
+        assert (
+            DepthPolicy(constant_length=True).observation(question)[100:114].tolist()
+            == [np.float32(0.01)] * 14
+        )
+        assert (
+            DepthPolicy().observation(question)[100:114].tolist()
+            == [np.float32(context_tok / 1000)] * 14
+        )
     policy = DepthPolicy(ask_at_zero=True)
     assert not policy.observation(asked(EXTEND, 0))[:100].any()
     last = torch.linspace(-4, -1, 100)
@@ -132,7 +152,9 @@ def test_the_best_probabilities_are_shown_in_half_precision_too_and_when_it_is_a
     seen = policy.observation(asked(EXTEND, 0, newest_scores=torch.ones(10)))
     np.testing.assert_array_equal(seen[:100], expected)
     assert policy.meaning(0, asked(EXTEND, 0)) is True  # whatever the answer
-    assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
+    assert (
+        policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
+    )
     policy, twin = RandomDepth(seed=1), RandomDepth(seed=1)
     answers = [policy.answer(asked(PLAN)) for _ in range(2400)]
     assert answers == [twin.answer(asked(PLAN)) for _ in range(2400)]
@@ -150,13 +172,17 @@ def test_the_best_probabilities_are_shown_in_half_precision_too_and_when_it_is_a
     ]:
         policy = DepthPolicy(**settings)
         plan = policy.plan
-        assert [n for n in range(plan.depth) if policy.decides(asked(EXTEND, n, cycle, plan))] == list(queried)
+        assert [
+            n for n in range(plan.depth) if policy.decides(asked(EXTEND, n, cycle, plan))
+        ] == list(queried)
 
 
 def fixed(policy, action):
     """The policy with a network that always chooses `action`."""
     weights = [np.zeros((4, policy.observation_size)), np.zeros((policy.actions, 4))]
-    policy.network = Network(weights, [np.zeros(4), np.arange(policy.actions) == action], policy.activation)
+    policy.network = Network(
+        weights, [np.zeros(4), np.arange(policy.actions) == action], policy.activation
+    )
     return policy
 
 
@@ -170,7 +196,9 @@ def test_what_constant_networks_draft_and_verify_within_strides_first_trees_and_
         for action, expected in ((0, stop), (1, go)):
             policy = fixed(DepthPolicy(total_tokens=20, **settings), action)
             rows = specdec.decode(shared_bigrams(), PROMPT, policy, 16).rows
-            assert {row.expansions for row in rows} == {expected} and {row.verify_nodes for row in rows} == {19}
+            assert {row.expansions for row in rows} == {expected} and {
+                row.verify_nodes for row in rows
+            } == {19}
     both = combine(fixed(ltd.OFFICIAL.depth.policy(), 0), fixed(ltd.OFFICIAL.size.policy(), 23))
     rows = specdec.decode(shared_bigrams(), PROMPT, both, 24).rows
     assert [(row.expansions, row.verify_nodes) for row in rows[:2]] == [(8, 59), (3, 240)]
@@ -180,21 +208,33 @@ def test_what_constant_networks_draft_and_verify_within_strides_first_trees_and_
     for expansions, most in [(1, 110), (2, 210), (12, 240)]:
         policy = fixed(SizePolicy(sizes=ltd.OFFICIAL_SIZES), 23)
         assert policy.limits == TreeConfig(241, 12, 10)
-        assert policy.meaning(23, asked(SIZE, expansions, largest=min(240, 10 + 100 * expansions))) == most
+        assert (
+            policy.meaning(23, asked(SIZE, expansions, largest=min(240, 10 + 100 * expansions)))
+            == most
+        )
         depth = fixed(DepthPolicy(stride=expansions), 0)
         rows = specdec.decode(shared_bigrams(), PROMPT, combine(depth, policy), 4).rows
-        assert {row.verify_nodes for row in rows} == {most} and {row.verified_tok for row in rows} == {most + 1}
+        assert {row.verify_nodes for row in rows} == {most} and {
+            row.verified_tok for row in rows
+        } == {most + 1}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("preset", ltd.CONFIGS)
 def test_text_equals_plain_decoding(preset, temperature):
-    config, of_resps = ltd.CONFIGS[preset], dataclasses.replace(resps.CONFIGS[preset], interval=2, hidden_size=32)
+    config, of_resps = (
+        ltd.CONFIGS[preset],
+        dataclasses.replace(resps.CONFIGS[preset], interval=2, hidden_size=32),
+    )
     for seed, pair in enumerate((random_pair(vocab_size=40, seed=5), shared_bigrams())):
         depth = armed(config.depth.policy(), seed=seed)
         size = armed(config.size.policy(), seed=seed + 1)
         plain = specdec.autoregress(pair, PROMPT, 12, temperature, seed=3).tokens
-        others = [armed(of_resps.policy(3 * pair.target.hidden_size), seed=one) for one in (0, 1)] if not seed else []
+        others = (
+            [armed(of_resps.policy(3 * pair.target.hidden_size), seed=one) for one in (0, 1)]
+            if not seed
+            else []
+        )
         for policy in (depth, size, combine(depth, size), *others):
             assert specdec.decode(pair, PROMPT, policy, 12, temperature, seed=3).tokens == plain
 
@@ -202,9 +242,15 @@ def test_text_equals_plain_decoding(preset, temperature):
 def test_combined_policies_fit_and_bad_settings_trees_or_features_are_refused(tmp_path):
     depth, size = DepthPolicy(), SizePolicy()
     both = combine(depth, size)
-    assert (both.asks, both.plan, both.limits) == ({EXTEND, SIZE}, TreeConfig(61, 12, 10), TreeConfig(241, 12, 10))
+    assert (both.asks, both.plan, both.limits) == (
+        {EXTEND, SIZE},
+        TreeConfig(61, 12, 10),
+        TreeConfig(241, 12, 10),
+    )
     pytest.raises(SpecdecError, combine, DepthPolicy(top_k=8), size).match("cannot see all trees")
-    pytest.raises(SpecdecError, combine, DepthPolicy(depth=13), size).match("give both one top_k and depth")
+    pytest.raises(SpecdecError, combine, DepthPolicy(depth=13), size).match(
+        "give both one top_k and depth"
+    )
     assert combine(DepthPolicy(depth=6), size).limits == TreeConfig(241, 12, 10)
     with pytest.raises(SpecdecError, match="top_k=4 and depth=3"):
         specdec.decode(shared_bigrams(), PROMPT, Chain(Static(12, 3, 4), armed(SizePolicy())), 8)
@@ -240,7 +286,13 @@ def test_short_network_gives_the_same_answers(activation, used):
     full = armed(policy, (16, 8)).network
     short = ShortNetwork(full, 20, [(5, True), (3, False), (4, True)])
     for _ in range(5):
-        parts = random.normal(size=used), np.zeros(20 - used), [random.normal()] * 5, random.normal(size=3), [0.7] * 4
+        parts = (
+            random.normal(size=used),
+            np.zeros(20 - used),
+            [random.normal()] * 5,
+            random.normal(size=3),
+            [0.7] * 4,
+        )
         observation = np.concatenate(parts).astype(np.float32)
         np.testing.assert_allclose(short(observation), full(observation), rtol=1e-5, atol=1e-6)
 
@@ -252,7 +304,9 @@ def test_a_new_network_is_used_at_once(hidden):
     observation[210:239], observation[239:] = 0.4, 0.2  # copies of one length and one depth
     for seed in (1, 2):
         armed(policy, hidden, seed)
-        np.testing.assert_allclose(policy.logits(observation), policy.network(observation), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            policy.logits(observation), policy.network(observation), rtol=1e-4, atol=1e-4
+        )
     rows = np.stack([observation, 2 * observation])
     np.testing.assert_array_equal(policy.logits(rows), policy.network(rows))
 
@@ -267,23 +321,41 @@ def test_saved_policies_are_the_same(untrained, tmp_path):
     policy.trained_for = {"pair": "random", "interval": 10}
     twin = load_policy(policy.save(tmp_path))
     assert type(twin) is type(untrained) and dataclasses.asdict(twin) == dataclasses.asdict(policy)
-    assert (twin.limits, twin.plan, twin.trained_for) == (policy.limits, policy.plan, policy.trained_for)
-    for observation in np.random.default_rng(0).normal(size=(20, policy.observation_size)).astype(np.float32):
+    assert (twin.limits, twin.plan, twin.trained_for) == (
+        policy.limits,
+        policy.plan,
+        policy.trained_for,
+    )
+    for observation in (
+        np.random.default_rng(0).normal(size=(20, policy.observation_size)).astype(np.float32)
+    ):
         np.testing.assert_array_equal(twin.logits(observation), policy.logits(observation))
         assert twin.choose(observation) == policy.choose(observation)
 
 
 def test_policies_of_the_presets():
-    names = ("stride", "activation", "constant_length", "first_depth", "ask_at_zero", "plan.verify_nodes")
+    names = (
+        "stride",
+        "activation",
+        "constant_length",
+        "first_depth",
+        "ask_at_zero",
+        "plan.verify_nodes",
+    )
     kinds = [(ltd.PAPER, False), (ltd.OFFICIAL, False), (ltd.OFFICIAL, True)]
-    found = [operator.attrgetter(*names)(config.depth.policy(training)) for config, training in kinds]
+    found = [
+        operator.attrgetter(*names)(config.depth.policy(training)) for config, training in kinds
+    ]
     assert found == [
         (1, "relu", False, None, False, 60),
         (3, "tanh", True, 8, False, 59),
         (1, "tanh", False, 5, True, 60),
     ]
     for config, decoding in ((ltd.PAPER, 8), (ltd.OFFICIAL, 8), (ltd.OURS, 12)):
-        assert config.size.policy().plan.depth == decoding and config.size.policy(training=True).plan.depth == 12
+        assert (
+            config.size.policy().plan.depth == decoding
+            and config.size.policy(training=True).plan.depth == 12
+        )
         assert config.size.policy(training=True).activation == config.size.ppo.activation
     assert ltd.LAPTOP["paper"].depth.ppo.total_steps == 61_440 and ltd.LAPTOP["ours"] is ltd.OURS
     policy, weights = armed(DepthPolicy(), ltd.PAPER.depth.ppo.pi), 128 * 1024 + 1024 + 1024 * 2 + 2
@@ -291,9 +363,15 @@ def test_policies_of_the_presets():
     assert abs(weights - 134_000) < 1000  # the sheet's count of the actor
 
 
-@pytest.mark.parametrize("plan", [TreeConfig(20, 5, 8), TreeConfig(60, 13, 10), StaticShape(EAGLE1_TREE)])
+@pytest.mark.parametrize(
+    "plan", [TreeConfig(20, 5, 8), TreeConfig(60, 13, 10), StaticShape(EAGLE1_TREE)]
+)
 @pytest.mark.parametrize("policy", [DepthPolicy(), SizePolicy()])
 def test_foreign_trees_are_refused(policy, plan):
     (kind,) = policy.asks
-    with pytest.raises(SpecdecError, match="top_k=10 and at most depth=12, but the plan in force is"):
-        armed(policy).answer(asked(kind, 1, plan=plan, scores=torch.zeros(30), newest_scores=torch.zeros(16)))
+    with pytest.raises(
+        SpecdecError, match="top_k=10 and at most depth=12, but the plan in force is"
+    ):
+        armed(policy).answer(
+            asked(kind, 1, plan=plan, scores=torch.zeros(30), newest_scores=torch.zeros(16))
+        )

@@ -20,12 +20,18 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize(("system", "name"), [(system, name) for system in CONFIGS for name in CONFIGS[system]])
+@pytest.mark.parametrize(
+    ("system", "name"), [(system, name) for system in CONFIGS for name in CONFIGS[system]]
+)
 def test_every_number_is_the_one_in_the_table(system, name):
-    held = runs.plain(dataclasses.replace(CONFIGS[system][name]))  # made anew, so that its own checks run as well
+    held = runs.plain(
+        dataclasses.replace(CONFIGS[system][name])
+    )  # made anew, so that its own checks run as well
     deviations = held.pop("deviations", ())
     assert held == RECORD[system][name] and RECORD[system].keys() == CONFIGS[system].keys()
-    assert all(len(line) > 30 for line in deviations) and bool(deviations) == (name in ("paper", "official"))
+    assert all(len(line) > 30 for line in deviations) and bool(deviations) == (
+        name in ("paper", "official")
+    )
 
 
 @pytest.mark.parametrize("name", RECORD["heuristics"])
@@ -35,7 +41,10 @@ def test_rules_of_papers_begin_with_these_constants(name):
 
 def test_rounds_of_ltd_and_every_choice_are_written_down_once():
     assert runs.plain(ltd.ORDERS) == RECORD["LTD's rounds"] and ltd.ORDERS["6.1"] is ltd.ROUNDS
-    seen = {name: ltd.SizePolicy(parts=parts, features_size=4).parts for name, parts in ltd.OBSERVATIONS.items()}
+    seen = {
+        name: ltd.SizePolicy(parts=parts, features_size=4).parts
+        for name, parts in ltd.OBSERVATIONS.items()
+    }
     assert runs.plain(seen) == RECORD["LTD's observations"]
     policy = heuristics.SVIP()
     assert choices_of(policy) == []
@@ -52,5 +61,7 @@ def test_what_is_counted_is_at_least_one_and_radar_learns_at_rates_that_fall():
         assert getattr(PPOConfig(**{name: 1}), name) == 1
         pytest.raises(SpecdecError, PPOConfig, **{name: 0}).match(name)
     for bad in ({"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}):
-        pytest.raises(SpecdecError, dataclasses.replace, radar.PAPER, **bad).match("training needs epochs")
+        pytest.raises(SpecdecError, dataclasses.replace, radar.PAPER, **bad).match(
+            "training needs epochs"
+        )
     assert dataclasses.replace(radar.PAPER, gamma=1.0, epochs=1).epochs == 1

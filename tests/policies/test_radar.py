@@ -38,7 +38,9 @@ def random_policy(seed=0, **settings) -> RadarPolicy:
 
 
 def random_states(seed=0, steps=7) -> np.ndarray:
-    return -np.sort(np.random.default_rng(seed).exponential(3.0, size=(steps, 10)).astype(np.float32))
+    return -np.sort(
+        np.random.default_rng(seed).exponential(3.0, size=(steps, 10)).astype(np.float32)
+    )
 
 
 def question(expansions, newest):
@@ -53,7 +55,9 @@ def reference_logits(module, states) -> np.ndarray:
     """With torch.nn.LSTM built here from the published names, not through RadarNetwork."""
     lstm = torch.nn.LSTM(10, 128, batch_first=True)
     weights = module.state_dict()
-    lstm.load_state_dict({name.removeprefix("lstm."): w for name, w in weights.items() if name.startswith("lstm.")})
+    lstm.load_state_dict(
+        {name.removeprefix("lstm."): w for name, w in weights.items() if name.startswith("lstm.")}
+    )
     states = torch.from_numpy(states)
     with torch.no_grad():
         joined = torch.cat((lstm(states[None])[0][0], states), dim=1)
@@ -71,9 +75,13 @@ def test_numpy_network_equals_torch(scale):
     for state in states:
         logits, memory = network.step(state, memory)
         found.append(logits)
-    np.testing.assert_allclose(found, reference_logits(module, states), rtol=1e-5, atol=1e-5 * scale**2)
+    np.testing.assert_allclose(
+        found, reference_logits(module, states), rtol=1e-5, atol=1e-5 * scale**2
+    )
     with torch.no_grad():
-        np.testing.assert_allclose(module(torch.from_numpy(states)[None])[0], found, rtol=1e-5, atol=1e-5 * scale**2)
+        np.testing.assert_allclose(
+            module(torch.from_numpy(states)[None])[0], found, rtol=1e-5, atol=1e-5 * scale**2
+        )
 
 
 def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refused(tmp_path):
@@ -97,10 +105,16 @@ def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refu
     arrays = arrays_of(torch_network())
     with pytest.raises(SpecdecError, match="mlp.3.bias.*missing or unknown"):
         LstmNetwork({name: value for name, value in arrays.items() if name != "mlp.3.bias"})
-    pytest.raises(SpecdecError, LstmNetwork, {**arrays, "extra": arrays["mlp.3.bias"]}).match("missing or unknown")
+    pytest.raises(SpecdecError, LstmNetwork, {**arrays, "extra": arrays["mlp.3.bias"]}).match(
+        "missing or unknown"
+    )
     with pytest.raises(SpecdecError, match="shape"):
-        LstmNetwork({**arrays, "mlp.0.weight": arrays["mlp.0.weight"][:, :128]})  # the head of an earlier version
-    pytest.raises(SpecdecError, LstmNetwork, {**arrays, "mlp.3.bias": np.float32([0, np.nan])}).match("finite")
+        LstmNetwork(
+            {**arrays, "mlp.0.weight": arrays["mlp.0.weight"][:, :128]}
+        )  # the head of an earlier version
+    pytest.raises(
+        SpecdecError, LstmNetwork, {**arrays, "mlp.3.bias": np.float32([0, np.nan])}
+    ).match("finite")
     torch.save({"mlp.3.bias": Bomb(tmp_path / "ran")}, tmp_path / "bad.pt")
     (tmp_path / "noise.pt").write_bytes(b"nothing")
     (tmp_path / "noise.safetensors").write_bytes(b"nothing")
@@ -108,7 +122,9 @@ def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refu
         pytest.raises(SpecdecError, read_weights, tmp_path / name).match("cannot be read")
     assert not (tmp_path / "ran").exists()
     (tmp_path / "empty").mkdir()
-    pytest.raises(SpecdecError, radar.released, tmp_path / "empty").match(r"holds no .pt or .safetensors")
+    pytest.raises(SpecdecError, radar.released, tmp_path / "empty").match(
+        r"holds no .pt or .safetensors"
+    )
 
 
 def test_states_are_sorted_answers_follow_the_logits_memory_lasts_one_cycle_and_the_eighth_is_a_stop():
@@ -116,7 +132,9 @@ def test_states_are_sorted_answers_follow_the_logits_memory_lasts_one_cycle_and_
     expected = sorted(newest.tolist(), reverse=True)[:10]
     np.testing.assert_array_equal(best_scores(newest), np.float32(expected))
     np.testing.assert_array_equal(best_scores(newest, half=True), np.float32(np.float16(expected)))
-    np.testing.assert_array_equal(RadarPolicy().observation(question(0, expected)), np.float32(expected))
+    np.testing.assert_array_equal(
+        RadarPolicy().observation(question(0, expected)), np.float32(expected)
+    )
     pytest.raises(SpecdecError, best_scores, newest[:9]).match("top_k=10")
     tree = dict(total_tokens=12, top_k=4, beam=(2, 1))
     policy = random_policy(**tree)
@@ -134,7 +152,9 @@ def test_states_are_sorted_answers_follow_the_logits_memory_lasts_one_cycle_and_
             logits.append(policy._memory[0].copy())
     np.testing.assert_array_equal(logits[:7], logits[7:])
     alone = policy.network.step(states[3])[1][0]
-    assert np.abs(alone - logits[3]).max() > 1e-3  # without the memory the fourth state gives something else
+    assert (
+        np.abs(alone - logits[3]).max() > 1e-3
+    )  # without the memory the fourth state gives something else
     policy = random_policy(4)
     expected = reference_logits(torch_network(4, 3.0), states)
     assert ask(policy, states) == [bool(stop < go) for stop, go in expected]
@@ -144,7 +164,9 @@ def test_states_are_sorted_answers_follow_the_logits_memory_lasts_one_cycle_and_
     np.testing.assert_allclose(counts, odds, atol=4 * 0.5 / 1000**0.5)
     policy, states = random_policy(), random_states()
     policy.answer(question(0, states[0]))
-    pytest.raises(SpecdecError, policy.answer, question(2, states[2])).match("after every draft call")
+    pytest.raises(SpecdecError, policy.answer, question(2, states[2])).match(
+        "after every draft call"
+    )
     assert policy.answer(question(7, states[0])) is False
     pytest.raises(SpecdecError, RadarPolicy().answer, question(0, states[0])).match("no network")
     for name, value in (("flat_nodes", 60), ("temperature", 0.0)):
@@ -152,7 +174,8 @@ def test_states_are_sorted_answers_follow_the_logits_memory_lasts_one_cycle_and_
 
 
 @pytest.mark.skipif(
-    not (SHARED / "data" / "radar_weights").is_dir(), reason="released weights are not beside the checkout"
+    not (SHARED / "data" / "radar_weights").is_dir(),
+    reason="released weights are not beside the checkout",
 )
 def test_released_weights_stop_when_the_first_token_is_unlikely():
     found = radar.released(SHARED / "data" / "radar_weights")
@@ -173,7 +196,9 @@ def test_random_weights_decode_losslessly_with_changing_depths(temperature):
     calls = set()
     for seed in range(3):
         policy = random_policy(seed, temperature=1.0)
-        out = decode(pair, prompt, policy=policy, max_new_tokens=48, temperature=temperature, seed=7)
+        out = decode(
+            pair, prompt, policy=policy, max_new_tokens=48, temperature=temperature, seed=7
+        )
         assert out.tokens == plain
         calls |= set(out.cycles["draft_calls"])
         asked = np.minimum(out.cycles["draft_calls"], 7)

@@ -56,7 +56,12 @@ def test_177_trees_in_the_flat_order_are_kept_while_decoding_and_an_early_break_
     assert trees[0] == (32, 3, 8) and trees[176] == (128, 8, 32)
     assert policy.limits == LIMITS
     small = RespsPolicy(features_size=6, totals=(4, 8), depths=(2, 3), widths=(2, 4))
-    assert [(t.total_tokens, t.depth, t.top_k) for t in small.trees] == [(4, 2, 4), (4, 3, 2), (4, 3, 4), (8, 3, 4)]
+    assert [(t.total_tokens, t.depth, t.top_k) for t in small.trees] == [
+        (4, 2, 4),
+        (4, 3, 2),
+        (4, 3, 4),
+        (8, 3, 4),
+    ]
     assert small.limits == TreeConfig(8, 3, 4)  # no room for a starter that is never in force
     lagging = dataclasses.replace(small, action_lag=True, starter=(9, 4, 3))
     assert lagging.limits == TreeConfig(9, 4, 4)
@@ -66,7 +71,11 @@ def test_177_trees_in_the_flat_order_are_kept_while_decoding_and_an_early_break_
     assert len(rows) > 6
     for row in rows:
         tree = policy.trees[row.cycle // 3]
-        assert (row.verified_tok, row.expansions, row.top_k) == (tree.total_tokens, tree.depth, tree.top_k)
+        assert (row.verified_tok, row.expansions, row.top_k) == (
+            tree.total_tokens,
+            tree.depth,
+            tree.top_k,
+        )
     policy = RespsPolicy(features_size=6, early_break=True)
     for tree, whole in zip(policy.trees, RespsPolicy(features_size=6).trees, strict=True):
         count, depth = 1 + whole.top_k, 0
@@ -90,7 +99,10 @@ def layer_norm(rows) -> np.ndarray:
     [
         ({"state": "concat"}, lambda rows: rows.ravel()),
         ({"state": "official", "hidden_size": 32}, lambda rows: (rows[0] + rows[1] + rows[2]) / 3),
-        ({"state": "official", "hidden_size": 40}, lambda rows: np.concatenate((rows[0], rows[1][:8]))),
+        (
+            {"state": "official", "hidden_size": 40},
+            lambda rows: np.concatenate((rows[0], rows[1][:8])),
+        ),
         ({"state": "normalised"}, lambda rows: layer_norm([rows.ravel()])),
         ({"state": "normalised", "per_layer": True}, layer_norm),
     ],
@@ -190,7 +202,11 @@ def test_arg_max_or_draws_at_a_temperature_from_a_generator_of_its_own():
     np.testing.assert_allclose(found, wanted, atol=0.03)
 
     def drawn(turns, count=400, seed=3, **settings):
-        return draws(armed(RespsPolicy(features_size=6, temperature=1.5, seed=seed, **settings)), turns, count)
+        return draws(
+            armed(RespsPolicy(features_size=6, temperature=1.5, seed=seed, **settings)),
+            turns,
+            count,
+        )
 
     torch.manual_seed(0)
     expected = drawn(2)
@@ -219,12 +235,17 @@ def test_text_state_sees_what_the_encoder_says():
     policy = armed(RespsPolicy(state="text"))
     pytest.raises(SpecdecError, policy.answer, asked(PLAN, cycle=0)).match("needs an encoder")
     policy.attach(lambda text: np.zeros(3), lambda question: "")
-    pytest.raises(AssertionError, policy.answer, asked(PLAN, cycle=0)).match("must return 384 numbers for one text")
+    pytest.raises(AssertionError, policy.answer, asked(PLAN, cycle=0)).match(
+        "must return 384 numbers"
+    )
 
 
 def test_settings_of_the_configs_changes_bad_ones_and_features_of_another_pair():
     assert resps.STANDARD["paper"].temperature == 1.0 and resps.STANDARD["ours"] is resps.OURS
-    assert resps.STANDARD["official"].temperature is None and resps.VARIANTS["max_entropy"] == resps.CONFIGS
+    assert (
+        resps.STANDARD["official"].temperature is None
+        and resps.VARIANTS["max_entropy"] == resps.CONFIGS
+    )
     ppo = {name: resps.STANDARD[name].ppo for name in ("paper", "official")}
     found = {name: (one.gamma, one.gae_lambda, one.ent_coef) for name, one in ppo.items()}
     assert found == {"paper": (0.99, 0.95, 0.01), "official": (0.95, 0.9, 0.01)}
@@ -237,10 +258,16 @@ def test_settings_of_the_configs_changes_bad_ones_and_features_of_another_pair()
     assert plain.observation_size == 12288 and not plain.action_lag and plain.first_tree is None
     arrays = armed(quirks, resps.OFFICIAL.ppo.pi).network.arrays()
     assert sum(array.size for array in arrays.values()) == 563_761, "the actor's size on the sheet"
-    for own, other in ((resps.OURS, resps.PAPER), (resps.OURS, resps.OFFICIAL), (resps.PAPER, resps.OURS)):
+    for own, other in (
+        (resps.OURS, resps.PAPER),
+        (resps.OURS, resps.OFFICIAL),
+        (resps.PAPER, resps.OURS),
+    ):
         flat = {f"ppo.{name}": value for name, value in vars(other.ppo).items()}
         assert changed(own, vars(other) | {"ppo": own.ppo} | flat) == other
-    with pytest.raises(SpecdecError, match="unknown field of PPOConfig 'gama'; did you mean 'gamma'"):
+    with pytest.raises(
+        SpecdecError, match="unknown field of PPOConfig 'gama'; did you mean 'gamma'"
+    ):
         changed(resps.OURS, {"ppo.gama": 1})
     for settings, message in (
         ({"state": "mean"}, "unknown state of Re-SpS 'mean'"),
@@ -249,7 +276,10 @@ def test_settings_of_the_configs_changes_bad_ones_and_features_of_another_pair()
         ({"state": "normalised", "features_size": 10, "per_layer": True}, "width of 3 layers"),
         ({"features_size": 6, "temperature": 0.0}, "above 0"),
         ({"features_size": 6, "temperature": float("nan")}, "above 0"),
-        ({"features_size": 6, "totals": (64,), "depths": (2,), "widths": (8,)}, "no tree of the grid"),
+        (
+            {"features_size": 6, "totals": (64,), "depths": (2,), "widths": (8,)},
+            "no tree of the grid",
+        ),
         ({"features_size": 6, "starter": (5000, 3, 8)}, "lower total_tokens"),
     ):
         pytest.raises(SpecdecError, RespsPolicy, **settings).match(message)
@@ -258,7 +288,9 @@ def test_settings_of_the_configs_changes_bad_ones_and_features_of_another_pair()
     with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 4"):
         policy.answer(asked(PLAN, cycle=0, features=torch.zeros(4)))
     with pytest.raises(SpecdecError, match="but the pair gives 0"):
-        specdec.decode(shared_bigrams(), PROMPT, armed(RespsPolicy(features_size=6, widths=(8,))), 4)
+        specdec.decode(
+            shared_bigrams(), PROMPT, armed(RespsPolicy(features_size=6, widths=(8,))), 4
+        )
     policy = armed(RespsPolicy(state="official", hidden_size=4, widths=(8,)))
     plain = specdec.autoregress(shared_bigrams(), PROMPT, 8).tokens
     assert specdec.decode(shared_bigrams(), PROMPT, policy, 8).tokens == plain

@@ -27,7 +27,9 @@ def test_inputs_of_a_batch_equal_those_of_one_and_those_by_hand(trace):
     inputs, scores = TreeInputs(3, 4, SIZES), trace.trees(3).scores[:5]
     history = history_after(history_after(NOTHING, 4, 3), 1, 3)
     assert history.tolist() == pytest.approx([1 / 8, 4 / 8, 0.8 * 0.5 + 0.2 / 8, 0.0, 1.0])
-    assert inputs.size == 6 + 3 * 5 + 5 + 1 + 5  # children, three numbers a level, sizes above 0, context, history
+    assert (
+        inputs.size == 6 + 3 * 5 + 5 + 1 + 5
+    )  # children, three numbers a level, sizes above 0, context, history
     for expansions in range(5):
         pool, contexts = scores[:, : 3 + 9 * expansions], trace.context_tok[:5]
         batch = inputs.update(inputs.begin(contexts, np.tile(history, (5, 1))), pool, expansions)
@@ -41,10 +43,14 @@ def test_inputs_of_a_batch_equal_those_of_one_and_those_by_hand(trace):
     growing = inputs.begin(contexts[0], history)
     for expansions in (0, 2, 3, 4):  # evaluations may skip levels
         step = inputs.update(growing, scores[0, : 3 + 9 * expansions], expansions)
-        fresh = inputs.update(inputs.begin(contexts[0], history), scores[0, : 3 + 9 * expansions], expansions)
+        fresh = inputs.update(
+            inputs.begin(contexts[0], history), scores[0, : 3 + 9 * expansions], expansions
+        )
         np.testing.assert_array_equal(step, fresh)
     inputs = TreeInputs(2, 1, (0, 1, 3))
-    scores = np.log(np.float32([0.6, 0.3, 0.4, 0.1, 0.2, 0.05]))  # two nodes, then two children of each
+    scores = np.log(
+        np.float32([0.6, 0.3, 0.4, 0.1, 0.2, 0.05])
+    )  # two nodes, then two children of each
     seen = inputs.update(inputs.begin(100, NOTHING), scores, 1)
     children = np.maximum(scores[2:] / 5, -2)  # with k = 2 these are all
     expected = [*children, 0.9, 0.75, 0.6, 0.4, 0, 1, 0.6, 1.3, 0.2, 0, 0, 0, 0, 0]
@@ -55,7 +61,11 @@ def test_inputs_of_a_batch_equal_those_of_one_and_those_by_hand(trace):
 
 def test_policies_come_back_and_prices_of_another_machine_never_pass_silently(tmp_path, trace):
     policy, here = random_policy(probe="none"), machine.short_name(machine.speed_facts())
-    for name, said in (("mine@000000", "machine 000000"), ("mine", "does not name"), (f"mine@{here}", None)):
+    for name, said in (
+        ("mine@000000", "machine 000000"),
+        ("mine", "does not name"),
+        (f"mine@{here}", None),
+    ):
         folder = policy.with_settings(priced_for=name).save(tmp_path / name)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -75,21 +85,37 @@ def test_an_answer_is_timed_between_forwards_and_there_is_none_without_prices(tr
     pair, policy = shared_pair(), random_policy(probe="none")
     found = answer_ms(pair, policy, round_costs(), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24)
     assert 0.002 < found < 50
-    assert answer_ms(pair, policy, round_costs(question_ms=1e3), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24) == 0
+    assert (
+        answer_ms(pair, policy, round_costs(question_ms=1e3), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24)
+        == 0
+    )
     assert answer_ms(pair, Static(4, 1, 2), round_costs(), [[1, 2, 3], [4, 5, 6]]) == 0
     unpriced = ValuePolicy(top_k=3, most_expansions=4, sizes=SIZES)
     pytest.raises(SpecdecError, replay, trace, unpriced, round_costs()).match("no costs yet")
 
 
-@pytest.mark.parametrize("temperature, probe", [(0.0, "both"), (1.0, "target"), (0.0, "draft"), (1.0, "none")])
+@pytest.mark.parametrize(
+    "temperature, probe", [(0.0, "both"), (1.0, "target"), (0.0, "draft"), (1.0, "none")]
+)
 def test_lossless(temperature, probe):
     pair = random_pair()
-    widths = {"none": 1, "target": 3 * pair.target.hidden_size, "draft": pair.drafter.config.hidden_size}
+    widths = {
+        "none": 1,
+        "target": 3 * pair.target.hidden_size,
+        "draft": pair.drafter.config.hidden_size,
+    }
     prompt = list(range(2, 9))
-    policy = random_policy({**widths, "both": widths["target"] + widths["draft"]}[probe], stride=2, probe=probe)
+    policy = random_policy(
+        {**widths, "both": widths["target"] + widths["draft"]}[probe], stride=2, probe=probe
+    )
     found = decode(pair, prompt, policy, max_new_tokens=40, temperature=temperature, seed=3)
-    assert found.tokens == autoregress(pair, prompt, max_new_tokens=40, temperature=temperature, seed=3).tokens
-    assert probe == "none" or found.cycles["verify_nodes"].nunique() > 1  # this one sees little that changes
+    assert (
+        found.tokens
+        == autoregress(pair, prompt, max_new_tokens=40, temperature=temperature, seed=3).tokens
+    )
+    assert (
+        probe == "none" or found.cycles["verify_nodes"].nunique() > 1
+    )  # this one sees little that changes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

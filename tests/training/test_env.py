@@ -54,7 +54,9 @@ class Toy(Learned):  # answers `kind_asked` from three numbers
         return TreeConfig(4, 1, 3) if self.kind == PLAN else question.largest
 
     def observation(self, question):
-        return np.array([question.expansions, question.context_tok / 100, self.count], dtype=np.float32)
+        return np.array(
+            [question.expansions, question.context_tok / 100, self.count], dtype=np.float32
+        )
 
     def meaning(self, action, question):
         if self.kind == SIZE:
@@ -106,12 +108,23 @@ def test_the_environment_decodes_what_the_policy_decodes(kind, interval):
     chain = Chain(again, RandomPolicy(LIMITS, 7, others_ask))
     expected = [row for turn in replay(trace, chain, costs, keep_cycles=True).rows for row in turn]
     assert rows[: len(expected)] == expected
-    assert env.tokens / env.time_ms == pytest.approx(sum(r.kept_tok for r in rows) / sum(r.total_ms for r in rows))
+    assert env.tokens / env.time_ms == pytest.approx(
+        sum(r.kept_tok for r in rows) / sum(r.total_ms for r in rows)
+    )
 
 
 def test_live_and_replayed_agree_and_the_partner_is_told_of_every_cycle():
     pair, prompt = random_pair(), list(range(3, 12))
-    trace = record(pair, [prompt], max_new_tokens=40, depth=4, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
+    trace = record(
+        pair,
+        [prompt],
+        max_new_tokens=40,
+        depth=4,
+        top_ks=(3,),
+        trees=(3,),
+        most_nodes=20,
+        progress=False,
+    )
     found = []
     for source in (LiveSource(pair, [prompt], 40), ReplaySource(trace, round_costs())):
         env = Env(Toy(kind_asked=SIZE), source, episode="cycle")
@@ -119,7 +132,14 @@ def test_live_and_replayed_agree_and_the_partner_is_told_of_every_cycle():
         steps = []
         for _ in range(12):
             observation, _, terminated, _, info = env.step(int(observation.sum() * 7) % 4)
-            steps.append((info["cycles"][0].accepted_tok, info["cycles"][0].verify_nodes, terminated, *observation))
+            steps.append(
+                (
+                    info["cycles"][0].accepted_tok,
+                    info["cycles"][0].verify_nodes,
+                    terminated,
+                    *observation,
+                )
+            )
             env.reset()
         env.close()
         found.append(steps)
@@ -218,7 +238,9 @@ def test_rewards_by_hand_and_bad_input(tmp_path):
         assert reward(given) == pytest.approx(earned) and isinstance(reward(given), float)
     for wrong in (0.0, -1.0):
         pytest.raises(SpecdecError, Reward, unit_ms=wrong).match("unit_ms")
-    pytest.raises(SpecdecError, Env, Toy(), replayed(), episode="turns").match("unknown episode 'turns'")
+    pytest.raises(SpecdecError, Env, Toy(), replayed(), episode="turns").match(
+        "unknown episode 'turns'"
+    )
     pytest.raises(SpecdecError, Reward, "speed").match("unknown reward")
     pytest.raises(SpecdecError, Reward, laps=("draft",)).match("unknown lap")
     pytest.raises(SpecdecError, Env(Toy(), replayed()).step, 0).match("waits for reset")
@@ -256,7 +278,12 @@ def test_a_live_pair_is_lent_once_and_an_environment_goes_on_with_its_text_until
     assert priced.total_ms == pytest.approx(one.total_ms - one.policy_ms + priced.policy_ms)
     assert dataclasses.replace(priced, policy_ms=one.policy_ms, total_ms=one.total_ms) == one
     plain = LiveSource(pair, [[1]])
-    assert (plain.max_new_tokens, plain.temperature, plain.seed, plain.policy_ms) == (128, 0.0, 0, 0.0)
+    assert (plain.max_new_tokens, plain.temperature, plain.seed, plain.policy_ms) == (
+        128,
+        0.0,
+        0,
+        0.0,
+    )
     env = Env(Toy(kind_asked=SIZE), replayed(turns=40, positions=30), episode="cycle")
     assert env.observation_space.shape == (3,) and env.observation_space.dtype == np.float32
     assert (env.action_space.n, env.reward, env.metadata) == (4, Reward(), {"render_modes": []})
@@ -272,7 +299,9 @@ def test_a_live_pair_is_lent_once_and_an_environment_goes_on_with_its_text_until
     assert all(one[2] == 0 for one in fresh) and len({one[1] for one in fresh}) > 1
     assert (env.reset(options={"new_turn": False})[0] == fresh[-1]).all()
     assert (env.reset(seed=5)[0] == first).all()
-    interval, turn = (Env(Toy(kind_asked=EXTEND), env.source, episode=name) for name in ("interval", "turn"))
+    interval, turn = (
+        Env(Toy(kind_asked=EXTEND), env.source, episode=name) for name in ("interval", "turn")
+    )
     for one, ends in ((interval, True), (turn, False)):
         one.reset(seed=0)
         assert one.step(1)[2] is ends

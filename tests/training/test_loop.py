@@ -74,7 +74,11 @@ def test_saving_a_long_curve_costs_what_is_new(tmp_path):
         if run.step % 1000 == 0:
             before = time.time_ns()
             run.save()
-            written = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_mtime_ns >= before]
+            written = [
+                path
+                for path in tmp_path.rglob("*")
+                if path.is_file() and path.stat().st_mtime_ns >= before
+            ]
             assert len(written) <= 3 and sum(path.stat().st_size for path in written) < 50_000
             assert not run.curve.new
     assert len(run.curve.shards.done()) == 20
@@ -87,7 +91,10 @@ def test_rates_are_shares_of_their_peaks_and_a_run_on_time_or_on_its_text_finds_
     run = TrainingRun(tmp_path, {"steps": None, "minutes": 0.2 / 60})
     run.track({})
     run.run(lambda number, _: time.sleep(0.01), "test", lambda step, last: 1.0, progress=False)
-    assert run.plan["last_step"] == run.step >= 2 and runs.read_json(tmp_path / "plan.json")["last_step"] == run.step
+    assert (
+        run.plan["last_step"] == run.step >= 2
+        and runs.read_json(tmp_path / "plan.json")["last_step"] == run.step
+    )
     torch.manual_seed(3)
     with generators(1, 2):
         first = torch.rand(2)
@@ -122,7 +129,11 @@ def test_rates_are_shares_of_their_peaks_and_a_run_on_time_or_on_its_text_finds_
 def test_other_runs_are_refused_in_a_sentence(tmp_path):
     trained(tmp_path)
     pytest.raises(SpecdecError, TrainingRun, tmp_path, {"steps": 7}).match("other settings")
-    save_file({"layer.weight": torch.zeros(1, 3)}, tmp_path / "checkpoint.safetensors", {"step": "3", "curve": "[]"})
+    save_file(
+        {"layer.weight": torch.zeros(1, 3)},
+        tmp_path / "checkpoint.safetensors",
+        {"step": "3", "curve": "[]"},
+    )
     pytest.raises(SpecdecError, trained, tmp_path).match("written by an earlier version")
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
     pytest.raises(SpecdecError, trained, tmp_path).match("cannot be read")
@@ -134,39 +145,69 @@ def test_the_plan_and_the_bar_say_where_a_run_is(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "tqdm", Bar)
     run = TrainingRun(tmp_path, {"steps": 3})
     run.track({})
-    assert run.plan["settings"] == {"steps": 3} and run.plan["last_step"] == 3 and run.plan["finished"] is False
+    assert (
+        run.plan["settings"] == {"steps": 3}
+        and run.plan["last_step"] == 3
+        and run.plan["finished"] is False
+    )
     rows = iter([{"loss": 0.123456, "other": 1.0}, None, {"loss": float("nan"), "accuracy_0": 2.0}])
     run.run(lambda number, factor: next(rows) if factor == 1.0 else None, "label")
     (bar,) = bars
     wanted = {"initial": 0, "desc": "label", "disable": False}
     assert {name: bar.named[name] for name in wanted} == wanted
-    assert bar.n == bar.total == 3 and bar.closed and bar.told == [{"loss": "0.1235"}, {"accuracy_0": "2"}]
+    assert (
+        bar.n == bar.total == 3
+        and bar.closed
+        and bar.told == [{"loss": "0.1235"}, {"accuracy_0": "2"}]
+    )
     assert run.curve.table()["step"].tolist() == [0, 2]
     run.finish(best=4)
     plan = runs.read_json(tmp_path / "plan.json")
-    assert set(plan) == {"settings", "last_step", "finished", "sessions", "steps_done", "elapsed_s", "results"}
+    assert set(plan) == {
+        "settings",
+        "last_step",
+        "finished",
+        "sessions",
+        "steps_done",
+        "elapsed_s",
+        "results",
+    }
     assert (plan["finished"], plan["steps_done"], plan["results"]) == (True, 3, {"best": 4})
     run.finish(best=5)
-    assert runs.read_json(tmp_path / "plan.json")["results"] == {"best": 4}, "what is finished stays as it was"
+    assert runs.read_json(tmp_path / "plan.json")["results"] == {"best": 4}, (
+        "what is finished stays as it was"
+    )
     assert plan["sessions"][0]["step"] == 0 and len(plan["sessions"]) == 1
 
 
 def test_the_best_weights_are_kept_and_found_again_in_a_checkpoint():
     network = torch.nn.Linear(2, 2)
     best, seen = Best(network), []
-    assert torch.equal(best.weights["weight"], network.weight) and (best.score, best.step) == (-math.inf, -1)
+    assert torch.equal(best.weights["weight"], network.weight) and (best.score, best.step) == (
+        -math.inf,
+        -1,
+    )
     for step, score in enumerate((1.0, 2.0, 2.0, 1.5, 3.0, 2.0)):
         with torch.no_grad():
             network.weight.fill_(score + step)
         best.consider(network.state_dict(), score, step)
         seen.append((best.score, best.step, best.misses, float(best.weights["weight"][0, 0])))
-    assert seen == [(1, 0, 0, 1), (2, 1, 0, 3), (2, 1, 1, 3), (2, 1, 2, 3), (3, 4, 0, 7), (3, 4, 1, 7)]
+    assert seen == [
+        (1, 0, 0, 1),
+        (2, 1, 0, 3),
+        (2, 1, 1, 3),
+        (2, 1, 2, 3),
+        (3, 4, 0, 7),
+        (3, 4, 1, 7),
+    ]
     state, other = best.state_dict(), Best()
     other.load_state_dict(state)
     assert (other.score, other.step, other.misses) == seen[-1][:3]
     assert float(other.load_into(torch.nn.Linear(2, 2)).weight[0, 0]) == 7
     best.consider(network.state_dict(), None)
-    assert (best.score, best.step, best.misses) == (-math.inf, -1, 0), "what has no score is the newest"
+    assert (best.score, best.step, best.misses) == (-math.inf, -1, 0), (
+        "what has no score is the newest"
+    )
     assert torch.equal(best.weights["weight"], network.weight)
     narrow = Best(dtype=torch.float32)
     narrow.consider({}, 0.1)

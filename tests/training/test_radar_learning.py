@@ -22,7 +22,15 @@ from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, Ra
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
-from specdec.training.radar import RadarData, Rows, from_trace, latency_ms, returns_to_go, train_radar, training_turns
+from specdec.training.radar import (
+    RadarData,
+    Rows,
+    from_trace,
+    latency_ms,
+    returns_to_go,
+    train_radar,
+    training_turns,
+)
 
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
 
@@ -35,7 +43,12 @@ def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
     scores[:, 0, 0] = np.where(easy, -0.05, -3.0)
     scores[:, 0, 1:] = -4.0
     lengths = np.where(easy[:, None], np.arange(1, 9), 0)
-    return RadarData(scores, radar_module.point_masses(lengths), random.integers(prompts, size=rows), np.full(rows, 50))
+    return RadarData(
+        scores,
+        radar_module.point_masses(lengths),
+        random.integers(prompts, size=rows),
+        np.full(rows, 50),
+    )
 
 
 def graded(rows=2500, prompts=50, seed=0) -> RadarData:
@@ -81,13 +94,17 @@ def test_data_are_mended_or_refused_and_split_by_whole_prompts():
     default, zero, one = data.split(), data.split(0.2, "prompt", 0), data.split(seed=1)
     assert default[1].tolist() == zero[1].tolist() != one[1].tolist()
     for frac in (0.01, 0.99):
-        pytest.raises(SpecdecError, data.split, frac).match(f"holding out {frac} of 30 prompts leaves one side empty")
+        pytest.raises(SpecdecError, data.split, frac).match(
+            f"holding out {frac} of 30 prompts leaves one side empty"
+        )
     pytest.raises(SpecdecError, data.split, 1.0, "cycle").match("holding out 1.0 of")
 
 
 def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
     """Two turns of trees of k = 10, their first tokens the 41st best or none of the best."""
-    trace = synthetic_trace(turns=2, positions=positions // 2, depth=depth, top_ks=(10,), most_nodes=240)
+    trace = synthetic_trace(
+        turns=2, positions=positions // 2, depth=depth, top_ks=(10,), most_nodes=240
+    )
     trace.context_tok[:] = np.arange(100, 100 + positions)
     trace.root_rank[:] = np.where(np.arange(positions) % 3 == 0, 40, NEVER)
     trace.header.update(pair="toy", temperature=temperature)
@@ -98,7 +115,11 @@ def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
 def test_rows_of_recordings_their_origin_and_the_suites_that_are_meant():
     trace = toy_trace()
     data = from_trace(trace)
-    assert len(data) == 30 and data.prompts.tolist() == [0] * 15 + [1] * 15 and data.context_tok[3] == 103
+    assert (
+        len(data) == 30
+        and data.prompts.tolist() == [0] * 15 + [1] * 15
+        and data.context_tok[3] == 103
+    )
     scores, ranks = trace.trees(10).scores, trace.ranks[10]
     for row, a in itertools.product((0, 7, 29), range(8)):
         level = scores[row, :10] if a == 0 else scores[row, pool_size(a - 1, 10) : pool_size(a, 10)]
@@ -107,10 +128,16 @@ def test_rows_of_recordings_their_origin_and_the_suites_that_are_meant():
         assert data.expected[row, a] == accepted
     assert data.expected.max() > 1
     flat = from_trace(trace, flat_nodes=59)
-    assert flat.expected[3:5, 0].tolist() == [1, 0]  # the 41st best first token, and none of the best
+    assert flat.expected[3:5, 0].tolist() == [
+        1,
+        0,
+    ]  # the 41st best first token, and none of the best
     pytest.raises(SpecdecError, from_trace, trace, exact=True).match("exact=False")
     pytest.raises(SpecdecError, from_trace, toy_trace(positions=4, depth=6)).match("depth 7")
-    distributions, none = np.zeros((2, 8, 9), np.float32), np.array([0.4, 0.3, 0.35, 0.3, 0.5, 0.3, 0.45])
+    distributions, none = (
+        np.zeros((2, 8, 9), np.float32),
+        np.array([0.4, 0.3, 0.35, 0.3, 0.5, 0.3, 0.45]),
+    )
     distributions[:, 1:, 0], distributions[:, 1:, 1] = none, 1 - none
     distributions[:, 0, :2] = 0.1, 0.9  # the flat tree holds more first tokens than ten children
     trace = toy_trace(lengths=(np.array([21, 4]), distributions.copy()))
@@ -118,26 +145,44 @@ def test_rows_of_recordings_their_origin_and_the_suites_that_are_meant():
     assert data.context_tok.tolist() == [121, 104] and data.header["exact"]
     np.testing.assert_allclose(data.expected, [[0.7, *(1 - none)]] * 2, rtol=1e-6)
     np.testing.assert_allclose(from_trace(trace, flat_nodes=59).expected[:, 0], 0.9, rtol=1e-6)
-    assert len(from_trace(trace, exact=False)) == 30 and (trace.acceptance_distributions[1] == distributions).all()
+    assert (
+        len(from_trace(trace, exact=False)) == 30
+        and (trace.acceptance_distributions[1] == distributions).all()
+    )
     trace = toy_trace(temperature=0.5)
     trace.header.update(key="k", pair_key="p", dtype="float32", seed=3, other="not told")
-    told = {"key": "k", "pair": "toy", "pair_key": "p", "dtype": "float32", "temperature": 0.5, "seed": 3}
+    told = {
+        "key": "k",
+        "pair": "toy",
+        "pair_key": "p",
+        "dtype": "float32",
+        "temperature": 0.5,
+        "seed": 3,
+    }
     data = from_trace(trace)
     assert data.header == told | {"flat_nodes": None, "exact": False}
     assert from_trace(trace, flat_nodes=59).header["flat_nodes"] == 59
     some = data.select([4, 2])
-    assert some.header == data.header and some.context_tok.tolist() == [104, 102] and some.prompts.tolist() == [0, 0]
+    assert (
+        some.header == data.header
+        and some.context_tok.tolist() == [104, 102]
+        and some.prompts.tolist() == [0, 0]
+    )
     arrays = [getattr(data, name) for name in ("scores", "distributions", "prompts", "context_tok")]
     assert [str(array.dtype) for array in arrays] == ["float32"] * 2 + ["int32"] * 2
     assert all(array.flags.c_contiguous for array in arrays)
     small = from_trace(trace, tree=TreeConfig(8, 7, 10))
     ranks = trace.ranks[10]
-    assert [small.expected[5, a] for a in range(8)] == [sum(int(rank) < 7 for rank in ranks[5, a]) for a in range(8)]
+    assert [small.expected[5, a] for a in range(8)] == [
+        sum(int(rank) < 7 for rank in ranks[5, a]) for a in range(8)
+    ]
     pytest.raises(SpecdecError, from_trace, trace, flat_nodes=10).match("flat_nodes None or 59")
     distributions = np.tile(np.eye(9, dtype=np.float32)[0], (2, 8, 1))
     known = toy_trace(lengths=(np.array([21, 4]), distributions))
     other = TreeConfig(8, 7, 10)
-    pytest.raises(SpecdecError, from_trace, known, exact=True, tree=other).match("exact=False for other trees")
+    pytest.raises(SpecdecError, from_trace, known, exact=True, tree=other).match(
+        "exact=False for other trees"
+    )
     assert len(from_trace(known, tree=other)) == 30, "of another tree every position, drawn"
     trace = synthetic_trace(turns=8, positions=4)
     trace.turns["suite"] = ["laptop/easy", "hard"] * 4
@@ -161,14 +206,19 @@ def test_replay_does_what_the_data_say():
         logits = network(torch.from_numpy(data.scores[:, :1]))
         network.mlp[3].bias[0] += (logits[..., 1] - logits[..., 0]).median()
     policy = RadarPolicy()
-    policy.network = LstmNetwork({name: value.numpy() for name, value in network.state_dict().items()})
+    policy.network = LstmNetwork(
+        {name: value.numpy() for name, value in network.state_dict().items()}
+    )
     latency = latency_ms(round_costs(), data.context_tok)
     stops = radar_module.stop_probs(network, Rows.of(data, latency), greedy=True).argmax(1).numpy()
     assert 0.3 < (stops > 0).mean() < 0.7
     lived = replay(trace, policy, round_costs(), keep_cycles=True).rows
     for rows, row in zip(lived, trace.turns["first"].tolist(), strict=True):
         for cycle in rows:
-            assert (cycle.expansions, cycle.accepted_tok) == (stops[row], data.expected[row, stops[row]])
+            assert (cycle.expansions, cycle.accepted_tok) == (
+                stops[row],
+                data.expected[row, stops[row]],
+            )
             assert cycle.total_ms == pytest.approx(latency[row, stops[row]])
             row += cycle.new_tok
 
@@ -176,12 +226,16 @@ def test_replay_does_what_the_data_say():
 def test_returns_rewards_rates_fresh_networks_and_the_best_of_all_choices_by_hand():
     stops, final, alpha = torch.arange(8), torch.arange(8) + 0.5, 0.02
     for gamma, a, j in itertools.product((1.0, 0.9), range(8), range(7)):
-        expected = -alpha * sum(gamma ** (i - j) for i in range(j, a)) + gamma ** (a - j) * float(final[a])
+        expected = -alpha * sum(gamma ** (i - j) for i in range(j, a)) + gamma ** (a - j) * float(
+            final[a]
+        )
         found = returns_to_go(stops, final, alpha, gamma)[a, j]
         assert float(found) == pytest.approx(expected if j <= a else 0.0, abs=1e-6)
     random = np.random.default_rng(3)
     lengths = np.minimum(random.integers(0, 9, size=(4, 8)), np.arange(1, 9))
-    data = RadarData(-np.ones((4, 8, 10)), radar_module.point_masses(lengths), np.arange(4), np.zeros(4))
+    data = RadarData(
+        -np.ones((4, 8, 10)), radar_module.point_masses(lengths), np.arange(4), np.zeros(4)
+    )
     rows = Rows.of(data, np.tile(LATENCY, (4, 1)))
     best = max(
         sum(lengths[i, a] + 1 for i, a in enumerate(stops)) / sum(LATENCY[a] for a in stops)
@@ -193,11 +247,17 @@ def test_returns_rewards_rates_fresh_networks_and_the_best_of_all_choices_by_han
     assert factors == pytest.approx([1.0, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1])
     lengths, latency = torch.tensor([0.0, 3.0]), torch.tensor([10.0, 20.0])
     ratio = RadarConfig()
-    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 20 * 3 / 20])
+    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx(
+        [0.0, 20 * 3 / 20]
+    )
     bonus = dataclasses.replace(ratio, count_bonus=True)
-    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([2.0, 20 * 4 / 20])
+    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx(
+        [2.0, 20 * 4 / 20]
+    )
     priced = dataclasses.replace(bonus, objective="lagrangian")
-    assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
+    assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx(
+        [0.0, 2.0]
+    )
     torch.manual_seed(0)
     plain = radar_module.RadarNetwork()
     assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
@@ -210,7 +270,9 @@ def test_returns_rewards_rates_fresh_networks_and_the_best_of_all_choices_by_han
 def test_reinforce_estimates_the_exact_gradient(objective):
     settings = RadarConfig(objective=objective, gradient="exact", gamma=1.0, alpha=0.05)
     random, copies = np.random.default_rng(0), 60_000
-    distribution = np.stack([np.pad(random.dirichlet(np.ones(a + 2)), (0, 7 - a)) for a in range(8)])
+    distribution = np.stack(
+        [np.pad(random.dirichlet(np.ones(a + 2)), (0, 7 - a)) for a in range(8)]
+    )
     data = RadarData(-np.ones((1, 8, 10)), distribution[None], [0], [0])
     rows = Rows.of(data, LATENCY[None])
     logits = torch.randn(1, 7, 2, generator=torch.Generator().manual_seed(1), requires_grad=True)
@@ -220,7 +282,9 @@ def test_reinforce_estimates_the_exact_gradient(objective):
     sampled = dataclasses.replace(settings, gradient="sampled")
     torch.manual_seed(0)
     each = logits.expand(copies, 7, 2).detach().clone().requires_grad_()
-    grads = torch.autograd.grad(radar_module.loss_of(sampled, each, many, 0.03, 3.0), each)[0] * copies
+    grads = (
+        torch.autograd.grad(radar_module.loss_of(sampled, each, many, 0.03, 3.0), each)[0] * copies
+    )
     error = grads.std(0) / copies**0.5
     assert ((grads.mean(0) - exact[0]).abs() <= 4.5 * error + 1e-7).all()
     assert (exact.abs() > 10 * error).any()  # the test could see a difference
@@ -250,11 +314,20 @@ def test_ours_learns_the_known_optimum(tmp_path, change):
 
 
 def test_reinforce_learns_as_well_and_a_constant_is_reported(tmp_path):
-    settings = RadarConfig(alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput")
+    settings = RadarConfig(
+        alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput"
+    )
     found = train_radar(graded(), LATENCY, settings, out_dir=tmp_path)
     assert found.results["gain_frac"] > 0.02
-    assert 0.2 > found.results["known_lengths_tok_per_ms"] / found.results["constant_tok_per_ms"] - 1 > 0.05
-    assert found.policy.temperature == 1.0 and found.results["tok_per_ms"] > found.curve["tok_per_ms_drawn"].iloc[0]
+    assert (
+        0.2
+        > found.results["known_lengths_tok_per_ms"] / found.results["constant_tok_per_ms"] - 1
+        > 0.05
+    )
+    assert (
+        found.policy.temperature == 1.0
+        and found.results["tok_per_ms"] > found.curve["tok_per_ms_drawn"].iloc[0]
+    )
     with pytest.warns(UserWarning, match="collapsed to a constant"):
         settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
         found = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path / "constant")
@@ -274,7 +347,9 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
     resumed = run("killed")
     for name, value in whole.policy.network.arrays().items():
         np.testing.assert_array_equal(resumed.policy.network.arrays()[name], value)
-    pd.testing.assert_frame_equal(whole.curve.drop(columns="elapsed_s"), resumed.curve.drop(columns="elapsed_s"))
+    pd.testing.assert_frame_equal(
+        whole.curve.drop(columns="elapsed_s"), resumed.curve.drop(columns="elapsed_s")
+    )
     assert len(whole.curve) == 4 and whole.results == resumed.results
     monkeypatch.setattr(radar_module, "loss_of", None)  # a finished run trains no more
     assert run("killed").results == whole.results
@@ -286,20 +361,35 @@ def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     for name, value in wrong.items():
         pytest.raises((SpecdecError, AssertionError), RadarConfig, **{name: value}).match(name)
     pytest.raises(SpecdecError, RadarConfig, objective="ration").match("did you mean 'ratio'")
-    for latency, match in ((LATENCY[:7], "shape"), (LATENCY[::-1], "grow"), (LATENCY - 72, "above 0")):
-        pytest.raises(SpecdecError, train_radar, data, latency, SHORT, out_dir=tmp_path).match(match)
+    for latency, match in (
+        (LATENCY[:7], "shape"),
+        (LATENCY[::-1], "grow"),
+        (LATENCY - 72, "above 0"),
+    ):
+        pytest.raises(SpecdecError, train_radar, data, latency, SHORT, out_dir=tmp_path).match(
+            match
+        )
     pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
 
 
 def test_latencies_and_losses_by_their_definition():
     costs = profile("radar-rtx3090-llama-3.1-8b")
-    np.testing.assert_allclose(latency_ms(costs, [10, 900], flat_nodes=59), np.tile(LATENCY, (2, 1)))
-    tree, costs = TreeConfig(16, 7, 2), round_costs(question_ms=0.125, policy_ms={"radar": 0.5, "ltd": 9.0})
+    np.testing.assert_allclose(
+        latency_ms(costs, [10, 900], flat_nodes=59), np.tile(LATENCY, (2, 1))
+    )
+    tree, costs = (
+        TreeConfig(16, 7, 2),
+        round_costs(question_ms=0.125, policy_ms={"radar": 0.5, "ltd": 9.0}),
+    )
     nodes = np.array([2, 6, 10, 14, 15, 15, 15, 15])
     verify = np.where(nodes <= 10, 4 + nodes / 10, 5 + (nodes - 10) * 0.1)
     expected = 1.25 + 0.5 * np.arange(8) + verify + np.minimum(np.arange(8) + 1, 7) * 0.625
     found = latency_ms(costs, [3, 900], tree=tree)
-    assert found.shape == (2, 8) and found[0] == pytest.approx(expected) and found[1] == pytest.approx(expected)
+    assert (
+        found.shape == (2, 8)
+        and found[0] == pytest.approx(expected)
+        and found[1] == pytest.approx(expected)
+    )
     free = latency_ms(round_costs(), [3], tree=tree)[0]
     assert free == pytest.approx(1.25 + 0.5 * np.arange(8) + verify)
     assert latency_ms(round_costs(), [3])[0][0] == pytest.approx(1.25 + 5.0), "ten children"
@@ -327,7 +417,9 @@ def test_latencies_and_losses_by_their_definition():
         advantage.append(cost)
     loss = radar_module.loss_of(config, logits, rows, rate, step_ms, 0.25)
     assert float(loss) == pytest.approx(-np.mean(exact), rel=1e-4)
-    pulled = radar_module.loss_of(dataclasses.replace(config, gradient="advantage"), logits, rows, rate, step_ms)
+    pulled = radar_module.loss_of(
+        dataclasses.replace(config, gradient="advantage"), logits, rows, rate, step_ms
+    )
     assert float(pulled) == pytest.approx(np.mean(advantage), rel=1e-4)
     full = float(radar_module.loss_of(config, logits, rows, rate, step_ms))
     assert full < float(loss), "the entropy bonus counts whole where no factor is given"
@@ -344,7 +436,9 @@ def by_definition(network, rows: Rows) -> dict[bool, np.ndarray]:
     with torch.no_grad():
         probs = network.eval()(rows.scores).double().softmax(-1).numpy()
     greedy = [next((a for a in range(7) if stop[a, 0] >= stop[a, 1]), 7) for stop in probs]
-    drawn = [[*(stop[:a, 1].prod() * stop[a, 0] for a in range(7)), stop[:, 1].prod()] for stop in probs]
+    drawn = [
+        [*(stop[:a, 1].prod() * stop[a, 0] for a in range(7)), stop[:, 1].prod()] for stop in probs
+    ]
     return {True: np.eye(8)[greedy], False: np.array(drawn)}
 
 
@@ -368,7 +462,9 @@ def test_epochs_are_judged_on_held_out_rows_beside_the_best_constant():
     probs = by_definition(trainer.network, held)
     assert 0.1 < (probs[True].argmax(1) > 0).mean() < 0.9
     with torch.no_grad():
-        loss = radar_module.loss_of(trainer.config, trainer.network(held.scores), held, 0.07, trainer.step_ms)
+        loss = radar_module.loss_of(
+            trainer.config, trainer.network(held.scores), held, 0.07, trainer.step_ms
+        )
     assert trainer._held_out_row(0.07) == {
         "held_out_loss": pytest.approx(float(loss), rel=1e-5),
         "tok_per_ms": pytest.approx(rate_of(probs[True], held), rel=1e-6),
@@ -377,7 +473,9 @@ def test_epochs_are_judged_on_held_out_rows_beside_the_best_constant():
         "draft_calls_drawn": pytest.approx((probs[False] @ calls).mean(), rel=1e-5),
     }
     rates = [rate_of(np.eye(8)[[a] * 40], trainer.train) for a in range(8)]
-    assert trainer.constant == int(np.argmax(rates)) and trainer.constant_rate == pytest.approx(max(rates), rel=1e-6)
+    assert trainer.constant == int(np.argmax(rates)) and trainer.constant_rate == pytest.approx(
+        max(rates), rel=1e-6
+    )
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
     trainer = mixed_trainer()
     trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
@@ -400,30 +498,46 @@ def test_epochs_are_judged_on_held_out_rows_beside_the_best_constant():
 
 def test_the_epoch_is_kept_that_did_best_by_what_is_asked(monkeypatch):
     names = ("held_out_loss", "tok_per_ms", "tok_per_ms_drawn")
-    rows = [(5.0, 1.0, 3.0), (4.0, 2.0, 2.0), (3.0, 1.5, 1.0), (3.0, 2.0, 3.0)]  # the last is no better
+    rows = [
+        (5.0, 1.0, 3.0),
+        (4.0, 2.0, 2.0),
+        (3.0, 1.5, 1.0),
+        (3.0, 2.0, 3.0),
+    ]  # the last is no better
     for change, kept in (
         ({"select_by": "surrogate"}, 2),
         ({"select_by": "throughput", "temperature": None}, 1),
         ({"select_by": "throughput", "temperature": 1.0}, 0),
     ):
         trainer, told, weights = mixed_trainer(**change), iter(rows), []
-        monkeypatch.setattr(trainer, "_held_out_row", lambda rate, told=told: dict(zip(names, next(told), strict=True)))
+        monkeypatch.setattr(
+            trainer,
+            "_held_out_row",
+            lambda rate, told=told: dict(zip(names, next(told), strict=True)),
+        )
         for number in range(4):
             assert set(trainer.epoch(number, 1.0)) == {"loss", "rate_per_ms", *names}
             weights.append(copy.deepcopy(trainer.network.state_dict()))
         assert trainer.best.step == kept
-        assert all(torch.equal(value, weights[kept][name]) for name, value in trainer.best.weights.items())
+        assert all(
+            torch.equal(value, weights[kept][name]) for name, value in trainer.best.weights.items()
+        )
 
 
 @pytest.mark.parametrize("objective", ["lagrangian", "ratio"])
-def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective):
+def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective, monkeypatch):
+    monkeypatch.setattr(radar_module, "DROPOUT", 0.0)
     for stops in (True, False):
         trainer = mixed_trainer(objective=objective, learning_rate=0.0, batch=64)
         if stops:
             with torch.no_grad():
                 trainer.network.mlp[3].bias.copy_(torch.tensor([99.0, 0.0]))  # at once
         reached = rate_of(by_definition(trainer.network, trainer.train)[True], trainer.train)
-        wanted = max(trainer.constant_rate, reached) if objective == "lagrangian" else trainer.constant_rate
+        wanted = (
+            max(trainer.constant_rate, reached)
+            if objective == "lagrangian"
+            else trainer.constant_rate
+        )
         row = trainer.epoch(0, 1.0)
         assert row["rate_per_ms"] == pytest.approx(wanted, rel=1e-6)
         logits = trainer.network(trainer.train.scores)
@@ -431,24 +545,49 @@ def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective):
         assert row["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
-def test_a_run_leaves_what_it_was_taught_for_with_the_prompts_and_prices_of_a_recording(tmp_path, monkeypatch):
+def test_a_run_leaves_what_it_was_taught_for_with_the_prompts_and_prices_of_a_recording(
+    tmp_path, monkeypatch
+):
     data = dataclasses.replace(two_kinds(200), header={"pair": "made up", "flat_nodes": 59})
     config = dataclasses.replace(CONFIGS["ours"], epochs=2, batch=64, flat_nodes=59)
-    found = train_radar(data, LATENCY, config, seed=6, out_dir=tmp_path, trained_for={"pair": "toy"})
-    facts = {"seed": 6, "data": data.header, "training": radar_module.runs.plain(config), "pair": "toy"}
+    found = train_radar(
+        data, LATENCY, config, seed=6, out_dir=tmp_path, trained_for={"pair": "toy"}
+    )
+    facts = {
+        "seed": 6,
+        "data": data.header,
+        "training": radar_module.runs.plain(config),
+        "pair": "toy",
+    }
     facts["deviations"] = []
-    choice = {"choice": "weights and epoch", "part": "train", "value": "recipe 'ours', chosen before"}
-    assert found.policy.trained_for == load_policy(tmp_path / "policy").trained_for == {**facts, "choices": [choice]}
+    choice = {
+        "choice": "weights and epoch",
+        "part": "train",
+        "value": "recipe 'ours', chosen before",
+    }
+    assert (
+        found.policy.trained_for
+        == load_policy(tmp_path / "policy").trained_for
+        == {**facts, "choices": [choice]}
+    )
     assert found.policy.seed == 6 and found.policy.flat_nodes == 59
     results = json.loads((tmp_path / "results.json").read_text())
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert results == plan["results"] == found.results
     latency = hashlib.sha256(np.tile(LATENCY, (200, 1)).tobytes()).hexdigest()
-    wanted = {"training": facts["training"], "seed": 6, "data": data.key, "steps": 2, "latency": latency}
+    wanted = {
+        "training": facts["training"],
+        "seed": 6,
+        "data": data.key,
+        "steps": 2,
+        "latency": latency,
+    }
     assert plan["settings"] == wanted
     curve = pd.read_parquet(tmp_path / "loss.parquet")
     judged = ["held_out_loss", "tok_per_ms", "tok_per_ms_drawn", "draft_calls", "draft_calls_drawn"]
-    assert list(curve) == ["step", "loss", "rate_per_ms", *judged, "elapsed_s"] and curve.equals(found.curve)
+    assert list(curve) == ["step", "loss", "rate_per_ms", *judged, "elapsed_s"] and curve.equals(
+        found.curve
+    )
 
     def checked(latency, rows):
         asked.update(latency=latency)
@@ -456,14 +595,21 @@ def test_a_run_leaves_what_it_was_taught_for_with_the_prompts_and_prices_of_a_re
 
     asked, trace = {}, synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
     monkeypatch.setattr(radar_module, "_checked_latency", checked)
-    config = dataclasses.replace(CONFIGS["ours"], epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle")
+    config = dataclasses.replace(
+        CONFIGS["ours"], epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle"
+    )
     costs = round_costs(name="mine")
     found = train_radar(trace, costs, config, out_dir=tmp_path / "recorded")
-    learned = trace.select(part="train").select(trace.select(part="train").turns["suite"].eq("hard").to_numpy())
+    learned = trace.select(part="train").select(
+        trace.select(part="train").turns["suite"].eq("hard").to_numpy()
+    )
     data = from_trace(learned, flat_nodes=59)
     np.testing.assert_allclose(asked["latency"], latency_ms(costs, data.context_tok, 59))
     assert len(asked["latency"]) == 20 and found.policy.trained_for["data"] == data.header
-    assert (found.policy.trained_for["pair"], found.policy.trained_for["costs"]) == ("synthetic", "mine")
+    assert (found.policy.trained_for["pair"], found.policy.trained_for["costs"]) == (
+        "synthetic",
+        "mine",
+    )
     bare = train_radar(trace, LATENCY, config, out_dir=tmp_path / "bare").policy.trained_for
     assert (bare["pair"], bare["costs"], bare["seed"]) == ("synthetic", None, 0)
 
@@ -475,7 +621,10 @@ def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(t
     trace.acceptance_distributions = rows, half
     paper = dataclasses.replace(CONFIGS["paper"], epochs=1, prompts=())
     data = radar_module.rows_for(paper, trace)
-    assert data.header["exact"] and len(data) == len(trace.select(part="train").acceptance_distributions[0]) < 40
+    assert (
+        data.header["exact"]
+        and len(data) == len(trace.select(part="train").acceptance_distributions[0]) < 40
+    )
     assert not radar_module.rows_for(CONFIGS["ours"], trace).header["exact"], "many single lengths"
     batch, logits = Rows.of(data, np.tile(LATENCY, (len(data), 1))), torch.zeros(len(data), 7, 2)
     torch.manual_seed(0)
@@ -484,8 +633,12 @@ def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(t
     found = train_radar(trace, round_costs(), paper, out_dir=tmp_path)
     count = len(data) - round(0.2 * len(data))
     questions = trace.select(part="train").turns["prompt"].nunique()
-    wanted = f"{count} cycles of {questions} questions, with exact distributions; in the paper 188,408"
+    wanted = (
+        f"{count} cycles of {questions} questions, with exact distributions; in the paper 188,408"
+    )
     assert any(line.startswith(wanted) for line in found.policy.trained_for["deviations"])
     trace.acceptance_distributions = None
-    again = train_radar(trace, round_costs(), paper, out_dir=tmp_path / "single").policy.trained_for["deviations"]
+    again = train_radar(
+        trace, round_costs(), paper, out_dir=tmp_path / "single"
+    ).policy.trained_for["deviations"]
     assert "with one length each" in again[-1]
