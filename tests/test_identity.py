@@ -31,11 +31,17 @@ NAMED = {
 def test_a_method_is_a_text_made_of_fields_and_travels(name):
     method = NAMED[name]
     again = pickle.loads(pickle.dumps(method))
-    assert isinstance(again, Method) and again == str(method) == name and again.fields == method.fields
+    assert (
+        isinstance(again, Method) and again == str(method) == name and again.fields == method.fields
+    )
     assert Method.of(method) is method and method.but(terms=method.terms) == method
 
 
-@given(some.sampled_from([*TERMS, ""]), some.sampled_from(["", "x"]), some.sampled_from(["", "carried", "re-priced"]))
+@given(
+    some.sampled_from([*TERMS, ""]),
+    some.sampled_from(["", "x"]),
+    some.sampled_from(["", "carried", "re-priced"]),
+)
 def test_methods_that_differ_have_other_names(terms, preset, adapted):
     method = Method("LTD", terms, preset, "a100", adapted)
     every = itertools.product([*TERMS, ""], ("", "x"), ("", "carried", "re-priced"))
@@ -46,7 +52,10 @@ def test_methods_that_differ_have_other_names(terms, preset, adapted):
 def test_tables_hold_the_fields_keep_methods_apart_and_old_names_are_understood():
     table = pd.DataFrame({"method": ["LTD, equal terms", "mine"], "speedup": [1.0, 2.0]})
     told = with_fields(table, [Method("LTD", "equal"), "mine"], temperature=0.0)
-    assert told[["system", "terms", "temperature"]].values.tolist() == [["LTD", "equal", 0.0], ["mine", "", 0.0]]
+    assert told[["system", "terms", "temperature"]].values.tolist() == [
+        ["LTD", "equal", 0.0],
+        ["mine", "", 0.0],
+    ]
     assert identified(told) is told, "fields that are there stay"
     assert identified(table.drop(columns="method")).columns.tolist() == ["speedup"]
     for run in runs.shipped_dir().glob("*/*.parquet"):
@@ -73,5 +82,7 @@ def test_tables_hold_the_fields_keep_methods_apart_and_old_names_are_understood(
         ("clairvoyant", Method("clairvoyant")),
     ]:
         table = identified(pd.DataFrame({"method": [old], "seed": [0]}))
-        assert table.loc[0, list(FIELDS)].to_dict() == method.fields and table["method"][0] == method
+        assert (
+            table.loc[0, list(FIELDS)].to_dict() == method.fields and table["method"][0] == method
+        )
         assert table["seed"][0] == (1 if old.endswith("1") else 0)

@@ -124,7 +124,10 @@ def compared(seeds=1, **methods) -> compare.Comparison:
 
 def test_a_row_of_the_table_is_whole():
     table = compared(ours=(16.0, 10.0)).table
-    names = "seed turns prompts ms_per_tok tau speedup over_default over_tuned headroom_frac draft_calls verify_nodes"
+    names = (
+        "seed turns prompts ms_per_tok tau speedup over_default over_tuned "
+        "headroom_frac draft_calls verify_nodes"
+    )
     measured = ["suite", "method", *names.split(), "policy_frac", "policy_ms", "beyond_costs"]
     assert list(table) == [*measured, *FIELDS, "temperature", "machine"]
     assert table.iloc[-1][[*FIELDS, "temperature", "machine"]].tolist() == [
