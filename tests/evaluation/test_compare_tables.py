@@ -145,7 +145,7 @@ def test_a_row_of_the_table_is_whole():
     rows = table.set_index(["suite", "method"])
     gap = (1 / 1.3 - 1 / 2.0) / (1 / 0.9 - 1 / 2.0)
     assert rows.loc[("all", "ours")].tolist() == [
-        0, 2, 2, pytest.approx(1.3), 3.0, pytest.approx(100 / 26), pytest.approx(65 / 26), pytest.approx(40 / 26),
+        0, 2, 2, pytest.approx(1.3), 3.0, pytest.approx(100 / 26), pytest.approx(65 / 26), pytest.approx(40 / 26),  # noqa: E501
         pytest.approx(gap), 2.0, 5.0, 1 / 8, 0.25, True
     ]  # fmt: skip
     assert rows.loc[("s", "ours"), ["over_default", "over_tuned", "beyond_costs"]].tolist() == [
