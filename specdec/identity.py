@@ -56,10 +56,16 @@ class Method(str):
         cls, system: str, terms: str = "", preset: str = "", trained_on: str = "", adapted: str = ""
     ):
         method = super().__new__(cls, _printed(system, terms, preset, adapted))
-        method.__dict__.update(
-            system=system, terms=terms, preset=preset, trained_on=trained_on, adapted=adapted
-        )
+        method.system = system
+        method.terms = terms
+        method.preset = preset
+        method.trained_on = trained_on
+        method.adapted = adapted
         return method
+
+    def __getnewargs__(self):
+        """What pickle and copy make it of."""
+        return tuple(self.fields.values())
 
     @classmethod
     def of(cls, name: str) -> Method:
@@ -74,22 +80,24 @@ class Method(str):
         """A copy with some fields changed."""
         return Method(**self.fields | changes)
 
-    def __reduce__(self):
-        return Method, tuple(self.fields.values())
-
 
 def _printed(system: str, terms: str, preset: str, adapted: str) -> str:
+    """The name of a method for tables and figures."""
+    if system == STATIC and terms == DEFAULT:
+        return f"{DEFAULT} {preset}"
+    if system == STATIC and terms == GRID:
+        return f"best static tree of the grid of {preset}"
     if system == STATIC:
-        named = {DEFAULT: f"{DEFAULT} {preset}", GRID: f"best static tree of the grid of {preset}"}
-        return named.get(terms) or TREES[terms]
-    return ", ".join(filter(None, [system, TERMS[terms] if terms else "", preset, adapted]))
+        return TREES[terms]
+    parts = [system, TERMS[terms] if terms else "", preset, adapted]
+    return ", ".join(part for part in parts if part)
 
 
 def with_fields(table, methods: Iterable[str], **facts):
     """The table with the columns FIELDS, each row's from its method among `methods`, and with
     `facts` as constant columns.
     """
-    known = {str(name): name for name in methods}
-    rows = [Method.of(known.get(name, name)) for name in table["method"]]
+    by_name = {str(name): name for name in methods}
+    rows = [Method.of(by_name.get(name, name)) for name in table["method"]]
     columns = {field: [getattr(method, field) for method in rows] for field in FIELDS}
     return table.assign(**columns, **facts)

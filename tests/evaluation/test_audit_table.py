@@ -24,7 +24,9 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import lossless
 from specdec.evaluation.lossless import COLUMNS, Audit, ChiSquare, audit, distribution_test
 
-TREES = "1/0/1 2/0/1 4/2/1 8/6/1 7/0/6 12/1/4 16/3/4 26/2/6 40/4/6 60/5/10 12,5,4,2,1 30,4,2,2,4,6".split()
+TREES = (
+    "1/0/1 2/0/1 4/2/1 8/6/1 7/0/6 12/1/4 16/3/4 26/2/6 40/4/6 60/5/10 12,5,4,2,1 30,4,2,2,4,6"
+).split()
 SMALL, LARGE = TreeConfig(16, 4, 4), TreeConfig(60, 5, 8)
 ASKED = "plan extend size plan+extend plan+size extend+size plan+extend+size".split()
 

@@ -514,7 +514,10 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
         and told[1][0] == 1.5
         and pd.isna([told[0][0], told[0][1], told[1][1]]).all()
     )
-    names = "method cycles cycle_tok draft_calls accepted_tok verified_tok decode_ms total_ms finish_reason text_hash"
+    names = (
+        "method cycles cycle_tok draft_calls accepted_tok verified_tok "
+        "decode_ms total_ms finish_reason text_hash"
+    )
     hashes = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in ("7 8 9", "seven")]
     own = [("plain", 0, 0, 0, 0, 0, 6.0, 7.0, "length"), ("tree", 2, 3, 6, 1, 16, 3.0, 4.0, "stop")]
     for row, values, text_hash in zip(rows, own, hashes, strict=True):

@@ -124,7 +124,10 @@ def compared(seeds=1, **methods) -> compare.Comparison:
 
 def test_a_row_of_the_table_is_whole():
     table = compared(ours=(16.0, 10.0)).table
-    names = "seed turns prompts ms_per_tok tau speedup over_default over_tuned headroom_frac draft_calls verify_nodes"
+    names = (
+        "seed turns prompts ms_per_tok tau speedup over_default over_tuned "
+        "headroom_frac draft_calls verify_nodes"
+    )
     measured = ["suite", "method", *names.split(), "policy_frac", "policy_ms", "beyond_costs"]
     assert list(table) == [*measured, *FIELDS, "temperature", "machine"]
     assert table.iloc[-1][[*FIELDS, "temperature", "machine"]].tolist() == [
@@ -142,7 +145,7 @@ def test_a_row_of_the_table_is_whole():
     rows = table.set_index(["suite", "method"])
     gap = (1 / 1.3 - 1 / 2.0) / (1 / 0.9 - 1 / 2.0)
     assert rows.loc[("all", "ours")].tolist() == [
-        0, 2, 2, pytest.approx(1.3), 3.0, pytest.approx(100 / 26), pytest.approx(65 / 26), pytest.approx(40 / 26),
+        0, 2, 2, pytest.approx(1.3), 3.0, pytest.approx(100 / 26), pytest.approx(65 / 26), pytest.approx(40 / 26),  # noqa: E501
         pytest.approx(gap), 2.0, 5.0, 1 / 8, 0.25, True
     ]  # fmt: skip
     assert rows.loc[("s", "ours"), ["over_default", "over_tuned", "beyond_costs"]].tolist() == [

@@ -306,7 +306,10 @@ def test_a_row_beside_the_clock_is_whole():
 
 
 def test_facts_of_a_check_are_whole_also_beside_other_prices_and_those_of_agreement(monkeypatch):
-    columns = "suite method replay_over_tuned live_over_tuned ms_per_tok_off replay_ms_per_tok live_ms_per_tok"
+    columns = (
+        "suite method replay_over_tuned live_over_tuned ms_per_tok_off "
+        "replay_ms_per_tok live_ms_per_tok"
+    )
     tuned, first = (
         ("x", "tuned static", 1.0, 1.5, 0.5, 3.0, 3.0),
         ("x", "a", 2.0, 1.75, -0.25, 1.0, 2.0),

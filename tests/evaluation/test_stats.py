@@ -1,4 +1,4 @@
-"""Statistics against hand calculations, against a slow bootstrap, and on data whose truth is known."""
+"""Statistics against hand calculations and a slow bootstrap, and on data of known truth."""
 
 import numpy as np
 import pandas as pd

@@ -21,7 +21,10 @@ CYCLES = pd.DataFrame(
         ("eagle3", 3, 0, 30, 4.0, 0.0, 3.0, 0.5, 0.5, 8.0),
         ("eagle3", 1, 1, 30, 4.0, 0.0, 3.0, 0.5, 0.5, 8.0),
     ],
-    columns="method draft_calls accepted_tok verified_tok draft_ms policy_ms verify_ms commit_ms host_ms total_ms".split(),
+    columns=(
+        "method draft_calls accepted_tok verified_tok draft_ms policy_ms "
+        "verify_ms commit_ms host_ms total_ms"
+    ).split(),
 )
 
 

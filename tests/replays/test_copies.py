@@ -33,7 +33,10 @@ from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid, static_turns
 
 FEW = NgramConfig(levels=4, nodes=8)
-COLUMNS = "context_tok top_k expansions draft_calls candidates verify_nodes verified_tok accepted_tok kept_tok questions".split()
+COLUMNS = (
+    "context_tok top_k expansions draft_calls candidates verify_nodes "
+    "verified_tok accepted_tok kept_tok questions"
+).split()
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 5, 1, 2], [7, 7, 8, 9, 7, 7], list(range(20)), [3]]
 
 
@@ -176,9 +179,7 @@ def test_static_trees_and_the_bound(traces, name):
     assert replay(part, Static(12, 3, 3), costs).tau == replay(trace, Static(12, 3, 3), costs).tau
 
 
-def test_odds_are_counted_the_fastest_gate_is_found_and_what_cannot_be_recorded_or_judged_is_refused(
-    traces, tmp_path
-):
+def test_odds_are_counted_the_fastest_gate_is_found(traces, tmp_path):
     _, trace = traces["suffix"]
     odds, turns = copy_odds_of(trace, FEW), len(trace.turns)
     seen = sum(map(sum, odds.outcomes))

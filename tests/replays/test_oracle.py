@@ -181,7 +181,7 @@ def test_the_bound_of_kept_trees_is_brute_force(cycles):
     )
 
 
-def test_the_answers_are_a_sequence_that_takes_that_time_with_plain_steps_and_flat_trees_among_them():
+def test_the_answers_are_a_sequence_that_takes_that():
     trace = made_up([40, 40], depth=2, top_ks=(2,), most_nodes=12, seed=3)
     found, trees_only = clairvoyant(trace, COSTS), clairvoyant(trace, COSTS, top_ks=[2])
     flat = (found.answers["expansions"] == 0) & (found.answers["verify_nodes"] > 2)

@@ -106,7 +106,9 @@ def test_policies_may_learn_from_more_prompts_than_the_others_are_judged_on():
     assert parts(limit=5, train_limit=7) == {"train": 14, "tune": 2, "test": 4}
 
 
-COMMAND = "record --pair tiny --dtype float32 --suites toy/gsm8k --limit 3 --max-new-tokens 12 --depth 2".split()
+COMMAND = (
+    "record --pair tiny --dtype float32 --suites toy/gsm8k --limit 3 --max-new-tokens 12 --depth 2"
+).split()
 
 
 def test_record_from_the_command_line(capsys, home):

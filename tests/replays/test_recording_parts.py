@@ -40,8 +40,8 @@ FEW = dict(max_new_tokens=12, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
 def test_settings_unless_told_otherwise_and_those_at_the_edge_are_not_refused():
     usual = RecordConfig()
     assert repr(usual) == (
-        "RecordConfig(max_new_tokens=128, depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), family=(), most_nodes=240, "
-        "temperature=0.0, seed=0, features=True, acceptance_distributions=0, limit=None, train_limit=None, part='test', "
+        "RecordConfig(max_new_tokens=128, depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), family=(), most_nodes=240, "  # noqa: E501
+        "temperature=0.0, seed=0, features=True, acceptance_distributions=0, limit=None, train_limit=None, part='test', "  # noqa: E501
         "folder=None, name='record', scale='laptop', progress=True, on=None, jobs=None)"
     )
     names = "max_new_tokens depth most_nodes seed features temperature top_ks trees lengths".split()
@@ -242,7 +242,7 @@ def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
     assert less.column("scores", 3).shape[1] == 3 + 2 * 9
 
 
-def test_selected_turns_keep_their_rows_what_was_not_measured_is_cut_and_trees_accept_what_ranks_say():
+def test_selected_turns_keep_their_rows_what_was_not():
     made = synthetic_trace(turns=4, positions=5)
     distributions = np.array([1, 6, 9, 17]), np.arange(4 * 72, dtype=np.float32).reshape(4, 8, 9)
     made = Trace(made.header, made.turns, made._columns, None, distributions)

@@ -27,7 +27,10 @@ from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import static_grid, tree_of
 
 TOP_KS, DEPTH, MOST_NODES = (2, 3, 5), 4, 30
-COLUMNS = "context_tok top_k expansions draft_calls candidates verify_nodes accepted_tok kept_tok questions".split()
+COLUMNS = (
+    "context_tok top_k expansions draft_calls candidates verify_nodes "
+    "accepted_tok kept_tok questions"
+).split()
 pytestmark = pytest.mark.usefixtures("home")
 
 
