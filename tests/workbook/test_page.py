@@ -1,7 +1,6 @@
 """The page of all results: one file, nothing outside it, everything in it."""
 
 import dataclasses
-import html
 import re
 
 import pandas as pd
@@ -9,54 +8,8 @@ import pytest
 
 from specdec import machine, runs
 from specdec.identity import PAPER, Method
-from specdec.report import figures
 
-from workbook import claims, findings, items, page, report, speeds
-
-
-def test_the_report_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):
-    run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
-    prompts = pd.DataFrame({"suite": ["laptop/nq"], "prompt": ["a"], "dtype": "float32", "same": [False]})
-    run.write_table("prompts", prompts)
-    run.finish()
-    bars = pd.DataFrame({"suite": ["laptop/nq"], "method": ["<plain>"], "tau": [1.5]})
-    items.save("ltd/figure5", figures.tau_bars(bars), sources=[run], data=bars, missing=["a panel"])
-    items.save("ltd/table3", bars)
-    headline = runs.write_text(home / "headline.md", "*laptop scale*\n\n| a | b |\n|---|---|\n| 1 | 2.31 |\n")
-    path = report.write("laptop", [headline], "| [30](notebooks/30.ipynb) | what it gives |\n|---|---|\n")
-    text = path.read_text()
-    assert path == runs.runs_dir() / "report.html"
-    assert '<td class="number">2.31</td>' in text and 'href="notebooks/30.ipynb"' in text
-    assert text.count("data:image/svg+xml;base64,") == 1 + 1, "with that of the first screen"
-    assert f'alt="{items.find_item("ltd/figure5").title}"' in text and "data:image/png;base64," in text
-    assert "&lt;plain&gt;" in text and "<plain>" not in text
-    assert "partly: without a panel; drawn by 61_ltd" in text and f"evaluate-{run.key[:12]}" in text
-    assert "laptop scale: smollm2 float32 on CPU" in text and findings.read().sentences()[:30].strip("*") in text
-    for claim in claims.read_claims().values():
-        assert claim.says in html.unescape(text), claim.id
-        assert f'href="#{claim.id}"' in text or not claim.item, "its item leads to it"
-    assert '<summary><span class="chip fails">does not hold</span> <span class="grow">It is so in every' in text
-    assert not re.search(r'<details[^>]* open>\n<summary><span class="chip', text), (
-        "the first screen lists these claims"
-    )
-    ids = re.findall(r' id="([^"]+)"', text)
-    assert len(ids) == len(set(ids)) and {item.anchor for item in items.read_items().values()} <= set(ids)
-    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids), "every link leads somewhere"
-    hidden = set(re.findall(r"body:has\(#([^:]+):checked\)", text))
-    assert {f"paper-{paper}" for paper in items.SPEAKERS} < hidden <= set(ids)
-    assert not re.findall(r'(?:src|href)="(?!#|data:|notebooks/)', text), "nothing outside"
-    assert "<script" not in text and "@import" not in text
-    assert 'name="viewport"' in text and "color-scheme: light dark" in text
-
-
-def test_tables_of_the_report_have_numbers_on_the_right_and_models_above_their_rows():
-    rows = [["8B", "LTD", "1.06 [1.02, 1.10]"], ["1B", "GS", "-"], ["8B", "GS, <b>ours</b>", "6.39 (a)"]]
-    lines = report.table(["model", "row", "speed"], rows).split("<tr")[1:]
-    assert '><th>row</th><th class="number">speed</th>' in lines[0]
-    assert ["8B" in lines[1], "LTD" in lines[2], "ours" in lines[3], "1B" in lines[4]] == [True] * 4
-    assert '<td class="number">1.06 [1.02, 1.10]</td>' in lines[2] and "8B" not in lines[3]
-    text = ["2.74 ×", "0.46 to 0.90", "1e-06", "20.1 ± 0.3", "3,000"]
-    assert all(map(report.NUMBER.fullmatch, text)) and not report.NUMBER.fullmatch("60 tokens")
+from workbook import claims, findings, items, page, speeds
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +18,9 @@ def shipped():
     return claims.ledger(shipped=True)
 
 
-def test_readme_and_figures_show_findings_claims_and_items_with_their_verdicts(shipped, monkeypatch):
+def test_readme_and_figures_show_findings_claims_and_items_with_their_verdicts(
+    shipped, monkeypatch
+):
     # `make figures` writes them.
     readme = (machine.checkout() / "README.md").read_text(encoding="utf-8")
     assert page.filled(readme, shipped) == readme
@@ -80,22 +35,33 @@ def test_readme_and_figures_show_findings_claims_and_items_with_their_verdicts(s
     text, listed = (path.read_text(encoding="utf-8") for path in pages)
     assert text == page.claims_page(shipped) and listed == items.contents(shipped)
     for claim in claims.read_claims().values():
-        assert claim.says in text and (f"claims.md#{claim.id})" in listed) == bool(claim.item), claim.id
+        assert claim.says in text and (f"claims.md#{claim.id})" in listed) == bool(claim.item), (
+            claim.id
+        )
     assert all(f'<a id="{item.anchor}"></a>' in listed for item in items.read_items().values())
 
 
 def test_findings_are_the_rows_of_one_comparison():
     found = findings.read()
-    live, replayed = (pd.read_parquet(found.run.path(f"{name}_t0.parquet")) for name in ("live", "replay"))
-    live, replayed = (table[table["suite"] == "all"].set_index("method") for table in (live, replayed))
+    live, replayed = (
+        pd.read_parquet(found.run.path(f"{name}_t0.parquet")) for name in ("live", "replay")
+    )
+    live, replayed = (
+        table[table["suite"] == "all"].set_index("method") for table in (live, replayed)
+    )
     table = found.table().set_index(findings.HEADS[0])
     tuned = live.loc["tuned static", ["speedup", "speedup_low", "speedup_high"]]
     assert table.iloc[2].tolist() == ["{:.2f} [{:.2f}, {:.2f}]".format(*tuned), "1"]
     papers = [str(Method(name, PAPER)) for name in findings.SYSTEMS]
     ends = live.loc[papers, "speedup"].agg(["min", "max"])
     assert table.iloc[1, 0] == "{:.2f} to {:.2f}".format(*ends) and len(table) <= 8
-    bound = replayed.loc["clairvoyant", ["over_tuned", "over_tuned_prompts_low", "over_tuned_prompts_high"]]
-    assert table.loc["clairvoyant bound"].tolist() == ["-", "{:.2f} [{:.2f}, {:.2f}]".format(*bound)]
+    bound = replayed.loc[
+        "clairvoyant", ["over_tuned", "over_tuned_prompts_low", "over_tuned_prompts_high"]
+    ]
+    assert table.loc["clairvoyant bound"].tolist() == [
+        "-",
+        "{:.2f} [{:.2f}, {:.2f}]".format(*bound),
+    ]
     assert f"would add {100 * (bound.iloc[0] - 1):.0f} %" in found.sentences()
     assert "(only for LTD and RADAR does the interval exclude 0)" in found.sentences()
     assert "2 training seeds" in found.caption()
@@ -103,9 +69,14 @@ def test_findings_are_the_rows_of_one_comparison():
     shown = speeds.rows(found)
     drawn = shown.set_index("method")
     assert drawn.loc["tuned here", "speedup_low"] == tuned["speedup_low"] and len(drawn) <= 8
-    assert drawn.loc["clairvoyant", ["over_tuned", "speedup_how"]].tolist() == [bound.iloc[0], speeds.REPLAYED]
+    assert drawn.loc["clairvoyant", ["over_tuned", "speedup_how"]].tolist() == [
+        bound.iloc[0],
+        speeds.REPLAYED,
+    ]
     slowest = f"◂ {replayed.loc['default 60,7,10', 'over_tuned']:.2f}"
-    assert slowest in {text.get_text() for text in speeds.draw(shown).axes[1].texts}, "left of the axis"
+    assert slowest in {text.get_text() for text in speeds.draw(shown).axes[1].texts}, (
+        "left of the axis"
+    )
     better = found.replayed.assign(over_tuned=1.02, over_tuned_low=1.01, over_tuned_high=1.03)
     assert "(every interval excludes 0)" in dataclasses.replace(found, replayed=better).sentences()
 
@@ -113,10 +84,16 @@ def test_findings_are_the_rows_of_one_comparison():
 def test_readme_shows_figures_that_code_drew(home):
     top = machine.checkout()
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (top / "README.md").read_text(encoding="utf-8"))
-    shown = [picture for picture in shown if not picture.startswith("figures/explorer/")]  # as a browser draws it
+    shown = [
+        picture for picture in shown if not picture.startswith("figures/explorer/")
+    ]  # as a browser draws it
     assert shown == ["figures/speed.svg", "figures/ltd/figure5.svg", "figures/radar/figure2.svg"]
     for picture in shown:
-        assert (top / picture).is_file() and runs.read_json((top / picture).with_suffix(".json"))["measured"], picture
+        assert (top / picture).is_file() and runs.read_json((top / picture).with_suffix(".json"))[
+            "measured"
+        ], picture
     for path in speeds.write(home):
         if path.suffix in (".csv", ".json"):
-            assert path.read_bytes() == (top / "figures" / path.name).read_bytes(), "run `make figures`"
+            assert path.read_bytes() == (top / "figures" / path.name).read_bytes(), (
+                "run `make figures`"
+            )
