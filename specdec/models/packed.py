@@ -71,7 +71,6 @@ class PackedLinear(nn.Module):
         self.in_features = width
         self.out_features = end - begin
         self.tied = (tied,)
-        self.is_alone = begin == 0
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = self.product(x)

@@ -40,8 +40,12 @@ def test_the_folder_gives_the_files_logits_settings_ends_and_tokenizer(file, tmp
     pair = load_pair(target=path)
     model = llama()
     fresh = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict({name: value.bfloat16().float() for name, value in kept.items()}, strict=False)
-    assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, fresh["model.layers.0.mlp.up_proj.weight"])
+    model.load_state_dict(
+        {name: value.bfloat16().float() for name, value in kept.items()}, strict=False
+    )
+    assert not torch.equal(
+        model.model.layers[0].mlp.up_proj.weight, fresh["model.layers.0.mlp.up_proj.weight"]
+    )
     ids = torch.randint(len(TOKENS), (1, 40), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected, logits = model(ids).logits, pair.target.model(ids).logits
@@ -51,13 +55,27 @@ def test_the_folder_gives_the_files_logits_settings_ends_and_tokenizer(file, tmp
     config, own = pair.target.config, llama().config
     for name in "hidden_size intermediate_size num_hidden_layers num_key_value_heads vocab_size head_dim".split():
         assert getattr(config, name) == getattr(own, name)
-    assert config.rope_parameters == own.rope_parameters and config.rms_norm_eps == pytest.approx(own.rms_norm_eps)
+    assert config.rope_parameters == own.rope_parameters and config.rms_norm_eps == pytest.approx(
+        own.rms_norm_eps
+    )
     assert config.tie_word_embeddings and pair.target.position_limit == 128
     assert pair.stop_tokens == {2} and pair.drafter is None and pair.name.startswith("tiny-llama-")
     words = [TOKENS[number] for number in pair.ids_of("the the 1200", raw=True)]
-    assert words == ["the", "Ġthe", "Ġ", "1", "2", "0", "0"]  # never "12", although there is such a token
+    assert words == [
+        "the",
+        "Ġthe",
+        "Ġ",
+        "1",
+        "2",
+        "0",
+        "0",
+    ]  # never "12", although there is such a token
     words = [TOKENS[number] for number in pair.ids_of(MESSAGES)]
-    assert words[:2] == ["<|im_start|>", "u"] and words[-2:] == ["t", "Ċ"] and words.count("<|im_start|>") == 2
+    assert (
+        words[:2] == ["<|im_start|>", "u"]
+        and words[-2:] == ["t", "Ċ"]
+        and words.count("<|im_start|>") == 2
+    )
     assert pair.text_of(pair.ids_of(MESSAGES)) == "user\nthe 1200\nassistant\n"
     write_gguf(tmp_path / "model.gguf", llama(), fields={"tokenizer.ggml.pre": "gpt-2"})
     ids = load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)
@@ -73,7 +91,9 @@ def test_every_quantisation_is_read(tmp_path, kind):
     assert unpacked.keys() == kept.keys() == model.state_dict().keys()
     for name, weight in unpacked.items():
         assert torch.equal(weight, kept[name].bfloat16()), name
-        steps = {"Q4": 16, "Q5": 32}.get(kind[:2], 256)  # of a quantised weight between its smallest and its largest
+        steps = {"Q4": 16, "Q5": 32}.get(
+            kind[:2], 256
+        )  # of a quantised weight between its smallest and its largest
         assert (weight.float() - model.state_dict()[name]).abs().max() < 8 / steps, name
 
 
@@ -103,23 +123,46 @@ def test_a_file_is_unpacked_once(file, cache, monkeypatch):
 def test_files_that_are_cut_short_or_others(file, tmp_path, cache):
     path, _ = file
     content = path.read_bytes()
-    for size in [0, 3, 4, 20, 23, 24, 200, *range(1000, len(content) - 32, 4999), len(content) - 33]:
+    for size in [
+        0,
+        3,
+        4,
+        20,
+        23,
+        24,
+        200,
+        *range(1000, len(content) - 32, 4999),
+        len(content) - 33,
+    ]:
         short = tmp_path / "short.gguf"
         short.write_bytes(content[:size])
         sentence = refusal(load_pair, target=short)
-        assert "cut short, damaged or another kind of file" in sentence or "is supported" in sentence, size
+        assert (
+            "cut short, damaged or another kind of file" in sentence or "is supported" in sentence
+        ), size
     assert nothing_is_left(cache)
-    for content in (b"no model", b"PK\x03\x04" + bytes(500), struct.pack("<II", 0x46554747, 99) + bytes(500)):
+    for content in (
+        b"no model",
+        b"PK\x03\x04" + bytes(500),
+        struct.pack("<II", 0x46554747, 99) + bytes(500),
+    ):
         (tmp_path / "other.gguf").write_bytes(content)
         assert "cannot be read as GGUF" in refusal(load_pair, target=tmp_path / "other.gguf")
     assert "there is no file" in refusal(load_pair, target=tmp_path / "none.gguf")
     writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
     writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
-    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+    (
+        writer.write_header_to_file(),
+        writer.write_kv_data_to_file(),
+        writer.write_tensors_to_file(),
+        writer.close(),
+    )
     assert "other byte order" in refusal(load_pair, target=tmp_path / "big.gguf")
 
 
-def test_foreign_models_are_refused_and_a_foreign_tokenizer_is_left_out_with_a_warning(tmp_path, cache):
+def test_foreign_models_are_refused_and_a_foreign_tokenizer_is_left_out_with_a_warning(
+    tmp_path, cache
+):
     for changes, words in [
         (dict(arch="qwen3"), "is of the architecture 'qwen3'"),
         (dict(fields={"llama.rope.scaling.type": "yarn"}), "holds llama.rope.scaling.type"),
@@ -128,7 +171,10 @@ def test_foreign_models_are_refused_and_a_foreign_tokenizer_is_left_out_with_a_w
         (dict(fields={"llama.rope.dimension_count": 8}), "heads of several sizes"),
         (dict(without=["blk.1.ffn_up.weight"]), "lacks blk.1.ffn_up.weight"),
         (dict(without=["token_embd.weight"]), "lacks token_embd.weight"),
-        (dict(fields={"llama.feed_forward_length": 128}), "lacks blk.0.ffn_gate.weight of the shape [128, 64]"),
+        (
+            dict(fields={"llama.feed_forward_length": 128}),
+            "lacks blk.0.ffn_gate.weight of the shape [128, 64]",
+        ),
         (dict(fields={"llama.block_count": 7}), "holds blk.7.attn_k.weight"),
         (dict(more={"rope_freqs.weight": np.ones(8, np.float32)}), "holds rope_freqs.weight"),
         (dict(more={"blk.0.attn_q.bias": np.ones(64, np.float32)}), "holds blk.0.attn_q.bias"),
@@ -138,7 +184,12 @@ def test_foreign_models_are_refused_and_a_foreign_tokenizer_is_left_out_with_a_w
         sentence = refusal(load_pair, target=tmp_path / "foreign.gguf")
         assert words in sentence and ("Llama models" in sentence and "Q4_1" in sentence)
         assert nothing_is_left(cache)
-    for fields in [{"pre": "llama-bpe"}, {"model": "llama"}, {"add_bos_token": True}, {"model": None}]:
+    for fields in [
+        {"pre": "llama-bpe"},
+        {"model": "llama"},
+        {"add_bos_token": True},
+        {"model": None},
+    ]:
         fields = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
         write_gguf(tmp_path / "model.gguf", llama(), fields=fields)
         with pytest.warns(UserWarning, match="kind that is not unpacked; give one with"):
@@ -150,7 +201,9 @@ def test_a_full_disk_and_a_missing_library_are_seen_beforehand(file, cache, monk
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "gguf", None)
         assert "pip install gguf" in refusal(load_pair, target=file[0])
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9 - 5, 5))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9 - 5, 5)
+    )
     sentence = refusal(load_pair, target=file[0])
     assert "MB are needed and 0 MB are free" in sentence and "set SPECDEC_CACHE" in sentence
     assert nothing_is_left(cache)
@@ -173,5 +226,7 @@ def test_a_write_that_fails_leaves_no_folder(file, cache, most_bytes):
         half.mkdir(parents=True)
         (half / "model.safetensors").write_bytes(b"half")
     os.utime(old, (0, 0))
-    assert gguf_file.unpack_once(path) == folder and json.loads((folder / "config.json").read_text())
+    assert gguf_file.unpack_once(path) == folder and json.loads(
+        (folder / "config.json").read_text()
+    )
     assert not old.exists() and young.exists() and load_pair(target=path).target.num_layers == 8
