@@ -288,14 +288,14 @@ REFUSED = {
     "gpt-neo": (
         hf.GPTNeoConfig,
         LAYERS_4 | dict(attention_types=[[["global"], 4]]),
-        "does not obey a tree mask",
+        "window of its own kind",
     ),
     "openai-gpt": (
         hf.OpenAIGPTConfig,
         dict(n_embd=32, n_layer=4, n_head=4),
         "keys and values in the cache",
     ),
-    "doge": (hf.DogeConfig, LIKE_LLAMA, "does not obey a tree mask"),
+    "doge": (hf.DogeConfig, LIKE_LLAMA, "window of its own kind"),
 }
 
 
