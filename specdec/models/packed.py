@@ -11,6 +11,7 @@ adapters, `load_state_dict` and a change of dtype or device need an unpacked mod
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +71,6 @@ class PackedLinear(nn.Module):
         self.in_features = width
         self.out_features = end - begin
         self.tied = (tied,)
-        self.is_alone = begin == 0
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = self.product(x)
@@ -172,11 +172,18 @@ def detached(bias: Tensor | None) -> Tensor | None:
 def replace_forward(module: Any) -> None:
     """Give a known module a subclass of its own class with our forward, so that hooks find it."""
     name = type(module).__name__
-    forwards = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
+    forwards = {
+        "Attention": attention,
+        "MLP": gated_mlp,
+        "RMSNorm": rms_norm,
+        "DecoderLayer": layer,
+    }
     for part, forward in forwards.items():
         if name not in [family + part for family in FAMILIES]:
             continue
-        if part != "RMSNorm" and not all(type(m) is PackedLinear for m in linears(module)):
+        if part in ("Attention", "MLP") and not all(
+            type(m) is PackedLinear for m in linears(module)
+        ):
             continue
         body: dict[str, Any] = {"forward": forward}
         module.__class__ = types.new_class(name, (type(module),), {}, body_of(body))
@@ -205,6 +212,30 @@ def gated_mlp(self: Any, x: Tensor) -> Tensor:
     return self.down_proj.product(self.act_fn(gate).mul_(up))  # type: ignore[no-any-return]
 
 
+_tables: list[tuple[Tensor, Tensor, Tensor]] = []
+
+
+def rotary_tables(embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Cos and signed sin [B, T, 1, D], made once per forward: all layers get the same tensors."""
+    cos, sin = embeddings
+    for source, *tables in _tables:
+        if source is cos:
+            return tables[0], tables[1]
+    half = sin.shape[-1] // 2
+    signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)[:, :, None]
+    _tables[:] = [(cos, cos[:, :, None], signed)]
+    return cos[:, :, None], signed
+
+
+def layer(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    """x + attention(norm(x)), then the same with the MLP; parts are called without their hooks."""
+    kwargs.pop("position_ids", None)
+    normed = rms_norm(self.input_layernorm, hidden_states)
+    hidden = attention(self.self_attn, normed, **kwargs)[0].add_(hidden_states)
+    normed = rms_norm(self.post_attention_layernorm, hidden)
+    return gated_mlp(self.mlp, normed).add_(hidden)
+
+
 def attention(
     self: Any,
     hidden_states: Tensor,
@@ -225,10 +256,8 @@ def attention(
         parts = turned.split((queries, pairs), 2)
         turned = torch.cat((self.q_norm(parts[0]), self.k_norm(parts[1])), 2)
     # 2. rotate_half(x) is x with its halves swapped and the first one negated
-    cos, sin = position_embeddings
-    half = width // 2
-    signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)[:, :, None]
-    turned = (turned * cos[:, :, None]).add_(turned.roll(half, -1).mul_(signed)).transpose(1, 2)
+    cos, signed = rotary_tables(position_embeddings)
+    turned = (turned * cos).add_(turned.roll(width // 2, -1).mul_(signed)).transpose(1, 2)
     query = turned[:, :queries]
     key = turned[:, queries:]
     value = values.transpose(1, 2)
@@ -241,8 +270,6 @@ def attention(
         attended = attend(query, key, value, attention_mask, causal, self.scaling).transpose(1, 2)
         weights = None
     else:
-        import sys
-
         eager = vars(sys.modules[type(self).__mro__[1].__module__])["eager_attention_forward"]
         run = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
         window = setting(self, "sliding_window", setting(self.config, "sliding_window"))

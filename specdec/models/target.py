@@ -359,7 +359,8 @@ def why_no_tree(model: Any) -> str | None:
         kind = ", ".join(sorted(unknown))
         return f"{name} has layers of kind {kind}, whose masks are not supported; {INSTEAD}."
     window = setting(config, "sliding_window")
-    if window is None and families.cache_has_window(config):
+    other_windows = setting(config, "window_size") or setting(config, "keep_window_size")
+    if other_windows or window is None and families.cache_has_window(config):
         return f"{name} has a sliding window of its own kind, which no mask expresses; {INSTEAD}."
     return None
 
@@ -391,7 +392,7 @@ def probe(target: Target) -> None:
         cache = TreeCache(target.num_layers, 16)
         target.run(prefix, cache, TreeMask(counting(4, device), 0))
         if len(cache) != len(prefix):
-            raise SpecdecError(f"{name} does not keep keys and values in its cache; {INSTEAD}.")
+            raise SpecdecError(f"{name} does not keep keys and values in the cache; {INSTEAD}.")
         depth = torch.tensor(DEPTH, device=device) + len(prefix)
         tree = target.run(nodes, cache, TreeMask(depth, len(prefix), ancestors)).logits.float()
     except (SpecdecError, torch.OutOfMemoryError, MemoryError):

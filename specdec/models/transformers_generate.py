@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
 
 from specdec.core.decode import check_lengths, turn
 from specdec.core.engine import LiveEngine
@@ -20,7 +22,14 @@ from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
 
 # the model's arguments that `generate` follows or checks, and those that cannot change a text
-READ = {"attention_mask", "position_ids", "past_key_values", "cache", "cache_params", "cache_position"}
+READ = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "cache",
+    "cache_params",
+    "cache_position",
+}
 READ |= {"inputs_embeds", "streamer", "use_cache", "logits_to_keep", "synced_gpus", "return_dict"}
 
 
@@ -38,8 +47,8 @@ def generate(
 ):
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
-    Uses transformers' prepared processors, stopping criteria, GenerationConfig and streamer; tokenizer: for
-    stop_strings, as usual. drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator,
+    Uses transformers' prepared processors, stopping criteria and GenerationConfig. transformers keeps a streamer and a
+    tokenizer to itself: use `specdec.stream` for the first, and give stop_strings with `stopping_criteria`. drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator,
     so that calls differ and `torch.manual_seed` makes them reproducible.
     Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (with different
     random numbers).
@@ -52,50 +61,40 @@ def generate(
     True
     """
     if setting(setting(drafter, "target"), "model") is not model:
-        raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
+        raise SpecdecError(
+            "generate needs drafter=specdec.load_drafter(path, model) made for this very model."
+        )
     _refuse(generation_config, model_kwargs)
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
-    # transformers drops the streamer on its way to a custom_generate callable
-    streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
+    streamer = model_kwargs.get("streamer")
     sampled = generation_config.do_sample
     drawn = int(torch.randint(1 << 62, ())) if sampled and seed is None else 0
-    picker = Picker(logits_processor, sampled, drawn if seed is None else check_integer("seed", seed))
+    picker = Picker(
+        logits_processor, sampled, drawn if seed is None else check_integer("seed", seed)
+    )
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     pair = Pair(drafter.target, drafter)
     check_lengths(len(pair.ids_of(ids)), max_new_tokens, drafter.target.position_limit)
 
     stop_tokens, stop_early = _stops(stopping_criteria)
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
-    engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early)
+    engine = LiveEngine(
+        pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early
+    )
     with engine.inference():
         for tokens in turn(engine, policy):
             for token in tokens if streamer is not None else ():
                 streamer.put(torch.tensor([token]))
     if streamer is not None:
         streamer.end()
-    sequences = torch.cat((input_ids, torch.tensor([engine.tokens], device=input_ids.device)), dim=1)
+    sequences = torch.cat(
+        (input_ids, torch.tensor([engine.tokens], device=input_ids.device)), dim=1
+    )
     if generation_config.return_dict_in_generate:
         from transformers.generation import GenerateDecoderOnlyOutput
 
         return GenerateDecoderOnlyOutput(sequences=sequences)
     return sequences
-
-
-class _Signature(inspect.Signature):
-    """The signature that transformers reads to find `generate`'s arguments. By then it has removed the tokenizer from them and
-    would lose it, and stop strings with it: it is put back at that moment.
-    """
-
-    @property
-    def parameters(self):
-        asking = sys._getframe(1).f_locals
-        given, taken = asking.get("kwargs"), asking.get("generation_mode_kwargs")
-        if isinstance(given, dict) and isinstance(taken, dict) and taken.get("tokenizer") is not None:
-            given.setdefault("tokenizer", taken["tokenizer"])
-        return super().parameters
-
-
-generate.__signature__ = _Signature(inspect.signature(generate).parameters.values())
 
 
 def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
@@ -107,7 +106,9 @@ def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
             tokens += criterion.eos_token_id.tolist()
         elif type(criterion) is not MaxLengthCriteria:
             others.append(criterion)
-    return tuple(tokens), (lambda so_far: bool(others(so_far[None], _NoScores()).all())) if others else None
+    return tuple(tokens), (
+        lambda so_far: bool(others(so_far[None], _NoScores()).all())
+    ) if others else None
 
 
 class _NoScores:
@@ -127,29 +128,45 @@ def _refuse(generation_config, model_kwargs: dict) -> None:
         why = "speculative decoding returns one sequence without beams"
         raise SpecdecError(f"{why}; set num_beams and num_return_sequences to 1.")
     mode = generation_config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
-        raise SpecdecError(f"speculative decoding is greedy or samples; leave the settings of {mode.value} out.")
+    if mode not in (
+        GenerationMode.GREEDY_SEARCH,
+        GenerationMode.SAMPLE,
+        GenerationMode.ASSISTED_GENERATION,
+    ):
+        raise SpecdecError(
+            f"speculative decoding is greedy or samples; leave the settings of {mode.value} out."
+        )
     if generation_config.guidance_scale not in (None, 1):
         why = "guidance runs the model on a second prompt"
         raise SpecdecError(f"{why}; leave guidance_scale and negative_prompt_ids out.")
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     if wanted := [name for name in outputs if setting(generation_config, name)]:
-        raise SpecdecError(f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out.")
+        raise SpecdecError(
+            f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out."
+        )
     if model_kwargs.get("inputs_embeds") is not None:
-        raise SpecdecError("speculative decoding reads token ids, not inputs_embeds; give input_ids alone.")
+        raise SpecdecError(
+            "speculative decoding reads token ids, not inputs_embeds; give input_ids alone."
+        )
     for name in ("past_key_values", "cache"):
         if (cache := model_kwargs.get(name)) is not None and cache.get_seq_length():
             why = "speculative decoding fills a cache of its own"
             raise SpecdecError(f"{why}; leave {name} out and give all input_ids.")
-    given = [name for name, value in model_kwargs.items() if value is not None and value is not False]
+    given = [
+        name for name, value in model_kwargs.items() if value is not None and value is not False
+    ]
     if unread := sorted(set(given) - READ):
-        raise SpecdecError(f"speculative decoding reads token ids alone; leave {', '.join(unread)} out.")
+        raise SpecdecError(
+            f"speculative decoding reads token ids alone; leave {', '.join(unread)} out."
+        )
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
     """The single prompt [T] of a batch of one, without left padding. positions: must count its tokens from 0."""
     if input_ids.shape[0] != 1:
-        why = f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}"
+        why = (
+            f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}"
+        )
         raise SpecdecError(f"{why}; loop over it.")
     kept = torch.ones_like(input_ids[0], dtype=torch.bool)
     if attention_mask is not None:
@@ -159,9 +176,13 @@ def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor
             raise SpecdecError(f"{why}; give a flag per token.")
         kept = attention_mask[0].bool()
     if not kept.any():
-        raise SpecdecError("the prompt is empty, or attention_mask hides all of it; give at least one token.")
+        raise SpecdecError(
+            "the prompt is empty, or attention_mask hides all of it; give at least one token."
+        )
     if not bool(kept[kept.nonzero()[0, 0] :].all()):
-        raise SpecdecError("attention_mask hides tokens after the first one; only padding on the left can be left out.")
+        raise SpecdecError(
+            "attention_mask hides tokens after the first one; only padding on the left can be left out."
+        )
     ids = input_ids[0][kept]
     if positions is not None:
         rows = positions.reshape(-1, positions.shape[-1])  # some families count in several rows
@@ -170,5 +191,7 @@ def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor
             why = "attention_mask and position_ids have a number for each token of input_ids"
             raise SpecdecError(f"{why}; leave them out.")
         if not bool((rows[:, kept] == usual).all()):
-            raise SpecdecError("speculative decoding counts positions itself, from 0; leave position_ids out.")
+            raise SpecdecError(
+                "speculative decoding counts positions itself, from 0; leave position_ids out."
+            )
     return ids

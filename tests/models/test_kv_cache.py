@@ -57,8 +57,17 @@ def test_memory_takes_after_its_first_use_chains_are_kept_without_copies_and_cac
             cache.append(other)
     cache = TreeCache(1, 4)
     assert len(cache) == 0 and cache.layers[0].keys is None
-    cache.update(torch.ones(1, 3, 2, 4, dtype=torch.bfloat16), torch.ones(1, 3, 2, 6, dtype=torch.bfloat16), 0)
-    assert cache.layers[0].keys.shape == (1, 3, 4, 4) and cache.layers[0].values.shape == (1, 3, 4, 6)
+    cache.update(
+        torch.ones(1, 3, 2, 4, dtype=torch.bfloat16),
+        torch.ones(1, 3, 2, 6, dtype=torch.bfloat16),
+        0,
+    )
+    assert cache.layers[0].keys.shape == (1, 3, 4, 4) and cache.layers[0].values.shape == (
+        1,
+        3,
+        4,
+        6,
+    )
     assert cache.layers[0].keys.dtype == torch.bfloat16
     for capacity in (0, -1):
         pytest.raises(AssertionError, TreeCache, 1, capacity).match("at least one row")
@@ -69,11 +78,18 @@ def test_memory_takes_after_its_first_use_chains_are_kept_without_copies_and_cac
     assert keys.data_ptr() == cache.layers[0].keys.data_ptr() == memory
     assert keys[0, 1, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert cache.get_seq_length() == len(cache) == 6 and cache.get_mask_sizes(3, 0) == (9, 0)
-    assert cache.capacity == cache.layers[0].get_max_length() == cache.layers[0].get_max_cache_shape() == 12
+    assert (
+        cache.capacity
+        == cache.layers[0].get_max_length()
+        == cache.layers[0].get_max_cache_shape()
+        == 12
+    )
     cache = filled(range(10))
     cache.require(2)
     pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens but 13 are needed")
-    pytest.raises(AssertionError, cache.update, *block([10, 11, 12]), 0).match("13 rows, but room was made for 12")
+    pytest.raises(AssertionError, cache.update, *block([10, 11, 12]), 0).match(
+        "13 rows, but room was made for 12"
+    )
     assert names(cache) == list(range(10))
     cache.update(*block([10, 11]), 0)
     assert cache.layers[0].rows == 12
@@ -92,7 +108,9 @@ def test_memory_takes_after_its_first_use_chains_are_kept_without_copies_and_cac
     cache.truncate(6)
     assert names(cache) == list(range(6))
     for rows in (7, -1):
-        pytest.raises(AssertionError, cache.truncate, rows).match("cannot truncate a cache of 6 rows")
+        pytest.raises(AssertionError, cache.truncate, rows).match(
+            "cannot truncate a cache of 6 rows"
+        )
     cache.crop(-2)
     assert names(cache) == list(range(4))
     cache.crop(0)
@@ -119,7 +137,10 @@ def test_keeping_a_path_is_list_indexing(start, chosen):
 
 
 def test_rows_that_make_no_path_are_refused_and_nothing_moves():
-    cache, wrong = filled(range(8)), ((3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0]))
+    cache, wrong = (
+        filled(range(8)),
+        ((3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0])),
+    )
     for start, rows in (*wrong, (3, [-1])):
         pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
         assert names(cache) == list(range(8))
@@ -164,13 +185,17 @@ def text(target, memory, prompt, new_tok):
 
 def prompts(vocabulary, lengths):
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(2, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(2, vocabulary, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 def assert_same_alone(target, asked, new_tok, places, rows):
     """Texts of prompts whose caches come from `places`, so many in one forward, are those of each prompt alone."""
     alone = [finish(text(target, target, prompt, new_tok)) for prompt in asked]
-    several = (text(target, place, prompt, new_tok) for place, prompt in zip(places, asked, strict=True))
+    several = (
+        text(target, place, prompt, new_tok) for place, prompt in zip(places, asked, strict=True)
+    )
     together = dict(drive(several, rows))
     for number, (logits, ids) in enumerate(alone):
         assert together[number][1] == ids
@@ -181,20 +206,30 @@ def assert_same_alone(target, asked, new_tok, places, rows):
 def test_every_family_says_what_it_says_alone(name):
     target = Target(model_of(name))
     with target.inference():
-        assert_same_alone(target, prompts(VOCAB, (5, 3, PAGE - 4, 11)), 14, [target.new_memory()] * 4, 3)
+        assert_same_alone(
+            target, prompts(VOCAB, (5, 3, PAGE - 4, 11)), 14, [target.new_memory()] * 4, 3
+        )
 
 
 @pytest.mark.parametrize(("rows", "count"), [(2, 8), (40, 40)])
 def test_many_sequences_over_many_pages(rows, count, monkeypatch):
     joined = []
-    monkeypatch.setattr(PagedJoin, "update", lambda *a, f=PagedJoin.update: joined.append(a[0].side_by_side) or f(*a))
+    monkeypatch.setattr(
+        PagedJoin,
+        "update",
+        lambda *a, f=PagedJoin.update: joined.append(a[0].side_by_side) or f(*a),
+    )
     target = Target(random_target(vocab_size=24, layers=2))
     with target.inference():
         memory = target.new_memory()
-        assert_same_alone(target, prompts(24, range(3, 3 + 2 * count, 2)), 50, [memory] * count, rows)
+        assert_same_alone(
+            target, prompts(24, range(3, 3 + 2 * count, 2)), 50, [memory] * count, rows
+        )
     assert max(map(len, joined)) == rows
     pages = memory.stores[0][0].shape[0]
-    assert [memory.take_page() for _ in range(pages)] == list(range(pages))  # every page was given back
+    assert [memory.take_page() for _ in range(pages)] == list(
+        range(pages)
+    )  # every page was given back
     assert (pages > 64) == (rows == 40)
 
 

@@ -16,7 +16,13 @@ from fakes.refusals import refusal
 from fakes.slow_layer import slow_children
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
 from specdec.core.pair import Pair
@@ -30,14 +36,26 @@ from specdec.models.target import Target
 
 WORDS = ["<pad>", "<s>", "</s>", "<user>", "<answer>", "the", "fox", "runs", "home", "."]
 DRAFTER = EagleConfig(32, 48, 4, 2, 64, 24, 32)
-SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
+SIZES = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
 
 
 def tokenizer():
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    words = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")
+    )
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
     made.add_special_tokens({"additional_special_tokens": ["<user>", "<answer>"]})
     made.chat_template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'thief' %}{{ raise_exception('no thieves') }}{% endif %}"
@@ -51,7 +69,13 @@ def places(tmp_path_factory) -> Path:
     """A folder with target/ (random weights, a tokenizer) and drafter/."""
     folder = tmp_path_factory.mktemp("some-pair")
     torch.manual_seed(0)
-    more = dict(num_hidden_layers=8, bos_token_id=1, eos_token_id=2, initializer_range=0.3, max_position_embeddings=256)
+    more = dict(
+        num_hidden_layers=8,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.3,
+        max_position_embeddings=256,
+    )
     config = LlamaConfig(**SIZES, **more)
     LlamaForCausalLM(config).save_pretrained(folder / "target")
     tokenizer().save_pretrained(folder / "target")
@@ -67,7 +91,9 @@ def pair(places) -> Pair:
 def test_a_pair_from_folders_leaves_no_bar_and_a_loaded_model_alone(pair, places, capfd):
     assert pair.name.startswith("some-pair") and pair.stop_tokens == {2}
     assert pair.target.dtype == torch.float32 and pair.target.device.type == "cpu"
-    assert pair.target.model.config._attn_implementation == "sdpa" and not pair.target.model.training
+    assert (
+        pair.target.model.config._attn_implementation == "sdpa" and not pair.target.model.training
+    )
     assert pair.drafter.taps == pair.target.taps == (2, 4, 5)
     stored = load_file(places / "drafter" / "model.safetensors")
     assert torch.equal(pair.drafter.network.fc.weight, stored["fc.weight"])
@@ -88,7 +114,9 @@ def test_a_pair_from_folders_leaves_no_bar_and_a_loaded_model_alone(pair, places
     assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
 
 
-def test_targets_are_found_those_without_sdpa_loaded_eager_and_damaged_ones_refused(places, tmp_path):
+def test_targets_are_found_those_without_sdpa_loaded_eager_and_damaged_ones_refused(
+    places, tmp_path
+):
     verifier = {"verifier": {"name_or_path": str(places / "target")}}
     folder = planted(places / "drafter", tmp_path / "drafter", speculators_config=verifier)
     assert load_pair(drafter=folder).target.num_layers == 8
@@ -106,7 +134,9 @@ def test_targets_are_found_those_without_sdpa_loaded_eager_and_damaged_ones_refu
     weights = folder / "model.safetensors"
     state = load_file(weights)
     name = "model.layers.3.mlp.up_proj.weight"
-    save_file({key: value for key, value in state.items() if key != name}, weights, {"format": "pt"})
+    save_file(
+        {key: value for key, value in state.items() if key != name}, weights, {"format": "pt"}
+    )
     assert f"lacks {name};" in refusal(load_pair, target=folder)
     for data in (b"", (places / "target" / "model.safetensors").read_bytes()[:2000]):
         weights.write_bytes(data)
@@ -130,9 +160,13 @@ def test_precision_and_stop_tokens(places, tmp_path):
             (folder / name).write_text(json.dumps(settings | {"eos_token_id": stops}))
         assert load_pair(target=folder).stop_tokens == expected
     for dtype in ("bfloat16", "float16"):
-        pair = load_pair(target=places / "target", drafter=places / "drafter", dtype=dtype, device="cpu")
+        pair = load_pair(
+            target=places / "target", drafter=places / "drafter", dtype=dtype, device="cpu"
+        )
         assert pair.target.dtype == pair.drafter.network.fc.weight.dtype == getattr(torch, dtype)
-    assert "did you mean 'bfloat16'" in refusal(load_pair, target=places / "target", dtype="bf16loat")
+    assert "did you mean 'bfloat16'" in refusal(
+        load_pair, target=places / "target", dtype="bf16loat"
+    )
     assert "unknown device" in refusal(load_pair, target=places / "target", device="abacus")
     if not torch.cuda.is_available():
         assert "no usable CUDA" in refusal(load_pair, target=places / "target", device="cuda")
@@ -167,7 +201,9 @@ def test_drafters_by_kind(places, monkeypatch):
     for drafter in ("eagle3", f"eagle3:{places / 'drafter'}"):
         given = load_pair("tiny", drafter=drafter).drafter
         assert torch.equal(given.network.fc.weight, own.drafter.network.fc.weight)
-    monkeypatch.setitem(drafters.KINDS, "other", drafters.Kind("none:at_all", "other", ("other_heads",)))
+    monkeypatch.setitem(
+        drafters.KINDS, "other", drafters.Kind("none:at_all", "other", ("other_heads",))
+    )
     assert "no other drafter ships with 'tiny'" in refusal(load_pair, "tiny", drafter="other")
     assert drafters.kind_of({"other_heads": 3}) == "other" and drafters.kind_of({}) == "eagle3"
     monkeypatch.setitem(drafters.KINDS, "free", drafters.Kind("none:at_all"))
@@ -179,7 +215,10 @@ def test_drafters_by_kind(places, monkeypatch):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_pairs_agree(name):
     pair = load_pair(name)
-    text = own_text(pair.target, torch.tensor(pair.ids_of([{"role": "user", "content": "Tell me about a fox."}])))
+    text = own_text(
+        pair.target,
+        torch.tensor(pair.ids_of([{"role": "user", "content": "Tell me about a fox."}])),
+    )
     assert 0.2 < agreement(pair.drafter, text) < 1.0
 
 
@@ -202,7 +241,9 @@ def test_names_that_lead_nowhere(pair):
         ("did you mean 'eagle3'", load_drafter, ["eagle2:folder"], {}),
         ("unknown reading", load_drafter, ["x/y"], {"reading": "guess"}),
     ]:
-        assert words in refusal(call, *names, *([pair.target] if call is load_drafter else []), **settings)
+        assert words in refusal(
+            call, *names, *([pair.target] if call is load_drafter else []), **settings
+        )
 
 
 def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
@@ -221,7 +262,9 @@ def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
     assert [name for _, name in asked] == ["config.json", "model.safetensors", "pytorch_model.bin"]
     (tmp_path / "pytorch_model.bin").unlink()
     assert "has no weights" in refusal(lambda: read_checkpoint(load.drafter_folder("owner/name")))
-    absent.append(huggingface_hub.errors.LocalEntryNotFoundError)  # no network: says nothing about what the hub has
+    absent.append(
+        huggingface_hub.errors.LocalEntryNotFoundError
+    )  # no network: says nothing about what the hub has
     assert "cannot be fetched from the hub" in refusal(load.drafter_folder, "owner/name")
 
 
@@ -234,7 +277,9 @@ def slow_agreement(drafter: EagleDrafter, tokens: torch.Tensor, steps: int) -> f
         for here in range(len(tokens) - steps):
             for last in range(here + 1, here + 1 + steps):
                 path = tokens[here + 2 : last + 1].tolist()
-                guess = int(slow_children(drafter, tokens[: here + 2], features[: here + 1], path).argmax())
+                guess = int(
+                    slow_children(drafter, tokens[: here + 2], features[: here + 1], path).argmax()
+                )
                 right.append(guess + int(drafter.network.d2t[guess]) == int(wanted[last]))
     return sum(right) / len(right)
 
@@ -259,28 +304,39 @@ def test_own_text_is_greedy_and_calibration_keeps_what_scores_best(pair, monkeyp
     plain = pair.target.model.generate(torch.tensor([[1, 5]]), **greedy)
     assert own_text(pair.target, torch.tensor([1, 5]), 10).tolist() == plain[0].tolist()
     target = Target(pair.target.model)
-    wrong = replace(DRAFTER, taps=(1, 3, 4), norm_output=True, norm_before_residual=True, rope_theta=5e5)
+    wrong = replace(
+        DRAFTER, taps=(1, 3, 4), norm_output=True, norm_before_residual=True, rope_theta=5e5
+    )
     true = replace(DRAFTER, taps=(2, 4, 5))
 
     def score(drafter, tokens):
         fields = ("taps", "norm_output", "norm_before_residual")
         right = sum(getattr(drafter.config, name) == getattr(true, name) for name in fields)
-        assert drafter.taps == target.taps == drafter.config.taps and drafter.network.config is drafter.config
+        assert (
+            drafter.taps == target.taps == drafter.config.taps
+            and drafter.network.config is drafter.config
+        )
         return 0.2 + 0.2 * right + 0.01 * (drafter.config.rope_theta == 1e4)
 
     monkeypatch.setattr(calibrate, "agreement", score)
     drafter = EagleDrafter(random_network(wrong), target)
     doubts = ("taps", "norm_output", "norm_before_residual", "rope_theta")
-    with pytest.warns(UserWarning, match=r"read with .*taps=\(2, 4, 5\).* instead of what its config.json says"):
+    with pytest.warns(
+        UserWarning, match=r"read with .*taps=\(2, 4, 5\).* instead of what its config.json says"
+    ):
         tried = calibrate_reading(drafter, doubts, torch.tensor([1]))
     assert drafter.config == replace(true, rope_theta=5e5)
     assert tried["file"] == pytest.approx(0.2) and len(tried) == 3 * 2 * 2 * 2
-    monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.3 + 0.1 * (drafter.taps == (1, 3, 4)))
+    monkeypatch.setattr(
+        calibrate, "agreement", lambda drafter, tokens: 0.3 + 0.1 * (drafter.taps == (1, 3, 4))
+    )
     drafter = EagleDrafter(random_network(DRAFTER), target)  # a file that names no taps
     with pytest.warns(UserWarning, match=r"read with taps=\(1, 3, 4\) instead"):
         calibrate_reading(drafter, ("taps",), torch.tensor([1]))
     assert drafter.taps == target.taps == (1, 3, 4)
-    monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.3 - 0.1 * (drafter.taps == (3, 5, 6)))
+    monkeypatch.setattr(
+        calibrate, "agreement", lambda drafter, tokens: 0.3 - 0.1 * (drafter.taps == (3, 5, 6))
+    )
     drafter = EagleDrafter(random_network(DRAFTER), target)
     calibrate_reading(drafter, ("taps",), torch.tensor([1]))
     assert drafter.config.taps is None and drafter.taps == target.taps == (2, 4, 5)
@@ -297,27 +353,39 @@ def planted(source: Path, folder: Path, **wrong) -> Path:
     raw |= {"norm_before_residual": False, "transformer_layer_config": layer, **wrong}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(raw))
-    weights = {name.replace("midlayer.", "layers.0."): value.clone() for name, value in network.state_dict().items()}
+    weights = {
+        name.replace("midlayer.", "layers.0."): value.clone()
+        for name, value in network.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors")
     return folder
 
 
-OUTPUTS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}  # layer outputs where hidden_states are meant
+OUTPUTS = {
+    "eagle_aux_hidden_state_layer_ids": [1, 3, 4]
+}  # layer outputs where hidden_states are meant
 EVERYTHING = {"norm_before_residual": True, "norm_output": True, **OUTPUTS}
 
 
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
-        *(pytest.param(GOLDEN, wrong, marks=needs_golden) for wrong in (OUTPUTS, {"norm_output": True}, EVERYTHING)),
+        *(
+            pytest.param(GOLDEN, wrong, marks=needs_golden)
+            for wrong in (OUTPUTS, {"norm_output": True}, EVERYTHING)
+        ),
         *((load.shipped_folder("tiny"), wrong) for wrong in (OUTPUTS, EVERYTHING)),
     ],
 )
 def test_planted_wrong_readings_are_found(tmp_path, source, wrong):
     pair = load_pair(target=source / "target")
     target, start = pair.target, [5, 77, 300, 41]
-    if pair.tokenizer is not None:  # a trained pair: text of the kind it was trained on, or nothing can be told
-        start = pair.ids_of([{"role": "user", "content": "Write a story with Leo, Ivan, a pilot and a mirror."}])
+    if (
+        pair.tokenizer is not None
+    ):  # a trained pair: text of the kind it was trained on, or nothing can be told
+        start = pair.ids_of(
+            [{"role": "user", "content": "Write a story with Leo, Ivan, a pilot and a mirror."}]
+        )
     right = load_drafter(source / "drafter", target)
     text = own_text(target, torch.tensor(start))
     best, taps = agreement(right, text), right.taps
@@ -327,7 +395,11 @@ def test_planted_wrong_readings_are_found(tmp_path, source, wrong):
         drafter = load_drafter(folder, target, reading="calibrate", start=start)
     assert misread < best
     assert agreement(drafter, text) == pytest.approx(best)
-    assert drafter.taps == taps and not drafter.config.norm_output and not drafter.config.norm_before_residual
+    assert (
+        drafter.taps == taps
+        and not drafter.config.norm_output
+        and not drafter.config.norm_before_residual
+    )
     with warnings.catch_warnings():  # now that it is right, it is left alone, silently
         warnings.simplefilter("error")
         scores = calibrate_reading(drafter, ("norm_output",), torch.tensor(start))
