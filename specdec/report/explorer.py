@@ -1,9 +1,13 @@
-"""The tree explorer: step through the cycles of a recorded text, prune their trees again, compare policies on one text.
+"""The tree explorer: step through the cycles of a recorded text, prune their trees again, compare
+policies on one text.
 
-    controls ──▶ Explorer: snapshots ──▶ panels ──▶ view in the page (explorer.js), which draws the controls, too
-                                            └─────▶ picture(): the same, for papers and without a browser
+    controls ──▶ Explorer: snapshots ──▶ panels ──▶ view in the page (explorer.js), which draws the
+    controls, too
+                                            └─────▶ picture(): the same, for papers and without a
+                                            browser
 
-No model runs here. The page draws what it receives and reports clicks and input; everything else happens in Python.
+No model runs here. The page draws what it receives and reports clicks and input; everything else
+happens in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 
 from specdec import runs
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, PolicyLike, Static, checked_policy
+from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
@@ -32,21 +36,30 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import open_trace, recording_folder
 from specdec.report import explorer_panels as panels
 
-anywidget, ipywidgets, traitlets, load = map(Later, ("anywidget", "ipywidgets", "traitlets", "specdec.models.load"))
+anywidget, ipywidgets, traitlets, load = map(
+    Later, ("anywidget", "ipywidgets", "traitlets", "specdec.models.load")
+)
 FOLDER = Path(__file__).parent
-ANSWERS_WIDTH, LEAST_WIDTH, ONE_COLUMN = 350, 300, 640  # pixels; a narrower view has the answers below the tree
+ANSWERS_WIDTH, LEAST_WIDTH, ONE_COLUMN = (
+    350,
+    300,
+    640,
+)  # pixels; a narrower view has the answers below the tree
 NOBODY = "no policy"
 
 
-def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=None, costs=None) -> Explorer:
+def explore(
+    recording=None, policies: dict[str, Policy] | None = None, *, pair=None, costs=None
+) -> Explorer:
     """The tree explorer for notebooks. Its `picture()` returns the current view as a figure.
 
-    recording: a `snapshots.Recording`, a folder that `record` wrote, or a list of these; None: the shipped one.
-    policies: {name: policy or its folder (`load_policy`)}, shown before the controllers that ship for the recording's
-    pair and two fixed trees.
-    pair, costs: for a folder without texts or costs: a pair or its name, and a cost model, its file, or the name
-    of a hardware profile. Default: the recording's own pair by its name, and the result of `calibrate` for it.
-    Errors of opening are shown as one sentence in the view.
+    recording: a `snapshots.Recording`, a folder that `record` wrote, or a list of these; None: the
+    shipped one.
+    policies: {name: policy or its folder (`load_policy`)}, shown before the controllers that ship
+    for the recording's pair and two fixed trees.
+    pair, costs: for a folder without texts or costs: a pair or its name, and a cost model, its
+    file, or the name of a hardware profile. Default: the recording's own pair by its name, and the
+    result of `calibrate` for it. Errors of opening are shown as one sentence in the view.
 
     >>> import specdec
     >>> explorer = specdec.explore()
@@ -62,10 +75,15 @@ def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=N
     for source in sources:
         check_kind("each recording", source, Recording | str | Path | None)
     if not sources:
-        raise SpecdecError("explore needs at least one recording; leave it out for the one that ships.")
+        raise SpecdecError(
+            "explore needs at least one recording; leave it out for the one that ships."
+        )
     if isinstance(policies, dict):
-        policies = {name: load_policy(one) if isinstance(one, str | Path) else one for name, one in policies.items()}
-    check_policies(policies, PolicyLike)
+        policies = {
+            name: load_policy(one) if isinstance(one, str | Path) else one
+            for name, one in policies.items()
+        }
+    check_policies(policies, Policy)
     opened, message = {}, ""
     for source in sources:
         try:
@@ -77,8 +95,12 @@ def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=N
     return Explorer(opened, policies, message)
 
 
-def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str | Path | None) -> Recording:
-    """The recording in a folder with its texts and costs, the given ones or those known for its pair."""
+def _opened(
+    folder: str | Path, pair: Pair | str | None, costs: CostModel | str | Path | None
+) -> Recording:
+    """The recording in a folder with its texts and costs, the given ones or those known for its
+    pair.
+    """
     folder = recording_folder(folder)
     costs = None if costs is None else prices(costs)
     if (folder / "texts.json").is_file():
@@ -86,20 +108,30 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
     header = open_trace(folder).header
     known = runs.recorded(header["pair"]) / f"costs-{header['dtype']}.json"
     if costs is None and not known.is_file():
-        raise SpecdecError(f"{folder} holds no costs; give explore costs=..., or run `specdec calibrate` for its pair.")
+        raise SpecdecError(
+            f"{folder} holds no costs; give explore costs=..., or run `specdec calibrate` for its pair."
+        )
     if not isinstance(pair, Pair):
         own, _, drafter = header["pair"].partition("+")
         if pair is None and own not in pairs.names():
-            raise SpecdecError(f"no pair is known as {own!r}, which {folder} was recorded with; give explore pair=...")
+            raise SpecdecError(
+                f"no pair is known as {own!r}, which {folder} was recorded with; give explore pair=..."
+            )
         pair = load.load_pair(pair or own, dtype=header["dtype"])
         pair.name += f"+{drafter}" * bool(drafter)  # only its tokenizer is needed
     return snapshots.open_recording(folder, pair, costs or CostModel.load(known))
 
 
 def shipped_policies(recording: Recording) -> dict[str, Policy]:
-    """EAGLE-3's tree, the fastest fixed tree on this recording, and the controllers that ship for its pair."""
+    """EAGLE-3's tree, the fastest fixed tree on this recording, and the controllers that ship for
+    its pair.
+    """
     pair, costs = recording.name, recording.costs
-    totals = [total for total in (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 60) if total <= recording.trace.most_nodes]
+    totals = [
+        total
+        for total in (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 60)
+        if total <= recording.trace.most_nodes
+    ]
     fastest = best_static(recording.trace, costs, total_tokens=totals, top_ks=recording.top_ks)
     deepest, widest = recording.trace.depth, recording.top_ks[-1]
     eagle = TreeConfig(min(60, pool_size(min(7, deepest), widest) + 1), min(7, deepest), widest)
@@ -107,8 +139,12 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
     policies[f"fixed {eagle.text}"] = Static.of(eagle)
     with warnings.catch_warnings():  # about other machines' costs: times here are the recording's
         warnings.simplefilter("ignore")
-        for folder in sorted(shipped_folder(f"{pair}/x").parent.glob(f"*-{recording.trace.header['dtype']}")):
-            name = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}.get(folder.name.split("-")[0], "ours")
+        for folder in sorted(
+            shipped_folder(f"{pair}/x").parent.glob(f"*-{recording.trace.header['dtype']}")
+        ):
+            name = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}.get(
+                folder.name.split("-")[0], "ours"
+            )
             policies[name] = load_policy(folder)
     return policies
 
@@ -124,7 +160,9 @@ def check_policies(policies, kind) -> None:
 
 
 def misfit(policy: Policy, pair) -> str:
-    """The reason why this policy does not fit a pair (or its recording), in a sentence; "" if it fits."""
+    """The reason why this policy does not fit a pair (or its recording), in a sentence; "" if it
+    fits.
+    """
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         for part in getattr(policy, "policies", (policy,)):
@@ -161,7 +199,9 @@ class Viewer:
         self._quiet = False
         self.view = view_class()()
         self.cycle = ipywidgets.IntSlider(1, 1, 1, description="cycle")
-        self.play = ipywidgets.Play(1, 1, 1, interval=900, description="▶\ufe0e", tooltip="play the cycles (space)")
+        self.play = ipywidgets.Play(
+            1, 1, 1, interval=900, description="▶\ufe0e", tooltip="play the cycles (space)"
+        )
         self.back = ipywidgets.Button(description="|◀", tooltip="previous cycle (←)")
         self.forth = ipywidgets.Button(description="▶|", tooltip="next cycle (→)")
         unseen = "draw nodes that were never verified, too"
@@ -211,7 +251,9 @@ class Viewer:
         what = said.get("do")
         if what == "set":
             widget, value = self.controls()[said["name"]][1], said.get("value")
-            with contextlib.suppress(traitlets.TraitError, TypeError, ValueError):  # an invalid one changes nothing
+            with contextlib.suppress(
+                traitlets.TraitError, TypeError, ValueError
+            ):  # an invalid one changes nothing
                 if widget.has_trait("index"):
                     widget.index = int(value)
                 elif widget.has_trait("value"):
@@ -249,7 +291,9 @@ class Viewer:
     def redraw(self) -> None:
         """Send the current view to the page."""
         drawn, (whole, beside) = self.drawn(), self.widths()
-        controls = [shown_control(name, place, one) for name, (place, one) in self.controls().items()]
+        controls = [
+            shown_control(name, place, one) for name, (place, one) in self.controls().items()
+        ]
         page = {"message": self.message, "prompt": self.prompt, "text": "", "time": "", "lanes": []}
         page |= {"controls": controls, "playing": self.play.playing}
         for number, (lane, cycle) in enumerate(drawn):
@@ -258,7 +302,9 @@ class Viewer:
                 snapshot = lane.cycles[cycle]
                 tree = panels.tree_panel(snapshot, self._folded.get(number, ()), self.cut.value)
                 parts["tree"] = panels.svg(tree, "tree-of-cycle")
-                parts["answers"] = panels.svg(panels.answers_panel(lane.name, snapshot, beside - 16))
+                parts["answers"] = panels.svg(
+                    panels.answers_panel(lane.name, snapshot, beside - 16)
+                )
                 parts["facts"] = facts(snapshot)
             page["lanes"].append(parts)
         if drawn:
@@ -268,7 +314,9 @@ class Viewer:
         self.view.page = page
 
     def picture(self, title: str = "", folded: bool = False):
-        """The current view as a matplotlib figure. folded: without the branches beside the accepted paths."""
+        """The current view as a matplotlib figure. folded: without the branches beside the accepted
+        paths.
+        """
         drawn = [one for one in self.drawn() if one[0].cycles]
         if not drawn:
             raise SpecdecError(self.message or "there is no cycle to draw yet.")
@@ -290,7 +338,9 @@ class Viewer:
         return ""
 
     def controls(self) -> dict[str, tuple[str, Any]]:
-        """By name, the place of each control in the view ("bar", "prompt" or "tools") and what it sets."""
+        """By name, the place of each control in the view ("bar", "prompt" or "tools") and what it
+        sets.
+        """
         steps = {name: ("bar", getattr(self, name)) for name in ("back", "play", "forth", "cycle")}
         return steps | {"cut": ("tools", self.cut)}
 
@@ -305,7 +355,11 @@ class Viewer:
 
 def shown_control(name: str, place: str, widget) -> dict:
     """The page's description of a control."""
-    trait = {one: getattr(widget, one) for one in ("value", "min", "max", "disabled") if widget.has_trait(one)}
+    trait = {
+        one: getattr(widget, one)
+        for one in ("value", "min", "max", "disabled")
+        if widget.has_trait(one)
+    }
     if widget.has_trait("index"):
         options = [str(one[0] if isinstance(one, tuple) else one) for one in widget.options]
         trait |= {"value": widget.index, "options": options}
@@ -316,13 +370,25 @@ def shown_control(name: str, place: str, widget) -> dict:
 def facts(snapshot: Snapshot) -> dict:
     """Counts of a cycle, for the page and for tests."""
     verified, drafted = sum(snapshot.verified) - 1, len(snapshot.token) - 1
-    return {"drafted": drafted, "verified": verified, "accepted": snapshot.accepted_tok, "bonus": snapshot.bonus}
+    return {
+        "drafted": drafted,
+        "verified": verified,
+        "accepted": snapshot.accepted_tok,
+        "bonus": snapshot.bonus,
+    }
 
 
 class Explorer(Viewer):
-    """The explorer over recordings, by their pairs' names. policies: for all of them, before the shipped ones."""
+    """The explorer over recordings, by their pairs' names. policies: for all of them, before the
+    shipped ones.
+    """
 
-    def __init__(self, recordings: dict[str, Recording], policies: dict[str, Policy] | None = None, message: str = ""):
+    def __init__(
+        self,
+        recordings: dict[str, Recording],
+        policies: dict[str, Policy] | None = None,
+        message: str = "",
+    ):
         super().__init__()
         self.recordings, self._given, self._problem = recordings, policies, message
         self._lanes: dict[tuple, Lane] = {}
@@ -331,13 +397,20 @@ class Explorer(Viewer):
         self.turn = ipywidgets.Dropdown(description="prompt")
         self.policy = ipywidgets.Dropdown(description="policy")
         self.other = ipywidgets.Dropdown(description="beside", tooltip="another policy beside it")
-        self.bound = ipywidgets.Checkbox(False, description="clairvoyant", tooltip="the bound: the text is known")
+        self.bound = ipywidgets.Checkbox(
+            False, description="clairvoyant", tooltip="the bound: the text is known"
+        )
         slider, nodes = ipywidgets.IntSlider, "total_tokens: nodes of the tree and its root"
-        levels, wide = "depth: draft calls after the first; a path has one node more", "k: children of a node"
+        levels, wide = (
+            "depth: draft calls after the first; a path has one node more",
+            "k: children of a node",
+        )
         self.total_tokens = slider(1, 1, 1, description="total_tokens", tooltip=nodes)
         self.depth = slider(0, 0, 0, description="depth", tooltip=levels)
         self.top_k = ipywidgets.SelectionSlider(options=[1], description="k", tooltip=wide)
-        self.own = ipywidgets.Button(description="own tree", tooltip="back to the tree that the policy drafted")
+        self.own = ipywidgets.Button(
+            description="own tree", tooltip="back to the tree that the policy drafted"
+        )
         self.heard(self.open, self.pair)
         self.heard(self.choose, self.turn, self.policy, self.other, self.bound)
         self.heard(self.try_tree, self.total_tokens, self.depth, self.top_k)
@@ -356,12 +429,16 @@ class Explorer(Viewer):
         """Called when another recording is chosen."""
         recording = self.recording
         own = self._given or {}
-        given = own | {name: policy for name, policy in shipped_policies(recording).items() if name not in own}
+        given = own | {
+            name: policy for name, policy in shipped_policies(recording).items() if name not in own
+        }
         self.policies = {name: checked_policy(policy) for name, policy in given.items()}
         names = list(self.policies)
         titles = [(title, number) for number, title in enumerate(recording.titles)]
         self.quietly(self.turn, options=titles, value=0)
-        self.quietly(self.policy, options=names, value="ours" if "ours" in names and not own else names[0])
+        self.quietly(
+            self.policy, options=names, value="ours" if "ours" in names and not own else names[0]
+        )
         self.quietly(self.other, options=[NOBODY, *names], value=NOBODY)
         self.quietly(self.total_tokens, max=recording.trace.most_nodes + 1)
         self.quietly(self.depth, max=recording.trace.depth)
@@ -393,7 +470,9 @@ class Explorer(Viewer):
         if key not in self._lanes and name == CLAIRVOYANT:
             self._lanes[key] = snapshots.clairvoyant_lane(self.recording, self.turn.value)
         elif key not in self._lanes:
-            self._lanes[key] = snapshots.replayed(self.recording, self.turn.value, self.policies[name], name)
+            self._lanes[key] = snapshots.replayed(
+                self.recording, self.turn.value, self.policies[name], name
+            )
         return self._lanes[key]
 
     def moved(self) -> None:
@@ -403,7 +482,10 @@ class Explorer(Viewer):
             first = self.shown[0][0]
             number = min(self.cycle.value, len(first.cycles)) - 1
             position = first.cycles[number].position
-            self.shown = [(first, number), *((lane, lane.at(position)) for lane, _ in self.shown[1:])]
+            self.shown = [
+                (first, number),
+                *((lane, lane.at(position)) for lane, _ in self.shown[1:]),
+            ]
             total_tokens, depth, top_k = first.cycles[number].tree
             self.quietly(self.total_tokens, value=total_tokens)
             self.quietly(self.depth, value=depth)
@@ -419,7 +501,9 @@ class Explorer(Viewer):
         total = min(self.total_tokens.value, pool_size(depth, top_k) + 1)
         lane, number = self.shown[0]
         own = lane.cycles[number]
-        other = snapshots.what_if(self.recording, self.turn.value, own.position, TreeConfig(total, depth, top_k))
+        other = snapshots.what_if(
+            self.recording, self.turn.value, own.position, TreeConfig(total, depth, top_k)
+        )
         self._other = other
         self.message = (
             f"What if {total} / {depth} / {top_k}: {other.accepted_tok} accepted in place of {own.accepted_tok}, "
@@ -440,12 +524,16 @@ class Explorer(Viewer):
             return ""
         costs = self.recording.costs
         cpu = costs.machine.get("gpu") or costs.machine.get("cpu")
-        return f"Milliseconds are predicted with the costs {costs.name}" + (f" ({cpu})." if cpu else ".")
+        return f"Milliseconds are predicted with the costs {costs.name}" + (
+            f" ({cpu})." if cpu else "."
+        )
 
     def controls(self) -> dict[str, tuple[str, Any]]:
         pair = {"pair": ("prompt", self.pair)} if len(self.recordings) > 1 else {}
         choices = {name: ("bar", getattr(self, name)) for name in ("policy", "other", "bound")}
-        tree = {name: ("bar", getattr(self, name)) for name in ("total_tokens", "depth", "top_k", "own")}
+        tree = {
+            name: ("bar", getattr(self, name)) for name in ("total_tokens", "depth", "top_k", "own")
+        }
         return pair | {"turn": ("prompt", self.turn)} | choices | super().controls() | tree
 
 

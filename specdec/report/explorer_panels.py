@@ -1,9 +1,11 @@
-"""Snapshots as panels of shapes: the text, the tree, the answers and the time; each as SVG, all of them as one figure.
+"""Snapshots as panels of shapes: the text, the tree, the answers and the time; each as SVG, all of
+them as one figure.
 
     Snapshot ──▶ Panel (rectangles, lines, texts) ──▶ svg(panel) for a browser
-                                                 └──▶ figure(panels) for papers: the same shapes by matplotlib
+                                                 └──▶ figure(panels) for papers: the same shapes by
+                                                 matplotlib
 
-Everything shown by colour is also shown by a border, a dash or lightness. Knows nothing about policies, recordings or widgets.
+Everything shown by colour is also shown by a border, a dash or lightness.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from html import escape
 from specdec.core.shown import ACCEPTED, BONUS, SHADES
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report.figures import RULES, matplotlib
-from specdec.report.treeview import places, printable, readable
 
 WIDTH = 1080
 PAPER, INK, FAINT, LINE = "#ffffff", "#1a1a1a", "#767676", "#b5b5b5"
@@ -29,12 +30,24 @@ ADVANCE = 0.602  # of a character of that font, in its size
 BOX, PITCH, GAP = 18, 23, 24  # height of a node, distance of rows and of columns, in pixels
 MARK, BAR = 5, 13  # height of a lane's mark below a token, distance of the bars of answers
 PIXELS_PER_INCH = 96
-_PLACED = ("x", "y", "x1", "y1", "x2", "y2", "width", "height")  # numbers of a shape, in the order of its element
+SHOWN_CHARACTERS = 11
+_PLACED = (
+    "x",
+    "y",
+    "x1",
+    "y1",
+    "x2",
+    "y2",
+    "width",
+    "height",
+)  # numbers of a shape, in the order of its element
 
 
 @dataclass
 class Panel:
-    """Shapes on a rectangle of `width` x `height` pixels, in drawing order. label: a description in words."""
+    """Shapes on a rectangle of `width` x `height` pixels, in drawing order. label: a description in
+    words.
+    """
 
     width: float
     height: float
@@ -42,19 +55,32 @@ class Panel:
     label: str = ""
 
     def rect(self, x, y, width, height, fill=PAPER, stroke="none", **more) -> None:
-        """more: weight (of the border), dash, tip (shown when pointed at), kind and node (what it represents)."""
-        self.shapes.append(dict(shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke, **more))
+        """more: weight (of the border), dash, tip (shown when pointed at), kind and node (what it
+        represents).
+        """
+        self.shapes.append(
+            dict(
+                shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke, **more
+            )
+        )
 
     def line(self, x1, y1, x2, y2, stroke=LINE, **more) -> None:
         self.shapes.append(dict(shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, **more))
 
     def text(self, x, y, words: str, size=11, fill=INK, **more) -> None:
-        """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind, on (kind of the box below)."""
-        self.shapes.append(dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill, **more))
+        """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind, on (kind
+        of the box below).
+        """
+        self.shapes.append(
+            dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill, **more)
+        )
 
     def moved(self, by: float, *names: str) -> list[dict]:
         """Its shapes, with these coordinates further on."""
-        return [shape | {name: shape[name] + by for name in names if name in shape} for shape in self.shapes]
+        return [
+            shape | {name: shape[name] + by for name in names if name in shape}
+            for shape in self.shapes
+        ]
 
 
 def cells(words: str) -> int:
@@ -68,7 +94,8 @@ def wide(words: str, size: float = 11) -> float:
 
 
 def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
-    """The text: accepted in this cycle (dark), rejected (struck out), bonus (orange), earlier tokens (pale), the rest (grey).
+    """The text: accepted in this cycle (dark), rejected (struck out), bonus (orange), earlier
+    tokens (pale), the rest (grey).
 
     Several lanes share one text: below each token each lane has a mark, in order.
     """
@@ -88,14 +115,24 @@ def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
             x, y = 4.0, y + row
         fill, border, ink = TEXT_LOOKS[kind]
         if fill or border:
-            panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", weight=1, kind=kind)
+            panel.rect(
+                x, y - 14, reach - 1, 18, fill or PAPER, border or "none", weight=1, kind=kind
+            )
         look = dict(kind=kind, on=kind, struck=kind == "refused", bold=kind == "accepted")
         panel.text(x + 2, y, shown, size, ink, **look)
         for number, mark in enumerate(kinds):
             fill, border, _ = TEXT_LOOKS[mark]
             if fill or border:
                 look = dict(weight=0.8, kind=mark, tip=f"{lanes[number][0].name}: {mark}")
-                panel.rect(x, y + 5 + MARK * number, reach - 1, MARK - 1, fill or PAPER, border or "none", **look)
+                panel.rect(
+                    x,
+                    y + 5 + MARK * number,
+                    reach - 1,
+                    MARK - 1,
+                    fill or PAPER,
+                    border or "none",
+                    **look,
+                )
         x += reach
         if "\n" in words:
             x, y = 4.0, y + row
@@ -185,14 +222,18 @@ NODE_LOOKS = {
 
 
 def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False) -> Panel:
-    """The draft tree, root left. Numbers in a box: probability after its parent, cumulative log-probability of its path.
+    """The draft tree, root left. Numbers in a box: probability after its parent, cumulative log-
+    probability of its path.
 
-    folded: nodes whose descendants are drawn as one box. cut: draw nodes cut off by SIZE one by one; otherwise their
-    number.
+    folded: nodes whose descendants are drawn as one box. cut: draw nodes cut off by SIZE one by
+    one; otherwise their number.
     """
     boxes, parents = drawn_boxes(snapshot, set(folded), cut)
     depth, row = places(parents)
-    columns = [max(box.reach for box, d in zip(boxes, depth, strict=True) if d == n) for n in range(max(depth) + 1)]
+    columns = [
+        max(box.reach for box, d in zip(boxes, depth, strict=True) if d == n)
+        for n in range(max(depth) + 1)
+    ]
     left = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
     path = " ".join(repr(snapshot.token[node]) for node in snapshot.accepted[1:]) or "nothing"
     told = f"Draft tree after {snapshot.token[0]!r}: {tree_words(snapshot)}; accepted {path}"
@@ -202,18 +243,42 @@ def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False
     for box, parent, d, own in zip(boxes, parents, depth, range(len(boxes)), strict=True):
         if parent >= 0:
             on_path = box.kind in ("accepted", "bonus")
-            look = dict(stroke=ACCEPTED, weight=3) if on_path else dict(stroke=LINE, weight=1, dash=box.kind == "cut")
-            panel.line(left[d - 1] + boxes[parent].reach, middle[parent], left[d], middle[own], **look)
+            look = (
+                dict(stroke=ACCEPTED, weight=3)
+                if on_path
+                else dict(stroke=LINE, weight=1, dash=box.kind == "cut")
+            )
+            panel.line(
+                left[d - 1] + boxes[parent].reach, middle[parent], left[d], middle[own], **look
+            )
     for box, d, y in zip(boxes, depth, middle, strict=True):
         fill, border, ink, weight, dash = NODE_LOOKS[box.kind]
         width = box.width
         if box.hidden:
             tip = f"{counted(box.hidden, 'child', 'children')} drafted and cut: never verified"
-            panel.rect(left[d] + width, y - 6, box.reach - width, 12, PAPER, FAINT, weight=0.8, dash=True, tip=tip)
+            panel.rect(
+                left[d] + width,
+                y - 6,
+                box.reach - width,
+                12,
+                PAPER,
+                FAINT,
+                weight=0.8,
+                dash=True,
+                tip=tip,
+            )
             panel.text(left[d] + width + 3, y + 3, f"+{box.hidden}", 8, FAINT)
         look = dict(weight=weight, dash=dash, tip=box.tip, kind=box.kind, node=box.node)
         panel.rect(left[d], y - BOX / 2, width, BOX, fill, border, **look)
-        panel.text(left[d] + 6, y + 4, box.words, 11, ink, on=box.kind, bold=box.kind in ("accepted", "bonus"))
+        panel.text(
+            left[d] + 6,
+            y + 4,
+            box.words,
+            11,
+            ink,
+            on=box.kind,
+            bold=box.kind in ("accepted", "bonus"),
+        )
         panel.text(left[d] + width - 6, y + 3, box.numbers, 8, ink, on=box.kind, anchor="end")
     return panel
 
@@ -233,7 +298,15 @@ def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[D
     waiting = [(0, -1)]
     while waiting:
         node, parent = waiting.pop(0)
-        kind = "root" if not node else "accepted" if node in path else "verified" if snapshot.verified[node] else "cut"
+        kind = (
+            "root"
+            if not node
+            else "accepted"
+            if node in path
+            else "verified"
+            if snapshot.verified[node]
+            else "cut"
+        )
         shown = [child for child in children[node] if cut or snapshot.verified[child]]
         own = put(_node_box(snapshot, node, kind, len(children[node]) - len(shown)), parent)
         if node in folded and shown and node not in path:
@@ -243,12 +316,23 @@ def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[D
             continue
         waiting += [(child, own) for child in shown]
         if node == snapshot.accepted[-1] and snapshot.bonus is not None:
-            put(Drawn(-1, "bonus", readable(snapshot.bonus), tip="bonus token: the target's own choice"), own)
+            put(
+                Drawn(
+                    -1,
+                    "bonus",
+                    readable(snapshot.bonus),
+                    tip="bonus token: the target's own choice",
+                ),
+                own,
+            )
     return boxes, parents
 
 
 def _descendants(children, node: int, cut: bool, verified) -> int:
-    return sum((cut or verified[child]) + _descendants(children, child, cut, verified) for child in children[node])
+    return sum(
+        (cut or verified[child]) + _descendants(children, child, cut, verified)
+        for child in children[node]
+    )
 
 
 def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
@@ -256,7 +340,11 @@ def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
     if not node:
         return Drawn(0, kind, words, tip="root: the last token that was certain", hidden=hidden)
     own = math.exp(min(0.0, score - snapshot.score[snapshot.parent[node]]))
-    outcome = {"accepted": "accepted", "verified": "verified, refused", "cut": "cut by SIZE: never verified"}[kind]
+    outcome = {
+        "accepted": "accepted",
+        "verified": "verified, refused",
+        "cut": "cut by SIZE: never verified",
+    }[kind]
     tip = f"{snapshot.token[node]!r}: {outcome}; probability {own:.3f} after its parent, path {math.exp(score):.3f}"
     return Drawn(node, kind, words, f"{own:.2f} {score:.1f}", f"{tip} (log {score:.2f})", hidden)
 
@@ -266,14 +354,23 @@ def tree_words(snapshot: Snapshot) -> str:
     (total_tokens, depth, top_k), drafted = snapshot.tree, len(snapshot.token) - 1
     if not top_k:
         return "nothing drafted"
-    nodes = f"{total_tokens - 1} of {drafted} nodes" if drafted >= total_tokens else counted(total_tokens - 1, "node")
+    nodes = (
+        f"{total_tokens - 1} of {drafted} nodes"
+        if drafted >= total_tokens
+        else counted(total_tokens - 1, "node")
+    )
     return f"root + {nodes}, depth {depth} (paths of {depth + 1}), k {top_k}"
 
 
 def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
-    """The policy's questions in this cycle and its network's outputs: a bar per choice, the chosen one dark."""
+    """The policy's questions in this cycle and its network's outputs: a bar per choice, the chosen
+    one dark.
+    """
     asked = [f"{one.kind} after call {one.expansions + 1}: {one.answer}" for one in snapshot.asked]
-    panel, y = Panel(width, 0, label=f"Answers of {name}: {'; '.join(asked) or snapshot.note or 'none'}"), 14
+    panel, y = (
+        Panel(width, 0, label=f"Answers of {name}: {'; '.join(asked) or snapshot.note or 'none'}"),
+        14,
+    )
     tree = " / ".join(map(str, snapshot.tree))
     panel.text(4, y, fitted(name, width, 12), 12, bold=True)
     y = _lines(panel, 4, y + 14, f"tree {tree}: {tree_words(snapshot)}", width, FAINT) + 4
@@ -314,7 +411,9 @@ def _lines(panel: Panel, x: float, y: float, words: str, width: float, fill: str
 def _answer(panel: Panel, one: Asked, x: float, y: float, width: float) -> float:
     """One question with its bars; returns where the next begins."""
     when = f" after call {one.expansions + 1}" if one.kind == "extend" else ""
-    best = f" (best: {one.labels[one.chosen]})" if one.kind == "extend" and one.unit == "value" else ""
+    best = (
+        f" (best: {one.labels[one.chosen]})" if one.kind == "extend" and one.unit == "value" else ""
+    )
     what = {"value": "predicted value, tokens", "probability": "probability"}.get(one.unit, "")
     what = what if one.labels else "answered without its network" if what else ""
     y = _lines(panel, x, y, f"{one.kind.upper()}{when}: {one.answer}{best}", width)
@@ -327,7 +426,16 @@ def _answer(panel: Panel, one: Asked, x: float, y: float, width: float) -> float
     return y + 6
 
 
-def _bar(panel: Panel, x: float, y: float, width: float, label: str, share: float, number: str, taken: bool) -> None:
+def _bar(
+    panel: Panel,
+    x: float,
+    y: float,
+    width: float,
+    label: str,
+    share: float,
+    number: str,
+    taken: bool,
+) -> None:
     begin, end, size = (x + 94, x + width - 42, 9) if width < 240 else (x + 120, x + width - 96, 10)
     panel.text(x + 2, y, label, size, bold=taken)
     panel.rect(begin, y - 8, end - begin, 9, PAPER, LINE, weight=0.6)
@@ -357,15 +465,22 @@ def lines_of(words: str, width: float, size: float = 10) -> list[str]:
 
 
 def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: str = "") -> Panel:
-    """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the whole turn as a strip.
+    """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the
+    whole turn as a strip.
 
     prices: the source of these times.
     """
     shown = [(lane, number) for lane, number in lanes if lane.cycles]
     facts = [f"{lane.name}: {facts_of(lane, number)}" for lane, number in shown]
-    panel, y, middle = Panel(width, 0, label="; ".join(filter(None, [*facts, prices]))), 0.0, width * 0.4
+    panel, y, middle = (
+        Panel(width, 0, label="; ".join(filter(None, [*facts, prices]))),
+        0.0,
+        width * 0.4,
+    )
     scale = (middle - 16) / max([lane.cycles[number].total_ms for lane, number in shown] or [1.0])
-    strip = (width - 8 - middle) / max([lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in shown] or [1.0])
+    strip = (width - 8 - middle) / max(
+        [lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in shown] or [1.0]
+    )
     for lane, number in shown:
         name = fitted(lane.name, max(90, width / 4), 12)
         lines = lines_of(facts_of(lane, number), width - wide(name, 12) - 16, 11)
@@ -382,8 +497,21 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
         for place, cycle in enumerate(lane.cycles):
             now, reach = place == number, cycle.total_ms * strip
             fill = BONUS if now else WRITTEN if place < number else PAPER
-            tip = f"cycle {place + 1}: {counted(cycle.kept_tok, 'token')} in {cycle.total_ms:.1f} ms"
-            panel.rect(x, y + 5, reach, 12, fill, INK, weight=1.6 if now else 0.5, tip=tip, kind="cycle", node=place)
+            tip = (
+                f"cycle {place + 1}: {counted(cycle.kept_tok, 'token')} in {cycle.total_ms:.1f} ms"
+            )
+            panel.rect(
+                x,
+                y + 5,
+                reach,
+                12,
+                fill,
+                INK,
+                weight=1.6 if now else 0.5,
+                tip=tip,
+                kind="cycle",
+                node=place,
+            )
             x += reach
         y += 22
     x, y = 4.0, y + 12
@@ -426,7 +554,11 @@ def _element(shape: dict) -> str:
         if shape["shape"] == "line":
             return f"<line {place}{stroke}/>"
         told = {name: shape.get(name) for name in ("kind", "node", "tip")}
-        facts = "".join(f' data-{name}="{escape(str(one))}"' for name, one in told.items() if one not in (None, ""))
+        facts = "".join(
+            f' data-{name}="{escape(str(one))}"'
+            for name, one in told.items()
+            if one not in (None, "")
+        )
         return f'<rect {place} rx="2" fill="{shape["fill"]}"{stroke}{facts}/>'
     bold = ' font-weight="bold"' if shape.get("bold") else ""
     struck = ' text-decoration="line-through"' if shape.get("struck") else ""
@@ -443,7 +575,9 @@ def figure(panels: Sequence[Panel], title: str = ""):
     top = 24.0 if title else 4.0
     width, height = sheet.width, sheet.height + top + 4
     with matplotlib.rc_context(RULES):
-        drawn = matplotlib.figure.Figure(figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
+        drawn = matplotlib.figure.Figure(
+            figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH)
+        )
         axes = drawn.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set(xlim=(0, width), ylim=(height, 0))
@@ -465,12 +599,19 @@ def _draw_shape(axes, shape: dict, top: float) -> None:
     style |= dict(gid=f"{shape['kind']}-{shape['node']}") if shape.get("node") is not None else {}
     look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], **style)
     axes.add_patch(
-        matplotlib.patches.Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **look)
+        matplotlib.patches.Rectangle(
+            (shape["x"], shape["y"] + top), shape["width"], shape["height"], **look
+        )
     )
 
 
 def _draw_text(axes, shape: dict, top: float) -> None:
-    style = dict(fontsize=0.75 * shape["size"], color=shape["fill"], family="DejaVu Sans Mono", parse_math=False)
+    style = dict(
+        fontsize=0.75 * shape["size"],
+        color=shape["fill"],
+        family="DejaVu Sans Mono",
+        parse_math=False,
+    )
     style |= dict(weight="bold") if shape.get("bold") else {}
     side = {"end": "right", "middle": "center"}.get(shape.get("anchor"), "left")
     axes.text(shape["x"], shape["y"] + top, shape["words"], ha=side, va="baseline", **style)
@@ -482,13 +623,19 @@ def _draw_text(axes, shape: dict, top: float) -> None:
 def above(upper: Panel, lower: Panel, gap: float = 8) -> Panel:
     """Two panels as one, one below the other."""
     moved = lower.moved(upper.height + gap, "y", "y1", "y2")
-    return Panel(max(upper.width, lower.width), upper.height + gap + lower.height, upper.shapes + moved)
+    return Panel(
+        max(upper.width, lower.width), upper.height + gap + lower.height, upper.shapes + moved
+    )
 
 
 def foldable(snapshot: Snapshot) -> list[int]:
     """Nodes off the accepted path whose descendants can be folded."""
     path = set(snapshot.accepted)
-    inner = {parent for parent, sent in zip(snapshot.parent, snapshot.verified, strict=True) if sent and parent > 0}
+    inner = {
+        parent
+        for parent, sent in zip(snapshot.parent, snapshot.verified, strict=True)
+        if sent and parent > 0
+    }
     return sorted(node for node in inner - path if snapshot.parent[node] in path)
 
 
@@ -496,3 +643,40 @@ def beside(left: Panel, right: Panel) -> Panel:
     """Two panels as one, side by side."""
     moved = right.moved(left.width + 12, "x", "x1", "x2")
     return Panel(left.width + 12 + right.width, max(left.height, right.height), left.shapes + moved)
+
+
+def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
+    """(depth, row) of every node: leaves take the next free row, an inner node the middle of its
+    children.
+    """
+    children: list[list[int]] = [[] for _ in parents]
+    depth = [0] * len(parents)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(node)
+            depth[node] = depth[parent] + 1
+    row, free = [0.0] * len(parents), 0
+    waiting = [(0, False)]
+    while waiting:  # children before their parent, top to bottom
+        node, children_placed = waiting.pop()
+        if not children[node]:
+            row[node], free = float(free), free + 1
+        elif children_placed:
+            row[node] = (row[children[node][0]] + row[children[node][-1]]) / 2
+        else:
+            waiting += [(node, True), *((child, False) for child in reversed(children[node]))]
+    return depth, row
+
+
+def readable(token: str) -> str:
+    """A token's text with visible white space and limited length."""
+    shown = printable(token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")) or "∅"
+    return shown if len(shown) <= SHOWN_CHARACTERS else shown[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """`text` with control characters, which XML forbids, replaced by a dot."""
+    return "".join(
+        "·" if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character
+        for character in text
+    )

@@ -1,7 +1,8 @@
-"""From tables to figures: one style, deterministic files, the scale of what was measured written into every picture.
+"""From tables to figures: one style, deterministic files, the scale of what was measured written
+into every picture.
 
-Each function takes a DataFrame of long rows and returns a figure; `save` writes it. matplotlib and seaborn are imported
-when a figure is drawn.
+Each function takes a DataFrame of long rows and returns a figure; `save` writes it. matplotlib and
+seaborn are imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from specdec.report.tables import PARTS, need, surely
 
 matplotlib, seaborn = Later("matplotlib"), Later("seaborn")
 WIDTH_IN, HEIGHT_IN = 7.0, 3.2
-# Apart in every pair for readers who see no green or no colour at all; a dash, a marker or a hatch goes with each.
+# Apart in every pair for readers who see no green or no colour at all; a dash, a marker or a hatch
+# goes with each.
 COLOURS = ("#004488", "#ddaa33", "#bb5566", "#6699cc", "#222222", "#1b6e3c")
 DASHES, MARKERS = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5))), "osD^v"
 HATCHES = ("", "///", "...", "xxx")
@@ -33,29 +35,39 @@ RULES = runs.Table(lambda: matplotlib.rc_params_from_file(LOOK, use_default_temp
 
 
 @contextmanager
-def drawn(width_in: float = WIDTH_IN, height_in: float = HEIGHT_IN, title: str = "", note: str = "") -> Iterator[tuple]:
-    """(figure, palette) in the one look of all figures. When the with block ends it is laid out, with its title, a letter at
+def drawn(
+    width_in: float = WIDTH_IN, height_in: float = HEIGHT_IN, title: str = "", note: str = ""
+) -> Iterator[tuple]:
+    """(figure, palette) in the one look of all figures. When the with block ends it is laid out,
+    with its title, a letter at
     each of several panels, and a `note` below them."""
     with seaborn.axes_style("whitegrid"), matplotlib.rc_context(RULES):
         figure = matplotlib.figure.Figure(figsize=(width_in, height_in))
         yield figure, COLOURS
         panels = [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
         for letter, axes in zip("abcdefgh", panels[: 8 * (len(panels) > 1)], strict=False):
-            place = dict(xy=(0, 1), xytext=(-14, 4), xycoords="axes fraction", textcoords="offset points")
+            place = dict(
+                xy=(0, 1), xytext=(-14, 4), xycoords="axes fraction", textcoords="offset points"
+            )
             axes.annotate(letter, **place, ha="right", weight="bold")
         if title:
             figure.suptitle(title, x=0.02, ha="left")
         written = textwrap.fill(note, round(17 * width_in))
         figure.text(0.01, 0.01, written, va="bottom", fontsize=8, color="0.3")
-        figure.tight_layout(rect=(0, (written.count("\n") + 1) * 0.15 / height_in if note else 0, 1, 1), w_pad=1.8)
+        figure.tight_layout(
+            rect=(0, (written.count("\n") + 1) * 0.15 / height_in if note else 0, 1, 1), w_pad=1.8
+        )
 
 
-def save(figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, about: dict | None = None) -> list[Path]:
-    """Write <stem>.svg, .pdf and .png, byte for byte the same for the same figure, its `data` as <stem>.csv, and
+def save(
+    figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, about: dict | None = None
+) -> list[Path]:
+    """Write <stem>.svg, .pdf and .png, byte for byte the same for the same figure, its `data` as
+    <stem>.csv, and
     <stem>.json with where it comes from. The label of its provenance is written into the picture.
 
-    sources: the Runs whose rows are drawn, as `provenance.of` takes them. about: more facts for the json file, perhaps
-    another `label`.
+    sources: the Runs whose rows are drawn, as `provenance.of` takes them. about: more facts for the
+    json file, perhaps another `label`.
     """
     stem, origin = Path(stem), provenance.of(sources, data)
     record = {**origin.record(), **(about or {})}
@@ -79,7 +91,9 @@ def save(figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, ab
 
 
 def labelled(figure, label: str):
-    """Write `label` below everything at the right edge; returns the text. Once: a second call changes the first's."""
+    """Write `label` below everything at the right edge; returns the text. Once: a second call
+    changes the first's.
+    """
     text = next((text for text in figure.texts if text.get_gid() == "scale"), None) or figure.text(
         0.995, -0.01, "", ha="right", va="top", fontsize=7, color="0.35", gid="scale"
     )
@@ -88,7 +102,9 @@ def labelled(figure, label: str):
 
 
 def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, title=""):
-    """Grouped bars of stats.compare's `value` with intervals, one group per suite; the line at 1 is the baseline."""
+    """Grouped bars of stats.compare's `value` with intervals, one group per suite; the line at 1 is
+    the baseline.
+    """
     shown = table if baseline is None else table[table["method"] != baseline]
     figure = _by_suite(shown, value, f"times as fast as {baseline or 'the baseline'}", title)
     figure.axes[0].axhline(1.0, color="0.3", linewidth=1, linestyle="--")
@@ -96,7 +112,9 @@ def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, title="
 
 
 def tau_bars(table: pd.DataFrame, *, title=""):
-    """Grouped bars of tau (new tokens per cycle, bonus token included) with intervals, one group per suite."""
+    """Grouped bars of tau (new tokens per cycle, bonus token included) with intervals, one group
+    per suite.
+    """
     return _by_suite(table[table["tau"].notna()], "tau", "new tokens per cycle (tau)", title)
 
 
@@ -114,8 +132,11 @@ def _by_suite(table: pd.DataFrame, value: str, label: str, title: str):
     return figure
 
 
-def grouped_bars(axes, rows: pd.DataFrame, x: str, y: str, by: str, looks: Sequence | None = None) -> None:
-    """Bars side by side: `y` over the values of `x`, one look per value of `by`, whiskers from <y>_low to <y>_high.
+def grouped_bars(
+    axes, rows: pd.DataFrame, x: str, y: str, by: str, looks: Sequence | None = None
+) -> None:
+    """Bars side by side: `y` over the values of `x`, one look per value of `by`, whiskers from
+    <y>_low to <y>_high.
 
     looks: the values of `by` in the order of their looks, for axes that hold some of them.
     """
@@ -124,10 +145,14 @@ def grouped_bars(axes, rows: pd.DataFrame, x: str, y: str, by: str, looks: Seque
     width = 0.8 / len(present)
     for number, name in enumerate(present):
         part = rows[rows[by] == name].drop_duplicates(x)
-        centres = part[x].map(values.index).to_numpy(float) + (number - (len(present) - 1) / 2) * width
+        centres = (
+            part[x].map(values.index).to_numpy(float) + (number - (len(present) - 1) / 2) * width
+        )
         axes.bar(centres, part[y], width, label=str(name), **bar_look(looks.index(name)))
         if f"{y}_low" in part:
-            reach = np.abs(part[[f"{y}_low", f"{y}_high"]].T.to_numpy(float) - part[y].to_numpy(float))
+            reach = np.abs(
+                part[[f"{y}_low", f"{y}_high"]].T.to_numpy(float) - part[y].to_numpy(float)
+            )
             axes.errorbar(centres, part[y], yerr=reach, fmt="none", ecolor="0.2", capsize=1.5)
     axes.set_xticks(range(len(values)), list(map(str, values)))
     axes.grid(axis="x", visible=False)
@@ -145,14 +170,18 @@ def ink(colour) -> str:
 
 
 def time_split(table: pd.DataFrame, *, title=""):
-    """Stacked bars of tables.time_split: where the milliseconds of a cycle go, one bar per row, shares written in."""
+    """Stacked bars of tables.time_split: where the milliseconds of a cycle go, one bar per row,
+    shares written in.
+    """
     need(table, *PARTS, "total_ms")
     with drawn(height_in=1.0 + 0.42 * len(table), title=title) as (figure, palette):
         axes = figure.subplots()
         left = np.zeros(len(table))
         for part, colour in zip(PARTS, palette, strict=False):
             names, lengths = table.index.astype(str), table[part].to_numpy(float)
-            bars = axes.barh(names, lengths, left=left, color=colour, label=part.removesuffix("_ms"))
+            bars = axes.barh(
+                names, lengths, left=left, color=colour, label=part.removesuffix("_ms")
+            )
             shares = lengths / table["total_ms"]  # narrow slices have no room for a number
             written = [f"{share:.0%}" if share >= 0.06 else "" for share in shares]
             axes.bar_label(bars, written, label_type="center", color=ink(colour))
@@ -165,17 +194,30 @@ def time_split(table: pd.DataFrame, *, title=""):
 
 
 def curves(
-    table: pd.DataFrame, x: str, y: str, *, by: str, panel=None, labels=(), sharey=False, zero=True, title="", note=""
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    *,
+    by: str,
+    panel=None,
+    labels=(),
+    sharey=False,
+    zero=True,
+    title="",
+    note="",
 ):
-    """Lines of long rows: y against x, one line per value of `by`, named at its end, one panel per value of `panel`.
+    """Lines of long rows: y against x, one line per value of `by`, named at its end, one panel per
+    value of `panel`.
 
-    labels: what to write at the two axes, default the columns' names. sharey: one scale of y in all panels. zero: it begins
-    at 0.
+    labels: what to write at the two axes, default the columns' names. sharey: one scale of y in all
+    panels. zero: it begins at 0.
     """
     need(table, x, y, by, *([panel] if panel else []))
     panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
     lines, (x_label, y_label) = list(table[by].unique()), labels or (x, y)
-    named = lines if isinstance(lines[0], str) else [f"{by.replace('_', ' ')} {line}" for line in lines]
+    named = (
+        lines if isinstance(lines[0], str) else [f"{by.replace('_', ' ')} {line}" for line in lines]
+    )
     with drawn(title=title, note=note) as (figure, _):
         all_axes = figure.subplots(1, len(panels), sharey=sharey, squeeze=False)[0]
         for axes, (head, rows) in zip(all_axes, panels, strict=True):
@@ -190,20 +232,38 @@ def curves(
     return figure
 
 
-def node_curve(table: pd.DataFrame, *, by="method", parts=("draft_ms", "verify_ms", "host_ms", "total_ms"), title=""):
-    """Lines of tables.node_curve: milliseconds of a cycle and its parts against verified tokens, one panel per `by`."""
+def node_curve(
+    table: pd.DataFrame,
+    *,
+    by="method",
+    parts=("draft_ms", "verify_ms", "host_ms", "total_ms"),
+    title="",
+):
+    """Lines of tables.node_curve: milliseconds of a cycle and its parts against verified tokens,
+    one panel per `by`.
+    """
     need(table, by, "verified_tok", *parts)
-    names = table[by].astype(str) if by == "method" else by.replace("_", " ") + " " + table[by].astype(str)
+    names = (
+        table[by].astype(str)
+        if by == "method"
+        else by.replace("_", " ") + " " + table[by].astype(str)
+    )
     long = table.assign(**{by: names}).melt([by, "verified_tok"], list(parts), "part", "ms")
     long["part"] = long["part"].str.removesuffix("_ms")
     labels = ("tokens verified in one forward", "ms per cycle")
-    return curves(long, "verified_tok", "ms", by="part", panel=by, labels=labels, sharey=True, title=title)
+    return curves(
+        long, "verified_tok", "ms", by="part", panel=by, labels=labels, sharey=True, title=title
+    )
 
 
 def draw_line(axes, rows: pd.DataFrame, x: str, y: str, number: int, label: str) -> None:
-    """A line in the look of this number, with marks where there are few points; a band where rows have low and high."""
+    """A line in the look of this number, with marks where there are few points; a band where rows
+    have low and high.
+    """
     rows, colour = rows.sort_values(x), COLOURS[number % len(COLOURS)]
-    marker = MARKERS[number % len(MARKERS)] if len(rows) <= 12 else ""  # so few are measurements, more are a curve
+    marker = (
+        MARKERS[number % len(MARKERS)] if len(rows) <= 12 else ""
+    )  # so few are measurements, more are a curve
     look = dict(color=colour, linestyle=DASHES[number % len(DASHES)], marker=marker, markersize=3.5)
     axes.plot(rows[x], rows[y], label=label, **look)
     if {"low", "high"} <= set(rows):
@@ -213,7 +273,9 @@ def draw_line(axes, rows: pd.DataFrame, x: str, y: str, number: int, label: str)
 
 
 def name_ends(axes, names: Collection[str]) -> set[str]:
-    """Write these lines' names at their right ends, moved apart where ends meet; returns those that are there."""
+    """Write these lines' names at their right ends, moved apart where ends meet; returns those that
+    are there.
+    """
     lines = [line for line in axes.lines if line.get_label() in names]
     lines.sort(key=lambda line: line.get_ydata()[-1])
     ends = [axes.transData.transform(line.get_xydata()[-1]) for line in lines]
@@ -224,5 +286,7 @@ def name_ends(axes, names: Collection[str]) -> set[str]:
     over = max(0.0, places[-1] - 1) if places else 0.0
     for line, place in zip(lines, places, strict=True):
         look = dict(color=line.get_color(), fontsize=8, va="center")
-        axes.annotate(line.get_label(), (1, place - over), (4, 0), "axes fraction", "offset points", **look)
+        axes.annotate(
+            line.get_label(), (1, place - over), (4, 0), "axes fraction", "offset points", **look
+        )
     return {line.get_label() for line in lines}

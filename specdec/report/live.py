@@ -1,6 +1,8 @@
-"""Watch decoding live: it runs in the background, the tree is redrawn after each cycle, and stopping keeps the result.
+"""Watch decoding live: it runs in the background, the tree is redrawn after each cycle, and
+stopping keeps the result.
 
-One thread decodes and holds the pair, since a model serves one thread at a time; other users get an error.
+One thread decodes and holds the pair, since a model serves one thread at a time; other users get an
+error.
 """
 
 from __future__ import annotations
@@ -24,17 +26,24 @@ REDRAWN_EVERY_S = 0.15  # drawing takes interpreter time, which decoding needs t
 
 
 def watch(
-    pair: Pair, prompt="", policies: dict[str, Policy] | Policy | None = None, max_new_tokens: int = 128, **settings
+    pair: Pair,
+    prompt="",
+    policies: dict[str, Policy] | Policy | None = None,
+    max_new_tokens: int = 128,
+    **settings,
 ) -> Live:
-    """A view in which `prompt` is decoded while you watch, with a start and a stop button; it waits for the start.
+    """A view in which `prompt` is decoded while you watch, with a start and a stop button; it waits
+    for the start.
 
-    prompt: text (a user's message if the tokenizer has a chat template), messages or ids, as in `decode`.
-    policies: by name, one of which is chosen; None: the pair's usual tree. settings: as in `decode`.
-    `result` is the Generation, finished or not.
+    prompt: text (a user's message if the tokenizer has a chat template), messages or ids, as in
+    `decode`.
+    policies: by name, one of which is chosen; None: the pair's usual tree. settings: as in
+    `decode`. `result` is the Generation, finished or not.
 
     >>> import specdec
     >>> messages = [{"role": "user", "content": "What is 2 + 3?"}]
-    >>> view = specdec.watch(specdec.load_pair("tiny"), messages, specdec.Static(8, 2, 3), max_new_tokens=8)
+    >>> view = specdec.watch(specdec.load_pair("tiny"), messages, specdec.Static(8, 2, 3),
+    max_new_tokens=8)
     >>> view.start().wait().tokens == specdec.decode(view.pair, messages, max_new_tokens=8).tokens
     True
     """
@@ -49,7 +58,14 @@ def watch(
 class Live(Viewer):
     """The view of `watch`. result: the text so far; every start replaces it."""
 
-    def __init__(self, pair: Pair, prompt, policies: dict[str, Policy | None], max_new_tokens: int, settings: dict):
+    def __init__(
+        self,
+        pair: Pair,
+        prompt,
+        policies: dict[str, Policy | None],
+        max_new_tokens: int,
+        settings: dict,
+    ):
         super().__init__()
         self.pair, self.policies, self.settings = pair, policies, settings
         self.result: Generation | None = None
@@ -58,15 +74,22 @@ class Live(Viewer):
         self.words = ipywidgets.Textarea(str(prompt), description="prompt")
         self.policy = ipywidgets.Dropdown(options=list(policies), description="policy")
         most = max(100_000, max_new_tokens)
-        self.most = ipywidgets.BoundedIntText(max_new_tokens, min=1, max=most, description="new tokens")
+        self.most = ipywidgets.BoundedIntText(
+            max_new_tokens, min=1, max=most, description="new tokens"
+        )
         self.start_button = ipywidgets.Button(description="▶ start", tooltip="decode the prompt")
-        self.stop_button = ipywidgets.Button(description="■ stop", tooltip="stop after this cycle", disabled=True)
+        self.stop_button = ipywidgets.Button(
+            description="■ stop", tooltip="stop after this cycle", disabled=True
+        )
         self.start_button.on_click(lambda _: self.start())
         self.stop_button.on_click(lambda _: self.stop())
         self._say(READY)
 
     def controls(self) -> dict[str, tuple[str, Any]]:
-        own = {name: ("bar", getattr(self, name)) for name in ("policy", "most", "start_button", "stop_button")}
+        own = {
+            name: ("bar", getattr(self, name))
+            for name in ("policy", "most", "start_button", "stop_button")
+        }
         steps = {name: control for name, control in super().controls().items() if name != "play"}
         return {"words": ("prompt", self.words)} | own | steps
 
@@ -90,11 +113,15 @@ class Live(Viewer):
             engine, policy = opened(self.pair, prompt, chosen, most, **self.settings)
         except SpecdecError as error:
             return self._say(str(error))
-        self.result = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished", text="")
+        self.result = Generation(
+            engine.tokens, engine.prompt_tok, finish_reason="unfinished", text=""
+        )
         self.shown = [(Lane(self.policy.value, []), 0)]
         self.prompt = words
         self._stop.clear()
-        self._thread = threading.Thread(target=self._decode, args=(engine, Watched(policy)), daemon=True)
+        self._thread = threading.Thread(
+            target=self._decode, args=(engine, Watched(policy)), daemon=True
+        )
         self._buttons(running=True)
         self._thread.start()
         return self
@@ -123,7 +150,9 @@ class Live(Viewer):
                     kept, position = [text(token) for token in tokens], len(lane.tokens) - 1
                     lane.tokens += kept
                     if result.rows:
-                        lane.cycles.append(live_cycle(engine, watched, result.rows[-1], position, kept, text))
+                        lane.cycles.append(
+                            live_cycle(engine, watched, result.rows[-1], position, kept, text)
+                        )
                     watched.begin()
                     if time.monotonic() - redrawn > REDRAWN_EVERY_S:
                         self._newest(note or "Decoding ...")

@@ -14,7 +14,16 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.models.eagle_network import EagleConfig, default_taps
 from specdec.training.drafter import accuracy, chats, networks, texts
-from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
+from specdec.training.drafter.chats import (
+    ANSWER,
+    LIBRARY,
+    PROMPT,
+    Batch,
+    ChatList,
+    Document,
+    Regeneration,
+    Rows,
+)
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows
@@ -31,10 +40,16 @@ TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
 
 def test_rates_rise_and_fall_and_curves_and_results_of_several_runs(tmp_path):
     assert [rate_factor(step, 100, 4) for step in (0, 1, 3, 50)] == [0.25, 0.5, 1.0, 1.0]
-    assert [rate_factor(step, 100, 0) for step in (65, 72, 86, 100)] == pytest.approx([1.0, 0.8, 0.4, 0.0])
-    assert [rate_factor(step, None, 10, 110) for step in (4, 10, 60, 110, 200)] == pytest.approx([0.5, 1, 0.5, 0, 0])
+    assert [rate_factor(step, 100, 0) for step in (65, 72, 86, 100)] == pytest.approx(
+        [1.0, 0.8, 0.4, 0.0]
+    )
+    assert [rate_factor(step, None, 10, 110) for step in (4, 10, 60, 110, 200)] == pytest.approx(
+        [0.5, 1, 0.5, 0, 0]
+    )
     kept = Settings(warmup_steps=2, average_frac=0.3)
-    assert [kept.rate_factor(step, 100) for step in (0, 1, 99)] == [0.5, 1.0, 1.0], "an average needs no falling rate"
+    assert [kept.rate_factor(step, 100) for step in (0, 1, 99)] == [0.5, 1.0, 1.0], (
+        "an average needs no falling rate"
+    )
     assert Settings(warmup_steps=2).rate_factor(99, 100) == pytest.approx(1 / 35)
     continued = Continued()
     assert continued.rate_factor(5, None) == 1.0
@@ -42,25 +57,51 @@ def test_rates_rise_and_fall_and_curves_and_results_of_several_runs(tmp_path):
     found = [continued.rate_factor(step, 200) for step in (0, 5, 100, 200, 300)]
     assert found == pytest.approx(wanted)
     assert [step for step in range(80) if continued.is_measured(step)] == [0, 25, 50, 75]
-    assert [step for step in range(600) if kept.is_measured(step)] == [64, 91, 128, 182, 256, 363, 512]
+    assert [step for step in range(600) if kept.is_measured(step)] == [
+        64,
+        91,
+        128,
+        182,
+        256,
+        363,
+        512,
+    ]
     names = {"first": tmp_path / "a", "second": tmp_path / "b"}
     for number, folder in enumerate(names.values()):
         steps = np.arange(1, 7) * 10
         curve = {"steps": steps, "reward": steps + number, "entropy": 1.0, "tok_per_ms": 0.5}
         runs.write_table(folder / "curve.parquet", pd.DataFrame(curve))
-        found = {"steps": 60, "elapsed_s": 120.0, "answers": 3, "most_common": [4, number], "most_common_frac": 0.5}
+        found = {
+            "steps": 60,
+            "elapsed_s": 120.0,
+            "answers": 3,
+            "most_common": [4, number],
+            "most_common_frac": 0.5,
+        }
         runs.write_json(folder / "plan.json", {"results": found})
     drawn = training_curves(names, points=3)
-    assert list(drawn) == ["run", "steps", "what", "value"] and drawn.index.tolist() == list(range(18))
+    assert list(drawn) == ["run", "steps", "what", "value"] and drawn.index.tolist() == list(
+        range(18)
+    )
     first = drawn[(drawn["run"] == "second") & (drawn["what"] == "reward")]
     assert first["steps"].tolist() == [20, 40, 60] and first["value"].tolist() == [16.0, 36.0, 56.0]
-    assert drawn["what"].unique().tolist() == ["reward", "entropy", "tok_per_ms"] and len(training_curves(names)) == 36
-    told = {"run": ["first", "second"], "steps": [60] * 2, "minutes": [2.0] * 2, "steps_per_s": [0.5] * 2}
+    assert (
+        drawn["what"].unique().tolist() == ["reward", "entropy", "tok_per_ms"]
+        and len(training_curves(names)) == 36
+    )
+    told = {
+        "run": ["first", "second"],
+        "steps": [60] * 2,
+        "minutes": [2.0] * 2,
+        "steps_per_s": [0.5] * 2,
+    }
     told |= {"answers": [3] * 2, "commonest": ["4/0", "4/1"], "commonest_frac": [0.5] * 2}
     assert training_results(names).to_dict("list") == told
     torch.manual_seed(0)
     parts = list(batches(7, 3))
-    assert [len(part) for part in parts] == [3, 3, 1] and sorted(torch.cat(parts).tolist()) == list(range(7))
+    assert [len(part) for part in parts] == [3, 3, 1] and sorted(torch.cat(parts).tolist()) == list(
+        range(7)
+    )
     seeds = {mixed_seed(seed, number) for seed in range(4) for number in range(-1, 4)}
     assert len(seeds) == 20 and all(0 <= seed < 2**63 for seed in seeds)
 
@@ -76,7 +117,9 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
     adam, muon = optimizers(network, settings)
     names = {id(weight): name for name, weight in network.named_parameters()}
     (first,), (second,) = adam.param_groups, muon.param_groups
-    by_adam, by_muon = ({names[id(weight)] for weight in group["params"]} for group in (first, second))
+    by_adam, by_muon = (
+        {names[id(weight)] for weight in group["params"]} for group in (first, second)
+    )
     matrices = {name for name, weight in network.named_parameters() if weight.ndim == 2}
     assert by_muon == matrices - {"lm_head.weight"} and by_adam == set(names.values()) - by_muon
     assert "lm_head.weight" in by_adam and "norm.weight" in by_adam
@@ -85,7 +128,9 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
     wanted = {"lr": 0.02, "peak": 0.02, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
     assert {name: second[name] for name in wanted} == wanted
     (alone,) = optimizers(network, replace(settings, muon=False, head_rate=None))
-    assert len(alone.param_groups[0]["params"]) == len(names) and alone.param_groups[0]["peak"] == 0.02
+    assert (
+        len(alone.param_groups[0]["params"]) == len(names) and alone.param_groups[0]["peak"] == 0.02
+    )
     output = SimpleNamespace(features=torch.zeros(4, 64, 30))
     batch = TokenBatch(torch.zeros(4, 64, dtype=torch.long), step=3)
     texts = ((0, batch), (0, batch), (1, batch), (0, replace(batch, step=4)))
@@ -102,19 +147,32 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
     assert packed.kind.tolist() == [[2, 2, 2, 1, 1, 0], [3, 0, 0, 0, 0, 0]]
     assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
     batch = token_batch(packed, "cpu", 7)
-    assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and (batch.step, batch.output) == (7, None)
-    assert torch.equal(batch.documents, torch.from_numpy(packed.document)) and token_batch(packed, "cpu").step == 0
+    assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and (
+        batch.step,
+        batch.output,
+    ) == (7, None)
+    assert (
+        torch.equal(batch.documents, torch.from_numpy(packed.document))
+        and token_batch(packed, "cpu").step == 0
+    )
     rows = Rows(lambda seed: iter(documents * 40), seed=0, length=6, block_rows=4)
     text = StreamedText(rows, 2, "cpu")
-    assert torch.equal(text.batch(1).ids, torch.from_numpy(rows.block(0).ids[2:])) and text.batch(1).step == 1
+    assert (
+        torch.equal(text.batch(1).ids, torch.from_numpy(rows.block(0).ids[2:]))
+        and text.batch(1).step == 1
+    )
     first = rows.block(0)
     counts = np.bincount(first.ids[first.kind == ANSWER], minlength=20)
     assert (text.answer_counts(20) == counts).all() and text.progress(9) == {}
     assert isinstance(rows.batch(0, 2), Batch)
-    ranks = np.array([[9, 0, 1, 0, 2, 0, 0, 0], [9, 0, 0, -1, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]])
+    ranks = np.array(
+        [[9, 0, 1, 0, 2, 0, 0, 0], [9, 0, 0, -1, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]]
+    )
     asked = []
     monkeypatch.setattr(accuracy, "_ranks", lambda *given: asked.append(given[-1]) or ranks)
-    frozen = type("T", (), {"embedding": None, "__call__": lambda self, text: SimpleNamespace(features=None)})()
+    frozen = type(
+        "T", (), {"embedding": None, "__call__": lambda self, text: SimpleNamespace(features=None)}
+    )()
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]])
     text = TokenBatch(torch.zeros(1, 8, dtype=torch.long), mask)
     found = accuracy.draft_accuracy(None, frozen, [text], drafts=3, top_k=3)
@@ -132,11 +190,16 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
     # token 2 comes from the prompt; from it three are right (slot 1), and the bonus token 6 ends the answer
     assert (found["cycles"], found["emitted_tok"], found["tau_chain"]) == (1, 4, 4.0)
     silent = [replace(text, loss_mask=0 * mask)]
-    none = pytest.raises(SpecdecError, accuracy.draft_accuracy, None, frozen, silent, drafts=3, top_k=3)
+    none = pytest.raises(
+        SpecdecError, accuracy.draft_accuracy, None, frozen, silent, drafts=3, top_k=3
+    )
     none.match("no answer of two tokens or more")
     assert accuracy._spans(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool)) == [(0, 2), (3, 4), (6, 7)]
     accepted = np.array([0, 2, 0, 0, 1, 0, 0, 0])
-    assert accuracy._chain_cycles(accepted, 2, 8) == 2 and accuracy._chain_cycles(accepted, 3, 8) == 4 - 1
+    assert (
+        accuracy._chain_cycles(accepted, 2, 8) == 2
+        and accuracy._chain_cycles(accepted, 3, 8) == 4 - 1
+    )
     nobody = SimpleNamespace(drafter=None)
     pytest.raises(SpecdecError, static_tree, nobody, []).match("no training forward")
     usable = torch.tensor([[True, True], [True, False]])
@@ -172,7 +235,9 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
     model, _ = chat_target()
     vocabulary, text = model.config.vocab_size, model.config
     warm, cold = network_for(Settings(48)), network_for(Settings(48, warm_start=False))
-    config = EagleConfig(32, 48, 2, 1, vocabulary, 48, 32, rms_norm_eps=text.rms_norm_eps, taps=default_taps(7))
+    config = EagleConfig(
+        32, 48, 2, 1, vocabulary, 48, 32, rms_norm_eps=text.rms_norm_eps, taps=default_taps(7)
+    )
     assert warm.config == config and config.generation == 3 and len(config.taps) == 3
     counts = np.arange(vocabulary) % 50
     kept = warm.t2d.nonzero().squeeze(1)
@@ -181,7 +246,9 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
     assert not torch.equal(cold.lm_head.weight, warm.lm_head.weight)
     assert torch.equal(network_for(Settings(48)).fc.weight, warm.fc.weight)
     other = network_for(Settings(None, intermediate_size=20, fc_norm="each")).config
-    assert other == replace(config, draft_vocab_size=vocabulary, intermediate_size=20, fc_norm="each")
+    assert other == replace(
+        config, draft_vocab_size=vocabulary, intermediate_size=20, fc_norm="each"
+    )
     assert network_for(Settings(10**6)).config.draft_vocab_size == vocabulary
     last = (text.num_hidden_layers,)
     single = replace(config, generation=1, num_taps=1, taps=last, fc_bias=True)
@@ -189,44 +256,30 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
         assert network_for(TOY, kind).config == replace(single, griffin=kind == "griffin")
     for kind, path in (("medusa", None), ("hydra", "state"), ("hydra++", "layer")):
         made = network_for(TOY, kind).config
-        assert (made.path, made.taps, made.draft_vocab_size, made.vocab_size) == (path, last, 48, vocabulary)
+        assert (made.path, made.taps, made.draft_vocab_size, made.vocab_size) == (
+            path,
+            last,
+            48,
+            vocabulary,
+        )
         assert (made.layer is None) == (kind != "hydra++")
-    pytest.raises(SpecdecError, network_for, TOY, "eagle4").match("unknown kind of drafter 'eagle4'")
+    pytest.raises(SpecdecError, network_for, TOY, "eagle4").match(
+        "unknown kind of drafter 'eagle4'"
+    )
     written = runs.read_json(networks.save_trained(warm, tmp_path / "warm", model) / "config.json")
     assert written["max_position_embeddings"] == text.max_position_embeddings != 2048
-    assert networks.check_start(tmp_path / "warm") == tmp_path / "warm" and networks.check_start(None) is None
-    pytest.raises(SpecdecError, networks.check_start, tmp_path).match("there is no drafter in .* to continue from")
+    assert (
+        networks.check_start(tmp_path / "warm") == tmp_path / "warm"
+        and networks.check_start(None) is None
+    )
+    pytest.raises(SpecdecError, networks.check_start, tmp_path).match(
+        "there is no drafter in .* to continue from"
+    )
     model.save_pretrained(tmp_path / "target")
-    bare = pytest.raises(SpecdecError, networks.load_target, tmp_path / "target", torch.device("cpu"))
+    bare = pytest.raises(
+        SpecdecError, networks.load_target, tmp_path / "target", torch.device("cpu")
+    )
     bare.match("has no tokenizer")
-
-
-def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
-    def text_of(settings, budget, stages=()):
-        return texts.training_text(*chat_target(), ChatList(CHATS), settings, tmp_path, budget, stages)
-
-    asked = []
-    monkeypatch.setattr(texts.chats, "regenerate", lambda *given, **how: asked.append((given, how)) or CHATS[:2])
-    settings = replace(TOY, regenerate_chats=3, max_new_tokens=9)
-    text = text_of(settings, Budget(minutes=8.0, seed=5))
-    (given, options), = asked  # fmt: skip
-    key = runs.content_key(prompts=CHATS[:3], seed=5, most=9)[:12]
-    assert given == (*chat_target(), CHATS[:3], Regeneration(max_new_tokens=9))
-    assert options == {"folder": tmp_path / f"regenerated-{key}", "minutes": 2.0, "seed": 5}
-    assert isinstance(text, StreamedText) and (text.size, text.steps, text.begins) == (2, None, ())
-    assert (text.rows.block_rows, text.rows.length, text.rows.seed) == (64, 48, 5)
-    text_of(settings, Budget())
-    assert asked[1][1]["minutes"] is None
-    (tmp_path / "checkpoint.safetensors").write_text("")
-    text_of(settings, Budget(minutes=8.0))
-    assert asked[2][1]["minutes"] == 0
-    fixed = text_of(replace(settings, passes=3), Budget())
-    assert isinstance(fixed, FixedText) and len(fixed.documents) == 2 and fixed.stages == [2] and fixed.held_out == []
-    given = replace(TOY, passes=2, held_out=2, held_out_frac=0.5)
-    parted = text_of(given, Budget(seed=1), [4, 6])
-    learned, held_out = texts.split(CHATS[:4], given)
-    assert len(parted.held_out) == len(held_out) and parted.stages == [len(learned), len(texts.split(CHATS, given)[0])]
-    assert (parted.length, parted.size) == (48, 2) and len(parted._reads) == 2 * len(parted.rows)
 
 
 def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
@@ -243,12 +296,24 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     assert list(curve) == ["step", "loss", "grad_norm", "batch_tok", *measures]
     assert len(curve) == plan["last_step"] == plan["steps_done"] and (curve["batch_tok"] > 0).all()
     held = ["held_out_top1_frac", "held_out_tau_chain"]
-    assert list(plan["results"]) == ["draft_vocab_size", "seen_tok", "distinct_tok", *held, "rate_frac"]
+    assert list(plan["results"]) == [
+        "draft_vocab_size",
+        "seen_tok",
+        "distinct_tok",
+        *held,
+        "rate_frac",
+    ]
     assert plan["results"]["draft_vocab_size"] == 48
     assert plan["results"]["rate_frac"] == settings.rate_factor(len(curve), len(curve))
-    streamed = train_drafter(chat_target(), CHATS, out_dir=tmp_path / "s", objective=objective, settings=TOY)
+    streamed = train_drafter(
+        chat_target(), CHATS, out_dir=tmp_path / "s", objective=objective, settings=TOY
+    )
     told = runs.read_json(tmp_path / "s" / "drafter_training" / "plan.json")["settings"]
-    assert (told["conversations"], told["steps"], told["seed"]) == (ChatList(CHATS).key, 4, 0) and streamed.is_dir()
+    assert (told["conversations"], told["steps"], told["seed"]) == (
+        ChatList(CHATS).key,
+        4,
+        0,
+    ) and streamed.is_dir()
     options = dict(out_dir=tmp_path / "n", settings=TOY, start_from=tmp_path / "nowhere")
     missing = pytest.raises(SpecdecError, train_drafter, chat_target(), CHATS, **options)
     missing.match("there is no drafter in .*nowhere to continue from")

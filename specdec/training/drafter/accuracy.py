@@ -83,7 +83,7 @@ def draft_accuracy(
     total = np.sum(rows, axis=0) if rows else np.zeros((4, drafts))
     if not cycles:
         raise SpecdecError(
-            "no answer of two tokens or more to measure a drafter on; give conversations with answers."
+            "no answer of two tokens or more to measure on; give conversations with answers."
         )
     table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
     for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
@@ -159,7 +159,7 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
         rows = shards.read() if shards.done() else pd.DataFrame()
     if TAU not in rows:
         raise SpecdecError(
-            f"the training in {out_dir} has measured nothing on held-out text (its setting held_out)."
+            f"the training in {out_dir} measured nothing on held-out text (held_out)."
         )
     columns = ["step", "seen_tok", "distinct_tok", "rate_frac", TOP1, TAU]
     measured = rows.loc[rows[TAU].notna(), columns].reset_index(drop=True)

@@ -85,7 +85,7 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
         )
         if not 0 <= min(answer) <= max(answer) < len(tokenizer):
             raise SpecdecError(
-                f"answer_ids reach from {min(answer)} to {max(answer)}; they are of another tokenizer."
+                f"answer_ids {min(answer)} to {max(answer)} are of another tokenizer."
             )
         kind = np.array([PROMPT] * len(prompt_ids) + [ANSWER] * len(answer), dtype=np.uint8)
         return Document(np.array([*prompt_ids, *answer], dtype=np.int64), kind)
@@ -125,7 +125,7 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
         before, found, after = written([*earlier, marked, *later]).partition(MARK)
         if not found:
             raise SpecdecError(
-                f"the chat template drops the answer of message {index}; use a template that keeps it."
+                f"the chat template drops the answer of message {index}; use one that keeps it."
             )
         opened = written(earlier, add_generation_prompt=True)
         begin = len(opened if full.startswith(opened) else commonprefix([full, before]))
@@ -164,7 +164,7 @@ def _parse_chat(line: str, where: str) -> list[dict]:
     )
     if not isinstance(turns, list) or not turns:
         raise SpecdecError(
-            f"{where}: neither `conversations` nor `messages` holds a list of turns; rename the field."
+            f"{where}: no list of turns in `conversations` or `messages`; rename the field."
         )
     messages = []
     for turn in turns:
@@ -181,9 +181,7 @@ def _parse_chat(line: str, where: str) -> list[dict]:
                 f"{where}: answer_ids must be a list of token ids; correct or drop the line."
             )
         if temperature is not None and not isinstance(temperature, int | float):
-            raise SpecdecError(
-                f"{where}: temperature must be a number, got {temperature!r}; correct or drop the line."
-            )
+            raise SpecdecError(f"{where}: temperature must be a number; correct or drop the line.")
         if messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         messages[-1] |= {"answer_ids": ids, "temperature": temperature}
@@ -212,8 +210,7 @@ class ChatSource(Protocol):
 
 
 class ChatList:
-    """A fixed list of conversations as a ChatSource: each block reads them in a new random order.
-    """
+    """A fixed list of conversations as a ChatSource: each block reads them in a new order."""
 
     def __init__(self, conversations: Sequence[list[dict]]):
         self.conversations = list(conversations)

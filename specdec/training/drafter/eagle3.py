@@ -405,14 +405,13 @@ class OnlineDrafter:
 
 
 def learned_by(drafter) -> nn.Module:
-    """The trainable network of a drafter. SpecdecError if it has none, or an embedding of its own.
-    """
+    """The trainable network of a drafter. SpecdecError if it has none."""
     network = drafter.network if drafter is not None else None
     if isinstance(drafter, SmallLM):
         return LMNetwork(network, (drafter.target.num_layers,))
     if not isinstance(network, EagleNetwork | HeadsNetwork) or network.config.own_embedding:
         raise SpecdecError(
-            "only EAGLE's layers that use their target's embedding, heads and small language models can learn while they serve."
+            "only EAGLE's layers, heads and small language models can learn while they serve."
         )
     return network
 

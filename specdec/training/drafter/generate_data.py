@@ -28,7 +28,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
@@ -38,19 +38,19 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import fanout, ranks, runs
+from specdec import runs
 from specdec.core.decode import drive
 from specdec.core.pair import Pair
 from specdec.core.protocols import Forward, TargetForward, together
 from specdec.core.tree_config import check_memory
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError, check_integer, check_number
-from specdec.models import load
 from specdec.models.fingerprint import describe_pair
 from specdec.stored import json_line, read_text
 
 SHARD = 64  # chat numbers in a shard
-ANSWER_SHARE = 0.6  # of all tokens written by SmolLM2-135M-Instruct; the rest are prompts, many of which never end
+# of all tokens written by SmolLM2-135M-Instruct; the rest are prompts, many of which never end
+ANSWER_SHARE = 0.6
 MEAN_CONTEXT_TOK = 200  # of its chats, per step
 ROW_BYTES = 12  # size of a shard's line per answer token: its id and its text
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
@@ -76,90 +76,39 @@ def generate_chats(
 
     Prompts of a file come first, then the target makes up its own. Existing chats are continued.
     Chats whose prompt or answer occurs in a suite (embedded, or of the folder `benchmarks`) are
-    dropped, and so are repetitions. With several ranks each writes the chats of a shard at a time,
-    and rank 0 stores them in order, as a single process would. Raises SpecdecError for a target
+    dropped, and so are repetitions. Raises SpecdecError for a target
     without a chat template, and for a folder of another target or other settings.
     """
     config = config or ChatConfig()
     check_integer("tokens", tokens, 1)
     if minutes is not None:
         check_number("minutes", minutes)
-    ranks.join(pair.target.device.type)
-    writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
+    writer = ChatWriter(pair, config)
+    files = open_chats(pair, config, out, benchmarks)
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    if fanout.checked_place(config.on, config.jobs) is not None:
-        return _fan_out(
-            pair,
-            config,
-            files,
-            lambda: files.answer_tok < tokens and time.monotonic() < until,
-            progress,
-        )
+
+    def enough() -> bool:
+        return files.answer_tok >= tokens or time.monotonic() >= until
+
+    # chats of later shards begin while the last ones of a shard are still being written
+    numbers = itertools.count(files.next_numbers.start)
     ended: dict[int, dict | None] = {}
-    shards = itertools.count(ranks.broadcast(files.shards) + ranks.rank(), ranks.world())
-    shards, written = itertools.tee(map(numbers_of, shards))
-    progress = progress and ranks.leads()
     bar = tqdm(
         total=tokens, initial=files.answer_tok, unit="tok", unit_scale=True, disable=not progress
     )
     with pair.inference(plain=True), bar:
-        chats = drive(writer.chats(itertools.chain.from_iterable(written)), config.rows)
-        shard, enough = next(shards), ranks.broadcast(files.answer_tok >= tokens)
-        while not enough:
+        chats = drive(writer.chats(numbers), config.rows)
+        while not enough():
             _, (number, row) = next(chats)
             ended[number] = row
-            if whole := all(number in ended for number in shard):
-                for rows in ranks.gather([(number, ended.pop(number)) for number in shard]):
-                    if ranks.leads() and files.answer_tok < tokens:
-                        files.write(rows)
-                shard = next(shards)
-            if whole or ranks.world() == 1:
-                enough = ranks.broadcast(files.answer_tok >= tokens or time.monotonic() >= until)
+            # a shard is stored when all of its chats have ended
+            shard = files.next_numbers
+            if all(number in ended for number in shard):
+                files.write([(number, ended.pop(number)) for number in shard])
             waiting_tok = sum(len(row["answer_ids"]) for row in ended.values() if row)
             bar.update(files.answer_tok + waiting_tok - bar.n)
         chats.close()
-    files.counts = ranks.broadcast(files.counts)
     return files
-
-
-def _fan_out(
-    pair: Pair, config: ChatConfig, files: ChatFiles, wanted: Callable[[], bool], progress: bool
-) -> ChatFiles:
-    """The same with shards written by workers; what is kept of them is decided here, in order."""
-    source, here = load.source_of(pair), dataclasses.replace(config, on=None, jobs=None)
-
-    def shards(workers: fanout.Workers) -> Iterator[fanout.Shard]:
-        first, size = files.next_numbers.start, len(files.next_numbers)
-        for start in itertools.count(first, size):
-            if workers.failed:  # later shards cannot be kept
-                return
-            numbers = range(start, start + size)
-            of = {"numbers": [start, size], "chats": files.identity, **source}
-            yield fanout.Shard(f"chats from {start}", _chats_elsewhere, (source, here, numbers), of)
-
-    written: dict[int, list] = {}
-    with fanout.Workers(
-        config.on, config.jobs, gpus=int(pair.target.device.type != "cpu")
-    ) as workers:
-        for _, chats in workers.gather(shards(workers) if wanted() else [], "chats", progress):
-            written[chats[0][0]] = chats
-            while files.next_numbers.start in written and wanted():
-                files.write(written.pop(files.next_numbers.start))
-            if not wanted():
-                break
-    return files
-
-
-def _chats_elsewhere(
-    source: dict, config: ChatConfig, numbers: range
-) -> list[tuple[int, dict | None]]:
-    """A shard of chats in another process."""
-    pair = load.load_again(**source)
-    with pair.inference(plain=True):
-        ended = dict(
-            chat for _, chat in drive(ChatWriter(pair, config).chats(numbers), config.rows)
-        )
-    return [(number, ended[number]) for number in numbers]
 
 
 def open_chats(
@@ -169,8 +118,7 @@ def open_chats(
     settings = dataclasses.asdict(config)
     for name in ("openings", "prompts"):
         settings[name] = runs.content_key(texts=prompt_text(settings[name]))[:16]
-    for name in ("rows", "on", "jobs"):  # these only affect rounding
-        del settings[name]
+    del settings["rows"]  # it only affects rounding
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
     return ChatFiles(
         Path(out), {"target": target, "settings": settings}, config.hold_out, benchmarks
@@ -187,8 +135,7 @@ def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) 
     with pair.inference(plain=True):
         read = target.new_cache(len(ids))
         target.forward(ids, read, last_only=True)
-        memory = target.new_memory()
-        caches = [memory.new_cache(len(ids) + steps + 1) for _ in range(config.rows)]
+        caches = [target.new_cache(len(ids) + steps + 1) for _ in range(config.rows)]
         for cache in caches:
             cache.append(read)
         forwards = [TargetForward(target, token, cache, last_only=True) for cache in caches]
@@ -200,7 +147,8 @@ def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) 
         rate = ANSWER_SHARE * steps * config.rows / (time.perf_counter() - begin)
     seconds, megabytes = tokens / rate, ROW_BYTES * tokens / 1e6
     spent = f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
-    return f"{tokens:,} answer tokens take about {spent} here ({rate:.0f} a second, by a few steps) and {megabytes:.0f} MB."
+    time_and_rate = f"{spent} here ({rate:.0f} a second, by a few steps)"
+    return f"{tokens:,} answer tokens take about {time_and_rate} and {megabytes:.0f} MB."
 
 
 class ChatFiles:
@@ -363,8 +311,6 @@ class ChatConfig:
     openings: Path = OPENINGS
     prompts: Path = PROMPTS
     hold_out: float = 0.02  # fraction of chats marked for measurements
-    on: str | None = None  # run elsewhere: local, ray, ray://host:port or slurm (`fanout`)
-    jobs: int | None = None  # the most workers at once there
 
 
 class ChatWriter:
@@ -384,8 +330,9 @@ class ChatWriter:
         self.prompts = read_prompts(config.prompts)
         self.limit = self.target.position_limit or 1 << 30
         longest = len(self.before) + config.prompt_tok + SLACK_TOK + config.answer_tok
+        self.longest = longest
         if longest > self.limit:
-            why = f"a chat may grow to {longest} tokens, but the target's context ends at {self.limit}"
+            why = f"a chat may grow to {longest} tokens, the target reads {self.limit}"
             raise SpecdecError(f"{why}; lower prompt_tok or answer_tok.")
         least = config.rows * (len(self.before) + 1) * self.target.cache_bytes_per_tok
         check_memory(
@@ -403,20 +350,24 @@ class ChatWriter:
         It returns (number, row): temperature, messages and answer_ids; None if a prompt did not
         end, or is too long.
         """
-        memory, opened = self.target.new_memory(), self.target.new_cache(len(self.before))
+        opened = self.target.new_cache(len(self.before))
         self.target.forward(
             torch.tensor(self.before, device=self.target.device), opened, last_only=True
         )
         for number in numbers:
-            yield self._chat(number, memory, opened)
+            yield self._chat(number, opened)
 
-    def _chat(
-        self, number: int, memory, opened
-    ) -> Generator[Forward, Any, tuple[int, dict | None]]:
+    def _chat(self, number: int, opened) -> Generator[Forward, Any, tuple[int, dict | None]]:
         config, rng = self.config, random.Random(f"chats/{self.config.seed}/{number}")
         values, shares = zip(*config.temperatures, strict=True)
         temperature = rng.choices(values, shares)[0]
-        text = _Text(self.target, memory.new_cache(self.limit), opened, self.before)
+        # room for the longest chat: a made-up prompt, or a given one, and the answer
+        room = self.longest
+        if number < len(self.prompts):
+            prompt_tok = len(self.pair.ids_of(self.prompts[number]))
+            room = max(room, prompt_tok + config.answer_tok)
+        cache = self.target.new_cache(min(room, self.limit))
+        text = _Text(self.target, cache, opened, self.before)
         if number < len(self.prompts):
             messages = self.prompts[number]
         else:

@@ -44,7 +44,8 @@ _HASS = Supervised(
 _FEATURES = dict(feature_weight=1.0, noise=0.2)
 OBJECTIVES: dict[str, Objective] = {
     "ppow": _PPOW,
-    "ppow-wide": replace(_PPOW, epsilon=30.0),  # nats: 5 per token, to pay a fifth of smollm2's rejected windows
+    # nats: 5 per token, to pay a fifth of smollm2's rejected windows
+    "ppow-wide": replace(_PPOW, epsilon=30.0),
     "ppow-paper": Ppow(),
     "kl_only": replace(_PPOW, reward="none", beta=1.0),
     "raw_reward": replace(_PPOW, reward="raw"),
@@ -62,8 +63,16 @@ OBJECTIVES: dict[str, Objective] = {
     "hass": _HASS,
     "hass-eagle1": replace(_HASS, **_FEATURES, network="eagle1"),
     "block": Supervised(LossRules(8), labels="soft", network="block"),
-    "eagle1": Supervised(LossRules(1), labels="soft", soft_weight=0.1, **_FEATURES, network="eagle1"),
-    "griffin": replace(_HASS, rules=LossRules(3, 1.0, aligned_top=3), top_weight=0.5, **_FEATURES, network="griffin"),
+    "eagle1": Supervised(
+        LossRules(1), labels="soft", soft_weight=0.1, **_FEATURES, network="eagle1"
+    ),
+    "griffin": replace(
+        _HASS,
+        rules=LossRules(3, 1.0, aligned_top=3),
+        top_weight=0.5,
+        **_FEATURES,
+        network="griffin",
+    ),
     "medusa": Supervised(LossRules(4), network="medusa"),
     "hydra": Supervised(LossRules(4), network="hydra"),
     "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),

@@ -169,13 +169,13 @@ class FeatureCache:
         tokens, limit = int(self._lengths.sum()), self.config.limit_gb
         if self.gb > limit:
             raise SpecdecError(
-                f"the features of {tokens:,} tokens take {self.gb:.2f} GB in {self.folder}, more than the limit of "
-                f"{limit:g} GB; raise it, give fewer conversations, or set it to 0 to run the target in every step."
+                f"the features of {tokens:,} tokens take {self.gb:.2f} GB, more than the limit of "
+                f"{limit:g} GB; raise it, give fewer conversations, or set it to 0 to store none."
             )
         there = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
         free_gb = shutil.disk_usage(there).free / GB
         if wanted_gb > free_gb:
-            why = f"the features of {tokens:,} tokens take {wanted_gb:.2f} GB more in {self.folder}, but {free_gb:.2f} GB are free"
+            why = f"the features take {wanted_gb:.2f} GB more in {self.folder}, {free_gb:.2f} GB are free"
             raise SpecdecError(
                 f"{why}; free the disk, choose another folder or give fewer conversations."
             )
@@ -192,7 +192,7 @@ class FeatureCache:
         if not linear or float((again - said).abs().max()) > 0.03 * float(
             said.std()
         ):  # scaled or capped logits
-            why = f"{type(self.target.model).__name__} changes its head's logits, so they cannot be recomputed from kept states"
+            why = f"{type(self.target.model).__name__} changes its head's logits after the head"
             raise SpecdecError(
                 f"{why}; set the limit of the features to 0 to run the target in every step."
             )
@@ -253,8 +253,7 @@ class StreamedText:
         return np.bincount(first.ids[first.answer_mask], minlength=vocabulary)
 
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
-        """Does nothing: such rows are read once, so that storing their features would not pay off.
-        """
+        """Does nothing: rows that are read once need no stored features."""
 
     def batch(self, number: int) -> TokenBatch:
         rows = self.rows.batch(number, self.size)

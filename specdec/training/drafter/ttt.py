@@ -243,8 +243,7 @@ def ttt_loss(
 
 
 class Counted(NamedTuple):
-    """The slots of a step that count: their rows of the teacher, states [N, H], and batch places.
-    """
+    """The slots that count at a step: rows of the teacher, states [N, H], batch places."""
 
     index: Tensor
     hidden: Tensor
