@@ -235,7 +235,7 @@ class Target(TargetModel):
         features = self._features()
         return Rows(logits[0], None if features is None else features[0])
 
-    def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:  # type: ignore[override]
+    def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards, those of about the same length as one padded batch."""
         for forward in forwards:
             forward.cache.require(len(forward.tokens))  # type: ignore[attr-defined]
@@ -304,13 +304,14 @@ class Target(TargetModel):
         self, tokens: Tensor, positions: Tensor, mask: Any, cache: Any, keep: int | Tensor
     ) -> Tensor:
         """Logits [B, R, V] of the rows to keep."""
+        kind: Any = type(self.model)
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
             use_cache=True,
             logits_to_keep=keep,
-            **{cache_keyword(type(self.model)): cache},
+            **{cache_keyword(kind): cache},
         )
         logits: Tensor = output.logits
         # some families return all rows regardless
