@@ -21,7 +21,14 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.eagle_drafter import EagleDrafter
 from specdec.models.eagle_network import EagleConfig
-from specdec.models.heads import HeadsConfig, HydraDrafter, MedusaDrafter, load_heads, read_heads, save_heads
+from specdec.models.heads import (
+    HeadsConfig,
+    HydraDrafter,
+    MedusaDrafter,
+    load_heads,
+    read_heads,
+    save_heads,
+)
 from specdec.models.small_lm import SmallLM, load_small_lm
 from specdec.models.target import Target
 from specdec.replays.record import record
@@ -50,7 +57,19 @@ READINGS = {
     "eagle-1, reduced vocabulary": dict(FIRST, draft_vocab_size=10),
     "griffin": dict(FIRST, griffin=True),
 }
-LAYER = EagleConfig(WIDTH, 64, 4, 2, VOCAB, VOCAB, WIDTH, rms_norm_eps=1e-6, generation=1, num_taps=1, taps=(LAYERS,))
+LAYER = EagleConfig(
+    WIDTH,
+    64,
+    4,
+    2,
+    VOCAB,
+    VOCAB,
+    WIDTH,
+    rms_norm_eps=1e-6,
+    generation=1,
+    num_taps=1,
+    taps=(LAYERS,),
+)
 MEDUSA = HeadsConfig(WIDTH, VOCAB, VOCAB, num_heads=3, taps=(LAYERS,), projections="each")
 KINDS = {
     "medusa, first files": MEDUSA,
@@ -68,7 +87,13 @@ def target():
 
 
 def drafter_of(config, target: Target):
-    kind = EagleDrafter if isinstance(config, EagleConfig) else HydraDrafter if config.path else MedusaDrafter
+    kind = (
+        EagleDrafter
+        if isinstance(config, EagleConfig)
+        else HydraDrafter
+        if config.path
+        else MedusaDrafter
+    )
     drafter = kind(random_network(config, 5), target)
     target.taps = drafter.taps
     if drafter.target_id is not None:
@@ -92,7 +117,11 @@ def children_of_heads(drafter, ids, states, path):
         x = torch.cat([x, *target.embedding.weight[[int(ids[-1]), *path]]])
     for number in range(config.num_layers):
         block = network.further[head] if number and config.path else network.first[head]
-        again = x if block.res_connection is None else block.res_connection.weight @ x + block.res_connection.bias
+        again = (
+            x
+            if block.res_connection is None
+            else block.res_connection.weight @ x + block.res_connection.bias
+        )
         x = again + F.silu(block.linear.weight @ x + block.linear.bias)
     if config.projections == "target":
         return target.model.lm_head(x).log_softmax(-1)
@@ -105,11 +134,15 @@ def windowed(vocabulary: int = 24):
     torch.manual_seed(4)
     sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
     ids = dict(vocab_size=vocabulary, bos_token_id=7, eos_token_id=None, pad_token_id=None)
-    config = MistralConfig(**sizes, **ids, num_key_value_heads=2, sliding_window=5, initializer_range=0.5)
+    config = MistralConfig(
+        **sizes, **ids, num_key_value_heads=2, sliding_window=5, initializer_range=0.5
+    )
     return MistralForCausalLM(config).eval()
 
 
-def children_of_lm(drafter, ids, features, path):  # the begin token stands where the text's first would
+def children_of_lm(
+    drafter, ids, features, path
+):  # the begin token stands where the text's first would
     ids = torch.tensor([[*drafter.begin, *ids[1:].tolist(), *path]])
     return drafter.network(ids).logits[0, -1].log_softmax(-1)
 
@@ -121,9 +154,22 @@ for name, reading in READINGS.items():
     made = functools.partial(drafter_of, replace(EAGLE, **reading))
     CASES[name] = made, slow_children, Static(36, 2, 4), range(18, 30)
 for name, config in KINDS.items():  # the tree is deeper than there are heads
-    CASES[name] = functools.partial(drafter_of, config), children_of_heads, Static(30, 5, 3), range(14, 20)
-for name, model in {"llama": random_target(24, hidden=16, layers=2, seed=8), "window": windowed()}.items():
-    CASES[f"lm, {name}"] = functools.partial(SmallLM, model), children_of_lm, Static(31, 3, 3), range(20, 26)
+    CASES[name] = (
+        functools.partial(drafter_of, config),
+        children_of_heads,
+        Static(30, 5, 3),
+        range(14, 20),
+    )
+for name, model in {
+    "llama": random_target(24, hidden=16, layers=2, seed=8),
+    "window": windowed(),
+}.items():
+    CASES[f"lm, {name}"] = (
+        functools.partial(SmallLM, model),
+        children_of_lm,
+        Static(31, 3, 3),
+        range(20, 26),
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -160,10 +206,14 @@ def test_the_text_is_the_targets_own_and_replays(name, target, home):
     found = audit(pair, [PROMPT, PROMPT[:3]], policies, max_new_tokens=16, progress=False)
     assert found.passed
     settings = dict(max_new_tokens=12, top_ks=(3,), trees=(3,), progress=False)
-    pytest.raises(SpecdecError, record, pair, {"own": [PROMPT]}, depth=3, **settings).match("no deeper than depth 2")
+    pytest.raises(SpecdecError, record, pair, {"own": [PROMPT]}, depth=3, **settings).match(
+        "no deeper than depth 2"
+    )
     trace = record(pair, {"own": [PROMPT, PROMPT[:3]]}, depth=2, **settings)
     tree = Static(8, 2, 3)
-    live = [specdec.decode(pair, prompt, tree, max_new_tokens=12) for prompt in (PROMPT, PROMPT[:3])]
+    live = [
+        specdec.decode(pair, prompt, tree, max_new_tokens=12) for prompt in (PROMPT, PROMPT[:3])
+    ]
     replayed = replay(trace, tree, profile("roofline-a100-llama-8b-eager"))
     assert replayed.table["cycles"].tolist() == [len(out.rows) for out in live]
 
@@ -178,13 +228,27 @@ def test_files_are_read_again_and_hold_the_official_names(target, tmp_path):
         assert type(load_heads(folder, target)) is (HydraDrafter if config.path else MedusaDrafter)
     network = random_network(replace(MEDUSA, num_layers=2))
     names = set(load_file(save_heads(network, tmp_path / "a") / "medusa_lm_head.safetensors"))
-    own = {f"{head}.{layer}.linear.{part}" for head in range(3) for layer in range(2) for part in ("weight", "bias")}
+    own = {
+        f"{head}.{layer}.linear.{part}"
+        for head in range(3)
+        for layer in range(2)
+        for part in ("weight", "bias")
+    }
     assert names == own | {f"{head}.2.weight" for head in range(3)}
     second = replace(MEDUSA, projections="target", num_layers=2)
-    assert set(load_file(save_heads(random_network(second), tmp_path / "b") / "medusa_lm_head.safetensors")) == own
+    assert (
+        set(
+            load_file(
+                save_heads(random_network(second), tmp_path / "b") / "medusa_lm_head.safetensors"
+            )
+        )
+        == own
+    )
 
     weights = load_file(tmp_path / "a" / "medusa_lm_head.safetensors")
-    whole = {f"medusa_head.{name}": value for name, value in weights.items()} | {"model.norm.weight": torch.ones(3)}
+    whole = {f"medusa_head.{name}": value for name, value in weights.items()} | {
+        "model.norm.weight": torch.ones(3)
+    }
     for before, name, tensors in (
         ("medusa_lm_head.safetensors", "medusa_lm_head.pt", weights),
         ("medusa_lm_head.pt", "pytorch_model.bin", whole),
@@ -196,21 +260,35 @@ def test_files_are_read_again_and_hold_the_official_names(target, tmp_path):
     network = random_network(KINDS["hydra++"])
     folder = save_heads(network, tmp_path / "c")
     weights = load_file(folder / "hydra_lm_head.safetensors")
-    blocks = [f"{block}.{part}" for block in ("linear", "res_connection") for part in ("weight", "bias")]
+    blocks = [
+        f"{block}.{part}" for block in ("linear", "res_connection") for part in ("weight", "bias")
+    ]
     own = {f"hydra_mlp.{head}.1.{name}" for head in range(3) for name in blocks}
-    own |= {f"hydra_mlp.{head}.{at}.linear.{part}" for head in range(3) for at in (3, 5) for part in ("weight", "bias")}
+    own |= {
+        f"hydra_mlp.{head}.{at}.linear.{part}"
+        for head in range(3)
+        for at in (3, 5)
+        for part in ("weight", "bias")
+    }
     own |= {f"hydra_lm_head.{head}.1.{part}" for head in range(3) for part in ("weight", "bias")}
     assert own == {name for name in weights if not name.startswith("prefix")}
     assert weights["hydra_mlp.2.1.linear.weight"].shape == (WIDTH, 4 * WIDTH)
-    assert {f"prefix_embeding_layer.{name}.weight" for name in ("layers.0.self_attn.q_proj", "norm")} <= set(weights)
+    assert {
+        f"prefix_embeding_layer.{name}.weight" for name in ("layers.0.self_attn.q_proj", "norm")
+    } <= set(weights)
     (folder / "hydra_lm_head.safetensors").unlink()
-    unread = {"prefix_embeding_layer.embed_tokens.weight": torch.ones(2), "input_embed_fn.weight": torch.ones(2)}
+    unread = {
+        "prefix_embeding_layer.embed_tokens.weight": torch.ones(2),
+        "input_embed_fn.weight": torch.ones(2),
+    }
     torch.save(weights | unread, folder / "hydra_lm_head.pt")
     assert_same(read_heads(folder, target), network)
 
 
 def assert_same(left, right):
-    assert all(torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items())
+    assert all(
+        torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items()
+    )
 
 
 def test_bad_files_get_one_sentence(target, tmp_path):
@@ -227,15 +305,26 @@ def test_bad_files_get_one_sentence(target, tmp_path):
         ("holds strange", lambda tensors: tensors.update(strange=torch.ones(1))),
         (r"shape \(5, 5\)", lambda tensors: tensors.update({first: torch.ones(5, 5)})),
         ("not finite", lambda tensors: tensors[first].fill_(float("nan"))),
-        ("no heads are numbered", lambda tensors: [tensors.pop(name) for name in (first, "0.0.linear.bias")]),
+        (
+            "no heads are numbered",
+            lambda tensors: [tensors.pop(name) for name in (first, "0.0.linear.bias")],
+        ),
         ("vocabulary map d2t is wrong", lambda tensors: tensors["d2t"].add_(30), shared),
-        ("one block is applied several times", lambda tensors: tensors["0.1.linear.weight"].add_(1), two),
+        (
+            "one block is applied several times",
+            lambda tensors: tensors["0.1.linear.weight"].add_(1),
+            two,
+        ),
     ):
         pytest.raises(SpecdecError, read_heads, folder(*change), target).match(words)
-    fewer = folder(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("2.")])
+    fewer = folder(
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("2.")]
+    )
     with pytest.warns(UserWarning, match="counts 3 heads, the weights 2"):
         assert read_heads(fewer, target).config.num_heads == 2
-    pytest.raises(SpecdecError, random_network(MEDUSA).state, torch.zeros(1, WIDTH), 3).match("drafts no deeper")
+    pytest.raises(SpecdecError, random_network(MEDUSA).state, torch.zeros(1, WIDTH), 3).match(
+        "drafts no deeper"
+    )
 
 
 def test_a_static_tree_holds_the_likeliest_nodes():
@@ -243,7 +332,11 @@ def test_a_static_tree_holds_the_likeliest_nodes():
     chances = {}
     for length in (1, 2, 3):
         for path in itertools.product(*(range(len(row)) for row in table[:length])):
-            chances[path] = float(torch.tensor([table[level][rank] for level, rank in enumerate(path)]).double().prod())
+            chances[path] = float(
+                torch.tensor([table[level][rank] for level, rank in enumerate(path)])
+                .double()
+                .prod()
+            )
     for nodes in (1, 4, 9, len(chances), 100):
         best = sorted(chances, key=lambda path: -chances[path])[:nodes]
         assert set(tree_from_table(table, nodes).choices) == set(best)
@@ -254,13 +347,25 @@ def test_chains_and_beams_are_lossless_and_bad_models_get_one_sentence(tmp_path)
     target, model = Target(random_target(24, seed=3)), windowed()
     model.save_pretrained(tmp_path)
     pair = Pair(target, load_small_lm(tmp_path, target), name="lm")
-    found = audit(pair, [PROMPT, PROMPT[:1]], {"chain": Static(5, 3, 1), "beam": Static(10, 2, 3)}, 14, progress=False)
+    found = audit(
+        pair,
+        [PROMPT, PROMPT[:1]],
+        {"chain": Static(5, 3, 1), "beam": Static(10, 2, 3)},
+        14,
+        progress=False,
+    )
     assert found.passed
     assert specdec.load_drafter(f"lm:{tmp_path}", target).model.vocab_size == 24
     target = Target(random_target(24, seed=3))
-    pytest.raises(SpecdecError, SmallLM, windowed(30), target).match("knows 30 tokens, the target 24")
+    pytest.raises(SpecdecError, SmallLM, windowed(30), target).match(
+        "knows 30 tokens, the target 24"
+    )
     (tmp_path / "config.json").write_text("{}")
-    pytest.raises(SpecdecError, load_small_lm, tmp_path, target).match("cannot be loaded as a transformers causal LM")
+    pytest.raises(SpecdecError, load_small_lm, tmp_path, target).match(
+        "cannot be loaded as a transformers causal LM"
+    )
     short = random_target(24, hidden=16, layers=2, limit=10)
     with pytest.raises(SpecdecError, match="context ends at 10"):
-        specdec.decode(Pair(target, SmallLM(short, target)), PROMPT, Static(4, 2, 1), max_new_tokens=8)
+        specdec.decode(
+            Pair(target, SmallLM(short, target)), PROMPT, Static(4, 2, 1), max_new_tokens=8
+        )

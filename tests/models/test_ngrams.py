@@ -31,7 +31,9 @@ def text_of(tokens) -> ngrams.Text:
 
 def test_prompt_lookup_copies_what_transformers_copies():
     draw = random.Random(0)
-    theirs = PromptLookupCandidateGenerator(ngrams.PROMPT_LOOKUP.levels, max_matching_ngram_size=2, max_length=99)
+    theirs = PromptLookupCandidateGenerator(
+        ngrams.PROMPT_LOOKUP.levels, max_matching_ngram_size=2, max_length=99
+    )
     copied = 0
     for _ in range(200):
         tokens = [draw.randrange(6) for _ in range(draw.randint(1, 30))]
@@ -52,7 +54,9 @@ def slow_nodes(tokens: list[int], config: ngrams.NgramConfig) -> dict[tuple[int,
             found.append((min(match, config.longest), end))
     newest = [place for place in found if place[0] > 1][-config.places :]
     singles = [place for place in found[-config.places :] if place not in newest]
-    newest = sorted((singles if len(newest) < config.places else []) + newest, reverse=True)[: config.places]
+    newest = sorted((singles if len(newest) < config.places else []) + newest, reverse=True)[
+        : config.places
+    ]
     nodes, paths = {}, [((), 0.0, newest)]
     for path, score, places in paths:
         following = {}
@@ -77,7 +81,10 @@ def test_a_suffix_trie_holds_the_best_of_all_copies(config):
     draw, sizes = random.Random(1), []
     for _ in range(60):
         tokens = [draw.randrange(4) for _ in range(draw.randint(1, 40))]
-        every, trie = slow_nodes(tokens, config), paths_of(ngrams.trie_of(text_of(tokens), config, ODDS))
+        every, trie = (
+            slow_nodes(tokens, config),
+            paths_of(ngrams.trie_of(text_of(tokens), config, ODDS)),
+        )
         assert all(trie[path] == pytest.approx(every[path]) for path in trie)
         assert len(trie) == min(config.nodes, len(every))
         left = [score for path, score in every.items() if path not in trie]
@@ -88,7 +95,13 @@ def test_a_suffix_trie_holds_the_best_of_all_copies(config):
 
 class SlowLookahead:  # the window of lookahead row by row: each of its rows is a text of its own for the target
     def __init__(self, pair, ids: list[int], config: ngrams.LookaheadConfig):
-        self.pair, self.ids, self.config, self.pool, self.known = pair, ids, config, ngrams.NgramPool(config), 0
+        self.pair, self.ids, self.config, self.pool, self.known = (
+            pair,
+            ids,
+            config,
+            ngrams.NgramPool(config),
+            0,
+        )
         self.levels = [[ids[(7 * c + 3) % len(ids)] for c in range(config.columns)]]
 
     def says(self, ids: list[int]) -> int:
@@ -97,13 +110,17 @@ class SlowLookahead:  # the window of lookahead row by row: each of its rows is 
 
     def cycle(self, verify_nodes: int) -> int:
         config = self.config
-        for end in range(max(self.known, config.ngram - 1), len(self.ids)) if config.from_prompt else ():
+        for end in (
+            range(max(self.known, config.ngram - 1), len(self.ids)) if config.from_prompt else ()
+        ):
             self.pool.add(self.ids[end - config.ngram + 1 : end + 1])
         self.known = len(self.ids)
         ranked = sorted(paths_of(self.pool.trie(self.ids[-1])).items(), key=lambda item: -item[1])
         paths = {path for path, _ in ranked[:verify_nodes]}
         new = [
-            self.says([*self.ids, *self.levels[0][: c + 1], *(level[c] for level in self.levels[1:])])
+            self.says(
+                [*self.ids, *self.levels[0][: c + 1], *(level[c] for level in self.levels[1:])]
+            )
             for c in range(config.columns)
         ]
         self.levels.append(new)
@@ -160,15 +177,22 @@ def test_texts_are_plain_decodings_alone_at_once_and_sampled(name):
     found = audit(pair, [[1, 2, 3, 4, 1, 2, 3], [5]], POLICIES, max_new_tokens=12, progress=False)
     assert found.passed and found.rows["accepted_tok"].sum() > 20
     ends = specdec.decode(pair, cycle, tree, max_new_tokens=32)  # up to the last position
-    assert ends.new_tok == 32 and ends.tokens == specdec.autoregress(pair, cycle, max_new_tokens=32).tokens
+    assert (
+        ends.new_tok == 32
+        and ends.tokens == specdec.autoregress(pair, cycle, max_new_tokens=32).tokens
+    )
     prompts = [[1, 2, 1, 2, 1], [7, 8, 9, 7, 8, 9, 7], [3]]
     alone = [specdec.decode(pair, prompt, tree, max_new_tokens=12) for prompt in prompts]
     both = decode_many(pair, prompts, tree, max_new_tokens=12)
     assert [out.tokens for out in both] == [out.tokens for out in alone]
-    assert [[row.accepted_tok for row in out.rows] for out in both] == [[r.accepted_tok for r in o.rows] for o in alone]
+    assert [[row.accepted_tok for row in out.rows] for out in both] == [
+        [r.accepted_tok for r in o.rows] for o in alone
+    ]
     if name in ("suffix", "hybrid"):
         settings = dict(new_tok=2, draws=80, top_k=4, progress=False)
-        assert distribution_test(pair, [3, 1, 4, 3, 1, 4, 3, 1], Static(10, 2, 3), **settings).passed
+        assert distribution_test(
+            pair, [3, 1, 4, 3, 1, 4, 3, 1], Static(10, 2, 3), **settings
+        ).passed
 
 
 def test_copies_alone_draft_nothing_and_bad_settings_are_one_sentence():
@@ -178,13 +202,18 @@ def test_copies_alone_draft_nothing_and_bad_settings_are_one_sentence():
     assert not copied["draft_calls"].any() and not copied["top_k"].any()
     assert (copied["verify_nodes"] == copied["candidates"].clip(upper=6)).all()
     both = specdec.decode(pair, prompt, Static(30, 2, 4), max_new_tokens=12).cycles
-    assert (both["draft_calls"] == 3).all() and both["candidates"].max() > Static(30, 2, 4).plan.pool_size
+    assert (both["draft_calls"] == 3).all() and both["candidates"].max() > Static(
+        30, 2, 4
+    ).plan.pool_size
     for bad, words in (
         (lambda: ngrams.NgramConfig(levels=0), "levels must be"),
         (lambda: ngrams.NgramConfig(longest=1, shortest=2), "shortest=2 exceeds"),
         (lambda: ngrams.LookaheadConfig(ngram=1), "ngram must be"),
         (lambda: specdec.load_pair("tiny", drafter="lookahead:x/y"), "has no weights"),
-        (lambda: specdec.load_pair("tiny", drafter="suffix:/nowhere/at/all"), "neither a folder|no copies"),
+        (
+            lambda: specdec.load_pair("tiny", drafter="suffix:/nowhere/at/all"),
+            "neither a folder|no copies",
+        ),
     ):
         pytest.raises(SpecdecError, bad).match(words)
 
@@ -192,7 +221,14 @@ def test_copies_alone_draft_nothing_and_bad_settings_are_one_sentence():
 def test_odds_are_counted_kept_and_checked_and_the_scale_of_scores_is_found(tmp_path):
     ids = torch.tensor([*range(9)] * 12 + [30, *range(9)])
     found = list(ngrams.outcomes(ids, 9, ngrams.NgramConfig()))
-    begun = [9, 10, *range(20, 98, 11), 108, 109, 110]  # ten copies at most, and the target's own token
+    begun = [
+        9,
+        10,
+        *range(20, 98, 11),
+        108,
+        109,
+        110,
+    ]  # ten copies at most, and the target's own token
     assert found == list(ngrams.outcomes(ids, 9, ngrams.NgramConfig(), begun))
     odds = CopyOdds.from_outcomes(found, scale=0.8, learned_from="a round")
     sure, lone = Evidence.of(20, 2, 0, 1), Evidence.of(1, 1, 1, 2)

