@@ -354,7 +354,10 @@ def unpack_gguf(path: Path, folder: Path) -> Path:
         with _without_bars():
             try:
                 causal_lm = transformers.AutoModelForCausalLM
-                model = causal_lm.from_pretrained(**arguments, dtype=torch.bfloat16)
+                plain = transformers.GgufConfig(dequantize=True)
+                model = causal_lm.from_pretrained(
+                    **arguments, dtype=torch.bfloat16, quantization_config=plain
+                )
                 tokenizer = transformers.AutoTokenizer.from_pretrained(**arguments)
             except Exception as error:  # a damaged file fails in many ways
                 why = f"{path} cannot be read as GGUF by transformers: {first_line(error)}"

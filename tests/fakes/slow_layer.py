@@ -79,23 +79,6 @@ def mlp_output(layer, stream):
     return (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
 
 
-def slow_dflash(drafter, ids, features):
-    """Log-probabilities [B, Vd] of DFlash: every layer reads all features again, and the whole
-    block.
-    """
-    network, config = drafter.network, drafter.config
-    context = rms(features @ network.fc.weight.T, network.hidden_norm.weight)
-    tokens = [int(ids[-1])] + [config.mask_token] * (config.block - config.from_anchor)
-    rows = drafter.target.model.get_input_embeddings().weight[tokens]
-    seen = torch.ones((len(context) + len(rows),) * 2, dtype=torch.bool)
-    for layer in network.layers:
-        x, own = torch.cat((context, rms(rows, layer.input_layernorm.weight))), layer.self_attn
-        rows = rows + attention(network, x, own, seen)[-len(rows) :] @ own.o_proj.weight.T
-        rows = rows + mlp_output(layer, rows)
-    head = network.lm_head if config.own_head else drafter.target.model.lm_head
-    return (rms(rows[-config.block :], network.norm.weight) @ head.weight.T).log_softmax(-1)
-
-
 def slow_block(drafter, ids, features):
     """Log-probabilities [B, Vd] of the positions after the root: all rows of the text and of the
     block at once, causal.
