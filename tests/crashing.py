@@ -30,7 +30,6 @@ from specdec.training.env import ReplaySource
 from specdec.training.ppo import RunOptions, Task, train_policy
 
 from workbook import book
-from workbook import toy_pretrain as pretrain
 
 PROMPTS = {"mine": [[1, 2, number] for number in range(3, 15)]}
 
@@ -69,13 +68,6 @@ def drafter():
     return learned(folder, folder.parent / "drafter_training")
 
 
-def pretrained():
-    loop.TrainingRun.run.__kwdefaults__["save_s"] = 0.0
-    sizes = dict(batch=2, length=64, steps=16, warmup_steps=2, tokenizer_examples=60, library_frac=0.0)
-    folder = pretrain.train_target(pretrain.Preset(320, 32, 2, 2, 48, **sizes), runs.home() / "training")
-    return learned(folder, folder.parent)
-
-
 def book_run():
     folder, entries = runs.home() / "notebooks", []
     for name, reads in (("00_first", []), ("10_second", ["runs/{scale}/00_first.txt"])):
@@ -88,7 +80,7 @@ def book_run():
     return states <= {"done", "fresh"}, made
 
 
-JOBS = {job.__name__: job for job in (evaluated, recorded, ppo, drafter, pretrained, book_run)}
+JOBS = {job.__name__: job for job in (evaluated, recorded, ppo, drafter, book_run)}
 
 
 def do(job: str, home: Path, output: Path) -> None:

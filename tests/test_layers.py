@@ -15,12 +15,12 @@ PACKAGE = Path(specdec.__file__).resolve().parent
 MAX_FUNCTION_LINES = 60
 
 # A room imports only rooms before it. `core` imports `errors` alone; `report` is imported by `tools` alone.
-ROOMS = """waiting errors later identity ranks machine threads stored runs fanout parallel core models data
-policies costs replays training evaluation report tools book __main__""".split()
+ROOMS = """errors identity machine stored runs parallel core models data policies
+costs replays training evaluation report tools book __main__""".split()
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report"}
 # These work from parquet alone.
-REDRAWS = [f"report.{name}" for name in ("tables", "figures", "treeview", "provenance")]
+REDRAWS = [f"report.{name}" for name in ("tables", "figures", "provenance")]
 REDRAWS += ["workbook.claims", "workbook.items"]
 HEAVY = {
     "datasets",

@@ -14,7 +14,9 @@ from specdec.errors import SpecdecError
 from specdec.data import corpus
 from specdec.data.toy_chats import CorpusChats
 
-from workbook.toy_card import families
+
+def families():
+    return sorted({example.family for example in corpus.streams()[corpus.PROMPTS]})
 
 
 def first(stream, count):
