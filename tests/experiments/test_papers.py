@@ -13,7 +13,7 @@ from specdec.identity import Method
 
 from experiments import panels, paper_rows, papers
 from workbook import items, pictures
-from workbook.old_names import identified
+from workbook.method_rows import identified
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 METHODS = [paper_rows.default_row("resps", "EAGLE-3"), paper_rows.Row("Re-SpS", {"system": "Re-SpS"})]
