@@ -7,11 +7,11 @@
     (a block)  mask_hidden, ours, beside EAGLE-3's
 
 EAGLE-2 and HASS have EAGLE-1's layout. SGLang and SpecForge write EAGLE-3's with switches of their
-own, which are read. A wrong rule here fails silently, as low acceptance. So loading is strict: every
-weight is present, none is left over, every shape fits. config.json is read as plain JSON, never
-through a configuration class, which would add defaults that the drafter was not trained with (above
-all a RoPE base). Pickles are unpickled as tensors only, so that a file cannot run code. If a folder
-has both, model.safetensors is read and pytorch_model.bin is not.
+own, which are read. A wrong rule here fails silently, as low acceptance. So loading is strict:
+every weight is present, none is left over, every shape fits. config.json is read as plain JSON,
+never through a configuration class, which would add defaults that the drafter was not trained with
+(above all a RoPE base). Pickles are unpickled as tensors only, so that a file cannot run code. If a
+folder has both, model.safetensors is read and pytorch_model.bin is not.
 """
 
 from __future__ import annotations
