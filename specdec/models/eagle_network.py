@@ -115,7 +115,7 @@ def layer_like(config: Any, vocab_size: int, **fields: Any) -> EagleConfig:
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1; sheet fact 1)."""
+    """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1)."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
         why = f"EAGLE-3 taps the inputs of three layers in order; {num_layers} layers give {taps}"
@@ -136,7 +136,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections of the layer's attention; EAGLE-3 reads [embedding; hidden] and so takes 2H in."""
+    """Projections of the layer's attention; EAGLE-3's reads [embedding; hidden], 2H wide."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -161,7 +161,7 @@ class Attention(nn.Module):
         else:
             keys = config.num_key_value_heads * config.head_dim
             queries = config.num_attention_heads * config.head_dim
-            parts = self.fused(x).split((queries, keys, keys), dim=-1)
+            parts = torch.split(self.fused(x), (queries, keys, keys), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, config.head_dim)) for part in parts)
         if config.query_key_norm:
             q = self.q_norm(q)
@@ -205,7 +205,7 @@ class DecoderLayer(nn.Module):
 
 
 class InnerLayer(DecoderLayer):
-    """A layer of Llama's or Qwen3's form, which reads nothing but the states of the layer before."""
+    """A layer of Llama's or Qwen3's form, which reads the states of the layer before alone."""
 
     def __init__(self, config: EagleConfig):
         super().__init__(replace(config, generation=1))
@@ -262,7 +262,7 @@ class EagleNetwork(nn.Module):
         if config.generation != 3:
             return features
         if config.fc_norm == "each":
-            parts = features.split(config.target_hidden_size, dim=-1)
+            parts = torch.split(features, config.target_hidden_size, dim=-1)
             normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
             features = torch.cat(normed, dim=-1)
         elif config.fc_norm == "joint":
@@ -366,7 +366,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 # GRIFFIN (arXiv 2502.11018), with e the token's embedding and f the feature:
 #
-#     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))    the token corrects the feature
+#     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))   the token corrects f
 #     layer(z) = [predicted; regressed]         the head reads the first half, the second is fed back
 #
 # A feature that must both be close to the target's and predict the next token serves neither well;
