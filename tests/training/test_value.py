@@ -20,7 +20,6 @@ from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace
-from specdec.tools import cli
 from specdec.training import value
 from specdec.training.value import (
     Examples,
@@ -142,31 +141,6 @@ def test_it_beats_the_tuned_tree_never_the_bound_prices_move_it_and_evaluations_
     replay(test, rare, COSTS)
     assert rare.evaluations < evaluations
     assert 0.001 < evaluation_ms(policy, test, COSTS) < 50
-
-
-@pytest.mark.parametrize("fields", [{}])
-def test_reprice_from_the_command_line(fields, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    policy, costs = (
-        random_policy(probe="none", **fields),
-        round_costs(name="here@abc123", kind="calibrated"),
-    )
-    policy.trained_for = {"pair": "tiny"}
-    policy.save(tmp_path / "before")
-    command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 1 --costs"
-    assert (
-        cli.main(
-            [
-                *command.split(),
-                str(costs.save(tmp_path / "costs.json")),
-                "--out",
-                str(tmp_path / "after"),
-            ]
-        )
-        == 0
-    )
-    assert "predicted here, ms per token" in capsys.readouterr().out
-    assert load_policy(tmp_path / "after").priced_for == "here@abc123"
 
 
 def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_anew_with_each_seed(
