@@ -1,4 +1,6 @@
-"""Our controller: what its network reads, by hand and in batches; prices of another machine; and it is lossless."""
+"""Our controller: what its network reads, by hand and in batches; prices of another machine; and it
+is lossless.
+"""
 
 import warnings
 

@@ -1,4 +1,6 @@
-"""Training of our controller: targets are what replay accepts, it learns what a static tree cannot do, and prices move it."""
+"""Training of our controller: targets are what replay accepts, it learns what a static tree cannot
+do, and prices move it.
+"""
 
 import dataclasses
 from types import SimpleNamespace
@@ -301,7 +303,9 @@ def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch
     config = dataclasses.replace(SMALL, steps=5000, batch=8, learning_rate=0.003, weight_decay=0.04)
     arrays, curve = value.fit_model(*examples.split(0.2, 0), config, 3, False, Teacher())
     assert made == {"lr": 0.003, "weight_decay": 0.04} and taught == {5.0}
-    assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == list(range(99, 600, 100))
+    assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == list(
+        range(99, 600, 100)
+    )
     weights = 0.8 ** np.arange(5)
     assert curve["held_out_loss"].tolist() == pytest.approx(
         np.add(scripted[:6], np.average(range(5), weights=weights))
@@ -341,7 +345,10 @@ def test_members_learn_on_prompts_of_their_own_and_teach_one_gently(examples, mo
     assert calls[0][4] is calls[1][4] is None and len(calls[3][4].out_weight[0]) == 3 * 16, (
         "two side by side teach"
     )
-    assert curve["member"].tolist() == ["0", "1", "2", "distilled"] and len(network.out_weight[0]) == 16
+    assert (
+        curve["member"].tolist() == ["0", "1", "2", "distilled"]
+        and len(network.out_weight[0]) == 16
+    )
     assert curve.index.tolist() == [0, 1, 2, 3]
     plain = value.fit_ensemble(examples, config, 0, False, distil=False)[1]
     assert "distilled" not in plain["member"].tolist()
