@@ -31,9 +31,9 @@ NAMED = {
 def test_a_method_is_a_text_made_of_fields_and_travels(name):
     method = NAMED[name]
     again = pickle.loads(pickle.dumps(method))
-    assert (
-        isinstance(again, Method) and again == str(method) == name and again.fields == method.fields
-    )
+    assert isinstance(again, Method)
+    assert again == str(method) == name
+    assert again.fields == method.fields
     assert Method.of(method) is method and method.but(terms=method.terms) == method
 
 
@@ -82,7 +82,6 @@ def test_tables_hold_the_fields_keep_methods_apart_and_old_names_are_understood(
         ("clairvoyant", Method("clairvoyant")),
     ]:
         table = identified(pd.DataFrame({"method": [old], "seed": [0]}))
-        assert (
-            table.loc[0, list(FIELDS)].to_dict() == method.fields and table["method"][0] == method
-        )
+        assert table.loc[0, list(FIELDS)].to_dict() == method.fields
+        assert table["method"][0] == method
         assert table["seed"][0] == (1 if old.endswith("1") else 0)
