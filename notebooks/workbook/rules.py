@@ -373,9 +373,7 @@ def _row_of(name: str, facts: dict) -> dict:
     }
 
 
-def opponents(
-    trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0
-) -> dict[str, Policy]:
+def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) -> dict[str, Policy]:
     """The rules and classifiers of LTD's Table 1, the classifiers fitted to `trace`.
 
     depth: the deepest tree of all.
