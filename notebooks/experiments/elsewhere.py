@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -34,13 +34,12 @@ QUICK = {
 class Machine:
     """Where contenders are taken: with the prices of `tuner`, which tunes its rules.
 
-    arena: where controllers learn these prices; None: nowhere. expected: seconds of each of their
-    trainings.
+    arena: where controllers learn these prices; None: nowhere. jobs: their trainings.
     """
 
     tuner: Tuner
     arena: terms.Arena | None = None
-    expected: dict[terms.Job, float] = field(default_factory=dict)
+    jobs: tuple[terms.Job, ...] = ()
 
     @classmethod
     def prepare(
@@ -55,20 +54,11 @@ class Machine:
         equal = dataclasses.replace(tuner.arena.terms, effort=effort)
         place = terms.opened("trained_controllers", trace, costs, equal, scale)
         arena = terms.Arena(trace, costs, place.directory, equal, pair=pair)
-        return cls(tuner, arena, terms.expected_s(arena, arena.jobs(seeds, [terms.EQUAL])))
+        return cls(tuner, arena, tuple(arena.jobs(seeds, [terms.EQUAL])))
 
     @property
     def costs(self):
         return self.tuner.arena.costs
-
-    @property
-    def jobs(self) -> list[terms.Job]:
-        return list(self.expected)
-
-    @property
-    def minutes(self) -> float:
-        """What is not yet there takes about so long."""
-        return (sum(self.tuner.expected_s().values()) + sum(self.expected.values())) / 60
 
     def made_here(self, minutes: float = 0.0) -> dict[Method, list[Policy]]:
         """Rules tuned and systems trained at these prices. minutes: as in `terms.train_all`, for
@@ -76,7 +66,7 @@ class Machine:
         """
         found, _ = self.tuner.all(minutes)
         if self.arena is not None:
-            found |= terms.train_all(self.arena, self.jobs, minutes, self.expected)[0]
+            found |= terms.train_all(self.arena, self.jobs, minutes)[0]
         return found
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from specdec import runs
 from specdec.errors import SpecdecError
+from specdec.report.explorer_panels import places, readable
 from specdec.report.figures import (
     ABOVE,
     COLOURS,
@@ -29,7 +30,6 @@ from specdec.report.figures import (
     ink,
     name_ends,
 )
-from specdec.report.explorer_panels import places, readable
 from specdec.report.tables import need, surely
 
 COLUMN_IN, ROW_IN = 1.05, 0.2  # distance of columns and rows of a tree

@@ -2,6 +2,8 @@
 name, and what answers cost.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 from fakes.traces import round_costs, synthetic_trace
@@ -57,36 +59,27 @@ def test_networks_are_carried_and_what_holds_prices_is_repriced(recording, ours)
     assert moved.verify_ms[-1] == pytest.approx(DEAR.verify_ms(ours.sizes[-1], 0))
 
 
-def test_systems_learn_the_prices_where_an_effort_is_given(recording, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.setattr(rules.Tuner, "expected_s", lambda self: {"sglang_ema": 90.0})
-    monkeypatch.setattr(terms, "expected_s", lambda arena, jobs: dict.fromkeys(jobs, 60.0))
-    asked, tunes = [], {"sglang_ema", "sglang_ema, tuned"}
-    monkeypatch.setattr(
-        terms, "train_all", lambda *given: asked.append(given) or ({"LTD": [Static(4, 2, 3)]}, None)
-    )
+def test_systems_learn_the_prices_where_an_effort_is_given(recording, home, tmp_path, monkeypatch):
+    asked = []
+
+    def train_all(arena, jobs, minutes):
+        asked.append((arena, jobs, minutes))
+        return {"LTD": [Static(4, 2, 3)]}, None
+
+    monkeypatch.setattr(terms, "train_all", train_all)
+    tunes = {"sglang_ema", "sglang_ema, tuned"}
     machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0])
-    assert (
-        machine.arena is None
-        and machine.jobs == []
-        and machine.costs is DEAR
-        and machine.minutes == 1.5
-    )
-    assert set(machine.made_here()) == tunes and not asked
+    assert machine.arena is None
+    assert machine.costs is DEAR
+    assert set(machine.made_here()) == tunes
+    assert not asked
     machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0, 1], effort=0.25)
-    assert (
-        machine.arena.terms == terms.EqualTerms(**{**vars(EQUAL), "effort": 0.25})
-        and machine.arena.costs is DEAR
-    )
-    assert len(machine.jobs) == 2 * len(terms.TERMS[terms.EQUAL]) and {
-        job.terms for job in machine.jobs
-    } == {"equal"}
-    assert machine.minutes == 8 + 1.5 and set(machine.made_here(7.0)) == tunes | {"LTD"}
-    assert asked == [(machine.arena, machine.jobs, 7.0, machine.expected)]
-    assert (
-        terms.opened("trained_controllers", recording, DEAR, machine.arena.terms).directory
-        == machine.arena.folder
-    )
+    assert machine.arena.terms == dataclasses.replace(EQUAL, effort=0.25)
+    assert machine.arena.costs is DEAR
+    assert len(machine.jobs) == 2 * len(terms.TERMS[terms.EQUAL])
+    assert {job.terms for job in machine.jobs} == {"equal"}
+    assert set(machine.made_here(7.0)) == tunes | {"LTD"}
+    assert asked == [(machine.arena, machine.jobs, 7.0)]
 
 
 def test_everybody_is_judged_at_the_prices_there(recording, ours, tmp_path):

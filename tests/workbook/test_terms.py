@@ -121,7 +121,6 @@ def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(terms, "PUBLISHED", {"Re-SpS": {"paper": never}, "RADAR": {"paper": quick}})
     monkeypatch.setitem(terms.TERMS, "paper", ("Re-SpS", "RADAR"))
     jobs = here.jobs([0], ["paper"])
-    assert np.isnan(terms.expected_s(here, jobs)[jobs[0]])
     policies, table = terms.train_all(here, jobs, minutes=1)
     assert list(policies) == [Method("RADAR", "paper")] and table["state"].tolist()[1] == "trained"
     assert table["state"][0].startswith("refused: 500 decisions gave no transition")
@@ -458,50 +457,9 @@ def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch)
         assert note["learned_from"] == terms.length(here, config) and note["seconds"] >= 0
 
 
-def test_a_training_is_timed_by_two_short_ones_and_trials_are_paid_once(tmp_path, monkeypatch):
-    here, seconds = arena(tmp_path), {}
-    monkeypatch.setattr(
-        terms, "_timed", lambda arena, job, config: seconds[job.system](terms.length(arena, config))
-    )
-    seconds["Re-SpS"] = seconds["ours"] = lambda length: 5.0 + 0.25 * length
-    resps_config = changed(resps.OURS, {"ppo.n_steps": 64})
-    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config) == pytest.approx((5.0, 0.25))
-    assert terms._probed(here, Job("ours", EQUAL, 0), value.OURS) == pytest.approx((5.0, 0.25))
-    seconds["RADAR"] = seconds["LTD"] = lambda length: 0.5 * length
-    assert terms._probed(here, Job("RADAR", EQUAL, 0), radar.OURS) == (0.0, 0.5)
-    assert terms._probed(here, Job("LTD", LIVE, 0), ltd.OURS) == (0.0, 0.5)
-    seconds["Re-SpS"] = lambda length: 7.0 - 0.001 * length  # noise
-    fixed, slope = terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)
-    assert slope == 0.0 and fixed == pytest.approx(7.0, abs=0.2)
-    seconds["Re-SpS"] = lambda length: max(0.0, 0.1 * (length - 100))
-    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)[0] == 0.0
-    here, probed = arena(tmp_path, wide=recording(most_nodes=60)), []
-
-    def probe(arena, job, config):
-        probed.append((job, config))
-        if job.system == "LTD":
-            raise SpecdecError("too short")
-        return 10.0, 0.01
-
-    monkeypatch.setattr(terms, "_probed", probe)
-    monkeypatch.setattr(terms, "length", lambda arena, config: 1000.0)
-    radars = [Job("RADAR", EQUAL, 0), Job("RADAR", EQUAL, 1), Job("RADAR", "paper", 0)]
-    jobs = [*radars, Job("LTD", EQUAL, 0), Job("ours", EQUAL, 0)]
-    leave(here, Job("ours", EQUAL, 0))
-    found = terms.expected_s(here, jobs)
-    # two shapes are tried, for a fifth of the length each
-    assert [found[job] for job in radars] == pytest.approx([30 + 14, 20, 20])
-    assert np.isnan(found[jobs[3]]) and found[jobs[4]] == 0.0
-    assert [job for job, _ in probed] == [jobs[0], jobs[2], jobs[3]], "one of a kind is enough"
-    assert probed[0][1] == terms.config_of(here, jobs[0], (3, ())) and probed[1][
-        1
-    ] == terms.config_of(here, jobs[2])
-    here.choice_file("RADAR").write_text("{}")
-    assert terms.expected_s(here, jobs[:1])[jobs[0]] == pytest.approx(20.0)
-
-
-def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
-    here, clock = arena(tmp_path), SimpleNamespace(now=0.0)
+def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch):
+    here = arena(tmp_path)
+    clock = SimpleNamespace(now=0.0)
     jobs = [Job(system, EQUAL, seed) for seed in (0, 1) for system in ("Re-SpS", "LTD")]
     monkeypatch.setattr(terms, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
@@ -511,39 +469,25 @@ def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
         return job.folder
 
     monkeypatch.setattr(terms, "train", train)
-    expected = dict.fromkeys(jobs, 60.0)
-    policies, table = terms.train_all(here, jobs, minutes=7, expected=expected)
-    assert policies == {
-        Method("Re-SpS", EQUAL): ["re-sps-equal-0"],
-        Method("LTD", EQUAL): ["ltd-equal-0"],
-    }
+    policies, table = terms.train_all(here, jobs, minutes=8)
+    re_sps = Method("Re-SpS", EQUAL)
+    ltd_too = Method("LTD", EQUAL)
+    assert policies == {re_sps: ["re-sps-equal-0"], ltd_too: ["ltd-equal-0"]}
     assert table.fillna(-1.0).to_dict("list") == {
         "minutes": [1 / 60, 1 / 60, -1.0, -1.0],
         "learned_from": [1.0, 1.0, -1.0, -1.0],
         "method": ["Re-SpS, equal terms", "LTD, equal terms"] * 2,
         "seed": [0, 0, 1, 1],
-        "expected_min": [1.0, 3.0, 3.0, 3.0],
+        "expected_min": [0.0, 0.0, 3.0, 3.0],
         "state": ["trained", "trained", "left", "left"],
     }
+    policies, table = terms.train_all(here, jobs)
+    both = {re_sps: ["re-sps-equal-0", "re-sps-equal-1"], ltd_too: ["ltd-equal-0", "ltd-equal-1"]}
+    assert policies == both
+    assert table["state"].tolist() == ["found", "found", "trained", "trained"]
     clock.now = 0.0
-    policies, table = terms.train_all(here, jobs, expected=expected | {jobs[0]: 0.0, jobs[1]: 1e6})
-    both = {
-        Method(name, EQUAL): [f"{name.lower()}-equal-{seed}" for seed in (0, 1)]
-        for name in ("Re-SpS", "LTD")
-    }
-    assert policies == both and table["state"].tolist() == [
-        "found",
-        "trained",
-        "trained",
-        "trained",
-    ]
-    assert table["expected_min"].tolist() == pytest.approx([0.0, 1e6 / 60, 0.2, 3.0]), (
-        "never less than a fifth"
-    )
-    there = dict.fromkeys(jobs, 0.0)
-    assert terms.train_all(here, jobs, 0.1, there)[1]["state"].tolist() == ["found"] * 4, (
-        "whatever loading them takes"
-    )
+    found = terms.train_all(here, jobs, 0.1)[1]
+    assert found["state"].tolist() == ["found"] * 4, "whatever loading them takes"
 
 
 def test_two_policies_are_kept_side_by_side(tmp_path):
