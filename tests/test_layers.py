@@ -20,7 +20,7 @@ policies costs replays training evaluation report tools book __main__""".split()
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report"}
 # These work from parquet alone.
-REDRAWS = [f"report.{name}" for name in ("tables", "figures", "treeview", "provenance")]
+REDRAWS = [f"report.{name}" for name in ("tables", "figures", "provenance")]
 REDRAWS += ["workbook.claims", "workbook.items"]
 HEAVY = {
     "datasets",

@@ -12,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession
-from specdec.models.dflash import DFlashConfig, DFlashNetwork
 from specdec.models.eagle_drafter import EagleDrafter
 from specdec.models.eagle_network import EagleConfig, network_of
 from specdec.models.heads import HeadsConfig, heads_network
@@ -37,8 +36,8 @@ def random_network(config: EagleConfig | HeadsConfig, seed: int = 0):
 
     Of a reduced vocabulary every second token is drafted, from number 3 on.
     """
-    makers = {HeadsConfig: heads_network, DFlashConfig: DFlashNetwork}
-    network = makers.get(type(config), network_of)(config)
+    make = heads_network if isinstance(config, HeadsConfig) else network_of
+    network = make(config)
     spread(network, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
