@@ -579,8 +579,6 @@ def generate_data(
     device_map: str | None = None,
     threads: int | None = None,
     estimate: bool = False,
-    on: str | None = None,
-    jobs: int | None = None,
 ) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     import torch
@@ -591,7 +589,7 @@ def generate_data(
     total = _amount(tokens)
     if threads:
         torch.set_num_threads(threads)
-    how: dict = {"seed": seed, "rows": rows, "answer_tok": answer_tok, "on": on, "jobs": jobs}
+    how: dict = {"seed": seed, "rows": rows, "answer_tok": answer_tok}
     if prompts:
         how["prompts"] = Path(prompts)
     config = chats.ChatConfig(**how)
