@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
+from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
@@ -17,7 +19,7 @@ from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.methods import DraftedBy
 from specdec.models.drafters import KINDS, kind_and_source
-from specdec.models.load import load_drafter, preset_drafter
+from specdec.models.load import load_drafter, preset_drafter, shipped_folder
 from specdec.policies.copying import CopyGate
 from specdec.replays.record import record
 from specdec.replays.replay import replay
@@ -66,6 +68,23 @@ def described(drafters: dict[str, Drafter]) -> pd.DataFrame:
         row = [kind, sum(weight.numel() for weight in weights), megabytes, int(getattr(drafter, "forwards", True))]
         rows.append([*row, getattr(drafter, "extra_rows", 0), getattr(drafter, "copied_levels", 0)])
     return pd.DataFrame(rows, columns=["drafter", "parameters", "megabytes", "forwards", "extra_rows", "copied_tok"])
+
+
+def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
+    """`described` with learned_tok, distinct tokens of answers, and trained_min, minutes, from the drafters' cards.
+
+    NaN for a kind that this pair ships without a card.
+    """
+    rows = []
+    for kind in described["drafter"]:
+        folder = shipped_folder(pair)
+        own = kind in KINDS and KINDS[kind].folder == kind
+        card = runs.found((folder / kind if own else folder) / "card.json") if own or kind == "eagle3" else {}
+        training = card.get("training", {})
+        minutes = [run["minutes"] for run in (training.get("drafter"), *training.get("later", [])) if run]
+        learned_tok = card["learned"][-1]["distinct_tok"] if card.get("learned") else np.nan
+        rows.append({"learned_tok": learned_tok, "trained_min": sum(minutes) or np.nan})
+    return described.join(pd.DataFrame(rows, index=described.index))
 
 
 def replayed(pair: Pair, methods: dict[str, DraftedBy], prompts, costs, **settings) -> tuple[pd.DataFrame, dict]:

@@ -33,7 +33,6 @@ from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation import stats
 from specdec.evaluation.bench import check_countable
 from specdec.evaluation.methods import DraftedBy, Sampling, named_methods
-from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import describe_pair, fingerprint
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -62,7 +61,7 @@ def measure_batches(
 ) -> runs.Run:
     """Decode groups of texts of every size with every method; returns the Run that holds batches.parquet.
 
-    methods: {name: policy or text} as `bench.evaluate` takes them, but for peers and other drafters; or a function that makes
+    methods: {name: policy or text} as `bench.evaluate` takes them, but for other drafters; or a function that makes
     them for a size, for policies with prices. prompts: as in `gather`; of conversations the first turn. A group of more texts
     than there are prompts holds some twice. settings: fields of BatchConfig by name.
 
@@ -109,7 +108,7 @@ def measure_batches(
 def _policies(methods: dict, pair: Pair) -> dict[str, Policy | None]:
     policies = named_methods(methods)
     for label, policy in policies.items():
-        if isinstance(policy, Peer | DraftedBy):
+        if isinstance(policy, DraftedBy):
             raise SpecdecError(f"method {label!r} does not decode several texts at once; give a policy.")
         if policy is not None and pair.drafter is None:
             raise SpecdecError(f"this pair has no drafter, so it cannot decode by {label!r}; load one with load_pair.")

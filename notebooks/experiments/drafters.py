@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from tqdm.auto import tqdm
 
-from specdec import fanout, runs
+from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.policy import Static
 from specdec.data.suites import conversation, gather
@@ -27,6 +27,7 @@ from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
 from specdec.models.eagle_network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
+from specdec.parallel import parallel
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
     ANSWER,
@@ -64,19 +65,19 @@ def train_all(
     """Train every objective with every seed from the drafter in `start_from`, which is in the answer as START.
 
     settings: of all, or those of each name. Objectives that draw get the seed, too; text and order follow from it.
-    on, jobs: where else than in this process, and how many at once (`fanout`).
+    on, jobs: where else than in this process, and how many at once (`specdec.parallel`).
     """
     trained: Trained = {(START, 0): Path(start_from)}
-    shards = []
+    tasks = []
     for name, seed in itertools.product(objectives, seeds):
         objective, own = objectives[name], settings if isinstance(settings, Settings) else settings[name]
         objective = replace(objective, seed=seed) if hasattr(objective, "seed") else objective
         folder = Path(out_dir) / f"{runs.plain_name(name)}-{seed}"
         options = dict(out_dir=folder, budget=Budget(seed=seed), objective=objective, settings=own)
         options["start_from"] = start_from if objective.network == "eagle3" else None
-        shards.append(fanout.Shard(f"{name}-{seed}", _train, (target, conversations, options), {"folder": folder}))
+        tasks.append(functools.partial(_train, target, conversations, options))
         trained[name, seed] = folder / "drafter"
-    fanout.run_on(fanout.Workers(on, jobs), shards, "drafters")
+    parallel(tasks, on, jobs, desc="drafters")
     return trained
 
 

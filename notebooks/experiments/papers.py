@@ -19,7 +19,7 @@ from specdec.report.figures import drawn
 
 from experiments.paper_rows import benchmark, with_deviations
 from workbook import items
-from workbook.old_names import identified
+from workbook.method_rows import identified
 from workbook.paper_table import PaperTable
 
 # Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other drafters. Each may write

@@ -55,7 +55,7 @@ def size_alone(
     return compare_replay(trace, costs, policies, random_seeds=(), progress=progress)
 
 
-RADAR_GRID = {"alpha": (0.01, 0.02, 0.04, 0.06, 0.09), "gamma": (0.99, 0.98), "dropout": (0.1, 0.2)}
+RADAR_GRID = {"alpha": (0.01, 0.02, 0.04, 0.06, 0.09), "gamma": (0.99, 0.98)}
 
 
 def radar_grid(trace, costs, out_dir: Path, base: radar.RadarConfig, *, seeds=(0,), grid=None, progress=True):

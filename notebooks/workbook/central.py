@@ -7,7 +7,6 @@ Knows nothing about how systems learn (`terms`), and nothing about what a record
 from __future__ import annotations
 
 import dataclasses
-import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +37,6 @@ class Terms:
     seeds: tuple[int, ...] = (0, 1, 2)
     effort: float = 1.0
     systems: tuple[str, ...] = (terms.RESPS, terms.LTD, terms.RADAR, terms.OURS)
-    sees: tuple[str, ...] = ()  # every system is trained a second time, looking at these as well
     minutes: float = 0.0  # nothing begins that would not end in this time; 0: no limit
     scale: str = "laptop"
     pair: Pair | None = field(default=None, compare=False)  # to time answers while it decodes
@@ -77,7 +75,6 @@ def trained(trace: Trace, costs: CostModel, how: Terms) -> tuple[dict[Method, li
     place = terms.opened("central", trace, costs, equal, how.scale)
     arena = terms.Arena(trace, costs, place.directory, equal, pair=how.pair)
     jobs = [job for job in arena.jobs(how.seeds, [terms.EQUAL]) if job.system in how.systems]
-    jobs += [dataclasses.replace(job, sees=how.sees) for job in jobs if how.sees]
     return terms.train_all(arena, jobs, how.minutes)
 
 
@@ -92,14 +89,6 @@ def judged(trace: Trace, costs: CostModel, policies: dict[Method, list[Policy]],
     ends = {f"over_tuned_{end}": table[f"over_tuned_prompts_{end}"] for end in ("low", "high")}
     charged = table["method"].map(comparison.policy_ms)
     return table.assign(**ends, tree=comparison.baselines.tuned.text, policy_ms=charged)
-
-
-def of_board(name: str, costs: CostModel) -> Policy:
-    """The policy of a file of notebooks/board, with the machine's prices where it takes any."""
-    found = runpy.run_path(str(runs.workbook() / "notebooks/board" / f"{name}.py"), run_name=name).values()
-    kinds = [kind for kind in found if isinstance(kind, type) and kind.__module__ == name and hasattr(kind, "answer")]
-    policy = kinds[-1]()
-    return policy.price(costs) if hasattr(policy, "price") else policy
 
 
 def by_suite(rows: pd.DataFrame) -> pd.DataFrame:

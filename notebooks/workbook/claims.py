@@ -20,7 +20,7 @@ from specdec.evaluation import stats
 from specdec.report import provenance
 
 from workbook import evidence, items, verdicts
-from workbook.old_names import identified
+from workbook.method_rows import identified
 from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 
 PAIRS = ("smollm2", "small", "tiny")  # those that ship, the largest first: the first with rows is the one that is drawn

@@ -16,7 +16,7 @@ from specdec.report import provenance, tables
 from specdec.report.tables import surely
 
 from workbook import items
-from workbook.old_names import identified
+from workbook.method_rows import identified
 
 SYSTEMS = ("Re-SpS", "LTD", "RADAR")  # the controllers of the papers; PPOW trains the drafter instead
 PPOW_STEPS = 30_000  # the paper's

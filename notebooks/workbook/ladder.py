@@ -141,7 +141,7 @@ def columns(trace: Trace, shape: static_trees.Shape, extra: dict[str, np.ndarray
     scores = np.maximum(trace.column("scores", *shape).astype(np.float32), -15)
     pools = [pool_size(level, *shape) for level in range(4)]
     parts = {"target's hidden state": (-1, _components(trace.features, part))}
-    parts |= {"target's certainty": (-1, extra["certainty"]), "copies": (0, matches(trace, shape))}
+    parts |= {"target's certainty": (-1, extra["certainty"])}
     parts |= {"memory of this answer": (-1, memory(trace, shape))}
     parts |= {"drafter's hidden state": (0, _components(trace.draft_state, part))}
     parts |= {f"scores of {n + 1} level{'s' * (n > 0)}": (n, scores[:, : pools[n]]) for n in range(4)}
@@ -158,16 +158,6 @@ def _components(states: np.ndarray, part: np.ndarray) -> np.ndarray:
     mean, deviation = train.mean(0), train.std(0) + 1e-2
     _, _, basis = torch.pca_lowrank((train - mean) / deviation, DIMENSIONS)
     return (((x - mean) / deviation) @ basis).numpy()
-
-
-def matches(trace: Trace, shape: static_trees.Shape) -> np.ndarray:
-    """[R, 3]: tokens of the longest earlier match of the text's end, whether the drafter's best token follows there, and the
-    log-probability of what follows (-15 if it is no candidate, or without a match)."""
-    count, child = trace.column("matched").T
-    scores = trace.column("scores", *shape)[:, : shape[0]]
-    drafted = (child >= 0) & (child < shape[0])
-    log_prob = np.where(drafted, scores[np.arange(len(trace)), child * drafted], -15).clip(min=-15)
-    return np.stack([count, child == 0, log_prob], 1).astype(np.float32)
 
 
 def memory(trace: Trace, shape: static_trees.Shape, keep: float = 0.8) -> np.ndarray:
@@ -252,22 +242,11 @@ def mixed(predicted: np.ndarray, answers: Answers, frac: float, seed: int = 0) -
 
 
 TOGETHER = {  # steps of several columns
-    "level 1 and copies": ("scores of 1 level", "copies"),
     "level 1 and memory": ("scores of 1 level", "memory of this answer"),
     "level 1 and certainty": ("scores of 1 level", "target's certainty"),
     "level 1 and drafter's state": ("scores of 1 level", "drafter's hidden state"),
-    "level 1, copies, memory, certainty": (
-        "scores of 1 level",
-        "copies",
-        "memory of this answer",
-        "target's certainty",
-    ),
-    "level 2, copies, memory, certainty": (
-        "scores of 2 levels",
-        "copies",
-        "memory of this answer",
-        "target's certainty",
-    ),
+    "level 1, memory, certainty": ("scores of 1 level", "memory of this answer", "target's certainty"),
+    "level 2, memory, certainty": ("scores of 2 levels", "memory of this answer", "target's certainty"),
     "level 3 and node states": ("scores of 3 levels", "drafter's hidden state", "state of node 1", "state of node 2"),
 }
 

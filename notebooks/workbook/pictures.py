@@ -17,8 +17,8 @@ from PIL import Image
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.report import treeview
 from specdec.report.figures import ABOVE, COLOURS, HEIGHT_IN, WIDTH_IN, draw_line, drawn, grouped_bars, ink, name_ends
+from specdec.report.explorer_panels import places, readable
 from specdec.report.tables import need, surely
 
 COLUMN_IN, ROW_IN = 1.05, 0.2  # distance of columns and rows of a tree
@@ -289,7 +289,7 @@ def tree(tokens: Sequence[str], parents: Sequence[int], *, scores=None, accepted
     assert len(tokens) == len(parents) > 0 and (scores is None or len(scores) == len(tokens))
     assert parents[0] == -1 and all(0 <= parent < node for node, parent in enumerate(parents) if node)
     assert all(0 <= node < len(tokens) for node in accepted)
-    depth, row = treeview.places(parents)
+    depth, row = places(parents)
     path, size = set(accepted), ((max(depth) + 1.2) * COLUMN_IN, (max(row) + 2) * ROW_IN + 0.3)
     with drawn(*size, title=title) as (figure, _):
         axes = figure.subplots()
@@ -306,6 +306,6 @@ def tree(tokens: Sequence[str], parents: Sequence[int], *, scores=None, accepted
             box = dict(boxstyle="round,pad=0.25", facecolor=fill, edgecolor=to_rgba(COLOURS[0], 0.25 + 0.75 * share))
             text = dict(family="DejaVu Sans Mono", fontsize=7, color=letters, parse_math=False, gid=f"node-{node}")
             axes.text(
-                depth[node], row[node], treeview.readable(token), ha="center", va="center", bbox=box, zorder=2, **text
+                depth[node], row[node], readable(token), ha="center", va="center", bbox=box, zorder=2, **text
             )
     return figure

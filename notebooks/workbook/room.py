@@ -37,7 +37,7 @@ from specdec.replays.copies import copy_odds_of, with_copies
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
-from specdec.replays.trace import Trace, numbered
+from specdec.replays.trace import Trace
 from specdec.training.value import Examples, cycle_starts, reprice, train_value
 
 from workbook import ladder
@@ -50,13 +50,11 @@ WIDE_SIZES = (0, 1, 2, 4, 7, 12, 16, 24, 32, 48, 63, 80, 100, 128, 160)
 ROOM = dataclasses.replace(OURS, name="room", top_k=4, most_expansions=6, sizes=SIZES, probe="none", plans=True)
 WIDE = dict(most_expansions=4, sizes=WIDE_SIZES)  # where the best static tree is wider
 ALONE = "no copies"
-# What is left out of the whole controller, or added to ours of the other notebooks, which plans nothing.
+# What is left out of the whole controller.
 PARTS: dict[str, dict[str, Any]] = {
     "ours": {},
     "no plan": {"plans": False},
     ALONE: {},  # of the drafter alone
-    "sees repetitions": {"sees": ("copies",)},
-    "sees errors": {"sees": ("surprise",)},
 }
 
 
@@ -243,7 +241,7 @@ def explained(ground: Ground, costs: CostModel, policy: ValuePolicy, static: Pla
     Columns known (before the root pass, after it, after a level more), answer and r2: the explained share of the variance.
     """
     test = ground.part("test")
-    rows, histories = cycle_starts(test, costs, policy, 0, sees=policy.sees, plans=True)
+    rows, histories = cycle_starts(test, costs, policy, 0, plans=True)
     examples = Examples(test, policy, rows, histories)
     size = min(len(policy.sizes) - 1, int(np.searchsorted(policy.sizes, static.verify_nodes)))
     every, found = np.arange(len(rows)), []
@@ -256,42 +254,3 @@ def explained(ground: Ground, costs: CostModel, policy: ValuePolicy, static: Pla
                 r2 = ladder.explained(told[:, row, size], truth)
                 found.append({"known": known, "answer": answer, "r2": r2})
     return pd.DataFrame(found)
-
-
-def spliced(trace: Trace, suites: Iterable[str], seed: int = 0) -> Trace:
-    """One long text per draw: a test answer of each of `suites` in turn, as if the conversation changed its subject.
-
-    Positions are those of the answers; a path may run a few tokens beyond the end of its answer.
-    """
-    random, suites = np.random.default_rng(seed), list(suites)
-    pools = [trace.turns.index[trace.turns["suite"].str.endswith(suite)].to_numpy() for suite in suites]
-    draws = [random.permutation(pool)[: min(map(len, pools))] for pool in pools]
-    rows, turns = [], []
-    for number, chosen in enumerate(zip(*draws, strict=True)):
-        some = trace.turns.loc[list(chosen)]
-        rows += [np.arange(first, first + count) for first, count in zip(some["first"], some["positions"], strict=True)]
-        turns.append(
-            {**some.iloc[0], "suite": "+".join(suites), "prompt": f"{number}", "positions": some["positions"].sum()}
-        )
-    every, table = np.concatenate(rows), numbered(pd.DataFrame(turns))
-    return Trace(trace.header, table, {}, lambda column: trace.column(*column)[every])
-
-
-def following(
-    ground: Ground,
-    costs: CostModel,
-    policies: list[ValuePolicy],
-    texts: dict[str, Iterable[str]],
-    weights: Iterable[float],
-) -> pd.DataFrame:
-    """Does it pay to correct forecasts while a text is decoded? Speeds over the same policies without, by `follow` and text."""
-    rows = []
-    for name, suites in texts.items():
-        trace = spliced(ground.part("test"), suites)
-        turns = [
-            turns_of(trace, costs, f"{weight:g}", [policy.with_settings(follow=weight) for policy in policies])
-            for weight in weights
-        ]
-        table = stats.summarise(pd.concat(turns, ignore_index=True), {"over_none": "0"}, rate=stats.SPEED, pool=False)
-        rows.append(table.assign(text=name))
-    return pd.concat(rows, ignore_index=True)

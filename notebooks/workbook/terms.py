@@ -79,21 +79,20 @@ class EqualTerms:
 
 @dataclass(frozen=True)
 class Job:
-    """One training. sees: what the system looks at beside its usual inputs (`policies.value.SEES`, `policies.base.BESIDE`)."""
+    """One training."""
 
     system: str
     terms: str
     seed: int
-    sees: tuple[str, ...] = ()
 
     @property
     def method(self) -> Method:
         """What its policy is among others; seeds share it."""
-        return Method(self.system, self.terms, f"sees {' and '.join(self.sees)}" if self.sees else "")
+        return Method(self.system, self.terms)
 
     @property
     def folder(self) -> str:
-        return "-".join([self.system.lower(), self.terms, *self.sees, str(self.seed)])
+        return f"{self.system.lower()}-{self.terms}-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -133,16 +132,19 @@ class Arena:
 
     def shapes(self) -> list[tuple[int, tuple[int, ...]]]:
         """(children, beam) of the terms whose whole trees were recorded."""
-        found = []
-        for top_k, *beam in self.terms.shapes:
-            try:
-                self.trace.column("scores", top_k, tuple(beam))
-            except SpecdecError:
-                continue
-            found.append((top_k, tuple(beam)))
+        asked = [(top_k, tuple(beam)) for top_k, *beam in self.terms.shapes]
+        found = [shape for shape in asked if self.recorded(shape)]
         if not found:
             raise SpecdecError(f"no whole trees of {self.terms.shapes} were recorded; record trees=(4, 10).")
         return found
+
+    def recorded(self, shape: tuple[int, tuple[int, ...]]) -> bool:
+        """Whether whole trees of a shape were recorded."""
+        try:
+            self.trace.column("scores", *shape)
+        except SpecdecError:
+            return False
+        return True
 
     def depth(self, shape: tuple[int, tuple[int, ...]]) -> int:
         """Expansions at most of a shape: those of the terms, as far as they were recorded."""
@@ -155,6 +157,9 @@ class Arena:
     def options(self, system: str) -> list:
         """What is tried on part "tune", equally many for each system where the trees are deep enough for RADAR's network."""
         shapes = self.shapes()
+        if system == OURS:  # it expands as many nodes as it has children
+            square = dict.fromkeys((top_k, ()) for top_k, _ in shapes)
+            shapes = [shape for shape in square if self.recorded(shape)]
         if system == RADAR:
             shapes = [shape for shape in shapes if self.depth(shape) >= radar.DECISIONS] or shapes
         return list(self.terms.intervals[: len(shapes)]) if system == RESPS else shapes
@@ -213,7 +218,7 @@ def equal_config(arena: Arena, system: str, option):
     top_k, beam = option
     if system == OURS:
         sizes = tuple(total - 1 for total in totals)
-        tree = {"top_k": top_k, "beam": beam, "most_expansions": arena.depth(option), "sizes": sizes}
+        tree = {"top_k": top_k, "most_expansions": arena.depth(option), "sizes": sizes}
         return changed(value.OURS, {"name": EQUAL, **tree})
     start = arena.start(option)
     if system == RADAR:
@@ -239,8 +244,6 @@ def config_of(arena: Arena, job: Job, option=None):
         published_config(arena, job.system, job.terms) if option is None else equal_config(arena, job.system, option)
     )
     config = lengthened(config, arena.terms.effort)
-    names = ("depth.sees", "size.sees") if job.system == LTD else ("sees",)
-    config = changed(config, dict.fromkeys(names, job.sees)) if job.sees else config
     return briefly(config, arena.live_decisions) if job.terms == LIVE else config
 
 
@@ -307,7 +310,7 @@ def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source
         return train_radar(data, latency, config, trained_for=facts, **options).policy
     tune = trace.select(part="tune")
     options = dict(seed=job.seed, policy_ms=None, pair=arena.pair, progress=arena.progress)
-    start = arena.start((config.top_k, config.beam))
+    start = arena.start((config.top_k, ()))
     return train_value(trace.select(part="train"), arena.costs, config, start=start, tune_on=tune, **options)[0]
 
 
@@ -319,8 +322,7 @@ def untrained(arena: Arena, system: str, config) -> Policy | None:
         return ltd.combine(*(part.policy().fill_at_random(part.ppo.pi) for part in (config.depth, config.size)))
     if system == RADAR:
         policy = config.policy()
-        shapes = radar.shapes(policy.observation_size)
-        policy.network = policy.build_network({name: np.zeros(shape) for name, shape in shapes.items()})
+        policy.network = policy.build_network({name: np.zeros(shape) for name, shape in radar.SHAPES.items()})
         return policy
     return None
 
@@ -372,7 +374,7 @@ def train(arena: Arena, job: Job) -> Policy:
     began, source, option, key = time.perf_counter(), None, None, f"{job.system}-{job.terms}"
     if job.terms in (EQUAL, LIVE):
         best = choose(arena, job.system)["option"]
-        option, key = arena.options(job.system)[best], "-".join([job.system, str(best), *job.sees])
+        option, key = arena.options(job.system)[best], f"{job.system}-{best}"
         log = [("interval" if job.system == RESPS else "width", "tune", option)]
         if job.system in (LTD, RADAR):
             log.append(("nodes to begin with", "tune", arena.start(option).text))

@@ -121,7 +121,8 @@ def pack(module: nn.Module) -> None:
     True
     """
     embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
-    for owner in list(module.modules()):
+    owners: list[Any] = list(module.modules())
+    for owner in owners:
         # 1. layers that read the same input, as one product
         for names in TOGETHER:
             layers = [getattr(owner, name, None) for name in names]
@@ -147,7 +148,7 @@ def can_pack(layer: Any) -> bool:
     weight = layer.weight
     if weight.device.type != "cpu" or weight.dtype not in PACKED_FROM:
         return False
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -203,7 +204,8 @@ def rms_norm(self: Any, x: Tensor) -> Tensor:
     weight = self.weight
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, self.variance_epsilon)
-    return F.rms_norm(x, weight.shape, None, self.variance_epsilon) * weight
+    normed = F.rms_norm(x, weight.shape, None, self.variance_epsilon)
+    return normed * weight  # type: ignore[no-any-return]
 
 
 def gated_mlp(self: Any, x: Tensor) -> Tensor:

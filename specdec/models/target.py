@@ -127,11 +127,11 @@ class Target(TargetModel):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return self.embedding.weight.device  # type: ignore[return-value, union-attr]
+        return self.embedding.weight.device  # type: ignore[return-value]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.weight.dtype  # type: ignore[return-value, union-attr]
+        return self.embedding.weight.dtype  # type: ignore[return-value]
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -235,7 +235,7 @@ class Target(TargetModel):
         features = self._features()
         return Rows(logits[0], None if features is None else features[0])
 
-    def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:  # type: ignore[override]
+    def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards, those of about the same length as one padded batch."""
         for forward in forwards:
             forward.cache.require(len(forward.tokens))  # type: ignore[attr-defined]
@@ -304,13 +304,14 @@ class Target(TargetModel):
         self, tokens: Tensor, positions: Tensor, mask: Any, cache: Any, keep: int | Tensor
     ) -> Tensor:
         """Logits [B, R, V] of the rows to keep."""
+        kind: Any = type(self.model)
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
             use_cache=True,
             logits_to_keep=keep,
-            **{cache_keyword(type(self.model)): cache},
+            **{cache_keyword(kind): cache},
         )
         logits: Tensor = output.logits
         # some families return all rows regardless
@@ -402,13 +403,13 @@ def probe(target: Target) -> None:
         raise SpecdecError(f"{name} cannot run tree attention ({reason}); {INSTEAD}.") from error
     # 3. both must agree; low precision rounds blocks of other sizes differently
     together = torch.stack([tree[list(path)] for path in PATHS])
-    error = float((together - alone[:2]).square().mean().sqrt())
+    distance = float((together - alone[:2]).square().mean().sqrt())
     spread = float(alone[:2].std())
     blurred = float((alone[2] - alone[0]).square().mean().sqrt())
     allowed = 3e-3 * spread
     if target.dtype != torch.float32:
         allowed = max(0.02 * spread, blurred / 4)
-    if not error <= allowed:
+    if not distance <= allowed:
         takes = "position_ids" in inspect.signature(type(model).forward).parameters
         lacks = "its attention does not obey a tree mask"
         if not takes:

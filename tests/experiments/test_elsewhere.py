@@ -32,7 +32,7 @@ def recording():
 @pytest.fixture
 def ours(recording):
     tree = dict(top_k=3, most_expansions=4, sizes=(0, 1, 3, 7, 15))
-    config = changed(value.OURS, dict(steps=5, rounds=1, ensemble=1, detours=0, **tree))
+    config = changed(value.OURS, dict(steps=5, rounds=1, **tree))
     train, start = recording.select(part="train"), TreeConfig(4, 2, 3)
     return train_value(train, round_costs(), config, start=start, progress=False)[0]
 

@@ -9,23 +9,28 @@ import pytest
 from specdec import runs
 from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import compare
-from specdec.identity import Method
+from specdec.identity import Method, with_fields
 
 from experiments import panels, paper_rows, papers
 from workbook import items, pictures
-from workbook.old_names import identified
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 METHODS = [paper_rows.default_row("resps", "EAGLE-3"), paper_rows.Row("Re-SpS", {"system": "Re-SpS"})]
 
 
+OF_NAMES = {name: Method(name, "equal") for name in ("Re-SpS", "LTD", "RADAR")}
+OF_NAMES |= {f"default 60,{depth},10": Method("static", "default", f"60,{depth},10") for depth in (5, 7, 8)}
+OF_NAMES["iter3"] = Method("LTD", preset="iter3")
+
+
+def identified(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the fields of its methods; controllers are on equal terms."""
+    methods = [OF_NAMES.get(name, Method(name)) for name in table["method"]]
+    return with_fields(table.assign(method=list(map(str, methods))), methods)
+
+
 def measured() -> pd.DataFrame:
     """Two suites in two forms, two methods, one of them with two seeds."""
-    return identified(as_written())
-
-
-def as_written() -> pd.DataFrame:
-    """The same under the names that tables had before they held a method's fields."""
     rows = [
         ("laptop/gsm8k", "Re-SpS", 0, 1.0),
         ("laptop/gsm8k", "Re-SpS", 1, 2.0),
@@ -37,7 +42,7 @@ def as_written() -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows, columns=["suite", "method", "seed", "speedup"])
     ends = {"speedup_low": table["speedup"] - 0.5, "speedup_high": table["speedup"] + 0.5}
-    return table.assign(pair="tiny", **ends)
+    return identified(table).assign(pair="tiny", **ends)
 
 
 class FakeRun:
@@ -62,7 +67,7 @@ def opened(home):
 
 def finished(name="controllers", table="live_t0", rows=None) -> runs.Run:
     run = runs.start(name, {"parameters": {"pair": "tiny", "dtype": "float32"}})
-    run.write_table(table, as_written().drop(columns="pair") if rows is None else rows)
+    run.write_table(table, measured().drop(columns="pair") if rows is None else rows)
     return run.finish()
 
 
@@ -118,7 +123,7 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(opened):
 
 
 def test_other_notebooks_add_their_own_methods_and_repeat_none(opened):
-    rows = as_written().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
+    rows = measured().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
     finished(), finished("baselines", rows=rows)
     item = opened("resps", "table1")
     read = item.read(papers.COMPARED, "live_t0")
@@ -129,7 +134,7 @@ def test_other_notebooks_add_their_own_methods_and_repeat_none(opened):
 
 def test_a_methods_rows_come_from_one_run(opened):
     rows = [*((suite, "Re-SpS", 9.0) for suite in ("gsm8k", "alpaca", "nq", "xsum")), ("gsm8k", "DDD", 9.0)]
-    rows = pd.DataFrame(rows, columns=["suite", "method", "speedup"])
+    rows = identified(pd.DataFrame(rows, columns=["suite", "method", "speedup"]))
     first, second = finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
     item = opened("resps", "table1")
     read = item.read(papers.COMPARED, "replay_t0")
@@ -292,8 +297,8 @@ RADAR = paper_rows.Row("RADAR", {"system": "RADAR"})
 def test_settings_are_part_of_a_rows_name(opened):
     for preset, speed in (({"preset": "paper"}, 0.5), ({}, 1.5)):  # what names no preset was ours
         run = runs.start("train_ltd", {"parameters": {"pair": "tiny", "dtype": "float32", **preset}})
-        rows = pd.DataFrame({"suite": ["gsm8k"], "method": ["iter3, seed 0"], "seed": 0, "speedup": speed})
-        run.write_table("compared", rows)
+        rows = pd.DataFrame({"suite": ["gsm8k"], "method": ["iter3"], "seed": 0, "speedup": speed})
+        run.write_table("compared", identified(rows))
         run.finish()
     item = opened("ltd", "table7")
     names = paper_rows.by_recipe({"iter3": "Iter3"}, "preset")

@@ -89,12 +89,12 @@ def test_radars_grid_trains_every_point_of_the_papers_tables_once(recording, tmp
         return type("Trained", (), {"policy": Static(4, 2 if config.alpha > 0.03 else 6, 10)})
 
     monkeypatch.setattr(variants, "train_radar", train)
-    grid = {"alpha": (0.02, 0.04), "gamma": (0.9, 1.0), "dropout": (0.1,)}
+    grid = {"alpha": (0.02, 0.04), "gamma": (0.9, 1.0)}
     options = {"seeds": (0, 1), "grid": grid, "progress": False}
     table = variants.radar_grid(recording, round_costs(), tmp_path, radar.PAPER, **options)
     assert len(asked) == len(table) == 8 and {config.gamma for config in asked.values()} == {0.9, 1.0}
-    assert table[["alpha", "gamma", "dropout"]].drop_duplicates().values.tolist() == [
-        [0.02, 0.9, 0.1], [0.02, 1.0, 0.1], [0.04, 0.9, 0.1], [0.04, 1.0, 0.1]
+    assert table[["alpha", "gamma"]].drop_duplicates().values.tolist() == [
+        [0.02, 0.9], [0.02, 1.0], [0.04, 0.9], [0.04, 1.0]
     ]  # fmt: skip
     assert (table.loc[table["alpha"] == 0.04, "draft_calls"] == 3).all() and (table["draft_calls"] > 2.9).all()
     assert table.loc[table["alpha"] == 0.02, "draft_calls"].gt(3).all()

@@ -8,7 +8,7 @@ import torch
 from fakes.pairs import random_network, random_target
 from fakes.reference import assert_drafted
 from fakes.refusals import refusal
-from fakes.slow_layer import slow_block, slow_dflash
+from fakes.slow_layer import slow_block
 
 import specdec
 from specdec.core.decode import decode_many
@@ -18,8 +18,7 @@ from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.block import BlockDrafter, load_block
-from specdec.models.dflash import DFlashConfig, DFlashDrafter
-from specdec.models.eagle_files import save_drafter, save_tensors
+from specdec.models.eagle_files import save_drafter
 from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import load_drafter
 from specdec.models.target import Target
@@ -38,13 +37,6 @@ KINDS = {
     "block": OWN,
     "deep": replace(OWN, mask_token=7, fc_norm="each", query_key_norm=True, num_layers=3),
 }
-SHAPE = replace(OWN, draft_vocab_size=VOCAB, query_key_norm=True, mask_token=5, num_layers=2)
-DFLASH = DFlashConfig(**SHAPE.to_dict())
-ALL = KINDS | {
-    "dflash": DFLASH,
-    "reduced": replace(DFLASH, draft_vocab_size=10, own_head=True, from_anchor=True),
-}
-
 
 @pytest.fixture(scope="module")
 def target():
@@ -52,9 +44,7 @@ def target():
 
 
 def pair_of(name: str, target: Target) -> Pair:
-    drafter = (BlockDrafter if name in KINDS else DFlashDrafter)(
-        random_network(ALL[name], 5), target
-    )
+    drafter = BlockDrafter(random_network(KINDS[name], 5), target)
     target.taps = drafter.taps
     return Pair(target, drafter, name="block")
 
@@ -63,12 +53,10 @@ def levels_of(pair: Pair, ids: list[int]):
     """The slow way: log-probabilities [B, Vd] of the positions after the root ids[-1]."""
     states = pair.target.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     features = torch.cat([states[tap][0, :-1] for tap in pair.drafter.taps], -1)
-    return (slow_block if type(pair.drafter) is BlockDrafter else slow_dflash)(
-        pair.drafter, torch.tensor(ids), features
-    )
+    return slow_block(pair.drafter, torch.tensor(ids), features)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", KINDS)
 @torch.inference_mode()
 def test_drafted_trees_equal_the_slow_way(name, target):
     pair = pair_of(name, target)
@@ -129,7 +117,7 @@ def test_recorded_trees_are_the_best_nodes_of_the_product(name, target):
         )
 
 
-@pytest.mark.parametrize("name", ["deep", "dflash"])
+@pytest.mark.parametrize("name", ["deep"])
 def test_the_text_is_the_targets_own_and_replays(name, target, home):
     pair, prompts, tree = pair_of(name, target), [PROMPT, PROMPT[:3]], Static(8, 2, 3)
     assert audit(
@@ -150,66 +138,25 @@ def test_the_text_is_the_targets_own_and_replays(name, target, home):
     )
 
 
-LAYER = {
-    name: value
-    for name, value in DFLASH.to_dict().items()
-    if name.startswith(("hidden", "inter", "num_", "head"))
-}
-LAYER |= dict(vocab_size=VOCAB, num_hidden_layers=2, rms_norm_eps=1e-5, rope_theta=10000.0)
-AUTHORS = LAYER | {
-    "block_size": BLOCK + 1,
-    "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 3, 4]},
-}
-SPECULATORS = {
-    "speculators_model_type": "dflash",
-    "transformer_layer_config": LAYER,
-    "draft_vocab_size": 10,
-}
-SPECULATORS |= {"block_size": BLOCK, "mask_token_id": 5, "aux_hidden_state_layer_ids": [2, 4, 5]}
-LAYOUTS = {
-    "block": None,
-    "deep": None,
-    "dflash": AUTHORS,
-    "reduced": SPECULATORS | {"sample_from_anchor": True},
-}
+@pytest.mark.parametrize("name", KINDS)
+def test_files_are_read_again(name, target, tmp_path):
+    saved = random_network(KINDS[name])
+    read = load_drafter(save_drafter(saved, tmp_path), target).network
+    assert type(read) is type(saved)
+    assert read.config == KINDS[name]
+    ours = read.state_dict()
+    for part, value in saved.state_dict().items():
+        assert torch.equal(value, ours[part])
 
 
-def written(folder, raw: dict, saved) -> str:
-    save_tensors(
-        dict(saved.state_dict()) | {"verifier_norm.weight": torch.ones(WIDTH)},
-        folder / "model.safetensors",
-    )
-    (folder / "config.json").write_text(json.dumps(raw))
-    return str(folder)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_is_read(name, target, tmp_path):
-    saved = random_network(ALL[name])
-    folder = (
-        written(tmp_path, LAYOUTS[name], saved) if LAYOUTS[name] else save_drafter(saved, tmp_path)
-    )
-    read = load_drafter(str(folder), target).network
-    assert type(read) is type(saved) and read.config == ALL[name]
-    assert all(
-        torch.equal(value, read.state_dict()[part]) for part, value in saved.state_dict().items()
-    )
-
-
-def test_relatives_and_bad_files_are_refused(target, tmp_path):
-    for words, change in {
-        "DSpark's bias from the token before": {"markov_rank": 4},
-        "'domino' is not supported": {"projector_type": "domino"},
-        "over a window": {"layer_types": ["sliding_attention", "full_attention"]},
-        "must name the tapped layers": {"dflash_config": {"mask_token_id": 5}},
-        "lacks layers.2.": {"num_hidden_layers": 3},
-        "states a part of the vocabulary": {"draft_vocab_size": 10},
-    }.items():
-        assert words in refusal(
-            load_drafter, written(tmp_path, AUTHORS | change, random_network(DFLASH)), target
-        )
+def test_bad_files_are_refused(target, tmp_path):
     raw = json.loads((save_drafter(random_network(OWN), tmp_path) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 10**9}))
-    assert "lacks layers.1" in refusal(load_drafter, str(tmp_path), target)
+    for words, change in {
+        "lacks layers.1": {"num_hidden_layers": 10**9},
+        "must name the mask": {"para_depths": 1},
+        "the mask's token": {"ptd_token_id": None},
+    }.items():
+        (tmp_path / "config.json").write_text(json.dumps(raw | change))
+        assert words in refusal(load_drafter, str(tmp_path), target)
     save_drafter(random_network(replace(OWN, block=0)), tmp_path)
     assert "load it as eagle3" in refusal(load_block, tmp_path, target)

@@ -15,7 +15,7 @@ from fakes.pairs import random_network as network
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import SpecdecError
-from specdec.models.eagle_files import named_target, read_checkpoint, save_drafter
+from specdec.models.eagle_files import read_checkpoint, save_drafter
 from specdec.models.eagle_network import EagleConfig, EagleNetwork
 
 PLAIN = EagleConfig(32, 48, 4, 2, 64, 24, 32)
@@ -49,18 +49,6 @@ def official(config: EagleConfig) -> dict:
     }
 
 
-def speculators(config: EagleConfig, **fields) -> dict:
-    return {
-        "speculators_model_type": "eagle3",
-        "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": config.draft_vocab_size,
-        "norm_before_residual": config.norm_before_residual,
-        "transformer_layer_config": {"model_type": "llama", **layer_fields(config)},
-        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "owner/target"}},
-        **fields,
-    }
-
-
 def renamed(net: EagleNetwork) -> dict:
     return {
         name.replace("midlayer.", "layers.0."): value for name, value in net.state_dict().items()
@@ -77,44 +65,20 @@ def refusal(folder: Path) -> str:
     return sentence
 
 
-SWITCHED = replace(
-    PLAIN,
-    **dict(
-        taps=(2, 4, 5),
-        norm_before_residual=True,
-        norm_output=True,
-        attention_bias=True,
-        query_key_norm=True,
-    ),
-    **dict(fc_norm="each", own_embedding=True, head_dim=16, rope_theta=1e6, target_hidden_size=40),
-)
-LAYER = {**layer_fields(SWITCHED), "model_type": "qwen3", "attention_bias": True, "head_dim": 16}
-LAYER |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-SPECULATORS = dict(
-    transformer_layer_config=LAYER, norm_output=True, target_hidden_size=40, norm_before_fc=True
-)
-SPECULATORS |= dict(eagle_aux_hidden_state_layer_ids=[2, 4, 5])
-SGLANG_FIELDS = {  # without an embedding in the file the target's is used; layer outputs are counted
-    **dict(
-        architectures=["LlamaForCausalLMEagle3"], fc_norm=True, norm_output=True, rope_theta=500000
-    ),
-    **dict(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, target_hidden_size=32),
+# without an embedding in the file the target's is used; layer outputs are counted
+SGLANG_FIELDS = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "fc_norm": True,
+    "norm_output": True,
+    "rope_theta": 500000,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
+    "target_hidden_size": 32,
 }
 LAYOUTS = {  # layout: config, config.json
     "official": (PLAIN, official(PLAIN)),
     "sglang": (
         replace(PLAIN, taps=(3, 5, 6), fc_norm="each", norm_output=True, rope_theta=5e5),
         official(PLAIN) | SGLANG_FIELDS,
-    ),
-    "speculators": (SWITCHED, speculators(SWITCHED, **SPECULATORS)),
-    "speculators, one norm": (
-        replace(SWITCHED, fc_norm="joint"),
-        speculators(SWITCHED, **SPECULATORS),
-    ),
-    "speculators, a block": (
-        replace(SWITCHED, block=6, mask_token=5),
-        speculators(SWITCHED, **SPECULATORS)
-        | {"speculators_model_type": "peagle", "para_depths": 6, "ptd_token_id": 5},
     ),
     "eagle1": (FIRST, layer_fields(FIRST)),  # no `bias` field: it is true
     "eagle1, biases": (
@@ -134,50 +98,27 @@ LAYOUTS = {  # layout: config, config.json
 )
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_is_read(tmp_path, name, file):
-    (config, raw), layout = LAYOUTS[name], name.partition(",")[0]
+    config, raw = LAYOUTS[name]
     net = network(config)
-    extras = {
-        "verifier_lm_head.weight": torch.ones(3),
-        "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
-    }
-    tensors = dict(net.state_dict()) if layout in ("official", "sglang") else renamed(net)
-    tensors |= extras if layout == "speculators" else {}
-    checkpoint = read_checkpoint(
-        write(tmp_path, {"architectures": ["LlamaForCausalLM"]} | raw, tensors, *file)
-    )
-    assert checkpoint.layout == layout and checkpoint.config == config
+    tensors = dict(net.state_dict()) if config.generation == 3 else renamed(net)
+    tensors["target_model.lm_head.weight"] = torch.ones(3)
+    tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    raw = {"architectures": ["LlamaForCausalLM"], **raw}
+    checkpoint = read_checkpoint(write(tmp_path, raw, tensors, *file))
+    layout = name.partition(",")[0].replace("sglang", "official")
+    assert (checkpoint.layout, checkpoint.config) == (layout, config)
     assert_same(checkpoint.network(), net)
-    if layout == "official":
-        assert checkpoint.doubts == ()
-    if layout == "sglang":
-        assert set(checkpoint.doubts) == {
-            "taps",
-            "norm_output",
-            "norm_before_residual",
-            "rope_theta",
-        }
-    if layout == "speculators":
-        assert named_target(tmp_path) == "owner/target"
-    if layout == "griffin":
-        assert tensors["layers.0.mlp.down_proj.weight"].shape == (64, 48)
-        parts = (
-            "fc. post_attention_layernorm. mlp.input_layernorm. mlp.up_proj. mlp.down_proj.".split()
-        )
-        fusion = {f"fc.{part}weight" for part in parts} | {"fc.fc.bias"}
-        assert {name for name in tensors if name.startswith("fc.")} == fusion
-        del tensors["fc.mlp.up_proj.weight"]
-        assert "lacks fc.mlp.up_proj.weight" in refusal(write(tmp_path / "cut", raw, tensors))
 
 
 def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
     config = replace(PLAIN, draft_vocab_size=64)
     net = network(config)
-    weights = {
-        name: value for name, value in net.state_dict().items() if name not in ("d2t", "t2d")
-    }
+    weights = dict(net.state_dict())
+    del weights["d2t"], weights["t2d"]
     loaded = read_network(write(tmp_path, official(config), weights))
     assert_same(loaded, net)
-    assert bool(loaded.t2d.all()) and not bool(loaded.d2t.any())
+    assert bool(loaded.t2d.all())
+    assert not bool(loaded.d2t.any())
     net = network(PLAIN)
     for fields, theta in (
         ({}, 1e4),
@@ -185,30 +126,8 @@ def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6),
         ({"rope_scaling": None}, 1e4),
     ):
-        assert (
-            read_network(
-                write(tmp_path, official(PLAIN) | fields, net.state_dict())
-            ).config.rope_theta
-            == theta
-        )
-    raw = {
-        **official(PLAIN),
-        "truncated_vocab_size": 24,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": []},
-    }
-    del raw["draft_vocab_size"]
-    assert read_network(write(tmp_path, raw, net.state_dict())).config == PLAIN
-    four = replace(PLAIN, num_taps=4, fc_norm="joint")
-    raw = {**official(four), "num_aux_hidden_states": 4, "eagle_config": {"norm_before_fc": True}}
-    state = network(four).state_dict()
-    assert read_network(write(tmp_path, raw, state)).config == four
-    del state["input_norm.weight"]
-    assert "lacks input_norm.weight" in refusal(write(tmp_path, raw, state))
-    raw = speculators(
-        PLAIN, eagle_aux_hidden_state_layer_ids=[1, 23, 44]
-    )  # outputs of a 48-layer target
-    with pytest.warns(UserWarning, match="look like layer outputs"):
-        assert read_network(write(tmp_path, raw, renamed(net))).config.taps == (1, 23, 44)
+        folder = write(tmp_path, official(PLAIN) | fields, net.state_dict())
+        assert read_network(folder).config.rope_theta == theta
 
 
 def test_shards_and_bad_config_files(tmp_path):
@@ -286,9 +205,8 @@ def test_code_in_a_pickle_does_not_run(tmp_path, zipped):
     message = refusal(folder)
     assert "pickle with code" in message and "safetensors" in message
     assert not proof.exists()
-    torch.load(
-        folder / "pytorch_model.bin", weights_only=False
-    )  # the very file does run code when it is allowed to
+    # the very file does run code when it is allowed to
+    torch.load(folder / "pytorch_model.bin", weights_only=False)
     assert proof.exists()
     proof.unlink()
     # A bare pickle, without torch's container.
@@ -298,63 +216,55 @@ def test_code_in_a_pickle_does_not_run(tmp_path, zipped):
 
 
 STATE = dict(network(PLAIN).state_dict())
+ONES = torch.ones(2, 2)
 MOVED = torch.cat((STATE["d2t"][:-1], STATE["d2t"][-1:] + 64))
-DEEPER = renamed(network(PLAIN)) | {"layers.1.mlp.up_proj.weight": torch.ones(2, 2)}
-TAP_IDS = "eagle_aux_hidden_state_layer_ids"
-LACKING = "norm.weight", "d2t", "midlayer.mlp.up_proj.weight", "t2d"
-FOREIGN = {
-    "Medusa": ["0.0.linear.weight", "0.1.weight"],
-    "Hydra": ["hydra_mlp.0.1.linear.weight"],
-    "not an EAGLE drafter": ["model.layers.0.self_attn.q_proj.weight", "lm_head.weight"],
-}
+NAN = torch.full((32,), torch.nan)
+INT8 = torch.ones(24, 32, dtype=torch.int8)
+BAD_WEIGHTS = [
+    ("extra.weight", {"extra.weight": ONES}),
+    ("more than one drafter layer", {"layers.1.mlp.up_proj.weight": ONES}),
+    ("lm_head.weight has shape (23, 32)", {"lm_head.weight": torch.ones(23, 32)}),
+    ("not finite", {"norm.weight": NAN}),
+    ("quantised", {"lm_head.weight": INT8}),
+    ("ids instead of offsets", {"d2t": STATE["d2t"] + torch.arange(24)}),
+    ("vocabulary map", {"d2t": MOVED}),
+    ("t2d marks", {"t2d": ~STATE["t2d"]}),
+    ("lacks norm.weight;", {"norm.weight": None}),
+    ("lacks d2t;", {"d2t": None}),
+    ("lacks midlayer.mlp.up_proj.weight;", {"midlayer.mlp.up_proj.weight": None}),
+    ("Medusa", {"0.0.linear.weight": ONES}),
+    ("Hydra", {"hydra_mlp.0.1.linear.weight": ONES}),
+    ("not an EAGLE drafter", {"fc.weight": None}),
+]
+BAD_SETTINGS = [
+    ("lacks embed_tokens.weight", {"target_hidden_size": 32}),
+    ("fc.weight has shape (32, 96)", {"hidden_size": 16}),
+    ("no draft_vocab_size", {"draft_vocab_size": None}),
+    ("hidden_size", {"hidden_size": "32"}),
+    ("num_attention_heads", {"num_attention_heads": 0}),
+    ("'gelu'", {"hidden_act": "gelu"}),
+    ("rope_scaling", {"rope_scaling": [1]}),
+    ("'linear'", {"rope_scaling": {"type": "linear"}}),
+    ("'yarn'", {"rope_scaling": {"rope_type": "yarn"}}),
+    ("exceeds vocab_size", {"draft_vocab_size": 65}),
+    ("Medusa", {"medusa_num_heads": 3}),
+    ("speculators", {"speculators_model_type": "eagle3"}),
+    ("lacks fc_norm.0.weight", {"fc_norm": True}),
+]
 
 
-def test_bad_weights_and_settings_get_one_sentence(tmp_path):
-    for words, tensors, raw in [
-        *(
-            (f"lacks {name};", {k: v for k, v in STATE.items() if k != name}, {})
-            for name in LACKING
-        ),
-        ("extra.weight", STATE | {"extra.weight": torch.ones(1)}, {}),
-        ("lacks embed_tokens.weight", STATE, {"target_hidden_size": 32}),
-        ("more than one drafter layer", DEEPER, speculators(PLAIN)),
-        ("fc.weight has shape (32, 96)", STATE, {"hidden_size": 16}),
-        ("lm_head.weight has shape (23, 32)", STATE | {"lm_head.weight": torch.ones(23, 32)}, {}),
-        (
-            "norm.weight holds values that are not finite",
-            STATE | {"norm.weight": torch.full((32,), torch.nan)},
-            {},
-        ),
-        ("quantised", STATE | {"lm_head.weight": torch.ones(24, 32, dtype=torch.int8)}, {}),
-        ("ids instead of offsets", STATE | {"d2t": STATE["d2t"] + torch.arange(24)}, {}),
-        ("vocabulary map", STATE | {"d2t": MOVED}, {}),
-        ("t2d marks", STATE | {"t2d": ~STATE["t2d"]}, {}),
-        *(
-            (family, {name: torch.ones(2, 2) for name in names}, {})
-            for family, names in FOREIGN.items()
-        ),
-        ("no draft_vocab_size", STATE, {"draft_vocab_size": None}),
-        ("hidden_size", STATE, {"hidden_size": "32"}),
-        ("num_attention_heads", STATE, {"num_attention_heads": 0}),
-        ("'gelu'", STATE, {"hidden_act": "gelu"}),
-        ("rope_scaling", STATE, {"rope_scaling": [1]}),
-        *(
-            (repr(kind), STATE, {"rope_scaling": {"type": kind}})
-            for kind in ("linear", "dynamic", "llama3", "yarn")
-        ),
-        ("exceeds vocab_size", STATE, {"draft_vocab_size": 65}),
-        ("Medusa", STATE, {"medusa_num_heads": 3}),
-        ("last hidden state", STATE, {"eagle_config": {"use_aux_hidden_state": False}}),
-        (f"{TAP_IDS}: should be a valid array", STATE, {TAP_IDS: "2,4"}),
-        ("'mlp'", STATE, {"speculators_model_type": "mlp"}),
-        (
-            "must say norm_before_residual",
-            renamed(network(PLAIN)),
-            speculators(PLAIN, norm_before_residual=None),
-        ),
-        ("lacks fc_norm.0.weight", STATE, {"fc_norm": True}),
-    ]:
-        assert words in refusal(write(tmp_path, official(PLAIN) | raw, tensors))
+@pytest.mark.parametrize(("words", "change"), BAD_WEIGHTS)
+def test_bad_weights_get_one_sentence(tmp_path, words, change):
+    tensors = {}
+    for name, value in (STATE | change).items():
+        if value is not None:
+            tensors[name] = value
+    assert words in refusal(write(tmp_path, official(PLAIN), tensors))
+
+
+@pytest.mark.parametrize(("words", "change"), BAD_SETTINGS)
+def test_bad_settings_get_one_sentence(tmp_path, words, change):
+    assert words in refusal(write(tmp_path, official(PLAIN) | change, STATE))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -13,7 +13,7 @@ from specdec.models.packed import pack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-window", "mistral-window", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-window", "mistral-window", "phi3"])
 def test_a_packed_model_gives_the_same_logits_and_state(name, dtype):
     model = build(*FAMILIES[name]).to(dtype)
     packed = copy.deepcopy(model)
@@ -21,7 +21,7 @@ def test_a_packed_model_gives_the_same_logits_and_state(name, dtype):
     ids = tokens(20, seed=3)[None]
     with torch.no_grad():
         expected = model(ids).logits.float()
-        for implementation in ("sdpa", "eager"):
+        for implementation in ("eager", "sdpa"):
             packed.set_attn_implementation(implementation)
             error = (packed(ids).logits.float() - expected).square().mean().sqrt()
             assert error < (1e-4 if dtype == torch.float32 else 0.05) * expected.std()

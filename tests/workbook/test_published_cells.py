@@ -16,20 +16,19 @@ BENCHMARKS = {name: name.lower().replace("-", "_") for name in "MT-bench MT-Benc
 BENCHMARKS |= {"CNN/DM": "cnn_dm", "QA": "nq"}
 DEFAULTS = {"resps": "default 60,5,10", "ltd": "default 60,8,10", "radar": "default 60,7,10"}
 LABELS = {"default 60,7,10": "EAGLE-3, depth 7 (ours)", "tuned static": "tuned static (ours)", "eagle1": "EAGLE-2"}
-LABELS |= {"GS": "tuned static of width 10 (ours)"}
-TERMS = {"": ", equal terms", ", paper": "", ", official": ", the released settings", ", live": ", trained live"}
+LABELS |= {"tuned static of width 10": "tuned static of width 10 (ours)"}
+SPELT = {", tuned": "", ", the paper's settings": "", "the released weights,": "released weights"}
+SPELT |= {"ours,": "ours (value forecasts),"}
 CELLS = 40
 
 
 def labels(method: str, paper: str) -> set[str]:
-    """How a method of the shipped tables, which have their old names, may be called in a paper's table (lower case)."""
-    found = {method, method.replace(", tuned", ""), LABELS.get(method, method)}
-    found |= {"EAGLE-3", "Eagle3"} if method == DEFAULTS[paper] else set()
-    found |= {f"RADAR, released weights {method.split()[-1]}"} if method.startswith("RADAR, released ") else set()
-    for system in ("Re-SpS", "LTD", "RADAR", "ours"):
-        terms = TERMS.get(method.removeprefix(system)) if method.startswith(system) else None
-        names = (system, "ours (value forecasts)") if system == "ours" else (system,)
-        found |= {f"{name}{terms}" for name in names if terms is not None}
+    """How a method may be called in a paper's table (lower case)."""
+    found = {method, LABELS.get(method, method)}
+    for spelt, printed in SPELT.items():
+        found.add(method.replace(spelt, printed))
+    if method == DEFAULTS[paper]:
+        found |= {"EAGLE-3", "Eagle3"}
     return {name.lower() for name in found}
 
 

@@ -24,7 +24,7 @@ def ground(tmp_path_factory):
         settings = dict(max_new_tokens=16, depth=4, top_ks=(3,), trees=(3,), most_nodes=30, limit=6, progress=False)
         pair = specdec.load_pair("tiny", dtype="float32")
         trace = specdec.record(pair, ["toy/gsm8k", "toy/nq"], **settings)
-        quick = dict(top_k=3, most_expansions=4, sizes=(0, 1, 3, 6, 12, 40), steps=20, ensemble=1, rounds=1, detours=1)
+        quick = dict(top_k=3, most_expansions=4, sizes=(0, 1, 3, 6, 12, 40), steps=20, rounds=1)
         patch.setattr(room, "ROOM", dataclasses.replace(room.ROOM, **quick))
         yield room.ground(trace, seeds=(0, 1))
 
@@ -54,18 +54,6 @@ def test_opponents_and_ours_stand_in_one_table_under_the_bound_and_trainings_are
     assert again[0].trained_for == policies["ours"][0].trained_for, "found, not trained"
     kept = room.moved(ground, COSTS, policies["ours"], policies["ours"])
     assert len(kept) == 1 and kept["kept_low"].iloc[0] <= kept["kept"].iloc[0] <= kept["kept_high"].iloc[0]
-
-
-def test_texts_are_joined_answer_by_answer(ground):
-    test, suites = ground.part("test"), ("toy/nq", "toy/gsm8k")
-    joined = room.spliced(test, suites)
-    assert set(joined.turns["suite"]) == {"toy/nq+toy/gsm8k"} and len(joined.turns) > 1
-    first = joined.turns.iloc[0]
-    sizes = [test.turns.loc[test.turns["suite"] == suite, "positions"].max() for suite in suites]
-    assert first["positions"] <= sum(sizes) and len(joined) == joined.turns["positions"].sum()
-    assert set(joined.context_tok.tolist()) <= set(test.context_tok.tolist())
-    rows = room.following(ground, COSTS, room.learned(ground, COSTS, room.ROOM), {"both": suites}, (0.0, 0.2))
-    assert rows["method"].tolist() == ["0", "0.2"] and rows["over_none"].iloc[0] == 1
 
 
 def test_the_rule_weighs_summed_probabilities_against_time():
