@@ -57,7 +57,8 @@ def parallel(
     # 2. the same folders as here; an exception comes back as a value, so that others finish
     environment = {name: value for name, value in os.environ.items() if name.startswith("SPECDEC_")}
     environment["SPECDEC_HOME"] = str(runs.home())
-    threads = max(1, cores // workers)
+    # a task that measures time has the threads of this process
+    threads = None if timed else max(1, cores // workers)
     calls = [joblib.delayed(_attempt)(task, environment, os.getcwd(), threads) for task in tasks]
     with joblib.parallel_config(**options):
         running = joblib.Parallel(return_as="generator")(calls)
@@ -77,7 +78,7 @@ class _Failure:
         self.reason = first_line(error).rstrip(".")
 
 
-def _attempt(task: Callable[[], Any], environment: dict, folder: str, threads: int) -> Any:
+def _attempt(task: Callable[[], Any], environment: dict, folder: str, threads: int | None) -> Any:
     """The task's result in a worker, or the reason why there is none."""
     os.environ.update(environment)
     try:
@@ -86,8 +87,14 @@ def _attempt(task: Callable[[], Any], environment: dict, folder: str, threads: i
         machine.find_workbook()  # functions beside the notebooks can be imported
         import torch
 
-        torch.set_num_threads(threads)
-        return task()
+        # a single job runs in the caller's process, which keeps its threads
+        usual = torch.get_num_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        try:
+            return task()
+        finally:
+            torch.set_num_threads(usual)
     except Exception as error:
         return _Failure(error)
 

@@ -37,7 +37,9 @@ PROMPTS = {"mine": [[1, 2, number] for number in range(3, 15)]}
 def evaluated():
     methods = {"plain": "autoregressive", "tree": Static(8, 2, 3)}
     run = evaluate(methods, PROMPTS, random_pair(), max_new_tokens=24, warmup=0, progress=False)
-    rows, cycles = (run.read_table(name).sort_values(["prompt", "method"]) for name in ("prompts", "cycles"))
+    rows, cycles = (
+        run.read_table(name).sort_values(["prompt", "method"]) for name in ("prompts", "cycles")
+    )
     rows = rows[["prompt", "method", "new_tok", "cycles", "text_hash"]].to_dict("records")
     return rows, sorted(f"{one.prompt} {one.method} {one.cycle}" for one in cycles.itertuples())
 
@@ -53,18 +55,27 @@ def ppo():
     task = Task(ReplaySource(synthetic_trace(turns=4, positions=20), round_costs()))
     sizes = dict(n_steps=64, batch_size=32, n_epochs=2, total_steps=640, pi=(8,), vf=(8,))
     options = RunOptions(runs.home() / "ppo", segment_steps=64, progress=False)
-    return train_policy(learner, task, PPOConfig(activation="relu", **sizes), options).network.weights
+    return train_policy(
+        learner, task, PPOConfig(activation="relu", **sizes), options
+    ).network.weights
 
 
 def learned(weights: Path, curve: Path):
-    sums = {name: float(value.double().sum()) for name, value in load_file(weights / "model.safetensors").items()}
+    sums = {
+        name: float(value.double().sum())
+        for name, value in load_file(weights / "model.safetensors").items()
+    }
     return sums, runs.read_table(curve / "loss.parquet").drop(columns="elapsed_s").to_json()
 
 
 def drafter():
     loop.TrainingRun.run.__kwdefaults__["save_s"] = 0.0  # two minutes otherwise
-    settings = presets.Settings(48, steps=16, batch=2, length=48, warmup_steps=2, learning_rate=0.01)
-    folder = eagle3.train_drafter(chat_target(), CHATS, out_dir=runs.home() / "training", settings=settings)
+    settings = presets.Settings(
+        48, steps=16, batch=2, length=48, warmup_steps=2, learning_rate=0.01
+    )
+    folder = eagle3.train_drafter(
+        chat_target(), CHATS, out_dir=runs.home() / "training", settings=settings
+    )
     return learned(folder, folder.parent / "drafter_training")
 
 
@@ -73,10 +84,14 @@ def book_run():
     for name, reads in (("00_first", []), ("10_second", ["runs/{scale}/00_first.txt"])):
         write = f"from specdec import runs; runs.write_text(runs.runs_dir() / '{name}.txt', 'here')"
         runs.write_text(folder / f"{name}.ipynb", notebook(name, write))
-        entries.append({"name": name, "main": True, "reads": reads, "writes": [f"runs/{{scale}}/{name}.txt"]})
+        entries.append(
+            {"name": name, "main": True, "reads": reads, "writes": [f"runs/{{scale}}/{name}.txt"]}
+        )
     runs.write_text(folder / "book.yml", json.dumps(entries))  # is YAML, too
     states = {*book.run(book.Book("laptop", folder))["state"]}
-    made = sorted(path.name for path in runs.runs_dir().rglob("*") if path.suffix in (".txt", ".ipynb"))
+    made = sorted(
+        path.name for path in runs.runs_dir().rglob("*") if path.suffix in (".txt", ".ipynb")
+    )
     return states <= {"done", "fresh"}, made
 
 

@@ -120,8 +120,8 @@ def test_settings_of_trainings_and_prices_of_answers_are_checked_when_they_are_g
         (DepthConfig, dict(depth=-3, stride=1.5)),
         (SizeConfig, dict(sizes=(-1,), drafted="all")),
         (LtdConfig, dict(select="yes", depth=None)),
-        (RadarConfig, dict(alpha=-1.0, held_out_frac=2.0, batch=0, continue_bias=math.nan)),
-        (ValueConfig, dict(noise=math.nan, ensemble=0, dropout=7.0)),
+        (RadarConfig, dict(alpha=-1.0, batch=0, continue_bias=math.nan)),
+        (ValueConfig, dict(noise=math.nan, dropout=7.0)),
         (Reward, dict(unit_ms=0.0, rate=math.nan, laps="draft_ms")),
         (
             Settings,

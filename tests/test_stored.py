@@ -33,7 +33,9 @@ from specdec.training.drafter.generate_data import ChatFiles, read_prompts
 
 from workbook.book import read_book
 
-GONE = object()
+
+class GONE:
+    """In place of a value: the field goes."""
 
 
 def refusal(call, *words) -> str:

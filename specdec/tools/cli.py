@@ -64,7 +64,6 @@ HELP = {
     "p": "set a parameter of the notebooks (repeatable)",
     "pair": "target and drafter by name, or a folder or hub id (default: small)",
     "part": "use only this split of each suite: train, tune or test",
-    "plan": "estimate a whole grid of measurements, such as notebooks/papers_plan.yml",
     "policy": "how to draft: tuned, autoregressive, eagle3, static:total_tokens,depth,top_k, "
     "the folder of a learned policy, or a shipped one such as small/ours-float32",
     "preset": "settings by name",
@@ -454,7 +453,6 @@ def evaluate(
 @command("estimate")
 def estimate(
     *,
-    plan: str | None = None,
     gpu: str | None = None,
     policy: str | None = None,
     pair: str | None = None,
@@ -471,11 +469,6 @@ def estimate(
     repeats: int = 1,
 ) -> None:
     """estimate memory and time of a run before it runs"""
-    if plan:
-        priced = tools.estimate.price(tools.estimate.read_plan(plan))
-        _print_table(priced.table)
-        print(f"\n{priced.sentence}")
-        return
     which = tools.places.which(pair, target, drafter)
     how: dict = {"dtype": dtype, "device": device, "drafter": drafter, "gpu": gpu}
     how.update(max_new_tokens=max_new_tokens, prompt_tok=prompt_tok, limit=limit or None)

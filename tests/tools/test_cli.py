@@ -79,7 +79,7 @@ REFUSED = {
     "evaluate --pair tiny --tuned --part train": "--part",
     "evaluate --pair tiny --on moon": "ray",
     "generate-data tiny --out x --tokens many": "--tokens",
-    "estimate --plan nowhere.yml": "nowhere.yml",
+    "estimate --pair tinny": "preset",
     "score nothing.py": "nothing",
     "train radar --pair tiny": "record",
     "train radar --trace somewhere --data prompts.txt": "--trace",
@@ -122,7 +122,7 @@ def test_audit_and_pairs(capsys):
     assert run("pairs") == 0 and "tiny" in capsys.readouterr().out
     line = "audit --pair tiny --suites toy/gsm8k --limit 1 --max-new-tokens 4 --temperature 0"
     assert run(line) in (0, 1)
-    assert "policy" in capsys.readouterr().out
+    assert "policies" in capsys.readouterr().out
 
 
 def test_record_calibrate_train_and_decode(home, capsys):
