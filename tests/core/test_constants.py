@@ -16,10 +16,8 @@ def test_they_are_what_they_say_and_share_the_next_power_of_two(count, room):
         (constants.identity, torch.eye(count, dtype=torch.bool)),
     ):
         assert torch.equal(made := make(count, "cpu"), expected)
-        assert (
-            made.untyped_storage().nbytes() == room**2
-            and made.data_ptr() == make(room, "cpu").data_ptr()
-        )
+        assert made.untyped_storage().nbytes() == room**2
+        assert made.data_ptr() == make(room, "cpu").data_ptr()
     assert torch.equal(constants.counting(count, "cpu"), torch.arange(count))
 
 

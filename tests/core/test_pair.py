@@ -39,13 +39,10 @@ def test_texts_become_tokens_and_tokens_texts_and_what_is_no_prompt_is_refused()
         == pair.ids_of([3, 0, 5])
         == pair.ids_of(torch.tensor([[3, 0, 5]]))
     )
-    assert (
-        pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0]
-        and type(pair.ids_of(torch.tensor([5]))[0]) is int
-    )
-    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5] and pair.ids_of(
-        range(2)
-    ) == [0, 1]
+    assert pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0]
+    assert type(pair.ids_of(torch.tensor([5]))[0]) is int
+    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5]
+    assert pair.ids_of(range(2)) == [0, 1]
     assert pair.ids_of([{"role": "user", "content": "7"}]) == [7]
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
     assert dtype_name(torch.bfloat16) == "bfloat16" and dtype_name("float32") == "float32"
@@ -73,7 +70,7 @@ def test_texts_become_tokens_and_tokens_texts_and_what_is_no_prompt_is_refused()
             for bad in ([3, "4"], [1.5], [[1, 2], [3, 4]], ["the"])
         ),
         *(
-            ({}, [*bad, {"role": "user"}], "another shape")
+            ({}, [*bad, {"role": "user"}], "^chat messages are a list of")
             for bad in ([], [{"role": "user", "content": "x"}, "y"])
         ),
         ({}, torch.tensor([1.0]), "of other things"),

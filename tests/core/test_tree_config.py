@@ -60,15 +60,11 @@ def test_bad_beams(beam):
 
 
 def test_the_smallest_trees():
-    assert (
-        TreeConfig(1, 0, 1).verify_nodes == 0
-        and not TreeConfig(1, 0, 1).drafted
-        and TreeConfig(2, 0, 1).drafted
-    )
-    assert (
-        TreeConfig(5, 0, 4).pool_size == 4
-        and TreeConfig(21, 1, 4).verify_nodes == TreeConfig(21, 1, 4).pool_size
-    )
+    assert TreeConfig(1, 0, 1).verify_nodes == 0
+    assert not TreeConfig(1, 0, 1).drafted
+    assert TreeConfig(2, 0, 1).drafted
+    assert TreeConfig(5, 0, 4).pool_size == 4
+    assert TreeConfig(21, 1, 4).verify_nodes == TreeConfig(21, 1, 4).pool_size
     for total_tokens, depth, offered in ((6, 0, 4), (22, 1, 20)):
         refused = pytest.raises(SpecdecError, TreeConfig, total_tokens, depth, 4)
         refused.match(
@@ -96,11 +92,8 @@ def test_texts_are_read_back_also_of_copies_alone_and_the_papers_trees_are_their
         no_tree.match("is not a static tree; write static:total_tokens,depth,top_k")
     assert repr(Static(12, 3, 4)) == "Static(12, 3, 4)"
     tree = CopiedTree(7)
-    assert (tree.verify_nodes, tree.drafted, tree.text) == (
-        6,
-        False,
-        "copied:7",
-    ) and CopiedTree().total_tokens == 12
+    assert (tree.verify_nodes, tree.drafted, tree.text) == (6, False, "copied:7")
+    assert CopiedTree().total_tokens == 12
     assert tree.limits == TreeConfig(7, 0, 6) and CopiedTree(1).limits == TreeConfig(1, 0, 1)
     assert repr(Static.of(tree)) == "Static.of(CopiedTree(total_tokens=7))"
     for bad in (0, -3, 2.5, 10**9):
