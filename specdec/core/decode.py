@@ -7,7 +7,6 @@ turn keeps its own cycle, tree and policy, and their forwards run together:
     turns     ──▶ each runs until it needs a forward
     drafts    ──▶ together, until every turn waits for the target
     target    ──▶ one forward over the new rows of all turns, without padding
-    ended     ──▶ the next prompt takes the place at once
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.protocols import Forward, Step, T, TargetForward, at_once, finish, together
 from specdec.core.records import Generation
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, check_integer, check_kind, door, keeping
+from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door, keeping
 
 Prompt = str | Sequence[int] | Tensor | list[dict[str, Any]]
 ROWS = 16  # texts at once; more bring little on a CPU, whose products are busy by then
@@ -69,10 +68,9 @@ def decode(
     >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
     True
     """
-    settings = dict(
-        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling
+    engine, policy = opened(
+        pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, raw, **sampling
     )
-    engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
     generation = _unfinished(engine)
     with engine.inference(), _bar(progress, max_new_tokens, "tok") as bar:
         try:
@@ -90,11 +88,7 @@ def stream(
     prompt: Prompt,
     policy: Policy | None = None,
     max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
-    *,
-    stop_tokens: Sequence[int] | None = None,
-    raw: bool = False,
+    *settings: Any,
     **sampling: Any,
 ) -> Iterator[list[int]]:
     """Like `decode`, but yields the new token ids after each cycle (first the prefill's token).
@@ -105,10 +99,7 @@ def stream(
     >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == drafted.tokens
     True
     """
-    settings = dict(
-        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling
-    )
-    engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
+    engine, policy = opened(pair, prompt, policy, max_new_tokens, *settings, **sampling)
     return _streamed(engine, turn(engine, policy))
 
 
@@ -153,41 +144,28 @@ def steps(
 
 
 def autoregress(
-    pair: Pair,
-    prompt: Prompt,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
-    *,
-    stop_tokens: Sequence[int] | None = None,
-    raw: bool = False,
-    **sampling: Any,
+    pair: Pair, prompt: Prompt, max_new_tokens: int = 128, *settings: Any, **sampling: Any
 ) -> Generation:
     """Plain decoding on the same target: one token per forward, logits of one row, no features.
+
+    settings, sampling: those of `decode`, from the temperature on.
 
     >>> import specdec
     >>> autoregress(specdec.load_pair("tiny"), "Hello", 4, stop_tokens=()).new_tok
     4
     """
-    settings = dict(
-        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling
-    )
-    plain = plain_steps(pair, prompt, max_new_tokens, **settings)
+    check_kind("pair", pair, Pair)
+    # models may have changed since their last use, which decides what opening them has to do
+    pair.refresh()
     with pair.inference(plain=True):
-        return finish(plain)
+        return finish(plain_steps(pair, prompt, max_new_tokens, *settings, **sampling))
 
 
 def plain_steps(
-    pair: Pair, prompt: Prompt, max_new_tokens: int, **settings: Any
+    pair: Pair, prompt: Prompt, max_new_tokens: int, *settings: Any, **sampling: Any
 ) -> Step[Generation]:
-    """`autoregress` that yields its forwards to the driver. Bad input is refused at the call."""
-    ids, stops, picker = _checked(pair, prompt, max_new_tokens, **settings)
-    return _plain_steps(pair, max_new_tokens, ids, stops, picker)
-
-
-def _plain_steps(
-    pair: Pair, max_new_tokens: int, ids: list[int], stops: frozenset[int], picker: Picker
-) -> Step[Generation]:
+    """`autoregress` that yields its forwards to the driver."""
+    ids, stops, picker = _checked(pair, prompt, max_new_tokens, *settings, **sampling)
     # 1. the prompt in one forward
     target = pair.target
     buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
@@ -248,7 +226,9 @@ def chat(
     answers: list[Generation] = []
 
     def so_far(unfinished: Generation | None) -> list[Generation]:
-        return answers if unfinished is None else [*answers, unfinished]
+        if unfinished is not None:
+            answers.append(unfinished)
+        return answers
 
     with keeping(so_far):
         for text in turns:
@@ -266,7 +246,7 @@ def ids_of_all(
     pair: Pair,
     prompts: Sequence[Any],
     new_tok: int = 1,
-    names: Sequence[str] | None = None,
+    names: Sequence[Any] | None = None,
     raw: bool = False,
 ) -> list[list[int]]:
     """Token ids of every prompt.
@@ -274,10 +254,8 @@ def ids_of_all(
     SpecdecError names the first that is invalid or leaves no room for `new_tok` more tokens.
     """
     check_integer("max_new_tokens", new_tok, 1)
-    if names is None:
-        names = [str(number) for number in range(len(prompts))]
     all_ids = []
-    for name, prompt in zip(names, prompts, strict=True):
+    for name, prompt in zip(names or range(len(prompts)), prompts, strict=True):
         try:
             ids = pair.ids_of(prompt, raw)
             check_lengths(len(ids), new_tok, pair.target.position_limit)
@@ -288,10 +266,15 @@ def ids_of_all(
 
 
 def opened(
-    pair: Pair, prompt: Prompt, policy: Policy | None, max_new_tokens: int, **settings: Any
+    pair: Pair,
+    prompt: Prompt,
+    policy: Policy | None,
+    max_new_tokens: int,
+    *settings: Any,
+    **sampling: Any,
 ) -> tuple[LiveEngine, Policy]:
-    """The engine and the policy of a turn. settings: those of `decode`."""
-    ids, stops, picker = _checked(pair, prompt, max_new_tokens, **settings)
+    """The engine and the policy of a turn. settings, sampling: as in `autoregress`."""
+    ids, stops, picker = _checked(pair, prompt, max_new_tokens, *settings, **sampling)
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     prompt_ids = torch.tensor(ids, device=pair.target.device)
     engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops))
@@ -312,14 +295,14 @@ def _checked(
     check_kind("pair", pair, Pair)
     check_integer("seed", seed)
     for name in sampling:
-        if name not in SAMPLING:
-            raise SpecdecError(f"unknown setting {name!r}; sampling takes {', '.join(SAMPLING)}.")
+        check_name("setting", name, SAMPLING)
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.refresh()
     ids = pair.ids_of(prompt, raw)
+    stops = pair.stop_tokens
     try:
-        stops = pair.stop_tokens if stop_tokens is None else map(operator.index, stop_tokens)
-        stops = frozenset(stops)
+        if stop_tokens is not None:
+            stops = frozenset(map(operator.index, stop_tokens))
     except TypeError:
         raise SpecdecError(
             f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}."
@@ -381,8 +364,6 @@ def decode_many(
     check_kind("pair", pair, Pair)
     check_kind("prompts", prompts, Sequence)
     check_integer("rows", rows, 1)
-    for name, flag in (("plain", plain), ("raw", raw), ("progress", progress)):
-        check_kind(name, flag, bool)
     if isinstance(prompts, str):
         raise SpecdecError("decode_many takes a list of prompts; for one prompt use decode().")
     if not (policy is None or callable(policy) or isinstance(policy, Static)):

@@ -309,9 +309,12 @@ class LiveEngine:
         -1: not even those children fit. At most what the drafter can draft.
         """
         limit = self.target.position_limit
-        room = UNLIMITED if limit is None else limit - self._length - 1
-        deepest = self.drafter.deepest
-        return room if deepest is None else min(room, deepest)
+        room = UNLIMITED
+        if limit is not None:
+            room = limit - self._length - 1
+        if self.drafter.deepest is not None:
+            room = min(room, self.drafter.deepest)
+        return room
 
     @property
     def candidates(self) -> int:
@@ -341,25 +344,18 @@ class LiveEngine:
     @property
     def features(self) -> Tensor:
         """[F]: the target's features at the last accepted token (the one before the root)."""
-        features = self._pending[-1] if self._pending else None
-        if features is None:
-            raise SpecdecError(
-                "this drafter taps no target features; use a policy that does not need them."
-            )
-        return features[-1]
+        if not self._pending or self._pending[-1] is None:
+            raise SpecdecError("this drafter taps no target features; use another policy.")
+        return self._pending[-1][-1]
 
     @property
     def draft_state(self) -> Tensor:
         """[H]: the drafter's state at the root, available once its children are drafted."""
         state = self.drafting.root_state
         if state is None:
-            raise SpecdecError(
-                "this drafter has no state to read; use a policy that does not need it."
-            )
+            raise SpecdecError("this drafter has no state to read; use another policy.")
         return state
 
     @property
     def text_state(self) -> Tensor:
-        raise SpecdecError(
-            "only recordings hold an embedding of the text; use a policy that does not need one."
-        )
+        raise SpecdecError("only recordings hold an embedding of the text; use another policy.")

@@ -53,17 +53,12 @@ class Pair:
 
     @property
     def usual_tree(self) -> TreeConfig:
-        """The tree used without a policy.
-
-        The tuned one, else a small one on a CPU and EAGLE-3's on a GPU.
-
-        >>> import specdec
-        >>> specdec.load_pair("tiny", device="cpu").usual_tree == specdec.TreeConfig(6, 2, 3)
-        True
-        """
+        """The tree used without a policy: the tuned one, else a small one on a CPU, or EAGLE-3's."""
         if self.tree is not None:
             return self.tree
-        return CPU_TREE if torch.device(self.target.device).type == "cpu" else TREES["eagle3"]
+        if torch.device(self.target.device).type == "cpu":
+            return CPU_TREE
+        return TREES["eagle3"]
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
@@ -128,8 +123,7 @@ class Pair:
         for token in ids:
             if not 0 <= token < size:
                 raise SpecdecError(
-                    f"token id {token} is outside the target's vocabulary of {size}; check the "
-                    "prompt or the tokenizer."
+                    f"token id {token} is outside the target's vocabulary of {size}."
                 )
         return ids
 
@@ -140,7 +134,9 @@ class Pair:
 
     def text_of(self, tokens: Sequence[int]) -> str | None:
         """The text of token ids without special tokens; None without a tokenizer."""
-        return None if self.reader is None else self.reader(tokens)
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     @property
     def reader(self) -> Callable[[Sequence[int]], str] | None:
@@ -162,10 +158,7 @@ class Pair:
         tokenizer = self._tokenizer("chat messages")
         for message in messages:
             if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-                raise SpecdecError(
-                    'chat messages are a list of {"role": ..., "content": ...}; one has another '
-                    "shape."
-                )
+                raise SpecdecError('chat messages are a list of {"role": ..., "content": ...}.')
             if not _is_text(message):
                 content = reprlib.repr(message["content"])
                 raise SpecdecError(f"the content of a chat message is a text, got {content}.")
@@ -200,8 +193,10 @@ def _is_text(message: dict[str, Any]) -> bool:
 
 def _integers(prompt: Any) -> list[int]:
     """The ids of a sequence or 1-D tensor; a leading batch dimension of one is dropped."""
+    values = prompt
     # a tensor, an array or a column
-    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if hasattr(prompt, "tolist"):
+        values = prompt.tolist()
     kind = type(prompt).__name__
     if isinstance(values, list | tuple | range):
         if len(values) == 1 and isinstance(values[0], list | tuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree_config import Beam, CopiedTree, Plan, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door, first_line
+from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door
 
 
 class Policy:
@@ -71,6 +71,7 @@ class Static(Policy):
     @classmethod
     def of(cls, tree: Plan) -> Static:
         """The policy of one TreeConfig, StaticShape or CopiedTree."""
+        # None would mean the default tree
         check_kind("the tree of Static.of()", tree, Plan)
         return cls(shape=tree)
 
@@ -78,8 +79,10 @@ class Static(Policy):
         plan = self.plan
         if isinstance(plan, CopiedTree):
             return f"Static.of({plan})"
-        beam = f", beam={plan.beam}" if plan.beam else ""
-        return f"Static({plan.total_tokens}, {plan.depth}, {plan.top_k}{beam})"
+        numbers = f"{plan.total_tokens}, {plan.depth}, {plan.top_k}"
+        if plan.beam:
+            numbers += f", beam={plan.beam}"
+        return f"Static({numbers})"
 
 
 class RandomPolicy(Policy):
@@ -103,11 +106,7 @@ class RandomPolicy(Policy):
         own_beams: bool = False,
     ):
         check_integer("seed", seed)
-        if check_integer("smallest_top_k", smallest_top_k, 1) > limits.top_k:
-            raise SpecdecError(
-                f"smallest_top_k={smallest_top_k} is above the limits' top_k={limits.top_k}; "
-                "lower it."
-            )
+        assert 1 <= smallest_top_k <= limits.top_k, "smallest_top_k lies within the limits"
         self.limits = limits
         self.plan = limits
         self.asks = check_asks(asks)
@@ -122,7 +121,9 @@ class RandomPolicy(Policy):
             return self._random.randint(0, question.largest)
         top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
         depth = self._random.randint(0, self.limits.depth)
-        beam = plain_beam(top_k, self._beam()) if self.own_beams else ()
+        beam: Beam = ()
+        if self.own_beams:
+            beam = plain_beam(top_k, self._beam())
         verify_nodes = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
         return TreeConfig(self._random.randint(1, verify_nodes + 1), depth, top_k, beam=beam)
 
@@ -146,8 +147,7 @@ class Chain(Policy):
     policies: Sequence[Policy] = ()
 
     def __init__(self, *policies: Policy):
-        if not policies:
-            raise SpecdecError("Chain needs at least one policy.")
+        assert policies, "a Chain has at least one policy"
         self.policies = tuple(checked_policy(part, "each part of a Chain") for part in policies)
         self._answers: dict[str, Policy] = {}
         for policy in self.policies:
@@ -193,14 +193,7 @@ def unused(policy: Policy) -> Policy:
     checked_policy(policy)
     if not policy.asks:
         return policy
-    try:
-        return copy.deepcopy(policy)
-    except Exception as error:
-        reason = first_line(error).rstrip(".")
-        raise SpecdecError(
-            f"the policy {policy.__class__.__name__} cannot be copied ({reason}), but texts are "
-            "measured with a copy each; give it a __deepcopy__."
-        ) from error
+    return copy.deepcopy(policy)
 
 
 def check_asks(asks: Any) -> frozenset[str]:
@@ -222,9 +215,3 @@ def largest(limits: list[TreeConfig]) -> TreeConfig:
         max(tree.top_k for tree in limits),
         beam=(max(tree.widest for tree in limits),),
     )
-
-
-# shim: goes at integration
-
-PolicyLike = Policy
-Policy.remembers = False  # type: ignore[attr-defined]

@@ -199,7 +199,8 @@ def finish(step: Generator[Forward, Any, T]) -> T:
         while True:
             forward = step.send(forward.run())
     except StopIteration as finished:
-        return finished.value
+        value: T = finished.value
+        return value
 
 
 def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
@@ -212,7 +213,8 @@ def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
             else:
                 item = steps.send((yield item))
     except StopIteration as finished:
-        return finished.value
+        value: T = finished.value
+        return value
 
 
 def together(forwards: Sequence[Any]) -> Sequence[Any]:
@@ -220,18 +222,6 @@ def together(forwards: Sequence[Any]) -> Sequence[Any]:
     first = forwards[0]
     if len(forwards) == 1:
         return [first.run()]
-    if isinstance(first, TargetForward):
-        return first.target.run_together(forwards)
-    return first.drafter.run_together(forwards)
-
-
-# shim: goes at integration
-
-
-@dataclass
-class Claims:
-    """Measurements of a drafter in its config.json, which cards show."""
-
-    first_drafts_frac: float | None = None
-    taught_drafts: int | None = None
-    outside_frac: dict[str, float] | None = None
+    model = first.target if isinstance(first, TargetForward) else first.drafter
+    results: Sequence[Any] = model.run_together(forwards)
+    return results

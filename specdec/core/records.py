@@ -16,6 +16,7 @@ the limit. Works on numbers, arrays and columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -34,20 +35,31 @@ KINDS = (PLAN, EXTEND, SIZE)
 
 
 class View(Protocol):
-    """What a live or replayed engine lets a policy see; documented in Question."""
+    """What a live or replayed engine lets a policy see."""
 
     @property
-    def scores(self) -> Tensor: ...
+    def scores(self) -> Tensor:
+        """float32 [candidates]: cumulative log-probabilities in creation order (after drafting)."""
+
     @property
-    def newest_scores(self) -> Tensor: ...
+    def newest_scores(self) -> Tensor:
+        """float32 [W * k]: those of the level drafted last, beam rank x child rank."""
+
     @property
-    def copied_scores(self) -> ArrayLike: ...
+    def copied_scores(self) -> ArrayLike:
+        """Cumulative log-probabilities of candidates that need no forward; () for none."""
+
     @property
-    def features(self) -> Tensor: ...
+    def features(self) -> Tensor:
+        """[F]: the target's tapped features at the last accepted token."""
+
     @property
-    def draft_state(self) -> Tensor: ...
+    def draft_state(self) -> Tensor:
+        """[H]: the drafter's state at the root, the root token included (after drafting)."""
+
     @property
-    def text_state(self) -> Tensor: ...
+    def text_state(self) -> Tensor:
+        """[E]: an embedding of the text so far, if the recording has one (notebook 40)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +67,7 @@ class Question:
     """A question to a policy inside a cycle, and what the policy may look at.
 
     PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper.
-    SIZE: verify_nodes, 0 to `largest`.
+    SIZE: verify_nodes, 0 to `largest`. All that a `View` has can be read from the question.
 
     >>> Question(SIZE, context_tok=20, expansions=3, cycle=0, largest=59, plan=None, view=None).kind
     'size'
@@ -69,35 +81,10 @@ class Question:
     plan: Any  # the plan in force (None while PLAN is asked)
     view: View  # the engine, live or replayed
 
-    @property
-    def scores(self) -> Tensor:
-        """float32 [candidates]: cumulative log-probabilities in creation order (after drafting)."""
-        return self.view.scores
-
-    @property
-    def newest_scores(self) -> Tensor:
-        """float32 [W * k]: those of the level drafted last, beam rank x child rank."""
-        return self.view.newest_scores
-
-    @property
-    def copied_scores(self) -> ArrayLike:
-        """Cumulative log-probabilities of candidates that need no forward; () for none."""
-        return self.view.copied_scores
-
-    @property
-    def features(self) -> Tensor:
-        """[F]: the target's tapped features at the last accepted token."""
-        return self.view.features
-
-    @property
-    def draft_state(self) -> Tensor:
-        """[H]: the drafter's state at the root, the root token included (after drafting)."""
-        return self.view.draft_state
-
-    @property
-    def text_state(self) -> Tensor:
-        """[E]: an embedding of the text so far, if the recording has one (notebook 40)."""
-        return self.view.text_state
+    def __getattr__(self, name: str) -> Any:
+        """What the view shows: scores, features and so on."""
+        # a copy being filled has no view yet, which must not be looked up in the view again
+        return getattr(object.__getattribute__(self, "view"), name)
 
 
 @dataclass(slots=True)
@@ -118,9 +105,8 @@ class Cycle:
     draft_calls: int  # n + 1; 0 if nothing was drafted
     candidates: int  # nodes in the pool, plus copied ones
     verify_nodes: int  # of them sent to verification
-    verified_tok: (
-        int  # rows of the target forward: verify_nodes + 1, and a drafter's own extra rows
-    )
+    # rows of the target forward: verify_nodes + 1, and a drafter's own extra rows
+    verified_tok: int
     accepted_tok: int  # accepted draft tokens
     new_tok: int  # accepted_tok + 1, the bonus token
     kept_tok: int  # new tokens that count after stop tokens and the length limit
@@ -168,16 +154,16 @@ class Generation:
     @property
     def tokens_per_s(self) -> float:
         """Counted tokens over prefill and decoding time."""
-        return 1e3 * self.new_tok / self.total_ms if self.total_ms else float("nan")
+        if not self.total_ms:
+            return math.nan
+        return 1e3 * self.new_tok / self.total_ms
 
     @property
     def tau(self) -> float:
         """New tokens per cycle."""
-        return (
-            tau(sum(row.new_tok for row in self.rows), len(self.rows))
-            if self.rows
-            else float("nan")
-        )
+        if not self.rows:
+            return math.nan
+        return sum(row.new_tok for row in self.rows) / len(self.rows)
 
     @property
     def cycles(self) -> pandas.DataFrame:
@@ -203,11 +189,11 @@ class Generation:
         return state
 
     def __repr__(self) -> str:
-        facts = [_counted(self.new_tok, "token")]
+        facts = [f"{self.new_tok} tokens"]
         if self.text:
             facts.insert(0, repr(shorten(self.text, 60, placeholder=" …")))
         if self.rows:
-            facts += [_counted(len(self.rows), "cycle"), f"tau {self.tau:.2f}"]
+            facts += [f"{len(self.rows)} cycles", f"tau {self.tau:.2f}"]
         if self.total_ms:
             facts.append(f"{self.tokens_per_s:.0f} tokens/s")
         return f"Generation({', '.join(facts)})"
@@ -218,18 +204,10 @@ class Generation:
         return html(self)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
-
-
-TURN = ["suite", "prompt", "turn"]  # the columns that name one turn of one prompt
-SUMS = [
-    "new_tok",
-    "cycles",
-    "cycle_tok",
-    "time_ms",
-    "plain_ms",
-]  # columns of a per-turn table that add up
+# the columns that name one turn of one prompt
+TURN = ["suite", "prompt", "turn"]
+# the columns of a table of turns that add up
+SUMS = ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
 
 
 def tau(cycle_tok: Any, cycles: Any) -> Any:

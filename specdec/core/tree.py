@@ -165,22 +165,16 @@ class DraftTree:
     @classmethod
     def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
         """A tree from plain sequences (tests, teaching); root first, parents before children."""
-        try:
-            tokens = [operator.index(number) for number in token]
-            parents = [operator.index(number) for number in parent]
-            scores = torch.zeros(len(tokens)) if score is None else torch.as_tensor(score).float()
-        except (TypeError, ValueError, RuntimeError):
-            raise SpecdecError(
-                "tokens and parents of a tree are whole numbers, and scores are numbers."
-            ) from None
-        if not tokens or len(tokens) != len(parents) or parents[0] != -1:
-            raise SpecdecError("a tree needs one parent per token and a root with parent -1.")
+        tokens = list(map(operator.index, token))
+        parents = list(map(operator.index, parent))
+        scores = torch.zeros(len(tokens))
+        if score is not None:
+            scores = torch.as_tensor(score).float()
+        assert len(tokens) == len(parents) == len(scores), "one parent and one score per token"
+        assert parents[0] == -1, "the root has parent -1"
         depth = [0]
         for node, above in enumerate(parents[1:], 1):
-            if not 0 <= above < node:
-                raise SpecdecError(
-                    f"node {node} names parent {above}; parents must precede their children."
-                )
+            assert 0 <= above < node, "parents precede their children"
             depth.append(depth[above] + 1)
         token, parent, depths = torch.tensor([tokens, parents, depth])
         return cls(token, parent, depths, scores, max(depth))
@@ -203,10 +197,10 @@ class GrowingTree:
         self.size = 1
         self.level = 0
         self.top_k = 0
-        if isinstance(root_token, Tensor):
-            self._tokens = [root_token[None]]
-        else:
-            self._tokens = [torch.full_like(self._root, root_token)]
+        # a number need not be uploaded: the device fills a tensor with it
+        if not isinstance(root_token, Tensor):
+            root_token = torch.full_like(self._root, root_token)[0]
+        self._tokens = [root_token[None]]
         self._scores: list[Tensor] = []
         # pool nodes, level by level, after a row for the root itself; depths of their children
         self._expanded = [self._root]
@@ -432,21 +426,13 @@ class StaticShape(Plan):
     """
 
     def __init__(self, choices: Iterable[Iterable[int]]):
-        try:
-            paths = {tuple(map(operator.index, path)) for path in choices}
-        except TypeError:
-            raise SpecdecError(
-                "a static tree is a list of paths of child ranks, such as ((0,), (1,), (0, 0))."
-            ) from None
+        paths = {tuple(map(operator.index, path)) for path in choices}
         self.choices = tuple(sorted(paths, key=lambda path: (len(path), path)))
         if not paths:
             raise SpecdecError("a static tree needs at least one node; plan total_tokens=1.")
         for path in paths:
             if not path or path[:-1] not in paths | {()} or min(path) < 0:
-                raise SpecdecError(
-                    f"the static tree lists {path} without its parent; list every prefix, ranks "
-                    "from 0."
-                )
+                raise SpecdecError(f"the static tree lists {path} without its parent.")
         self.top_k = 1 + max(max(path) for path in paths)
         self.depth = max(map(len, paths)) - 1
         self.total_tokens = len(paths) + 1

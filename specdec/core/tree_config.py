@@ -42,7 +42,9 @@ class Plan:
 
     def beam_at(self, level: int) -> int:
         """Nodes to expand after `level` expansions."""
-        return self.beam[min(level, len(self.beam) - 1)] if self.beam else self.top_k
+        if not self.beam:
+            return self.top_k
+        return self.beam[min(level, len(self.beam) - 1)]
 
     @property
     def limits(self) -> TreeConfig:
@@ -83,8 +85,8 @@ class TreeConfig(Plan):
         object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
             raise SpecdecError(
-                f"flat_nodes={self.flat_nodes} must lie between top_k={self.top_k} and the "
-                f"{self.verify_nodes} nodes that are verified; choose it so, or 0 for none."
+                f"flat_nodes={self.flat_nodes} must be 0 or between top_k={self.top_k} and the "
+                f"{self.verify_nodes} nodes that are verified."
             )
         if self.verify_nodes > self.pool_size:
             raise SpecdecError(
@@ -189,7 +191,7 @@ def tree_from(text: str) -> TreeConfig:
     (2, 1)
     """
     try:
-        total_tokens, depth, top_k, *beam = (int(number) for number in text.split(","))
+        total_tokens, depth, top_k, *beam = map(int, text.split(","))
     except ValueError:
         raise SpecdecError(
             f"{text!r} is not a static tree; write static:total_tokens,depth,top_k[,beam,...]."
@@ -216,7 +218,9 @@ def check_memory(
     what: str, size: int, device: torch.device | str = "cpu", advice: str = ADVICE
 ) -> None:
     """SpecdecError if `size` bytes for `what` exceed the free memory of `device`."""
-    free = free_bytes(device) if size > SMALL_BYTES else None
+    if size <= SMALL_BYTES:
+        return
+    free = free_bytes(device)
     if free is not None and size > free:
         sizes = f"{size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free"
         raise SpecdecError(f"{what} takes {sizes}; {advice}.")

@@ -97,7 +97,7 @@ class Picker:
     def __init__(
         self, warpers: hf.LogitsProcessorList | None = None, sample: bool = False, seed: int = 0
     ):
-        self.warpers = hf.LogitsProcessorList() if warpers is None else warpers
+        self.warpers = warpers or hf.LogitsProcessorList()
         self.sample = bool(sample)
         self.seed = int(seed)
         if not -(1 << 63) <= self.seed < 1 << 63:

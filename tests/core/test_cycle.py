@@ -72,14 +72,8 @@ def drive(engine, asks, plan, answers):
 def test_everything_is_asked_in_order_and_sizes_are_limited_by_candidates_and_limits():
     engine = ScriptedEngine()
     questions, row = drive(engine, (), LIMITS, [])
-    assert questions == [] and engine.calls == [
-        "root",
-        "expand",
-        "expand",
-        "expand",
-        "verify 11",
-        "commit",
-    ]
+    assert questions == []
+    assert engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
     assert (row.questions, row.expansions, row.draft_calls, row.candidates) == (0, 3, 4, 4 + 3 * 16)
     assert (row.verify_nodes, row.verified_tok, row.accepted_tok, row.new_tok, row.kept_tok) == (
         11,
@@ -108,9 +102,8 @@ def test_everything_is_asked_in_order_and_sizes_are_limited_by_candidates_and_li
         questions, row = drive(
             ScriptedEngine(), {EXTEND}, plan, answers
         )  # depth 3 allows no fourth
-        assert [q.kind for q in questions] == [EXTEND] * len(answers) and row.expansions == sum(
-            answers
-        )
+        assert [q.kind for q in questions] == [EXTEND] * len(answers)
+        assert row.expansions == sum(answers)
     questions, row = drive(ScriptedEngine(), {PLAN, SIZE}, LIMITS, [TreeConfig(2, 0, 2), 2])
     assert questions[-1].largest == 2 and row.verify_nodes == 2  # only two candidates were drafted
     questions, row = drive(ScriptedEngine(), {SIZE}, TreeConfig(3, 3, 4), [0])
@@ -151,9 +144,9 @@ def test_counts_of_live_cycles(make, asks):
             assert row.candidates == drafted == len(engine.growing.whole()) - 1
             assert len(engine.cache) == engine.context_tok  # all committed tokens but the root
             laps = row.draft_ms + row.policy_ms + row.verify_ms + row.commit_ms + row.host_ms
-            assert (
-                laps == row.total_ms and row.draft_ms == 1000 * row.draft_calls and row.host_ms > 0
-            )
+            assert laps == row.total_ms
+            assert row.draft_ms == 1000 * row.draft_calls
+            assert row.host_ms > 0
             assert (row.verify_ms, row.commit_ms, row.policy_ms) == (
                 1000,
                 1000,
@@ -164,9 +157,8 @@ def test_counts_of_live_cycles(make, asks):
         [one.args[0] for one in noted.call_args_list] for noted in (policy.answer, policy.observe)
     )
     assert rows and [row.cycle for row in rows] == list(range(len(rows)))
-    assert (
-        len(questions) == sum(row.questions for row in rows) and {q.kind for q in questions} == asks
-    )
+    assert len(questions) == sum(row.questions for row in rows)
+    assert {q.kind for q in questions} == asks
     lengths = itertools.accumulate((row.new_tok for row in rows), initial=len(PROMPT))
     assert [row.context_tok for row in rows] == list(lengths)[:-1]
     assert 1 + sum(row.kept_tok for row in rows) == 24
@@ -216,10 +208,8 @@ def test_rows_beside_the_tree_count_as_verified_and_policies_that_fail_are_named
                 engine.drafting, name, method, raising=False
             )  # the drafter is shared by other tests
         row = run_cycle(engine, policy)
-    assert (
-        alone.verified_tok == alone.verify_nodes + 1
-        and row.verified_tok == row.verify_nodes + 1 + 2
-    )
+    assert alone.verified_tok == alone.verify_nodes + 1
+    assert row.verified_tok == row.verify_nodes + 1 + 2
     assert [len(logits) for logits in learned] == [2]
     policy, call = Static(12, 3, 4), (specdec.decode, shared_bigrams(), PROMPT)
     for method, where in (("observe", "while it observed a cycle"), ("reset", "when a turn began")):

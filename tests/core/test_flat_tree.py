@@ -64,10 +64,8 @@ def test_live_and_replayed(temperature, tmp_path, monkeypatch):
 
 def test_a_flat_tree_by_hand():
     tree = DraftTree.flat(torch.tensor(7), torch.tensor([4, 5]), torch.tensor([-0.5, -1.0]))
-    assert (
-        tree.token.tolist() == [7, 4, 5]
-        and tree.parent.tolist() == [-1, 0, 0]
-        and tree.depth.tolist() == [0, 1, 1]
-    )
+    assert tree.token.tolist() == [7, 4, 5]
+    assert tree.parent.tolist() == [-1, 0, 0]
+    assert tree.depth.tolist() == [0, 1, 1]
     assert tree.score.tolist() == [0.0, -0.5, -1.0] and tree.levels == 1
     np.testing.assert_array_equal(tree.ancestors.numpy(), [[1, 0, 0], [1, 1, 0], [1, 0, 1]])

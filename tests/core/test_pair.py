@@ -31,7 +31,7 @@ def with_words(**facts):
     return dataclasses.replace(shared_bigrams(), tokenizer=Words(), **facts)
 
 
-def test_texts_become_tokens_and_tokens_texts_and_what_is_no_prompt_is_refused():
+def test_texts_become_tokens_and_tokens_texts():
     pair = with_words()
     assert (
         pair.ids_of("3 0 5")
@@ -39,51 +39,44 @@ def test_texts_become_tokens_and_tokens_texts_and_what_is_no_prompt_is_refused()
         == pair.ids_of([3, 0, 5])
         == pair.ids_of(torch.tensor([[3, 0, 5]]))
     )
-    assert (
-        pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0]
-        and type(pair.ids_of(torch.tensor([5]))[0]) is int
-    )
-    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5] and pair.ids_of(
-        range(2)
-    ) == [0, 1]
+    assert pair.ids_of([torch.tensor(3), torch.tensor(0)]) == [3, 0]
+    assert type(pair.ids_of(torch.tensor([5]))[0]) is int
+    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5]
+    assert pair.ids_of(range(2)) == [0, 1]
     assert pair.ids_of([{"role": "user", "content": "7"}]) == [7]
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
     assert dtype_name(torch.bfloat16) == "bfloat16" and dtype_name("float32") == "float32"
     assert specdec.load_pair("tiny").text_of([]) == ""
-    for facts, prompt, message in (
-        (dict(tokenizer=None), "3 4", "'a pair' has no tokenizer to read text;"),
-        (
-            dict(tokenizer=None),
-            [{"role": "user", "content": "7"}],
-            "'a pair' has no tokenizer to read chat messages;",
-        ),
-        (
-            dict(tokenizer=object()),
-            [{"role": "user", "content": "7"}],
-            "tokenizer of 'a pair' has no chat template;",
-        ),
-        *(
-            ({}, nothing, "^the prompt is empty; ")
-            for nothing in ("", [], torch.tensor([], dtype=torch.long))
-        ),
-        ({}, [3, -1], "^token id -1 is outside the target's vocabulary of 24; "),
-        ({}, [24], "^token id 24 is outside"),
-        *(
-            ({}, bad, r"got a list of other things\.$")
-            for bad in ([3, "4"], [1.5], [[1, 2], [3, 4]], ["the"])
-        ),
-        *(
-            ({}, [*bad, {"role": "user"}], "another shape")
-            for bad in ([], [{"role": "user", "content": "x"}, "y"])
-        ),
-        ({}, torch.tensor([1.0]), "of other things"),
-        ({}, (True, 3), r"got a tuple of other things\.$"),
-        ({}, {3: 4}, r"got a dict\.$"),
-        ({}, 5.5, r"got a float\.$"),
-        ({}, None, r"got a NoneType\.$"),
-    ):
-        pair = dataclasses.replace(with_words(name="a pair"), **facts)
-        pytest.raises(SpecdecError, pair.ids_of, prompt).match(message)
+
+
+CHAT = [{"role": "user", "content": "7"}]
+NONE = dict(tokenizer=None)
+
+
+@pytest.mark.parametrize(
+    "facts, prompt, word",
+    [
+        (NONE, "3 4", "no tokenizer to read text"),
+        (NONE, CHAT, "no tokenizer to read chat"),
+        (dict(tokenizer=object()), CHAT, "no chat template"),
+        ({}, "", "empty"),
+        ({}, [], "empty"),
+        ({}, [3, -1], "token id -1"),
+        ({}, [24], "token id 24"),
+        ({}, [3, "4"], "a list of other things"),
+        ({}, [1.5], "a list of other things"),
+        ({}, [[1, 2], [3, 4]], "a list of other things"),
+        ({}, [{"role": "user"}], "chat messages are"),
+        ({}, [*CHAT, "y"], "chat messages are"),
+        ({}, torch.tensor([1.0]), "other things"),
+        ({}, (True, 3), "a tuple of other things"),
+        ({}, {3: 4}, "a dict"),
+        ({}, None, "a NoneType"),
+    ],
+)
+def test_what_is_no_prompt(facts, prompt, word):
+    pair = dataclasses.replace(with_words(), **facts)
+    pytest.raises(SpecdecError, pair.ids_of, prompt).match(word)
 
 
 def test_plain_decoding_opens_the_target_alone(monkeypatch):

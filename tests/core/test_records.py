@@ -19,10 +19,8 @@ def test_a_generation_shows_what_was_drafted():
     assert (nothing.rows, nothing.text, nothing.finish_reason) == ([], None, "length")
     assert nothing.prefill_ms == nothing.decode_ms == nothing.total_ms == 0.0
     assert math.isnan(nothing.tokens_per_s) and math.isnan(nothing.tau)
-    assert (
-        list(nothing.cycles.columns) == list(Cycle.__dataclass_fields__)
-        and len(nothing.cycles) == 0
-    )
+    assert list(nothing.cycles.columns) == list(Cycle.__dataclass_fields__)
+    assert len(nothing.cycles) == 0
     row = dict.fromkeys(Cycle.__dataclass_fields__, 1)
     rows = [
         Cycle(**row | dict(accepted_tok=2, new_tok=3, kept_tok=3)),
@@ -36,22 +34,20 @@ def test_a_generation_shows_what_was_drafted():
     spans = [(one.text, one.get("class")) for one in page.iter("span") if one.get("class")]
     assert spans == said and "<b>" not in out._repr_html_()  # escaped
     words = "".join(page.itertext())
-    assert (
-        "6 tokens, 4 of them drafted" in words and "tau 2.00" in words and "60.0 tokens/s" in words
-    )
+    assert "6 tokens, 4 of them drafted" in words
+    assert "tau 2.00" in words
+    assert "60.0 tokens/s" in words
     bar = next(one for one in page.iter() if one.get("role") == "img")
     widths = [float(re.search(r"width: ([\d.]+)%", one.get("style"))[1]) for one in bar]
     assert "prefill 10 ms, draft 2 ms" in bar.get("aria-label") and abs(sum(widths) - 100) < 0.1
     assert repr(out) == "Generation('a <b>c& dé', 6 tokens, 2 cycles, tau 2.00, 60 tokens/s)"
     assert "color:" not in re.sub("background-color", "", out._repr_html_())  # the page's own ink
     for copied in (pickle.loads(pickle.dumps(out)), copy.deepcopy(out)):
-        assert (
-            copied == out
-            and copied.read_text is None
-            and shown.pieces(copied) == [(out.text, "plain")]
-        )
+        assert copied == out
+        assert copied.read_text is None
+        assert shown.pieces(copied) == [(out.text, "plain")]
     none = Generation([5], 3)
-    assert repr(none) == "Generation(1 token)" and "ids [5]" in none._repr_html_()
+    assert repr(none) == "Generation(1 tokens)" and "ids [5]" in none._repr_html_()
 
 
 MARKS = "▁"  # a metaspace: the tokenizer drops the first one of a text

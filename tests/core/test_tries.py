@@ -184,10 +184,8 @@ def test_the_best_of_both_are_verified(tree):
             shared, raised = shared + both, raised + more
             found = paths_in(engine.tree)
             assert engine.candidates == len(expected) or engine.finished
-            assert (
-                row.candidates == len(expected)
-                and row.verify_nodes == len(found) == tree.verify_nodes
-            )
+            assert row.candidates == len(expected)
+            assert row.verify_nodes == len(found) == tree.verify_nodes
             assert all(found[path] == pytest.approx(expected[path], abs=1e-5) for path in found)
             others = [score for path, score in expected.items() if path not in found]
             assert min(found.values()) >= max(others, default=-1e9) - 1e-5
@@ -216,9 +214,8 @@ def test_questions_see_what_is_drafted_and_copied_and_trees_are_no_deeper_than_t
     out = decode(
         dataclasses.replace(pair, drafter=shallow), PROMPT, Static(30, 4, 3), max_new_tokens=12
     )
-    assert out.tokens == plain_text(12)[len(PROMPT) :] and {row.expansions for row in out.rows} == {
-        1
-    }
+    assert out.tokens == plain_text(12)[len(PROMPT) :]
+    assert {row.expansions for row in out.rows} == {1}
     assert {row.candidates for row in out.rows} == {12}
     drafter = ScriptedDrafter(
         shared_bigrams().target, lambda ids: Trie((5, 6), (0, 1), (-0.25, -0.5))

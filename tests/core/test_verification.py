@@ -136,9 +136,8 @@ def test_warpers_are_transformers_own(config):
     picker = Picker.from_settings(seed=1, **config)
     torch.testing.assert_close(picker.warp(logits, IDS), theirs(IDS[None], logits[None])[0])
     probs = picker.probabilities(logits, IDS)
-    assert float(probs.sum()) == pytest.approx(1, abs=1e-6) and (
-        config["temperature"] or int((probs > 0).sum()) == 1
-    )
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
+    assert config["temperature"] or int((probs > 0).sum()) == 1
 
 
 @pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
