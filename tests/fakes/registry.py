@@ -1,4 +1,6 @@
-"""Tiny random models of every causal LM that transformers registers, made by the names of their configs' fields.
+"""Tiny random models of every causal LM that transformers registers.
+
+They are made by the names of their configs' fields.
 
 `verdict(name)` says how one of them decodes.
 """
@@ -19,21 +21,46 @@ import specdec
 NAMES = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCAB, LAYERS, NEW = 160, 4, 12
 FIELDS = {
-    VOCAB: "vocab_size vocab_size_per_layer_input unpadded_vocab_size output_vocab_size n_words",
-    32: """hidden_size d_model n_embd embedding_size word_embed_proj_dim backbone_hidden_size emb_dim
-        attention_hidden_size""",
-    48: """intermediate_size ffn_dim d_ff d_inner decoder_ffn_dim encoder_ffn_dim n_inner ffn_hidden_size dff dim_ff
-        intermediate_size_mlp prefix_dense_intermediate_size""",
-    LAYERS: """num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers
-        num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads
-        swa_num_attention_heads num_local_experts num_experts n_routed_experts moe_num_experts""",
-    2: "num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok moe_topk top_k_experts moe_k",
-    8: """head_dim v_head_dim qk_rope_head_dim qk_nope_head_dim rotary_dim kv_channels swa_head_dim query_pre_attn_scalar
-        attention_head_dim hidden_size_per_layer_input laurel_rank dim_head sliding_window sliding_window_size""",
-    16: "q_lora_rank kv_lora_rank moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size",
-    1: "n_group topk_group first_k_dense_replace n_shared_experts num_shared_experts num_kv_shared_layers",
-    256: "max_position_embeddings n_positions n_ctx max_seq_len",
-    False: "tie_word_embeddings",
+    VOCAB: """
+        vocab_size vocab_size_per_layer_input unpadded_vocab_size output_vocab_size n_words
+    """,
+    32: """
+        hidden_size d_model n_embd embedding_size word_embed_proj_dim backbone_hidden_size
+        emb_dim attention_hidden_size
+    """,
+    48: """
+        intermediate_size ffn_dim d_ff d_inner decoder_ffn_dim encoder_ffn_dim n_inner
+        ffn_hidden_size dff dim_ff intermediate_size_mlp prefix_dense_intermediate_size
+    """,
+    LAYERS: """
+        num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers
+        num_attention_heads n_head n_heads num_heads decoder_attention_heads
+        encoder_attention_heads swa_num_attention_heads num_local_experts num_experts
+        n_routed_experts moe_num_experts
+    """,
+    2: """
+        num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok moe_topk
+        top_k_experts moe_k
+    """,
+    8: """
+        head_dim v_head_dim qk_rope_head_dim qk_nope_head_dim rotary_dim kv_channels
+        swa_head_dim query_pre_attn_scalar attention_head_dim hidden_size_per_layer_input
+        laurel_rank dim_head sliding_window sliding_window_size
+    """,
+    16: """
+        q_lora_rank kv_lora_rank moe_intermediate_size shared_expert_intermediate_size
+        shared_intermediate_size
+    """,
+    1: """
+        n_group topk_group first_k_dense_replace n_shared_experts num_shared_experts
+        num_kv_shared_layers
+    """,
+    256: """
+        max_position_embeddings n_positions n_ctx max_seq_len
+    """,
+    False: """
+        tie_word_embeddings
+    """,
 }
 SIZES = {name: size for size, names in FIELDS.items() for name in names.split()}
 IDS = dict(bos_token_id=0, eos_token_id=1, pad_token_id=0)
@@ -57,19 +84,27 @@ OWN = {  # what the names of fields do not tell
 
 
 def config_of(kind: type, **own):
-    """A config with small sizes. A field that lists something for every layer keeps its kinds, in turn."""
+    """A config with small sizes. Fields that list something per layer keep their kinds in turn."""
     usual, settings = kind().to_dict(), {}
-    parts = {name: part for name, part in vars(kind()).items() if isinstance(part, hf.PreTrainedConfig)}
+    parts = {
+        name: part for name, part in vars(kind()).items() if isinstance(part, hf.PreTrainedConfig)
+    }
     for name in inspect.signature(kind.__init__).parameters:
         value = usual.get(name)
         if name in parts:
             settings[name] = config_of(type(parts[name])).to_dict()
-        elif isinstance(value, list | tuple) and value and len(value) == usual.get("num_hidden_layers"):
+        elif (
+            isinstance(value, list | tuple)
+            and value
+            and len(value) == usual.get("num_hidden_layers")
+        ):
             kinds = list({str(one): one for one in value}.values())
             settings[name] = (kinds * LAYERS)[:LAYERS]
         elif name in IDS:
             settings[name] = IDS[name]
-        elif name in SIZES and (value is not None or name in ("head_dim", "num_key_value_heads", "kv_channels")):
+        elif name in SIZES and (
+            value is not None or name in ("head_dim", "num_key_value_heads", "kv_channels")
+        ):
             settings[name] = SIZES[name]
     if "kv_lora_rank" in settings:
         settings["num_key_value_heads"] = settings["num_attention_heads"]
@@ -98,7 +133,10 @@ def verdict(name: str) -> tuple[str, str]:
         model = model_of(name)
     except Exception as error:
         return "not made", f"{type(error).__name__}: {str(error).strip().splitlines()[-1].strip()}"
-    generator, plain = torch.Generator().manual_seed(1), dict(max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
+    generator, plain = (
+        torch.Generator().manual_seed(1),
+        dict(max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False),
+    )
     prompts = [torch.randint(2, VOCAB, (1, count), generator=generator) for count in (27, 3)]
     ids, policy = [prompt[0].tolist() for prompt in prompts], specdec.Static(6, 2, 2)
     settings = dict(max_new_tokens=NEW, stop_tokens=())

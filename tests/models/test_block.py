@@ -1,4 +1,4 @@
-"""Block drafters: equal to all rows written out, trees best first, the text the target's own, recorded, priced and read."""
+"""Block drafters: equal to all rows written out, trees best first, recorded, priced and read."""
 
 import json
 from dataclasses import replace
@@ -38,6 +38,7 @@ KINDS = {
     "deep": replace(OWN, mask_token=7, fc_norm="each", query_key_norm=True, num_layers=3),
 }
 
+
 @pytest.fixture(scope="module")
 def target():
     return Target(random_target(VOCAB, hidden=WIDTH, seed=3))
@@ -65,9 +66,8 @@ def test_drafted_trees_equal_the_slow_way(name, target):
         levels = levels_of(pair, ids)
         return lambda path: levels[len(path)]
 
-    seen = assert_drafted(
-        pair, PROMPT, Static(58, 6, 3), slow, range(14, 20)
-    )  # deeper than the block, two cycles
+    # deeper than the block, two cycles
+    seen = assert_drafted(pair, PROMPT, Static(58, 6, 3), slow, range(14, 20))
     assert set(seen) == {(BLOCK - 1, BLOCK)}
 
 
@@ -101,7 +101,7 @@ def test_training_unrolls_what_decoding_drafts(name, target, tmp_path):
 @pytest.mark.parametrize("name", KINDS)
 @torch.inference_mode()
 def test_recorded_trees_are_the_best_nodes_of_the_product(name, target):
-    """Of all paths, whose probability is the product of the positions' own, as DDTree draws them best first."""
+    """Of all paths, as DDTree draws them best first: probabilities are products of positions'."""
     pair, nodes, tokens = pair_of(name, target), 12, torch.tensor(PROMPT)
     with pair.inference():
         features = target.forward(tokens, target.new_cache(len(PROMPT))).features

@@ -1,4 +1,4 @@
-"""Reading EAGLE checkpoints: every layout gives the same network, every bad file gives one clear sentence."""
+"""Reading EAGLE checkpoints: every layout gives the same network, every bad file one sentence."""
 
 import json
 import pickle

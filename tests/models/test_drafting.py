@@ -1,4 +1,4 @@
-"""Drafters against their equations written out (no cache, no tree, no packing); files of heads, static trees, language models."""
+"""Drafters against their equations written out, without cache, tree or packing; files of heads."""
 
 import functools
 import itertools
@@ -102,7 +102,7 @@ def drafter_of(config, target: Target):
 
 
 def children_of_heads(drafter, ids, states, path):
-    """Log-probabilities after `path` below the root ids[-1]. states [T - 1, H]: the target's last ones before the root."""
+    """Log-probabilities after `path`. states [T - 1, H]: the target's last, before the root."""
     network, target, head = drafter.network, drafter.target, len(path)
     config = network.config
     if config.path == "layer":
@@ -147,8 +147,8 @@ def children_of_lm(
     return drafter.network(ids).logits[0, -1].log_softmax(-1)
 
 
-# name: how it is made of a target, the slow way, a tree, how many nodes are looked at: of two cycles at least, since the
-# second reads what the first left in the cache.
+# name: how it is made of a target, the slow way, a tree, how many nodes are looked at. That is two
+# cycles at least, since the second reads what the first left in the cache.
 CASES = {}
 for name, reading in READINGS.items():
     made = functools.partial(drafter_of, replace(EAGLE, **reading))

@@ -1,4 +1,4 @@
-"""Drafters without a model: beside slow references, lossless under every policy, and what they refuse."""
+"""Drafters without a model: beside slow references, lossless under every policy, refusals."""
 
 import dataclasses
 import math
@@ -93,7 +93,9 @@ def test_a_suffix_trie_holds_the_best_of_all_copies(config):
     assert max(sizes) == config.nodes and min(sizes) == 0
 
 
-class SlowLookahead:  # the window of lookahead row by row: each of its rows is a text of its own for the target
+class SlowLookahead:
+    """The window row by row: each of its rows is a text of its own for the target."""
+
     def __init__(self, pair, ids: list[int], config: ngrams.LookaheadConfig):
         self.pair, self.ids, self.config, self.pool, self.known = (
             pair,

