@@ -135,7 +135,8 @@ def _policies(methods: dict, pair: Pair) -> dict[str, Policy | None]:
             )
         if policy is not None and pair.drafter is None:
             raise SpecdecError(
-                f"this pair has no drafter, so it cannot decode by {label!r}; load one with load_pair."
+                f"this pair has no drafter, so it cannot decode by {label!r}; "
+                "load one with load_pair."
             )
     return policies
 

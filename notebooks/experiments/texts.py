@@ -93,7 +93,8 @@ def texts_of(pair: Pair, trace: Trace) -> list[tuple[list[int], list[int]]]:
         for row, ids, answer in zip(rows.itertuples(), prompts, answers, strict=True):
             if (len(ids), len(answer.tokens)) != (row.prompt_tok, row.kept_tok):
                 raise SpecdecError(
-                    f"{pair.name} answers {row.prompt} otherwise than in the recording; load it with the recorded dtype."
+                    f"{pair.name} answers {row.prompt} otherwise than in the recording; "
+                    "load it with the recorded dtype."
                 )
             found[row.prompt, number] = ids, answer.tokens
     return [found[key] for key in turns[["prompt", "turn"]].itertuples(index=False, name=None)]

@@ -266,7 +266,8 @@ def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     count = min(len(positive), len(negative))
     if not count:
         raise SpecdecError(
-            "a classifier needs examples of both kinds, but all labels are equal; record more positions."
+            "a classifier needs examples of both kinds, but all labels are equal; record more "
+            "positions."
         )
     random = np.random.default_rng(seed)
     return np.concatenate(

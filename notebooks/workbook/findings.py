@@ -101,8 +101,10 @@ class Findings:
         )
         held = held if len(above) < len(learned) else "every interval excludes 0"
         return (
-            f"**Tuning one static tree makes decoding {gain:.1f} times as fast as the default tree. Learning adds "
-            f"{gains.min():.0f} to {gains.max():.0f} % on top ({held}), our own controller {ours:.0f} %. Knowing the future "
+            f"**Tuning one static tree makes decoding {gain:.1f} times as fast as the default "
+            f"tree. Learning adds "
+            f"{gains.min():.0f} to {gains.max():.0f} % on top ({held}), our own controller "
+            f"{ours:.0f} %. Knowing the future "
             f"would add {bound:.0f} %**: no controller here comes near it."
         )
 
@@ -114,8 +116,10 @@ class Findings:
         (row,) = provenance.of([self.run]).rows
         threads = self.run.record()["sessions"][-1].get("threads")
         return (
-            f"SmolLM2-135M, {row['dtype']}, {row['machine']}, {threads} thread{'s' * (threads != 1)}, greedy. Live: {counts[0]} "
-            f"prompts. Replay: {counts[1]} test prompts, {seeds} training seeds. In brackets: 95 % intervals over prompts."
+            f"SmolLM2-135M, {row['dtype']}, {row['machine']}, {threads} "
+            f"thread{'s' * (threads != 1)}, greedy. Live: {counts[0]} "
+            f"prompts. Replay: {counts[1]} test prompts, {seeds} training seeds. In brackets: 95 "
+            f"% intervals over prompts."
         )
 
     def markdown(self) -> str:

@@ -73,18 +73,21 @@ class Item:
 
     @property
     def how(self) -> str:
-        """How what is not measured here would be: the command, the GPU memory, the hours; '' where
-        nothing is left.
+        """How what is not measured here would be: the command, the GPU memory, the hours.
+
+        '' where nothing is left.
         """
-        first = [name.partition("_")[0] for name in (*self.reads, self.notebook)]
         if not self.pairs and not self.command:
             return ""
-        pair, *others = self.pairs or ("",)
-        usual = (
-            f"make book SCALE=paper ARGS='--only {' '.join(dict.fromkeys(first))} -p pair {pair}'"
-        )
-        usual += f", and again for {', '.join(others)}" if others else ""
-        return f"{self.command or usual} (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
+        command = self.command
+        if not command:
+            numbers = [name.partition("_")[0] for name in (*self.reads, self.notebook)]
+            only = " ".join(dict.fromkeys(numbers))
+            pair, *others = self.pairs
+            command = f"make book SCALE=paper ARGS='--only {only} -p pair {pair}'"
+            if others:
+                command += f", and again for {', '.join(others)}"
+        return f"{command} (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
 
 
 def read_items() -> dict[str, Item]:
@@ -104,23 +107,22 @@ def _items_in(path: Path) -> dict[str, Item]:
 
 
 def read_listed(path: Path, kind: type) -> dict:
-    """{id: kind} of a YAML list whose lines are the fields of a dataclass, lists as tuples;
+    """{id: kind} of a YAML list whose lines are the fields of a dataclass, lists as tuples.
+
     SpecdecError for an unknown field, or an id that is listed twice.
     """
-    known, listed = [field.name for field in dataclasses.fields(kind)], {}
+    fields = [field.name for field in dataclasses.fields(kind)]
+    listed = {}
     for line in runs.read_yaml(path):
-        for name in line:
-            if name not in known:
-                raise nearest_name_error(f"key in {path.name}", name, known)
-        one = kind(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in line.items()
-            }
-        )
-        if one.id in listed:
-            raise SpecdecError(f"{path} lists {one.id} twice.")
-        listed[one.id] = one
+        for name, setting in line.items():
+            if name not in fields:
+                raise nearest_name_error(f"key in {path.name}", name, fields)
+            if isinstance(setting, list):
+                line[name] = tuple(setting)
+        entry = kind(**line)
+        if entry.id in listed:
+            raise SpecdecError(f"{path} lists {entry.id} twice.")
+        listed[entry.id] = entry
     return listed
 
 
@@ -137,96 +139,88 @@ def find_item(item_id: str) -> Item:
 
 
 def save(
-    item_id: str,
-    content,
-    *,
-    scale="laptop",
-    sources=(),
-    missing=None,
-    data: pd.DataFrame | None = None,
-    digits=2,
+    item_id: str, content, *, scale="laptop", sources=(), missing=None, data=None, digits=2
 ) -> list[Path]:
-    """Write an item's files into runs/<scale>/figures/<paper>/ and the json file beside them;
-    returns their paths.
+    """Write an item's files and the json file beside them into runs/<scale>/figures/<paper>/.
 
-    content: a figure (svg, pdf, png; `data` as csv), or a DataFrame or PaperTable (md, csv, tex),
-    as the item's kind asks.
-    sources: the Runs whose rows are shown. missing: sentences about what of the item is not there,
-    default what the table says, or attrs["missing"] of `data`; empty says that it is complete.
-    Equal rows give equal bytes. SpecdecError for an unknown item, the wrong kind of content, or
-    sources that are no Runs.
+    Returns their paths. content: a figure (svg, pdf, png; `data`, a DataFrame, as csv), or a
+    DataFrame or PaperTable (md, csv, tex), as the item's kind asks. sources: the Runs whose rows
+    are shown. missing: sentences about what of the item is not there, default what the table
+    says, or attrs["missing"] of `data`; empty says that it is complete. Equal rows give equal
+    bytes. SpecdecError for an unknown item, the wrong kind of content, or sources that are no
+    Runs.
     """
+    # 1. what was handed over
     item = find_item(item_id)
     is_table = isinstance(content, pd.DataFrame | PaperTable)
     if is_table != ("md" in FILES[item.kind]):
-        raise SpecdecError(
-            f"{item.id} is a {item.kind}; it cannot be saved as a {type(content).__name__}."
-        )
+        kind = type(content).__name__
+        raise SpecdecError(f"{item.id} is a {item.kind}; it cannot be saved as a {kind}.")
     for source in sources:
         if not isinstance(source, runs.Run):
             raise SpecdecError(f"what {item.id} shows must come from Runs, not from {source!r}.")
+    # 2. what the json file says of it
     facts = _facts(content if is_table else data)
-    missing = facts["missing"] if missing is None else list(missing)
+    if missing is None:
+        missing = facts["missing"]
     about = {
         "item": item.id,
         "title": item.title,
         "notebook": item.notebook,
         "missing": list(map(str, missing)),
+        "rows": facts["rows"] or {"measured": facts["count"] if sources else 0},
+        "doubts": facts["doubts"],
     }
-    about["rows"] = facts["rows"] or {"measured": facts["count"] if sources else 0}
-    about["doubts"] = facts["doubts"]
-    about |= {"label": ILLUSTRATION} if item.kind == "diagram" else {}
+    if item.kind == "diagram":
+        about["label"] = ILLUSTRATION
+    # 3. the files
     stem = runs.figure_path(item.paper, item.name, scale)
     if isinstance(content, PaperTable):
-        origin = provenance.of(sources)  # the number of prompts is a part of a row's name
-        return tables.write(
-            stem, content.markdown(), content.to_csv(), content.latex, origin=origin, about=about
-        )
+        # the number of prompts is a part of a row's name
+        origin = provenance.of(sources)
+        texts = (content.markdown(), content.to_csv(), content.latex)
+        return tables.write(stem, *texts, origin=origin, about=about)
     if is_table:
         return tables.save(content, stem, sources=sources, digits=digits, about=about)
     return figures.save(content, stem, sources=sources, data=data, about=about)
 
 
-def _facts(shown: pd.DataFrame | PaperTable | None) -> dict:
-    """What an item's json file says of its rows: rows, missing and doubts as they name them, and
-    their count.
-    """
-    if isinstance(shown, PaperTable):
-        return {
-            "rows": shown.counts,
-            "missing": list(shown.lacking),
-            "doubts": list(shown.doubts),
-            "count": 0,
-        }
-    attrs = {} if shown is None else shown.attrs
-    count = 0 if shown is None else len(shown)
-    return {
-        "rows": attrs.get("rows"),
-        "missing": attrs.get("missing", []),
-        "doubts": [],
-        "count": count,
-    }
+def _facts(content: pd.DataFrame | PaperTable | None) -> dict:
+    """What an item's json file says of its rows: rows, missing and doubts, and their count."""
+    facts = {"rows": None, "missing": [], "doubts": [], "count": 0}
+    if isinstance(content, PaperTable):
+        facts |= {"rows": content.counts, "missing": list(content.lacking)}
+        facts["doubts"] = list(content.doubts)
+    elif content is not None:
+        facts |= {"rows": content.attrs.get("rows"), "count": len(content)}
+        facts["missing"] = content.attrs.get("missing", [])
+    return facts
 
 
 def measured(
     name: str, scale: str = "laptop", shipped: bool = False, **parameters
 ) -> list[runs.Run]:
-    """Finished runs called `name`, the newest first: those of this home, then those that came with
-    the checkout.
+    """Finished runs called `name`, the newest first.
 
-    shipped: only those that came with the checkout. parameters: what the run was measured with,
-    such as pair="smollm2", dtype="float32" or temperature=0.0, as its provenance or its settings
-    say; None leaves a fact open. Unless `drafter` is among them, it is the pair's own. Only the
-    newest of equal runs (same parameters) is given. An empty list says that
-    nothing was measured: the item's rows are then NOT_HERE.
+    Those of this home, then those that came with the checkout. shipped: only the latter.
+    parameters: what the run was measured with, such as pair="smollm2", dtype="float32" or
+    temperature=0.0, as its provenance or its settings say; None leaves a fact open. Unless
+    `drafter` is among them, it is the pair's own. Only the newest of equal runs (same parameters)
+    is given. An empty list says that nothing was measured.
     """
-    chosen, parameters = {}, {"drafter": "", **parameters}
+    chosen = {}
+    parameters = {"drafter": "", **parameters}
     for run in runs.find(name, scale, shipped):
-        (row,), config = provenance.of([run]).rows, run.record()["config"]
-        said = {key: value for key, value in row.items() if value is not None}
-        settings = {"drafter": "", **config.get("parameters", config), **said}
-        if all(value is None or settings.get(key) == value for key, value in parameters.items()):
-            chosen.setdefault(runs.canonical([config.get("parameters", config), row["pair"]]), run)
+        (row,) = provenance.of([run]).rows
+        config = run.record()["config"]
+        config = config.get("parameters", config)
+        facts = {key: fact for key, fact in row.items() if fact is not None}
+        facts = {"drafter": "", **config, **facts}
+        fits = True
+        for key, asked in parameters.items():
+            fits = fits and (asked is None or facts.get(key) == asked)
+        if fits:
+            chosen.setdefault(runs.canonical([config, row["pair"]]), run)
     return list(chosen.values())
 
 
@@ -284,54 +278,54 @@ class Drawn:
     @property
     def lacking(self) -> str:
         """What is not there, in words; '' where nothing is said to be missing."""
-        said = (sentence.removesuffix(" (not measured here)") for sentence in self.facts["missing"])
-        return f"without {'; '.join(said)}" if self.state == PARTLY else ""
+        if self.state != PARTLY:
+            return ""
+        suffix = " (not measured here)"
+        return f"without {'; '.join(text.removesuffix(suffix) for text in self.facts['missing'])}"
 
     @functools.cached_property
     def sources(self) -> list[runs.Run]:
         """Those that it comes from, as far as they are there."""
-        found = (
-            run_of(row.get("key") or "", row.get("run") or "")
-            for row in self.facts.get("measured", ())
-        )
-        return [run for run in found if run]
+        sources = []
+        for row in self.facts.get("measured", ()):
+            run = run_of(row.get("key") or "", row.get("run") or "")
+            if run is not None:
+                sources.append(run)
+        return sources
 
     @property
     def fault(self) -> str:
-        """Why it cannot be published; '' where it can: all files there, runs there, and their label
-        on what they gave.
+        """Why it cannot be published; '' where it can.
+
+        All files and runs must be there, and the runs' label on what they gave.
         """
         if self.incomplete:
             return f"{', '.join(self.incomplete)} is not there"
         if self.facts.get("item") != self.item.id or "measured" not in self.facts:
             return "it does not say where it comes from"
-        if (
-            self.item.kind not in UNMEASURED
-            and self.facts["rows"]["measured"]
-            and not self.facts["measured"]
-        ):
+        rows = self.facts["rows"]["measured"]
+        if self.item.kind not in UNMEASURED and rows and not self.facts["measured"]:
             return "it shows measured rows and names no run"
         if len(self.sources) < len(self.facts["measured"]):
             return "a run that it comes from is not there any more"
-        label = ILLUSTRATION if self.item.kind == "diagram" else provenance.of(self.sources).label
-        shown = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}").read_text(
-            encoding="utf-8"
-        )
-        if label != self.facts["label"] or label not in shown:
+        label = provenance.of(self.sources).label
+        if self.item.kind == "diagram":
+            label = ILLUSTRATION
+        file = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}")
+        if label != self.facts["label"] or label not in file.read_text(encoding="utf-8"):
             return f"it does not bear the label of its runs, {label!r}"
         return ""
 
 
 def run_of(key: str, name: str) -> runs.Run | None:
-    """The run of this key, here or among those that came with the checkout; None where there is
-    none.
-    """
-    for place in (*sorted((runs.home() / "runs").glob("*")), runs.shipped_dir()):
+    """The run of this key, here or among those that came with the checkout; else None."""
+    places = [*sorted((runs.home() / "runs").glob("*")), runs.shipped_dir()]
+    for place in places:
         folder = place / f"{name}-{key[:12]}"
-        if (folder / "run.json").is_file() and (record := runs.read_json(folder / "run.json"))[
-            "key"
-        ] == key:
-            return runs.Run(folder, name, record["scale"], key)
+        if (folder / "run.json").is_file():
+            record = runs.read_json(folder / "run.json")
+            if record["key"] == key:
+                return runs.Run(folder, name, record["scale"], key)
     return None
 
 
@@ -339,11 +333,9 @@ def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
     """{id: Drawn} of every item in the runs of this scale, or in figures/."""
     there = {}
     for item in read_items().values():
-        stem = (
-            figures_dir() / item.paper / item.name
-            if published
-            else runs.figure_path(item.paper, item.name, scale)
-        )
+        stem = runs.figure_path(item.paper, item.name, scale)
+        if published:
+            stem = figures_dir() / item.paper / item.name
         label = stem.with_name(f"{stem.name}.json")
         if label.is_file():
             there[item.id] = Drawn(item, stem, runs.read_json(label))
@@ -353,66 +345,71 @@ def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
 
 
 def status(scale: str = "laptop") -> pd.DataFrame:
-    """One row per item, all 47: item, title, state, missing, scale, notebook. Of the runs; else
-    what figures/ holds.
+    """One row per item, all 47: item, title, state, missing, scale, notebook.
+
+    Of the runs; else what figures/ holds.
     """
     there = {**drawn(published=True), **drawn(scale)}
     rows = []
     for item in read_items().values():
-        one = there.get(item.id)
-        facts = one.facts if one else {}
-        state = one.state if one else NOT_MEASURED
-        missing = (
-            one.lacking if one and state == PARTLY else item.not_here * (state == NOT_MEASURED)
-        )
-        row = dict(item=item.id, title=item.title, state=state, missing=missing)
-        rows.append(row | {"scale": facts.get("label", ""), "notebook": item.notebook})
+        row = {"item": item.id, "title": item.title, "state": NOT_MEASURED}
+        row |= {"missing": item.not_here, "scale": "", "notebook": item.notebook}
+        if item.id in there:
+            own = there[item.id]
+            row |= {"state": own.state, "scale": own.facts.get("label", "")}
+            if own.state != NOT_MEASURED:
+                row["missing"] = own.lacking
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
 MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
 # With a smaller part of the published rows, an item does not replace the published one: half of
-# them are fewer prompts, seeds
-# or repeats, which a quick run of the book has; a few less are chance.
+# them are fewer prompts, seeds or repeats, which a quick run of the book has.
 LEAST_PART = 0.5
 RUN_FILES = ("run.json", "recording.json", "costs.json", "*.parquet")
 
 
 def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFrame:
-    """Take the items of the runs of `scale` into figures/, one step per paper, and the rows they
-    come from into figures/measured, so that they can be drawn again anywhere. Columns: item, state
-    ('published', 'kept', 'refused'), note.
+    """Take the items of the runs of `scale` into figures/, and their rows into figures/measured.
 
-    also: more Runs whose rows go with them, such as those that decide the claims. Refused: what
-    does not say, or does not show, where it comes from. Kept: a published item of a larger scale,
-    or one that rests on more than twice as many rows;
-    replace: the latter is not kept.
+    So they can be drawn again anywhere. Columns: item, state ('published', 'kept', 'refused'),
+    note. also: more Runs whose rows go with them, such as those that decide the claims. Refused:
+    what does not say, or does not show, where it comes from. Kept: a published item of a larger
+    scale, or one that rests on more than twice as many rows; replace: the latter is not kept.
     """
-    fresh, old, rows = drawn(scale), drawn(published=True), []
-    taken = dict(old)
-    for item_id, one in fresh.items():
-        fault = one.fault
-        better = _better(old[item_id], one, replace) if item_id in old and not fault else ""
-        state = "refused" if fault else "kept" if better else "published"
-        taken |= {item_id: one} if state == "published" else {}
-        rows.append(dict(item=item_id, state=state, note=fault or better))
-    for paper in dict.fromkeys(item.paper for item in read_items().values()):
-        files = {
-            path.name: path
-            for one in taken.values()
-            if one.item.paper == paper
-            for path in one.files()
-        }
+    # 1. which items are taken
+    old = drawn(published=True)
+    items = dict(old)
+    rows = []
+    for item_id, fresh in drawn(scale).items():
+        state = "published"
+        note = fresh.fault
+        if note:
+            state = "refused"
+        elif item_id in old:
+            note = _better(old[item_id], fresh, replace)
+            state = "kept" if note else "published"
+        if state == "published":
+            items[item_id] = fresh
+        rows.append({"item": item_id, "state": state, "note": note})
+    # 2. their files, one step per paper
+    by_paper: dict[str, dict] = {}
+    for own in items.values():
+        files = by_paper.setdefault(own.item.paper, {})
+        files |= {path.name: path for path in own.files()}
+    for paper, files in by_paper.items():
         if files:
             runs.replace_folder(figures_dir() / paper, files)
-    used = {run.key: run for one in taken.values() for run in one.sources} | {
-        run.key: run for run in also
-    }
+    # 3. the rows that they come from
+    used = {run.key: run for own in items.values() for run in own.sources}
+    used |= {run.key: run for run in also}
     sources = {}
     for run in used.values():
-        for path in (path for pattern in RUN_FILES for path in sorted(run.directory.glob(pattern))):
-            if path.stat().st_size <= MOST_RUN_MB * 1e6:
-                sources[f"{run.directory.name}/{path.name}"] = path
+        for pattern in RUN_FILES:
+            for path in sorted(run.directory.glob(pattern)):
+                if path.stat().st_size <= MOST_RUN_MB * 1e6:
+                    sources[f"{run.directory.name}/{path.name}"] = path
     if sources:
         runs.replace_folder(figures_dir() / "measured", sources)
     runs.write_text(figures_dir() / "README.md", contents())
@@ -429,12 +426,12 @@ def _better(old: Drawn, new: Drawn, replace: bool) -> str:
 
 
 def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
-    """Of which table the new runs hold less than LEAST_PART of the old ones' rows, in words; ''
-    where of none.
-    """
-    here, before = _rows_of_tables(new), _rows_of_tables(old)
-    fewer = (name for name, count in before.items() if here[name] < LEAST_PART * count)
-    return next((f"{before[name]} in {name}, here {here[name]}" for name in fewer), "")
+    """Of which table the new runs hold less than LEAST_PART of the old ones' rows; '' of none."""
+    here = _rows_of_tables(new)
+    for name, count in _rows_of_tables(old).items():
+        if here[name] < LEAST_PART * count:
+            return f"{count} in {name}, here {here[name]}"
+    return ""
 
 
 def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
@@ -447,68 +444,71 @@ def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
     return counts
 
 
-def _rank(one: Drawn) -> int:
-    """Place of the largest scale of its rows: rows of a toy pair beside others make an item no
-    smaller.
-    """
-    levels, rows = ("none", *provenance.LEVELS), one.facts.get("measured", ())
-    scales = [provenance.of([row]).scale for row in rows] or [one.facts.get("scale", "none")]
-    return max(map(levels.index, scales))
+def _rank(drawn_item: Drawn) -> int:
+    """Place of the largest scale of its rows: rows of a toy pair make an item no smaller."""
+    levels = ("none", *provenance.LEVELS)
+    rows = drawn_item.facts.get("measured", ())
+    scales = [provenance.of([row]).scale for row in rows]
+    if not scales:
+        scales = [drawn_item.facts.get("scale", "none")]
+    return max(levels.index(scale) for scale in scales)
 
 
 PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
 SPEAKERS = {**PAPERS, "ours": "This workbook"}  # whose claims the ledger holds
 ABOUT = (
-    "Written by `make figures`. Each item has our rows in the layout of the paper, and a json file that says where they come "
-    "from. [claims.md](claims.md) holds the claims that are decided by them."
+    "Written by `make figures`. Each item has our rows in the layout of the paper, and a json file "
+    "that says where they come from. [claims.md](claims.md) holds the claims that are decided by "
+    "them."
 )
 
 
 def contents(ledger: pd.DataFrame | None = None) -> str:
-    """figures/README.md: paper by paper every item with a thumbnail, its state, its files, and the
-    verdicts of its claims.
+    """figures/README.md: paper by paper every item with a thumbnail, its state and its files.
 
-    ledger: the claims, as `claims.ledger` gives them.
+    ledger: the claims, as `claims.ledger` gives them, for the verdicts of its claims.
     """
-    there, parts = drawn(published=True), ["# The papers' tables and figures", ABOUT]
+    there = drawn(published=True)
+    parts = ["# The papers' tables and figures", ABOUT]
     for paper, name in PAPERS.items():
-        lines = [
-            f"## {name}",
-            "",
-            "| picture | what it shows | claims about it | files |",
-            "|---|---|---|---|",
-        ]
-        for item in (item for item in read_items().values() if item.paper == paper):
-            files, one = [], there.get(item.id)
-            state, about = NOT_MEASURED, ""
-            if one:
-                files, state = one.files(), ": ".join(filter(None, (one.state, one.lacking)))
-                about = f"<br><sub>{one.facts.get('label', '')}</sub>"
-            links = " ".join(f"[{path.suffix[1:]}]({paper}/{path.name})" for path in files)
-            shown = f'<a id="{item.anchor}"></a>**{item.label}** {item.title}<br>{state}{about}'
-            lines.append(
-                f"| {_thumbnail(item, files)} | {shown} | {_verdicts(item, ledger)} | {links} |"
-            )
+        lines = [f"## {name}", "", "| picture | what it shows | claims about it | files |"]
+        lines.append("|---|---|---|---|")
+        for item in read_items().values():
+            if item.paper == paper:
+                lines.append(_line(item, there.get(item.id), ledger))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _thumbnail(item: Item, files: list[Path]) -> str:
-    pictures = [path.name for path in files if path.suffix == ".svg"]
-    return (
-        f'<img src="{item.paper}/{pictures[0]}" width="160" alt="{item.title}">' if pictures else ""
-    )
+def _line(item: Item, own: Drawn | None, ledger: pd.DataFrame | None) -> str:
+    """An item's line of `contents`."""
+    files = []
+    state = NOT_MEASURED
+    about = ""
+    if own is not None:
+        files = own.files()
+        state = ": ".join(filter(None, (own.state, own.lacking)))
+        about = f"<br><sub>{own.facts.get('label', '')}</sub>"
+    picture = ""
+    for path in files:
+        if path.suffix == ".svg":
+            picture = f'<img src="{item.paper}/{path.name}" width="160" alt="{item.title}">'
+            break
+    links = " ".join(f"[{path.suffix[1:]}]({item.paper}/{path.name})" for path in files)
+    anchor = f'<a id="{item.anchor}"></a>'
+    text = f"{anchor}**{item.label}** {item.title}<br>{state}{about}"
+    return f"| {picture} | {text} | {_verdicts(item, ledger)} | {links} |"
 
 
 def _verdicts(item: Item, ledger: pd.DataFrame | None) -> str:
     """'holds: 1, 2<br>does not hold: 1', each number a link to its claim."""
     if ledger is None:
         return ""
-    links = {
-        verdict: [f"[{place}](claims.md#{claim})" for place, claim in enumerate(rows["id"], 1)]
-        for verdict, rows in ledger[ledger["item"] == item.id].groupby("verdict")
-    }
-    return "<br>".join(f"{verdict}: {', '.join(some)}" for verdict, some in links.items())
+    lines = []
+    for verdict, rows in ledger[ledger["item"] == item.id].groupby("verdict"):
+        links = [f"[{place}](claims.md#{claim})" for place, claim in enumerate(rows["id"], 1)]
+        lines.append(f"{verdict}: {', '.join(links)}")
+    return "<br>".join(lines)
 
 
 def published_file(paper: str, item: str) -> Path:

@@ -25,7 +25,8 @@ from workbook import terms
 
 ORACLES = {compare.ORACLE_DEPTH: "perfect depth", compare.ORACLE_SIZE: "perfect size"}
 ORACLES |= {compare.ORACLE: "perfect depth and size", compare.CLAIRVOYANT: "everything perfect"}
-# question -> its policies, and two bounds: the ratio of their times is what a perfect answer is worth
+# question -> its policies, and two bounds: the ratio of their times is what a perfect answer is
+# worth
 QUESTIONS = {
     "EXTEND": ("LTD's depth policy, RADAR, ours", compare.TUNED, compare.ORACLE_DEPTH),
     "SIZE": ("LTD's size policy, ours", compare.TUNED, compare.ORACLE_SIZE),
@@ -70,7 +71,7 @@ def budget(trainings: pd.DataFrame) -> str:
     )
     ratio = second["seen_tok"] / first["seen_tok"]
     equal = abs(ratio - 1) < 0.05
-    unequal = f"**unequal budgets**: {second['drafter']} saw {ratio:.2f} times as many tokens as {first['drafter']}"
+    unequal = f"**unequal budgets**: {second['drafter']} saw {ratio:.2f} times as many tokens as {first['drafter']}"  # noqa: E501
     return f"They were trained with {told}, {'which is the same budget' if equal else unequal}."
 
 
@@ -108,7 +109,7 @@ def block_costs(
     return dataclasses.replace(
         costs,
         name=f"{costs.name}, one pass of {rows}",
-        provenance=f"{costs.provenance} Drafting in one pass of {rows} rows: computed, not measured.",
+        provenance=f"{costs.provenance} Drafting in one pass of {rows} rows: computed, not measured.",  # noqa: E501
         root=widened(costs.root, costs.expand) + more_ms,
         root_per_tok=widened(costs.root_per_tok, costs.expand_per_tok),
         expand=(level_ms,) * len(costs.widths),
@@ -287,7 +288,7 @@ def of_pairs(sources: Sequence[runs.Run], drafters: Sequence[str]) -> pd.DataFra
         if run.path("trainings.parquet").is_file():
             first, second = run.read_table("trainings")["seen_tok"]
             row |= {
-                f"training of {drafters[1]}": f"{second / first:.2f} × the tokens of {drafters[0]}'s"
+                f"training of {drafters[1]}": f"{second / first:.2f} × the tokens of {drafters[0]}'s"  # noqa: E501
             }
         row |= {f"tau, {drafter}": f"{tau.loc[drafter, 'rate']:.2f}" for drafter in drafters}
         row[f"speed of {drafters[1]} over {drafters[0]}"] = tables.cells(
@@ -351,7 +352,8 @@ def sentences(
             for knows in ("everything perfect", "perfect depth", "perfect size")
         )
         told.append(
-            f"- {machine}: control is worth at most {all_[0]} with EAGLE-3 and {all_[1]} with a one-pass drafter; perfect "
+            f"- {machine}: control is worth at most {all_[0]} with EAGLE-3 and {all_[1]} with a "
+            f"one-pass drafter; perfect "
             f"depth {depth[0]} and {depth[1]}, perfect size {size[0]} and {size[1]}."
         )
         own = controllers[controllers["machine"] == machine]
@@ -361,6 +363,7 @@ def sentences(
                 for drafter in drafters
             ]
             told[-1] += (
-                f" Learned control: {percent(best[0])} ({best[0]['system']}) and {percent(best[1])} ({best[1]['system']})."
+                f" Learned control: {percent(best[0])} ({best[0]['system']}) and "
+                f"{percent(best[1])} ({best[1]['system']})."
             )
     return told

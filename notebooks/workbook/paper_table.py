@@ -48,43 +48,36 @@ class PaperTable:
     ) -> PaperTable:
         """From long rows with row, column, metric and `value`, or None where there are none.
 
-        measured: also pair, perhaps prompts (else turns) and the ends of an interval. Rows that are
-        equal in every digit are named below.
-        published: also target and doubt. how: the command that measures what is missing, said once
-        below the table.
-        digits: as in `tables.cells`, or {metric: digits}.
+        measured: also pair, perhaps prompts (else turns) and the ends of an interval. Rows that
+        are equal in every digit are named below. published: also target and doubt. how: the
+        command that measures what is missing, said once below the table. digits: as in
+        `tables.cells`, or {metric: digits}.
         """
-        sides = [
-            _filled(side, whose, value)
-            for side, whose in ((published, "target"), (measured, "pair"))
-        ]
-        if not any(map(len, sides)):
+        # 1. both sides, their columns and the marks of doubts
+        theirs = _filled(published, "target", value)
+        ours = _filled(measured, "pair", value)
+        sides = [side for side in (theirs, ours) if len(side)]
+        if not sides:
             raise SpecdecError("there is nothing to show: neither measured nor published rows.")
-        heads = list(
-            dict.fromkeys(
-                head
-                for side in sides
-                for head in side[["column", "metric"]].itertuples(index=False, name=None)
-            )
-        )
-        several = (
-            any(side["whose"].nunique() > 1 for side in sides)
-            or sum(map(bool, map(len, sides))) > 1
-        )
-        doubts = [doubt for doubt in dict.fromkeys(sides[0]["doubt"]) if doubt]
+        heads = {}
+        for side in sides:
+            heads |= dict.fromkeys(zip(side["column"], side["metric"], strict=True))
+        several = len(sides) > 1 or any(side["whose"].nunique() > 1 for side in sides)
+        doubts = [doubt for doubt in dict.fromkeys(theirs["doubt"]) if doubt]
         marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
-        blocks = [_block(side, value, heads, several, marks, digits) for side in sides]
-        known = set(sides[1]["row"])
-        lacking = [row for row in dict.fromkeys(sides[0]["row"]) if row not in known]
-        notes = [
-            *(f"({mark}) {doubt}" for doubt, mark in marks.items()),
-            *_equal(sides[1], _texts(sides[1], value, digits)),
-        ]
+        # 2. a block of cells for each side
+        blocks = []
+        for side in (theirs, ours):
+            blocks.append(_block(side, value, list(heads), several, marks, digits))
+        # 3. the sentences below
+        notes = [f"({mark}) {doubt}" for doubt, mark in marks.items()]
+        notes += _equal(ours, _texts(ours, value, digits))
+        rows = set(ours["row"])
+        lacking = [row for row in dict.fromkeys(theirs["row"]) if row not in rows]
         if lacking:
-            notes.append(
-                f"Not measured here: {', '.join(lacking)}."
-                + (f" To measure: `{how}`." if how else "")
-            )
+            notes.append(f"Not measured here: {', '.join(lacking)}.")
+            if how:
+                notes[-1] += f" To measure: `{how}`."
         return cls(*blocks, tuple(notes), tuple(lacking), tuple(doubts))
 
     @property
@@ -114,9 +107,10 @@ class PaperTable:
         """(title, cells) of each block, without the rows that are empty in these columns."""
         for name, title in BLOCKS.items():
             block = getattr(self, name)
-            shown = block[heads][block[heads].notna().any(axis=1)] if len(block) else block
-            if len(shown):
-                yield title, shown.fillna("-")
+            if len(block):
+                block = block[heads][block[heads].notna().any(axis=1)]
+            if len(block):
+                yield title, block.fillna("-")
 
     def markdown(self) -> str:
         """The parts in markdown, block by block, with the notes below."""
@@ -138,34 +132,26 @@ class PaperTable:
         return table[["whose", *table.columns.drop("whose")]].fillna("-").to_csv(index=False)
 
     def latex(self, caption: str, label: str) -> str:
-        """The parts as LaTeX tables (booktabs, graphicx), with the paper's columns grouped where
-        each has several metrics.
+        """The parts as LaTeX tables (booktabs, graphicx).
+
+        The paper's columns are grouped where each has several metrics.
         """
         parts = list(self.parts())
-        shown = []
-        for place, (metric, heads) in enumerate(parts):
-            body = "\n".join(
-                [
-                    "\\toprule",
-                    *_latex_head(self, heads, metric),
-                    *_latex_rows(self, heads),
-                    "\\bottomrule",
-                ]
-            )
-            names = max(block.index.nlevels for _, block in self.blocks(heads))
-            tabular = (
-                f"\\begin{{tabular}}{{{'l' * names}{'r' * len(heads)}}}\n{body}\n\\end{{tabular}}"
-            )
-            said = f"{caption}{f' Part {place + 1}: {metric}.' if metric else ''}"
-            notes = "\\\\\n".join(
-                map(tables.escaped, self.notes if place + 1 == len(parts) else ())
-            )
-            shown.append(
-                tables.latex_table(
-                    tabular, said, label if not place else f"{label}-{place + 1}", notes
-                )
-            )
-        return "\n".join(shown)
+        texts = []
+        for place, (metric, heads) in enumerate(parts, 1):
+            names = max((block.index.names for _, block in self.blocks(heads)), key=len)
+            lines = ["\\toprule", *_latex_head(names, heads, metric)]
+            lines += [*_latex_rows(self, heads, len(names)), "\\bottomrule"]
+            body = "\n".join(lines)
+            aligned = "l" * len(names) + "r" * len(heads)
+            tabular = f"\\begin{{tabular}}{{{aligned}}}\n{body}\n\\end{{tabular}}"
+            head = f"{caption} Part {place}: {metric}." if metric else caption
+            notes = ""
+            if place == len(parts):
+                notes = "\\\\\n".join(map(tables.escaped, self.notes))
+            own_label = label if place == 1 else f"{label}-{place}"
+            texts.append(tables.latex_table(tabular, head, own_label, notes))
+        return "\n".join(texts)
 
 
 def _filled(side, whose: str, value: str) -> pd.DataFrame:
@@ -215,33 +201,34 @@ def _rows(table: pd.DataFrame, columns: list[str]):
 
 
 def _counted(side: pd.DataFrame) -> pd.Series:
-    """', n = 3' behind the name of a row whose cells say how many prompts they rest on, 'n = 3 to
-    5' where they differ; of cells that only know how many turns that is, 'n = 3 turns'.
+    """', n = 3' behind the name of a row, 'n = 3 to 5' where its cells differ.
+
+    So many prompts its cells rest on; of cells that only know their turns, 'n = 3 turns'.
     """
-    said = pd.Series("", side.index, dtype=object)
+    counted = pd.Series("", side.index, dtype=object)
     for column, unit in {"turns": " turns", "prompts": ""}.items():
-        counts = pd.to_numeric(side[column], errors="coerce").groupby([side["whose"], side["row"]])
-        ends = zip(counts.transform("min"), counts.transform("max"), strict=True)
-        ranges = [
-            f", n = {low:.0f}" + f" to {high:.0f}" * (high > low) + unit if low > 0 else ""
-            for low, high in ends
-        ]
-        ranges = pd.Series(ranges, side.index, dtype=object)
-        said = ranges.where(ranges != "", said)
-    return said
+        counts = pd.to_numeric(side[column], errors="coerce")
+        groups = counts.groupby([side["whose"], side["row"]])
+        ends = zip(side.index, groups.transform("min"), groups.transform("max"), strict=True)
+        for place, low, high in ends:
+            if low > 0:
+                most = f" to {high:.0f}" if high > low else ""
+                counted[place] = f", n = {low:.0f}{most}{unit}"
+    return counted
 
 
 def _equal(side: pd.DataFrame, texts: list) -> list[str]:
-    """Sentences that name the rows of several numbers which are equal in every printed digit: they
-    decode alike.
-    """
-    found: dict[tuple, list[str]] = {}
+    """Sentences that name the rows of several numbers which are equal in every printed digit."""
+    alike: dict[tuple, list[str]] = {}
     for (whose, row), cells in side.assign(text=texts).groupby(["whose", "row"], sort=False):
         if len(cells) > 1 and cells["text"].notna().all():
             facts = sorted(zip(cells["column"], cells["metric"], cells["text"], strict=True))
-            found.setdefault((whose, *facts), []).append(row)
-    alike = [(whose, rows) for (whose, *_), rows in found.items() if len(rows) > 1]
-    return [f"Equal in every digit ({whose}): {'; '.join(rows)}." for whose, rows in alike]
+            alike.setdefault((whose, *facts), []).append(row)
+    sentences = []
+    for (whose, *_), rows in alike.items():
+        if len(rows) > 1:
+            sentences.append(f"Equal in every digit ({whose}): {'; '.join(rows)}.")
+    return sentences
 
 
 def _texts(side: pd.DataFrame, value: str, digits) -> list:
@@ -255,35 +242,39 @@ def _texts(side: pd.DataFrame, value: str, digits) -> list:
 
 
 def _flat(heads: list[tuple[str, str]], metric: str) -> list[str]:
-    """Names of columns in one line; without the metric where it is said above or there is only
-    one.
+    """Names of columns in one line.
+
+    Without the metric where it is said above or there is only one.
     """
-    alone = metric or len({one for _, one in heads}) == 1
-    return [column if alone else ", ".join(filter(None, (column, one))) for column, one in heads]
+    if metric or len({name for _, name in heads}) == 1:
+        return [column for column, _ in heads]
+    return [f"{column}, {name}" if name else column for column, name in heads]
 
 
-def _latex_head(table: PaperTable, heads: list[tuple[str, str]], metric: str) -> list[str]:
-    names = max((block.index.names for _, block in table.blocks(heads)), key=len)
+def _latex_head(names: list[str], heads: list[tuple[str, str]], metric: str) -> list[str]:
+    groups: dict[str, int] = {}
+    for column, _ in heads:
+        groups[column] = groups.get(column, 0) + 1
+    if metric or max(groups.values()) == 1:
+        return [_latex_row([*names, *_flat(heads, metric)])]
+    above = []
+    for column, count in groups.items():
+        above.append(f"\\multicolumn{{{count}}}{{c}}{{{tables.escaped(column)}}}")
     empty = " & " * (len(names) - 1)
-    columns = list(dict.fromkeys(column for column, _ in heads))
-    groups = [sum(column == one for one, _ in heads) for column in columns]
-    if metric or max(groups) == 1:
-        return [" & ".join(map(tables.escaped, [*names, *_flat(heads, metric)])) + " \\\\"]
-    above = [
-        f"\\multicolumn{{{count}}}{{c}}{{{tables.escaped(column)}}}"
-        for column, count in zip(columns, groups, strict=True)
-    ]
     return [
         f"{empty} & {' & '.join(above)} \\\\",
-        " & ".join(map(tables.escaped, [*names, *(one for _, one in heads)])) + " \\\\",
+        _latex_row([*names, *(name for _, name in heads)]),
     ]
 
 
-def _latex_rows(table: PaperTable, heads: list[tuple[str, str]]) -> Iterator[str]:
-    blocks = list(table.blocks(heads))
-    names = max(block.index.nlevels for _, block in blocks)
-    for title, block in blocks:
-        yield f"\\midrule\n\\multicolumn{{{names + len(heads)}}}{{l}}{{\\emph{{{title}}}}} \\\\"
+def _latex_row(cells: list[str]) -> str:
+    return " & ".join(map(tables.escaped, cells)) + " \\\\"
+
+
+def _latex_rows(table: PaperTable, heads: list[tuple[str, str]], names: int) -> Iterator[str]:
+    for title, block in table.blocks(heads):
+        width = names + len(heads)
+        yield f"\\midrule\n\\multicolumn{{{width}}}{{l}}{{\\emph{{{title}}}}} \\\\"
         for name, cells in zip(block.index, block.itertuples(index=False), strict=True):
-            name = (name,) if isinstance(name, str) else name
-            yield " & ".join(map(tables.escaped, [*name, *cells])) + " \\\\"
+            labels = [name] if isinstance(name, str) else list(name)
+            yield _latex_row([*labels, *cells])

@@ -133,7 +133,7 @@ def write(folder: Path) -> list[Path]:
     table = rows(found, *drafters)
     note = "Greedy; bars are 95 % intervals over prompts."
     for row in table[table["method"].str.endswith("*")].to_dict("records"):
-        note += f" * Decoded live on {row['over_tuned_prompts']} other prompts; right, over its own tree without copies."
+        note += f" * Decoded live on {row['over_tuned_prompts']} other prompts; right, over its own tree without copies."  # noqa: E501
     return figures.save(
         draw(table, note), folder / "speed", sources=[found.run, *drafters], data=table
     )

@@ -93,7 +93,9 @@ class Finding:
 
     def verdict(self, p_value: float) -> str:
         """The verdict at a p-value, adjusted or not."""
-        return UNDECIDED if p_value > 1 - stats.LEVEL + 1e-9 else HOLDS if self.right else FAILS
+        if p_value > 1 - stats.LEVEL + 1e-9:
+            return UNDECIDED
+        return HOLDS if self.right else FAILS
 
 
 def weigh(parts: Iterable[Part], limit: float, below: bool = False) -> Finding:

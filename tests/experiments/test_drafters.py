@@ -63,7 +63,7 @@ def test_rows_of_the_comparison_are_whole():
         [rows().assign(temperature=t, total_ms=rows()["total_ms"] * (1 + t)) for t in (0.0, 1.0)]
     )
     table = compare_tau(every)
-    columns = "temperature method suite drafter prompts seeds tau over_baseline low high worst_seed best_seed speedup"
+    columns = "temperature method suite drafter prompts seeds tau over_baseline low high worst_seed best_seed speedup"  # noqa: E501
     assert list(table) == columns.split()
     keys = [
         [t, "tree", suite, name]

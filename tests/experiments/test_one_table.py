@@ -11,7 +11,7 @@ from specdec.evaluation.stats import spread_names
 from experiments import one_table
 
 COLUMNS = (
-    "method temperature how seeds prompts speedup speedup_low speedup_high over_default over_default_low over_default_high "
+    "method temperature how seeds prompts speedup speedup_low speedup_high over_default over_default_low over_default_high "  # noqa: E501
     "over_tuned over_tuned_low over_tuned_high headroom_frac policy_frac p_tuned_holm "
     "system terms preset trained_on adapted machine"
 ).split()

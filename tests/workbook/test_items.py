@@ -36,7 +36,7 @@ def run(home) -> runs.Run:
 def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_and_suites():
     listed = items.read_items()
     expected = [f"{paper}/{kind}{number}" for paper, counts in COUNTS.items()
-                for kind, count in zip(("table", "figure"), counts, strict=True) for number in range(1, count + 1)]  # fmt: skip
+                for kind, count in zip(("table", "figure"), counts, strict=True) for number in range(1, count + 1)]  # fmt: skip  # noqa: E501
     assert list(listed) == expected and len(listed) == 47
     for item in listed.values():
         assert item.title and item.notebook, item.id
@@ -57,7 +57,7 @@ def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_an
     }
     assert set(provenance.TOYS) <= set(SHIPPED)
     assert {name for name in SUITES if "/" not in name} <= set(provenance.BENCHMARKS)
-    told = "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
+    told = "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"  # noqa: E501
     assert items.find_item("resps/table6").how == told
 
 

@@ -57,8 +57,8 @@ def test_the_sentence_is_made_from_rows_with_intervals():
         in told
     )
     assert (
-        "depth **20.0 %** [19.0, 21.0] and **1.0 %** [0.0, 2.0], perfect size **22.2 %** [21.2, 23.2]"
-        in told
+        "depth **20.0 %** [19.0, 21.0] and **1.0 %** [0.0, 2.0], perfect size **22.2 %** [21.2, "
+        "23.2]" in told
     )
     assert told.endswith(
         " Learned control: **2.0 %** [1.0, 3.0] (LTD) and **5.0 %** [4.0, 6.0] (ours)."

@@ -16,7 +16,7 @@ OURS = pd.DataFrame(
     columns=["pair", "row", "column", "metric", "value", "value_low", "value_high", "prompts"],
 )  # fmt: skip
 THEIRS = pd.DataFrame(
-    [(model, row, column, metric, 2.0 + place, "copied" if (row, model) == ("Medusa", "13B") else "")
+    [(model, row, column, metric, 2.0 + place, "copied" if (row, model) == ("Medusa", "13B") else "")  # noqa: E501
      for place, (model, row, column, metric) in enumerate(
          (model, row, column, metric) for model in ("8B", "13B") for row in ("Ours", "Medusa")
          for column in ("maths", "chat") for metric in ("speedup", "tau"))],
