@@ -4,7 +4,6 @@ live against itself.
 
 import dataclasses
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,7 +21,6 @@ from specdec.policies.radar import RadarPolicy
 from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import record
-from specdec.replays.snapshots import open_recording
 from specdec.replays.static_trees import best_static, static_turns
 
 from experiments import one_table
@@ -288,19 +286,6 @@ def test_live_table(both):
     assert index.loc[(SUITES[0], "adaptive", 1), "speedup"] == pytest.approx(
         expected["adaptive #1"]
     )
-
-
-def test_the_recording_that_ships_is_judged_with_a_warning():
-    shipped = open_recording(
-        Path(compare.__file__).parents[1] / "report" / "recordings" / "smollm2"
-    )
-    with pytest.warns(UserWarning, match="trees are tuned on the very turns that judge them"):
-        ours = {"ours": "smollm2/ours-float32"}
-        found = compare.compare_replay(
-            shipped.trace, shipped.costs, ours, random_seeds=(), progress=False
-        )
-    ratio = found.table.set_index(["suite", "method"]).loc[("all", "ours"), "over_tuned"]
-    assert 0.5 < ratio < 2 and found.baselines.chosen_on == ()
 
 
 def test_replay_beside_live(both, tiny, home):
