@@ -22,7 +22,6 @@ from specdec.evaluation import lossless
 from specdec.evaluation.lossless import COLUMNS, Audit, ChiSquare, audit, distribution_test
 
 
-
 def made_up(
     policy="a",
     temperature=0.0,

@@ -113,7 +113,7 @@ def test_bad_comparisons_and_references():
     }
     for change, sentence in (
         (dict(part="tune"), "chosen on"),
-        (dict(policies={compare.TUNED: Static(9, 2, 3)}), "belongs to no baseline"),
+        (dict(policies={compare.TUNED: Static(9, 2, 3)}), "of no baseline"),
         (
             dict(policies={"wide": Static(9, 2, 5)}),
             "'wide' cannot be compared .* top_k=5 was not recorded",
@@ -321,9 +321,7 @@ def test_replay_beside_live(both, tiny, home):
     pytest.raises(SpecdecError, decode_live, tiny, {}, ["toy/mbpp"], BASELINES).match(
         "was recorded to tune on"
     )
-    pytest.raises(SpecdecError, decode_live, tiny, taken, SUITES, BASELINES).match(
-        "belongs to no baseline"
-    )
+    pytest.raises(SpecdecError, decode_live, tiny, taken, SUITES, BASELINES).match("of no baseline")
     elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
     pytest.raises(SpecdecError, compare_live.beside, elsewhere, live).match("share no turn")
 

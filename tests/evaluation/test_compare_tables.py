@@ -59,7 +59,7 @@ def test_baselines_by_name_and_names_that_are_taken():
     }
     bounds = ["oracle depth", "oracle size", "oracle tree", "clairvoyant"]
     for name in (*TREES.trees, "autoregressive", "per-suite tuned static", "random", *bounds):
-        pytest.raises(SpecdecError, TREES.by_method, {name: one}).match("belongs to no baseline")
+        pytest.raises(SpecdecError, TREES.by_method, {name: one}).match("of no baseline")
     for wrong in (3, [one, 3], []):
         pytest.raises(SpecdecError, TREES.by_method, {"a": wrong}).match("one per seed")
 
