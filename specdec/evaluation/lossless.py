@@ -35,7 +35,16 @@ COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_t
 RIVALS = 10
 # a tolerance in units of noise: rounding errors have long tails, and texts diverge at the largest
 NOISES = 6
-MOST_CELLS = 4096  # the most continuations for which distribution_test computes exact probabilities
+# the most continuations for which distribution_test computes exact probabilities
+MOST_CELLS = 4096
+# total_tokens, depth, top_k and beam of the static trees that are audited
+STATIC = (
+    ((1, 0, 1), (2, 0, 1), (4, 2, 1), (8, 6, 1), (7, 0, 6), (12, 1, 4), (16, 3, 4))
+    + ((26, 2, 6), (40, 4, 6), (60, 5, 10), (12, 5, 4, 2, 1), (30, 4, 2, 2, 4, 6))
+)  # fmt: skip
+# the sets of questions that random policies answer
+ASKED = ((PLAN,), (EXTEND,), (SIZE,), (PLAN, EXTEND), (PLAN, SIZE), (EXTEND, SIZE))
+ASKED += ((PLAN, EXTEND, SIZE),)
 # Every node down to three levels of three and two: expands more nodes than it has children.
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
 
@@ -74,69 +83,42 @@ class Audit:
     def table(self) -> pd.DataFrame:
         """One row per temperature.
 
-        accepted_tok: accepted drafts; differing: texts unlike plain decoding's; failures: those of
-        them that refute losslessness;
-        worst_tie: the largest gap of a near-tie in units of its tolerance.
+        accepted_tok: accepted drafts. differing: texts unlike plain decoding's. failures: those of
+        them that refute losslessness. worst_tie: the largest gap of a near-tie in units of its
+        tolerance.
         """
-        ties = (self.rows["gap"] / self.rows["tolerance"]).where(
-            ~self.rows["equal"] & self.rows["near_tie"]
-        )
+        differing = ~self.rows["equal"]
         failed = self.rows.index.isin(self.failures.index)
-        rows = self.rows.assign(differing=~self.rows["equal"], failures=failed, worst_tie=ties)
+        ties = (self.rows["gap"] / self.rows["tolerance"]).where(differing & self.rows["near_tie"])
+        rows = self.rows.assign(differing=differing, failures=failed, worst_tie=ties)
         groups = rows.groupby("temperature", sort=False)
         table = groups[["prompt", "policy"]].nunique().set_axis(["prompts", "policies"], axis=1)
-        sums = groups[["tokens", "accepted_tok", "differing", "failures"]].sum()
-        return (
-            table.assign(texts=groups.size())
-            .join(sums)
-            .assign(worst_tie=groups["worst_tie"].max())
-            .reset_index()
-        )
+        table["texts"] = groups.size()
+        table = table.join(groups[["tokens", "accepted_tok", "differing", "failures"]].sum())
+        return table.assign(worst_tie=groups["worst_tie"].max()).reset_index()
 
 
 def default_policies(seed: int = 0) -> dict[str, Policy]:
-    """Trees of many shapes, and random policies for every set of questions, by name.
-
-    24 policies.
-    """
+    """24 policies by name: trees of many shapes, and random answers to every set of questions."""
     policies: dict[str, Policy] = {}
-    for shape in (
-        "1/0/1",
-        "2/0/1",
-        "4/2/1",
-        "8/6/1",
-        "7/0/6",
-        "12/1/4",
-        "16/3/4",
-        "26/2/6",
-        "40/4/6",
-        "60/5/10",
-    ):
-        policies[f"static {shape}"] = Static(*map(int, shape.split("/")))
-    for tree in (TreeConfig(12, 5, 4, beam=(2, 1)), TreeConfig(30, 4, 2, beam=(2, 4, 6))):
-        policies[f"static {tree.text}"] = Static.of(tree)
+    # 1. fixed trees
+    for total_tokens, depth, top_k, *beam in STATIC:
+        tree = TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
+        name = tree.text if beam else f"{total_tokens}/{depth}/{top_k}"
+        policies[f"static {name}"] = Static.of(tree)
     policies["EAGLE-1"] = Static(shape=StaticShape(EAGLE1_TREE))
     policies["bushy shape"] = Static(shape=StaticShape(_BUSHY))
+    # 2. random answers
     small = TreeConfig(16, 4, 4)
     large = TreeConfig(60, 5, 8)
-    questions = (
-        (PLAN,),
-        (EXTEND,),
-        (SIZE,),
-        (PLAN, EXTEND),
-        (PLAN, SIZE),
-        (EXTEND, SIZE),
-        (PLAN, EXTEND, SIZE),
-    )
-    for number, asks in enumerate(questions):
-        policies[f"random {'+'.join(asks)}"] = RandomPolicy(
-            small, seed + number, asks, own_beams=True
-        )
+    for number, asks in enumerate(ASKED):
+        policy = RandomPolicy(small, seed + number, asks, own_beams=True)
+        policies[f"random {'+'.join(asks)}"] = policy
     policies["random, large"] = RandomPolicy(large, seed + 7, own_beams=True)
     policies["random chains"] = RandomPolicy(TreeConfig(7, 5, 1), seed + 8)
-    policies["two chained"] = Chain(
-        RandomPolicy(small, seed + 9, (EXTEND,)), RandomPolicy(large, seed + 10, (SIZE,))
-    )
+    first = RandomPolicy(small, seed + 9, (EXTEND,))
+    second = RandomPolicy(large, seed + 10, (SIZE,))
+    policies["two chained"] = Chain(first, second)
     return policies
 
 
@@ -175,60 +157,57 @@ def audit(
     >>> found.passed, len(found.rows)
     (True, 2)
     """
-    named = default_policies(seed) if policies is None else policies
-    if not isinstance(named, Mapping):
-        named = {f"{number} {type(policy).__name__}": policy for number, policy in enumerate(named)}
+    # 1. the policies by name, and every prompt checked before anything is decoded
+    if policies is None:
+        policies = default_policies(seed)
+    if not isinstance(policies, Mapping):
+        policies = {f"{n} {type(policy).__name__}": policy for n, policy in enumerate(policies)}
     check_integer("rows", rows, 1)
     prompts = ids_of_all(pair, [] if isinstance(prompts, str) else list(prompts), max_new_tokens)
-    if not prompts or not len(temperatures) or not named:
+    if not prompts or not len(temperatures) or not policies:
         needed = "a list of at least one prompt, at least one temperature and at least one policy"
         raise SpecdecError(f"audit needs {needed}.")
-    named_methods(named)  # refuses non-policies, and names that are equal as text
+    named_methods(policies)
     if pair.drafter is None:
         raise SpecdecError(
-            "this pair has no drafter to audit; load one with load_pair(target=..., drafter=...)."
+            "this pair has no drafter to audit; load it with load_pair(drafter=...)."
         )
     verdicts = []
     dtype = dtype_name(pair.target.dtype)
-    with tqdm(
-        total=len(prompts) * len(temperatures) * len(named), unit="text", disable=not progress
-    ) as bar:
+    count = len(prompts) * len(temperatures) * len(policies)
+    with tqdm(total=count, unit="text", disable=not progress) as bar:
         for number, prompt in enumerate(prompts):
             for temperature in temperatures:
-                settings = dict(
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    seed=seed + number,
-                    **sampling,
-                )
+                # 2. the plain text of a prompt
+                draws = dict(temperature=temperature, seed=seed + number, **sampling)
+                settings = dict(max_new_tokens=max_new_tokens, **draws)
                 plain = autoregress(pair, prompt, **settings)
-                picker = Picker.from_settings(temperature, seed + number, **sampling)
+                picker = Picker.from_settings(**draws)
                 ties = _NearTies(pair, prompt, plain.tokens, picker, temperature)
-                for name, text in zip(
-                    named, _drafted(pair, prompt, list(named.values()), rows, settings), strict=True
-                ):
+                # 3. its text under each policy, compared with the plain one
+                texts = _drafted(pair, prompt, list(policies.values()), rows, settings)
+                for name, text in zip(policies, texts, strict=True):
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
-                    found = text.new_tok, accepted_tok, sum(row.questions for row in text.rows)
-                    verdicts.append(
-                        (number, name, temperature, dtype, *found, *ties.compare(text.tokens))
-                    )
+                    questions = sum(row.questions for row in text.rows)
+                    counts = text.new_tok, accepted_tok, questions
+                    verdict = ties.compare(text.tokens)
+                    verdicts.append((number, name, temperature, dtype, *counts, *verdict))
                     bar.update()
-    frame = pd.DataFrame(verdicts, columns=COLUMNS)
-    asking = frozenset(name for name, policy in named.items() if policy is not None and policy.asks)
-    return Audit(
-        frame.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}), asking
-    )
+    # 4. one row per text
+    table = pd.DataFrame(verdicts, columns=COLUMNS)
+    table = table.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool})
+    asking = [name for name, policy in policies.items() if policy is not None and policy.asks]
+    return Audit(table, frozenset(asking))
 
 
 def _drafted(
     pair: Pair, prompt, policies: list[Policy], rows: int, settings: dict
 ) -> Iterable[Generation]:
     """The prompt's text under each policy."""
-    if rows > 1:
-        return decode_many(
-            pair, [prompt] * len(policies), lambda number: policies[number], rows=rows, **settings
-        )
-    return (decode(pair, prompt, policy, **settings) for policy in policies)
+    if rows == 1:
+        return (decode(pair, prompt, policy, **settings) for policy in policies)
+    prompts = [prompt] * len(policies)
+    return decode_many(pair, prompts, policies.__getitem__, rows=rows, **settings)
 
 
 class _NearTies:
@@ -249,25 +228,27 @@ class _NearTies:
         none = float("nan")
         if tokens == plain:
             return True, None, none, none, none, False
+        # 1. where the texts part; rounding does not explain that one is a prefix of the other
         shared = min(len(tokens), len(plain))
         first = next((i for i in range(shared) if tokens[i] != plain[i]), shared)
-        if first == shared:  # one text is a prefix of the other: rounding does not explain that
+        if first == shared:
             return False, first, none, float("inf"), none, False
+        # 2. the gap between the target's choice there and the text's
         logits, noise = self.measured
-        so_far = torch.cat(
-            (self.ids, torch.tensor(plain[:first], dtype=torch.long, device=self.ids.device))
-        )
-        scores = self.picker.scores(logits[first], so_far).double()
+        new = torch.tensor(plain[:first], dtype=torch.long, device=self.ids.device)
+        scores = self.picker.scores(logits[first], torch.cat((self.ids, new))).double()
         best, second = scores.topk(2).values.tolist()
         gap = best - float(scores[[tokens[first], plain[first]]].min())
+        # 3. whether noise or one rounding explains it
         rounding = torch.finfo(self.pair.target.dtype).eps * float(logits[first].abs().max())
         tolerance = max(NOISES * noise, rounding) / self.scale
         return False, first, best - second, gap, tolerance, gap <= tolerance
 
     @functools.cached_property
     def measured(self) -> tuple[Tensor, float]:
-        """Token-by-token logits [T, V], and the noise: how much one causal forward changes the gap
-        of two top tokens.
+        """Token-by-token logits [T, V], and how much one forward changes the gap of two top tokens.
+
+        A difference of two scores has twice the variance of one.
         """
         target = self.pair.target
         new = torch.tensor(self.plain, device=target.device)
@@ -275,20 +256,14 @@ class _NearTies:
         with target.inference(taps=False):
             cache = target.new_cache(len(text))
             steps = [target.forward(self.ids, cache, last_only=True).logits]
-            steps += [
-                target.forward(token[None], cache, last_only=True).logits for token in new[:-1]
-            ]
+            for token in new[:-1]:
+                steps.append(target.forward(token[None], cache, last_only=True).logits)
             stepwise = torch.cat(steps).float()
-            block = (
-                target.forward(text, target.new_cache(len(text)))
-                .logits[len(self.ids) - 1 :]
-                .float()
-            )
+            block = target.forward(text, target.new_cache(len(text))).logits
+        block = block[len(self.ids) - 1 :].float()
         rivals = stepwise.topk(min(RIVALS, stepwise.shape[-1])).indices
         moved = (block - stepwise).gather(-1, rivals)
-        return stepwise, float(
-            (2 * moved.var(-1)).mean().sqrt()
-        )  # a difference of two has twice the variance
+        return stepwise, float((2 * moved.var(-1)).mean().sqrt())
 
 
 @dataclass(frozen=True)
@@ -307,16 +282,9 @@ class ChiSquare:
 
     @classmethod
     def of(cls, statistic: float, degrees: int, draws: int, level: float) -> ChiSquare:
-        """The test with this statistic; those of independent tests, their degrees and draws may be
-        added up.
-        """
-        return cls(
-            statistic,
-            degrees,
-            float(scipy.stats.chi2.sf(statistic, degrees)) if degrees else 1.0,
-            draws,
-            level,
-        )
+        """The test with this statistic, which may be a sum over independent tests."""
+        p_value = float(scipy.stats.chi2.sf(statistic, degrees)) if degrees else 1.0
+        return cls(statistic, degrees, p_value, draws, level)
 
 
 def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
@@ -391,17 +359,15 @@ def distribution_test(
         options = dict(max_new_tokens=config.new_tok, stop_tokens=(), seed=seed, **config.sampling)
         return decode(pair, prompt, policy, **options).tokens
 
-    law = continuation_law(
-        pair, prompt, config.new_tok, Picker.from_settings(seed=0, **config.sampling)
-    )
-    seeds = tqdm(
-        range(config.seed, config.seed + config.draws), unit="draw", disable=not config.progress
-    )
-    counts = Counter(tuple((draw or drawn)(seed)) for seed in seeds)
+    picker = Picker.from_settings(seed=0, **config.sampling)
+    law = continuation_law(pair, prompt, config.new_tok, picker)
+    seeds = range(config.seed, config.seed + config.draws)
+    counts: Counter = Counter()
+    for seed in tqdm(seeds, unit="draw", disable=not config.progress):
+        counts[tuple((draw or drawn)(seed))] += 1
     cells = [*law, *(set(counts) - set(law))]
-    return chi_square(
-        [counts[cell] for cell in cells], [law.get(cell, 0.0) for cell in cells], config.level
-    )
+    observed = [counts[cell] for cell in cells]
+    return chi_square(observed, [law.get(cell, 0.0) for cell in cells], config.level)
 
 
 def continuation_law(
@@ -409,27 +375,20 @@ def continuation_law(
 ) -> dict[tuple[int, ...], float]:
     """The exact probability of every continuation of `new_tok` tokens, by plain forwards."""
     target = pair.target
-    law = {(): 1.0}
-    ids = torch.tensor(pair.ids_of(prompt), device=target.device)
+    ids = pair.ids_of(prompt)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
     with target.inference(taps=False):
         for _ in range(new_tok):
             longer = {}
             for so_far, probability in law.items():
-                text = torch.cat(
-                    (ids, torch.tensor(so_far, dtype=torch.long, device=target.device))
-                )
-                probs = _next_law(target, text, picker)
-                likely = probs.nonzero().flatten().tolist()
-                longer |= {(*so_far, token): probability * float(probs[token]) for token in likely}
+                text = torch.tensor([*ids, *so_far], device=target.device)
+                cache = target.new_cache(len(text))
+                logits = target.forward(text, cache, last_only=True).logits[-1]
+                probs = picker.probabilities(logits, text)
+                for token in probs.nonzero().flatten().tolist():
+                    longer[(*so_far, token)] = probability * float(probs[token])
                 if len(longer) > MOST_CELLS:
                     why = f"there are more than {MOST_CELLS} continuations of {new_tok} tokens"
                     raise SpecdecError(f"{why}; cut them with top_k.")
             law = longer
     return law
-
-
-def _next_law(target, text: Tensor, picker: Picker) -> Tensor:
-    """The distribution [V] of the token after `text`, by a plain forward."""
-    return picker.probabilities(
-        target.forward(text, target.new_cache(len(text)), last_only=True).logits[-1], text
-    )

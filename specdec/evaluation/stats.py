@@ -62,15 +62,14 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
     value = float(statistic(columns.mean(axis=0)))
     if prompts == 1:
         return Interval(value, np.nan, np.nan, level, 1)
-    without_one = np.log(statistic((columns.sum(axis=0) - columns) / (prompts - 1)))  # [P]
+    # the statistic without each prompt, [P]
+    without_one = np.log(statistic((columns.sum(axis=0) - columns) / (prompts - 1)))
     error = np.sqrt((prompts - 1) * np.var(without_one))
     reach = float(np.exp(scipy.stats.t.ppf((1 + level) / 2, prompts - 1) * error))
     distance = abs(np.log(value))
-    p_value = (
-        float(2 * scipy.stats.t.sf(distance / error, prompts - 1))
-        if error
-        else float(distance == 0)
-    )
+    p_value = float(distance == 0)
+    if error:
+        p_value = float(2 * scipy.stats.t.sf(distance / error, prompts - 1))
     return Interval(value, value / reach, value * reach, level, prompts, p_value)
 
 
@@ -138,26 +137,33 @@ def summarise(
     """
     summed = per_prompt(rows, rate)
     methods = list(summed[rate[0]].columns.unique("method"))
-    suites = list(dict.fromkeys(rows["suite"]))
     for baseline in baselines.values():
         check_name("baseline", baseline, methods)
+    # 1. every suite, and all of them together
+    suites = sorted(rows["suite"].unique())
+    if len(suites) > 1 if pool is None else pool:
+        suites.append("all")
     table = []
-    for suite in sorted(suites) + ["all"] * (len(suites) > 1 if pool is None else pool):
+    for suite in suites:
         part = summed if suite == "all" else summed.loc[[suite]]
-        sides = {
-            method: [part[name][method].to_numpy(float) for name in rate] for method in methods
-        }
-        for method, own in sides.items():
-            row = {"suite": suite, "method": method, "seeds": own[0].shape[1], "prompts": len(part)}
-            row["rate"] = float(_mean_rate(own[0].mean(0), own[1].mean(0)))
+        sides = {}
+        for method in methods:
+            sides[method] = [part[name][method].to_numpy(float) for name in rate]
+        # 2. every method's rate over that of each baseline
+        for method, side in sides.items():
+            seeds = side[0].shape[1]
+            row = {"suite": suite, "method": method, "seeds": seeds, "prompts": len(part)}
+            row["rate"] = float(_mean_rate(side[0].mean(0), side[1].mean(0)))
             for name, baseline in baselines.items():
-                found = _over(own, sides[baseline], options)
-                p_value = np.nan if method == baseline else found.p_value
-                row |= {**spread_of(name, found), p_name(name): p_value}
+                ratio = _over(side, sides[baseline], options)
+                row |= spread_of(name, ratio)
+                row[p_name(name)] = np.nan if method == baseline else ratio.p_value
             table.append(row)
     table = pd.DataFrame(table)
+    # 3. p-values of the methods under test, adjusted
+    family = set(methods if family is None else family)
     for name, baseline in baselines.items():
-        tested = table["method"].isin(set(methods if family is None else family) - {baseline})
+        tested = table["method"].isin(family - {baseline})
         table[f"{p_name(name)}_holm"] = holm_by_suite(table, p_name(name), tested)
     return table
 
@@ -200,29 +206,26 @@ def compare(
     mean_speedup(_low, _high), tok_per_s, p_value (of speedup), p_holm, and tau(_low, _high),
     tau_macro if cycles were counted.
     """
-    rows = rows.assign(seed=0)  # all policies of a method count as one method here
-    table = summarise(rows, {"speedup": baseline}, family=family, **options).set_index(
-        ["suite", "method"]
-    )
+    # all policies of a method count as one method here
+    rows = rows.assign(seed=0)
+    table = summarise(rows, {"speedup": baseline}, family=family, **options)
+    table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"})
+    table = table.drop(columns=["seeds", "rate"]).set_index(["suite", "method"])
     summed = per_prompt(rows).droplevel("seed", axis=1)
     added = []
     for suite, method in table.index:
         part = summed if suite == "all" else summed.loc[[suite]]
-        names = summed.columns.unique(0)
-        sides = (method, baseline)
-        own, base = ({name: part[name][which].to_numpy(float) for name in names} for which in sides)
+        own = part.xs(method, axis=1, level="method").astype(float)
+        base = part.xs(baseline, axis=1, level="method").astype(float)
         mean = mean_speedup(own[TOKENS], own[TIME], base[TOKENS], base[TIME], **options)
-        row = spread_of("mean_speedup", mean) | {
-            "tok_per_s": 1e3 * own[TOKENS].sum() / own[TIME].sum()
-        }
-        if CYCLES in own and (own[CYCLES] > 0).all():  # plain decoding has no cycles
+        row = spread_of("mean_speedup", mean)
+        row["tok_per_s"] = 1e3 * own[TOKENS].sum() / own[TIME].sum()
+        # plain decoding has no cycles
+        if CYCLES in own and (own[CYCLES] > 0).all():
             row |= spread_of("tau", ratio_of_sums(own[CYCLE_TOKENS], own[CYCLES], **options))
             row["tau_macro"] = float((own[CYCLE_TOKENS] / own[CYCLES]).mean())
         added.append(row)
     table = table.join(pd.DataFrame(added, index=table.index)).reset_index()
-    table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"}).drop(
-        columns=["seeds", "rate"]
-    )
     first = ["suite", "method", "prompts", *spread_names("speedup"), *spread_names("mean_speedup")]
     first += ["tok_per_s", "p_value"]
     return table[[*first, *(name for name in table if name not in first)]]
@@ -246,16 +249,15 @@ def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     `quiet`: the interval holds 1. The interval's width is then the smallest difference that this
     machine can detect.
     """
-    table = summarise(rows[rows["method"].isin([first, second])], {"speedup": second}, **options)
-    found = table[table["method"] == first].iloc[-1]  # all suites together
-    facts = {name: float(found[name]) for name in spread_names("speedup")}
-    _, low, high = facts.values()
-    facts |= {
-        "width": high - low,
-        "prompts": int(found["prompts"]),
-        "p_value": float(found["p_speedup"]),
-    }
-    return facts | {"quiet": low <= 1 <= high}
+    rows = rows[rows["method"].isin([first, second])]
+    table = summarise(rows, {"speedup": second}, **options)
+    # all suites together
+    row = table[table["method"] == first].iloc[-1]
+    facts = {name: float(row[name]) for name in spread_names("speedup")}
+    low = facts["speedup_low"]
+    high = facts["speedup_high"]
+    facts |= {"width": high - low, "prompts": int(row["prompts"])}
+    return facts | {"p_value": float(row["p_speedup"]), "quiet": low <= 1 <= high}
 
 
 def with_all(rows: pd.DataFrame) -> pd.DataFrame:

@@ -56,23 +56,28 @@ USUAL_LENGTHS = 16
 class RecordConfig:
     """What `record` stores, of which prompts, and where."""
 
-    max_new_tokens: int = 128  # length of each answer
-    depth: int = 12  # expansions of the deepest tree
+    # length of each answer
+    max_new_tokens: int = 128
+    # expansions of the deepest tree
+    depth: int = 12
     # beam widths whose ranks are stored: enough to replay any answer
     top_ks: tuple[int, ...] = (8, 10, 12, 16, 20, 32)
     # widths whose whole trees are stored too, for policies that read scores
     trees: tuple[int, ...] = (10,)
     # all trees up to so many children and, per level, nodes expanded (last number: below)
     family: tuple[int, ...] = ()
-    most_nodes: int = 240  # the largest verify_nodes a policy may ask for
+    # the largest verify_nodes a policy may ask for
+    most_nodes: int = 240
     temperature: float = 0.0
     seed: int = 0
-    features: bool = True  # store the target's features and the drafter's states, in half precision
-    acceptance_distributions: int = 0  # positions per turn with RADAR's exact distributions
-    limit: int | None = None  # prompts per suite, over all parts
-    train_limit: int | None = (
-        None  # prompts per suite in part "train", if policies should learn from more
-    )
+    # store the target's features and the drafter's states, in half precision
+    features: bool = True
+    # positions per turn with RADAR's exact distributions
+    acceptance_distributions: int = 0
+    # prompts per suite, over all parts
+    limit: int | None = None
+    # prompts per suite in part "train", if policies should learn from more
+    train_limit: int | None = None
     # the part of prompts that are not from named suites; "split" splits them as named ones are
     part: str = "test"
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
@@ -170,77 +175,71 @@ def missing_items(run: runs.Run, items: list[tuple[str, Prompt]]) -> list[tuple[
 
 def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> RecordConfig:
     """`config` with `settings` by name, including the short name `lengths`."""
-    named = {
-        "acceptance_distributions" if name == "lengths" else name: value
-        for name, value in settings.items()
-    }
+    named = dict(settings)
+    if "lengths" in named:
+        named["acceptance_distributions"] = named.pop("lengths")
     return runs.configured(config, RecordConfig, named)
 
 
 def settings_of(recorded: Trace) -> dict[str, Any]:
     """The settings of `record` that would record the same trees of the same lengths again."""
-    names = ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed")
-    stored = {name: recorded.header[name] for name in names if name in recorded.header}
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
-    }
+    settings: dict[str, Any] = {}
+    for name in ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed"):
+        if name in recorded.header:
+            value = recorded.header[name]
+            settings[name] = tuple(value) if isinstance(value, list) else value
+    return settings
 
 
 def check(pair: Pair, config: RecordConfig) -> None:
     """Refuse what cannot be recorded."""
-    if pair.drafter is None:
-        raise SpecdecError(
-            "this pair has no drafter to record; load one with load_pair(target=..., drafter=...)."
-        )
+    # 1. the settings alone
     for top_k in (*config.top_ks, *config.trees) or (0,):
         check_integer("top_k", top_k, 1)
-    for name in ("depth", "most_nodes", *(["limit"] if config.limit is not None else [])):
-        check_integer(name, getattr(config, name), 1)
+    check_integer("depth", config.depth, 1)
+    check_integer("most_nodes", config.most_nodes, 1)
     check_integer("lengths", config.acceptance_distributions, 0)
+    check_name("part", config.part, (*PARTS, SPLIT))
+    if config.limit is not None:
+        check_integer("limit", config.limit, 1)
     if config.most_nodes >= NEVER:
         raise SpecdecError(f"most_nodes must be below {NEVER}, the largest rank a recording holds.")
     for top_k in config.widths:
-        TreeConfig(1, config.depth, top_k)  # refuses trees too large for memory
-    deepest = pair.drafter.deepest
-    if deepest is not None and config.depth > deepest:
-        raise SpecdecError(
-            f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}."
-        )
-    if config.acceptance_distributions and (
-        RADAR_TOP_K not in config.widths or config.depth < RADAR_CALLS - 1
-    ):
-        raise SpecdecError(
-            "RADAR's distributions need top_k=10 and depth >= 7; add them or pass lengths=0."
-        )
+        # refuses trees too large for memory
+        TreeConfig(1, config.depth, top_k)
+    radars = RADAR_TOP_K in config.widths and config.depth >= RADAR_CALLS - 1
+    if config.acceptance_distributions and not radars:
+        why = "RADAR's distributions need top_k=10 and depth >= 7"
+        raise SpecdecError(f"{why}; add them or pass lengths=0.")
     if config.family and (len(config.family) < 2 or min(config.family) < 1):
         why = "family is the most children and, per level, nodes expanded, such as (6, 6, 4, 2, 1)"
         raise SpecdecError(f"{why}; got {config.family!r}.")
-    if pair.drafter.extra_rows:
-        why = (
-            "lookahead's n-grams depend on the cycles that went before, so they cannot be recorded"
-        )
-        raise SpecdecError(f"{why}; measure it live.")
-    if copies := copies_of(pair.drafter).get("copies"):
+    # 2. the drafter
+    drafter = pair.drafter
+    if drafter is None:
+        why = "this pair has no drafter to record"
+        raise SpecdecError(f"{why}; load one with load_pair(target=..., drafter=...).")
+    if drafter.deepest is not None and config.depth > drafter.deepest:
+        why = f"this drafter drafts no deeper than depth {drafter.deepest}"
+        raise SpecdecError(f"{why}; record it with depth={drafter.deepest}.")
+    if drafter.extra_rows:
+        why = "lookahead's n-grams depend on the cycles that went before"
+        raise SpecdecError(f"{why}, so they cannot be recorded; measure it live.")
+    if drafter.copied_levels:
         if config.family or config.acceptance_distributions:
             why = "families and RADAR's distributions are recorded of drafters that copy nothing"
             raise SpecdecError(f"{why}; load the drafter alone.")
-        if config.depth + 1 < (levels := copies["levels"]):
-            raise SpecdecError(
-                f"copies of {levels} tokens need a recording of depth {levels - 1} at least."
-            )
-    check_name("part", config.part, (*PARTS, SPLIT))
+        if config.depth + 1 < drafter.copied_levels:
+            why = f"copies of {drafter.copied_levels} tokens need a recording"
+            raise SpecdecError(f"{why} of depth {drafter.copied_levels - 1} at least.")
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
-    """Default number of positions per turn with RADAR's distributions: USUAL_LENGTHS, or 0 if they
-    do not apply.
-    """
-    possible = (
-        RADAR_TOP_K in widths
-        and depth >= RADAR_CALLS - 1
-        and not copies_of(pair.drafter).get("copies")
-    )
-    return USUAL_LENGTHS if possible else 0
+    """Default number of positions per turn with RADAR's distributions; 0 if they do not apply."""
+    copies = copies_of(pair.drafter)
+    if RADAR_TOP_K not in widths or depth < RADAR_CALLS - 1 or copies:
+        return 0
+    return USUAL_LENGTHS
 
 
 def copies_of(drafter: Drafter | None) -> dict[str, Any]:
@@ -255,29 +254,33 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
     others as `config.part` says.
     """
     options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
+    # 1. those of a recording
     if isinstance(prompts, Trace):
         turns = prompts.turns.drop_duplicates("prompt")
-        known = {item.id: item for item in gather(list(dict.fromkeys(turns["suite"])), **options)}
-        return [
-            (part, known[prompt])
-            for part, prompt in zip(turns["part"], turns["prompt"], strict=True)
-        ]
+        suites = list(dict.fromkeys(turns["suite"]))
+        prompt_of = {item.id: item for item in gather(suites, **options)}
+        return [(turn.part, prompt_of[turn.prompt]) for turn in turns.itertuples()]
+    # 2. prompts that are from no named suites
     names = [prompts] if isinstance(prompts, str) else prompts
-    named = isinstance(names, Iterable) and all(isinstance(name, str) for name in names)
-    if isinstance(names, dict) or not named:
-        own = gather(prompts, limit=config.limit, **options)
-        parts = split(own) if config.part == SPLIT else {config.part: own}
-        if empty := [part for part, some in parts.items() if not some]:
-            raise SpecdecError(
-                f"of {len(own)} prompts none falls into {', '.join(empty)}; give more, such as 50."
-            )
-        return [(part, item) for part, some in parts.items() for item in some]
-    items = []
+    if isinstance(names, dict) or not all(isinstance(name, str) for name in names):
+        items = gather(prompts, limit=config.limit, **options)
+        parts = split(items) if config.part == SPLIT else {config.part: items}
+        empty = [part for part, members in parts.items() if not members]
+        if empty:
+            why = f"of {len(items)} prompts none falls into {', '.join(empty)}"
+            raise SpecdecError(f"{why}; give more, such as 50.")
+        return [(part, item) for part, members in parts.items() for item in members]
+    # 3. named suites
+    parted = []
     for part in PARTS:
-        count = None if config.limit is None else max(1, round(config.limit * SHARES[part]))
-        count = config.train_limit if part == "train" and config.train_limit is not None else count
-        items += [(part, item) for item in gather(names, limit=count, part=part, **options)]
-    return items
+        count = None
+        if part == "train" and config.train_limit is not None:
+            count = config.train_limit
+        elif config.limit is not None:
+            count = max(1, round(config.limit * SHARES[part]))
+        for item in gather(names, limit=count, part=part, **options):
+            parted.append((part, item))
+    return parted
 
 
 class Recorder:
@@ -453,15 +456,15 @@ class Recorder:
         )
 
 
-def _family(drafter: Any, contexts: Tensor, path: Tensor, whole: Family) -> dict[Any, np.ndarray]:
+def _family(drafter: Any, contexts: Tensor, path: Tensor, family: Family) -> dict[Any, np.ndarray]:
     """The columns of all trees of a family, for each context."""
     parts = []
-    for some, own_path in zip(
-        torch.split(contexts, AT_ONCE), torch.split(path, AT_ONCE), strict=True
-    ):
-        grown = drafter.grow_chosen(some, whole.top_k, path.shape[1] - 1, Choosing(whole))
-        parts.append(columns_of(grown.scores, grown.tokens, grown.beams, own_path, whole.top_k))
-    return {name: stacked([columns[name] for columns in parts]) for name in parts[0]}
+    for rows in torch.split(torch.arange(len(contexts), device=contexts.device), AT_ONCE):
+        depth = path.shape[1] - 1
+        grown = drafter.grow_chosen(contexts[rows], family.top_k, depth, Choosing(family))
+        columns = columns_of(grown.scores, grown.tokens, grown.beams, path[rows], family.top_k)
+        parts.append(columns)
+    return {column: stacked([part[column] for part in parts]) for column in parts[0]}
 
 
 def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
@@ -476,26 +479,37 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
 
 
 def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair: Pair) -> None:
-    """turns.parquet, distributions with global row numbers, and trace.json, which marks the
-    recording as complete.
+    """turns.parquet, distributions with global row numbers, and trace.json.
+
+    trace.json is the last file: it marks the recording as complete.
     """
-    turns = trace.numbered(
-        run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True)
-    )
+    # 1. the turns, numbered over all prompts
+    turns = run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True)
+    turns = trace.numbered(turns)
     run.write_table("turns", turns)
+    files = ["turns.parquet"]
+    # 2. the distributions in one file
     first = turns.groupby("piece")["first"].min()
-    if shards := [
-        (read_columns(run.shards("lengths").path(n)), first[n])
-        for n in run.shards("lengths").done()
-    ]:
-        rows = np.concatenate([columns[Column("row")] + start for columns, start in shards])
-        chances = np.concatenate([columns[Column("distribution")] for columns, _ in shards])
-        write_columns(run.path("lengths.parquet"), {"row": rows, "distribution": chances})
-    columns = {}
+    rows = []
+    chances = []
+    for piece in run.shards("lengths").done():
+        columns = read_columns(run.shards("lengths").path(piece))
+        rows.append(columns[Column("row")] + first[piece])
+        chances.append(columns[Column("distribution")])
+    if rows:
+        lengths = {"row": np.concatenate(rows), "distribution": np.concatenate(chances)}
+        write_columns(run.path("lengths.parquet"), lengths)
+        files.append("lengths.parquet")
+    # 3. the columns of each table
+    listed: dict[str, list[dict[str, Any]]] = {}
     for table in ("positions", "trees", "family"):
-        done = run.shards(table).done()
-        found = sorted(read_columns(run.shards(table).path(done[0]))) if done else []
-        columns[table] = [column.stored for column in found]
+        shards = run.shards(table)
+        listed[table] = []
+        if shards.done():
+            recorded = read_columns(shards.path(shards.done()[0]))
+            listed[table] = [column.stored for column in sorted(recorded)]
+        files += [f"{table}/{shards.path(piece).name}" for piece in shards.done()]
+    # 4. the header
     header = {
         "schema": trace.SCHEMA,
         "key": run.key,
@@ -504,41 +518,17 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
         **identity["pair"],
         **config.recorded,
         "position_limit": pair.target.position_limit,
-        "columns": columns,
+        "columns": listed,
         **copies_of(pair.drafter),
     }
-    tables = [
-        f"{table}/{run.shards(table).path(n).name}"
-        for table in columns
-        for n in run.shards(table).done()
-    ]
-    files = [
-        *tables,
-        "turns.parquet",
-        *(["lengths.parquet"] if run.path("lengths.parquet").is_file() else []),
-    ]
     runs.write_json(run.path("trace.json"), header, files)
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
 
 
-# values of ChosenTrees for absent candidates
-FILLED = {"scores": float("-inf"), "tokens": -1, "beams": -1}
-
-
-def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
-    """The rows of all trees, level by level, padded to the widest."""
-    padded = []
-    for level in zip(*(getattr(tree, name) for tree in trees), strict=True):
-        most = max(part.shape[1] for part in level)
-        padded.append(
-            torch.cat([F.pad(part, (0, most - part.shape[1]), value=value) for part in level])
-        )
-    return padded
-
-
 class SequentialDrafter:
-    """`BatchedDrafter` for any drafter: one position after the other in its own session. Slow; the
-    reference.
+    """`BatchedDrafter` for any drafter: one position after the other in its own session.
+
+    Slow; the reference.
     """
 
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
@@ -553,8 +543,11 @@ class SequentialDrafter:
         """(context, tokens, log-probabilities) of the root's children at each context."""
         drafted_to = 0
         for context in contexts.tolist():
-            new = None if self.features is None else self.features[drafted_to:context]
-            yield context, *session.root(self.tokens[drafted_to + 1 : context + 1], new, most)
+            features = None
+            if self.features is not None:
+                features = self.features[drafted_to:context]
+            tokens = self.tokens[drafted_to + 1 : context + 1]
+            yield context, *session.root(tokens, features, most)
             drafted_to = context
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
@@ -582,93 +575,98 @@ class SequentialDrafter:
     ) -> ChosenTrees:
         """As `BatchedDrafter.grow_chosen`, one root after the other, each with its own choice."""
         session = self.drafter.session(len(self.tokens), len(self.tokens) * top_k)
-        grown = []
-        for _, tokens, scores in self._roots(session, contexts, top_k):
-            own = Choosing(choose.family)
-            levels = ChosenTrees([scores], [tokens], [])
+        trees = []
+        for _, root_tokens, root_scores in self._roots(session, contexts, top_k):
+            choosing = Choosing(choose.family)
+            tree = ChosenTrees([root_scores], [root_tokens], [])
             for level in range(depth):
-                beam, nobody = own(levels.scores[-1])
-                rows = (
-                    torch.div(beam[0], top_k, rounding_mode="floor")
-                    if level
-                    else torch.zeros_like(beam[0])
-                )
-                tokens, log_probs = session.expand(levels.tokens[-1][0, beam[0]], rows, top_k)
-                levels.scores.append(
-                    (levels.scores[-1][0, beam[0], None] + log_probs).flatten()[None]
-                )
-                levels.tokens.append(tokens.flatten()[None])
-                levels.beams.append(beam.masked_fill(nobody, -1))
-            grown.append(levels)
-        return ChosenTrees(*(_padded(grown, name, value) for name, value in FILLED.items()))
+                scores = tree.scores[-1]
+                tokens = tree.tokens[-1]
+                beam, absent = choosing(scores)
+                rows = torch.zeros_like(beam[0])
+                if level:
+                    rows = torch.div(beam[0], top_k, rounding_mode="floor")
+                children, log_probs = session.expand(tokens[0, beam[0]], rows, top_k)
+                summed = scores[0, beam[0], None] + log_probs
+                tree.scores.append(summed.flatten()[None])
+                tree.tokens.append(children.flatten()[None])
+                tree.beams.append(beam.masked_fill(absent, -1))
+            trees.append(tree)
+        return ChosenTrees(
+            _padded([tree.scores for tree in trees], float("-inf")),
+            _padded([tree.tokens for tree in trees], -1),
+            _padded([tree.beams for tree in trees], -1),
+        )
+
+
+def _padded(trees: list[list[Tensor]], absent: float) -> list[Tensor]:
+    """The rows of all trees, level by level, padded to the widest."""
+    padded = []
+    for level in zip(*trees, strict=True):
+        widest = max(part.shape[1] for part in level)
+        rows = [F.pad(part, (0, widest - part.shape[1]), value=absent) for part in level]
+        padded.append(torch.cat(rows))
+    return padded
 
 
 def radar_distributions(
     target: Any, cache: Any, tokens: Tensor, contexts: Tensor, batch: TreeBatch, rows: np.ndarray
 ) -> np.ndarray:
-    """float32 [Q, 8, 9]: entry (q, a, j) is P(accepted_tok = j) at T = 1 of the tree after a + 1
-    draft calls.
+    """float32 [Q, 8, 9]: at (q, a, j), P(accepted_tok = j) at T = 1 after a + 1 draft calls.
 
     rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. batch: k
-    = 10, depth >= 7. The
-    tree after one call is flat: the root's 59 best children. One forward over the union of a
-    position's eight trees gives all of them (RADAR section 4, equations 8-10).
+    = 10, depth >= 7. The tree after one call is flat: the root's 59 best children. One forward over
+    the union of a position's eight trees gives all of them (RADAR section 4, equations 8-10).
     """
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
-    for index in range(len(rows) - 1, -1, -1):  # from the end, so that the cache only shrinks
+    # from the end, so that the cache only shrinks
+    for index in range(len(rows) - 1, -1, -1):
         row = int(rows[index])
-        context = int(contexts[int(rows[index])])
+        context = int(contexts[row])
         cache.truncate(context)
+        # 1. the target's distributions at all nodes of the eight trees
         pool, keeps = _radar_trees(tokens[context], batch, row)
         union = torch.stack(keeps).any(0).nonzero()[:, 0]
         tree = pool.select(union)
-        probs = (
-            target.forward(tree.token, cache, tree.depth, tree.ancestors).logits.float().softmax(-1)
-        )
+        logits = target.forward(tree.token, cache, tree.depth, tree.ancestors).logits
+        probs = logits.float().softmax(-1)
+        # 2. a flat tree accepts one token or none
         inside = float(probs[0, batch.root_tokens[row, :RADAR_NODES]].sum())
         distributions[index, 0, :2] = 1 - inside, inside
+        # 3. the deeper trees
         for calls, keep in enumerate(keeps, 1):
             nodes = keep[union].nonzero()[:, 0]
-            distributions[index, calls] = (
-                acceptance_distribution(tree.select(nodes), probs[nodes]).cpu().numpy()
-            )
+            chances = acceptance_distribution(tree.select(nodes), probs[nodes])
+            distributions[index, calls] = chances.cpu().numpy()
     return distributions
 
 
 def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, list[Tensor]]:
     """The pool after 7 expansions as a tree, and the nodes of each tree after 2 to 8 calls."""
+    device = root.device
     children = RADAR_TOP_K
-    level_size = RADAR_TOP_K**2
     count = 1 + pool_size(RADAR_CALLS - 1, children)
     scores = batch.scores[row, : count - 1]
     token = batch.tokens[row, : count - 1]
-    parent = [
-        torch.full((1,), -1, device=token.device),
-        torch.zeros(children, dtype=torch.long, device=token.device),
-    ]
-    starts = [1, *(1 + pool_size(level, children) for level in range(RADAR_CALLS - 2))]
-    parent += [
-        (start + batch.beams[row, level]).repeat_interleave(children)
-        for level, start in enumerate(starts)
-    ]
-    levels = torch.arange(1, RADAR_CALLS + 1, device=token.device)
-    depth = (
-        levels.new_zeros(1),
-        levels[:1].repeat(children),
-        levels[1:].repeat_interleave(level_size),
-    )
+    # 1. parents and depths, level by level
+    parent = [torch.tensor([-1] + [0] * children, device=device)]
+    depth = [torch.tensor([0] + [1] * children, device=device)]
+    start = 1
+    for level in range(RADAR_CALLS - 1):
+        expanded = start + batch.beams[row, level]
+        parent.append(expanded.repeat_interleave(children))
+        depth.append(torch.full((children**2,), level + 2, device=device))
+        start = 1 + pool_size(level, children)
+    tokens = torch.cat((root[None], token))
     cumulative = torch.cat((scores.new_zeros(1), scores))
-    pool = DraftTree(
-        torch.cat((root[None], token)), torch.cat(parent), torch.cat(depth), cumulative, RADAR_CALLS
-    )
+    pool = DraftTree(tokens, torch.cat(parent), torch.cat(depth), cumulative, RADAR_CALLS)
+    # 2. the best nodes after every number of expansions
     keeps = []
     for expansions in range(1, RADAR_CALLS):
-        best = (
-            scores[: pool_size(expansions, children)]
-            .sort(descending=True, stable=True)
-            .indices[:RADAR_NODES]
-        )
-        keep = torch.zeros(count, dtype=torch.bool, device=token.device)
-        keep[0] = keep[best + 1] = True
+        offered = scores[: pool_size(expansions, children)]
+        best = offered.sort(descending=True, stable=True).indices[:RADAR_NODES]
+        keep = torch.zeros(count, dtype=torch.bool, device=device)
+        keep[0] = True
+        keep[best + 1] = True
         keeps.append(keep)
     return pool, keeps

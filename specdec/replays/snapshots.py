@@ -3,8 +3,7 @@ and the time.
 
     recording, turn, policy ──▶ Lane of Snapshots ◀── engine of a live turn
 
-Recorded trees are pruned again in milliseconds, by the cycle that also decodes. Knows nothing about
-drawing or browsers.
+Recorded trees are pruned again in milliseconds, by the cycle that also decodes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,61 +35,54 @@ from specdec.replays.trace import Trace, open_trace, save_trace
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
-MOST_CHOICES, MOST_VALUES = (
-    8,
-    12,
-)  # of many actions only the likeliest are listed, of values the best
-PARTS = ("draft", "policy", "verify", "rest")  # parts of a cycle's time
+# of many actions only the likeliest are listed, of values the best
+MOST_CHOICES = 8
+MOST_VALUES = 12
+# the parts of a cycle's time
+PARTS = ("draft", "policy", "verify", "rest")
 CLAIRVOYANT = "clairvoyant"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question and its answer. values: probabilities, or predicted values in tokens, of the
-    choices `labels`.
-
-    unit: of the values; "" for a rule, which has no network. Answers in nodes exclude the root,
-    unlike total_tokens.
-
-    chosen: index of the chosen one; -1 if the network was not asked or its choice is not listed.
-    """
+    """A question and its answer. Answers in nodes exclude the root, unlike total_tokens."""
 
     kind: str
     expansions: int
     answer: str
+    # the choices that are listed, and their probabilities or predicted values in tokens
     labels: tuple[str, ...] = ()
     values: tuple[float, ...] = ()
+    # of the values; "" for a rule, which has no network
     unit: str = "probability"
+    # index of the chosen one; -1 if the network was not asked or its choice is not listed
     chosen: int = -1
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One cycle. Nodes are in creation order, the root first.
+    """One cycle. Nodes are in creation order, the root first."""
 
-    position: index of the root among the new tokens. tree: "total_tokens / depth / k" as drafted
-    and verified.
-    token, parent, score: text, parent (-1 for the root) and cumulative draft log-probability of
-    each drafted node.
-    verified: whether it was sent to the target. accepted: nodes of the accepted path, the root
-    first.
-    bonus: the target's own next token; refused: the likeliest node rejected for it. None if there
-    is none.
-    times: milliseconds by PARTS. kept_tok: new tokens that count.
-    """
-
+    # index of the root among the new tokens
     position: int
     context_tok: int
+    # total_tokens, depth and k as drafted and verified
     tree: tuple[int, int, int]
+    # of each drafted node: text, parent (-1 for the root), draft log-probability from the root
     token: tuple[str, ...]
     parent: tuple[int, ...]
     score: tuple[float, ...]
+    # whether each node was sent to the target
     verified: tuple[bool, ...]
+    # nodes of the accepted path, the root first
     accepted: tuple[int, ...]
+    # the target's own next token, and the likeliest node rejected for it
     bonus: str | None
     refused: str | None
     asked: tuple[Asked, ...]
+    # milliseconds by PARTS
     times: dict[str, float]
+    # new tokens that count
     kept_tok: int
     note: str = ""
 
@@ -181,30 +173,22 @@ class Recording:
 
 def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
     """A recording for display, from a trace and its pair. Turns without a position are left out."""
-    if trace.header["pair"] != pair.name:
-        raise SpecdecError(
-            f"this recording was made with the pair {trace.header['pair']!r}, not {pair.name!r}."
-        )
+    recorded_pair = trace.header["pair"]
+    if recorded_pair != pair.name:
+        raise SpecdecError(f"this recording was made with {recorded_pair!r}, not {pair.name!r}.")
+    _require_trees(trace)
     trace = trace.select(trace.turns["positions"].to_numpy() > 0)
-    parts = [with_text(trace), *(trace.trees(top_k).tokens for top_k in trace.header["trees"])]
-    ids = np.unique(np.concatenate([part.ravel() for part in parts])).tolist()
+    tokens = [trace.text.ravel()]
+    for top_k in trace.header["trees"]:
+        tokens.append(trace.trees(top_k).tokens.ravel())
+    ids = np.unique(np.concatenate(tokens)).tolist()
     return Recording(trace, costs, token_texts(pair, ids), tuple(_prompts(trace)))
 
 
-def with_text(trace: Trace) -> np.ndarray:
-    """The recorded text; SpecdecError if an older version left it out, or no whole tree was
-    recorded.
-    """
+def _require_trees(trace: Trace) -> None:
     if not trace.header.get("trees"):
-        raise SpecdecError(
-            "the recording keeps no whole trees; record with trees=(10,) to display them."
-        )
-    try:
-        return trace.text
-    except SpecdecError:
-        raise SpecdecError(
-            "this recording is of an earlier version and holds no text; record again."
-        ) from None
+        why = "the recording keeps no whole trees"
+        raise SpecdecError(f"{why}; record with trees=(10,) to display them.")
 
 
 def open_recording(
@@ -215,22 +199,15 @@ def open_recording(
     path = Path(folder) / "texts.json"
     if not path.is_file():
         if pair is None or costs is None:
-            raise SpecdecError(
-                f"{folder} holds no texts.json; give its pair and a cost model as well."
-            )
+            why = f"{folder} holds no texts.json"
+            raise SpecdecError(f"{why}; give its pair and a cost model as well.")
         return recording_of(trace, pair, costs)
+    _require_trees(trace)
     stored = read_json(path, TextsFile, "write it again", SCHEMA)
-    with_text(trace)
-    if len(stored["prompts"]) != len(trace.turns) or not all(
-        token.isdecimal() for token in stored["texts"]
-    ):
-        raise SpecdecError(
-            f"{path} does not belong to the turns and tokens of {folder}; write it again."
-        )
+    assert len(stored["prompts"]) == len(trace.turns), "texts.json has a prompt for every turn"
     texts = {int(token): text for token, text in stored["texts"].items()}
-    return Recording(
-        trace, costs or CostModel.load(Path(folder) / "costs.json"), texts, tuple(stored["prompts"])
-    )
+    costs = costs or CostModel.load(Path(folder) / "costs.json")
+    return Recording(trace, costs, texts, tuple(stored["prompts"]))
 
 
 def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
@@ -242,18 +219,19 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
     special = set(tokenizer.all_special_ids)
-    # some drop a text's first space
+    # some tokenizers drop a text's first space, so a plain token goes before
     before = [token for token in tokenizer.encode("a") if token not in special][-1:]
     head = tokenizer.decode(before) if before else ""
-
-    def inside(token: int) -> str:
-        whole: str = tokenizer.decode([*before, token])
-        return whole[len(head) :] if whole.startswith(head) else str(tokenizer.decode([token]))
-
-    return {
-        token: tokenizer.convert_ids_to_tokens(token) if token in special else inside(token)
-        for token in ids
-    }
+    texts: dict[int, str] = {}
+    for token in ids:
+        text = tokenizer.decode([*before, token])
+        if token in special:
+            texts[token] = tokenizer.convert_ids_to_tokens(token)
+        elif text.startswith(head):
+            texts[token] = text[len(head) :]
+        else:
+            texts[token] = tokenizer.decode([token])
+    return texts
 
 
 def _prompts(trace: Trace) -> list[str]:
@@ -275,93 +253,97 @@ class Watched(Chain):
         self.limits = policy.limits
         self.begin()
 
-    def answer(self, question: Question) -> Any:
-        part = next(one for one in self.policy.policies if question.kind in one.asks)
-        before = part.outputs
-        answer = answer_of(self.policy, question)
-        outputs = part.outputs
-        if outputs is before and not (
-            question.kind == SIZE and outputs is not None and outputs.ndim == 2
-        ):
-            outputs = None  # answered without its network
-        if question.kind == PLAN:
-            self.planned = answer
-        self.asked.append(asked_of(part, question, answer, outputs))
-        return answer
-
     def begin(self) -> Watched:
         """Start a cycle."""
         self.asked: list[Asked] = []
         self.plan = self.planned = self.policy.plan
         return self
 
+    def answer(self, question: Question) -> Any:
+        # 1. the part of a chain that answers, and whether its network is used for it
+        part = next(part for part in self.policy.policies if question.kind in part.asks)
+        before = part.outputs
+        answer = answer_of(self.policy, question)
+        outputs = part.outputs
+        values_of_stops = outputs is not None and outputs.ndim == 2
+        if outputs is before and not (question.kind == SIZE and values_of_stops):
+            outputs = None
+        # 2. the question for display
+        if question.kind == PLAN:
+            self.planned = answer
+        self.asked.append(asked_of(part, question, answer, outputs))
+        return answer
+
 
 def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarray | None) -> Asked:
     """A question, its answer and the network's outputs in words and numbers."""
-    kind = question.kind
-    now = question.expansions
-    told = Asked(
-        kind,
-        now,
-        _in_words(kind, answer),
-        unit="probability" if isinstance(policy, Learned) else "",
-    )
+    words = _in_words(question.kind, answer)
+    unit = "probability" if isinstance(policy, Learned) else ""
+    asked = Asked(question.kind, question.expansions, words, unit=unit)
     if outputs is None or not isinstance(policy, Learned):
-        return told
-    if isinstance(policy, ValuePolicy):  # predicted values of every possible stop
-        if kind == SIZE:
-            labels = [_in_words(SIZE, size) for size in policy.sizes]
-            values = outputs[0]
-        else:
-            sizes = outputs.argmax(axis=1)
-            labels = [
-                f"depth {now + n}, {_in_words(SIZE, policy.sizes[size])}"
-                for n, size in enumerate(sizes)
-            ]
-            values = outputs.max(axis=1)
-        known = np.where(np.isfinite(values), values, -np.inf)
-        best = np.sort(
-            np.argsort(-known, kind="stable")[: min(MOST_VALUES, np.isfinite(values).sum())]
-        )
-        numbers = tuple(values[best].astype(float).tolist())
-        chosen = int(np.flatnonzero(best == known.argmax())[0])
-        shown = tuple(labels[i] for i in best)
-        return dataclasses.replace(told, unit="value", labels=shown, values=numbers, chosen=chosen)
-    labels = [_in_words(kind, choice) for choice in policy.choices]
+        return asked
+    if isinstance(policy, ValuePolicy):
+        return _with_values(asked, policy, outputs)
+    labels = [_in_words(question.kind, choice) for choice in policy.choices]
     if outputs.ndim != 1 or len(labels) != len(outputs):
-        return told
+        return asked
     scaled = outputs.astype(float) / (policy.temperature or 1.0)
     chances = np.exp(scaled - scaled.max())
-    chosen = labels.index(told.answer) if told.answer in labels else -1
-    return _among(told, labels, chances / chances.sum(), chosen)
+    chosen = labels.index(words) if words in labels else -1
+    return _among(asked, labels, chances / chances.sum(), chosen)
+
+
+def _with_values(asked: Asked, policy: ValuePolicy, outputs: np.ndarray) -> Asked:
+    """The best of the predicted values of every possible stop. outputs: [levels, sizes]."""
+    labels = [_in_words(SIZE, size) for size in policy.sizes]
+    values = outputs[0]
+    if asked.kind != SIZE:
+        best_sizes = outputs.argmax(axis=1)
+        labels = [f"depth {asked.expansions + n}, {labels[s]}" for n, s in enumerate(best_sizes)]
+        values = outputs.max(axis=1)
+    finite = np.isfinite(values)
+    ranked = np.argsort(-np.where(finite, values, -np.inf), kind="stable")
+    listed = np.sort(ranked[: min(MOST_VALUES, finite.sum())])
+    return dataclasses.replace(
+        asked,
+        unit="value",
+        labels=tuple(labels[place] for place in listed),
+        values=tuple(values[listed].astype(float).tolist()),
+        chosen=int(np.flatnonzero(listed == ranked[0])[0]),
+    )
 
 
 def _in_words(kind: str, answer: Any) -> str:
     if kind == EXTEND:
         return "continue" if answer else "stop"
     if kind == SIZE:
-        return f"{answer} node{'s' * (answer != 1)}"
-    beam = " beam " + "/".join(map(str, answer.beam)) if answer.beam else ""
-    return f"{answer.total_tokens} / {answer.depth} / {answer.top_k}{beam}"
+        return "1 node" if answer == 1 else f"{answer} nodes"
+    shape = f"{answer.total_tokens} / {answer.depth} / {answer.top_k}"
+    if not answer.beam:
+        return shape
+    return f"{shape} beam {'/'.join(map(str, answer.beam))}"
 
 
 def _among(
-    told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES
+    asked: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES
 ) -> Asked:
     """All choices in order or, if too many, the largest and the chosen one."""
-    keep = np.arange(len(labels))
+    listed = np.arange(len(labels))
     if len(labels) > most:
-        keep = np.argsort(-values, kind="stable")[:most]
-        if chosen >= 0 and chosen not in keep:
-            keep[-1] = chosen
-    place = np.flatnonzero(keep == chosen)
-    rest = len(labels) - len(keep)
-    shown = [labels[i] for i in keep] + ([f"{rest} others"] if rest else [])
-    numbers = [float(values[i]) for i in keep] + (
-        [float(values.sum() - values[keep].sum())] if rest else []
-    )
+        listed = np.argsort(-values, kind="stable")[:most]
+        if chosen >= 0 and chosen not in listed:
+            listed[-1] = chosen
+    shown_labels = [labels[place] for place in listed]
+    shown_values = [float(values[place]) for place in listed]
+    rest = len(labels) - len(listed)
+    if rest:
+        shown_labels.append(f"{rest} others")
+        shown_values.append(float(values.sum() - values[listed].sum()))
+    place = np.flatnonzero(listed == chosen)
     chosen = int(place[0]) if len(place) else -1
-    return dataclasses.replace(told, labels=tuple(shown), values=tuple(numbers), chosen=chosen)
+    return dataclasses.replace(
+        asked, labels=tuple(shown_labels), values=tuple(shown_values), chosen=chosen
+    )
 
 
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
@@ -398,16 +380,22 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
 
 
 class Foreseen(Static):
-    """A tree of so many expansions and nodes; one wider than its root's children stops without a
-    second question.
+    """A tree of so many expansions and nodes, as the bound chose it.
+
+    One wider than its root's children stops without a second question.
     """
 
     def __init__(self, top_k: int, expansions: int, verify_nodes: int, beam: str, depth: int):
         widths = beam_of(beam)
-        flat = verify_nodes if top_k and verify_nodes > pool_size(expansions, top_k, widths) else 0
-        tree = TreeConfig(verify_nodes + 1, depth if flat else expansions, top_k or 1, flat, widths)
+        total_tokens = verify_nodes + 1
+        if top_k and verify_nodes > pool_size(expansions, top_k, widths):
+            tree = TreeConfig(total_tokens, depth, top_k, verify_nodes, widths)
+            asks = frozenset({EXTEND})
+        else:
+            tree = TreeConfig(total_tokens, expansions, top_k or 1, 0, widths)
+            asks = frozenset()
         super().__init__(shape=tree)
-        self.asks = frozenset({EXTEND} if flat else ())
+        self.asks = asks
 
     def answer(self, question: Question) -> bool:
         return False
@@ -434,92 +422,107 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
     position = engine.position
     done = run_cycle(engine, watched.begin())
     path = recording.trace.text[row]
-    *nodes, note = _pool(recording, row, done, watched.planned)
-    verified = _best(nodes[2], done.verify_nodes)
-    accepted = walk(nodes[0], nodes[1], verified, path[1 : 1 + done.accepted_tok])
+    nodes, note = _pool(recording, row, done, watched.planned)
+    verified = _best(nodes.score, done.verify_nodes)
+    accepted = walk(nodes.ids, nodes.parent, verified, path[1 : 1 + done.accepted_tok])
     bonus = recording.text(path[1 + done.accepted_tok])
     snapshot = _snapshot(done, watched, position, nodes, verified, accepted, bonus, recording.text)
     return dataclasses.replace(snapshot, note=note)
 
 
 def _best(score: np.ndarray, verify_nodes: int) -> np.ndarray:
-    """bool [N + 1]: the root and the `verify_nodes` nodes of the highest score, ties to the earlier
-    one.
-    """
+    """bool [N + 1]: the root and the nodes of the highest score, ties to the earlier one."""
     verified = np.zeros(len(score), dtype=bool)
-    verified[[0, *(np.argsort(-score[1:], kind="stable")[:verify_nodes] + 1)]] = True
+    best = np.argsort(-score[1:], kind="stable")[:verify_nodes]
+    verified[0] = True
+    verified[best + 1] = True
     return verified
+
+
+class _Nodes(NamedTuple):
+    """All drafted nodes in creation order, the root first."""
+
+    ids: np.ndarray
+    parent: np.ndarray
+    score: np.ndarray
 
 
 def _snapshot(
     done: Cycle,
     watched: Watched,
     position: int,
-    nodes: list[np.ndarray],
+    nodes: _Nodes,
     verified: np.ndarray,
     accepted: list[int],
     bonus: str | None,
     text: Callable[[int], str],
 ) -> Snapshot:
-    """A finished cycle.
-
-    nodes: token ids, parents and scores of what was drafted. text: id -> its text.
-    """
-    ids, parent, score = nodes
-    tokens = tuple(text(token) for token in ids.tolist())
-    rivals = np.flatnonzero((parent == accepted[-1]) & verified)
-    refused = tokens[rivals[score[rivals].argmax()]] if len(rivals) else None
-    tree = done.verify_nodes + 1, done.expansions, done.top_k
-    drafted = tokens, tuple(parent.tolist()), tuple(score.tolist())
-    spent_ms = (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms)
-    times = dict(zip(PARTS, spent_ms, strict=True))
-    result: dict[str, Any] = dict(
-        accepted=tuple(accepted), bonus=bonus, refused=refused, kept_tok=done.kept_tok
+    """A finished cycle. text: id -> its text."""
+    tokens = tuple(text(token) for token in nodes.ids.tolist())
+    refused = None
+    rivals = np.flatnonzero((nodes.parent == accepted[-1]) & verified)
+    if len(rivals):
+        refused = tokens[rivals[nodes.score[rivals].argmax()]]
+    times = {
+        "draft": done.draft_ms,
+        "policy": done.policy_ms,
+        "verify": done.verify_ms,
+        "rest": done.commit_ms + done.host_ms,
+    }
+    return Snapshot(
+        position=position,
+        context_tok=done.context_tok,
+        tree=(done.verify_nodes + 1, done.expansions, done.top_k),
+        token=tokens,
+        parent=tuple(nodes.parent.tolist()),
+        score=tuple(nodes.score.tolist()),
+        verified=tuple(verified.tolist()),
+        accepted=tuple(accepted),
+        bonus=bonus,
+        refused=refused,
+        asked=tuple(watched.asked),
+        times=times,
+        kept_tok=done.kept_tok,
     )
-    result |= dict(verified=tuple(verified.tolist()), asked=tuple(watched.asked), times=times)
-    return Snapshot(position, done.context_tok, tree, *drafted, **result)
 
 
-def _pool(
-    recording: Recording, row: int, done: Cycle, plan: Plan
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone if no
-    more is known.
-    """
+def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[_Nodes, str]:
+    """All drafted nodes, and a note; the accepted path alone if no more is known."""
     trace = recording.trace
     top_k = done.top_k
     root = trace.text[row, :1].astype(np.int64)
-    flat = plan.flat_nodes if done.expansions == 0 else 0
+    root_score = np.zeros(1, np.float32)
+    # 1. nothing was drafted
     if not top_k:
-        return root, np.array([-1]), np.zeros(1, np.float32), "a plain step: nothing was drafted"
-    if (
-        flat and flat <= recording.top_ks[-1]
-    ):  # the widest trees hold the root's best children of all
-        trees = trace.trees(recording.top_ks[-1])
+        note = "a plain step: nothing was drafted"
+        return _Nodes(root, np.array([-1]), root_score), note
+    # 2. a flat tree: the widest trees hold the root's best children of all
+    flat = plan.flat_nodes if done.expansions == 0 else 0
+    widest = recording.top_ks[-1]
+    if flat and flat <= widest:
+        trees = trace.trees(widest)
         ids = np.concatenate((root, trees.tokens[row, :flat]))
-        scores = trees.scores[row, :flat]
-        return ids, np.array([-1] + [0] * flat), np.concatenate(([np.float32(0)], scores)), ""
+        score = np.concatenate((root_score, trees.scores[row, :flat]))
+        return _Nodes(ids, np.array([-1] + [0] * flat), score), ""
+    # 3. a tree that was not kept
     if top_k not in recording.top_ks or plan.beam or flat:
         path = trace.text[row, : 1 + done.accepted_tok].astype(np.int64)
-        what = (
-            f"the root's {flat} best children" if flat else f"a tree of k = {top_k} and this beam"
-        )
-        note = f"{what}: not kept in the recording, only the accepted path is drawn"
-        return path, np.arange(len(path)) - 1, np.zeros(len(path), np.float32), note
+        shape = f"a tree of k = {top_k} and this beam"
+        if flat:
+            shape = f"the root's {flat} best children"
+        note = f"{shape}: not kept in the recording, only the accepted path is drawn"
+        return _Nodes(path, np.arange(len(path)) - 1, np.zeros(len(path), np.float32)), note
+    # 4. the first expansions of a recorded tree
     trees = trace.trees(top_k)
     count = pool_size(done.expansions, top_k)
     parent = [np.array([-1]), np.zeros(top_k, np.int64)]
     start = 1
     for level in range(done.expansions):
         parent.append(np.repeat(start + trees.beams[row, level].astype(np.int64), top_k))
-        start += top_k if level == 0 else top_k * top_k
+        start = 1 + pool_size(level, top_k)
     ids = np.concatenate((root, trees.tokens[row, :count]))
-    return (
-        ids,
-        np.concatenate(parent),
-        np.concatenate(([np.float32(0)], trees.scores[row, :count])),
-        "",
-    )
+    score = np.concatenate((root_score, trees.scores[row, :count]))
+    return _Nodes(ids, np.concatenate(parent), score), ""
 
 
 def live_cycle(
@@ -536,23 +539,21 @@ def live_cycle(
     """
     plan = watched.planned
     tree = engine.tree
+    verify_nodes = len(tree)
+    # 1. the whole pool is shown where it is still there, otherwise the verified nodes
     flat = plan.flat_nodes if done.expansions == 0 else 0
-    whole = (
-        isinstance(plan, TreeConfig)
-        and done.top_k
-        and not flat
-        and engine.growing.candidates == done.candidates
-    )
-    if whole:
-        tree = engine.growing.whole()
-    nodes = [part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)]
-    verified = _best(nodes[2], done.verify_nodes if whole else len(tree))
-    accepted = walk(nodes[0], nodes[1], verified, engine.tree.token[engine.path[1:]].cpu().numpy())
-    # by a stop token or the length: then no bonus follows the path
-    ended = len(kept) < done.new_tok
-    return _snapshot(
-        done, watched, position, nodes, verified, accepted, None if ended else kept[-1], text
-    )
+    if isinstance(plan, TreeConfig) and done.top_k and not flat:
+        if engine.growing.candidates == done.candidates:
+            tree = engine.growing.whole()
+            verify_nodes = done.verify_nodes
+    nodes = _Nodes(*(part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)))
+    # 2. what was verified and accepted
+    verified = _best(nodes.score, verify_nodes)
+    path = engine.tree.token[engine.path[1:]].cpu().numpy()
+    accepted = walk(nodes.ids, nodes.parent, verified, path)
+    # 3. ended by a stop token or the length, no bonus follows the path
+    bonus = kept[-1] if len(kept) == done.new_tok else None
+    return _snapshot(done, watched, position, nodes, verified, accepted, bonus, text)
 
 
 def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.ndarray) -> list[int]:

@@ -64,55 +64,57 @@ def static_grid(
     ([[4, 1], [8, 1]], True)
     """
     shapes, depths = recorded(trace, top_ks, depths, beams)
-    requested = (
-        None
-        if total_tokens is None
-        else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
-    )
+    requested = None
+    if total_tokens is not None:
+        requested = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens"))
     tables = CostTables.of(trace, costs, shapes)
-    if by is None:
-        names = ["all"]
-        group = np.zeros(len(trace.turns), dtype=int)
-    else:
-        group, found = pd.factorize(trace.turns[check_name("column of the turns", by, trace.turns)])
-        names = list(found)
-    share = np.eye(len(names))[group]  # [turns, groups]
+    # 1. which turns belong to which group, [turns, groups]
+    names = ["all"]
+    group = np.zeros(len(trace.turns), dtype=int)
+    if by is not None:
+        group, unique = pd.factorize(
+            trace.turns[check_name("column of the turns", by, trace.turns)]
+        )
+        names = list(unique)
+    share = np.eye(len(names))[group]
     plain_ms = tables.plain(trace) @ share
     new_tok = trace.turns["positions"].to_numpy() @ share
-    pairs = [
-        (shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)
-    ]
+    # 2. all sizes of a depth and width walk at once
+    pairs = []
+    for shape in shapes:
+        for depth in depths:
+            if depth <= trace.depth_of(*shape):
+                pairs.append((shape, depth))
     parts: list[pd.DataFrame] = []
     for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
-        offered = int(np.max(trace.candidates(top_k, depth, beam), initial=0))
-        most = min(trace.most_nodes, offered, pool_size(depth, top_k, beam))
-        totals = (
-            np.arange(2 if parts else 1, most + 2) if requested is None else np.array(requested)
-        )
+        totals = requested
+        if totals is None:
+            offered = int(np.max(trace.candidates(top_k, depth, beam), initial=0))
+            most = min(trace.most_nodes, offered, pool_size(depth, top_k, beam))
+            # plain steps once
+            totals = np.arange(2 if parts else 1, most + 2)
         walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
-        # [settings * groups]
         cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)
-        columns = dict(
-            total_tokens=np.repeat(totals, len(names)),
-            depth=depth,
-            top_k=top_k,
-            beam=beam_text(beam),
-        )
-        columns |= dict(
-            new_tok=np.tile(new_tok, len(totals)).astype(int),
-            plain_ms=np.tile(plain_ms, len(totals)),
-        )
-        columns |= dict(cycles=cycles.astype(int), cycle_tok=cycle_tok.astype(int), time_ms=time_ms)
-        labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
-        parts.append(pd.DataFrame(labels | columns))
+        part = pd.DataFrame({"total_tokens": np.repeat(totals, len(names))})
+        if by is not None:
+            part[by] = np.tile(np.array(names, dtype=object), len(totals))
+        part["depth"] = depth
+        part["top_k"] = top_k
+        part["beam"] = beam_text(beam)
+        part["new_tok"] = np.tile(new_tok, len(totals)).astype(int)
+        part["plain_ms"] = np.tile(plain_ms, len(totals))
+        part["cycles"] = cycles.astype(int)
+        part["cycle_tok"] = cycle_tok.astype(int)
+        part["time_ms"] = time_ms
+        parts.append(part)
+    # 3. rates, and which trees are as fast as the fastest
     table = with_rates(pd.concat(parts, ignore_index=True))
-    least_ms = (
-        table["time_ms"].min() if by is None else table.groupby(by)["time_ms"].transform("min")
-    )
+    least_ms = table["time_ms"].min()
+    if by is not None:
+        least_ms = table.groupby(by)["time_ms"].transform("min")
     table["as_fast"] = np.log(table["time_ms"] / least_ms) <= costs.uncertainty_frac
-    return table[
-        [*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]
-    ]
+    labels = [] if by is None else [by]
+    return table[[*labels, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
 
 
 def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
@@ -133,9 +135,8 @@ def tree_of(row: Any) -> TreeConfig:
     depth = int(row["depth"])
     top_k = int(row["top_k"])
     beam = beam_of(row["beam"])
-    return TreeConfig(
-        min(int(row["total_tokens"]), pool_size(depth, top_k, beam) + 1), depth, top_k, beam=beam
-    )
+    total_tokens = min(int(row["total_tokens"]), pool_size(depth, top_k, beam) + 1)
+    return TreeConfig(total_tokens, depth, top_k, beam=beam)
 
 
 def setting(tree: TreeConfig) -> dict[str, Any]:
@@ -175,12 +176,10 @@ def turn_table(
     questions.
     """
     table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
-    counted = {
-        "new_tok": trace.turns["positions"].to_numpy(),
-        "cycles": cycles,
-        "cycle_tok": cycle_tok,
-    }
-    return table.assign(**counted, time_ms=time_ms, plain_ms=tables.plain(trace))
+    table["new_tok"] = trace.turns["positions"].to_numpy()
+    table["cycles"] = cycles
+    table["cycle_tok"] = cycle_tok
+    return table.assign(time_ms=time_ms, plain_ms=tables.plain(trace))
 
 
 @dataclass(frozen=True)
@@ -195,19 +194,17 @@ class CostTables:
 
     @classmethod
     def of(cls, trace: Trace, costs: CostModel, shapes: Sequence[Shape]) -> CostTables:
-        if not len(trace.turns) or not trace.turns["positions"].sum():
-            raise SpecdecError(
-                "the trace holds no position where a cycle could start; record some turns."
-            )
+        if not trace.turns["positions"].sum():
+            why = "the trace holds no position where a cycle could start"
+            raise SpecdecError(f"{why}; record some turns.")
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
         column = context_tok[:, None]
         depths = np.arange(trace.depth + 1)
         nodes = np.arange(trace.most_nodes + 1)
-        levels = {(k, beam): costs.draft_ms(k, depths, column, beam) for k, beam in shapes}
-        draft = {
-            shape: np.asarray(drafted_ms, float) + costs.rest_ms
-            for shape, drafted_ms in levels.items()
-        }
+        draft = {}
+        for top_k, beam in shapes:
+            drafted_ms = costs.draft_ms(top_k, depths, column, beam)
+            draft[top_k, beam] = np.asarray(drafted_ms, float) + costs.rest_ms
         verify = np.asarray(costs.verify_ms(nodes, column), float)
         assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
         step_ms = np.asarray(costs.step_ms(context_tok), float)
@@ -293,22 +290,27 @@ def recorded(
     """((top_k, beam), ...) and depths: the given ones, or all recorded ones; SpecdecError for
     unrecorded ones.
     """
-    known = sorted(int(k) for k in trace.top_ks)
-    if trace.family is not None and top_ks is None:
-        known = sorted({*known, *range(1, trace.family.top_k + 1)})
-    tried = (BEAMS if trace.family is not None else ((),)) if beams is None else beams
-    wanted = known if top_ks is None else within(top_ks, 1, 1 << 15, "top_ks")
-    asked = [(k, plain_beam(k, beam)) for k in wanted for beam in tried]
-    shapes = [shape for shape in dict.fromkeys(asked) if trace.depth_of(*shape) >= 0]
-    unknown = [k for k in sorted({k for k, _ in asked}) if not any(k == own for own, _ in shapes)]
-    if unknown or (beams is not None and len(shapes) < len(set(asked))):
-        missing: list[Any] = [*unknown] or [shape for shape in asked if shape not in shapes]
-        raise SpecdecError(
-            f"top_k {missing} was not recorded, only {known}; ask for these or record again."
-        )
-    return shapes, within(
-        range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths"
-    )
+    # 1. the widths and beams to try
+    top_ks_there = sorted(int(k) for k in trace.top_ks)
+    tried_beams: Iterable[tuple[int, ...]] = ((),)
+    if trace.family is not None:
+        tried_beams = BEAMS
+        if top_ks is None:
+            top_ks_there = sorted({*top_ks_there, *range(1, trace.family.top_k + 1)})
+    if beams is not None:
+        tried_beams = list(beams)
+    widths = top_ks_there if top_ks is None else within(top_ks, 1, 1 << 15, "top_ks")
+    tried = [(k, plain_beam(k, beam)) for k in widths for beam in tried_beams]
+    # 2. those that were recorded; each width needs one, and each beam that was asked for
+    shapes = [shape for shape in dict.fromkeys(tried) if trace.depth_of(*shape) >= 0]
+    missing: list[Any] = sorted({k for k, _ in tried} - {k for k, _ in shapes})
+    if beams is not None and not missing:
+        missing = [shape for shape in tried if shape not in shapes]
+    if missing:
+        why = f"top_k {missing} was not recorded, only {top_ks_there}"
+        raise SpecdecError(f"{why}; ask for these or record again.")
+    every_depth = range(trace.depth + 1)
+    return shapes, within(every_depth if depths is None else depths, 0, trace.depth, "depths")
 
 
 def within(values: Iterable[Any], low: int, high: int, what: str) -> list[int]:

@@ -3,7 +3,6 @@ hand, a test's own numbers.
 """
 
 import contextlib
-import random
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
@@ -14,56 +13,13 @@ import torch
 from fakes.bars import Bar
 from fakes.pairs import shared_bigrams
 
-from specdec.core.policy import Chain, RandomPolicy, Static
+from specdec.core.policy import RandomPolicy, Static
 from specdec.core.records import Generation
-from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.evaluation import lossless
 from specdec.evaluation.lossless import COLUMNS, Audit, ChiSquare, audit, distribution_test
-
-TREES = (
-    "1/0/1 2/0/1 4/2/1 8/6/1 7/0/6 12/1/4 16/3/4 26/2/6 40/4/6 60/5/10 12,5,4,2,1 30,4,2,2,4,6"
-).split()
-SMALL = TreeConfig(16, 4, 4)
-LARGE = TreeConfig(60, 5, 8)
-ASKED = "plan extend size plan+extend plan+size extend+size plan+extend+size".split()
-
-
-def said(policy: RandomPolicy) -> tuple:
-    return policy.limits, policy._random.getstate(), set(policy.asks), policy.own_beams
-
-
-def test_the_policies_that_are_tried():
-    policies = lossless.default_policies(seed=40)
-    random_ones = [*(f"random {asks}" for asks in ASKED), "random, large", "random chains"]
-    static = [f"static {name}" for name in TREES]
-    assert list(policies) == [*static, "EAGLE-1", "bushy shape", *random_ones, "two chained"]
-    for name in TREES:
-        assert policies[f"static {name}"].plan.text == name.replace("/", ",")
-    assert policies["EAGLE-1"].plan.choices == StaticShape(EAGLE1_TREE).choices
-    below = [(), (0,), (1,), (0, 0), (1, 0)]
-    bushy = StaticShape(tuple((child, *rest) for child in range(3) for rest in below))
-    assert policies["bushy shape"].plan.choices == bushy.choices
-    limits = [*[SMALL] * 7, LARGE, TreeConfig(7, 5, 1)]
-    for more, (name, asks) in enumerate(
-        zip(random_ones, [*ASKED, ASKED[-1], ASKED[-1]], strict=True)
-    ):
-        started = random.Random(40 + more).getstate()
-        assert said(policies[name]) == (
-            limits[more],
-            started,
-            set(asks.split("+")),
-            name != "random chains",
-        )
-    chained = policies["two chained"]
-    assert isinstance(chained, Chain)
-    assert [said(policy) for policy in chained.policies] == [
-        (SMALL, random.Random(49).getstate(), {"extend"}, False),
-        (LARGE, random.Random(50).getstate(), {"size"}, False),
-    ]
-    assert said(lossless.default_policies()["random plan"])[1] == random.Random(0).getstate()
 
 
 def made_up(

@@ -19,7 +19,7 @@ from fakes.pairs import random_pair
 
 from specdec import machine, runs
 from specdec.core.decode import autoregress
-from specdec.core.policy import Chain, Policy, RandomPolicy, Static
+from specdec.core.policy import Policy, Static
 from specdec.core.records import CYCLE_COLUMNS, PLAN, Cycle, Generation
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
@@ -329,49 +329,6 @@ def test_summary_of_rows_with_known_answers_also_beside_another_baseline(home):
     pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")
 
 
-def test_bad_input_gets_one_sentence(pair, home):
-    for changes, message in (
-        ({"methods": {}}, "dict of names and policies"),
-        ({"methods": {"x": 3}}, "method 'x' is a int"),
-        ({"suites": ["toy/gsm9k"]}, "did you mean 'toy/gsm8k'"),
-        ({"suites": {"a": []}}, "no prompts"),
-        ({"suites": {"a": [3.5]}}, "neither a suites.Prompt nor text"),
-        ({"repeats": 0}, "repeats must be an integer of at least 1"),
-        ({"repeats": 10**12}, "repeats must be at most 10,000"),
-        ({"warmup": 10_001}, "warmup must be at most 10,000, got 10,001"),
-        ({"warmup": -1}, "warmup must be"),
-        ({"part": "tests"}, "did you mean 'test'"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be"),
-        ({"repeat": 2}, "unknown setting 'repeat'; did you mean 'repeats'"),
-    ):
-        given = {"methods": METHODS, "suites": PROMPTS, **QUIET, **changes}
-        first = [given.pop(name) for name in ("methods", "suites")]
-        pytest.raises(SpecdecError, bench.evaluate, *first, pair, **given).match(message)
-        assert not list(home.glob("runs/laptop/*")), "nothing was begun"
-
-
-def test_parts_follow_the_split():
-    prompts = suites.load_suite("toy/gsm8k")
-    parts = {
-        part: {item.id for item in suites.gather("toy/gsm8k", part=part)} for part in suites.PARTS
-    }
-    assert parts == {part: {one.id for one in some} for part, some in suites.split(prompts).items()}
-    assert len(suites.gather(["toy/gsm8k"], part="test", limit=3)) == 3
-
-
-def test_fingerprints_tell_policies_apart():
-    trees = [
-        Static(8, 3, 2),
-        Static(8, 3, 3),
-        Chain(Static(8, 3, 2)),
-        RandomPolicy(TreeConfig(8, 3, 2)),
-    ]
-    assert len({runs.canonical(fingerprint(tree)) for tree in trees}) == 4
-    assert fingerprint(Static(8, 3, 2)) == fingerprint(trees[0])
-    tensors = torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.bfloat16)
-    assert len({runs.canonical(fingerprint(tensor)) for tensor in tensors}) == 3
-
-
 def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):
     grid = [TreeConfig(3, 1, 1), TreeConfig(6, 2, 2)]
     found = tuning.tune_static(
@@ -510,24 +467,6 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
         ["a", "a/0", 0, "tree", 0, 0, 2],
         ["a", "a/0", 0, "tree", 0, 1, 1],
     ]
-
-
-def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(
-    pair, home, quick, monkeypatch
-):
-    decode_all = Mock(side_effect=bench._Bench.decode_all)
-    monkeypatch.setattr(
-        bench._Bench, "decode_all", lambda *given, **named: decode_all(*given, **named)
-    )
-    for warmup in (7, 1):
-        run = bench.evaluate(
-            METHODS, PROMPTS, pair, **QUIET | {"warmup": warmup, "name": f"after_{warmup}"}
-        )
-        seen = [one.args[1].id for one in decode_all.call_args_list[-5 - warmup :]]
-        assert len(run.read_table("prompts")) == 15
-        assert seen[:warmup] == (seen[warmup:] * 2)[:warmup]
-        assert seen[warmup:] != sorted(seen[warmup:]), "suites are mixed"
-    assert decode_all.call_count == 5 + 7 + 5 + 1
 
 
 def test_workers_measure_what_is_missing_in_the_same_run(tiny, home):

@@ -171,7 +171,7 @@ def test_bad_input(recorded, monkeypatch):
         "not of this machine": priced(kind="published"),
         "to the pair 'small' in float32, not to this 'random'": priced(pair="small"),
         "two or more names": {"trees": {"one": TreeConfig(4, 1, 3)}},
-        "none of them 'autoregressive'": {"trees": TREES | {"autoregressive": TreeConfig(4, 1, 3)}},
+        "none 'autoregressive'": {"trees": TREES | {"autoregressive": TreeConfig(4, 1, 3)}},
         "'prompts/1' is not among the prompts given": {"prompts": prompts[:1]},
         r"top_k \[7\] was not recorded": {"trees": TREES | {"far": TreeConfig(4, 1, 7)}},
         "depths must be": {"trees": TREES | {"far": TreeConfig(4, 9, 3)}},

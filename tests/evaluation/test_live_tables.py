@@ -9,13 +9,11 @@ from unittest.mock import Mock, call
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.pairs import shared_pair
 from fakes.rows import speedup
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
-from specdec.costs.measure import CalibrateConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare_live, stats
 from specdec.evaluation.bench import EvaluateConfig
@@ -101,38 +99,6 @@ def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
     assert "several #0" not in first.labels
     assert first.temperature == 0.5
     assert asked[2][3] == replace(warm, name="mine_toy_x", part="test") and asked[2][1] == "toy/x"
-
-
-def test_calibration_is_spread_over_all_suites(asked, monkeypatch, tmp_path):
-    few = CalibrateConfig(seconds=3)
-    made = Mock()
-    plain = compare_live.evaluate
-    timing = made.return_value
-    timing.begun = True
-    timing.model.return_value = round_costs(name="measured here")
-    monkeypatch.setattr(compare_live, "Calibration", made)
-
-    def evaluate(*given, between):
-        run = plain(*given, between=between)
-        between(0.5)
-        run.path = lambda name: tmp_path / run.name / name
-        return run
-
-    monkeypatch.setattr(compare_live, "evaluate", evaluate)
-    live = compare_live.decode_live("pair", {}, ["toy/x", "toy/y"], TREES, calibration=few)
-    assert [path.parent.name for path in tmp_path.rglob("costs.json")] == ["controllers_toy_y"], (
-        "beside the last run"
-    )
-    assert made.mock_calls == [
-        call("pair", few),
-        call().go_on(0.25),
-        call().go_on(0.25),
-        call().model(),
-    ]
-    assert live.costs.name == "measured here"
-    timing.begun, timing.model = False, None
-    kept = compare_live._measured_beside(live.runs[1], timing)
-    assert kept == live.costs, "what was measured beside a finished run stays with it"
 
 
 OURS = Method("ours", "equal")
@@ -355,38 +321,6 @@ def checked() -> LiveCheck:
     )
     costs = round_costs(errors={"tree_frac": 0.1})
     return LiveCheck(table, np.float64(0.5), 0.25, 7, 2, 1, "run", costs, synthetic_trace())
-
-
-def test_a_check_decodes_the_first_prompts_of_the_test_part(monkeypatch):
-    pair = shared_pair()
-    trace = synthetic_trace(turns=12)
-    described = compare_live.describe_pair(pair)
-    trace.header |= dict(pair="random", weights=described["weights"], max_new_tokens=17, seed=5)
-    costs = round_costs(kind="calibrated", pair="random", dtype="float32")
-    trees = {"small": TreeConfig(4, 1, 3), "deep": TreeConfig(12, 4, 3)}
-    gather = Mock(return_value=[SimpleNamespace(id=f"p{number}") for number in reversed(range(12))])
-    evaluate = Mock(return_value="run")
-    monkeypatch.setattr(compare_live, "gather", gather)
-    monkeypatch.setattr(compare_live, "evaluate", evaluate)
-    monkeypatch.setattr(compare_live, "check_predictions", lambda *given: given)
-    some, prices, chosen, run = compare_live.live_check(
-        pair, trace, costs, trees, temperature=1.0, repeats=2
-    )
-    gather.assert_called_once_with(["easy", "hard"], folder=None, seed=5)
-    (methods, items, given, config), between = evaluate.call_args
-    assert [item.id for item in items] == some.turns["prompt"].tolist() == ["p2", "p3", "p6", "p7"]
-    assert set(some.turns["part"]) == {"test"} and between == {"between": None}
-    assert (given, prices, chosen, run) == (pair, costs, trees, "run")
-    assert config == EvaluateConfig(
-        name="live_check", max_new_tokens=17, temperature=0.0, repeats=2
-    )
-    assert methods.pop("autoregressive") == "autoregressive"
-    assert {name: way.plan for name, way in methods.items()} == trees
-    mine = EvaluateConfig(name="mine", part="train", limit=1)
-    train, *_ = compare_live.live_check(pair, trace, costs, trees, ["toy/nq"], mine)
-    assert train.turns["prompt"].tolist() == ["p0", "p1"]
-    assert evaluate.call_args.args[3].name == "mine"
-    assert gather.call_args.args == (["toy/nq"],)
 
 
 def test_trees_that_are_picked_are_spread_evenly(monkeypatch):

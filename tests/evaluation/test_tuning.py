@@ -22,7 +22,7 @@ from specdec.evaluation.bench import EvaluateConfig
 from specdec.evaluation.compare import Baselines
 from specdec.policies.copying import CopyGate
 from specdec.replays.record import settings_of
-from specdec.replays.static_trees import static_grid, static_turns, tree_of
+from specdec.replays.static_trees import static_grid, tree_of
 
 GRID = (
     "1,0,1 3,1,1 5,3,1 7,5,1 9,7,1 8,3,3 8,5,3 16,3,3 16,3,8 16,5,3 16,5,8 16,7,3 16,7,8 24,5,3 24,5,8 24,7,3 24,7,8 "  # noqa: E501
@@ -154,75 +154,6 @@ def test_the_answers_of_a_race_are_counted_before_it_runs(asked, first, most):
     assert decoded <= tune and len(decoded) == min(most, len(tune))
     count = tuning.decodings(len(tuning.default_grid()), len(decoded), first)
     assert count == sum(len(some) * len(ids) for some, ids, *_ in asked)
-
-
-def test_all_that_is_found_of_a_race(monkeypatch):
-    """Live, a tree takes a millisecond per verified row, in suite "hard" the small one four times
-    as long.
-    """
-    trace = synthetic_trace(turns=8)
-    costs = round_costs()
-    asked = []
-    trace.turns["part"] = ["tune", "tune", "test", "test"] * 2
-    small = TreeConfig(3, 1, 3)
-    large = TreeConfig(5, 1, 3)
-
-    def finalists(some, prices, count):
-        assert (prices, count, set(some.turns["part"])) == (costs, 1, {"tune"})
-        return [large if list(some.turns["suite"].unique()) == ["hard"] else small]
-
-    def evaluate(methods, suite, pair, config):
-        plans = {name: policy.plan for name, policy in methods.items()}
-        asked.append((plans, suite, pair, config))
-        ms = {name: 10.0 * plan.total_tokens for name, plan in plans.items()}
-        ms |= {"3,1,3": 120.0} if suite == "hard" else {}
-        rows = pd.DataFrame(
-            [dict(method=name, new_tok=11, decode_ms=ms[name]) for name in plans for _ in range(2)]
-        )
-        return SimpleNamespace(read_table=lambda table: rows)
-
-    items = Mock(side_effect=lambda suite, **named: [SimpleNamespace(digest=f"of {suite}")])
-    for name, stand_in in (("finalists", finalists), ("evaluate", evaluate), ("gather", items)):
-        monkeypatch.setattr(tuning, name, stand_in)
-    found = tuning.race_static(
-        "pair", trace, costs, count=1, limit=2, folder="here", part="tune", repeats=3
-    )
-    config = dict(limit=2, folder="here", part="tune", repeats=3)
-    trees = {"3,1,3": small, "5,1,3": large}
-    assert asked == [
-        ({"3,1,3": small}, "easy", "pair", EvaluateConfig(name="race_static_easy", **config)),
-        (trees, "hard", "pair", EvaluateConfig(name="race_static_hard", **config)),
-    ]
-    assert items.mock_calls == [
-        call(suite, limit=2, folder="here", part="tune") for suite in ("easy", "hard")
-    ]
-    assert (found.tuned, found.per_suite) == (small, {"easy": small, "hard": large})
-    assert found.tuned_on == {"of easy", "of hard"} and len(found.runs) == 2
-    columns = [
-        "suite",
-        "total_tokens",
-        "depth",
-        "top_k",
-        "beam",
-        "predicted_ms",
-        "measured_ms",
-        "fastest",
-    ]
-    assert list(found.table) == columns
-    tune = trace.select(part="tune")
-
-    def predicted(tree, *suites):
-        turns = static_turns(tune, costs, tree)
-        turns = turns[turns["suite"].isin(suites)]
-        return pytest.approx(turns["time_ms"].sum() / turns["new_tok"].sum())
-
-    assert found.table.values.tolist() == [
-        ["easy", 3, 1, 3, "", predicted(small, "easy"), 3.0, True],
-        ["hard", 3, 1, 3, "", predicted(small, "hard"), 12.0, False],
-        ["hard", 5, 1, 3, "", predicted(large, "hard"), 5.0, True],
-        # the only one that all were decoded by
-        ["all", 3, 1, 3, "", predicted(small, "easy", "hard"), 7.5, True],
-    ]
 
 
 def test_finalists_are_so_many_and_may_be_searched_in_a_part_of_the_grid():

@@ -3,7 +3,6 @@ its reader.
 """
 
 import functools
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from specdec import runs
 from specdec.costs import calibrate
 from specdec.errors import SpecdecError
 from specdec.replays import trace
-from specdec.replays.record import RecordConfig, parted_items, record
+from specdec.replays.record import record
 from specdec.tools import cli, estimate
 
 SETTINGS = dict(max_new_tokens=24, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
@@ -91,16 +90,6 @@ def test_another_unfinished_or_damaged_recording_is_refused():
     refused(rf"written with schema {trace.SCHEMA + 1}, this is {trace.SCHEMA}; record again")
     (folder / "trace.json").unlink()
     refused("trace.json")
-
-
-def test_policies_may_learn_from_more_prompts_than_the_others_are_judged_on():
-    def parts(**limits):
-        return Counter(
-            part for part, _ in parted_items(["toy/gsm8k", "toy/nq"], RecordConfig(**limits))
-        )
-
-    assert parts(limit=5) == {"train": 4, "tune": 2, "test": 4}
-    assert parts(limit=5, train_limit=7) == {"train": 14, "tune": 2, "test": 4}
 
 
 COMMAND = (
