@@ -26,7 +26,10 @@ TERMS = {
 }
 EQUAL, PAPER, OFFICIAL, LIVE, SHIPPED, RELEASED, TUNED = TERMS
 CARRIED, REPRICED = "carried", "re-priced"
-STATIC, DEFAULT, PER_SUITE, GRID = "static", "default", "per suite", "grid"
+STATIC = "static"
+DEFAULT = "default"
+PER_SUITE = "per suite"
+GRID = "grid"
 TREES = {TUNED: "tuned static", PER_SUITE: "per-suite tuned static"}
 
 

@@ -1,1 +1,3 @@
-"""What single notebooks measure and draw: experiments on top of the package, which never imports them."""
+"""What single notebooks measure and draw: experiments on top of the package, which never imports
+them.
+"""

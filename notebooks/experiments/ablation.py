@@ -1,8 +1,10 @@
-"""What a single choice is worth: a system trained again with one field of its config changed, all else as in `OURS`.
+"""What a single choice is worth: a system trained again with one field of its config changed, all
+else as in `OURS`.
 
     effect of a choice = speed of changed(OURS, {field: value}) / speed of OURS
 
-Papers and their codes disagree in many small things. `CHOICES` names those that can be changed alone.
+Papers and their codes disagree in many small things. `CHOICES` names those that can be changed
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ OURS = "ours"  # what the column "choice" says where nothing was changed
 
 @dataclass
 class Choice:
-    """Fields of a config to change: the first is what the choice is about, the others have to change with it.
+    """Fields of a config to change: the first is what the choice is about, the others have to
+    change with it.
 
     decoding: only as the trained policy decodes, so that nothing is learnt again.
     """
@@ -50,7 +53,12 @@ def _shown(value) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_PAPER_PPO = {"ppo.batch_size": 32, "ppo.n_epochs": 4, "ppo.linear_decay": False, "ppo.ent_coef": 0.1}
+_PAPER_PPO = {
+    "ppo.batch_size": 32,
+    "ppo.n_epochs": 4,
+    "ppo.linear_decay": False,
+    "ppo.ent_coef": 0.1,
+}
 CHOICES: dict[str, tuple[Choice, ...]] = {
     "resps": (
         Choice({"reward": "mean_of_ratios"}),
@@ -102,12 +110,23 @@ def stated(system: str, choice: Choice) -> dict[str, object]:
     return {preset: attrgetter(choice.field)(CONFIGS[system][preset]) for preset in PRESETS}
 
 
-def ablate(system: str, trace, costs, out_dir: Path, *, base=None, seeds=(0, 1), choices=None, progress=True):
+def ablate(
+    system: str,
+    trace,
+    costs,
+    out_dir: Path,
+    *,
+    base=None,
+    seeds=(0, 1),
+    choices=None,
+    progress=True,
+):
     """Train and replay `base` and every choice of a system. Returns two tables, (effects, turns).
 
     turns: one row per test turn, choice ("ours" for none) and seed. For the other see `effects`.
-    base: the system's OURS, or a config made from it with `changed`. choices: those of CHOICES unless given.
-    Every training is a run of its own below out_dir; what is finished is not trained again.
+    base: the system's OURS, or a config made from it with `changed`. choices: those of CHOICES
+    unless given. Every training is a run of its own below out_dir; what is finished is not trained
+    again.
     All pay the same for an answer: what one of `base` costs on this machine.
     """
     if system not in CHOICES:
@@ -122,10 +141,19 @@ def ablate(system: str, trace, costs, out_dir: Path, *, base=None, seeds=(0, 1),
         else:
             folder = "".join(letter if letter.isalnum() else "-" for letter in name)
             options = dict(seed=seed, out_dir=Path(out_dir) / f"{folder}-{seed}")
-            policy = _train(system, trace, costs, changed(base, choice.changes if choice else {}), options, progress)
+            policy = _train(
+                system,
+                trace,
+                costs,
+                changed(base, choice.changes if choice else {}),
+                options,
+                progress,
+            )
         if choice is None:
             trained[seed] = policy
-        policy_ms = answer_ms(test, copy.deepcopy(policy), costs) if policy_ms is None else policy_ms
+        policy_ms = (
+            answer_ms(test, copy.deepcopy(policy), costs) if policy_ms is None else policy_ms
+        )
         replayed = replay(test, copy.deepcopy(policy), costs, policy_ms=policy_ms)
         rows.append(replayed.table.assign(choice=name, seed=seed))
     turns = pd.concat(rows, ignore_index=True)
@@ -141,7 +169,9 @@ def _train(system: str, trace, costs, config, options: dict, progress: bool) -> 
 
 
 def redecoded(policy: Policy, changes: dict) -> Policy:
-    """The trained policy with other settings; of LTD's two, the one that "depth." or "size." names."""
+    """The trained policy with other settings; of LTD's two, the one that "depth." or "size."
+    names.
+    """
     if not isinstance(policy, Chain):
         return policy.with_settings(**changes)
     parts = dict(zip(("depth", "size"), policy.policies, strict=True))
@@ -152,7 +182,8 @@ def redecoded(policy: Policy, changes: dict) -> Policy:
 
 
 def effects(system: str, turns: pd.DataFrame, choices: tuple[Choice, ...]) -> pd.DataFrame:
-    """One row per choice: what paper, official and ours say, changed_to, seeds, over_ours, low and high.
+    """One row per choice: what paper, official and ours say, changed_to, seeds, over_ours, low and
+    high.
 
     over_ours: speed over that of `ours`, mean over seeds; below 1 the change is slower.
     low, high: its paired interval over prompts.
@@ -162,7 +193,11 @@ def effects(system: str, turns: pd.DataFrame, choices: tuple[Choice, ...]) -> pd
         ours, others = np.split(means, 2, axis=-1)
         return (ours / others).mean(axis=-1)
 
-    times = turns.groupby(["suite", "prompt", "choice", "seed"])["time_ms"].sum().unstack(["choice", "seed"])
+    times = (
+        turns.groupby(["suite", "prompt", "choice", "seed"])["time_ms"]
+        .sum()
+        .unstack(["choice", "seed"])
+    )
     rows = []
     for choice in choices:
         own = times[choice.name].to_numpy()

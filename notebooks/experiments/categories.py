@@ -1,7 +1,8 @@
-"""What a question is about, by the keywords that Re-SpS sorts its training questions with (its Table 3).
+"""What a question is about, by the keywords that Re-SpS sorts its training questions with (its
+Table 3).
 
-The first category with a keyword anywhere in the lower-cased text wins, inside longer words too: "how" is found in "show".
-So it describes keywords more than questions.
+The first category with a keyword anywhere in the lower-cased text wins, inside longer words too:
+"how" is found in "show". So it describes keywords more than questions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def category(text: str) -> str:
     ('Reasoning', 'General')
     """
     lower = text.lower()
-    return next((name for name, words in KEYWORDS.items() if any(word in lower for word in words)), OTHER)
+    return next(
+        (name for name, words in KEYWORDS.items() if any(word in lower for word in words)), OTHER
+    )
 
 
 def composition(texts: Iterable[str]) -> list[dict]:

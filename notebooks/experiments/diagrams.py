@@ -1,7 +1,7 @@
 """The papers' diagrams in our own composition: Re-SpS 1 and 2, LTD 1, RADAR 1, PPOW 1 and 2.
 
-Drawn in inches of the printed page: x and y of everything are what a ruler would show. Knows nothing about runs or rows;
-what is drawn is the idea, and the trees and bars in it are examples.
+Drawn in inches of the printed page: x and y of everything are what a ruler would show. Knows
+nothing about runs or rows; what is drawn is the idea, and the trees and bars in it are examples.
 """
 
 from __future__ import annotations
@@ -32,16 +32,26 @@ class Sheet:
         """A rounded box with its lower left corner at (x, y)."""
         from matplotlib.patches import FancyBboxPatch
 
-        look = dict(boxstyle="round,pad=0,rounding_size=0.06", facecolor=self.tint(role), edgecolor=self.colours[role])
+        look = dict(
+            boxstyle="round,pad=0,rounding_size=0.06",
+            facecolor=self.tint(role),
+            edgecolor=self.colours[role],
+        )
         look |= dict(linewidth=1, linestyle="--" if dashed else "-")
         self.axes.add_patch(FancyBboxPatch((x, y), width, height, **look))
         self.text(x + width / 2, y + height / 2, text, size=size)
 
-    def text(self, x, y, text, *, size=8, colour="black", ha="center", va="center", bold=False) -> None:
+    def text(
+        self, x, y, text, *, size=8, colour="black", ha="center", va="center", bold=False
+    ) -> None:
         weight = "bold" if bold else "normal"
-        self.axes.text(x, y, text, fontsize=size, color=colour, ha=ha, va=va, weight=weight, linespacing=1.15)
+        self.axes.text(
+            x, y, text, fontsize=size, color=colour, ha=ha, va=va, weight=weight, linespacing=1.15
+        )
 
-    def arrow(self, start, end, text="", *, dashed=False, colour=GREY, shift=(0.0, 0.1), size=7) -> None:
+    def arrow(
+        self, start, end, text="", *, dashed=False, colour=GREY, shift=(0.0, 0.1), size=7
+    ) -> None:
         """From point to point; `text` stands at the middle, moved by `shift`."""
         style = dict(arrowstyle="-|>,head_width=0.16,head_length=0.32", color=colour, linewidth=1.1)
         style |= dict(shrinkA=0, shrinkB=0, linestyle=(0, (3, 2)) if dashed else "-")
@@ -54,13 +64,17 @@ class Sheet:
         """An arrow along straight lines through `points`."""
         *_, before, last = points
         self.axes.plot(
-            *zip(*points[:-1], strict=True), color=colour, linewidth=1.1, linestyle=(0, (3, 2)) if dashed else "-"
+            *zip(*points[:-1], strict=True),
+            color=colour,
+            linewidth=1.1,
+            linestyle=(0, (3, 2)) if dashed else "-",
         )
         self.arrow(before, last, dashed=dashed, colour=colour)
 
     def tree(self, x, y, width, height, levels, *, taken=(), size=18, role=DRAFTER) -> None:
-        """A tree that grows downward from (x + width / 2, y + height); levels[n] lists the parent of each node of level
-        n + 1. taken: its accepted path, an index per level."""
+        """A tree that grows downward from (x + width / 2, y + height); levels[n] lists the parent
+        of each node of level n + 1. taken: its accepted path, an index per level.
+        """
         step = height / max(1, len(levels))
         above = [(x + width / 2, y + height)]
         nodes, on_path = [(above[0], True)], above[0]
@@ -69,7 +83,11 @@ class Sheet:
             here = [(float(at), y + height - (depth + 1) * step) for at in gaps]
             for number, (place, parent) in enumerate(zip(here, parents, strict=True)):
                 chosen = depth < len(taken) and taken[depth] == number and above[parent] == on_path
-                look = dict(color=self.colours[TARGET] if chosen else "0.6", linewidth=1.6 if chosen else 0.8, zorder=1)
+                look = dict(
+                    color=self.colours[TARGET] if chosen else "0.6",
+                    linewidth=1.6 if chosen else 0.8,
+                    zorder=1,
+                )
                 self.axes.plot(*zip(above[parent], place, strict=True), **look)
                 nodes.append((place, chosen))
             if depth < len(taken):
@@ -86,7 +104,11 @@ class Sheet:
         faces = {True: self.tint(TARGET, 0.5), False: self.tint(TIME, 0.5), None: "white"}
         for number, (word, mark) in enumerate(zip(words, marks, strict=True)):
             place = (x + number * width, y)
-            self.axes.add_patch(Rectangle(place, width, height, facecolor=faces[mark], edgecolor="0.4", linewidth=0.8))
+            self.axes.add_patch(
+                Rectangle(
+                    place, width, height, facecolor=faces[mark], edgecolor="0.4", linewidth=0.8
+                )
+            )
             self.text(place[0] + width / 2, y + height / 2, word, size=7)
 
 
@@ -133,7 +155,9 @@ def resps_trees():
 
 
 def resps_architecture():
-    """Re-SpS, Figure 2: the loop of drafting and verifying, and the policy that sets the limits of the draft tree."""
+    """Re-SpS, Figure 2: the loop of drafting and verifying, and the policy that sets the limits of
+    the draft tree.
+    """
     with sheet(WIDTH_IN, 3.0) as (figure, page):
         page.box(0.1, 1.95, 0.95, 0.55, "prefix")
         page.box(1.6, 1.95, 1.05, 0.55, "draft model\n$M_d$", DRAFTER)
@@ -147,8 +171,19 @@ def resps_architecture():
         page.text(3.5, 2.91, "next cycle", size=7, colour=GREY)
         page.box(4.35, 0.85, 1.05, 0.5, "features\nlow, mid, high", TARGET, size=7, dashed=True)
         page.box(2.95, 0.85, 0.95, 0.5, "state $s_t$", POLICY, dashed=True)
-        page.box(1.6, 0.85, 1.05, 0.5, "policy $\\pi_\\theta$\nactor, critic", POLICY, size=7, dashed=True)
-        page.box(0.1, 0.85, 1.15, 0.5, "$TT, d, k$ kept\nfor $N$ cycles", POLICY, size=7, dashed=True)
+        page.box(
+            1.6,
+            0.85,
+            1.05,
+            0.5,
+            "policy $\\pi_\\theta$\nactor, critic",
+            POLICY,
+            size=7,
+            dashed=True,
+        )
+        page.box(
+            0.1, 0.85, 1.15, 0.5, "$TT, d, k$ kept\nfor $N$ cycles", POLICY, size=7, dashed=True
+        )
         page.box(5.75, 0.85, 1.15, 0.5, "reward: tokens\nover time", TIME, size=7, dashed=True)
         page.arrow((4.87, 1.95), (4.87, 1.35), dashed=True)
         for start, end in ((4.35, 3.9), (2.95, 2.65), (1.6, 1.25)):
@@ -157,7 +192,14 @@ def resps_architecture():
         page.arrow((6.42, 1.95), (6.42, 1.35), dashed=True)
         page.path([(6.32, 0.85), (6.32, 0.45), (2.12, 0.45), (2.12, 0.85)], dashed=True)
         page.text(4.2, 0.56, "PPO, one transition for every $N$ cycles", size=7, colour=GREY)
-        page.text(0.1, 0.14, "solid: EAGLE-3 as it is   dashed: what Re-SpS adds", ha="left", size=7, colour=GREY)
+        page.text(
+            0.1,
+            0.14,
+            "solid: EAGLE-3 as it is   dashed: what Re-SpS adds",
+            ha="left",
+            size=7,
+            colour=GREY,
+        )
     return figure
 
 
@@ -185,22 +227,36 @@ def ltd_method():
         page.text(3.47, 1.02, "its $V$ best nodes", size=7, colour=GREY)
         page.tree(4.55, 1.15, 0.75, 0.66, [[0, 0], [0, 0, 1], [0, 2]], size=12, taken=(0, 0))
         page.text(4.92, 1.02, "$L_A$ accepted", size=7, colour=GREY)
-        bars = [(0.1, 0.8, "root pass", DRAFTER), (0.9, 0.75, "level", DRAFTER), (1.65, 0.75, "level", DRAFTER)]
+        bars = [
+            (0.1, 0.8, "root pass", DRAFTER),
+            (0.9, 0.75, "level", DRAFTER),
+            (1.65, 0.75, "level", DRAFTER),
+        ]
         bars += [(2.4, 0.25, "", POLICY), (2.65, 2.75, "verify", TARGET)]
         for left, width, label, role in bars:
             look = dict(facecolor=page.tint(role, 0.4), edgecolor=page.colours[role], linewidth=0.8)
             page.axes.add_patch(Rectangle((left, 0.5), width, 0.24, **look))
             page.text(left + width / 2, 0.62, label, size=7)
         for left, right, label in ((0.1, 2.65, "$T_{draft}$"), (2.65, 5.4, "$T_{verify}$")):
-            look = dict(arrowstyle="|-|,widthA=0.12,widthB=0.12", color=GREY, linewidth=0.8, shrinkA=1, shrinkB=1)
+            look = dict(
+                arrowstyle="|-|,widthA=0.12,widthB=0.12",
+                color=GREY,
+                linewidth=0.8,
+                shrinkA=1,
+                shrinkB=1,
+            )
             page.axes.annotate("", xy=(right, 0.38), xytext=(left, 0.38), arrowprops=look)
             page.text((left + right) / 2, 0.27, label, size=7, colour=GREY)
-        page.text(2.75, 0.09, "reward of both:  $L_A \\,/\\, (T_{draft} + T_{verify})$", size=8, bold=True)
+        page.text(
+            2.75, 0.09, "reward of both:  $L_A \\,/\\, (T_{draft} + T_{verify})$", size=8, bold=True
+        )
     return figure
 
 
 def radar_method():
-    """RADAR, Figure 1: a recurrent network calls stop; what it learns from is every stopping point at once."""
+    """RADAR, Figure 1: a recurrent network calls stop; what it learns from is every stopping point
+    at once.
+    """
     with sheet(WIDTH_IN, 3.2) as (figure, page):
         page.text(0.1, 3.05, "(a) drafting", ha="left", bold=True)
         for number in range(3):
@@ -228,16 +284,32 @@ def radar_method():
             page.tree(4.0, low, 0.7, 0.5, levels, size=9)
             page.arrow((4.8, low + 0.25), (5.15, low + 0.25))
             for length, height in enumerate(chance):
-                page.axes.bar(5.3 + 0.16 * length, 0.62 * height, 0.13, bottom=low, color=page.tint(TARGET, 0.6))
-            page.text(6.1, low + 0.25, f"$P(L)$ after\n{number + 1} call{'s' if number else ''}", size=7, ha="left")
+                page.axes.bar(
+                    5.3 + 0.16 * length,
+                    0.62 * height,
+                    0.13,
+                    bottom=low,
+                    color=page.tint(TARGET, 0.6),
+                )
+            page.text(
+                6.1,
+                low + 0.25,
+                f"$P(L)$ after\n{number + 1} call{'s' if number else ''}",
+                size=7,
+                ha="left",
+            )
         page.text(5.4, 0.93, "...  up to 8 calls, verified in one forward", size=7, colour=GREY)
-        reward = "reward at the stop: $\\beta L / T(\\mathrm{calls})$;\neach continue costs $\\alpha$"
+        reward = (
+            "reward at the stop: $\\beta L / T(\\mathrm{calls})$;\neach continue costs $\\alpha$"
+        )
         page.box(4.0, 0.2, 2.9, 0.52, reward, TIME, size=7)
     return figure
 
 
 def ppow_rewards():
-    """PPOW, Figure 1: the reward of a window by how much of it was accepted, and what a refused one may still earn."""
+    """PPOW, Figure 1: the reward of a window by how much of it was accepted, and what a refused one
+    may still earn.
+    """
     gamma, window = 0.12, 10  # the drafter's cost relative to the target's; K, drafted tokens
     with sheet(ONE_COLUMN_IN, 2.75) as (figure, page):
         page.text(0.1, 2.6, "(a) accepted prefix $k$", ha="left", bold=True)
@@ -248,8 +320,22 @@ def ppow_rewards():
         accepted = np.arange(window + 1)
         rewards = accepted / (accepted * gamma + 1)
         axes.plot(accepted, rewards, marker="o", markersize=3, color=page.colours[TARGET])
-        axes.plot([3], [rewards[3]], marker="o", markersize=7, markerfacecolor="none", color=page.colours[TIME])
-        axes.text(window, 0.2, f"$\\gamma = {gamma:g}$, $K = {window}$", fontsize=7, ha="right", color=GREY)
+        axes.plot(
+            [3],
+            [rewards[3]],
+            marker="o",
+            markersize=7,
+            markerfacecolor="none",
+            color=page.colours[TIME],
+        )
+        axes.text(
+            window,
+            0.2,
+            f"$\\gamma = {gamma:g}$, $K = {window}$",
+            fontsize=7,
+            ha="right",
+            color=GREY,
+        )
         axes.set_xlabel("accepted tokens $k$", fontsize=7, labelpad=1)
         axes.tick_params(labelsize=7, length=2, pad=1)
         axes.spines[["top", "right"]].set_visible(False)
@@ -259,14 +345,37 @@ def ppow_rewards():
         page.cells(3.65, 2.15, ["A", "cat", "sat", "on"], [False, None, None, None])
         page.text(3.1, 1.87, "target $y$", ha="left", size=7)
         page.cells(3.65, 1.75, ["The", "cat", "sat", "on"], [True] * 4)
-        page.text(4.25, 1.45, "$\\Delta = \\sum_t \\log \\pi_{tgt}(y_t) - \\log \\pi_{tgt}(\\hat{y}_t)$", size=8)
-        page.box(3.1, 0.72, 2.3, 0.42, "$\\Delta < \\epsilon$: nearly as likely,  $R_{dist} = \\eta$", POLICY, size=7)
-        page.box(3.1, 0.18, 2.3, 0.42, "$\\Delta \\geq \\epsilon$: another text,  $R_{dist} = 0$", TIME, size=7)
+        page.text(
+            4.25,
+            1.45,
+            "$\\Delta = \\sum_t \\log \\pi_{tgt}(y_t) - \\log \\pi_{tgt}(\\hat{y}_t)$",
+            size=8,
+        )
+        page.box(
+            3.1,
+            0.72,
+            2.3,
+            0.42,
+            "$\\Delta < \\epsilon$: nearly as likely,  $R_{dist} = \\eta$",
+            POLICY,
+            size=7,
+        )
+        page.box(
+            3.1,
+            0.18,
+            2.3,
+            0.42,
+            "$\\Delta \\geq \\epsilon$: another text,  $R_{dist} = 0$",
+            TIME,
+            size=7,
+        )
     return figure
 
 
 def ppow_method():
-    """PPOW, Figure 2: where in a text to draft, several drafts from there, and the update that compares them."""
+    """PPOW, Figure 2: where in a text to draft, several drafts from there, and the update that
+    compares them.
+    """
     from matplotlib.patches import Rectangle
 
     with sheet(ONE_COLUMN_IN, 3.0) as (figure, page):
@@ -288,13 +397,36 @@ def ppow_method():
         labels = ("$k = 3$", "$k = 1$", "$k = 0$")
         for row, (mark, label) in enumerate(zip(marks, labels, strict=True)):
             low = 2.3 - 0.42 * row
-            page.cells(1.95, low, [f"$\\hat{{y}}_{{{row + 1}{n}}}$" for n in range(1, 5)], mark, width=0.3, height=0.28)
+            page.cells(
+                1.95,
+                low,
+                [f"$\\hat{{y}}_{{{row + 1}{n}}}$" for n in range(1, 5)],
+                mark,
+                width=0.3,
+                height=0.28,
+            )
             page.text(3.22, low + 0.14, label, size=7, ha="left")
         page.arrow((2.55, 1.4), (2.55, 1.05), "target\nverifies", shift=(0.4, 0))
-        page.box(1.95, 0.5, 1.62, 0.5, "$r_g = R_{speedup}(k_g)$\n$+ R_{dist}$ where $k_g = 0$", TARGET, size=7)
+        page.box(
+            1.95,
+            0.5,
+            1.62,
+            0.5,
+            "$r_g = R_{speedup}(k_g)$\n$+ R_{dist}$ where $k_g = 0$",
+            TARGET,
+            size=7,
+        )
         page.axes.plot([3.68, 3.68], [0.1, 2.9], color="0.7", linewidth=0.8)
         page.text(3.78, 2.85, "3  update the drafter", ha="left", bold=True)
-        page.box(3.78, 2.1, 1.62, 0.5, "$A_g = (r_g - \\mu_r) \\,/\\, \\sigma_r$\nwithin the group", POLICY, size=7)
+        page.box(
+            3.78,
+            2.1,
+            1.62,
+            0.5,
+            "$A_g = (r_g - \\mu_r) \\,/\\, \\sigma_r$\nwithin the group",
+            POLICY,
+            size=7,
+        )
         page.box(3.78, 1.3, 1.62, 0.5, "clipped policy gradient\nover the window", DRAFTER, size=7)
         near = "$-\\beta\\, D_{KL}(\\pi_\\theta \\| \\pi_{tgt})$\nstay near the target"
         page.box(3.78, 0.5, 1.62, 0.5, near, TARGET, size=7)

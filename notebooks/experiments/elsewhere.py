@@ -1,7 +1,9 @@
-"""Compares controllers under another machine's cost model: trained for it, re-priced, or carried there unchanged.
+"""Compares controllers under another machine's cost model: trained for it, re-priced, or carried
+there unchanged.
 
-Trees and rules are tuned for the machine and, where an effort is given, the four systems trained for it on equal terms; the
-text stays that of the recording. An answer costs what it took on this machine.
+Trees and rules are tuned for the machine and, where an effort is given, the four systems trained
+for it on equal terms; the text stays that of the recording. An answer costs what it took on this
+machine.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -22,56 +24,60 @@ from specdec.training.value import reprice
 from workbook import terms
 from workbook.rules import ENGINES, PAPERS, Tuner
 
-QUICK = {*ENGINES, *(name for name, left in PAPERS.items() if not left.fitted)}  # rules without a network
+QUICK = {
+    *ENGINES,
+    *(name for name, left in PAPERS.items() if not left.fitted),
+}  # rules without a network
 
 
 @dataclass(frozen=True, eq=False)
 class Machine:
     """Where contenders are taken: with the prices of `tuner`, which tunes its rules.
 
-    arena: where controllers learn these prices; None: nowhere. expected: seconds of each of their trainings.
+    arena: where controllers learn these prices; None: nowhere. jobs: their trainings.
     """
 
     tuner: Tuner
     arena: terms.Arena | None = None
-    expected: dict[terms.Job, float] = field(default_factory=dict)
+    jobs: tuple[terms.Job, ...] = ()
 
     @classmethod
-    def prepare(cls, tuner: Tuner, seeds: Sequence[int], effort=0.0, pair=None, scale="laptop") -> Machine:
-        """The machine whose rules `tuner` tunes. effort: length of trainings as a part of each system's own; 0: none."""
+    def prepare(
+        cls, tuner: Tuner, seeds: Sequence[int], effort=0.0, pair=None, scale="laptop"
+    ) -> Machine:
+        """The machine whose rules `tuner` tunes. effort: length of trainings as a part of each
+        system's own; 0: none.
+        """
         trace, costs = tuner.arena.trace, tuner.arena.costs
         if not effort:
             return cls(tuner)
         equal = dataclasses.replace(tuner.arena.terms, effort=effort)
         place = terms.opened("trained_controllers", trace, costs, equal, scale)
         arena = terms.Arena(trace, costs, place.directory, equal, pair=pair)
-        return cls(tuner, arena, terms.expected_s(arena, arena.jobs(seeds, [terms.EQUAL])))
+        return cls(tuner, arena, tuple(arena.jobs(seeds, [terms.EQUAL])))
 
     @property
     def costs(self):
         return self.tuner.arena.costs
 
-    @property
-    def jobs(self) -> list[terms.Job]:
-        return list(self.expected)
-
-    @property
-    def minutes(self) -> float:
-        """What is not yet there takes about so long."""
-        return (sum(self.tuner.expected_s().values()) + sum(self.expected.values())) / 60
-
     def made_here(self, minutes: float = 0.0) -> dict[Method, list[Policy]]:
-        """Rules tuned and systems trained at these prices. minutes: as in `terms.train_all`, for rules and systems each."""
+        """Rules tuned and systems trained at these prices. minutes: as in `terms.train_all`, for
+        rules and systems each.
+        """
         found, _ = self.tuner.all(minutes)
         if self.arena is not None:
-            found |= terms.train_all(self.arena, self.jobs, minutes, self.expected)[0]
+            found |= terms.train_all(self.arena, self.jobs, minutes)[0]
         return found
 
 
-def carried(contenders: dict[Method, list[Policy]], tune, costs, pair=None) -> dict[Method, list[Policy]]:
-    """Contenders of another machine as methods of their own: as they are and, where they hold prices, with those of `costs`.
+def carried(
+    contenders: dict[Method, list[Policy]], tune, costs, pair=None
+) -> dict[Method, list[Policy]]:
+    """Contenders of another machine as methods of their own: as they are and, where they hold
+    prices, with those of `costs`.
 
-    Rules that need no training are left out: those are tuned anew everywhere. tune: the part "tune" of a recording.
+    Rules that need no training are left out: those are tuned anew everywhere. tune: the part "tune"
+    of a recording.
     """
     found = {}
     for method, seeds in contenders.items():
@@ -80,21 +86,36 @@ def carried(contenders: dict[Method, list[Policy]], tune, costs, pair=None) -> d
             continue
         found[method.but(adapted=CARRIED)] = seeds
         if isinstance(seeds[0], ValuePolicy):
-            found[method.but(adapted=REPRICED)] = [reprice(policy, tune, costs, pair).policy for policy in seeds]
+            found[method.but(adapted=REPRICED)] = [
+                reprice(policy, tune, costs, pair).policy for policy in seeds
+            ]
     return found
 
 
-def judge(machine: Machine, contenders: dict, charged: dict[str, float], minutes=0.0, **choose) -> pd.DataFrame:
-    """Everybody at the prices of `machine`, beside the static trees tuned for it: rows of `compare.over_seeds`.
+def judge(
+    machine: Machine, contenders: dict, charged: dict[str, float], minutes=0.0, **choose
+) -> pd.DataFrame:
+    """Everybody at the prices of `machine`, beside the static trees tuned for it: rows of
+    `compare.over_seeds`.
 
-    contenders: of another machine. charged: milliseconds of an answer by the method there; without one it is timed.
+    contenders: of another machine. charged: milliseconds of an answer by the method there; without
+    one it is timed.
     choose: of `Baselines.choose`.
     """
     trace, costs = machine.tuner.arena.trace, machine.costs
-    with warnings.catch_warnings(action="ignore"):  # about every controller that is carried: it learned other costs
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # about every controller that is carried: it learned other costs
         there = machine.made_here(minutes)
-        there |= carried(contenders, trace.select(part="tune"), costs, machine.arena and machine.arena.pair)
+        there |= carried(
+            contenders, trace.select(part="tune"), costs, machine.arena and machine.arena.pair
+        )
         before = {method: method.but(adapted="") for method in there}
-        options = {"policy_ms": {method: charged[one] for method, one in before.items() if one in charged}}
-        options |= {"baselines": compare.Baselines.choose(trace, costs, **choose), "random_seeds": ()}
+        options = {
+            "policy_ms": {method: charged[one] for method, one in before.items() if one in charged}
+        }
+        options |= {
+            "baselines": compare.Baselines.choose(trace, costs, **choose),
+            "random_seeds": (),
+        }
         return compare.over_seeds(compare.compare_replay(trace, costs, there, **options))

@@ -1,7 +1,8 @@
-"""What controllers cost beside drafting and verifying, by component: while decoding, while learning, and per prompt.
+"""What controllers cost beside drafting and verifying, by component: while decoding, while
+learning, and per prompt.
 
-Components carry the names of Re-SpS's Tables 7 and 8 and of LTD's Table 9. Everything is measured live on this machine; the
-policies may be untrained, since an answer takes as long whatever it says.
+Components carry the names of Re-SpS's Tables 7 and 8 and of LTD's Table 9. Everything is measured
+live on this machine; the policies may be untrained, since an answer takes as long whatever it says.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ from specdec.core.records import TURN
 from specdec.core.tree import GrowingTree
 from specdec.policies.base import Learned, PPOConfig
 
-# Re-SpS's four groups, by the laps of a cycle. Its verification leaves out the target's forward; ours is that.
+# Re-SpS's four groups, by the laps of a cycle. Its verification leaves out the target's forward;
+# ours is that.
 GROUPS = {
     "Drafting": ("draft_ms",),
     "Tree Structure Management": ("host_ms", "commit_ms"),
     "Verification": ("verify_ms",),
     "RL Policy Prediction": ("policy_ms",),
 }
-# Its components. Laps of a cycle, and methods that run between them: what no stop-watch covers is unaccounted for.
-COMPONENTS = {"drafting_process": "draft_ms", "input_update": "commit_ms", "verification_process": "verify_ms"}
+# Its components. Laps of a cycle, and methods that run between them: what no stop-watch covers is
+# unaccounted for.
+COMPONENTS = {
+    "drafting_process": "draft_ms",
+    "input_update": "commit_ms",
+    "verification_process": "verify_ms",
+}
 TREE_WORK = {"tree_initialization": "restart", "tree_construction": "grow", "tree_update": "prune"}
 UNACCOUNTED = "Unaccounted time (model inference, etc.)"
 
@@ -55,7 +62,9 @@ def timed(**methods: tuple[object, str]) -> Iterator[dict[str, float]]:
 
     with contextlib.ExitStack() as stack:
         for name, (owner, method) in methods.items():
-            stack.enter_context(mock.patch.object(owner, method, watched(name, getattr(owner, method))))
+            stack.enter_context(
+                mock.patch.object(owner, method, watched(name, getattr(owner, method)))
+            )
         yield spent
 
 
@@ -70,19 +79,30 @@ def inference(cycles: pd.DataFrame) -> pd.DataFrame:
     return _shares(totals | {"Total": sum(totals.values())}, "Total")
 
 
-def training(cycles: pd.DataFrame, spent: dict[str, float], update_ms: float, transitions: float) -> pd.DataFrame:
+def training(
+    cycles: pd.DataFrame, spent: dict[str, float], update_ms: float, transitions: float
+) -> pd.DataFrame:
     """Re-SpS's Table 7: component, time_ms, time_pct of a training that decoded these cycles.
 
-    spent: ms of TREE_WORK, tokenization, hidden_states_extraction, rl_policy_prediction and post_processing. update_ms: of
-    one update of the policy. transitions: how many updates these cycles were enough for; a part of one counts as that part.
+    spent: ms of TREE_WORK, tokenization, hidden_states_extraction, rl_policy_prediction and
+    post_processing. update_ms: of one update of the policy. transitions: how many updates these
+    cycles were enough for; a part of one counts as that part.
     """
     parts = {name: float(cycles[lap].sum()) for name, lap in COMPONENTS.items()} | spent
     parts["rl_policy_update"] = update_ms * transitions
     inside = ("hidden_states_extraction", "rl_policy_prediction")
-    around = max(0.0, float(cycles["policy_ms"].sum()) - sum(spent.get(name, 0.0) for name in inside))
-    rest = max(0.0, float(cycles["host_ms"].sum()) - sum(spent.get(name, 0.0) for name in TREE_WORK))
+    around = max(
+        0.0, float(cycles["policy_ms"].sum()) - sum(spent.get(name, 0.0) for name in inside)
+    )
+    rest = max(
+        0.0, float(cycles["host_ms"].sum()) - sum(spent.get(name, 0.0) for name in TREE_WORK)
+    )
     meaningful = sum(parts.values())
-    parts |= {"Total meaningful time": meaningful, "Container/organizational overhead": around, UNACCOUNTED: rest}
+    parts |= {
+        "Total meaningful time": meaningful,
+        "Container/organizational overhead": around,
+        UNACCOUNTED: rest,
+    }
     return _shares(parts | {"TOTAL TIME": meaningful + around + rest}, "TOTAL TIME")
 
 
@@ -91,8 +111,11 @@ def _shares(totals: dict[str, float], whole: str) -> pd.DataFrame:
     return table.assign(time_pct=100 * table["time_ms"] / totals[whole])
 
 
-def decode_timed(pair, prompts: list, policy: Policy, max_new_tokens: int, **methods) -> tuple[pd.DataFrame, dict]:
-    """(cycles, spent): rows of the cycles of all prompts, with their TURN columns, and ms in `methods` as `timed` has it.
+def decode_timed(
+    pair, prompts: list, policy: Policy, max_new_tokens: int, **methods
+) -> tuple[pd.DataFrame, dict]:
+    """(cycles, spent): rows of the cycles of all prompts, with their TURN columns, and ms in
+    `methods` as `timed` has it.
 
     prompts: (suite, id, token ids).
     """
@@ -105,15 +128,21 @@ def decode_timed(pair, prompts: list, policy: Policy, max_new_tokens: int, **met
     return pd.concat(parts, ignore_index=True), spent
 
 
-def per_sample(pair, prompts: list, depth_policy: Learned, size_policy: Learned, max_new_tokens: int) -> pd.DataFrame:
-    """LTD's Table 9: suite, method ("size", "depth", "total", "share"), value; ms, ms, s and % per prompt."""
+def per_sample(
+    pair, prompts: list, depth_policy: Learned, size_policy: Learned, max_new_tokens: int
+) -> pd.DataFrame:
+    """LTD's Table 9: suite, method ("size", "depth", "total", "share"), value; ms, ms, s and % per
+    prompt.
+    """
     rows, chain = [], Chain(depth_policy, size_policy)
     watched = {"size": (size_policy, "answer"), "depth": (depth_policy, "answer")}
     for suite in dict.fromkeys(suite for suite, *_ in prompts):
         own = [prompt for prompt in prompts if prompt[0] == suite]
         cycles, spent = decode_timed(pair, own, chain, max_new_tokens, **watched)
         total_ms = float(cycles["total_ms"].sum())
-        values = {name: ms / len(own) for name, ms in spent.items()} | {"total": total_ms / 1e3 / len(own)}
+        values = {name: ms / len(own) for name, ms in spent.items()} | {
+            "total": total_ms / 1e3 / len(own)
+        }
         values["share"] = 100 * sum(spent.values()) / total_ms
         rows += [{"suite": suite, "method": name, "value": value} for name, value in values.items()]
     return pd.DataFrame(rows)
@@ -127,7 +156,9 @@ def update_ms(policy: Learned, ppo: PPOConfig, repeats: int = 3) -> float:
     class Nothing(gymnasium.Env):
         """One step of zeros an episode."""
 
-        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (policy.observation_size,), np.float32)
+        observation_space = gymnasium.spaces.Box(
+            -np.inf, np.inf, (policy.observation_size,), np.float32
+        )
         action_space = gymnasium.spaces.Discrete(policy.actions)
         state = np.zeros(policy.observation_size, np.float32)
 
@@ -138,8 +169,13 @@ def update_ms(policy: Learned, ppo: PPOConfig, repeats: int = 3) -> float:
             return self.state, 0.0, True, False, {}
 
     nets = {"pi": list(ppo.pi), "vf": list(ppo.vf)}
-    sizes = {name: getattr(ppo, name) for name in ("n_steps", "batch_size", "n_epochs", "ent_coef", "gamma")}
-    model = PPO("MlpPolicy", Nothing(), policy_kwargs={"net_arch": nets}, device="cpu", seed=0, **sizes)
+    sizes = {
+        name: getattr(ppo, name)
+        for name in ("n_steps", "batch_size", "n_epochs", "ent_coef", "gamma")
+    }
+    model = PPO(
+        "MlpPolicy", Nothing(), policy_kwargs={"net_arch": nets}, device="cpu", seed=0, **sizes
+    )
     best = np.inf
     for _ in range(repeats):
         with timed(train=(model, "train")) as spent:

@@ -1,6 +1,8 @@
-"""Figures of the papers that need more than one axis: grouped and stacked bars, lines of trainings, heat maps, rows of dots.
+"""Figures of the papers that need more than one axis: grouped and stacked bars, lines of trainings,
+heat maps, rows of dots.
 
-Each takes long rows and returns a figure. Knows nothing about whose rows they are or which paper prints them.
+Each takes long rows and returns a figure. Knows nothing about whose rows they are or which paper
+prints them.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from specdec.report.tables import need
 from workbook.pictures import depth_and_size, under_heads
 
 
-def learning(table: pd.DataFrame, x_label: str, y_label: str = "", *, dashed: str = "", mark=(), note=""):
+def learning(
+    table: pd.DataFrame, x_label: str, y_label: str = "", *, dashed: str = "", mark=(), note=""
+):
     """Lines of trainings: step, value, name, panel, with a band from low to high.
 
-    dashed: lines whose names end so are drawn in dashes, all others through. mark: (step, words) of a dashed line across.
+    dashed: lines whose names end so are drawn in dashes, all others through. mark: (step, words) of
+    a dashed line across.
     """
     look = dict(by="name", panel="panel", labels=(x_label, y_label), zero=False, note=note)
     figure = curves(table, "step", "value", **look)
@@ -26,35 +31,59 @@ def learning(table: pd.DataFrame, x_label: str, y_label: str = "", *, dashed: st
         if mark:
             axes.axvline(mark[0], color="0.3", linewidth=1, linestyle="--")
             axes.annotate(
-                mark[1], (mark[0], 0.02), (-3, 0), ("data", "axes fraction"), "offset points", fontsize=7, ha="right"
+                mark[1],
+                (mark[0], 0.02),
+                (-3, 0),
+                ("data", "axes fraction"),
+                "offset points",
+                fontsize=7,
+                ha="right",
             )
     return figure
 
 
 def cost_panels(table: pd.DataFrame, note=""):
-    """LTD's Figure 2, a line for ours and one for the published: left the time of a cycle by depth and nodes, right both parts
-    in % of the default tree's cycle, by target.
+    """LTD's Figure 2, a line for ours and one for the published: left the time of a cycle by depth
+    and nodes, right both parts in % of the default tree's cycle, by target.
 
-    table: published, whose, x, part, kind (ms or pct), value; parts are stacked in their order of appearance.
+    table: published, whose, x, part, kind (ms or pct), value; parts are stacked in their order of
+    appearance.
     """
     need(table, "published", "whose", "x", "part", "kind", "value")
-    wide = table.pivot_table("value", ["published", "kind", "whose", "x"], "part", sort=False).reset_index()
+    wide = table.pivot_table(
+        "value", ["published", "kind", "whose", "x"], "part", sort=False
+    ).reset_index()
     parts, shares = list(dict.fromkeys(table["part"])), wide[wide["kind"] == "pct"]
-    rows = {side: max(8, len(own) + own["whose"].nunique()) for side, own in shares.groupby("published", sort=False)}
-    with drawn(height_in=1.0 + 0.17 * sum(rows.values()) + 0.5 * len(rows), note=note) as (figure, _):
+    rows = {
+        side: max(8, len(own) + own["whose"].nunique())
+        for side, own in shares.groupby("published", sort=False)
+    }
+    with drawn(height_in=1.0 + 0.17 * sum(rows.values()) + 0.5 * len(rows), note=note) as (
+        figure,
+        _,
+    ):
         grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=list(rows.values()))
         for (left, right), side in zip(grid, rows, strict=True):
-            ms, pct = wide[(wide["published"] == side) & (wide["kind"] == "ms")], shares[shares["published"] == side]
+            ms, pct = (
+                wide[(wide["published"] == side) & (wide["kind"] == "ms")],
+                shares[shares["published"] == side],
+            )
             whose = "published" if side else "measured here"
             _stacked(left.bar, range(len(ms)), ms, parts, "bottom")
-            left.set_xticks(range(len(ms)), ms["x"].str.strip("()").str.replace(", ", "\n"), fontsize=7)
+            left.set_xticks(
+                range(len(ms)), ms["x"].str.strip("()").str.replace(", ", "\n"), fontsize=7
+            )
             left.set(
-                xlabel="depth, nodes below it", ylabel="ms per cycle", title=", ".join([*ms["whose"].unique(), whose])
+                xlabel="depth, nodes below it",
+                ylabel="ms per cycle",
+                title=", ".join([*ms["whose"].unique(), whose]),
             )
             left.grid(axis="x", visible=False)
             _stacked(right.barh, under_heads(right, pct["whose"], pct["x"]), pct, parts, "left")
             right.set(xlabel="% of the default tree's cycle", title=whose)
-        figure.legend(*left.get_legend_handles_labels(), ncols=2, loc="lower left", bbox_to_anchor=(0.05, 1.0))
+        figure.legend(
+            *left.get_legend_handles_labels(), ncols=2, loc="lower left", bbox_to_anchor=(0.05, 1.0)
+        )
     return figure
 
 
@@ -66,9 +95,11 @@ def _stacked(bars, places, rows: pd.DataFrame, parts: list[str], side: str) -> N
 
 
 def fixed_trees(grid: pd.DataFrame, size: int = 60, depth: int = 8, width: int = 10):
-    """Tokens per cycle of static trees, one line per pair: against depth at `size` nodes, against size at `depth`.
+    """Tokens per cycle of static trees, one line per pair: against depth at `size` nodes, against
+    size at `depth`.
 
-    grid: rows of static_grid with a column pair. Where the exact size, depth or width is not there, the nearest one is.
+    grid: rows of static_grid with a column pair. Where the exact size, depth or width is not there,
+    the nearest one is.
     """
     need(grid, "pair", "total_tokens", "depth", "top_k", "tau", "new_tok")
     plain = grid[grid["beam"] == ""] if "beam" in grid else grid
@@ -79,13 +110,17 @@ def fixed_trees(grid: pd.DataFrame, size: int = 60, depth: int = 8, width: int =
     rows = rows.assign(pair=rows["pair"].map(lambda pair: f"{pair}\n(n = {counts[pair]} tokens)"))
     heads = f"trees of {size} tokens, width {width}", f"trees of depth {depth}, width {width}"
     sides = rows[rows["total_tokens"] == size], rows[rows["depth"] == depth]
-    return depth_and_size(*sides, "tau", label="tokens per cycle (tau)", lines=("pair", "pair"), heads=heads)
+    return depth_and_size(
+        *sides, "tau", label="tokens per cycle (tau)", lines=("pair", "pair"), heads=heads
+    )
 
 
 def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
-    """Dots, a row for each subject: left the speed of each method over the tuned tree, right that of the first over `baseline`.
+    """Dots, a row for each subject: left the speed of each method over the tuned tree, right that
+    of the first over `baseline`.
 
-    table: subject, method, over_tuned, over_default; subjects from the largest over_tuned of the first method down.
+    table: subject, method, over_tuned, over_default; subjects from the largest over_tuned of the
+    first method down.
     """
     need(table, "subject", "method", "over_tuned", "over_default")
     methods = list(dict.fromkeys(table["method"]))
@@ -95,12 +130,21 @@ def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
         for number, method in enumerate(methods):
             rows = table[table["method"] == method]
-            look = dict(color=COLOURS[number], marker="osD^v"[number % 5], markersize=3.5, linestyle="")
+            look = dict(
+                color=COLOURS[number], marker="osD^v"[number % 5], markersize=3.5, linestyle=""
+            )
             left.plot(rows["over_tuned"], rows["subject"].map(places), label=method, **look)
         right.plot(
-            first["over_default"], first["subject"].map(places), color=COLOURS[0], marker="o", markersize=3.5, ls=""
+            first["over_default"],
+            first["subject"].map(places),
+            color=COLOURS[0],
+            marker="o",
+            markersize=3.5,
+            ls="",
         )
-        left.set_yticks(list(places.values()), [name.replace("_", " ") for name in places], fontsize=6)
+        left.set_yticks(
+            list(places.values()), [name.replace("_", " ") for name in places], fontsize=6
+        )
         short = methods[0].split()[0]
         left.set(ylim=(len(places), -1), xlabel="times as fast as\nthe tuned static tree")
         right.set_xlabel(f"{short}: times as fast as\n{baseline}")
@@ -109,7 +153,10 @@ def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
             faster = (first[value] > 1).sum()
             axes.set_title(f"{short}: faster on {faster} of {len(first)} subjects")
         figure.legend(
-            *left.get_legend_handles_labels(), ncols=len(methods), loc="lower left", bbox_to_anchor=(0.05, 1.0)
+            *left.get_legend_handles_labels(),
+            ncols=len(methods),
+            loc="lower left",
+            bbox_to_anchor=(0.05, 1.0),
         )
     return figure
 

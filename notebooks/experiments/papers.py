@@ -1,10 +1,12 @@
-"""What the notebooks of the papers share: an item is read from finished runs, shown beside the paper, and says what it lacks.
+"""What the notebooks of the papers share: an item is read from finished runs, shown beside the
+paper, and says what it lacks.
 
     item = papers.Page(run, "resps", ["smollm2"]).item("table1")
-    item.table(paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"]))
+    item.table(paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES,
+    ["speedup"]))
 
-Where a run is missing, `read` gives no rows, and the item is shown with the paper's own numbers and the name of what is
-missing. Knows nothing about how anything was measured.
+Where a run is missing, `read` gives no rows, and the item is shown with the paper's own numbers and
+the name of what is missing. Knows nothing about how anything was measured.
 """
 
 from __future__ import annotations
@@ -22,21 +24,27 @@ from workbook import items
 from workbook.method_rows import identified
 from workbook.paper_table import PaperTable
 
-# Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other drafters. Each may write
-# live_t0, live_t1 and opponents_t0, opponents_t1 with columns suite, method, speedup and tau; papers' rows take methods by name.
+# Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other
+# drafters. Each may write
+# live_t0, live_t1 and opponents_t0, opponents_t1 with columns suite, method, speedup and tau;
+# papers' rows take methods by name.
 COMPARED = ("controllers", "heuristics", "baselines")
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """A notebook that shows the items of one paper. run: its NotebookRun. pairs: whose rows it shows, in this order."""
+    """A notebook that shows the items of one paper. run: its NotebookRun. pairs: whose rows it
+    shows, in this order.
+    """
 
     run: runs.Run
     paper: str
     pairs: list[str]
 
     def item(self, name: str, pairs: list[str] | None = None) -> Shown:
-        """The item of this name, such as "table1", to be filled and shown. pairs: in place of the page's."""
+        """The item of this name, such as "table1", to be filled and shown. pairs: in place of the
+        page's.
+        """
         page = self if pairs is None else dataclasses.replace(self, pairs=pairs)
         return Shown(page, items.find_item(f"{self.paper}/{name}"))
 
@@ -50,29 +58,42 @@ class Shown:
     sources: list[runs.Run] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
 
-    def read(self, name: str | tuple, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
-        """Rows of `table` of each pair's finished runs `name`, with columns pair, run_key, recipe (whose settings were trained
-        with: paper, official or ours) and clock (wall or processor); an empty frame where there is none.
+    def read(
+        self, name: str | tuple, table: str, keep: dict | None = None, **parameters
+    ) -> pd.DataFrame:
+        """Rows of `table` of each pair's finished runs `name`, with columns pair, run_key, recipe
+        (whose settings were trained
+        with: paper, official or ours) and clock (wall or processor); an empty frame where there is
+        none.
 
-        A method's rows come from one run: the one that measured it on most suites, of equal ones the first of `name`, then
-        the newest. Tables without methods come from that run as a whole.
-        keep: only rows with these values; a suite is known by its benchmark, in whatever form it was decoded.
+        A method's rows come from one run: the one that measured it on most suites, of equal ones
+        the first of `name`, then the newest. Tables without methods come from that run as a whole.
+        keep: only rows with these values; a suite is known by its benchmark, in whatever form it
+        was decoded.
         parameters: what the run was measured with, as `items.measured` takes it.
         """
         names, found = [name] if isinstance(name, str) else list(name), []
         for pair in self.page.pairs:
             measured = [
-                run for one in names for run in items.measured(one, self.page.run.scale, pair=pair, **parameters)
+                run
+                for one in names
+                for run in items.measured(one, self.page.run.scale, pair=pair, **parameters)
             ]
             measured = [run for run in measured if run.path(f"{table}.parquet").is_file()]
-            rows = _each_from_one_run([identified(run.read_table(table)).assign(**_facts_of(run)) for run in measured])
+            rows = _each_from_one_run(
+                [identified(run.read_table(table)).assign(**_facts_of(run)) for run in measured]
+            )
             self.sources += [
-                run for run in measured if run.key in set(rows.get("run_key", ())) and run not in self.sources
+                run
+                for run in measured
+                if run.key in set(rows.get("run_key", ())) and run not in self.sources
             ]
             found += [rows.assign(pair=pair)] * bool(len(rows))
         if not found:
             whose = " or ".join(self.page.pairs) or "a second pair"
-            self.missing.append(f"no finished run {' or '.join(names)} with a table {table} for {whose}")
+            self.missing.append(
+                f"no finished run {' or '.join(names)} with a table {table} for {whose}"
+            )
             return pd.DataFrame()
         rows = pd.concat(found, ignore_index=True)
         for column, value in (keep or {}).items():
@@ -92,16 +113,21 @@ class Shown:
             printed["metric"] += ", T=" + printed["temperature"].astype(str)
         return printed.assign(target=printed["target"].fillna("the paper"))
 
-    def table(self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits=2, notes=()) -> None:
-        """Show the paper's rows as it prints them, and long rows of ours (`paper_rows.LONG`) below, with the same columns.
+    def table(
+        self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits=2, notes=()
+    ) -> None:
+        """Show the paper's rows as it prints them, and long rows of ours (`paper_rows.LONG`) below,
+        with the same columns.
 
-        metric: only this one. notes: sentences below the table, beside what each training took. Rows of the paper that
-        nothing here measures, and columns that a row of ours lacks, are what the item lacks.
+        metric: only this one. notes: sentences below the table, beside what each training took.
+        Rows of the paper that nothing here measures, and columns that a row of ours lacks, are what
+        the item lacks.
         """
         printed = self.printed
         if metric:
             measured, printed = (
-                None if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
+                None if one is None or one.empty else one[one["metric"] == metric]
+                for one in (measured, printed)
             )
         ours = None if measured is None or measured.empty else measured
         if ours is None and printed is None:
@@ -116,7 +142,8 @@ class Shown:
         self.page.run.show_item(self.item.id, content, sources=sources, missing=self.missing)
 
     def figure(self, draw, data: pd.DataFrame, lacking=()) -> None:
-        """Show draw(data), or a sentence in its place where data has no rows. A true `published` marks rows not ours.
+        """Show draw(data), or a sentence in its place where data has no rows. A true `published`
+        marks rows not ours.
 
         lacking: what the paper draws and nothing here measured.
         """
@@ -124,18 +151,28 @@ class Shown:
             return self._nothing()
         self.missing += [f"{name} (not measured here)" for name in lacking]
         theirs = int(data["published"].sum()) if "published" in data else 0
-        data.attrs["rows"] = {"measured": len(data) - theirs, "published_only": theirs, "not_measured": 0}
+        data.attrs["rows"] = {
+            "measured": len(data) - theirs,
+            "published_only": theirs,
+            "not_measured": 0,
+        }
         sources = self.sources if len(data) > theirs else []
-        self.page.run.show_item(self.item.id, draw(data), data=data, sources=sources, missing=self.missing)
+        self.page.run.show_item(
+            self.item.id, draw(data), data=data, sources=sources, missing=self.missing
+        )
 
     def diagram(self, figure) -> None:
         """Show a diagram, which measures nothing."""
         self.page.run.show_item(self.item.id, figure)
 
     def _nothing(self) -> None:
-        """The item where neither the paper prints a number that we have nor anything was measured."""
+        """The item where neither the paper prints a number that we have nor anything was
+        measured.
+        """
         why = "; ".join(self.missing) or "nothing was measured"
-        content = pd.DataFrame({"item": [self.item.title], "measured here": [why], "how": [self.item.how]})
+        content = pd.DataFrame(
+            {"item": [self.item.title], "measured here": [why], "how": [self.item.how]}
+        )
         if "md" not in items.FILES[self.item.kind]:
             content = sentence(f"{self.item.title}: not measured here")
         self.page.run.show_item(self.item.id, content, sources=[], missing=self.missing or [why])
@@ -144,7 +181,9 @@ class Shown:
 def _facts_of(run: runs.Run) -> dict[str, str]:
     """Key of a run, whose settings it trained with, and what its clock counted."""
     settings = settings_of(run)
-    clock = provenance.of([run]).rows[0]["clock"] or ("processor" if settings.get("cpu_time") else "wall")
+    clock = provenance.of([run]).rows[0]["clock"] or (
+        "processor" if settings.get("cpu_time") else "wall"
+    )
     return {"run_key": run.key, "recipe": settings.get("preset", "ours"), "clock": clock}
 
 
@@ -157,7 +196,11 @@ def settings_of(run: runs.Run) -> dict:
 def _training_of(run: runs.Run) -> str:
     """What a training run took, as a sentence; '' for a run that trains nothing."""
     settings, name = settings_of(run), f"{run.name} of {settings_of(run).get('pair')}"
-    took = [f"{value:,} {key.replace('_', ' ')}" for key, value in settings.items() if key.endswith("steps") and value]
+    took = [
+        f"{value:,} {key.replace('_', ' ')}"
+        for key, value in settings.items()
+        if key.endswith("steps") and value
+    ]
     if (
         not took
         and (rounds := run.path("training.parquet")).is_file()
@@ -170,7 +213,9 @@ def _training_of(run: runs.Run) -> str:
 
 
 def _each_from_one_run(found: list[pd.DataFrame]) -> pd.DataFrame:
-    """Of the same table of several runs, the rows of each method from the run that measured it on most benchmarks."""
+    """Of the same table of several runs, the rows of each method from the run that measured it on
+    most benchmarks.
+    """
     if not found or "method" not in found[0]:
         return found[0] if found else pd.DataFrame()
     rows, one = pd.concat(found, ignore_index=True), ["method", "recipe"]
@@ -183,8 +228,10 @@ def _each_from_one_run(found: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame | None, lacking) -> list[str]:
-    """What the rows that we do measure lack: per row of the paper its columns in which nothing of ours stands. Where we have
-    none of its columns, the table is ours by intent, such as one column per rate in place of the best."""
+    """What the rows that we do measure lack: per row of the paper its columns in which nothing of
+    ours stands. Where we have none of its columns, the table is ours by intent, such as one column
+    per rate in place of the best.
+    """
     told = []
     if ours is None or printed is None or not set(ours["column"]) & set(printed["column"]):
         return told

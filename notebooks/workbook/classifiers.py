@@ -1,7 +1,7 @@
 """Fits the classifiers among the heuristics, Disco, SpecDec++ and C2T, to recordings of EAGLE-3.
 
-Balanced samples and AdamW at 1e-4, as in LTD's appendix A.1. `*_arrays` compute inputs and labels from a trace, `fit_*`
-train on arrays and write the policy. Knows nothing about models or the cycle.
+Balanced samples and AdamW at 1e-4, as in LTD's appendix A.1. `*_arrays` compute inputs and labels
+from a trace, `fit_*` train on arrays and write the policy. Knows nothing about models or the cycle.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ from specdec.training.loop import TrainingRun, batches, descend, seeded
 
 
 def disco_arrays(
-    trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10, estimate="remainder"
+    trace: Trace,
+    *,
+    max_depth: int = 12,
+    verify_nodes: int = 60,
+    top_k: int = 10,
+    estimate="remainder",
 ) -> tuple[np.ndarray, np.ndarray]:
     """(inputs float32 [M, top_k + 2], labels bool [M]): every question that Disco could get.
 
-    Label of the question after n expansions: whether the tree of n expansions and `verify_nodes` nodes contains the
-    target's token at depth n + 1.
+    Label of the question after n expansions: whether the tree of n expansions and `verify_nodes`
+    nodes contains the target's token at depth n + 1.
     """
     scores, ranks = trace.column("scores", top_k), trace.ranks[top_k]
     inputs, labels, parents = [], [], np.zeros((len(trace), 1), dtype=np.float32)
@@ -38,7 +43,11 @@ def disco_arrays(
     for n in range(min(max_depth, trace.depth + 1)):
         end = pool_size(n, top_k)
         newest = scores[:, start:end]
-        inputs.append(heuristics.disco_inputs(newest.reshape(len(trace), -1, top_k), parents, n, top_k, estimate))
+        inputs.append(
+            heuristics.disco_inputs(
+                newest.reshape(len(trace), -1, top_k), parents, n, top_k, estimate
+            )
+        )
         labels.append(ranks[:, n, n] < verify_nodes)
         parents, start = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1], end
     return np.concatenate(inputs), np.concatenate(labels)
@@ -47,10 +56,13 @@ def disco_arrays(
 def specdec_plus_arrays(
     trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(features float16 [R, F], labels int8 [R, max_depth + 1]): 1 if a level of the deepest tree holds the target's token, 0 at
-    the first that does not, -1 below it."""
+    """(features float16 [R, F], labels int8 [R, max_depth + 1]): 1 if a level of the deepest tree
+    holds the target's token, 0 at the first that does not, -1 below it.
+    """
     if trace.features is None:
-        raise SpecdecError("SpecDec++ learns from the target's features; record with features=True.")
+        raise SpecdecError(
+            "SpecDec++ learns from the target's features; record with features=True."
+        )
     deepest = min(max_depth, trace.depth)
     accepted = trace.accepted_tok(np.arange(len(trace)), top_k, deepest, verify_nodes)[:, None]
     level = np.arange(max_depth + 1)
@@ -59,11 +71,18 @@ def specdec_plus_arrays(
     return trace.features, labels.astype(np.int8)
 
 
-def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs float32 [M, 2], labels bool [M]): all nodes on the target's path, and as many others of the same pools."""
+def c2t_arrays(
+    trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs float32 [M, 2], labels bool [M]): all nodes on the target's path, and as many others
+    of the same pools.
+    """
     depth, random = min(max_depth, trace.depth), np.random.default_rng(seed)
     count = pool_size(depth, top_k)
-    scores, ranks = trace.column("scores", top_k)[:, :count], trace.ranks[top_k][:, depth, : depth + 1]
+    scores, ranks = (
+        trace.column("scores", top_k)[:, :count],
+        trace.ranks[top_k][:, depth, : depth + 1],
+    )
     depths = heuristics.node_depths(count, top_k)
     inputs, labels = [], []
     for row_scores, row_ranks in zip(scores, ranks, strict=True):
@@ -77,13 +96,17 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
         inputs.append(np.stack((row_scores[nodes], depths[nodes] / 10), axis=-1))
         labels.append(np.arange(len(nodes)) < len(path))
     if not inputs:
-        raise SpecdecError("no target path enters any of these trees; record more positions before fitting C2T.")
+        raise SpecdecError(
+            "no target path enters any of these trees; record more positions before fitting C2T."
+        )
     return np.concatenate(inputs).astype(np.float32), np.concatenate(labels)
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Settings of a fit. The weights and all random draws come from `seed`. policy: settings of the policy."""
+    """Settings of a fit. The weights and all random draws come from `seed`. policy: settings of the
+    policy.
+    """
 
     out_dir: Path
     epochs: int
@@ -95,7 +118,9 @@ class FitOptions:
 
 
 def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options):
-    """(Disco, curve), fitted to `disco_arrays`; the policy is also in out_dir/policy. options: of FitOptions."""
+    """(Disco, curve), fitted to `disco_arrays`; the policy is also in out_dir/policy. options: of
+    FitOptions.
+    """
     layers = nn.Sequential(nn.Linear(np.shape(inputs)[-1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
     return _fit(heuristics.Disco, layers, inputs, labels, FitOptions(out_dir, epochs, **options))
 
@@ -106,18 +131,27 @@ def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64
     return _fit(heuristics.C2T, layers, inputs, labels, FitOptions(out_dir, epochs, **options))
 
 
-def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options):
-    """(SpecDec++, curve), fitted to `specdec_plus_arrays`. Balanced over (position, level) pairs."""
+def fit_specdec_plus(
+    features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options
+):
+    """(SpecDec++, curve), fitted to `specdec_plus_arrays`. Balanced over (position, level)
+    pairs.
+    """
     features, labels = np.asarray(features), np.asarray(labels)
     matching = features.ndim == labels.ndim == 2 and len(features) == len(labels)
     assert matching, "features and labels of the same positions"
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
     options = FitOptions(
-        out_dir, epochs, policy={"max_depth": labels.shape[1] - 1, **options.pop("policy", {})}, **options
+        out_dir,
+        epochs,
+        policy={"max_depth": labels.shape[1] - 1, **options.pop("policy", {})},
+        **options,
     )
     inputs = heuristics.unit_features(features)
-    return _fit(heuristics.SpecDecPlus, module, inputs, labels[row, level] == 1, options, row, level)
+    return _fit(
+        heuristics.SpecDecPlus, module, inputs, labels[row, level] == 1, options, row, level
+    )
 
 
 EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # number of epochs for each
@@ -128,8 +162,12 @@ _FITS = {
 }
 
 
-def fitted(name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dict, **options) -> Policy:
-    """The classifier of this name (a key of EPOCHS), fitted to a recording. policy: its settings. options: of FitOptions."""
+def fitted(
+    name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dict, **options
+) -> Policy:
+    """The classifier of this name (a key of EPOCHS), fitted to a recording. policy: its settings.
+    options: of FitOptions.
+    """
     fit, arrays, takes = _FITS[name]
     examples = arrays(trace, **{key: value for key, value in policy.items() if key in takes})
     options = {"epochs": EPOCHS[name], **options}
@@ -151,30 +189,46 @@ class _Residual(nn.Module):
 def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     """The trained module in numpy."""
     if isinstance(module, _Residual):
-        return heuristics.ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
+        return heuristics.ResidualNetwork(
+            {name: value.numpy() for name, value in module.state_dict().items()}
+        )
     linear = [layer for layer in module if isinstance(layer, nn.Linear)]
-    weights, biases = ([getattr(layer, name).detach().numpy() for layer in linear] for name in ("weight", "bias"))
+    weights, biases = (
+        [getattr(layer, name).detach().numpy() for layer in linear] for name in ("weight", "bias")
+    )
     return Network(weights, biases, "relu")
 
 
 def _fit(
     kind, module: nn.Module, inputs, known, options: FitOptions, row=None, column=None
 ) -> tuple[Learned, pd.DataFrame]:
-    """Binary cross-entropy over a balanced sample. The curve: epoch, loss and accuracy on that sample.
+    """Binary cross-entropy over a balanced sample. The curve: epoch, loss and accuracy on that
+    sample.
 
-    inputs float32 [M, I]; known bool [N], labels of output column[n] of input row[n]; default one per input, the only output's.
+    inputs float32 [M, I]; known bool [N], labels of output column[n] of input row[n]; default one
+    per input, the only output's.
     """
     known = np.asarray(known, dtype=bool)
     if row is None:
-        assert np.ndim(inputs) == 2 and known.shape == (len(inputs),), "inputs [M, I] and one label per input"
+        assert np.ndim(inputs) == 2 and known.shape == (len(inputs),), (
+            "inputs [M, I] and one label per input"
+        )
         row, column = np.arange(len(known)), np.zeros(len(known), dtype=int)
     inputs = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
     sample, seed, out_dir = balanced(known, options.seed), options.seed, Path(options.out_dir)
-    row, column, labels = (torch.from_numpy(np.ascontiguousarray(array[sample])) for array in (row, column, known))
+    row, column, labels = (
+        torch.from_numpy(np.ascontiguousarray(array[sample])) for array in (row, column, known)
+    )
     labels = labels.float()
     data = hashlib.sha256(inputs.numpy().tobytes() + known.tobytes()).hexdigest()
     shape = [list(weight.shape) for weight in module.parameters()]
-    plan = {"kind": kind.__name__, "data": data, "shape": shape, "batch": options.batch, "seed": seed}
+    plan = {
+        "kind": kind.__name__,
+        "data": data,
+        "shape": shape,
+        "batch": options.batch,
+        "seed": seed,
+    }
     plan |= {"rate": options.rate, "steps": options.epochs}
     with seeded(seed, -1):
         for layer in module.modules():
@@ -205,7 +259,9 @@ def _fit(
 
 
 def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Indices of equally many positives and negatives, all of the rarer kind. SpecdecError if one kind is missing."""
+    """Indices of equally many positives and negatives, all of the rarer kind. SpecdecError if one
+    kind is missing.
+    """
     positive, negative = np.flatnonzero(labels), np.flatnonzero(~labels)
     count = min(len(positive), len(negative))
     if not count:
@@ -213,4 +269,6 @@ def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:
             "a classifier needs examples of both kinds, but all labels are equal; record more positions."
         )
     random = np.random.default_rng(seed)
-    return np.concatenate([random.choice(rows, count, replace=False) for rows in (positive, negative)])
+    return np.concatenate(
+        [random.choice(rows, count, replace=False) for rows in (positive, negative)]
+    )

@@ -1,7 +1,8 @@
 """The findings on README's first screen: one table and the sentences that its numbers support.
 
-All numbers come from one comparison that came with the checkout: live ratios to plain decoding, and replayed ratios to the tuned
-static tree. Knows the names of the papers' systems, and nothing about how anything was measured.
+All numbers come from one comparison that came with the checkout: live ratios to plain decoding, and
+replayed ratios to the tuned static tree. Knows the names of the papers' systems, and nothing about
+how anything was measured.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from specdec.report.tables import surely
 from workbook import items
 from workbook.method_rows import identified
 
-SYSTEMS = ("Re-SpS", "LTD", "RADAR")  # the controllers of the papers; PPOW trains the drafter instead
+SYSTEMS = (
+    "Re-SpS",
+    "LTD",
+    "RADAR",
+)  # the controllers of the papers; PPOW trains the drafter instead
 PPOW_STEPS = 30_000  # the paper's
 LIVE, REPLAYED = "speedup", "over_tuned"
 HEADS = ["", "× plain decoding, live", "× the tuned tree, replay"]
@@ -26,7 +31,9 @@ HEADS = ["", "× plain decoding, live", "× the tuned tree, replay"]
 
 @dataclass(frozen=True)
 class Findings:
-    """live, replayed: rows of all suites together, greedy, with the fields of their methods. run: where they come from."""
+    """live, replayed: rows of all suites together, greedy, with the fields of their methods. run:
+    where they come from.
+    """
 
     run: runs.Run
     live: pd.DataFrame
@@ -50,7 +57,9 @@ class Findings:
         return " to ".join(dict.fromkeys(ends))
 
     def table(self) -> pd.DataFrame:
-        """At most eight rows: the default tree, the papers' settings, one tuned tree, equal terms, ours, the bound."""
+        """At most eight rows: the default tree, the papers' settings, one tuned tree, equal terms,
+        ours, the bound.
+        """
         default, tuned, ours, bound = (
             (STATIC, DEFAULT, "60,7,10"),
             (STATIC, TUNED),
@@ -79,11 +88,17 @@ class Findings:
     def sentences(self) -> str:
         """What the table says, in words; the intervals of the controllers decide how it is put."""
         gain = 1 / self.value(STATIC, DEFAULT, "60,7,10")
-        ours, bound = (100 * (self.value(*method) - 1) for method in (("ours", EQUAL), ("clairvoyant", "")))
+        ours, bound = (
+            100 * (self.value(*method) - 1) for method in (("ours", EQUAL), ("clairvoyant", ""))
+        )
         learned = pd.concat([self.rows("replayed", system, EQUAL) for system in SYSTEMS])
         gains = 100 * (learned[REPLAYED] - 1)
         above = learned["system"][surely(learned)[f"{REPLAYED}_low"] > 1]
-        held = f"only for {' and '.join(above)} does the interval exclude 0" if len(above) else "no interval excludes 0"
+        held = (
+            f"only for {' and '.join(above)} does the interval exclude 0"
+            if len(above)
+            else "no interval excludes 0"
+        )
         held = held if len(above) < len(learned) else "every interval excludes 0"
         return (
             f"**Tuning one static tree makes decoding {gain:.1f} times as fast as the default tree. Learning adds "
@@ -93,7 +108,9 @@ class Findings:
 
     def caption(self) -> str:
         counts = [int(table["prompts"].max()) for table in (self.live, self.replayed)]
-        seeds = int(self.replayed.loc[self.replayed["system"].isin((*SYSTEMS, "ours")), "seeds"].max())
+        seeds = int(
+            self.replayed.loc[self.replayed["system"].isin((*SYSTEMS, "ours")), "seeds"].max()
+        )
         (row,) = provenance.of([self.run]).rows
         threads = self.run.record()["sessions"][-1].get("threads")
         return (
@@ -102,7 +119,12 @@ class Findings:
         )
 
     def markdown(self) -> str:
-        parts = [tables.markdown(self.table()), f"<sub>{self.caption()}</sub>", self.sentences(), not_run()]
+        parts = [
+            tables.markdown(self.table()),
+            f"<sub>{self.caption()}</sub>",
+            self.sentences(),
+            not_run(),
+        ]
         return "\n\n".join(parts)
 
 
@@ -115,11 +137,16 @@ def not_run() -> str:
 
 
 def read() -> Findings | None:
-    """The findings of the newest comparison of the real pair that came with the checkout; None where there is none."""
+    """The findings of the newest comparison of the real pair that came with the checkout; None
+    where there is none.
+    """
     for run in items.measured("controllers", shipped=True, pair="smollm2"):
         if run.path("live_t0.parquet").is_file() and run.path("replay_t0.parquet").is_file():
             live, replayed = (identified(run.read_table(name)) for name in ("live_t0", "replay_t0"))
-            ends = {f"{REPLAYED}_{end}": replayed[f"{REPLAYED}_prompts_{end}"] for end in ("low", "high")}
+            ends = {
+                f"{REPLAYED}_{end}": replayed[f"{REPLAYED}_prompts_{end}"]
+                for end in ("low", "high")
+            }
             replayed = replayed.assign(**ends)
             return Findings(run, *(table[table["suite"] == "all"] for table in (live, replayed)))
     return None

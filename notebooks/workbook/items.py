@@ -1,10 +1,12 @@
-"""The papers' tables and figures: the list of all of them, saving one with its provenance, and listing those that exist.
+"""The papers' tables and figures: the list of all of them, saving one with its provenance, and
+listing those that exist.
 
-notebooks/items.yml names every item once. A notebook draws one with `save` (inside a notebook: `run.show_item`), which leaves
-it in runs/<scale>/figures/<paper>/<item>.*; `publish` copies them into the committed folder figures/. Knows nothing
-about what an item shows.
+notebooks/items.yml names every item once. A notebook draws one with `save` (inside a notebook:
+`run.show_item`), which leaves it in runs/<scale>/figures/<paper>/<item>.*; `publish` copies them
+into the committed folder figures/. Knows nothing about what an item shows.
 
-    run.show_item("resps/table1", PaperTable.of(ours, items.read_published("resps", "table1"), how=item.how))
+    run.show_item("resps/table1", PaperTable.of(ours, items.read_published("resps", "table1"),
+    how=item.how))
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ ILLUSTRATION = "illustration"  # the line below a diagram, where other items hav
 class Item:
     """One line of items.yml.
 
-    kind: figure or table; diagram or settings where there is nothing to measure. notebook: the one that draws it. reads:
-    the notebooks whose rows it is drawn from. not_here: what stays unmeasured here. pairs: the papers' targets, with which
-    `how` would measure it; gpu_gib and hours: what that takes, an estimate. command: in place of the usual one.
+    kind: figure or table; diagram or settings where there is nothing to measure. notebook: the one
+    that draws it. reads: the notebooks whose rows it is drawn from. not_here: what stays unmeasured
+    here. pairs: the papers' targets, with which `how` would measure it; gpu_gib and hours: what
+    that takes, an estimate. command: in place of the usual one.
     """
 
     id: str
@@ -70,18 +73,24 @@ class Item:
 
     @property
     def how(self) -> str:
-        """How what is not measured here would be: the command, the GPU memory, the hours; '' where nothing is left."""
+        """How what is not measured here would be: the command, the GPU memory, the hours; '' where
+        nothing is left.
+        """
         first = [name.partition("_")[0] for name in (*self.reads, self.notebook)]
         if not self.pairs and not self.command:
             return ""
         pair, *others = self.pairs or ("",)
-        usual = f"make book SCALE=paper ARGS='--only {' '.join(dict.fromkeys(first))} -p pair {pair}'"
+        usual = (
+            f"make book SCALE=paper ARGS='--only {' '.join(dict.fromkeys(first))} -p pair {pair}'"
+        )
         usual += f", and again for {', '.join(others)}" if others else ""
         return f"{self.command or usual} (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
 
 
 def read_items() -> dict[str, Item]:
-    """{id: Item} of notebooks/items.yml, in its order; SpecdecError for anything misspelt or listed twice."""
+    """{id: Item} of notebooks/items.yml, in its order; SpecdecError for anything misspelt or listed
+    twice.
+    """
     return _items_in(runs.workbook() / "notebooks" / "items.yml")
 
 
@@ -95,14 +104,20 @@ def _items_in(path: Path) -> dict[str, Item]:
 
 
 def read_listed(path: Path, kind: type) -> dict:
-    """{id: kind} of a YAML list whose lines are the fields of a dataclass, lists as tuples; SpecdecError for an unknown
-    field, or an id that is listed twice."""
+    """{id: kind} of a YAML list whose lines are the fields of a dataclass, lists as tuples;
+    SpecdecError for an unknown field, or an id that is listed twice.
+    """
     known, listed = [field.name for field in dataclasses.fields(kind)], {}
     for line in runs.read_yaml(path):
         for name in line:
             if name not in known:
                 raise nearest_name_error(f"key in {path.name}", name, known)
-        one = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in line.items()})
+        one = kind(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in line.items()
+            }
+        )
         if one.id in listed:
             raise SpecdecError(f"{path} lists {one.id} twice.")
         listed[one.id] = one
@@ -122,52 +137,87 @@ def find_item(item_id: str) -> Item:
 
 
 def save(
-    item_id: str, content, *, scale="laptop", sources=(), missing=None, data: pd.DataFrame | None = None, digits=2
+    item_id: str,
+    content,
+    *,
+    scale="laptop",
+    sources=(),
+    missing=None,
+    data: pd.DataFrame | None = None,
+    digits=2,
 ) -> list[Path]:
-    """Write an item's files into runs/<scale>/figures/<paper>/ and the json file beside them; returns their paths.
+    """Write an item's files into runs/<scale>/figures/<paper>/ and the json file beside them;
+    returns their paths.
 
-    content: a figure (svg, pdf, png; `data` as csv), or a DataFrame or PaperTable (md, csv, tex), as the item's kind asks.
-    sources: the Runs whose rows are shown. missing: sentences about what of the item is not there, default what the table
-    says, or attrs["missing"] of `data`; empty says that it is complete. Equal rows give equal bytes. SpecdecError for an
-    unknown item, the wrong kind of content, or sources that are no Runs.
+    content: a figure (svg, pdf, png; `data` as csv), or a DataFrame or PaperTable (md, csv, tex),
+    as the item's kind asks.
+    sources: the Runs whose rows are shown. missing: sentences about what of the item is not there,
+    default what the table says, or attrs["missing"] of `data`; empty says that it is complete.
+    Equal rows give equal bytes. SpecdecError for an unknown item, the wrong kind of content, or
+    sources that are no Runs.
     """
     item = find_item(item_id)
     is_table = isinstance(content, pd.DataFrame | PaperTable)
     if is_table != ("md" in FILES[item.kind]):
-        raise SpecdecError(f"{item.id} is a {item.kind}; it cannot be saved as a {type(content).__name__}.")
+        raise SpecdecError(
+            f"{item.id} is a {item.kind}; it cannot be saved as a {type(content).__name__}."
+        )
     for source in sources:
         if not isinstance(source, runs.Run):
             raise SpecdecError(f"what {item.id} shows must come from Runs, not from {source!r}.")
     facts = _facts(content if is_table else data)
     missing = facts["missing"] if missing is None else list(missing)
-    about = {"item": item.id, "title": item.title, "notebook": item.notebook, "missing": list(map(str, missing))}
+    about = {
+        "item": item.id,
+        "title": item.title,
+        "notebook": item.notebook,
+        "missing": list(map(str, missing)),
+    }
     about["rows"] = facts["rows"] or {"measured": facts["count"] if sources else 0}
     about["doubts"] = facts["doubts"]
     about |= {"label": ILLUSTRATION} if item.kind == "diagram" else {}
     stem = runs.figure_path(item.paper, item.name, scale)
     if isinstance(content, PaperTable):
         origin = provenance.of(sources)  # the number of prompts is a part of a row's name
-        return tables.write(stem, content.markdown(), content.to_csv(), content.latex, origin=origin, about=about)
+        return tables.write(
+            stem, content.markdown(), content.to_csv(), content.latex, origin=origin, about=about
+        )
     if is_table:
         return tables.save(content, stem, sources=sources, digits=digits, about=about)
     return figures.save(content, stem, sources=sources, data=data, about=about)
 
 
 def _facts(shown: pd.DataFrame | PaperTable | None) -> dict:
-    """What an item's json file says of its rows: rows, missing and doubts as they name them, and their count."""
+    """What an item's json file says of its rows: rows, missing and doubts as they name them, and
+    their count.
+    """
     if isinstance(shown, PaperTable):
-        return {"rows": shown.counts, "missing": list(shown.lacking), "doubts": list(shown.doubts), "count": 0}
+        return {
+            "rows": shown.counts,
+            "missing": list(shown.lacking),
+            "doubts": list(shown.doubts),
+            "count": 0,
+        }
     attrs = {} if shown is None else shown.attrs
     count = 0 if shown is None else len(shown)
-    return {"rows": attrs.get("rows"), "missing": attrs.get("missing", []), "doubts": [], "count": count}
+    return {
+        "rows": attrs.get("rows"),
+        "missing": attrs.get("missing", []),
+        "doubts": [],
+        "count": count,
+    }
 
 
-def measured(name: str, scale: str = "laptop", shipped: bool = False, **parameters) -> list[runs.Run]:
-    """Finished runs called `name`, the newest first: those of this home, then those that came with the checkout.
+def measured(
+    name: str, scale: str = "laptop", shipped: bool = False, **parameters
+) -> list[runs.Run]:
+    """Finished runs called `name`, the newest first: those of this home, then those that came with
+    the checkout.
 
-    shipped: only those that came with the checkout. parameters: what the run was measured with, such as pair="smollm2",
-    dtype="float32" or temperature=0.0, as its provenance or its settings say; None leaves a fact open. Unless `drafter` is
-    among them, it is the pair's own. Only the newest of equal runs (same parameters) is given. An empty list says that
+    shipped: only those that came with the checkout. parameters: what the run was measured with,
+    such as pair="smollm2", dtype="float32" or temperature=0.0, as its provenance or its settings
+    say; None leaves a fact open. Unless `drafter` is among them, it is the pair's own. Only the
+    newest of equal runs (same parameters) is given. An empty list says that
     nothing was measured: the item's rows are then NOT_HERE.
     """
     chosen, parameters = {}, {"drafter": "", **parameters}
@@ -180,7 +230,12 @@ def measured(name: str, scale: str = "laptop", shipped: bool = False, **paramete
     return list(chosen.values())
 
 
-SAME, PARTLY, STATED, NOT_MEASURED = "same layout, our pairs", "partly", "diagram or settings", "not measured"
+SAME, PARTLY, STATED, NOT_MEASURED = (
+    "same layout, our pairs",
+    "partly",
+    "diagram or settings",
+    "not measured",
+)
 
 
 def figures_dir() -> Path:
@@ -197,9 +252,15 @@ class Drawn:
     facts: dict
 
     def files(self) -> list[Path]:
-        """Every file of it; the ones its kind asks for and, of a figure, the csv of what is drawn."""
+        """Every file of it; the ones its kind asks for and, of a figure, the csv of what is
+        drawn.
+        """
         kinds = dict.fromkeys((*FILES[self.item.kind], "csv", "json"))
-        return [path for kind in kinds if (path := self.stem.with_name(f"{self.stem.name}.{kind}")).is_file()]
+        return [
+            path
+            for kind in kinds
+            if (path := self.stem.with_name(f"{self.stem.name}.{kind}")).is_file()
+        ]
 
     @property
     def incomplete(self) -> list[str]:
@@ -209,7 +270,9 @@ class Drawn:
 
     @property
     def state(self) -> str:
-        """SAME, PARTLY (facts["missing"] says what is not there), NOT_MEASURED, or STATED, which measures nothing."""
+        """SAME, PARTLY (facts["missing"] says what is not there), NOT_MEASURED, or STATED, which
+        measures nothing.
+        """
         if self.incomplete:
             return NOT_MEASURED
         if self.item.kind in UNMEASURED:
@@ -227,32 +290,47 @@ class Drawn:
     @functools.cached_property
     def sources(self) -> list[runs.Run]:
         """Those that it comes from, as far as they are there."""
-        found = (run_of(row.get("key") or "", row.get("run") or "") for row in self.facts.get("measured", ()))
+        found = (
+            run_of(row.get("key") or "", row.get("run") or "")
+            for row in self.facts.get("measured", ())
+        )
         return [run for run in found if run]
 
     @property
     def fault(self) -> str:
-        """Why it cannot be published; '' where it can: all files there, runs there, and their label on what they gave."""
+        """Why it cannot be published; '' where it can: all files there, runs there, and their label
+        on what they gave.
+        """
         if self.incomplete:
             return f"{', '.join(self.incomplete)} is not there"
         if self.facts.get("item") != self.item.id or "measured" not in self.facts:
             return "it does not say where it comes from"
-        if self.item.kind not in UNMEASURED and self.facts["rows"]["measured"] and not self.facts["measured"]:
+        if (
+            self.item.kind not in UNMEASURED
+            and self.facts["rows"]["measured"]
+            and not self.facts["measured"]
+        ):
             return "it shows measured rows and names no run"
         if len(self.sources) < len(self.facts["measured"]):
             return "a run that it comes from is not there any more"
         label = ILLUSTRATION if self.item.kind == "diagram" else provenance.of(self.sources).label
-        shown = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}").read_text(encoding="utf-8")
+        shown = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}").read_text(
+            encoding="utf-8"
+        )
         if label != self.facts["label"] or label not in shown:
             return f"it does not bear the label of its runs, {label!r}"
         return ""
 
 
 def run_of(key: str, name: str) -> runs.Run | None:
-    """The run of this key, here or among those that came with the checkout; None where there is none."""
+    """The run of this key, here or among those that came with the checkout; None where there is
+    none.
+    """
     for place in (*sorted((runs.home() / "runs").glob("*")), runs.shipped_dir()):
         folder = place / f"{name}-{key[:12]}"
-        if (folder / "run.json").is_file() and (record := runs.read_json(folder / "run.json"))["key"] == key:
+        if (folder / "run.json").is_file() and (record := runs.read_json(folder / "run.json"))[
+            "key"
+        ] == key:
             return runs.Run(folder, name, record["scale"], key)
     return None
 
@@ -261,7 +339,11 @@ def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
     """{id: Drawn} of every item in the runs of this scale, or in figures/."""
     there = {}
     for item in read_items().values():
-        stem = figures_dir() / item.paper / item.name if published else runs.figure_path(item.paper, item.name, scale)
+        stem = (
+            figures_dir() / item.paper / item.name
+            if published
+            else runs.figure_path(item.paper, item.name, scale)
+        )
         label = stem.with_name(f"{stem.name}.json")
         if label.is_file():
             there[item.id] = Drawn(item, stem, runs.read_json(label))
@@ -271,32 +353,39 @@ def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
 
 
 def status(scale: str = "laptop") -> pd.DataFrame:
-    """One row per item, all 47: item, title, state, missing, scale, notebook. Of the runs; else what figures/ holds."""
+    """One row per item, all 47: item, title, state, missing, scale, notebook. Of the runs; else
+    what figures/ holds.
+    """
     there = {**drawn(published=True), **drawn(scale)}
     rows = []
     for item in read_items().values():
         one = there.get(item.id)
         facts = one.facts if one else {}
         state = one.state if one else NOT_MEASURED
-        missing = one.lacking if one and state == PARTLY else item.not_here * (state == NOT_MEASURED)
+        missing = (
+            one.lacking if one and state == PARTLY else item.not_here * (state == NOT_MEASURED)
+        )
         row = dict(item=item.id, title=item.title, state=state, missing=missing)
         rows.append(row | {"scale": facts.get("label", ""), "notebook": item.notebook})
     return pd.DataFrame(rows)
 
 
 MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
-# With a smaller part of the published rows, an item does not replace the published one: half of them are fewer prompts, seeds
+# With a smaller part of the published rows, an item does not replace the published one: half of
+# them are fewer prompts, seeds
 # or repeats, which a quick run of the book has; a few less are chance.
 LEAST_PART = 0.5
 RUN_FILES = ("run.json", "recording.json", "costs.json", "*.parquet")
 
 
 def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFrame:
-    """Take the items of the runs of `scale` into figures/, one step per paper, and the rows they come from into
-    figures/measured, so that they can be drawn again anywhere. Columns: item, state ('published', 'kept', 'refused'), note.
+    """Take the items of the runs of `scale` into figures/, one step per paper, and the rows they
+    come from into figures/measured, so that they can be drawn again anywhere. Columns: item, state
+    ('published', 'kept', 'refused'), note.
 
-    also: more Runs whose rows go with them, such as those that decide the claims. Refused: what does not say, or does not
-    show, where it comes from. Kept: a published item of a larger scale, or one that rests on more than twice as many rows;
+    also: more Runs whose rows go with them, such as those that decide the claims. Refused: what
+    does not say, or does not show, where it comes from. Kept: a published item of a larger scale,
+    or one that rests on more than twice as many rows;
     replace: the latter is not kept.
     """
     fresh, old, rows = drawn(scale), drawn(published=True), []
@@ -308,10 +397,17 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
         taken |= {item_id: one} if state == "published" else {}
         rows.append(dict(item=item_id, state=state, note=fault or better))
     for paper in dict.fromkeys(item.paper for item in read_items().values()):
-        files = {path.name: path for one in taken.values() if one.item.paper == paper for path in one.files()}
+        files = {
+            path.name: path
+            for one in taken.values()
+            if one.item.paper == paper
+            for path in one.files()
+        }
         if files:
             runs.replace_folder(figures_dir() / paper, files)
-    used = {run.key: run for one in taken.values() for run in one.sources} | {run.key: run for run in also}
+    used = {run.key: run for one in taken.values() for run in one.sources} | {
+        run.key: run for run in also
+    }
     sources = {}
     for run in used.values():
         for path in (path for pattern in RUN_FILES for path in sorted(run.directory.glob(pattern))):
@@ -333,7 +429,9 @@ def _better(old: Drawn, new: Drawn, replace: bool) -> str:
 
 
 def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
-    """Of which table the new runs hold less than LEAST_PART of the old ones' rows, in words; '' where of none."""
+    """Of which table the new runs hold less than LEAST_PART of the old ones' rows, in words; ''
+    where of none.
+    """
     here, before = _rows_of_tables(new), _rows_of_tables(old)
     fewer = (name for name, count in before.items() if here[name] < LEAST_PART * count)
     return next((f"{before[name]} in {name}, here {here[name]}" for name in fewer), "")
@@ -350,7 +448,9 @@ def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
 
 
 def _rank(one: Drawn) -> int:
-    """Place of the largest scale of its rows: rows of a toy pair beside others make an item no smaller."""
+    """Place of the largest scale of its rows: rows of a toy pair beside others make an item no
+    smaller.
+    """
     levels, rows = ("none", *provenance.LEVELS), one.facts.get("measured", ())
     scales = [provenance.of([row]).scale for row in rows] or [one.facts.get("scale", "none")]
     return max(map(levels.index, scales))
@@ -365,13 +465,19 @@ ABOUT = (
 
 
 def contents(ledger: pd.DataFrame | None = None) -> str:
-    """figures/README.md: paper by paper every item with a thumbnail, its state, its files, and the verdicts of its claims.
+    """figures/README.md: paper by paper every item with a thumbnail, its state, its files, and the
+    verdicts of its claims.
 
     ledger: the claims, as `claims.ledger` gives them.
     """
     there, parts = drawn(published=True), ["# The papers' tables and figures", ABOUT]
     for paper, name in PAPERS.items():
-        lines = [f"## {name}", "", "| picture | what it shows | claims about it | files |", "|---|---|---|---|"]
+        lines = [
+            f"## {name}",
+            "",
+            "| picture | what it shows | claims about it | files |",
+            "|---|---|---|---|",
+        ]
         for item in (item for item in read_items().values() if item.paper == paper):
             files, one = [], there.get(item.id)
             state, about = NOT_MEASURED, ""
@@ -380,14 +486,18 @@ def contents(ledger: pd.DataFrame | None = None) -> str:
                 about = f"<br><sub>{one.facts.get('label', '')}</sub>"
             links = " ".join(f"[{path.suffix[1:]}]({paper}/{path.name})" for path in files)
             shown = f'<a id="{item.anchor}"></a>**{item.label}** {item.title}<br>{state}{about}'
-            lines.append(f"| {_thumbnail(item, files)} | {shown} | {_verdicts(item, ledger)} | {links} |")
+            lines.append(
+                f"| {_thumbnail(item, files)} | {shown} | {_verdicts(item, ledger)} | {links} |"
+            )
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
 def _thumbnail(item: Item, files: list[Path]) -> str:
     pictures = [path.name for path in files if path.suffix == ".svg"]
-    return f'<img src="{item.paper}/{pictures[0]}" width="160" alt="{item.title}">' if pictures else ""
+    return (
+        f'<img src="{item.paper}/{pictures[0]}" width="160" alt="{item.title}">' if pictures else ""
+    )
 
 
 def _verdicts(item: Item, ledger: pd.DataFrame | None) -> str:
@@ -403,19 +513,28 @@ def _verdicts(item: Item, ledger: pd.DataFrame | None) -> str:
 
 def published_file(paper: str, item: str) -> Path:
     """Where the paper's own numbers of an item lie, if it prints any."""
-    return runs.workbook() / "figures" / "published" / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
+    return (
+        runs.workbook()
+        / "figures"
+        / "published"
+        / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
+    )
 
 
 def read_published(paper: str, item: str) -> pd.DataFrame:
-    """The paper's own numbers of one item, figures/published/<paper>_<item>.csv of the checkout, in long rows.
+    """The paper's own numbers of one item, figures/published/<paper>_<item>.csv of the checkout, in
+    long rows.
 
-    Column `source` says where in the paper a number stands, `doubt` what speaks against it (empty where nothing does). The
-    others are the item's own: those of our rows (method, suite, ...), `target` for the paper's model, and the values.
-    Lines that begin with # are comments. SpecdecError for an item without such a file.
+    Column `source` says where in the paper a number stands, `doubt` what speaks against it (empty
+    where nothing does). The others are the item's own: those of our rows (method, suite, ...),
+    `target` for the paper's model, and the values. Lines that begin with # are comments.
+    SpecdecError for an item without such a file.
     """
     path = published_file(paper, item)
     if not path.is_file():
-        raise nearest_name_error("published table", path.stem, [table.stem for table in path.parent.glob("*.csv")])
+        raise nearest_name_error(
+            "published table", path.stem, [table.stem for table in path.parent.glob("*.csv")]
+        )
     table = pd.read_csv(path, comment="#", keep_default_na=True)
     need(table, "source", "doubt")
     return table.assign(doubt=table["doubt"].fillna(""))

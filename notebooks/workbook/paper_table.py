@@ -6,8 +6,9 @@
     *Measured here*      | smollm2      | LTD    | 1.06     | 1.02  |
     Not measured here: GS. To measure it: make book ...
 
-The paper's rows are printed as in the paper. A number in doubt carries a mark, with its remark below the table. A table of more
-than MAX_COLUMNS columns is printed in parts, one for each metric. Knows nothing about any paper.
+The paper's rows are printed as in the paper. A number in doubt carries a mark, with its remark
+below the table. A table of more than MAX_COLUMNS columns is printed in parts, one for each metric.
+Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ BLOCKS = {"published": "The paper", "measured": "Measured here"}
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
-    """published, measured: cells as text, rows by name and columns by (column, metric); either may be empty.
+    """published, measured: cells as text, rows by name and columns by (column, metric); either may
+    be empty.
 
-    notes: sentences below the table. lacking: rows of the paper without a number of ours. doubts: what is said against
-    printed numbers.
+    notes: sentences below the table. lacking: rows of the paper without a number of ours. doubts:
+    what is said against printed numbers.
     """
 
     published: pd.DataFrame
@@ -41,23 +43,34 @@ class PaperTable:
     doubts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, measured, published, value: str = "value", *, how: str = "", digits=2) -> PaperTable:
+    def of(
+        cls, measured, published, value: str = "value", *, how: str = "", digits=2
+    ) -> PaperTable:
         """From long rows with row, column, metric and `value`, or None where there are none.
 
-        measured: also pair, perhaps prompts (else turns) and the ends of an interval. Rows that are equal in every digit are
-        named below.
-        published: also target and doubt. how: the command that measures what is missing, said once below the table.
+        measured: also pair, perhaps prompts (else turns) and the ends of an interval. Rows that are
+        equal in every digit are named below.
+        published: also target and doubt. how: the command that measures what is missing, said once
+        below the table.
         digits: as in `tables.cells`, or {metric: digits}.
         """
-        sides = [_filled(side, whose, value) for side, whose in ((published, "target"), (measured, "pair"))]
+        sides = [
+            _filled(side, whose, value)
+            for side, whose in ((published, "target"), (measured, "pair"))
+        ]
         if not any(map(len, sides)):
             raise SpecdecError("there is nothing to show: neither measured nor published rows.")
         heads = list(
             dict.fromkeys(
-                head for side in sides for head in side[["column", "metric"]].itertuples(index=False, name=None)
+                head
+                for side in sides
+                for head in side[["column", "metric"]].itertuples(index=False, name=None)
             )
         )
-        several = any(side["whose"].nunique() > 1 for side in sides) or sum(map(bool, map(len, sides))) > 1
+        several = (
+            any(side["whose"].nunique() > 1 for side in sides)
+            or sum(map(bool, map(len, sides))) > 1
+        )
         doubts = [doubt for doubt in dict.fromkeys(sides[0]["doubt"]) if doubt]
         marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
         blocks = [_block(side, value, heads, several, marks, digits) for side in sides]
@@ -68,13 +81,20 @@ class PaperTable:
             *_equal(sides[1], _texts(sides[1], value, digits)),
         ]
         if lacking:
-            notes.append(f"Not measured here: {', '.join(lacking)}." + (f" To measure: `{how}`." if how else ""))
+            notes.append(
+                f"Not measured here: {', '.join(lacking)}."
+                + (f" To measure: `{how}`." if how else "")
+            )
         return cls(*blocks, tuple(notes), tuple(lacking), tuple(doubts))
 
     @property
     def counts(self) -> dict[str, int]:
         """Rows of ours, and rows of the paper without one of ours."""
-        return {"measured": len(self.measured), "published_only": len(self.lacking), "not_measured": 0}
+        return {
+            "measured": len(self.measured),
+            "published_only": len(self.lacking),
+            "not_measured": 0,
+        }
 
     @property
     def heads(self) -> list[tuple[str, str]]:
@@ -118,18 +138,33 @@ class PaperTable:
         return table[["whose", *table.columns.drop("whose")]].fillna("-").to_csv(index=False)
 
     def latex(self, caption: str, label: str) -> str:
-        """The parts as LaTeX tables (booktabs, graphicx), with the paper's columns grouped where each has several metrics."""
+        """The parts as LaTeX tables (booktabs, graphicx), with the paper's columns grouped where
+        each has several metrics.
+        """
         parts = list(self.parts())
         shown = []
         for place, (metric, heads) in enumerate(parts):
             body = "\n".join(
-                ["\\toprule", *_latex_head(self, heads, metric), *_latex_rows(self, heads), "\\bottomrule"]
+                [
+                    "\\toprule",
+                    *_latex_head(self, heads, metric),
+                    *_latex_rows(self, heads),
+                    "\\bottomrule",
+                ]
             )
             names = max(block.index.nlevels for _, block in self.blocks(heads))
-            tabular = f"\\begin{{tabular}}{{{'l' * names}{'r' * len(heads)}}}\n{body}\n\\end{{tabular}}"
+            tabular = (
+                f"\\begin{{tabular}}{{{'l' * names}{'r' * len(heads)}}}\n{body}\n\\end{{tabular}}"
+            )
             said = f"{caption}{f' Part {place + 1}: {metric}.' if metric else ''}"
-            notes = "\\\\\n".join(map(tables.escaped, self.notes if place + 1 == len(parts) else ()))
-            shown.append(tables.latex_table(tabular, said, label if not place else f"{label}-{place + 1}", notes))
+            notes = "\\\\\n".join(
+                map(tables.escaped, self.notes if place + 1 == len(parts) else ())
+            )
+            shown.append(
+                tables.latex_table(
+                    tabular, said, label if not place else f"{label}-{place + 1}", notes
+                )
+            )
         return "\n".join(shown)
 
 
@@ -152,12 +187,17 @@ def _filled(side, whose: str, value: str) -> pd.DataFrame:
     return side.assign(**texts, doubt=side["doubt"].fillna(""))
 
 
-def _block(side: pd.DataFrame, value: str, heads: list, several: bool, marks: dict[str, str], digits) -> pd.DataFrame:
+def _block(
+    side: pd.DataFrame, value: str, heads: list, several: bool, marks: dict[str, str], digits
+) -> pd.DataFrame:
     if side.empty:
         return pd.DataFrame(columns=pd.MultiIndex.from_tuples(heads))
     texts = zip(_texts(side, value, digits), side["doubt"], strict=True)
     cells = [f"{text} ({marks[doubt]})" if doubt and text else text for text, doubt in texts]
-    long, keys = side.assign(cell=cells, row=side["row"] + _counted(side)), ["whose", "row"][not several :]
+    long, keys = (
+        side.assign(cell=cells, row=side["row"] + _counted(side)),
+        ["whose", "row"][not several :],
+    )
     twice = long[long.duplicated([*keys, "column", "metric"])]
     if len(twice):
         names = twice[[*keys, "column", "metric"]].iloc[0].tolist()
@@ -165,7 +205,9 @@ def _block(side: pd.DataFrame, value: str, heads: list, several: bool, marks: di
     wide = long.pivot(index=keys, columns=["column", "metric"], values="cell")
     order = list(dict.fromkeys(_rows(long, keys)))
     wide = wide.loc[order if several else [name for (name,) in order]]
-    return wide.reindex(columns=pd.MultiIndex.from_tuples(heads)).rename_axis(index=["model", "row"][not several :])
+    return wide.reindex(columns=pd.MultiIndex.from_tuples(heads)).rename_axis(
+        index=["model", "row"][not several :]
+    )
 
 
 def _rows(table: pd.DataFrame, columns: list[str]):
@@ -173,20 +215,26 @@ def _rows(table: pd.DataFrame, columns: list[str]):
 
 
 def _counted(side: pd.DataFrame) -> pd.Series:
-    """', n = 3' behind the name of a row whose cells say how many prompts they rest on, 'n = 3 to 5' where they differ; of
-    cells that only know how many turns that is, 'n = 3 turns'."""
+    """', n = 3' behind the name of a row whose cells say how many prompts they rest on, 'n = 3 to
+    5' where they differ; of cells that only know how many turns that is, 'n = 3 turns'.
+    """
     said = pd.Series("", side.index, dtype=object)
     for column, unit in {"turns": " turns", "prompts": ""}.items():
         counts = pd.to_numeric(side[column], errors="coerce").groupby([side["whose"], side["row"]])
         ends = zip(counts.transform("min"), counts.transform("max"), strict=True)
-        ranges = [f", n = {low:.0f}" + f" to {high:.0f}" * (high > low) + unit if low > 0 else "" for low, high in ends]
+        ranges = [
+            f", n = {low:.0f}" + f" to {high:.0f}" * (high > low) + unit if low > 0 else ""
+            for low, high in ends
+        ]
         ranges = pd.Series(ranges, side.index, dtype=object)
         said = ranges.where(ranges != "", said)
     return said
 
 
 def _equal(side: pd.DataFrame, texts: list) -> list[str]:
-    """Sentences that name the rows of several numbers which are equal in every printed digit: they decode alike."""
+    """Sentences that name the rows of several numbers which are equal in every printed digit: they
+    decode alike.
+    """
     found: dict[tuple, list[str]] = {}
     for (whose, row), cells in side.assign(text=texts).groupby(["whose", "row"], sort=False):
         if len(cells) > 1 and cells["text"].notna().all():
@@ -207,7 +255,9 @@ def _texts(side: pd.DataFrame, value: str, digits) -> list:
 
 
 def _flat(heads: list[tuple[str, str]], metric: str) -> list[str]:
-    """Names of columns in one line; without the metric where it is said above or there is only one."""
+    """Names of columns in one line; without the metric where it is said above or there is only
+    one.
+    """
     alone = metric or len({one for _, one in heads}) == 1
     return [column if alone else ", ".join(filter(None, (column, one))) for column, one in heads]
 

@@ -16,13 +16,16 @@ import copy
 import dataclasses
 import functools
 import itertools
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
+from rules.llamacpp_ev import LlamacppEv
+from rules.llamacpp_p_min import LlamacppPMin
+from rules.sglang_ema import SglangEma
+from rules.ucb import Ucb
+from rules.vllm_logistic import VllmLogistic
 
 from specdec import runs
 from specdec.core.policy import Policy
@@ -34,15 +37,8 @@ from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.trace import Trace
 
-from rules.llamacpp_ev import LlamacppEv
-from rules.llamacpp_p_min import LlamacppPMin
-from rules.sglang_ema import SglangEma
-from rules.ucb import Ucb
-from rules.vllm_logistic import VllmLogistic
 from workbook import classifiers
-from workbook.terms import Arena, in_time
-
-Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that levels expand
+from workbook.terms import Arena, Shape, in_time
 
 
 @dataclass(frozen=True)
@@ -273,55 +269,12 @@ class Tuner:
         row = {"shape": shape, "settings": settings, "ms_per_tok": ms, "replays": len(tried) + 1}
         return [row]
 
-    def expected_s(self) -> dict[str, float]:
-        """Seconds that tuning each rule will take; 0 if tuned before.
-
-        From a replay of two turns and a fit of one epoch.
-        """
-        train = self.parts["train"]
-        few = train.select(np.arange(len(train.turns)) < 2)
-        times = len(train) / len(few)
-        return {name: self._expected_s(name, few, times) for name in self.names}
-
-    def _expected_s(self, name: str, few, times: float) -> float:
-        if (self.folder / runs.plain_name(name) / "tuned.json").is_file():
-            return 0.0
-        shapes = self.shapes(name)
-        if not shapes:
-            return 1.0
-        # 1. a fit of one epoch
-        options = self.settings(name, shapes[0])
-        fitted = None
-        fit_s = 0.0
-        if RULES[name].fitted:
-            begin = time.perf_counter()
-            with tempfile.TemporaryDirectory() as folder:
-                fitted = self.fit(name, options[0], Path(folder), epochs=1)
-            fits = len(shapes) + len(self.seeds)
-            fit_s = (time.perf_counter() - begin) * classifiers.EPOCHS[name] * fits
-        # 2. a replay of two turns by the first settings that fit
-        policies = [self.made(name, settings, fitted) for settings in options]
-        policies = [policy for policy in policies if policy is not None]
-        if not policies:
-            return 1.0
-        # the first replay reads what it needs of the recording
-        replay(few, copy.deepcopy(policies[0]), self.arena.costs)
-        begin = time.perf_counter()
-        replay(few, policies[0], self.arena.costs)
-        replay_s = time.perf_counter() - begin
-        count = sum(len(self.settings(name, shape)) for shape in shapes)
-        return replay_s * times * count + fit_s
-
-    def all(
-        self, minutes: float = 0.0, expected: dict | None = None
-    ) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
+    def all(self, minutes: float = 0.0) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
         """{method: policies}, engines' rules as they ship and all tuned; a row for each tuned one.
 
-        minutes: no rule is begun that would not be tuned in this time (0: no limit); what is left
-        is for the next call. The state of a row says "found", "tuned", "left" or why the rule was
-        refused: that stops no other.
+        minutes: as in `in_time`. The state of a row says "found", "tuned", "left" or why the rule
+        was refused: that stops no other.
         """
-        expected = expected or self.expected_s()
         costs = self.arena.costs.name
         methods = {name: Method(name, TUNED, trained_on=costs) for name in self.names}
         policies: dict[Method, list[Policy]] = {}
@@ -338,8 +291,11 @@ class Tuner:
             policies[methods[name]], facts = self.tune(name)
             return _row_of(name, facts)
 
-        names = {name: expected[name] for name in self.names}
-        states = in_time(names, minutes, tuned, "tuned", slowest=5.0)
+        def is_tuned(name: str) -> bool:
+            return (self.folder / runs.plain_name(name) / "tuned.json").is_file()
+
+        kinds = [RULES[name].fitted for name in self.names]
+        states = in_time(self.names, kinds, minutes, tuned, "tuned", is_tuned)
         rows = []
         for name, state in zip(self.names, states, strict=True):
             row = {"method": str(methods[name]), "shape": "", "settings": "", "replays": 0}
@@ -373,9 +329,7 @@ def _row_of(name: str, facts: dict) -> dict:
     }
 
 
-def opponents(
-    trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0
-) -> dict[str, Policy]:
+def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) -> dict[str, Policy]:
     """The rules and classifiers of LTD's Table 1, the classifiers fitted to `trace`.
 
     depth: the deepest tree of all.

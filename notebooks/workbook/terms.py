@@ -1,19 +1,19 @@
-"""Equal terms: every learned controller with the same prompts, trees, prices, seeds and trials; beside it what was published.
+"""Equal terms: every learned controller with the same prompts, trees, prices, seeds and trials.
 
-    equal            trained and tuned alike: shapes of trees (or intervals) are tried on part "tune", answers are priced
+    equal            trained and tuned alike: shapes of trees (or intervals) are tried on part
+                     "tune", and answers are priced
     live             the same config, learned while decoding, as the papers do it
     paper, official  action grids, prompts, rewards and networks as published
 
-Every training lands in a folder of its own and is found there again. Knows nothing about comparisons.
+Every training has a folder of its own and is found there again.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,42 +36,68 @@ from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, best_static, fastest, setting, static_grid
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.env import LiveSource
-from specdec.training.radar import distributions_of, latency_ms, rows_for, train_radar, training_turns
+from specdec.training.radar import (
+    distributions_of,
+    latency_ms,
+    rows_for,
+    train_radar,
+    training_turns,
+)
 from specdec.training.value import train_value
 
 RESPS, LTD, RADAR, OURS = "Re-SpS", "LTD", "RADAR", "ours"
 PUBLISHED = {RESPS: resps.CONFIGS, LTD: ltd.LAPTOP, RADAR: radar.CONFIGS}
-TERMS = {EQUAL: (RESPS, LTD, RADAR, OURS), PAPER: tuple(PUBLISHED), OFFICIAL: tuple(PUBLISHED), LIVE: (RESPS, LTD)}
-GRIDS: dict[
-    str, tuple[TreeConfig, ...]
-] = {  # the trees between which each paper's controller chooses, or its grid search
-    RESPS: tuple(resps.valid_trees(resps.PAPER.totals, resps.PAPER.depths, resps.PAPER.widths)),
-    LTD: tuple(TreeConfig(nodes + 1, depth, 10) for depth in range(4, 13) for nodes in range(40, 241, 20)),
+TERMS = {
+    EQUAL: (RESPS, LTD, RADAR, OURS),
+    PAPER: (RESPS, LTD, RADAR),
+    OFFICIAL: (RESPS, LTD, RADAR),
+    LIVE: (RESPS, LTD),
+}
+
+
+def _ltd_grid() -> tuple[TreeConfig, ...]:
+    trees = []
+    for depth in range(4, 13):
+        for nodes in range(40, 241, 20):
+            trees.append(TreeConfig(nodes + 1, depth, 10))
+    return tuple(trees)
+
+
+_RESPS_GRID = resps.valid_trees(resps.PAPER.totals, resps.PAPER.depths, resps.PAPER.widths)
+# the trees between which each paper's controller chooses, or its grid search
+GRIDS: dict[str, tuple[TreeConfig, ...]] = {
+    RESPS: tuple(_RESPS_GRID),
+    LTD: _ltd_grid(),
     RADAR: tuple(TreeConfig(60, depth, 10) for depth in range(1, 8)),
 }
 CHOSEN_FOR_LTD = "humaneval"  # on which its paper searches
-PROBE = 64  # decisions of the training that an estimate is made from
-# What recordings must hold for the published action grids: settings of `record`.
+# what recordings must hold for the published action grids: settings of `record`
 WIDE = dict(depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), most_nodes=240)
+Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that levels expand
 
 
 @dataclass(frozen=True)
 class EqualTerms:
-    """What every learned controller is given alike; objective, network and length of training stay its own.
+    """What every learned controller is given alike; objective and network stay its own.
 
-    shapes: children per node and, where they differ, the nodes that each level expands; those that were recorded are tried.
-    depth: expansions at most, where the recording is as deep (RADAR's network decides seven times). total_tokens, depths: of
-    the trees, as large and as deep as a static tree's may be. The plain step, 1 token, is open to controllers that plan before
-    drafting; LTD, RADAR and ours answer after the first draft call.
-    intervals: tried in place of shapes by the controller whose answers name the shape themselves, as many as there are
-    shapes. trial_frac: how long each option learns, as a part of a training. effort: the same of every training's own length.
+    shapes: children per node and, where they differ, the nodes that each level expands; those
+    that were recorded are tried. depth: expansions at most, where the recording is as deep
+    (RADAR's network decides seven times). total_tokens, depths: of the trees, as large and as
+    deep as a static tree's may be. The plain step, 1 token, is open to controllers that plan
+    before drafting; LTD, RADAR and ours answer after the first draft call. intervals: tried in
+    place of shapes by the controller whose answers name the shape, as many as there are shapes.
+    trial_frac: how long each option learns, as a part of a training. effort: the same of every
+    training's own length.
     """
 
     name: str = EQUAL
     shapes: tuple[tuple[int, ...], ...] = ((4,), (4, 2, 1), (2,), (10,))
     depth: int = 12
     depths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 7, 8, 10, 12)
-    total_tokens: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 60, 80, 100, 128, 160, 201, 241)
+    total_tokens: tuple[int, ...] = (
+        *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+        *(60, 80, 100, 128, 160, 201, 241),
+    )
     intervals: tuple[int, ...] = (10, 1, 3, 30)
     trial_frac: float = 0.2
     effort: float = 1.0
@@ -94,14 +120,19 @@ class Job:
     def folder(self) -> str:
         return f"{self.system.lower()}-{self.terms}-{self.seed}"
 
+    @property
+    def on_equal_terms(self) -> bool:
+        return self.terms in (EQUAL, LIVE)
+
 
 @dataclass(frozen=True)
 class Arena:
     """On what, for which machine and where controllers are trained.
 
-    trace: a recording with parts "train" and "tune". wide: one that holds the published action grids (`WIDE`), or None.
-    sampled: one at temperature one, which RADAR's published terms ask for, or None. pair: to time answers inside live
-    decoding and to learn live. live_prompts, live_decisions: what that learns from, and how much.
+    trace: a recording with parts "train" and "tune". wide: one that holds the published action
+    grids (`WIDE`), or None. sampled: one at temperature one, which RADAR's published terms ask
+    for, or None. pair: to time answers inside live decoding and to learn live. live_prompts,
+    live_decisions: what that learns from, and how much.
     """
 
     trace: object
@@ -120,25 +151,32 @@ class Arena:
         for name in terms:
             if name not in TERMS:
                 raise nearest_name_error("terms", name, TERMS)
-        here = [name for name in terms if name == EQUAL or (self.live_prompts if name == LIVE else self.wide)]
-        later = {LIVE: 1}  # live rows are slow and noisy: one seed
-        return [
-            Job(system, name, seed)
-            for number, seed in enumerate(seeds)
-            for name in here
-            for system in TERMS[name]
-            if number < later.get(name, len(seeds))
-        ]
+        jobs = []
+        for number, seed in enumerate(seeds):
+            for name in terms:
+                if name == LIVE:
+                    # live rows are slow and noisy: one seed
+                    possible = bool(self.live_prompts) and number == 0
+                else:
+                    possible = name == EQUAL or self.wide is not None
+                if possible:
+                    jobs += [Job(system, name, seed) for system in TERMS[name]]
+        return jobs
 
-    def shapes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(children, beam) of the terms whose whole trees were recorded."""
-        asked = [(top_k, tuple(beam)) for top_k, *beam in self.terms.shapes]
-        found = [shape for shape in asked if self.recorded(shape)]
-        if not found:
-            raise SpecdecError(f"no whole trees of {self.terms.shapes} were recorded; record trees=(4, 10).")
-        return found
+    def home(self, job: Job):
+        """The recording that a job learns from."""
+        return self.trace if job.on_equal_terms else self.wide
 
-    def recorded(self, shape: tuple[int, tuple[int, ...]]) -> bool:
+    def shapes(self) -> list[Shape]:
+        """The shapes of the terms whose whole trees were recorded."""
+        shapes = [(top_k, tuple(beam)) for top_k, *beam in self.terms.shapes]
+        recorded = [shape for shape in shapes if self.recorded(shape)]
+        if not recorded:
+            why = f"no whole trees of {self.terms.shapes} were recorded"
+            raise SpecdecError(f"{why}; record trees=(4, 10).")
+        return recorded
+
+    def recorded(self, shape: Shape) -> bool:
         """Whether whole trees of a shape were recorded."""
         try:
             self.trace.column("scores", *shape)
@@ -146,7 +184,7 @@ class Arena:
             return False
         return True
 
-    def depth(self, shape: tuple[int, tuple[int, ...]]) -> int:
+    def depth(self, shape: Shape) -> int:
         """Expansions at most of a shape: those of the terms, as far as they were recorded."""
         return min(self.terms.depth, self.trace.depth_of(*shape))
 
@@ -155,51 +193,78 @@ class Arena:
         return self.folder / f"{system.lower()}-choice.json"
 
     def options(self, system: str) -> list:
-        """What is tried on part "tune", equally many for each system where the trees are deep enough for RADAR's network."""
-        shapes = self.shapes()
-        if system == OURS:  # it expands as many nodes as it has children
-            square = dict.fromkeys((top_k, ()) for top_k, _ in shapes)
-            shapes = [shape for shape in square if self.recorded(shape)]
-        if system == RADAR:
-            shapes = [shape for shape in shapes if self.depth(shape) >= radar.DECISIONS] or shapes
-        return list(self.terms.intervals[: len(shapes)]) if system == RESPS else shapes
+        """What is tried on part "tune": intervals for Re-SpS, shapes for the others.
 
-    def start(self, shape: tuple[int, tuple[int, ...]]) -> TreeConfig:
-        """The fastest tree of a shape that drafts anything, on part "tune": where each controller begins."""
-        totals = [total for total in self.terms.total_tokens if 1 < total <= self.trace.most_nodes + 1]
-        grid = dict(depths=range(1, self.depth(shape) + 1), top_ks=[shape[0]], beams=[shape[1]])
-        return best_static(self.trace.select(part="tune"), self.costs, total_tokens=totals, **grid)
+        RADAR's network needs trees that are deep enough; ours expands as many nodes of a level
+        as it has children.
+        """
+        shapes = self.shapes()
+        if system == RESPS:
+            return list(self.terms.intervals[: len(shapes)])
+        if system == OURS:
+            square = dict.fromkeys((top_k, ()) for top_k, _ in shapes)
+            return [shape for shape in square if self.recorded(shape)]
+        if system == RADAR:
+            deep = [shape for shape in shapes if self.depth(shape) >= radar.DECISIONS]
+            return deep or shapes
+        return shapes
+
+    def start(self, shape: Shape) -> TreeConfig:
+        """The fastest tree of a shape that drafts anything, on part "tune".
+
+        Each controller begins with it.
+        """
+        most = self.trace.most_nodes + 1
+        totals = [total for total in self.terms.total_tokens if 1 < total <= most]
+        depths = range(1, self.depth(shape) + 1)
+        grid = dict(total_tokens=totals, depths=depths, top_ks=[shape[0]], beams=[shape[1]])
+        return best_static(self.trace.select(part="tune"), self.costs, **grid)
 
 
 def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Policy]]:
-    """The fastest tree of each paper's own grid, as far as the recording holds it, on the parts `train` and `tune`.
+    """The fastest tree of each paper's own grid, on the parts `train` and `tune`.
 
-    LTD's is searched on HumanEval alone, as in the paper, and left out where that was not recorded; RADAR's are its tree of
-    60 tokens by the number of calls. A method's preset says where the grid was not recorded whole.
+    LTD's is searched on HumanEval alone, as in the paper, and left out where that was not
+    recorded; RADAR's are its tree of 60 tokens by the number of calls. A method's preset says
+    where the grid was not recorded whole.
     """
-    chosen_on, found = trace.turns["part"].isin(CHOSEN_ON), {}
+    chosen_on = trace.turns["part"].isin(CHOSEN_ON)
+    benchmarks = trace.turns["suite"].str.rpartition("/")[2]
+    methods = {}
     for system in systems:
-        named = trace.turns["suite"].str.rpartition("/")[2] == CHOSEN_FOR_LTD
-        asked = chosen_on & named if system == LTD else chosen_on
+        turns = chosen_on
+        if system == LTD:
+            turns = chosen_on & (benchmarks == CHOSEN_FOR_LTD)
         trees = [tree for tree in GRIDS[system] if _recorded(trace, tree)]
-        if asked.any() and trees:
-            totals, depths, top_ks = ({getattr(tree, name) for tree in trees} for name in SETTING[:3])
-            table = static_grid(trace.select(asked), costs, sorted(totals), sorted(depths), sorted(top_ks), [()])
-            inside = pd.MultiIndex.from_frame(table[SETTING]).isin([tuple(setting(tree).values()) for tree in trees])
-            best = fastest(table[inside].reset_index(drop=True))
-            whole = "" if len(trees) == len(GRIDS[system]) else ", as far as recorded"
-            found[Method(STATIC, GRID, system + whole)] = [Static.of(best)]
-    return found
+        if not turns.any() or not trees:
+            continue
+        totals = sorted({tree.total_tokens for tree in trees})
+        depths = sorted({tree.depth for tree in trees})
+        top_ks = sorted({tree.top_k for tree in trees})
+        table = static_grid(trace.select(turns), costs, totals, depths, top_ks, [()])
+        allowed = [tuple(setting(tree).values()) for tree in trees]
+        inside = pd.MultiIndex.from_frame(table[SETTING]).isin(allowed)
+        best = fastest(table[inside].reset_index(drop=True))
+        preset = system
+        if len(trees) < len(GRIDS[system]):
+            preset += ", as far as recorded"
+        methods[Method(STATIC, GRID, preset)] = [Static.of(best)]
+    return methods
 
 
 def _recorded(trace, tree: TreeConfig) -> bool:
-    known = tree.top_k in trace.top_ks and tree.verify_nodes <= trace.most_nodes
-    return known and tree.depth <= trace.depth_of(tree.top_k, ())
+    if tree.top_k not in trace.top_ks or tree.verify_nodes > trace.most_nodes:
+        return False
+    return tree.depth <= trace.depth_of(tree.top_k, ())
 
 
 def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:
-    """The run `name` of what is trained on a recording for a machine: found again by every caller with the same inputs."""
-    facts = {"recording": trace.header["key"], "suites": list(dict.fromkeys(trace.turns["suite"]))}
+    """The run `name` of what is trained on a recording for a machine.
+
+    It is found again by every caller with the same inputs.
+    """
+    suites = list(dict.fromkeys(trace.turns["suite"]))
+    facts = {"recording": trace.header["key"], "suites": suites}
     facts |= {"costs": runs.content_key(costs=costs), "terms": terms}
     return runs.start(name, runs.plain(facts), scale=scale, tie_to_code=False)
 
@@ -207,71 +272,106 @@ def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") ->
 def equal_config(arena: Arena, system: str, option):
     """The config of a system under equal terms. option: one of `arena.options`."""
     terms = arena.terms
-    totals = tuple(total for total in terms.total_tokens if total <= arena.trace.most_nodes + 1)
+    most = arena.trace.most_nodes + 1
+    totals = tuple(total for total in terms.total_tokens if total <= most)
+    sizes = tuple(total - 1 for total in totals)
     if system == RESPS:
-        widths = tuple((top_k, *beam) for top_k, beam in arena.shapes())
-        deepest = min(map(arena.depth, arena.shapes()))
-        depths = tuple(depth for depth in terms.depths if depth <= deepest)
-        grid = {"totals": totals, "depths": depths, "widths": widths, "small": True}
-        learning = {"interval": option, "temperature": None}
-        return changed(resps.OURS, {"name": EQUAL, **grid, "interval": option, "while_training": learning})
+        shapes = arena.shapes()
+        deepest = min(arena.depth(shape) for shape in shapes)
+        changes = {
+            "name": EQUAL,
+            "totals": totals,
+            "depths": tuple(depth for depth in terms.depths if depth <= deepest),
+            "widths": tuple((top_k, *beam) for top_k, beam in shapes),
+            "small": True,
+            "interval": option,
+            "while_training": {"interval": option, "temperature": None},
+        }
+        return changed(resps.OURS, changes)
     top_k, beam = option
+    depth = arena.depth(option)
     if system == OURS:
-        sizes = tuple(total - 1 for total in totals)
-        tree = {"top_k": top_k, "most_expansions": arena.depth(option), "sizes": sizes}
+        tree = {"top_k": top_k, "most_expansions": depth, "sizes": sizes}
         return changed(value.OURS, {"name": EQUAL, **tree})
-    start = arena.start(option)
+    start = arena.start(option).total_tokens
     if system == RADAR:
-        tree = {"top_k": top_k, "beam": beam, "total_tokens": start.total_tokens}
+        tree = {"top_k": top_k, "beam": beam, "total_tokens": start}
         return changed(radar.OURS, {"name": EQUAL, **tree})
-    shape = {"depth": arena.depth(option), "top_k": top_k, "beam": beam}
-    fields = {f"{kind}.{field}": value for kind in ("depth", "size") for field, value in shape.items()}
-    fields |= {"depth.from_root": True, "depth.total_tokens": start.total_tokens}
-    return changed(ltd.OURS, {"name": EQUAL, **fields, "size.sizes": tuple(total - 1 for total in totals)})
+    changes = {"name": EQUAL}
+    for part in ("depth", "size"):
+        changes |= {f"{part}.depth": depth, f"{part}.top_k": top_k, f"{part}.beam": beam}
+    changes |= {"depth.from_root": True, "depth.total_tokens": start, "size.sizes": sizes}
+    return changed(ltd.OURS, changes)
 
 
 def published_config(arena: Arena, system: str, preset: str):
     """The config of a system as its paper or its code has it."""
     config = PUBLISHED[system][preset]
-    if system == RESPS and config.state == "official":  # the code's 4096 is the width of the target it was run on
-        config = changed(config, {"hidden_size": arena.trace.features.shape[1] // config.layers})
+    if system == RESPS and config.state == "official":
+        # the code's 4096 is the width of the target it was run on
+        width = arena.trace.features.shape[1] // config.layers
+        config = changed(config, {"hidden_size": width})
     return config
 
 
 def config_of(arena: Arena, job: Job, option=None):
-    """The config that a job trains, its length included. option: one of `arena.options`, where terms have any."""
-    config = (
-        published_config(arena, job.system, job.terms) if option is None else equal_config(arena, job.system, option)
-    )
+    """The config that a job trains, its length included.
+
+    option: one of `arena.options`, where terms have any.
+    """
+    if option is None:
+        config = published_config(arena, job.system, job.terms)
+    else:
+        config = equal_config(arena, job.system, option)
     config = lengthened(config, arena.terms.effort)
-    return briefly(config, arena.live_decisions) if job.terms == LIVE else config
+    if job.terms == LIVE:
+        config = briefly(config, arena.live_decisions)
+    return config
 
 
 def lengthened(config, effort: float, most: int | None = None):
-    """`config` with a training `effort` times as long; of PPO whole rollouts, shorter ones where it is less than one.
+    """`config` with a training `effort` times as long.
 
-    most: decisions per rollout at most.
+    Of PPO whole rollouts, shorter ones where it is less than one. most: decisions per rollout at
+    most.
     """
     changes = {}
-    for kind in ("ppo", "depth.ppo", "size.ppo"):
-        part = config
-        for name in kind.split("."):
-            part = getattr(part, name, None)
-        if part is None:
-            continue
-        wanted = round(part.total_steps * effort)
-        steps = min(part.n_steps, most or part.n_steps, max(8, wanted - wanted % 8))
-        total = max(1, round(wanted / steps)) * steps
-        batch = min(part.batch_size, steps)
-        changes |= {f"{kind}.n_steps": steps, f"{kind}.batch_size": batch, f"{kind}.total_steps": total}
+    for name, ppo in _ppos(config).items():
+        decisions = round(ppo.total_steps * effort)
+        steps = min(ppo.n_steps, max(8, decisions - decisions % 8))
+        if most is not None:
+            steps = min(steps, most)
+        changes[f"{name}.n_steps"] = steps
+        changes[f"{name}.batch_size"] = min(ppo.batch_size, steps)
+        changes[f"{name}.total_steps"] = max(1, round(decisions / steps)) * steps
     for name in ("epochs", "steps"):
         if hasattr(config, name):
             changes[name] = max(1, round(getattr(config, name) * effort))
     return changed(config, changes)
 
 
+def briefly(config, decisions: int):
+    """`config` for a live training of so many decisions.
+
+    Of LTD each policy learns alone, without the later rounds in turns.
+    """
+    changes = {f"{name}.total_steps": decisions for name in _ppos(config)}
+    if hasattr(config, "rounds"):
+        changes["rounds"] = config.rounds[:2]
+    return lengthened(changed(config, changes), 1.0, decisions)
+
+
+def _ppos(config) -> dict:
+    """The PPOConfigs of a config by their field."""
+    if hasattr(config, "ppo"):
+        return {"ppo": config.ppo}
+    if isinstance(config, ltd.LtdConfig):
+        return {"depth.ppo": config.depth.ppo, "size.ppo": config.size.ppo}
+    return {}
+
+
 def length(arena: Arena, config) -> float:
-    """What a training learns from: decisions of PPO, rows that RADAR goes through, examples of ours."""
+    """What a training learns from: decisions of PPO, rows of RADAR, examples of ours."""
     if isinstance(config, value.ValueConfig):
         return config.steps * config.batch
     if isinstance(config, radar.RadarConfig):
@@ -284,67 +384,92 @@ def length(arena: Arena, config) -> float:
 
 
 def radar_recording(arena: Arena, config: radar.RadarConfig):
-    """What RADAR learns from. As published: the recording with exact distributions, at temperature one by what they are, else
-    the one that was sampled at temperature one."""
+    """What RADAR learns from.
+
+    As published: the recording with exact distributions, else the one that was sampled at
+    temperature one.
+    """
     if config.exact is False:
         return arena.trace
-    held = [one for one in (arena.sampled, arena.wide, arena.trace) if one is not None]
-    return next((one for one in held if distributions_of(one, config.exact, config.tree) is not None), held[0])
+    recordings = [arena.sampled, arena.wide, arena.trace]
+    recordings = [recording for recording in recordings if recording is not None]
+    for recording in recordings:
+        if distributions_of(recording, config.exact, config.tree) is not None:
+            return recording
+    return recordings[0]
 
 
 def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source=None) -> Policy:
-    """Train `config` in `folder`. policy_ms: what an answer costs, counted wherever the config's time counts policies."""
-    trace = arena.trace if job.terms in (EQUAL, LIVE) else arena.wide
+    """Train `config` in `folder`.
+
+    policy_ms: what an answer costs, counted wherever the config's time counts policies.
+    """
+    trace = arena.home(job)
     options = dict(seed=job.seed, out_dir=folder)
     if job.system in (RESPS, LTD):
-        train = train_resps if job.system == RESPS else train_ltd
-        one_by_one = {} if job.terms == EQUAL else {"envs": 1}  # as published: one text after the other
-        options |= dict(policy_ms=policy_ms, source=source, progress=arena.progress, **one_by_one)
-        trained = train(trace, arena.costs, config, **options)
-        return trained if job.system == RESPS else trained.policy
+        options |= dict(policy_ms=policy_ms, source=source, progress=arena.progress)
+        if job.terms != EQUAL:
+            # as published: one text after the other
+            options["envs"] = 1
+        if job.system == RESPS:
+            return train_resps(trace, arena.costs, config, **options)
+        return train_ltd(trace, arena.costs, config, **options).policy
     if job.system == RADAR:
         data = rows_for(config, radar_recording(arena, config))
         costs = dataclasses.replace(arena.costs, policy_ms={"radar": policy_ms})
         latency = latency_ms(costs, data.context_tok, config.flat_nodes, config.tree)
         facts = {"pair": trace.header["pair"], "costs": arena.costs.name}
         return train_radar(data, latency, config, trained_for=facts, **options).policy
-    tune = trace.select(part="tune")
     options = dict(seed=job.seed, policy_ms=None, pair=arena.pair, progress=arena.progress)
-    start = arena.start((config.top_k, ()))
-    return train_value(trace.select(part="train"), arena.costs, config, start=start, tune_on=tune, **options)[0]
+    options["start"] = arena.start((config.top_k, ()))
+    options["tune_on"] = trace.select(part="tune")
+    return train_value(trace.select(part="train"), arena.costs, config, **options)[0]
 
 
 def untrained(arena: Arena, system: str, config) -> Policy | None:
-    """A policy of `config` with random weights, to time its answers; None for ours, which times its own."""
+    """A policy of `config` with random weights, to time its answers.
+
+    None for ours, which times its own.
+    """
     if system == RESPS:
-        return config.policy(arena.trace.features.shape[1]).fill_at_random(config.ppo.pi)
+        policy = config.policy(arena.trace.features.shape[1])
+        return policy.fill_at_random(config.ppo.pi)
     if system == LTD:
-        return ltd.combine(*(part.policy().fill_at_random(part.ppo.pi) for part in (config.depth, config.size)))
+        depth = config.depth.policy().fill_at_random(config.depth.ppo.pi)
+        size = config.size.policy().fill_at_random(config.size.ppo.pi)
+        return ltd.combine(depth, size)
     if system == RADAR:
         policy = config.policy()
-        policy.network = policy.build_network({name: np.zeros(shape) for name, shape in radar.SHAPES.items()})
+        weights = {name: np.zeros(shape) for name, shape in radar.SHAPES.items()}
+        policy.network = policy.build_network(weights)
         return policy
     return None
 
 
 def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
-    """Milliseconds of an answer, measured once and kept under `key`: what was trained with a price keeps it."""
+    """Milliseconds of an answer, measured once and kept under `key`.
+
+    What was trained with a price keeps it.
+    """
     path = arena.folder / "answers.json"
-    known = runs.found(path)
-    if key not in known:
-        own = copy.deepcopy(policy)
-        if own is None:
-            known[key] = 0.0
+    prices = runs.found(path)
+    if key not in prices:
+        if policy is None:
+            prices[key] = 0.0
         elif arena.pair is not None:
-            known[key] = measured_answer_ms(arena.pair, own, arena.costs)
+            prices[key] = measured_answer_ms(arena.pair, copy.deepcopy(policy), arena.costs)
         else:
-            known[key] = answer_ms(trace.select(part="tune"), own, arena.costs)
-        runs.write_json(path, known)
-    return known[key]
+            tune = trace.select(part="tune")
+            prices[key] = answer_ms(tune, copy.deepcopy(policy), arena.costs)
+        runs.write_json(path, prices)
+    return prices[key]
 
 
 def choose(arena: Arena, system: str) -> dict:
-    """The option of a system that is fastest on part "tune" after a short training. Returns option (its number) and table."""
+    """The option of a system that is fastest on part "tune" after a short training.
+
+    Returns option (its number) and table.
+    """
     path = arena.choice_file(system)
     if not path.is_file():
         runs.write_json(path, _tried(arena, system))
@@ -352,213 +477,206 @@ def choose(arena: Arena, system: str) -> dict:
 
 
 def _tried(arena: Arena, system: str) -> dict:
-    rows, tune = [], arena.trace.select(part="tune")
+    tune = arena.trace.select(part="tune")
+    rows = []
     for number, option in enumerate(arena.options(system)):
+        # 1. what an answer costs before anything is learned
         config = equal_config(arena, system, option)
         key = f"{system}-{number}"
         asking_ms = priced(arena, key, arena.trace, untrained(arena, system, config))
+        # 2. a short training
         short = lengthened(config, arena.terms.effort * arena.terms.trial_frac)
         folder = arena.folder / f"{system.lower()}-trial-{number}"
         policy = learn(arena, Job(system, EQUAL, 0), short, folder, asking_ms)
+        # 3. its time on prompts that it did not learn from, answers charged
         charged = priced(arena, f"{key}-trained", arena.trace, policy)
-        ms = replay(tune, copy.deepcopy(policy), arena.costs, policy_ms=charged).ms_per_tok
-        rows.append({"option": str(option), "ms_per_tok": ms, "learned_from": length(arena, short)})
-    return {"option": min(range(len(rows)), key=lambda number: rows[number]["ms_per_tok"]), "table": rows}
+        replayed = replay(tune, copy.deepcopy(policy), arena.costs, policy_ms=charged)
+        row = {"option": str(option), "ms_per_tok": replayed.ms_per_tok}
+        rows.append(row | {"learned_from": length(arena, short)})
+    times = [row["ms_per_tok"] for row in rows]
+    return {"option": int(np.argmin(times)), "table": rows}
 
 
 def train(arena: Arena, job: Job) -> Policy:
-    """The policy of a job: found where it was trained before, else trained, its choices written into its files."""
+    """The policy of a job: found where it was trained before, else trained.
+
+    Its choices are written into its files.
+    """
     folder = arena.folder / job.folder
-    if (found := saved(folder)) is not None:
-        return found
-    began, source, option, key = time.perf_counter(), None, None, f"{job.system}-{job.terms}"
-    if job.terms in (EQUAL, LIVE):
+    policy = saved(folder)
+    if policy is not None:
+        return policy
+    began = time.perf_counter()
+    # 1. what is chosen for it, and on which part
+    option = None
+    key = f"{job.system}-{job.terms}"
+    if job.on_equal_terms:
         best = choose(arena, job.system)["option"]
-        option, key = arena.options(job.system)[best], f"{job.system}-{best}"
-        log = [("interval" if job.system == RESPS else "width", "tune", option)]
+        option = arena.options(job.system)[best]
+        key = f"{job.system}-{best}"
+        choices = [("interval" if job.system == RESPS else "width", "tune", option)]
         if job.system in (LTD, RADAR):
-            log.append(("nodes to begin with", "tune", arena.start(option).text))
+            choices.append(("nodes to begin with", "tune", arena.start(option).text))
     else:
-        log = [("action grid, recipe", "none", "as in the paper" if job.terms == PAPER else "as in its code")]
+        grid = "as in the paper" if job.terms == PAPER else "as in its code"
+        choices = [("action grid, recipe", "none", grid)]
+    # 2. the training
     config = config_of(arena, job, option)
-    home = arena.trace if job.terms in (EQUAL, LIVE) else arena.wide
-    asking_ms = priced(arena, key, home, untrained(arena, job.system, config))
+    policy = untrained(arena, job.system, config)
+    asking_ms = priced(arena, key, arena.home(job), policy)
+    source = None
     if job.terms == LIVE:
+        prompts = list(arena.live_prompts)
         answer_tok = arena.trace.header["max_new_tokens"]
-        source = LiveSource(arena.pair, list(arena.live_prompts), answer_tok, policy_ms=asking_ms)
+        source = LiveSource(arena.pair, prompts, answer_tok, policy_ms=asking_ms)
     policy = learn(arena, job, config, folder, asking_ms, source)
-    for choice, part, picked in log:
+    # 3. its files
+    for choice, part, picked in choices:
         chose(policy, choice, part, picked)
     save(policy, folder)
     facts = {"learned_from": length(arena, config), "seconds": time.perf_counter() - began}
-    counted = policy.policies[0].trained_for.get("deviations", [])
-    runs.write_json(folder / "trained.json", facts | {"deviations": counted})
-    # As every later run finds it: what it remembers of its training would make that run another one.
+    facts["deviations"] = policy.policies[0].trained_for.get("deviations", [])
+    runs.write_json(folder / "trained.json", facts)
+    # as every later run finds it: what it remembers of its training would make it another one
     return saved(folder)
-
-
-def briefly(config, decisions: int):
-    """`config` for a live training of so many decisions; of LTD each policy alone, without the later rounds in turns."""
-    parts = ("ppo",) if hasattr(config, "ppo") else ("depth.ppo", "size.ppo")
-    short = {f"{part}.total_steps": decisions for part in parts}
-    if hasattr(config, "rounds"):
-        short["rounds"] = config.rounds[:2]
-    return lengthened(changed(config, short), 1.0, decisions)
 
 
 def save(policy: Policy, folder: Path) -> None:
     """Into folder/policy, or of LTD's two into folder/policy/depth and folder/policy/size."""
-    parts = policy.policies if len(policy.policies) > 1 else None
-    for name, part in zip(("depth", "size"), parts, strict=True) if parts else [("", policy)]:
-        part.save(folder / "policy" / name)
+    place = folder / "policy"
+    if len(policy.policies) == 1:
+        policy.save(place)
+        return
+    depth, size = policy.policies
+    depth.save(place / "depth")
+    size.save(place / "size")
 
 
 def saved(folder: Path) -> Policy | None:
     """What `train` left in a folder; None where it has not finished."""
+    place = folder / "policy"
     if not (folder / "trained.json").is_file():
         return None
-    if (folder / "policy" / "policy.json").is_file():
-        return load_policy(folder / "policy")
-    return ltd.combine(*(load_policy(folder / "policy" / name) for name in ("depth", "size")))
+    if (place / "policy.json").is_file():
+        return load_policy(place)
+    return ltd.combine(load_policy(place / "depth"), load_policy(place / "size"))
 
 
 def deviations(arena: Arena, job: Job) -> list[str]:
-    """In what a published row still differs from what was published; nothing of a job that is not trained yet."""
+    """In what a published row still differs from what was published; [] before the training."""
     return runs.found(arena.folder / job.folder / "trained.json").get("deviations", [])
 
 
 def training_prompts(pair, trace) -> list:
-    """The prompts of a recording's part "train", first turns, as the pair decodes them: what live learning decodes."""
+    """The prompts of a recording's part "train", first turns: what live learning decodes."""
     turns = trace.select(part="train").turns
-    wanted = set(turns["prompt"])
-    items = gather(list(dict.fromkeys(turns["suite"])), seed=trace.header.get("seed", 0))
-    return [conversation(pair, item, 0, []) for item in items if item.id in wanted]
-
-
-def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
-    """Seconds that each job will take, from a very short training of its kind; 0 for what was trained before.
-
-    The first job of a system under equal terms pays for its trials. NaN where already that training was refused.
-    """
-    seconds, probes, tried = {}, {}, set()
-    for job in jobs:
-        if (arena.folder / job.folder / "trained.json").is_file():
-            seconds[job] = 0.0
-            continue
-        config = config_of(arena, job, arena.options(job.system)[0] if job.terms in (EQUAL, LIVE) else None)
-        kind = job.system, job.terms
-        if kind not in probes:
-            try:
-                probes[kind] = _probed(arena, job, config)
-            except SpecdecError:
-                probes[kind] = np.nan, np.nan
-        trials = 0
-        if job.terms == EQUAL and job.system not in tried and not arena.choice_file(job.system).is_file():
-            trials = len(arena.shapes())
-        tried.add(job.system)
-        fixed, slope = probes[kind]
-        seconds[job] = fixed * (1 + trials) + slope * (1 + trials * arena.terms.trial_frac) * length(arena, config)
-    return seconds
-
-
-def _probed(arena: Arena, job: Job, config) -> tuple[float, float]:
-    """(seconds, seconds per decision, row or example) from two trainings too short to be of use, one longer than the other."""
-    if job.system == RADAR or job.terms == LIVE:  # nearly all of it grows with the length
-        short = lengthened(config, 0.0) if job.system == RADAR else briefly(config, PROBE // 4)
-        return 0.0, _timed(arena, job, short) / length(arena, short)
-    if job.system == OURS:
-        probes = [dataclasses.replace(config, steps=steps) for steps in (1, 20)]
-    else:
-        probes = [briefly(config, decisions) for decisions in (PROBE, 8 * PROBE)]
-    (few, more), (short, longer) = zip(*((_timed(arena, job, c), length(arena, c)) for c in probes), strict=True)
-    slope = max(0.0, more - few) / (longer - short)
-    return max(0.0, few - slope * short), slope
-
-
-def _timed(arena: Arena, job: Job, config) -> float:
-    """Seconds of one training, of which nothing is kept."""
-    source = None
-    if job.terms == LIVE:
-        source = LiveSource(arena.pair, list(arena.live_prompts), arena.trace.header["max_new_tokens"])
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        learn(dataclasses.replace(arena, progress=False), job, config, Path(folder), 0.0, source)
-        return time.perf_counter() - began
+    suites = list(dict.fromkeys(turns["suite"]))
+    items = gather(suites, seed=trace.header.get("seed", 0))
+    ids = set(turns["prompt"])
+    return [conversation(pair, item, 0, []) for item in items if item.id in ids]
 
 
 def train_all(
-    arena: Arena, jobs: Sequence[Job], minutes: float = 0.0, expected: dict[Job, float] | None = None
+    arena: Arena, jobs: Sequence[Job], minutes: float = 0.0
 ) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
-    """The policies by `Job.method`, a list with one per seed, and a table: one row per job, what it took or would take.
+    """The policies by `Job.method`, a list with one per seed, and a table: one row per job.
 
-    Its state says "found", "trained", "left" or why it was refused: one system that cannot learn here stops no other.
-    minutes: no training begins that would not end in this time (0: no limit); what is left is for the next call.
-    expected: of `expected_s`, where that was asked already.
+    A row's state says "found", "trained", "left" or why it was refused: one system that cannot
+    learn here stops no other. minutes: as in `in_time`.
     """
-    expected = expected or expected_s(arena, jobs)
     policies: dict[Method, list[Policy]] = {}
 
-    def one(job: Job) -> dict:
-        policies.setdefault(job.method.but(trained_on=arena.costs.name), []).append(train(arena, job))
+    def trained(job: Job) -> dict:
+        method = job.method.but(trained_on=arena.costs.name)
+        policies.setdefault(method, []).append(train(arena, job))
         facts = runs.read_json(arena.folder / job.folder / "trained.json")
         return {"minutes": facts["seconds"] / 60, "learned_from": facts["learned_from"]}
 
-    states = in_time({job: expected[job] for job in jobs}, minutes, one, "trained")
-    labels = [{"method": str(job.method.but(trained_on=arena.costs.name)), "seed": job.seed} for job in jobs]
-    table = pd.DataFrame([label | state for label, state in zip(labels, states, strict=True)])
-    return {method: some for method, some in policies.items() if some}, table.reindex(
-        columns=["minutes", "learned_from", "method", "seed", "expected_min", "state"]
-    )
+    def is_trained(job: Job) -> bool:
+        return (arena.folder / job.folder / "trained.json").is_file()
+
+    kinds = [(job.system, job.terms) for job in jobs]
+    states = in_time(jobs, kinds, minutes, trained, "trained", is_trained)
+    rows = []
+    for job, state in zip(jobs, states, strict=True):
+        rows.append({"method": str(job.method), "seed": job.seed} | state)
+    columns = ["minutes", "learned_from", "method", "seed", "expected_min", "state"]
+    policies = {method: seeds for method, seeds in policies.items() if seeds}
+    return policies, pd.DataFrame(rows).reindex(columns=columns)
 
 
 def in_time(
-    expected_s: dict[Any, float], minutes: float, make: Callable[[Any], dict], made: str, slowest: float = np.inf
+    tasks: Iterable,
+    kinds: Iterable,
+    minutes: float,
+    make: Callable[[Any], dict],
+    made: str,
+    is_made: Callable[[Any], bool],
 ) -> list[dict]:
-    """What `make` says of each thing in turn, with expected_min and its state: "found", `made`, "left" or "refused: ...".
+    """What `make` says of each task in turn, with expected_min and its state.
 
-    expected_s: 0 for what was trained before. Nothing is begun that would not end in `minutes` (0: no limit); expectations are
-    scaled by how long the last one took, at most `slowest` times as long.
+    state: "found", `made`, "left" or "refused: ...". minutes: no task begins after so long, nor
+    one that would end later if it took as long as the last of its kind (0: no limit). What is
+    left is for the next call.
     """
-    began, factor, rows = time.perf_counter(), 1.0, []
-    for what, seconds in expected_s.items():
-        begin, wanted_s = time.perf_counter(), factor * seconds
-        row = {"expected_min": wanted_s / 60, "state": "left"}
-        if not (minutes and seconds and begin - began + wanted_s > 60 * minutes):
-            try:
-                row |= make(what) | {"state": made if seconds else "found"}
-                if seconds > 0:
-                    factor = min(slowest, max(0.2, (time.perf_counter() - begin) / seconds))
-            except SpecdecError as error:
-                row["state"] = f"refused: {error}"
+    began = time.perf_counter()
+    took_s: dict[Any, float] = {}
+    rows = []
+    for task, kind in zip(tasks, kinds, strict=True):
+        begin = time.perf_counter()
+        old = is_made(task)
+        expected_s = 0.0 if old else took_s.get(kind, 0.0)
+        row = {"expected_min": expected_s / 60, "state": "left"}
         rows.append(row)
+        late = begin - began + expected_s > 60 * minutes
+        if minutes and late and not old:
+            continue
+        try:
+            row |= make(task)
+            row["state"] = "found" if old else made
+        except SpecdecError as error:
+            row["state"] = f"refused: {error}"
+        if not old:
+            took_s[kind] = time.perf_counter() - begin
     return rows
 
 
 def with_published(comparison: Comparison, wide, costs, policies: dict, **options) -> Comparison:
-    """`comparison` and policies that only another recording can judge: `wide`, of the same turns with other trees.
+    """`comparison` and policies that only another recording can judge.
 
-    The bound of a turn is the lower of both recordings'. SpecdecError where the recordings hold other texts. options:
-    policy_ms, pair and progress of `compare_replay`.
+    wide: that recording, of the same turns with other trees. The bound of a turn is the lower of
+    both recordings'. SpecdecError where the recordings hold other texts. options: policy_ms, pair
+    and progress of `compare_replay`.
     """
-    mine, part = comparison.turns, comparison.turns["part"].iloc[0]
+    # 1. the policies on the other recording, beside any static tree
+    mine = comparison.turns
     default = comparison.baselines.defaults[0]
-    known = dict.fromkeys(mine["suite"], default)
-    stand_in = Baselines((default,), default, known, comparison.baselines.chosen_on)
-    wide = wide.select(wide.turns["suite"].isin(known).to_numpy())
-    other = compare_replay(wide, costs, policies, part=part, baselines=stand_in, random_seeds=(), **options)
+    per_suite = dict.fromkeys(mine["suite"], default)
+    chosen_on = comparison.baselines.chosen_on
+    options["baselines"] = Baselines((default,), default, per_suite, chosen_on)
+    options |= {"part": mine["part"].iloc[0], "random_seeds": ()}
+    wide = wide.select(wide.turns["suite"].isin(per_suite).to_numpy())
+    theirs = compare_replay(wide, costs, policies, **options)
+    # 2. the default tree takes the same time in both only if the texts are the same
     keys = [*TURN, "new_tok", "time_ms"]
-    both = [some[some["method"] == comparison.baselines.default][keys] for some in (mine, other.turns)]
-    if len(both[0]) != len(both[1]) or len(both[0].round(6).merge(both[1].round(6))) < len(both[0]):
-        raise SpecdecError(
-            "the two recordings hold other texts; record the same prompts, in float32, with the same lengths."
-        )
-    bounds = [some[some["method"] == CLAIRVOYANT].set_index(TURN) for some in (mine, other.turns)]
-    lower = bounds[0].where(bounds[0]["time_ms"] <= bounds[1]["time_ms"].reindex(bounds[0].index), bounds[1])
-    kept = [mine[mine["method"] != CLAIRVOYANT], lower.reset_index()[list(mine)]]
-    new, cycles = (table[table["method"].isin(policies)] for table in (other.turns, other.cycles))
+    name = comparison.baselines.default
+    here = mine.loc[mine["method"] == name, keys].round(6)
+    there = theirs.turns.loc[theirs.turns["method"] == name, keys].round(6)
+    if len(here) != len(there) or len(here.merge(there)) < len(here):
+        why = "the two recordings hold other texts"
+        raise SpecdecError(f"{why}; record the same prompts, in float32, with the same lengths.")
+    # 3. the lower bound of each turn
+    bound = mine[mine["method"] == CLAIRVOYANT].set_index(TURN)
+    other = theirs.turns[theirs.turns["method"] == CLAIRVOYANT].set_index(TURN)
+    lower = bound["time_ms"] <= other["time_ms"].reindex(bound.index)
+    bound = bound.where(lower, other).reset_index()[list(mine)]
+    # 4. both together
+    turns = [mine[mine["method"] != CLAIRVOYANT], bound]
+    turns.append(theirs.turns[theirs.turns["method"].isin(policies)])
+    cycles = theirs.cycles[theirs.cycles["method"].isin(policies)]
     return dataclasses.replace(
         comparison,
-        turns=pd.concat([*kept, new], ignore_index=True).astype(mine.dtypes.to_dict()),
+        turns=pd.concat(turns, ignore_index=True).astype(mine.dtypes.to_dict()),
         cycles=pd.concat([comparison.cycles, cycles], ignore_index=True),
-        policy_ms=comparison.policy_ms | other.policy_ms,
+        policy_ms=comparison.policy_ms | theirs.policy_ms,
     )

@@ -254,7 +254,9 @@ class _Bench:
         Returns rows of prompts and of cycles.
         """
         methods = {name: unused_method(method) for name, method in self.policies.items()}
-        prompts, cycles, answers = [], [], []
+        prompts = []
+        cycles = []
+        answers = []
         for turn in range(len(item.turns)):
             # 1. the conversation so far, with the baseline's answers
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
@@ -352,7 +354,8 @@ def decode_rounds(
     """
     config = runs.configured(None, EvaluateConfig, settings)
     _check_counts(config)
-    policies, items = named_methods(methods), gather(prompts)
+    policies = named_methods(methods)
+    items = gather(prompts)
     check_countable(pair, config.cpu_time)
     identity = {"baseline": baseline_of(policies), "pair": describe_pair(pair)}
     bench = _Bench(pair, policies, items, config, None, identity)
@@ -399,11 +402,9 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
     >>> table[["suite", "method", "prompts", "same_frac"]].values.tolist()
     [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
-    prompts, cycles, config = (
-        run.read_table("prompts"),
-        run.read_table("cycles"),
-        run.record()["config"],
-    )
+    prompts = run.read_table("prompts")
+    cycles = run.read_table("cycles")
+    config = run.record()["config"]
     # a copy measures the noise and is no hypothesis
     family = set(config["methods"]) - {twin for _, twin in _twins(config["methods"])}
     table = stats.compare(prompts, baseline or config["baseline"], family=family, **options)

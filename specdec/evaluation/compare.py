@@ -38,11 +38,9 @@ from specdec.replays.trace import Trace, open_trace
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
-TUNED, PER_SUITE, RANDOM = (
-    Method(STATIC, identity.TUNED),
-    Method(STATIC, identity.PER_SUITE),
-    Method("random"),
-)
+TUNED = Method(STATIC, identity.TUNED)
+PER_SUITE = Method(STATIC, identity.PER_SUITE)
+RANDOM = Method("random")
 ORACLE_DEPTH, ORACLE_SIZE, ORACLE = (Method(f"oracle {what}") for what in ("depth", "size", "tree"))
 CLAIRVOYANT = Method("clairvoyant")
 RATIOS = ("speedup", "over_default", "over_tuned")
@@ -119,14 +117,13 @@ class Baselines:
         chooses everything.
         """
         own = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
-        depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
+        depth = {"depths": [self.tuned.depth]}
+        size = {"sizes": [self.tuned.verify_nodes]}
         return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
     def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
-        """{method:
-
-        [policy per seed]}; a single policy counts as one seed. SpecdecError for names already in
-        use.
+        """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names
+        already in use.
         """
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {}
@@ -428,7 +425,8 @@ def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
     """
     plain = comparison.turns[comparison.turns["method"] == TUNED]
     plain = plain.assign(method=AUTOREGRESSIVE, time_ms=plain["plain_ms"])
-    rows, policies = pd.concat([comparison.turns, plain]), set(comparison.policy_ms)
+    rows = pd.concat([comparison.turns, plain])
+    policies = set(comparison.policy_ms)
     baselines = dict(
         zip(RATIOS, (AUTOREGRESSIVE, comparison.baselines.default, TUNED), strict=True)
     )
@@ -442,9 +440,8 @@ def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
 
 
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
-    """Index of the fastest policy on part "tune", recorded in its log:
-
-    which of several trainings to keep.
+    """Index of the fastest policy on part "tune", recorded in its log: which of several trainings
+    to keep.
     """
     tune = trace.select(part="tune")
     times = [
@@ -462,7 +459,8 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 
     Columns method, choice, part, value. Policies without such a record have one row of dashes.
     """
-    rows, columns = [], ["method", "choice", "part", "value"]
+    rows = []
+    columns = ["method", "choice", "part", "value"]
     for name, seeds in policies.items():
         logs = [row for policy in seeds for row in choices_of(policy)] or [
             dict.fromkeys(columns, "-")

@@ -46,22 +46,8 @@ from specdec.replays.static_trees import (
 )
 from specdec.replays.trace import Trace
 
-SIZES = (
-    4,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    60,
-    80,
-    100,
-    128,
-    160,
-    200,
-    241,
-)  # total_tokens of the candidate trees
+# total_tokens of the candidate trees
+SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)
 LIVE = EvaluateConfig(name="controllers")
 CHECKED = EvaluateConfig(name="live_check", limit=2, part="test")
 
@@ -105,13 +91,16 @@ def decode_live(
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
     own_trees = [baselines.of_suite(suite) for suite in suites]
-    policies, labels, methods = baselines.by_method(policies), {}, {}
+    policies = baselines.by_method(policies)
+    labels = {}
+    methods = {}
     for name, some in policies.items():
         for seed, policy in enumerate(some[:seeds]):
             warn_elsewhere(policy, pair=pair.name)
             label = name if min(seeds, len(some)) == 1 else f"{name} #{seed}"
             labels[label], methods[label] = (name, seed), policy
-    done, timing = [], calibration and Calibration(pair, calibration)
+    done = []
+    timing = calibration and Calibration(pair, calibration)
     between = timing and (lambda frac: timing.go_on(frac / len(suites)))
     for suite, own_tree in zip(suites, own_trees, strict=True):
         trees = {
@@ -199,7 +188,8 @@ def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     and correct.
     """
     keys = [*TURN, "method", "repeat"]
-    cycles, prompts = stats.with_all(cycles.merge(prompts[keys], on=keys)), stats.with_all(prompts)
+    cycles = stats.with_all(cycles.merge(prompts[keys], on=keys))
+    prompts = stats.with_all(prompts)
     groups = cycles.groupby(["suite", "method"], sort=False)
     table = groups[["draft_calls", "verify_nodes"]].mean()
     table["policy_frac"] = groups["policy_ms"].sum() / groups["total_ms"].sum()
@@ -237,7 +227,9 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     )
     table = both[[*keys, "prompts"]].copy()
     for name in RATIOS:
-        replayed, low, high = both[f"{name}_replay"], both[f"{name}_low"], both[f"{name}_high"]
+        replayed = both[f"{name}_replay"]
+        low = both[f"{name}_low"]
+        high = both[f"{name}_high"]
         table[f"replay_{name}"] = replayed
         table[f"live_{name}"], table[f"live_{name}_low"], table[f"live_{name}_high"] = (
             both[name],
@@ -433,9 +425,8 @@ def check_predictions(
     compared = trace.select(same_text.reindex(index, fill_value=False).to_numpy())
     predicted = {name: static_turns(compared, costs, tree) for name, tree in trees.items()}
     turns = next(iter(predicted.values()))
-    read_ms = costs.reading_ms(
-        compared.turns["prompt_tok"].to_numpy()
-    )  # the live first cycle includes it
+    # the live first cycle includes it
+    read_ms = costs.reading_ms(compared.turns["prompt_tok"].to_numpy())
     for name, tree in trees.items():
         predicted[name]["time_ms"] += read_ms * (tree.verify_nodes > 0)
     predicted = {AUTOREGRESSIVE: turns.assign(time_ms=turns["plain_ms"]), **predicted}
@@ -475,7 +466,8 @@ def check_predictions(
 
 
 def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) -> None:
-    here, header = describe_pair(pair), trace.header
+    here = describe_pair(pair)
+    header = trace.header
     if header.get("temperature", 0.0) != 0:
         raise SpecdecError(
             "a live check decodes greedily, but this recording was sampled; record greedily."

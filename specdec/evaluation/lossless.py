@@ -54,9 +54,8 @@ class Audit:
 
     @property
     def failures(self) -> pd.DataFrame:
-        """The rows that refute losslessness:
-
-        any divergence in float32, otherwise any that is no near-tie.
+        """The rows that refute losslessness: any divergence in float32, otherwise any that is no
+        near-tie.
         """
         rows = self.rows
         return rows[~rows.equal & ((rows.dtype == "float32") | ~rows.near_tie)]
@@ -118,7 +117,8 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
         policies[f"static {tree.text}"] = Static.of(tree)
     policies["EAGLE-1"] = Static(shape=StaticShape(EAGLE1_TREE))
     policies["bushy shape"] = Static(shape=StaticShape(_BUSHY))
-    small, large = TreeConfig(16, 4, 4), TreeConfig(60, 5, 8)
+    small = TreeConfig(16, 4, 4)
+    large = TreeConfig(60, 5, 8)
     questions = (
         (PLAN,),
         (EXTEND,),
@@ -188,7 +188,8 @@ def audit(
         raise SpecdecError(
             "this pair has no drafter to audit; load one with load_pair(target=..., drafter=...)."
         )
-    verdicts, dtype = [], dtype_name(pair.target.dtype)
+    verdicts = []
+    dtype = dtype_name(pair.target.dtype)
     with tqdm(
         total=len(prompts) * len(temperatures) * len(named), unit="text", disable=not progress
     ) as bar:
@@ -236,13 +237,16 @@ class _NearTies:
     """
 
     def __init__(self, pair: Pair, prompt, plain: list[int], picker: Picker, temperature: float):
-        self.pair, self.plain, self.picker = pair, plain, picker
+        self.pair = pair
+        self.plain = plain
+        self.picker = picker
         self.scale = temperature or 1.0  # scores are logits over this
         self.ids = torch.tensor(pair.ids_of(prompt), device=pair.target.device)
 
     def compare(self, tokens: list[int]) -> tuple:
         """(equal, first_divergence, top2_gap, gap, tolerance, near_tie) of a text's token ids."""
-        plain, none = self.plain, float("nan")
+        plain = self.plain
+        none = float("nan")
         if tokens == plain:
             return True, None, none, none, none, False
         shared = min(len(tokens), len(plain))
@@ -262,9 +266,8 @@ class _NearTies:
 
     @functools.cached_property
     def measured(self) -> tuple[Tensor, float]:
-        """Token-by-token logits [T, V], and the noise:
-
-        how much one causal forward changes the gap of two top tokens.
+        """Token-by-token logits [T, V], and the noise: how much one causal forward changes the gap
+        of two top tokens.
         """
         target = self.pair.target
         new = torch.tensor(self.plain, device=target.device)
@@ -322,7 +325,8 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
 
     A draw of probability zero fails at once.
     """
-    counts, probabilities = np.asarray(counts, dtype=float), np.asarray(probabilities, dtype=float)
+    counts = np.asarray(counts, dtype=float)
+    probabilities = np.asarray(probabilities, dtype=float)
     draws = counts.sum()
     assert counts.shape == probabilities.shape and counts.ndim == 1 and draws >= 1, (
         "one count per cell, and some draws"
@@ -404,7 +408,8 @@ def continuation_law(
     pair: Pair, prompt, new_tok: int, picker: Picker
 ) -> dict[tuple[int, ...], float]:
     """The exact probability of every continuation of `new_tok` tokens, by plain forwards."""
-    target, law = pair.target, {(): 1.0}
+    target = pair.target
+    law = {(): 1.0}
     ids = torch.tensor(pair.ids_of(prompt), device=target.device)
     with target.inference(taps=False):
         for _ in range(new_tok):

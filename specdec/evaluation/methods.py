@@ -71,10 +71,8 @@ def unused_method(method):
 
 
 def method_from(text: str) -> Policy | None:
-    """A method from text:
-
-    "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", or what
-    `load_controller` takes.
+    """A method from text: "autoregressive" (None), a name in TREES,
+    "static:total_tokens,depth,top_k[,beam,...]", or what `load_controller` takes.
     """
     kind, _, numbers = text.partition(":")
     if kind == AUTOREGRESSIVE and not numbers:
@@ -103,9 +101,7 @@ def load_controller(folder: str | Path | list | tuple) -> Policy:
 
 
 def named_methods(methods) -> dict[str, Policy | None]:
-    """{name:
-
-    policy (perhaps `DraftedBy` another drafter), or None for plain decoding}; texts as in
+    """{name: policy (perhaps `DraftedBy` another drafter), or None for plain decoding}; texts as in
     `method_from`.
     """
     if not isinstance(methods, dict) or not methods:

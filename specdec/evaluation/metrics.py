@@ -13,11 +13,8 @@ import pandas as pd
 from specdec.core.records import TURN, tau
 from specdec.policies.base import COLLAPSED_FRAC
 
-ACTION = [
-    "verified_tok",
-    "expansions",
-    "top_k",
-]  # total_tokens, depth and width as executed: Re-SpS's action
+# total_tokens, depth and width as executed: Re-SpS's action
+ACTION = ["verified_tok", "expansions", "top_k"]
 ANSWERS = ("expansions", "verify_nodes", "top_k")
 
 # Quotients of sums over cycles: name -> (numerator, denominator). draft_calls = expansions + 1 is
@@ -60,16 +57,12 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
         *(name for name in ("repeat", "seed") if name in rows and name not in by),
     ]
     prompt = [name for name in decoding if name != "turn"]
-    first, all_levels = (
-        rows["accepted_tok"] > 0,
-        rows["accepted_tok"] >= rows["draft_calls"].clip(lower=1),
-    )
+    first = rows["accepted_tok"] > 0
+    all_levels = rows["accepted_tok"] >= rows["draft_calls"].clip(lower=1)
     rows = rows.assign(cycles=1, first_accepted=first, all_levels=all_levels)
     turns = rows.groupby(decoding, sort=False)[_COUNTED].sum()
-    prompts, last = (
-        turns.groupby(prompt, sort=False).sum(),
-        turns.groupby(prompt, sort=False).tail(1),
-    )
+    prompts = turns.groupby(prompt, sort=False).sum()
+    last = turns.groupby(prompt, sort=False).tail(1)
     sums, last = (some.groupby(by, sort=False).sum() for some in (turns, last))
 
     def mean(quotients: pd.Series) -> pd.Series:
@@ -129,11 +122,11 @@ def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
 
 
 def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFrame:
-    """The histogram of actions:
-
-    `by`, `columns`, cycles, share (of the cycles of that `by`), most frequent first.
+    """The histogram of actions: `by`, `columns`, cycles, share (of the cycles of that `by`), most
+    frequent first.
     """
-    by, columns = _list(by), list(columns)
+    by = _list(by)
+    columns = list(columns)
     assert len(rows), "there are no cycles: decode, or replay with keep_cycles=True"
     counts = rows.groupby([*by, *columns], sort=False).size().rename("cycles").reset_index()
     counts["share"] = counts["cycles"] / counts.groupby(by)["cycles"].transform("sum")
@@ -146,9 +139,8 @@ def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFra
 
 
 def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFrame:
-    """`action_shares` of every column separately, in long form:
-
-    `by`, answer (the column's name), value, cycles, share.
+    """`action_shares` of every column separately, in long form: `by`, answer (the column's name),
+    value, cycles, share.
     """
     by = _list(by)
     parts = [
@@ -159,9 +151,8 @@ def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFr
 
 
 def answer_counts(rows: pd.DataFrame, by=("suite", "method", "seed")) -> pd.DataFrame:
-    """Number of cycles with each answer and each accepted length:
-
-    `by`, ANSWERS, draft_calls, accepted_tok, cycles.
+    """Number of cycles with each answer and each accepted length: `by`, ANSWERS, draft_calls,
+    accepted_tok, cycles.
     """
     columns = [*(name for name in by if name in rows), *ANSWERS, "draft_calls", "accepted_tok"]
     return rows.groupby(columns, sort=False).size().rename("cycles").reset_index()

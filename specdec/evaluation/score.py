@@ -46,27 +46,8 @@ MACHINES = (
     "roofline-a100-llama-8b-eager",
     "roofline-rtx3090-llama-8b-graphs",
 )
-SIZES = (
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    16,
-    20,
-    24,
-    32,
-    40,
-    48,
-    60,
-    80,
-    120,
-    160,
-    240,
-)  # of trees that are tuned
+# of trees that are tuned
+SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 60, 80, 120, 160, 240)
 RATIOS = {"speedup": AUTOREGRESSIVE, "over_tuned": TUNED}
 
 

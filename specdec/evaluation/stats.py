@@ -25,7 +25,10 @@ LEVEL = 0.95
 LEAST_PROMPTS = 8  # fewer give no reliable spread: nothing shown has an interval from them
 # Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts
 # (before truncation).
-TOKENS, TIME, CYCLES, CYCLE_TOKENS = "new_tok", "total_ms", "cycles", "cycle_tok"
+TOKENS = "new_tok"
+TIME = "total_ms"
+CYCLES = "cycles"
+CYCLE_TOKENS = "cycle_tok"
 SPEED = ("new_tok", "time_ms")  # the rate of a replay's turns: tokens per millisecond
 
 
@@ -55,7 +58,8 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
         "an interval needs at least one prompt, and no NaN or infinity"
     )
     assert 0 < level < 1, f"a level lies between 0 and 1, got {level}"
-    prompts, value = len(columns), float(statistic(columns.mean(axis=0)))
+    prompts = len(columns)
+    value = float(statistic(columns.mean(axis=0)))
     if prompts == 1:
         return Interval(value, np.nan, np.nan, level, 1)
     without_one = np.log(statistic((columns.sum(axis=0) - columns) / (prompts - 1)))  # [P]
@@ -71,9 +75,8 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
 
 
 def ratio_of_sums(numerator, denominator, **options) -> Interval:
-    """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]:
-
-    tau, tokens per second.
+    """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]: tau, tokens per
+    second.
     """
     return interval(
         _paired(numerator, denominator), lambda means: means[..., 0] / means[..., 1], **options
@@ -81,19 +84,15 @@ def ratio_of_sums(numerator, denominator, **options) -> Interval:
 
 
 def mean_speedup(tokens, seconds, base_tokens, base_seconds, **options) -> Interval:
-    """Mean of per-prompt ratios of throughputs:
-
-    every prompt has equal weight, whatever its length.
-    """
+    """Mean of per-prompt ratios of throughputs: every prompt has equal weight."""
     columns = _paired(tokens, seconds, base_tokens, base_seconds)
     ratios = columns[:, 0] / columns[:, 1] * columns[:, 3] / columns[:, 2]
     return interval(ratios[:, None], lambda means: means[..., 0], **options)
 
 
 def holm(p_values) -> np.ndarray:
-    """p-values adjusted for multiple tests (Holm 1979):
-
-    the i-th smallest of m, times m - i + 1, monotone.
+    """p-values adjusted for multiple tests (Holm 1979): the i-th smallest of m, times m - i + 1,
+    monotone.
     """
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values, kind="stable")
@@ -138,10 +137,8 @@ def summarise(
     the ratio.
     """
     summed = per_prompt(rows, rate)
-    methods, suites = (
-        list(summed[rate[0]].columns.unique("method")),
-        list(dict.fromkeys(rows["suite"])),
-    )
+    methods = list(summed[rate[0]].columns.unique("method"))
+    suites = list(dict.fromkeys(rows["suite"]))
     for baseline in baselines.values():
         check_name("baseline", baseline, methods)
     table = []
@@ -207,10 +204,12 @@ def compare(
     table = summarise(rows, {"speedup": baseline}, family=family, **options).set_index(
         ["suite", "method"]
     )
-    summed, added = per_prompt(rows).droplevel("seed", axis=1), []
+    summed = per_prompt(rows).droplevel("seed", axis=1)
+    added = []
     for suite, method in table.index:
         part = summed if suite == "all" else summed.loc[[suite]]
-        names, sides = summed.columns.unique(0), (method, baseline)
+        names = summed.columns.unique(0)
+        sides = (method, baseline)
         own, base = ({name: part[name][which].to_numpy(float) for name in names} for which in sides)
         mean = mean_speedup(own[TOKENS], own[TIME], base[TOKENS], base[TIME], **options)
         row = spread_of("mean_speedup", mean) | {

@@ -86,7 +86,8 @@ def tune_static(
     (True, 2)
     """
     config = runs.configured(config or TUNED, EvaluateConfig, settings)
-    first, most = check_integer("first", first, 1), check_integer("most", most, 1)
+    first = check_integer("first", first, 1)
+    most = check_integer("most", most, 1)
     trees = list(grid) if grid is not None else default_grid()
     if not trees:
         raise SpecdecError("the grid of trees is empty; give at least one TreeConfig.")
@@ -94,9 +95,12 @@ def tune_static(
     part = "tune" if by_name else None
     items = gather(prompts, limit=config.limit, folder=config.folder, part=part, seed=config.seed)
     random.Random(config.seed).shuffle(items)
-    items, config = items[:most], replace(config, part=None, limit=None)
+    items = items[:most]
+    config = replace(config, part=None, limit=None)
     racing = {tree.text: tree for tree in trees}
-    tables, done, rows = [], [], []
+    tables = []
+    done = []
+    rows = []
     for step, (start, end) in enumerate(_steps(len(items), len(racing), first)):
         policies = {label: Static.of(tree) for label, tree in racing.items()}
         done.append(evaluate(policies, items[start:end], pair, config))
@@ -165,7 +169,10 @@ def race_static(
     trace = trace.select(part=part)
     suites = list(dict.fromkeys(trace.turns["suite"]))
     parts = {suite: trace.select((trace.turns["suite"] == suite).to_numpy()) for suite in suites}
-    pooled, done, rows, digests = finalists(trace, costs, count), [], [], set()
+    pooled = finalists(trace, costs, count)
+    done = []
+    rows = []
+    digests = set()
     for suite in suites:
         trees = list(dict.fromkeys([*pooled, *finalists(parts[suite], costs, count)]))
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
@@ -240,9 +247,11 @@ def decodings(candidates: int, prompts: int, first: int = 4) -> int:
     """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for
     estimates.
     """
-    count, left = 0, candidates
+    count = 0
+    left = candidates
     for start, end in _steps(prompts, candidates, first):
-        count, left = count + (end - start) * left, math.ceil(left / KEEP)
+        count = count + (end - start) * left
+        left = math.ceil(left / KEEP)
     return count
 
 
@@ -250,10 +259,13 @@ def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
     """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists
     see most.
     """
-    bounds, size, left = [0], first, candidates
+    bounds = [0]
+    size = first
+    left = candidates
     while left > KEEP and bounds[-1] + size < prompts:
         bounds.append(bounds[-1] + size)
-        size, left = size * KEEP, math.ceil(left / KEEP)
+        size = size * KEEP
+        left = math.ceil(left / KEEP)
     return list(zip(bounds, [*bounds[1:], prompts], strict=True))
 
 

@@ -7,21 +7,21 @@
     (a block)  mask_hidden, ours, beside EAGLE-3's
 
 EAGLE-2 and HASS have EAGLE-1's layout. SGLang and SpecForge write EAGLE-3's with switches of their
-own, which are read. A wrong rule here fails silently, as low acceptance. So loading is strict: every
-weight is present, none is left over, every shape fits. config.json is read as plain JSON, never
-through a configuration class, which would add defaults that the drafter was not trained with (above
-all a RoPE base). Pickles are unpickled as tensors only, so that a file cannot run code. If a folder
-has both, model.safetensors is read and pytorch_model.bin is not.
+own, which are read. A wrong rule here fails silently, as low acceptance. So loading is strict:
+every weight is present, none is left over, every shape fits. config.json is read as plain JSON,
+never through a configuration class, which would add defaults that the drafter was not trained with
+(above all a RoPE base). Pickles are unpickled as tensors only, so that a file cannot run code. If a
+folder has both, model.safetensors is read and pytorch_model.bin is not.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -35,18 +35,27 @@ from specdec.models.eagle_network import EagleConfig, EagleNetwork, network_of
 
 # Searched in this order; the index files name the shards of a split checkpoint.
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
-WEIGHT_FILES = tuple(name + ending for name in SINGLE_FILES for ending in ("", ".index.json"))
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 # Written by trainers and never read: frozen copies of the target, tables that are recomputed.
 IGNORED = re.compile(r"^(verifier_|target_model\.)|(^|\.)rotary_emb\.inv_freq$")
 EMBEDDING = "embed_tokens.weight"
 QUERY = "midlayer.self_attn.q_proj.weight"
+FOREIGN = {"hydra": "hydra_", "medusa": r"\d+\.\d+\.linear|medusa_head\."}
+DAMAGE = (SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError)
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass
 class Checkpoint:
-    """A checkpoint before its network is built: its config as stated, and its tensors under official names.
+    """A checkpoint before its network is built.
 
-    layout: "official", "eagle1" or "griffin".
+    layout: "official", "eagle1" or "griffin". config: as stated. tensors: under official names.
     """
 
     folder: Path
@@ -55,12 +64,18 @@ class Checkpoint:
     tensors: dict[str, Tensor] = field(repr=False)
 
     def network(self) -> EagleNetwork:
-        """The network with these weights, in the file's dtype. SpecdecError names weights that are missing or do not fit."""
+        """The network with these weights, in the file's dtype.
+
+        SpecdecError names weights that are missing or do not fit.
+        """
         return with_weights(network_of, self.config, self.tensors, self.folder, "its config.json")
 
 
 def read_checkpoint(folder: str | Path) -> Checkpoint:
-    """Detect the layout of the checkpoint in `folder` and read it. SpecdecError if it cannot be an EAGLE drafter."""
+    """Detect the layout of the checkpoint in `folder` and read it.
+
+    SpecdecError if it cannot be an EAGLE drafter.
+    """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise SpecdecError(f"there is no drafter folder {folder}; check the path.")
@@ -78,47 +93,43 @@ def bad_checkpoint(folder: Path, reason: str) -> SpecdecError:
     return SpecdecError(f"{folder}: {reason}")
 
 
-class Fields(dict):
+class Fields(dict[str, Any]):
     """config.json of one folder, as plain JSON."""
 
-    def __init__(self, folder: Path, raw: dict):
+    def __init__(self, folder: Path, raw: dict[str, Any]):
         super().__init__(raw)
         self.folder = folder
 
     @classmethod
     def read(cls, folder: Path) -> Fields:
-        """SpecdecError when config.json is missing or damaged."""
+        """SpecdecError if config.json is missing or damaged."""
         path = folder / "config.json"
         if not path.is_file():
-            raise bad_checkpoint(
-                folder, "it has no config.json; copy the checkpoint's own beside its weights."
-            )
+            why = "it has no config.json; copy the checkpoint's own beside its weights"
+            raise bad_checkpoint(folder, f"{why}.")
         return cls(folder, stored.read_json(path, stored.DrafterFile, "fetch it again"))
 
     def part(self, name: str) -> Fields:
         """The JSON object `name`, empty if absent; checked like the file itself."""
         where = f"{self.folder / 'config.json'}, {name}"
-        return Fields(
-            self.folder,
-            stored.checked(stored.DrafterFile, self.get(name) or {}, where, "fetch it again"),
-        )
+        part = stored.checked(stored.DrafterFile, self.get(name) or {}, where, "fetch it again")
+        return Fields(self.folder, part)
 
-    def number(self, name: str, default=None):
+    def number(self, name: str, default: Any = None) -> Any:
         """The number `name`, or its default; SpecdecError if it has none."""
         value = default if self.get(name) is None else self[name]
         if value is None:
-            raise bad_checkpoint(
-                self.folder, f"config.json has no {name}, and it is not to be guessed; add it."
-            )
+            why = f"config.json has no {name}, and it is not to be guessed; add it"
+            raise bad_checkpoint(self.folder, f"{why}.")
         return value
 
 
-def _refuse_other_heads(fields: Fields, names) -> None:
-    """SpecdecError for drafters of other families, recognised by config.json or by weight names."""
-    for kind, own in (("hydra", "hydra_"), ("medusa", r"\d+\.\d+\.linear|medusa_head\.")):
-        if f"{kind}_num_heads" in fields or any(re.match(own, name) for name in names):
-            reason = f"{kind.title()} heads are no EAGLE drafter; give one of EAGLE-1, -2 or -3 or of GRIFFIN."
-            raise bad_checkpoint(fields.folder, reason)
+def _refuse_other_heads(fields: Fields, names: Iterable[str]) -> None:
+    """SpecdecError for drafters of other families, by config.json or by weight names."""
+    for kind, pattern in FOREIGN.items():
+        if f"{kind}_num_heads" in fields or any(re.match(pattern, name) for name in names):
+            why = f"{kind.title()} heads are no EAGLE drafter; give one of EAGLE-1, -2, -3, GRIFFIN"
+            raise bad_checkpoint(fields.folder, f"{why}.")
 
 
 def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
@@ -149,11 +160,10 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> Ea
             why = f"{name} {fields[name]!r} in config.json is not supported"
             raise bad_checkpoint(fields.folder, f"{why}, only {only!r}.")
     shape = layer_shape(fields)
-    heads = shape["num_attention_heads"]
-    shape["head_dim"] = max(1, tensors[QUERY].shape[0] // heads)
+    shape["head_dim"] = max(1, tensors[QUERY].shape[0] // shape["num_attention_heads"])
     biased = f"{QUERY.removesuffix('weight')}bias" in tensors
 
-    # EAGLE-1, 2, HASS and GRIFFIN
+    # 1. EAGLE-1, 2, HASS and GRIFFIN
     if layout != "official":
         griffin = layout == "griffin"
         return EagleConfig(
@@ -170,8 +180,10 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> Ea
             num_taps=1,
         )
 
-    # EAGLE-3
-    taps = _taps(fields)
+    # 2. EAGLE-3
+    outputs = fields.part("eagle_config").get("eagle_aux_hidden_state_layer_ids")
+    # layer outputs there; `hidden_states` begins with the embedding
+    taps = tuple(layer + 1 for layer in outputs) if outputs else None
     fc_norm = None
     if "fc_norm.0.weight" in tensors or fields.get("fc_norm"):
         fc_norm = "each"
@@ -179,7 +191,8 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> Ea
         fc_norm = "joint"
     announced = fields.get("target_hidden_size")
     # SGLang announces the target's size in files that use the target's embedding
-    of_sglang = "eagle_config" in fields or "eagle3" in _architectures(fields)
+    architectures = " ".join(str(name) for name in fields.get("architectures") or ())
+    of_sglang = "eagle_config" in fields or "eagle3" in architectures.lower()
     return EagleConfig(
         **shape,
         own_embedding=EMBEDDING in tensors or (announced is not None and not of_sglang),
@@ -195,10 +208,6 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> Ea
         fc_bias="fc.bias" in tensors,
         **_block(fields, tensors),
     )
-
-
-def _architectures(fields: Fields) -> str:
-    return " ".join(str(name) for name in fields.get("architectures") or ()).lower()
 
 
 def layer_shape(fields: Fields) -> dict[str, Any]:
@@ -228,18 +237,7 @@ def _rope_theta(fields: Fields) -> float:
     return rope.number("rope_theta", fields.number("rope_theta", 10000.0))
 
 
-def _taps(fields: Fields) -> tuple[int, ...] | None:
-    """Indices into `hidden_states`, or None for the default 2, L // 2, L - 3.
-
-    config.json counts layer outputs, one less than in `hidden_states`.
-    """
-    ids = fields.part("eagle_config").get("eagle_aux_hidden_state_layer_ids")
-    if not ids:
-        return None
-    return tuple(layer + 1 for layer in ids)
-
-
-def _block(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, int]:
+def _block(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The length of a block drafter's blocks, the mask's token and the layers."""
     if "mask_hidden" not in tensors:
         return {}
@@ -254,209 +252,204 @@ def _block(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, int]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All used tensors of the first of WEIGHT_FILES that exists, on the CPU; shards are combined."""
-    path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
-    if path is None:
+    """All used tensors of the first of WEIGHT_FILES that exists, on the CPU; shards combined."""
+    names = [name for name in WEIGHT_FILES if (folder / name).is_file()]
+    if not names:
         raise SpecdecError(f"{folder} has no weights; expected {' or '.join(SINGLE_FILES)}.")
-    whole = path.suffix != ".json"
-    shards = (
-        [stored.inside(folder, path.name, "fetch the checkpoint again")]
-        if whole
-        else stored.shards_of(path)
-    )
-    return {
-        name: one
-        for part in shards
-        for name, one in read_weights(part).items()
-        if not IGNORED.search(name)
-    }
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file, on the CPU. SpecdecError for damaged files, or for more than tensors."""
-    try:
-        tensors = load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
-    except (
-        SafetensorError,
-        pickle.UnpicklingError,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        KeyError,
-    ) as error:
-        if isinstance(error, pickle.UnpicklingError) and stored.is_code(path, error):
-            raise SpecdecError(
-                f"{path} is a pickle with code in it, which was not run; ask for safetensors."
-            ) from None
-        raise SpecdecError(
-            f"{path} is truncated or corrupt ({first_line(error)}); fetch it again."
-        ) from None
-    if not isinstance(tensors, dict) or not all(
-        isinstance(value, Tensor) for value in tensors.values()
-    ):
-        raise SpecdecError(
-            f"{path} does not hold a plain table of tensors; ask its author for safetensors."
-        )
+    if names[0].endswith(".json"):
+        files = stored.shards_of(folder / names[0])
+    else:
+        files = [stored.inside(folder, names[0], "fetch the checkpoint again")]
+    tensors = {}
+    for file in files:
+        for name, tensor in read_weights(file).items():
+            if not IGNORED.search(name):
+                tensors[name] = tensor
     return tensors
 
 
-def _unpickle(path: Path):
-    """weights_only builds tensors and plain containers and refuses every other name in the pickle before calling it."""
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file, on the CPU. SpecdecError for damage, or for more than tensors."""
+    try:
+        tensors = load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
+    except (*DAMAGE, KeyError) as error:
+        if isinstance(error, pickle.UnpicklingError) and stored.is_code(path, error):
+            why = f"{path} is a pickle with code in it, which was not run"
+            raise SpecdecError(f"{why}; ask for safetensors.") from None
+        why = f"{path} is truncated or corrupt ({first_line(error)})"
+        raise SpecdecError(f"{why}; fetch it again.") from None
+    values = tensors.values() if isinstance(tensors, dict) else [None]
+    if not all(isinstance(value, Tensor) for value in values):
+        why = f"{path} does not hold a plain table of tensors"
+        raise SpecdecError(f"{why}; ask its author for safetensors.")
+    return tensors
+
+
+def _unpickle(path: Path) -> Any:
+    """Tensors and plain containers.
+
+    weights_only refuses every other name in the pickle before calling it.
+    """
     try:
         return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except RuntimeError as error:
         if "mmap can only be used" not in str(error):
             raise
-        return torch.load(
-            path, weights_only=True, map_location="cpu"
-        )  # a file from before torch 1.6
+        # a file from before torch 1.6
+        return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of `EagleNetwork`. SpecdecError for a second layer, except a block's."""
+    """The tensors under the names of `EagleNetwork`. Only a block drafter has a second layer."""
     deeper = [name for name in tensors if re.match(r"layers\.[1-9]", name)]
     if deeper and "mask_hidden" not in tensors:
-        raise bad_checkpoint(
-            folder, f"it has more than one drafter layer ({deeper[0]}); only a block's may."
-        )
+        why = f"it has more than one drafter layer ({deeper[0]}); only a block's may"
+        raise bad_checkpoint(folder, f"{why}.")
     return {re.sub(r"^layers\.0\.", "midlayer.", name): tensor for name, tensor in tensors.items()}
 
 
 def with_weights(
-    build: Callable, config, tensors: dict[str, Tensor], folder: Path, asked_by: str
-) -> nn.Module:
-    """The network build(config) with the tensors as its frozen weights. asked_by: the source of its shapes, for errors.
+    build: Callable[[Any], Network],
+    config: Any,
+    tensors: dict[str, Tensor],
+    folder: Path,
+    asked_by: str,
+) -> Network:
+    """The network build(config) with the tensors as its frozen weights.
 
-    SpecdecError for weights that are missing, left over, of another shape or quantised, for non-finite values, and for wrong
-    vocabulary maps. The maps may be absent if the whole vocabulary of the target is drafted.
+    asked_by: the source of its shapes, for errors. SpecdecError for weights that are missing, left
+    over, of another shape or quantised, for non-finite values, and for wrong vocabulary maps. The
+    maps may be absent if the whole vocabulary of the target is drafted.
     """
+    # 1. its shapes, without allocating what config.json claims
     try:
-        with torch.device("meta"):  # allocates nothing of the size that config.json claims
+        with torch.device("meta"):
             network = build(config)
     except RuntimeError as error:
-        reason = f"config.json describes no network ({first_line(error)}); fetch it again."
-        raise bad_checkpoint(folder, reason) from error
-    tensors, expected = dict(tensors), network.state_dict()
+        why = f"config.json describes no network ({first_line(error)})"
+        raise bad_checkpoint(folder, f"{why}; fetch it again.") from error
+    expected = network.state_dict()
+
+    # 2. every tensor by itself
+    tensors = dict(tensors)
     for name, tensor in tensors.items():
         if name in expected and tensor.shape != expected[name].shape:
-            shapes = tuple(tensor.shape), tuple(expected[name].shape)
-            reason = f"has shape {shapes[0]}, but {asked_by} asks for {shapes[1]}"
-            raise bad_checkpoint(
-                folder, f"{name} {reason}; these weights and {asked_by} do not belong together."
-            )
-        if name in ("d2t", "t2d"):
-            tensors[name] = tensor.bool() if name == "t2d" else tensor.long()
+            why = f"{name} has shape {tuple(tensor.shape)}"
+            wanted = f"{asked_by} asks for {tuple(expected[name].shape)}"
+            raise bad_checkpoint(folder, f"{why}, but {wanted}; they do not belong together.")
+        if name == "d2t":
+            tensors[name] = tensor.long()
+        elif name == "t2d":
+            tensors[name] = tensor.bool()
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise bad_checkpoint(
-                folder, f"{name} is stored as {tensor.dtype}; quantised drafters are not supported."
-            )
+            why = f"{name} is stored as {tensor.dtype}; quantised drafters are not supported"
+            raise bad_checkpoint(folder, f"{why}.")
+        elif not bool(tensor.isfinite().all()):
+            why = f"{name} holds values that are not finite"
+            raise bad_checkpoint(folder, f"{why}; fetch the checkpoint again.")
+
+    # 3. none is missing, none left over
     if "d2t" in expected and not config.is_reduced:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size, dtype=torch.long))
         tensors.setdefault("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
-    if missing := sorted(set(expected) - set(tensors)):
+    missing = sorted(set(expected) - set(tensors))
+    if missing:
         hint = " (target_hidden_size in config.json announces it)" if EMBEDDING in missing else ""
-        raise bad_checkpoint(
-            folder, f"it lacks {', '.join(missing[:5])}{hint}; fetch or export it again."
-        )
-    if extra := sorted(set(tensors) - set(expected)):
-        raise bad_checkpoint(
-            folder, f"it holds {', '.join(extra[:5])}, which its config.json does not account for."
-        )
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise bad_checkpoint(
-                folder, f"{name} holds values that are not finite; fetch the checkpoint again."
-            )
+        why = f"it lacks {', '.join(missing[:5])}{hint}"
+        raise bad_checkpoint(folder, f"{why}; fetch or export it again.")
+    extra = sorted(set(tensors) - set(expected))
+    if extra:
+        why = f"it holds {', '.join(extra[:5])}, which its config.json does not account for"
+        raise bad_checkpoint(folder, f"{why}.")
     if "d2t" in expected:
         check_vocabulary(folder, config, tensors)
     network.load_state_dict(tensors, strict=True, assign=True)
     return network.requires_grad_(False)
 
 
-def check_vocabulary(folder: Path, config, tensors) -> None:
-    """target_id = draft_id + d2t[draft_id] must name distinct tokens, exactly those that t2d marks."""
-    offsets, member = tensors["d2t"], tensors["t2d"]
+def check_vocabulary(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+    """draft_id + d2t[draft_id] must name distinct tokens, exactly those that t2d marks."""
+    offsets = tensors["d2t"]
+    marked = tensors["t2d"].nonzero().flatten()
 
     def agree(ids: Tensor) -> bool:
-        inside = bool(((ids >= 0) & (ids < config.vocab_size)).all())
-        return (
-            inside
-            and len(ids.unique()) == len(ids)
-            and bool(member[ids].all())
-            and int(member.sum()) == len(ids)
-        )
+        return torch.equal(ids.sort().values, marked)
 
-    if not agree(torch.arange(len(offsets)) + offsets):
-        reason = (
-            "it holds ids instead of offsets"
-            if agree(offsets)
-            else "it does not name the tokens that t2d marks"
-        )
-        raise bad_checkpoint(
-            folder, f"the vocabulary map d2t is wrong, {reason}; export the checkpoint again."
-        )
+    if agree(torch.arange(len(offsets)) + offsets):
+        return
+    why = "it does not name the tokens that t2d marks"
+    if agree(offsets):
+        why = "it holds ids instead of offsets"
+    advice = "export the checkpoint again"
+    raise bad_checkpoint(folder, f"the vocabulary map d2t is wrong, {why}; {advice}.")
 
 
 def save_drafter(
-    network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields
+    network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields: Any
 ) -> Path:
-    """Write config.json and model.safetensors in the official layout, each file atomically; returns the folder.
+    """Write config.json and model.safetensors in the official layout; returns the folder.
 
-    dtype: of the floating-point weights, default unchanged. fields: more fields for config.json (token ids, lengths).
-    Switches unknown to the official engine get their names from SGLang and speculators.
+    Each file is written atomically. dtype: of the floating-point weights, default unchanged.
+    fields: more fields for config.json (token ids, lengths). Switches unknown to the official
+    engine get their names from SGLang.
     """
-    folder, config = Path(folder), network.config
+    folder = Path(folder)
+    config = network.config
     layer = "midlayer." if config.generation == 3 else "layers.0."
-    tensors = {
-        name.replace("midlayer.", layer, 1): value.to(dtype)
-        if dtype and value.is_floating_point()
-        else value
-        for name, value in network.state_dict().items()
-    }
+    tensors = {}
+    for name, value in network.state_dict().items():
+        if dtype and value.is_floating_point():
+            value = value.to(dtype)
+        tensors[name.replace("midlayer.", layer, 1)] = value
     save_tensors(tensors, folder / "model.safetensors")
-    dtype = tensors[f"{layer}self_attn.q_proj.weight"].dtype
-    runs.write_json(folder / "config.json", {**description(config, dtype), **fields})
+    stored_dtype = tensors[f"{layer}self_attn.q_proj.weight"].dtype
+    runs.write_json(folder / "config.json", {**description(config, stored_dtype), **fields})
     return folder
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file atomically."""
+    plain = {name: value.cpu().contiguous() for name, value in tensors.items()}
     with runs.atomic(path) as temporary:
-        save_file(
-            {name: value.cpu().contiguous() for name, value in tensors.items()},
-            temporary,
-            {"format": "pt"},
-        )
+        save_file(plain, temporary, {"format": "pt"})
 
 
-def description(config: EagleConfig, dtype: torch.dtype) -> dict:
+def description(config: EagleConfig, dtype: torch.dtype) -> dict[str, Any]:
     """config.json of one drafter; the inverse of `_eagle_config`."""
-    names = (
-        "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size"
-    )
-    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
-    raw |= {
+    raw: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
         "num_hidden_layers": config.num_layers,
         "tie_word_embeddings": False,
         "torch_dtype": dtype_name(dtype),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
     }
-    stated = config.to_dict()
-    raw |= {name: stated[name] for name in (*names.split(), "rms_norm_eps", "rope_theta")}
+    if config.generation != 3 and config.is_reduced:
+        raw["draft_vocab_size"] = config.draft_vocab_size
     if config.generation != 3:
-        reduced = {"draft_vocab_size": config.draft_vocab_size} if config.is_reduced else {}
-        return {**raw, **reduced, "bias": config.fc_bias, "qkv_bias": config.attention_bias}
-    raw |= {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": config.draft_vocab_size,
-    }
-    raw |= {"norm_before_residual": config.norm_before_residual, "norm_output": config.norm_output}
+        raw["bias"] = config.fc_bias
+        raw["qkv_bias"] = config.attention_bias
+        return raw
+    raw["architectures"] = ["LlamaForCausalLMEagle3"]
+    raw["draft_vocab_size"] = config.draft_vocab_size
+    raw["norm_before_residual"] = config.norm_before_residual
+    raw["norm_output"] = config.norm_output
     if config.own_embedding or config.target_hidden_size != config.hidden_size:
         raw["target_hidden_size"] = config.target_hidden_size
     if config.block:
-        raw |= {"para_depths": config.block, "ptd_token_id": config.mask_token}
+        raw["para_depths"] = config.block
+        raw["ptd_token_id"] = config.mask_token
     if config.fc_norm:
         raw["fc_norm" if config.fc_norm == "each" else "norm_before_fc"] = True
-    if config.taps is not None:  # counted as layer outputs there, one less than hidden_states
+    if config.taps is not None:
+        # layer outputs there; `hidden_states` begins with the embedding
         raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
     return raw

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +23,14 @@ from specdec.models.families import setting
 class EagleConfig:
     """Shape and interpretation of a drafter. Every field that fails silently when wrong is here.
 
-    generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last hidden state, the target's head).
+    generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last state, target's head).
     griffin: generation 1 with a gated fusion and a state of two streams (`GriffinNetwork`).
-    taps: indices into Hugging Face's `hidden_states` (2 means the *input* of layer 2); None: 2, L // 2, L - 3.
-    rope_theta: the drafter's own base, never the target's (10000 unless its config says otherwise).
-    norm_before_residual: the residual stream starts after `hidden_norm` (speculators) instead of before it (official).
-    norm_output: feed `norm(output)` back instead of the output (some speculators files).
-    block: positions that one pass drafts (`BlockNetwork`); 0 for a drafter that drafts one position after the other.
+    taps: indices into `hidden_states` (2: the *input* of layer 2); None: 2, L // 2, L - 3.
+    rope_theta: the drafter's own base, never the target's (10000 unless its config differs).
+    norm_before_residual: the residual stream starts after `hidden_norm`, not before it (official).
+    norm_output: feed `norm(output)` back instead of the output.
+    fc_norm: None, "each" (one norm per tap) or "joint" (one over the concatenation).
+    block: positions that one pass drafts (`BlockNetwork`); 0: one position after the other.
     mask_token: the token that the rows of a block read after its first.
     num_layers: of a block drafter; those after the first are `InnerLayer`s.
     """
@@ -40,7 +42,7 @@ class EagleConfig:
     vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
-    head_dim: int | None = None
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     generation: int = 3
@@ -50,9 +52,7 @@ class EagleConfig:
     norm_output: bool = False
     attention_bias: bool = False
     query_key_norm: bool = False
-    fc_norm: str | None = (
-        None  # None, "each" (one norm per tap) or "joint" (one over the concatenation)
-    )
+    fc_norm: str | None = None
     fc_bias: bool = False
     own_embedding: bool = False
     griffin: bool = False
@@ -60,9 +60,9 @@ class EagleConfig:
     mask_token: int = 0
     num_layers: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         heads = self.num_attention_heads
-        if self.head_dim is None:
+        if not self.head_dim:
             if self.hidden_size % heads:
                 why = f"hidden_size {self.hidden_size} is no multiple of {heads} attention heads"
                 raise SpecdecError(f"{why}; check the drafter's config.json.")
@@ -89,36 +89,37 @@ class EagleConfig:
         """Whether some of the target's tokens can never be drafted."""
         return self.draft_vocab_size < self.vocab_size
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def layer_like(config, vocab_size: int, **fields) -> EagleConfig:
-    """The shape of a layer like the target's, from its transformers config; `fields` override or add."""
+def layer_like(config: Any, vocab_size: int, **fields: Any) -> EagleConfig:
+    """The shape of a layer like the target's, from its transformers config.
+
+    `fields` override or add.
+    """
     heads = config.num_attention_heads
     hidden = config.hidden_size
-    like = dict(
-        hidden_size=hidden,
-        intermediate_size=setting(config, "intermediate_size", 4 * hidden),
-        num_attention_heads=heads,
-        num_key_value_heads=setting(config, "num_key_value_heads", heads),
-        vocab_size=vocab_size,
-        draft_vocab_size=vocab_size,
-        target_hidden_size=hidden,
-        head_dim=setting(config, "head_dim"),
-        rms_norm_eps=setting(config, "rms_norm_eps", 1e-5),
-    )
-    return EagleConfig(**(like | fields))
+    shape = {
+        "hidden_size": hidden,
+        "intermediate_size": setting(config, "intermediate_size", 4 * hidden),
+        "num_attention_heads": heads,
+        "num_key_value_heads": setting(config, "num_key_value_heads", heads),
+        "vocab_size": vocab_size,
+        "draft_vocab_size": vocab_size,
+        "target_hidden_size": hidden,
+        "head_dim": setting(config, "head_dim") or 0,
+        "rms_norm_eps": setting(config, "rms_norm_eps", 1e-5),
+    }
+    return EagleConfig(**(shape | fields))
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1; sheet fact 1)."""
+    """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1)."""
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
-        why = f"EAGLE-3 taps the inputs of layers 2, L//2 and L-3; a target of {num_layers} layers gives {taps}"
-        raise SpecdecError(
-            f"{why}, which are not three distinct layers in order: use a target of at least 7 layers."
-        )
+        why = f"EAGLE-3 taps the inputs of three layers in order; {num_layers} layers give {taps}"
+        raise SpecdecError(f"{why}: use a target of at least 7 layers.")
     return taps
 
 
@@ -135,7 +136,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections of the layer's attention; EAGLE-3 reads [embedding; hidden] and so takes 2H in."""
+    """Projections of the layer's attention; EAGLE-3's reads [embedding; hidden], 2H wide."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -160,7 +161,7 @@ class Attention(nn.Module):
         else:
             keys = config.num_key_value_heads * config.head_dim
             queries = config.num_attention_heads * config.head_dim
-            parts = self.fused(x).split((queries, keys, keys), dim=-1)
+            parts = torch.split(self.fused(x), (queries, keys, keys), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, config.head_dim)) for part in parts)
         if config.query_key_norm:
             q = self.q_norm(q)
@@ -198,13 +199,13 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """What attention found and the MLP added to the residual stream. [..., heads * D], [..., H] -> [..., H]."""
+        """Attention's and the MLP's parts added to the residual. [..., heads * D] -> [..., H]"""
         hidden = residual + self.self_attn.o_proj(attended)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 class InnerLayer(DecoderLayer):
-    """A layer of Llama's or Qwen3's form, which reads nothing but the states of the layer before."""
+    """A layer of Llama's or Qwen3's form, which reads the states of the layer before alone."""
 
     def __init__(self, config: EagleConfig):
         super().__init__(replace(config, generation=1))
@@ -212,16 +213,21 @@ class InnerLayer(DecoderLayer):
 
 
 class EagleNetwork(nn.Module):
-    """Weights of one EAGLE drafter; its state dict has the official keys (`midlayer.*`, `fc`, `norm`, `lm_head`, `d2t`, `t2d`).
+    """Weights of one EAGLE drafter, with the official names (`midlayer.*`, `fc`, `lm_head`, ...).
 
-    The pieces are called by their owner in this order, for N tokens with embeddings e [N, H] and states h:
-            h = fuse(features) once per target feature row          [N, 3 * Ht] -> [N, H]   (EAGLE-3, eq. of section 3.1)
-        x, residual = attention_input(e, h)                      [N, 2H], [N, H]
-        q, k, v = midlayer.self_attn.project(x)                  [N, heads, D], [N, kv, D], [N, kv, D]
+    The pieces are called by their owner in this order, for N tokens with embeddings e [N, H]:
+
+        h = fuse(features)                         [N, 3 * Ht] -> [N, H]   (EAGLE-3, section 3.1)
+        x, residual = attention_input(e, h)        [N, 2H], [N, H]
+        q, k, v = midlayer.self_attn.project(x)    [N, heads, D], [N, kv, D] twice
         ... rotary embedding and attention by the owner ...
-        h = finish(attended, residual)                           the recurrent state, before the final norm
-        logits = head(h)                                         [N, Vd]
+        h = finish(attended, residual)             the recurrent state, before the final norm
+        logits = head(h)                           [N, Vd]
     """
+
+    fc: nn.Module
+    d2t: Tensor
+    t2d: Tensor
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -236,9 +242,8 @@ class EagleNetwork(nn.Module):
         self.midlayer = DecoderLayer(config)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.target_head: Callable[[Tensor], Tensor] | None = (
-            None  # the target's head, for a drafter that has none
-        )
+        # of a drafter that has no head
+        self.target_head: Callable[[Tensor], Tensor] | None = None
         if config.generation == 3:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
@@ -249,24 +254,25 @@ class EagleNetwork(nn.Module):
             self.register_buffer("t2d", member)  # which of the target's tokens can be drafted
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features to the drafter's state. [..., num_taps * Ht] -> [..., H]; EAGLE-1/2 features pass unchanged."""
+        """Target features to the drafter's state. [..., num_taps * Ht] -> [..., H]
+
+        EAGLE-1/2's features pass unchanged.
+        """
         config = self.config
         if config.generation != 3:
             return features
         if config.fc_norm == "each":
-            parts = features.split(config.target_hidden_size, dim=-1)
-            features = torch.cat(
-                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
-            )
+            parts = torch.split(features, config.target_hidden_size, dim=-1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(normed, dim=-1)
         elif config.fc_norm == "joint":
             features = self.input_norm(features)
         return self.fc(features)
 
     def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(attention input, residual) from token embeddings and states, both [..., H]."""
-        if (
-            self.config.generation != 3
-        ):  # EAGLE-1/2: every step goes through fc and layer 0 has no input norm
+        if self.config.generation != 3:
+            # EAGLE-1/2: every step goes through fc and layer 0 has no input norm
             fused = self.fc(torch.cat((embedded, hidden), dim=-1))
             return fused, fused
         layer = self.midlayer
@@ -275,11 +281,11 @@ class EagleNetwork(nn.Module):
         return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), residual
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """The recurrent state, *before* the final norm. attended [..., heads * D], residual [..., H] -> [..., H]."""
+        """The recurrent state, *before* the final norm. [..., heads * D], [..., H] -> [..., H]"""
         return self.midlayer.finish(attended, residual)
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
-        """Draft logits [..., Vd] of states, the same at every level; EAGLE-1/2 use the target's head (`use_head`)."""
+        """Draft logits [..., Vd] of states, the same at every level."""
         if self.target_head is None:
             return self.lm_head(self.norm(hidden))
         return self.target_head(self.head_input(hidden))
@@ -288,7 +294,7 @@ class EagleNetwork(nn.Module):
         """The part of a state that the target's head reads. [..., state_size] -> [..., H]."""
         return hidden
 
-    def use_head(self, head: nn.Module) -> None:
+    def use_head(self, head: Any) -> None:
         """Use the target's head (EAGLE-1/2), restricted to the draft vocabulary.
 
         It stays the target's and is not saved.
@@ -308,9 +314,8 @@ class EagleNetwork(nn.Module):
             # the maps of a whole vocabulary: training reads them, files do not hold them
             member = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
             self.register_buffer("t2d", member, persistent=False)
-            self.register_buffer(
-                "d2t", torch.zeros_like(member, dtype=torch.long), persistent=False
-            )
+            offsets = torch.zeros_like(member, dtype=torch.long)
+            self.register_buffer("d2t", offsets, persistent=False)
             dtype = weight.dtype
 
             def target_head(hidden: Tensor) -> Tensor:
@@ -323,46 +328,49 @@ class EagleNetwork(nn.Module):
         return self.norm(hidden) if self.config.norm_output else hidden
 
 
-def vocabulary_ids(network: nn.Module) -> Tensor:
+def vocabulary_ids(network: Any) -> Tensor:
     """The target's id of every draft token, in the order of the head's columns. int64 [Vd]"""
-    return torch.arange(len(network.d2t), device=network.d2t.device) + network.d2t
+    offsets: Tensor = network.d2t
+    return torch.arange(len(offsets), device=offsets.device) + offsets
 
 
 def best_tokens(
     logits: Tensor, top_k: int, target_id: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k best next tokens by logits [..., Vd]: target ids int64 and log-probabilities, [..., k] each."""
-    if top_k > logits.shape[-1]:
-        raise SpecdecError(
-            f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens."
-        )
+    """The k best next tokens by logits [..., Vd]: target ids and log-probabilities, [..., k]."""
+    vocabulary = logits.shape[-1]
+    if top_k > vocabulary:
+        raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {vocabulary} tokens.")
     log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
     return (best if target_id is None else target_id[best]), log_probs
 
 
-def rotary_tables(head_dim: int, theta: float, length: int, device=None) -> tuple[Tensor, Tensor]:
-    """Tables [length, D] in float32 for `rotate`: cos, and sin with its first half negated (sheet section 1)."""
-    inverse = theta ** (
-        -torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    )
+def rotary_tables(
+    head_dim: int, theta: float, length: int, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tables [length, D] in float32 for `rotate`: cos, and sin with its first half negated."""
+    steps = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
+    inverse = theta ** (-steps / head_dim)
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), inverse)
     return torch.cat((angles, angles), -1).cos(), torch.cat((-angles.sin(), angles.sin()), -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention, with the tables of `rotary_tables`; computed in float32.
+    """Rotary embedding in the half-split convention, computed in float32.
 
-    x [..., D], cos and sin broadcastable to it. Swapping the halves and the sign of sin's first half is `rotate_half`.
+    x [..., D]; cos and sin of `rotary_tables`, broadcastable to it. Swapping the halves, with the
+    sign of sin's first half, is `rotate_half`.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 # GRIFFIN (arXiv 2502.11018), with e the token's embedding and f the feature:
 #
-#     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))        fusion: the token corrects the feature
-#     layer(z) = [predicted; regressed]                                   the head reads the first half, the second is fed back
+#     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))   the token corrects f
+#     layer(z) = [predicted; regressed]         the head reads the first half, the second is fed back
 #
-# A feature that must both be close to the target's and predict the next token serves neither well; here each has its own half.
+# A feature that must both be close to the target's and predict the next token serves neither well;
+# here each has its own half.
 
 
 class FusionMLP(nn.Module):
@@ -407,9 +415,8 @@ class GriffinNetwork(EagleNetwork):
         fused = self.fc(embedded, hidden)
         return fused, fused
 
-    def finish(
-        self, attended: Tensor, residual: Tensor
-    ) -> Tensor:  # -> [..., 2H]: both streams start equal
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """-> [..., 2H]: both streams start equal."""
         layer = self.midlayer
         hidden = residual + layer.self_attn.o_proj(attended)
         return torch.cat((hidden, hidden), -1) + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -424,19 +431,19 @@ class GriffinNetwork(EagleNetwork):
 class BlockNetwork(EagleNetwork):
     """EAGLE-3's layer with rows for tokens that are not known yet: one pass drafts a block.
 
-    After P-EAGLE (arXiv 2602.01469). The first row of a block is EAGLE-3's own; all others read the mask's token and the same learned features, `mask_hidden`.
-    Each row sees the text and the rows before it: they differ in position and in what they attend to.
+    After P-EAGLE (arXiv 2602.01469). The first row of a block is EAGLE-3's own; all others read the
+    mask's token and the same learned features, `mask_hidden`. Each row sees the text and the rows
+    before it: they differ in position and in what they attend to.
     """
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
-        self.layers = nn.ModuleDict(
-            {str(n): InnerLayer(config) for n in range(1, config.num_layers)}
-        )
+        layers = {str(number): InnerLayer(config) for number in range(1, config.num_layers)}
+        self.layers = nn.ModuleDict(layers)
 
     def masked(self, *shape: int) -> tuple[Tensor, Tensor]:
-        """What the rows after the first read: tokens int64 [*shape, B - 1] and states [*shape, B - 1, H]."""
+        """What the rows after the first read: tokens [*shape, B - 1], states [*shape, B - 1, H]."""
         hidden = self.fuse(self.mask_hidden)[0].expand(*shape, self.config.block - 1, -1)
         return torch.full(hidden.shape[:-1], self.config.mask_token, device=hidden.device), hidden
 

@@ -514,7 +514,7 @@ def _load_one(folder: Path) -> Any:
     costs = getattr(policy, "priced_for", "") or policy.trained_for.get("costs", "")
     home = costs.partition("@")[2]
     if costs and home != machine.short_name(machine.speed_facts()):
-        advice = "run `specdec reprice` on it" if priced else "train it"
+        advice = "run specdec.training.value.reprice_here on it" if priced else "train it"
         place = f"machine {home}" if home else "a machine that it does not name"
         why = f"the policy in {folder} uses the costs {costs!r} of {place}"
         warn(f"{why}; the text stays right, but for speed {advice} here.")

@@ -1,11 +1,13 @@
-"""Chooses a cycle's draft source: if copies of the text are likely enough, the network is skipped for that cycle.
+"""Chooses a cycle's draft source: if copies of the text are likely enough, the network is skipped
+for that cycle.
 
        promise = sum over the best V copies of exp(score)         expected number of accepted tokens among V copies
     copies alone, if   1 + promise >= (1 - saved_frac) * (1 + drafted)
 
-drafted is the mean number of accepted tokens in cycles with a drafted tree, with more weight on newer cycles of the turn. So on
-text that the network predicts badly, few copies are enough, and a cycle without any becomes a plain step. Needs a drafter that
-copies beside its network (`hybrid`); with any other, every cycle has its tree. (Ours.)
+drafted is the mean number of accepted tokens in cycles with a drafted tree, with more weight on
+newer cycles of the turn. So on text that the network predicts badly, few copies are enough, and a
+cycle without any becomes a plain step. Needs a drafter that copies beside its network (`hybrid`);
+with any other, every cycle has its tree. (Ours.)
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from specdec.policies.base import Rule
 
 @dataclasses.dataclass
 class CopyGate(Rule):
-    """PLAN: a tree of `copied_tokens` copies only, if they promise enough; else the tree, with copies merged into it.
+    """PLAN: a tree of `copied_tokens` copies only, if they promise enough; else the tree, with
+    copies merged into it.
 
-    tree: total_tokens, depth, top_k and, if set, the beam. Other policies may answer the questions inside the
-    tree: Chain(CopyGate(...), LTD's depth policy).
+    tree: total_tokens, depth, top_k and, if set, the beam. Other policies may answer the questions
+    inside the tree: Chain(CopyGate(...), LTD's depth policy).
 
     >>> gate = CopyGate(tree=(8, 3, 3), copied_tokens=12)
     >>> gate.plan.text, gate.limits.total_tokens, round(gate.enough_tok, 2)
@@ -66,7 +69,9 @@ class CopyGate(Rule):
         return (1 - self.saved_frac) * (1 + self.drafted) - 1
 
     def promise(self, scores: ArrayLike) -> float:
-        """Expected number of accepted tokens among the best copies. scores: cumulative log-probabilities."""
+        """Expected number of accepted tokens among the best copies. scores: cumulative
+        log-probabilities.
+        """
         best = np.sort(np.asarray(scores, dtype=float))[::-1][: self.copied.verify_nodes]
         return float(np.exp(best).sum())
 

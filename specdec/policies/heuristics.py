@@ -7,12 +7,12 @@
        SpecDec++   continue while     P(a level holds it | those above did) >= 1/2, from the hidden state
        C2T         verify             the nodes that a classifier considers likely to be on the target's path
 
-Settings are those in section 4 of LTD's fact sheet. Their code was not published; where the text leaves a choice open, the
-docstring states ours. `workbook.classifiers` fits the learned ones. A policy sees scores, not distributions:
-entropies are estimates from each node's drafted children.
+Settings are those in section 4 of LTD's fact sheet. Their code was not published; where the text
+leaves a choice open, the docstring states ours. `workbook.classifiers` fits the learned ones. A
+policy sees scores, not distributions: entropies are estimates from each node's drafted children.
 
-Functions of a level's scores come first. They take arrays with any leading dimensions, so that a live question and a whole
-recording use the same code.
+Functions of a level's scores come first. They take arrays with any leading dimensions, so that a
+live question and a whole recording use the same code.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from specdec.policies.base import Learned, Rule, as_array, tree_of
 
 
 def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """(cumulative log-probabilities [W, k] of the level drafted last, those of its W parents [W]), float32.
+    """(cumulative log-probabilities [W, k] of the level drafted last, those of its W parents [W]),
+    float32.
 
-    Parents in beam order: the best k of the level before, descending; after the root pass the root alone, with 0.
+    Parents in beam order: the best k of the level before, descending; after the root pass the root
+    alone, with 0.
     """
     newest, n = as_array(question.newest_scores), question.expansions
     if n == 0:
@@ -48,14 +50,18 @@ def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
 
 
 def child_log_probs(newest: np.ndarray, parents: np.ndarray) -> np.ndarray:
-    """Log-probability of each child after its parent, [..., W, k] from cumulative ones and the parents' [..., W]."""
+    """Log-probability of each child after its parent, [..., W, k] from cumulative ones and the
+    parents' [..., W].
+    """
     return np.minimum(newest - parents[..., None], 0.0)
 
 
 def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
-    """Entropy in nats [...] of distributions of which only the k most likely tokens are known, log_probs [..., k].
+    """Entropy in nats [...] of distributions of which only the k most likely tokens are known,
+    log_probs [..., k].
 
-    "remainder" counts all other tokens as one outcome: never above the true entropy. "renormalised" ignores them.
+    "remainder" counts all other tokens as one outcome: never above the true entropy. "renormalised"
+    ignores them.
     """
     assert kind in ("remainder", "renormalised"), kind
     probs = np.exp(log_probs)
@@ -72,7 +78,9 @@ def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
 def disco_inputs(
     newest: np.ndarray, parents: np.ndarray, expansions: int, top_k: int, estimate: str
 ) -> np.ndarray:
-    """float32 [..., top_k + 2] from `newest_level`'s arrays, newest [..., W, k] and parents [..., W]."""
+    """float32 [..., top_k + 2] from `newest_level`'s arrays, newest [..., W, k] and parents [...,
+    W].
+    """
     flat = newest.reshape(*newest.shape[:-2], -1)
     if flat.shape[-1] < top_k:
         raise SpecdecError(
@@ -93,7 +101,9 @@ def unit_features(features: np.ndarray) -> np.ndarray:
 
 
 def node_depths(candidates: int, top_k: int) -> np.ndarray:
-    """int [candidates]: depth of each node of a pool in creation order, 1 for the root's children."""
+    """int [candidates]: depth of each node of a pool in creation order, 1 for the root's
+    children.
+    """
     return np.maximum(np.arange(candidates) - top_k, -1) // (top_k * top_k) + 2
 
 
@@ -104,7 +114,9 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 @dataclass
 class DepthRule(Rule):
-    """Base of the depth rules: they answer EXTEND over a tree of at most max_depth expansions and 60 nodes."""
+    """Base of the depth rules: they answer EXTEND over a tree of at most max_depth expansions and
+    60 nodes.
+    """
 
     max_depth: int = 12
     verify_nodes: int = 60
@@ -118,11 +130,12 @@ class DepthRule(Rule):
 
 @dataclass
 class DDD(DepthRule):
-    """Dynamic depth decoding: after some expansions, continue only while the beam's probability is above a threshold.
+    """Dynamic depth decoding: after some expansions, continue only while the beam's probability is
+    above a threshold.
 
-    layers: expansions after which it checks; elsewhere it continues. threshold: of a log-probability.
-    statistic: "mass", the beam's summed probability, as in DDD's paper, or "best", that of its best path. The sheet
-    says only "cumulative log-prob".
+    layers: expansions after which it checks; elsewhere it continues. threshold: of a
+    log-probability. statistic: "mass", the beam's summed probability, as in DDD's paper, or "best",
+    that of its best path. The sheet says only "cumulative log-prob".
     """
 
     layers: tuple[int, ...] = (5, 7, 9)
@@ -147,12 +160,14 @@ class DDD(DepthRule):
 
 @dataclass
 class SVIP(DepthRule):
-    """Self-verification: stop when the draft's entropy H indicates that its tokens will be rejected.
+    """Self-verification: stop when the draft's entropy H indicates that its tokens will be
+    rejected.
 
-    rule: "bound" stops when the estimated acceptance 1 - sqrt(factor * H) falls below `minimum`, "distance" when
-    sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy 0.3" leaves that open. The long
-    acceptances in LTD's Table 1 fit "bound", which rarely stops drafting.
-    node: H after the beam's "best" path, or the "mean" over the beam, weighted by path probability. estimate: see `entropy`.
+    rule: "bound" stops when the estimated acceptance 1 - sqrt(factor * H) falls below `minimum`,
+    "distance" when sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy
+    0.3" leaves that open. The long acceptances in LTD's Table 1 fit "bound", which rarely stops
+    drafting. node: H after the beam's "best" path, or the "mean" over the beam, weighted by path
+    probability. estimate: see `entropy`.
     """
 
     factor: float = 0.15
@@ -180,11 +195,13 @@ class SVIP(DepthRule):
 
 @dataclass
 class GammaTune(Rule):
-    """The depth of the next cycle follows a moving average of accepted tokens, within bounds around the default depth.
+    """The depth of the next cycle follows a moving average of accepted tokens, within bounds around
+    the default depth.
 
-    Every turn starts at the default. eta: weight of the newest cycle. low, high: bounds as multiples of default_depth.
-    growth: tokens added to a cycle whose longest path was accepted completely, since more might have been. The sheet
-    has no such step; without it the average could only fall.
+    Every turn starts at the default. eta: weight of the newest cycle. low, high: bounds as
+    multiples of default_depth. growth: tokens added to a cycle whose longest path was accepted
+    completely, since more might have been. The sheet has no such step; without it the average could
+    only fall.
     """
 
     default_depth: int = 8
@@ -241,10 +258,12 @@ class _Classifier(Learned):
 
 @dataclasses.dataclass
 class Disco(_Classifier):
-    """Continue while a classifier considers it likely that the level drafted last holds the target's token.
+    """Continue while a classifier considers it likely that the level drafted last holds the
+    target's token.
 
-    Inputs [12] (`disco_inputs`): probabilities of the level's 10 best paths, the entropy estimate after the best parent,
-    depth / 10. One hidden layer of 128. The sheet lists probability, entropy, depth and 12 inputs, not their order.
+    Inputs [12] (`disco_inputs`): probabilities of the level's 10 best paths, the entropy estimate
+    after the best parent, depth / 10. One hidden layer of 128. The sheet lists probability,
+    entropy, depth and 12 inputs, not their order.
     """
 
     estimate: str = "remainder"
@@ -284,10 +303,11 @@ class ResidualNetwork:
 class SpecDecPlus(_Classifier):
     """Stop when the predicted odds of acceptance, from the hidden state, are too small.
 
-    The network predicts, per level, the odds that it holds the target's token if those above did. It runs once per cycle.
-    SpecDec++ reads the drafter's state after each token; a policy here sees the target's at the last accepted token.
-    rule: "level" compares a level's odds with the threshold, like the other classifiers, "path" the product down to it, as
-    in its paper. The sheet leaves it open; LTD's Table 1 shows mild stopping, which fits "level".
+    The network predicts, per level, the odds that it holds the target's token if those above did.
+    It runs once per cycle. SpecDec++ reads the drafter's state after each token; a policy here sees
+    the target's at the last accepted token. rule: "level" compares a level's odds with the
+    threshold, like the other classifiers, "path" the product down to it, as in its paper. The sheet
+    leaves it open; LTD's Table 1 shows mild stopping, which fits "level".
     """
 
     rule: str = "level"
@@ -319,11 +339,13 @@ class SpecDecPlus(_Classifier):
 
 @dataclasses.dataclass
 class C2T(_Classifier):
-    """Verify as many nodes as a classifier considers likely to be on the target's path; at most 60, at least `least`.
+    """Verify as many nodes as a classifier considers likely to be on the target's path; at most 60,
+    at least `least`.
 
-    Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64. Nodes are taken by score, so
-    the classifier only decides how many. prunes=False asks the classifier and then verifies the usual 60: LTD's published
-    variant does not use the result, and its Table 1 shows EAGLE-3's own acceptance lengths.
+    Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64. Nodes
+    are taken by score, so the classifier only decides how many. prunes=False asks the classifier
+    and then verifies the usual 60: LTD's published variant does not use the result, and its Table 1
+    shows EAGLE-3's own acceptance lengths.
     """
 
     max_depth: int = 8

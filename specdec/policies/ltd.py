@@ -5,11 +5,11 @@ drafted nodes to verify.
            depth policy                               size policy
 
 As decision processes: both observe by-products of drafting, cumulative draft log-probabilities,
-context length and depth (1.1, 2.1). The depth policy's actions are stop and continue, an episode
-is a cycle, and the reward at its end is the cycle's throughput (1.5); the size policy's actions
-are numbers of nodes, with the same reward. They are trained alone, then in turns, each with the
-other frozen (`ROUNDS`). PAPER follows the text, OFFICIAL the published code with all its oddities,
-OURS what we recommend. Numbers are sections of the fact sheet, [P] marks the paper and [C] its code.
+context length and depth (1.1, 2.1). The depth policy's actions are stop and continue, an episode is
+a cycle, and the reward at its end is the cycle's throughput (1.5); the size policy's actions are
+numbers of nodes, with the same reward. They are trained alone, then in turns, each with the other
+frozen (`ROUNDS`). PAPER follows the text, OFFICIAL the published code with all its oddities, OURS
+what we recommend. Numbers are sections of the fact sheet, [P] marks the paper and [C] its code.
 """
 
 from __future__ import annotations
@@ -350,7 +350,8 @@ class RandomDepth(RandomPolicy):
 
 
 class Round(NamedTuple):
-    """One training: the policy `learner` ("depth", "size") learns while the latest `frozen` answers.
+    """One training: the policy `learner` ("depth", "size") learns while the latest `frozen`
+    answers.
 
     frozen None: it learns alone, the depth policy with 60 nodes, the size policy with random
     depths. A later round of the same policy continues from its weights; its steps start over (3.3).

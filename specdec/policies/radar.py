@@ -61,7 +61,8 @@ class LstmNetwork:
             name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES
         }
         weights = self._arrays
-        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2,
+        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 +
+        # 1/2,
         # so that a single tanh suffices.
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
         both = np.hstack((weights["lstm.weight_hh_l0"], weights["lstm.weight_ih_l0"]))

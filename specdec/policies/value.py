@@ -293,7 +293,9 @@ class ValuePolicy(ValueSettings, Learned):
         self.reset()
 
     def price(self, costs: Any, rate: float) -> ValuePolicy:
-        """The same predictions with the times of `costs` (a CostModel) and a `rate` in tokens/ms."""
+        """The same predictions with the times of `costs` (a CostModel) and a `rate` in
+        tokens/ms.
+        """
         sizes = np.array(self.sizes)
         verify_ms = costs.verify_ms(sizes, 0)
         expand_ms = float(costs.expand_ms(self.top_k, 0, self.top_k))

@@ -76,7 +76,10 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def write_columns(path: Path, columns: Columns) -> Path:
     """Write arrays over the same rows to one parquet file, matrices as lists of fixed length."""
-    fields, shapes, stored, floats = {}, {}, {}, []
+    fields = {}
+    shapes = {}
+    stored = {}
+    floats = []
     for column, array in keyed(columns).items():
         values = pa.array(np.ascontiguousarray(array).reshape(-1))
         width = int(np.prod(array.shape[1:])) if array.ndim > 1 else 0

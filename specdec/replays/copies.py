@@ -46,7 +46,8 @@ def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
 
 def merged_columns(batch: TreeBatch, tries: list[Trie], path: Tensor, top_k: int) -> Columns:
     """ranks int16 [R, J, J] and candidates int16 [R, J] of whole trees merged with tries."""
-    ranks, candidates = [], []
+    ranks = []
+    candidates = []
     for row, (trie, following) in enumerate(zip(tries, path.tolist(), strict=True)):
         merged = [Merged(pool, trie) for pool in _pools(batch, row, top_k)]
         ranks.append(np.stack([_ranks(nodes, following) for nodes in merged]))

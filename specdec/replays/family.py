@@ -27,9 +27,8 @@ AT_ONCE = 24
 
 @dataclass(frozen=True)
 class Family:
-    """top_k:
-
-    the most children. beams: the most nodes expanded on each level, the last for all below.
+    """top_k: the most children. beams: the most nodes expanded on each level, the last for all
+    below.
     """
 
     top_k: int
@@ -147,7 +146,8 @@ def member(
     """
     path = column("family_path")
     shape = TreeConfig(1, depth, top_k, beam=beam)
-    pools, nodes = [], []
+    pools = []
+    nodes = []
     start = 0
     candidates = np.broadcast_to(np.arange(top_k), (len(path), top_k))
     for level in range(depth + 1):

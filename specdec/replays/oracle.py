@@ -225,7 +225,9 @@ class _Cheapest:
     """
 
     def __init__(self, trace: Trace, tables: CostTables, sizes: Ints):
-        self.trace, self.tables, most = trace, tables, trace.most_nodes
+        self.trace = trace
+        self.tables = tables
+        most = trace.most_nodes
         allowed = (
             np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
         )
@@ -256,7 +258,8 @@ class _Cheapest:
         next one's rank. Verification never gets cheaper with more nodes, so the smallest allowed
         size is enough.
         """
-        most, where = self.trace.most_nodes, self.tables.where
+        most = self.trace.most_nodes
+        where = self.tables.where
         size = self.next_size[np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1) + 1]
         below = np.pad(ranks, ((0, 0), (0, 1)), constant_values=most)
         nodes = np.minimum(size, np.minimum(most, np.broadcast_to(offered, len(where))[:, None]))
@@ -275,14 +278,15 @@ class _Cheapest:
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
         """Plain steps, and flat trees just large enough for the target's token."""
-        tables, where, rank = self.tables, self.tables.where, self.trace.root_rank.astype(int)
+        tables = self.tables
+        where = self.tables.where
+        rank = self.trace.root_rank.astype(int)
         number, cheapest = min(
             enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum())
         )
         widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
-        nodes = np.minimum(
-            np.maximum(rank, cheapest[0]) + 1, widest
-        )  # a tree of at most k nodes is not flat
+        # a tree of at most k nodes is not flat
+        nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)
         flat_ms = np.where(
             rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf
         )
@@ -291,7 +295,8 @@ class _Cheapest:
 
     def allow_copies(self) -> None:
         """Trees of copied candidates only."""
-        tables, where = self.tables, self.tables.where
+        tables = self.tables
+        where = self.tables.where
         ranks = np.minimum(self.trace.column("copied_ranks").astype(int), self.trace.most_nodes)
         self.put_smallest(
             ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0
@@ -300,7 +305,8 @@ class _Cheapest:
 
 def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Least time per turn [turns], and the best accepted_tok in every row [R]."""
-    first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
+    first = trace.turns["first"].to_numpy()
+    positions = trace.turns["positions"].to_numpy()
     tokens = cost_ms.shape[1]
     value_ms = np.zeros((len(first), positions.max() + tokens))  # no cost beyond a turn's end
     accepted = np.zeros(len(cost_ms), dtype=np.int64)
@@ -321,11 +327,13 @@ def _walk(trace: Trace, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     row = trace.turns["first"].to_numpy()
     end = row + trace.turns["positions"].to_numpy()
-    rows, turns = [], []
+    rows = []
+    turns = []
     while len(alive := np.flatnonzero(row < end)):
         rows.append(row[alive])
         turns.append(alive)
         row = row + np.where(row < end, accepted[np.minimum(row, len(accepted) - 1)] + 1, 0)
-    row, turn = np.concatenate(rows), np.concatenate(turns)
+    row = np.concatenate(rows)
+    turn = np.concatenate(turns)
     order = np.argsort(row)
     return row[order], turn[order]

@@ -58,20 +58,12 @@ class RecordConfig:
 
     max_new_tokens: int = 128  # length of each answer
     depth: int = 12  # expansions of the deepest tree
-    top_ks: tuple[int, ...] = (
-        8,
-        10,
-        12,
-        16,
-        20,
-        32,
-    )  # beam widths whose ranks are stored: enough to replay any answer
-    trees: tuple[int, ...] = (
-        10,
-    )  # widths whose whole trees are stored too, for policies that read scores
-    family: tuple[
-        int, ...
-    ] = ()  # all trees up to so many children and, per level, nodes expanded (last number: below)
+    # beam widths whose ranks are stored: enough to replay any answer
+    top_ks: tuple[int, ...] = (8, 10, 12, 16, 20, 32)
+    # widths whose whole trees are stored too, for policies that read scores
+    trees: tuple[int, ...] = (10,)
+    # all trees up to so many children and, per level, nodes expanded (last number: below)
+    family: tuple[int, ...] = ()
     most_nodes: int = 240  # the largest verify_nodes a policy may ask for
     temperature: float = 0.0
     seed: int = 0
@@ -240,9 +232,8 @@ def check(pair: Pair, config: RecordConfig) -> None:
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
-    """Default number of positions per turn with RADAR's distributions:
-
-    USUAL_LENGTHS, or 0 if they do not apply.
+    """Default number of positions per turn with RADAR's distributions: USUAL_LENGTHS, or 0 if they
+    do not apply.
     """
     possible = (
         RADAR_TOP_K in widths
@@ -260,10 +251,8 @@ def copies_of(drafter: Drafter | None) -> dict[str, Any]:
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
-    """(part, prompt):
-
-    named suites are split, train first; a Trace's prompts keep their parts; all others as
-    `config.part` says.
+    """(part, prompt): named suites are split, train first; a Trace's prompts keep their parts; all
+    others as `config.part` says.
     """
     options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
     if isinstance(prompts, Trace):
@@ -532,11 +521,8 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
 
 
-FILLED = {
-    "scores": float("-inf"),
-    "tokens": -1,
-    "beams": -1,
-}  # values of ChosenTrees for absent candidates
+# values of ChosenTrees for absent candidates
+FILLED = {"scores": float("-inf"), "tokens": -1, "beams": -1}
 
 
 def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
@@ -551,13 +537,15 @@ def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
 
 
 class SequentialDrafter:
-    """`BatchedDrafter` for any drafter:
-
-    one position after the other in its own session. Slow; the reference.
+    """`BatchedDrafter` for any drafter: one position after the other in its own session. Slow; the
+    reference.
     """
 
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
-        self.drafter, self.tokens, self.features, self.depth = drafter, tokens, features, depth
+        self.drafter = drafter
+        self.tokens = tokens
+        self.features = features
+        self.depth = depth
 
     def _roots(
         self, session: DraftSession, contexts: Tensor, most: int
@@ -575,7 +563,8 @@ class SequentialDrafter:
         `most` > top_k asks the root for more children.
         """
         session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
-        pool, trees = GrowingTree(self.tokens.device), []
+        pool = GrowingTree(self.tokens.device)
+        trees = []
         for context, tokens, scores in self._roots(session, contexts, max(most, top_k)):
             pool.restart(self.tokens[context])
             pool.grow(tokens[:, :top_k], scores[:, :top_k], top_k)
@@ -592,9 +581,11 @@ class SequentialDrafter:
         self, contexts: Tensor, top_k: int, depth: int, choose: Choosing
     ) -> ChosenTrees:
         """As `BatchedDrafter.grow_chosen`, one root after the other, each with its own choice."""
-        session, grown = self.drafter.session(len(self.tokens), len(self.tokens) * top_k), []
+        session = self.drafter.session(len(self.tokens), len(self.tokens) * top_k)
+        grown = []
         for _, tokens, scores in self._roots(session, contexts, top_k):
-            own, levels = Choosing(choose.family), ChosenTrees([scores], [tokens], [])
+            own = Choosing(choose.family)
+            levels = ChosenTrees([scores], [tokens], [])
             for level in range(depth):
                 beam, nobody = own(levels.scores[-1])
                 rows = (
@@ -625,7 +616,8 @@ def radar_distributions(
     """
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
     for index in range(len(rows) - 1, -1, -1):  # from the end, so that the cache only shrinks
-        row, context = int(rows[index]), int(contexts[int(rows[index])])
+        row = int(rows[index])
+        context = int(contexts[int(rows[index])])
         cache.truncate(context)
         pool, keeps = _radar_trees(tokens[context], batch, row)
         union = torch.stack(keeps).any(0).nonzero()[:, 0]
@@ -645,9 +637,11 @@ def radar_distributions(
 
 def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, list[Tensor]]:
     """The pool after 7 expansions as a tree, and the nodes of each tree after 2 to 8 calls."""
-    children, level_size = RADAR_TOP_K, RADAR_TOP_K**2
+    children = RADAR_TOP_K
+    level_size = RADAR_TOP_K**2
     count = 1 + pool_size(RADAR_CALLS - 1, children)
-    scores, token = batch.scores[row, : count - 1], batch.tokens[row, : count - 1]
+    scores = batch.scores[row, : count - 1]
+    token = batch.tokens[row, : count - 1]
     parent = [
         torch.full((1,), -1, device=token.device),
         torch.zeros(children, dtype=torch.long, device=token.device),

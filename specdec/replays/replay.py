@@ -284,7 +284,8 @@ def replay(
     checked_policy(policy)
     costs.check_machine()
     engine = ReplayEngine(trace, costs, policy.limits, policy_ms)
-    table, cycles = [], []
+    table = []
+    cycles = []
     for number, turn in enumerate(trace.turns.to_dict("records")):
         # 1. the decoding cycle itself, over recorded trees, until the turn's text ends
         engine.open(number)

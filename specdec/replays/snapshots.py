@@ -242,9 +242,8 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
     special = set(tokenizer.all_special_ids)
-    before = [token for token in tokenizer.encode("a") if token not in special][
-        -1:
-    ]  # some drop a text's first space
+    # some drop a text's first space
+    before = [token for token in tokenizer.encode("a") if token not in special][-1:]
     head = tokenizer.decode(before) if before else ""
 
     def inside(token: int) -> str:
@@ -272,7 +271,8 @@ class Watched(Chain):
 
     def __init__(self, policy: Policy):
         super().__init__(policy)
-        self.policy, self.limits = policy, policy.limits
+        self.policy = policy
+        self.limits = policy.limits
         self.begin()
 
     def answer(self, question: Question) -> Any:
@@ -298,7 +298,8 @@ class Watched(Chain):
 
 def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarray | None) -> Asked:
     """A question, its answer and the network's outputs in words and numbers."""
-    kind, now = question.kind, question.expansions
+    kind = question.kind
+    now = question.expansions
     told = Asked(
         kind,
         now,
@@ -309,7 +310,8 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
         return told
     if isinstance(policy, ValuePolicy):  # predicted values of every possible stop
         if kind == SIZE:
-            labels, values = [_in_words(SIZE, size) for size in policy.sizes], outputs[0]
+            labels = [_in_words(SIZE, size) for size in policy.sizes]
+            values = outputs[0]
         else:
             sizes = outputs.argmax(axis=1)
             labels = [
@@ -321,10 +323,8 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
         best = np.sort(
             np.argsort(-known, kind="stable")[: min(MOST_VALUES, np.isfinite(values).sum())]
         )
-        numbers, chosen = (
-            tuple(values[best].astype(float).tolist()),
-            int(np.flatnonzero(best == known.argmax())[0]),
-        )
+        numbers = tuple(values[best].astype(float).tolist())
+        chosen = int(np.flatnonzero(best == known.argmax())[0])
         shown = tuple(labels[i] for i in best)
         return dataclasses.replace(told, unit="value", labels=shown, values=numbers, chosen=chosen)
     labels = [_in_words(kind, choice) for choice in policy.choices]
@@ -368,7 +368,8 @@ def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane
     """Every cycle of a policy on one recorded text, with the recording's costs."""
     engine = ReplayEngine(recording.trace, recording.costs, policy.limits)
     engine.open(turn)
-    watched, lane = Watched(policy), _lane(recording, turn, name)
+    watched = Watched(policy)
+    lane = _lane(recording, turn, name)
     watched.reset()
     while not engine.finished:
         lane.cycles.append(_cycle(recording, engine, watched))
@@ -383,7 +384,8 @@ def what_if(recording: Recording, turn: int, position: int, tree: TreeConfig) ->
 
 def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     """The fastest way to write this text with the recorded trees, given the text in advance."""
-    trace, lane = recording.trace, _lane(recording, turn, CLAIRVOYANT)
+    trace = recording.trace
+    lane = _lane(recording, turn, CLAIRVOYANT)
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
     for row in bound.answers.to_dict("records"):
         policy = Foreseen(
@@ -428,7 +430,8 @@ def _lane(recording: Recording, turn: int, name: str) -> Lane:
 
 def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snapshot:
     """Run one cycle at the engine's position."""
-    row, position = engine.row, engine.position
+    row = engine.row
+    position = engine.position
     done = run_cycle(engine, watched.begin())
     path = recording.trace.text[row]
     *nodes, note = _pool(recording, row, done, watched.planned)
@@ -440,9 +443,8 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
 
 
 def _best(score: np.ndarray, verify_nodes: int) -> np.ndarray:
-    """bool [N + 1]:
-
-    the root and the `verify_nodes` nodes of the highest score, ties to the earlier one.
+    """bool [N + 1]: the root and the `verify_nodes` nodes of the highest score, ties to the earlier
+    one.
     """
     verified = np.zeros(len(score), dtype=bool)
     verified[[0, *(np.argsort(-score[1:], kind="stable")[:verify_nodes] + 1)]] = True
@@ -484,7 +486,8 @@ def _pool(
     """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone if no
     more is known.
     """
-    trace, top_k = recording.trace, done.top_k
+    trace = recording.trace
+    top_k = done.top_k
     root = trace.text[row, :1].astype(np.int64)
     flat = plan.flat_nodes if done.expansions == 0 else 0
     if not top_k:
@@ -493,7 +496,8 @@ def _pool(
         flat and flat <= recording.top_ks[-1]
     ):  # the widest trees hold the root's best children of all
         trees = trace.trees(recording.top_ks[-1])
-        ids, scores = np.concatenate((root, trees.tokens[row, :flat])), trees.scores[row, :flat]
+        ids = np.concatenate((root, trees.tokens[row, :flat]))
+        scores = trees.scores[row, :flat]
         return ids, np.array([-1] + [0] * flat), np.concatenate(([np.float32(0)], scores)), ""
     if top_k not in recording.top_ks or plan.beam or flat:
         path = trace.text[row, : 1 + done.accepted_tok].astype(np.int64)
@@ -502,8 +506,10 @@ def _pool(
         )
         note = f"{what}: not kept in the recording, only the accepted path is drawn"
         return path, np.arange(len(path)) - 1, np.zeros(len(path), np.float32), note
-    trees, count = trace.trees(top_k), pool_size(done.expansions, top_k)
-    parent, start = [np.array([-1]), np.zeros(top_k, np.int64)], 1
+    trees = trace.trees(top_k)
+    count = pool_size(done.expansions, top_k)
+    parent = [np.array([-1]), np.zeros(top_k, np.int64)]
+    start = 1
     for level in range(done.expansions):
         parent.append(np.repeat(start + trees.beams[row, level].astype(np.int64), top_k))
         start += top_k if level == 0 else top_k * top_k
@@ -528,7 +534,8 @@ def live_cycle(
 
     kept: texts of the new tokens that count. text: id -> its text.
     """
-    plan, tree = watched.planned, engine.tree
+    plan = watched.planned
+    tree = engine.tree
     flat = plan.flat_nodes if done.expansions == 0 else 0
     whole = (
         isinstance(plan, TreeConfig)
@@ -541,9 +548,8 @@ def live_cycle(
     nodes = [part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)]
     verified = _best(nodes[2], done.verify_nodes if whole else len(tree))
     accepted = walk(nodes[0], nodes[1], verified, engine.tree.token[engine.path[1:]].cpu().numpy())
-    ended = (
-        len(kept) < done.new_tok
-    )  # by a stop token or the length: then no bonus follows the path
+    # by a stop token or the length: then no bonus follows the path
+    ended = len(kept) < done.new_tok
     return _snapshot(
         done, watched, position, nodes, verified, accepted, None if ended else kept[-1], text
     )

@@ -71,12 +71,14 @@ def static_grid(
     )
     tables = CostTables.of(trace, costs, shapes)
     if by is None:
-        names, group = ["all"], np.zeros(len(trace.turns), dtype=int)
+        names = ["all"]
+        group = np.zeros(len(trace.turns), dtype=int)
     else:
         group, found = pd.factorize(trace.turns[check_name("column of the turns", by, trace.turns)])
         names = list(found)
     share = np.eye(len(names))[group]  # [turns, groups]
-    plain_ms, new_tok = tables.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
+    plain_ms = tables.plain(trace) @ share
+    new_tok = trace.turns["positions"].to_numpy() @ share
     pairs = [
         (shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)
     ]
@@ -88,9 +90,8 @@ def static_grid(
             np.arange(2 if parts else 1, most + 2) if requested is None else np.array(requested)
         )
         walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
-        cycles, cycle_tok, time_ms = (
-            (values @ share).ravel() for values in walked
-        )  # [settings * groups]
+        # [settings * groups]
+        cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)
         columns = dict(
             total_tokens=np.repeat(totals, len(names)),
             depth=depth,
@@ -129,7 +130,9 @@ def fastest(table: pd.DataFrame) -> TreeConfig:
 
 def tree_of(row: Any) -> TreeConfig:
     """The tree of a row with SETTING, cut to its pool."""
-    depth, top_k, beam = int(row["depth"]), int(row["top_k"]), beam_of(row["beam"])
+    depth = int(row["depth"])
+    top_k = int(row["top_k"])
+    beam = beam_of(row["beam"])
     return TreeConfig(
         min(int(row["total_tokens"]), pool_size(depth, top_k, beam) + 1), depth, top_k, beam=beam
     )
@@ -197,11 +200,9 @@ class CostTables:
                 "the trace holds no position where a cycle could start; record some turns."
             )
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
-        column, depths, nodes = (
-            context_tok[:, None],
-            np.arange(trace.depth + 1),
-            np.arange(trace.most_nodes + 1),
-        )
+        column = context_tok[:, None]
+        depths = np.arange(trace.depth + 1)
+        nodes = np.arange(trace.most_nodes + 1)
         levels = {(k, beam): costs.draft_ms(k, depths, column, beam) for k, beam in shapes}
         draft = {
             shape: np.asarray(drafted_ms, float) + costs.rest_ms
@@ -213,9 +214,8 @@ class CostTables:
         return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
 
     def before_verification(self, trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-        """Time of a cycle before it verifies, [R]:
-
-        drafting and the fixed rest, or the rest alone where only copies are drafted.
+        """Time of a cycle before it verifies, [R]: drafting and the fixed rest, or the rest alone
+        where only copies are drafted.
         """
         drafted_ms = self.draft[shape][self.where, depth]
         copied_ms = self.plain_ms[self.where] - self.verify[self.where, 0]
@@ -245,17 +245,19 @@ def _walk(
     """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes,
     computed together.
     """
-    first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
+    first = trace.turns["first"].to_numpy()
+    positions = trace.turns["positions"].to_numpy()
     new_tok = gained_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
     draft_ms = tables.before_verification(trace, shape, depth)  # [R]
-    nodes, offered = np.repeat(sizes, len(first)), trace.candidates(shape[0], depth, shape[1])
+    nodes = np.repeat(sizes, len(first))
+    offered = trace.candidates(shape[0], depth, shape[1])
     offered = np.broadcast_to(offered, len(draft_ms))  # [R]
-    start = np.repeat(
-        np.arange(len(sizes)) * len(draft_ms), len(first)
-    )  # start of a setting's new_tok
+    # start of a setting's new_tok
+    start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))
     row = np.tile(first, len(sizes))  # one walk per setting and turn
     end = row + np.tile(positions, len(sizes))
-    cycles, time_ms = np.zeros(len(row), int), np.zeros(len(row))
+    cycles = np.zeros(len(row), int)
+    time_ms = np.zeros(len(row))
     walking = np.flatnonzero(row < end)
     while len(walking):
         here = row[walking]
@@ -274,9 +276,8 @@ def _walk(
 
 
 def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """uint8 [settings, R]:
-
-    new tokens of a cycle with a tree of that size, the bonus token included.
+    """uint8 [settings, R]: new tokens of a cycle with a tree of that size, the bonus token
+    included.
     """
     gained = np.zeros((int(sizes.max()) + 1, len(ranks)), dtype=np.uint8)
     gained[0] = 1
@@ -289,9 +290,8 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def recorded(
     trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None
 ) -> tuple[list[Shape], list[int]]:
-    """((top_k, beam), ...) and depths:
-
-    the given ones, or all recorded ones; SpecdecError for unrecorded ones.
+    """((top_k, beam), ...) and depths: the given ones, or all recorded ones; SpecdecError for
+    unrecorded ones.
     """
     known = sorted(int(k) for k in trace.top_ks)
     if trace.family is not None and top_ks is None:

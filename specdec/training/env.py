@@ -1,8 +1,9 @@
-"""The cycle as a gymnasium environment, live or replayed: the learner answers one kind of question, frozen policies the rest.
+"""The cycle as a gymnasium environment, live or replayed: the learner answers one kind of question,
+frozen policies the rest.
 
-The environment does no decoding: it runs `cycle.cycle` to the next question that the learner decides, returns the learner's
-own observation, and turns the action into the learner's answer. Rewards are named and computed from finished cycles.
-Knows nothing about algorithms or networks.
+The environment does no decoding: it runs `cycle.cycle` to the next question that the learner
+decides, returns the learner's own observation, and turns the action into the learner's answer.
+Rewards are named and computed from finished cycles. Knows nothing about algorithms or networks.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
 class Reward:
     """The reward of a decision, from the cycles that finished before the next one.
 
-    kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time: maximises E[L] / E[T] when
-    rate is the throughput reached), "accepted" (kept_tok) or "time" (-time), LTD's Table 2 and ours; overshoot is excluded.
-    mean: average the cycles' own rewards (Re-SpS Eq. 5) in place of rewarding their sums. laps: the parts of a cycle that
-    count as time (Re-SpS's code excludes drafting). unit_ms: the unit of time in milliseconds.
-    rate: tokens per unit, for "lagrangian".
+    kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time:
+    maximises E[L] / E[T] when rate is the throughput reached), "accepted" (kept_tok) or "time"
+    (-time), LTD's Table 2 and ours; overshoot is excluded. mean: average the cycles' own rewards
+    (Re-SpS Eq. 5) in place of rewarding their sums. laps: the parts of a cycle that count as time
+    (Re-SpS's code excludes drafting). unit_ms: the unit of time in milliseconds. rate: tokens per
+    unit, for "lagrangian".
     """
 
     kind: str = "ratio"
@@ -92,7 +94,8 @@ class ReplaySource:
 
 
 class LiveSource:
-    """Prompts decoded by a pair, in random order. The pair stays in `inference` from the first turn until `close`.
+    """Prompts decoded by a pair, in random order. The pair stays in `inference` from the first turn
+    until `close`.
 
     policy_ms: time counted for an answer, since the measured time would include the trainer.
     """
@@ -141,10 +144,11 @@ class LiveSource:
 class Env(gymnasium.Env):
     """Observations float32 [learner.observation_size], actions Discrete(learner.actions).
 
-    learner: decides its kind of question (see `policies.base.Learned`); its network is not used here. others: a policy
-    that answers the other kinds, or None. source: ReplaySource or LiveSource. episode: "cycle" ends with each cycle (LTD),
-    "interval" with each decision (Re-SpS: a bandit), "turn" with the text. The text continues over the end of an episode;
-    a new turn begins only when the old one has ended.
+    learner: decides its kind of question (see `policies.base.Learned`); its network is not used
+    here. others: a policy that answers the other kinds, or None. source: ReplaySource or
+    LiveSource. episode: "cycle" ends with each cycle (LTD), "interval" with each decision (Re-SpS:
+    a bandit), "turn" with the text. The text continues over the end of an episode; a new turn
+    begins only when the old one has ended.
     """
 
     metadata: dict = {"render_modes": []}
@@ -174,7 +178,9 @@ class Env(gymnasium.Env):
         )  # of all finished cycles: their ratio is the throughput so far
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Advance to the next decision; options={"new_turn": True} starts another text. Returns (observation, {})."""
+        """Advance to the next decision; options={"new_turn": True} starts another text. Returns
+        (observation, {}).
+        """
         super().reset(seed=seed)
         if seed is not None or (options or {}).get("new_turn"):
             self._engine = None
@@ -184,7 +190,9 @@ class Env(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action):
-        """Answer the current question. info: `cycles`, the rows that finished since, and `turn_ended`."""
+        """Answer the current question. info: `cycles`, the rows that finished since, and
+        `turn_ended`.
+        """
         if self._question is None:
             raise SpecdecError(
                 "the environment waits for reset(); an episode has ended or none has begun."
@@ -206,7 +214,9 @@ class Env(gymnasium.Env):
                 begin_turn(policy)
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
-        """Send `answer`, then run to the next question of the learner. Returns (finished cycles, a turn ended)."""
+        """Send `answer`, then run to the next question of the learner. Returns (finished cycles, a
+        turn ended).
+        """
         rows, ended = [], False
         while True:
             try:

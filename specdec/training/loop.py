@@ -1,7 +1,8 @@
-"""A training run on disk: plan, checkpoint and curve. It can be stopped at any moment and resumes exactly.
+"""A training run on disk: plan, checkpoint and curve. It can be stopped at any moment and resumes
+exactly.
 
-The owner provides the trained parts, and a function that does one step.
-A step's randomness must depend only on its number. Then weights, optimiser state and the number are the whole state.
+The owner provides the trained parts, and a function that does one step. A step's randomness must
+depend only on its number. Then weights, optimiser state and the number are the whole state.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def rate_factor(
 ) -> float:
     """The learning rate as a fraction of its peak.
 
-    Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant while its end is
-    unknown). `linear_end`: fall linearly from the end of the warm-up to zero at that step (EAGLE's schedule).
+    Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant
+    while its end is unknown). `linear_end`: fall linearly from the end of the warm-up to zero at
+    that step (EAGLE's schedule).
     """
     factor = min(1.0, (step + 1) / max(1, warmup_steps))
     if linear_end is not None:
@@ -49,7 +51,8 @@ def rate_factor(
 
 
 class Curve:
-    """Rows of a training: the newest in memory, all others in shards <folder>/part-<number of the first row>.parquet.
+    """Rows of a training: the newest in memory, all others in shards <folder>/part-<number of the
+    first row>.parquet.
 
     Saving writes only new rows, so that its cost does not grow.
     """
@@ -84,8 +87,9 @@ class Curve:
 class Best:
     """The weights that scored highest so far; a part of a checkpoint.
 
-    network: its weights are used until something has scored. step: the step of the best weights, -1 before any. misses:
-    number of consecutive networks without improvement. dtype: the precision of stored scores.
+    network: its weights are used until something has scored. step: the step of the best weights, -1
+    before any. misses: number of consecutive networks without improvement. dtype: the precision of
+    stored scores.
     """
 
     def __init__(self, network: torch.nn.Module | None = None, dtype: torch.dtype = torch.float64):
@@ -121,8 +125,9 @@ class Best:
 class TrainingRun:
     """One training in `out_dir`: plan.json, checkpoint.safetensors and <curve>.parquet.
 
-    settings: everything that the result depends on. settings["steps"] is the last step; if None, the run ends after
-    settings["minutes"]. The same settings find the same run again. SpecdecError if the folder holds another run.
+    settings: everything that the result depends on. settings["steps"] is the last step; if None,
+    the run ends after settings["minutes"]. The same settings find the same run again. SpecdecError
+    if the folder holds another run.
     """
 
     def __init__(self, out_dir: Path, settings: dict, resume: bool = True, curve: str = "loss"):
@@ -171,8 +176,9 @@ class TrainingRun:
     def track(self, parts: dict, optimizers=()) -> None:
         """Define the parts of a checkpoint, and load the checkpoint if there is one.
 
-        parts: name -> a module, or anything else with `state_dict` and `load_state_dict` of tensors. optimizers: their
-        parameter groups have "peak", the highest rate, if `run` is to set rates.
+        parts: name -> a module, or anything else with `state_dict` and `load_state_dict` of
+        tensors. optimizers: their parameter groups have "peak", the highest rate, if `run` is to
+        set rates.
         """
         self.parts, self.optimizers = parts, list(optimizers)
         rows = 0
@@ -209,9 +215,10 @@ class TrainingRun:
     ) -> None:
         """Call step(number, rate factor) to the planned end. A returned row is added to the curve.
 
-        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: an interrupted step leaves
-        nothing behind, such as an epoch. save_s: seconds between two checkpoints; 0: after every step. Ctrl-C saves too.
-        leave: whether the progress bar stays when the run ends.
+        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: an
+        interrupted step leaves nothing behind, such as an epoch. save_s: seconds between two
+        checkpoints; 0: after every step. Ctrl-C saves too. leave: whether the progress bar stays
+        when the run ends.
         """
         if self.finished:
             return
@@ -259,14 +266,18 @@ class TrainingRun:
             raise
 
     def add(self, row: dict) -> None:
-        """Add a row to the curve, with elapsed_s. Steps that make several rows call it themselves."""
+        """Add a row to the curve, with elapsed_s. Steps that make several rows call it
+        themselves.
+        """
         row = {**row, "elapsed_s": time.perf_counter() - self._began_s}
         self.curve.add(row)
         numbers = {name: f"{row[name]:.4g}" for name in self._shown if pd.notna(row.get(name))}
         self._bar.set_postfix(numbers, refresh=False)
 
     def _ended(self) -> bool:
-        """True when the last step is done. Fixes the end of a run on time when its constant part has used its share."""
+        """True when the last step is done. Fixes the end of a run on time when its constant part
+        has used its share.
+        """
         minutes = self.plan["settings"].get("minutes")
         if self.plan["last_step"] is None and self.elapsed_s >= (1 - DECAY_FRAC) * minutes * 60:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))
@@ -279,7 +290,9 @@ class TrainingRun:
         )
 
     def save(self) -> None:
-        """Write the newest rows, then checkpoint.safetensors: if killed in between, a run drops the extra rows."""
+        """Write the newest rows, then checkpoint.safetensors: if killed in between, a run drops the
+        extra rows.
+        """
         if self._saved_step == self.step:
             return
         self.curve.save()
@@ -363,7 +376,9 @@ def restore(tensors: dict, parts: dict, optimizers=()) -> None:
 
 @contextmanager
 def generators(torch_seed: int, numpy_seed: int | None = None):
-    """torch's CPU generator (and numpy's global one) seeded inside the block, and restored afterwards."""
+    """torch's CPU generator (and numpy's global one) seeded inside the block, and restored
+    afterwards.
+    """
     before = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed)
@@ -383,7 +398,9 @@ def seeded(seed: int, number: int):
 def descend(
     optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None
 ) -> float:
-    """One optimiser step on `loss`, whose value is returned. clip_norm: limit of the gradient's norm."""
+    """One optimiser step on `loss`, whose value is returned. clip_norm: limit of the gradient's
+    norm.
+    """
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if clip_norm is not None:

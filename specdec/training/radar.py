@@ -1,15 +1,17 @@
-"""RADAR's controller: its offline dataset, and its training, with REINFORCE as in the paper or the exact gradient of throughput.
+"""RADAR's controller: its offline dataset, and its training, with REINFORCE as in the paper or the
+exact gradient of throughput.
 
-`RadarData` has a row per position: the controller's input after each draft call, s_1..s_8, and, for each number of
-expansions, the distribution of the acceptance length (sheet section 3).
+`RadarData` has a row per position: the controller's input after each draft call, s_1..s_8, and, for
+each number of expansions, the distribution of the acceptance length (sheet section 3).
 
-A policy's only choice in a cycle is to stop after a = 0..7 expansions, and the data give the result of each: L(a) tokens in
-l(a) milliseconds. So the expectation over these eight outcomes is computable, and sampling (as in the paper) is optional.
+A policy's only choice in a cycle is to stop after a = 0..7 expansions, and the data give the result
+of each: L(a) tokens in l(a) milliseconds. So the expectation over these eight outcomes is
+computable, and sampling (as in the paper) is optional.
 
     sum over a of P(stop = a) (L(a) - rate * l(a))        ours; the paper rewards beta * L / l and -alpha per continue
 
-Runs resume exactly, are evaluated on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk.
-(RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
+Runs resume exactly, are evaluated on held-out rows in tokens per millisecond, and end as a
+`RadarPolicy` on disk. (RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
 """
 
 from __future__ import annotations
@@ -67,11 +69,11 @@ _ARRAYS = {
 class RadarData:
     """Q positions.
 
-    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
-    distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Rounding errors of half
-    precision are corrected: negatives clipped, sums made 1.
-    prompts int32 [Q]: each row's prompt, for splits. context_tok int32 [Q]: committed tokens before the root.
-    header: the source of the rows, as JSON types.
+    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities. distributions
+    float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Rounding errors of
+    half precision are corrected: negatives clipped, sums made 1. prompts int32 [Q]: each row's
+    prompt, for splits. context_tok int32 [Q]: committed tokens before the root. header: the source
+    of the rows, as JSON types.
     """
 
     scores: np.ndarray
@@ -126,7 +128,9 @@ class RadarData:
     def split(
         self, held_out_frac: float = 0.2, by: str = "prompt", seed: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers for training and held out. by="prompt" keeps a prompt's rows together, "cycle" does not (RADAR)."""
+        """Row numbers for training and held out. by="prompt" keeps a prompt's rows together,
+        "cycle" does not (RADAR).
+        """
         check_name("way to split", by, ("prompt", "cycle"))
         unit = self.prompts if by == "prompt" else np.arange(len(self))
         units = np.unique(unit)
@@ -139,7 +143,8 @@ class RadarData:
 
 
 def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
-    """Part "train" of the suites called `prompts` in any form (laptop/gsm8k is gsm8k); () for all suites.
+    """Part "train" of the suites called `prompts` in any form (laptop/gsm8k is gsm8k); () for all
+    suites.
 
     If none of them was recorded, all are used, with a warning.
     """
@@ -159,14 +164,15 @@ def from_trace(
     flat_nodes: int | None = None,
     tree: TreeConfig = TREE,
 ) -> RadarData:
-    """The data set of a recording with whole trees of k = 10 and depth >= 7, or trees that contain `tree`.
+    """The data set of a recording with whole trees of k = 10 and depth >= 7, or trees that contain
+    `tree`.
 
-    exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1). False: every position,
-    with the accepted length in place of the distribution: complete at T = 0, a sample from it at T > 0. None
-    uses distributions if there are any.
-    flat_nodes: 59 as in RADAR, where a single draft call yields a flat tree of so many tokens, or None for the engine's
-    10 children. The recorded distributions contain the flat tree; for 10 children the largest first-token mass of
-    the deeper trees is used, which is exact if one of them keeps all ten.
+    exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1).
+    False: every position, with the accepted length in place of the distribution: complete at T = 0,
+    a sample from it at T > 0. None uses distributions if there are any. flat_nodes: 59 as in RADAR,
+    where a single draft call yields a flat tree of so many tokens, or None for the engine's 10
+    children. The recorded distributions contain the flat tree; for 10 children the largest
+    first-token mass of the deeper trees is used, which is exact if one of them keeps all ten.
     """
     depth = trace.depth_of(tree.top_k, tree.beam)
     if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
@@ -198,7 +204,9 @@ def from_trace(
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
-    """`trace.acceptance_distributions`, or None if `exact` (of `from_trace`) or the recording requires it."""
+    """`trace.acceptance_distributions`, or None if `exact` (of `from_trace`) or the recording
+    requires it.
+    """
     recorded = trace.acceptance_distributions
     if exact and tree != TREE:
         raise SpecdecError(
@@ -223,7 +231,9 @@ def _states(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
 def _accepted(
     trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig
 ) -> np.ndarray:
-    """int [Q, 8]: accepted tokens when drafting stops after a expansions and 59 nodes (or all there are) are verified."""
+    """int [Q, 8]: accepted tokens when drafting stops after a expansions and 59 nodes (or all there
+    are) are verified.
+    """
     shape = tree.top_k, tree.beam
     nodes = [min(tree.verify_nodes, pool_size(a, *shape)) for a in range(STOPS)]
     accepted = [trace.accepted_tok(rows, tree.top_k, a, nodes[a], tree.beam) for a in range(STOPS)]
@@ -249,7 +259,8 @@ def latency_ms(
     flat_nodes: int | None = None,
     tree: TreeConfig = TREE,
 ) -> np.ndarray:
-    """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions up to there.
+    """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions up to
+    there.
 
     A question costs costs.question_ms plus costs.policy_ms of "radar" (0 if missing).
     """
@@ -266,7 +277,9 @@ def latency_ms(
 
 
 class RadarNetwork(nn.Module):
-    """The published network: scores [B, T, 10] -> logits [B, T, 2] (stop, continue). State-dict names as published."""
+    """The published network: scores [B, T, 10] -> logits [B, T, 2] (stop, continue). State-dict
+    names as published.
+    """
 
     def __init__(self, dropout: float = DROPOUT, continue_bias: float = 0.0):
         super().__init__()
@@ -286,16 +299,20 @@ class RadarNetwork(nn.Module):
 
 
 def stop_log_probs(logits: Tensor) -> Tensor:
-    """Logits [B, 7, 2] -> log-probability of each stop a = 0..7, [B, 8]: continue a times, then stop (never, for 7)."""
+    """Logits [B, 7, 2] -> log-probability of each stop a = 0..7, [B, 8]: continue a times, then
+    stop (never, for 7).
+    """
     log_probs = logits.log_softmax(-1)
     gone_on = nn.functional.pad(log_probs[..., CONTINUE].cumsum(1), (1, 0))
     return gone_on + nn.functional.pad(log_probs[..., STOP], (0, 1))
 
 
 def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> Tensor:
-    """G [B, 7] of Eq. 7: discounted reward from decision j on; -alpha per continue, `final` [B] at stop `stops` [B].
+    """G [B, 7] of Eq. 7: discounted reward from decision j on; -alpha per continue, `final` [B] at
+    stop `stops` [B].
 
-    Zero after the stop. A trajectory that never stops (7) has its final reward one step after the last decision.
+    Zero after the stop. A trajectory that never stops (7) has its final reward one step after the
+    last decision.
     """
     left = stops[:, None] - torch.arange(DECISIONS)
     ahead = left.clamp(min=0).to(final.dtype)
@@ -305,7 +322,9 @@ def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> T
 
 @dataclass
 class Rows:
-    """Some rows as float32 tensors: scores [B, 7, 10], distributions [B, 8, 9], expected [B, 8], latency_ms [B, 8]."""
+    """Some rows as float32 tensors: scores [B, 7, 10], distributions [B, 8, 9], expected [B, 8],
+    latency_ms [B, 8].
+    """
 
     scores: Tensor
     distributions: Tensor
@@ -328,7 +347,9 @@ class Rows:
 def final_rewards(
     config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float
 ) -> Tensor:
-    """The reward at the stop for accepted `lengths` and `latency` (ms), of equal shapes. rate: tokens per ms."""
+    """The reward at the stop for accepted `lengths` and `latency` (ms), of equal shapes. rate:
+    tokens per ms.
+    """
     lengths = lengths + 1 if config.count_bonus else lengths
     if config.objective == "lagrangian":
         return lengths - rate * latency
@@ -343,9 +364,11 @@ def loss_of(
     step_ms: float,
     factor: float = 1.0,
 ) -> Tensor:
-    """The loss for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the entropy bonus.
+    """The loss for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the
+    entropy bonus.
 
-    "sampled": REINFORCE's surrogate, averaged over rows and all 7 steps; "exact": minus the expected return.
+    "sampled": REINFORCE's surrogate, averaged over rows and all 7 steps; "exact": minus the
+    expected return.
     """
     log_probs = logits.log_softmax(-1)
     if config.gradient != "sampled":
@@ -368,11 +391,13 @@ def loss_of(
 
 
 def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
-    """Cost-sensitive logistic loss: the advantage of continuing over stopping, times the log-loss of the better side.
+    """Cost-sensitive logistic loss: the advantage of continuing over stopping, times the log-loss
+    of the better side.
 
-    returns [B, 8] of each stop. The value of continuing is that of the current policy (arg-max). At a state seen in many
-    rows the minimum is on the side that is better on average, as for the exact gradient, but a decision that
-    is wrong and certain still moves: the exact gradient has a factor p (1 - p), which vanishes there.
+    returns [B, 8] of each stop. The value of continuing is that of the current policy (arg-max). At
+    a state seen in many rows the minimum is on the side that is better on average, as for the exact
+    gradient, but a decision that is wrong and certain still moves: the exact gradient has a factor
+    p (1 - p), which vanishes there.
     """
     margin = logits[..., CONTINUE] - logits[..., STOP]
     with torch.no_grad():
@@ -386,7 +411,9 @@ def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
 
 @torch.no_grad()
 def stop_probs(network: nn.Module, batch: Rows, greedy: bool) -> Tensor:
-    """P(stop = a) [Q, 8] of the policy that samples its actions, or of the one that takes the likelier (ties: stop)."""
+    """P(stop = a) [Q, 8] of the policy that samples its actions, or of the one that takes the
+    likelier (ties: stop).
+    """
     network.eval()
     logits = torch.cat([network(part) for part in batch.scores.split(4096)])
     network.train()
@@ -414,7 +441,9 @@ def always(stop: int, batch: Rows) -> Tensor:
 
 
 def clairvoyant_rate(batch: Rows) -> float:
-    """The best throughput given every row's expected lengths: Dinkelbach's iteration, to a fixed point."""
+    """The best throughput given every row's expected lengths: Dinkelbach's iteration, to a fixed
+    point.
+    """
     rate = throughput(always(constant_stop(batch), batch), batch)
     for _ in range(50):
         best = (batch.expected.double() + 1 - rate * batch.latency_ms.double()).argmax(1)
@@ -427,7 +456,9 @@ def clairvoyant_rate(batch: Rows) -> float:
 
 @dataclass(frozen=True)
 class Trained:
-    """policy: the kept epoch. curve: one row per epoch. results: tokens per ms of held-out rows and more."""
+    """policy: the kept epoch. curve: one row per epoch. results: tokens per ms of held-out rows and
+    more.
+    """
 
     policy: RadarPolicy
     curve: pd.DataFrame
@@ -444,11 +475,13 @@ def train_radar(
     trained_for: dict | None = None,
     resume: bool = True,
 ) -> Trained:
-    """Train one controller and write it to out_dir/policy, with loss.parquet, results.json and a checkpoint beside it.
+    """Train one controller and write it to out_dir/policy, with loss.parquet, results.json and a
+    checkpoint beside it.
 
-    data: a recording, whose part "train" is used, or rows made by `from_trace`. costs: a cost model, or l(a)
-    as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for: further facts to store in the policy. The same
-    call continues a stopped run, bit for bit on one machine, and returns at once if it is finished.
+    data: a recording, whose part "train" is used, or rows made by `from_trace`. costs: a cost
+    model, or l(a) as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for:
+    further facts to store in the policy. The same call continues a stopped run, bit for bit on one
+    machine, and returns at once if it is finished.
     """
     config, out_dir, facts = named(config, CONFIGS, "RADAR"), Path(out_dir), dict(trained_for or {})
     if isinstance(data, Trace):
@@ -493,7 +526,9 @@ def train_radar(
 
 
 def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
-    """The training rows of `trace` for `config`: those of part "train" of its suites, see `config.exact`."""
+    """The training rows of `trace` for `config`: those of part "train" of its suites, see
+    `config.exact`.
+    """
     turns = training_turns(trace, config.prompts)
     return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
 
@@ -533,7 +568,9 @@ class _Trainer:
         self.constant_rate = throughput(always(self.constant, train), train)
 
     def epoch(self, number: int, factor: float) -> dict:
-        """One pass over the training rows, then an evaluation; returns the curve's row. Random numbers come from (seed, number)."""
+        """One pass over the training rows, then an evaluation; returns the curve's row. Random
+        numbers come from (seed, number).
+        """
         rate, losses = (
             self.constant_rate,
             [],
@@ -576,7 +613,9 @@ class _Trainer:
         }
 
     def judge(self, greedy: bool) -> dict:
-        """The kept epoch on held-out rows compared with the constant depth that was best on the training rows."""
+        """The kept epoch on held-out rows compared with the constant depth that was best on the
+        training rows.
+        """
         held = self.held_out
         probs = stop_probs(self.best.load_into(copy.deepcopy(self.network)), held, greedy)
         shares = probs.mean(0)

@@ -1,12 +1,14 @@
-"""Trains `policies.value.ValuePolicy` on a recording: exact targets for every answer, no exploration noise, no returns.
+"""Trains `policies.value.ValuePolicy` on a recording: exact targets for every answer, no
+exploration noise, no returns.
 
-A recording holds accepted_tok of every (expansions, verify_nodes) at every position. So the acceptance model is fitted by
-regression on full information:
+A recording holds accepted_tok of every (expansions, verify_nodes) at every position. So the
+acceptance model is fitted by regression on full information:
 
         replay: where do cycles start?  ->  fit an ensemble  ->  distil it into one model  ->  calibrate the rate
 
-Cycle starts are collected first under a static tree with random detours, then under the policy itself (DAgger, Ross et al.
-2011). The rate is raised to the throughput reached (Dinkelbach 1967). It takes a minute, so runs are not resumable.
+Cycle starts are collected first under a static tree with random detours, then under the policy
+itself (DAgger, Ross et al. 2011). The rate is raised to the throughput reached (Dinkelbach 1967).
+It takes a minute, so runs are not resumable.
 """
 
 from __future__ import annotations
@@ -70,13 +72,14 @@ def train_value(
     pair=None,
     progress: bool = True,
 ) -> tuple[ValuePolicy, pd.DataFrame]:
-    """A priced ValuePolicy for the turns of `trace` (pass its train part), and the curve of its training.
+    """A priced ValuePolicy for the turns of `trace` (pass its train part), and the curve of its
+    training.
 
-    start: the static tree for the first cycle starts (default, also in place of plain decoding: at most 24
-    tokens, depth 5).
-    tune_on: turns of part "tune" on which SCHEDULES are tried, default those of training.
-    policy_ms: time of one evaluation of the model, so that the rate is the one actually reached. None measures it here
-    (in live decoding if the `pair` is given); results then vary a little between runs.
+    start: the static tree for the first cycle starts (default, also in place of plain decoding: at
+    most 24 tokens, depth 5). tune_on: turns of part "tune" on which SCHEDULES are tried, default
+    those of training. policy_ms: time of one evaluation of the model, so that the rate is the one
+    actually reached. None measures it here (in live decoding if the `pair` is given); results then
+    vary a little between runs.
     """
     check_number("policy_ms", 0.0 if policy_ms is None else policy_ms)
     usual = "none" if config.plans else "target" if trace.draft_state is None else "draft"
@@ -129,7 +132,9 @@ def train_value(
 def train_recording(
     trace: Trace, costs: CostModel, config: ValueConfig = OURS, *, seed: int, out_dir: Path
 ) -> ValuePolicy:
-    """Train on the beam of the fastest tree at these costs, of those whose whole trees were recorded; writes policy and curve."""
+    """Train on the beam of the fastest tree at these costs, of those whose whole trees were
+    recorded; writes policy and curve.
+    """
     if not trace.header["trees"]:
         raise SpecdecError(
             "this recording keeps no whole trees; record again with trees=(4,), for example."
@@ -149,7 +154,9 @@ def train_recording(
 
 
 class _StartRecorder(Policy):
-    """A policy that records cycle starts, with the history at that point. `inner` gives the answers, but for random detours."""
+    """A policy that records cycle starts, with the history at that point. `inner` gives the
+    answers, but for random detours.
+    """
 
     def __init__(self, inner, detour_frac: float, seed: int, plans: bool = False):
         self.inner = inner
@@ -189,7 +196,8 @@ class _StartRecorder(Policy):
 def cycle_starts(
     trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0, plans: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`: once unchanged, `detours` times with detours.
+    """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`: once unchanged,
+    `detours` times with detours.
 
     plans: those of every cycle; otherwise of cycles in which a tree's size is asked for.
     """
@@ -229,8 +237,10 @@ class Examples:
         return np.linspace(0, len(self.rows) - 1, min(count, len(self.rows))).astype(np.int64)
 
     def batch(self, numbers: np.ndarray, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] of examples at a level: after so many expansions; where
-        the policy plans, the first level is that before the root pass, and so is the first row of accepted_tok."""
+        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] of examples at a level:
+        after so many expansions; where the policy plans, the first level is that before the root
+        pass, and so is the first row of accepted_tok.
+        """
         rows, features = self.rows[numbers], [np.zeros((len(numbers), 1), np.float32)]
         ranks, copied = self._ranks[rows], np.zeros((len(numbers), 0), np.float32)
         before = np.full_like(ranks[:, :1], NEVER)
@@ -266,9 +276,11 @@ class Examples:
 
 
 class Net(nn.Module):
-    """The torch version of `policies.value.AcceptanceModel`, with standardised inputs, dropout and noise in training.
+    """The torch version of `policies.value.AcceptanceModel`, with standardised inputs, dropout and
+    noise in training.
 
-    inputs, features: (mean, deviation) of its inputs. outputs: the mean answer, to initialise the last bias.
+    inputs, features: (mean, deviation) of its inputs. outputs: the mean answer, to initialise the
+    last bias.
     """
 
     def __init__(
@@ -325,9 +337,11 @@ def fit_model(
     progress: bool = True,
     teacher: AcceptanceModel | None = None,
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
-    """Regress accepted_tok of every possible (expansions, size) on the information at a random level. Returns (arrays, curve).
+    """Regress accepted_tok of every possible (expansions, size) on the information at a random
+    level. Returns (arrays, curve).
 
-    Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: learn its answers instead.
+    Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: learn
+    its answers instead.
     """
     random, levels = np.random.default_rng(seed), examples.inputs.levels
     torch.manual_seed(seed)
@@ -397,7 +411,9 @@ def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
 def fit_ensemble(
     examples: Examples, config: ValueConfig, seed: int, progress: bool, distil: bool = True
 ):
-    """(AcceptanceModel, curve): models trained on different prompts, their mean, and one model distilled from it."""
+    """(AcceptanceModel, curve): models trained on different prompts, their mean, and one model
+    distilled from it.
+    """
     policy, curves = examples.policy, []
 
     def learn(
@@ -440,7 +456,9 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def calibrate_rate(
     policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms: float = 0.0
 ):
-    """Price the policy so that its rate is the throughput it reaches on `trace`. Returns (priced policy, rate)."""
+    """Price the policy so that its rate is the throughput it reaches on `trace`. Returns (priced
+    policy, rate).
+    """
     for _ in range(3):
         policy = policy.price(costs, rate)
         rate = 1 / ms_per_tok(policy, trace, costs, policy_ms)
@@ -449,18 +467,22 @@ def calibrate_rate(
 
 @dataclasses.dataclass(frozen=True)
 class Repriced:
-    """The result of `reprice`. table: one row per cost and prediction, before and after. policy: with the new costs."""
+    """The result of `reprice`. table: one row per cost and prediction, before and after. policy:
+    with the new costs.
+    """
 
     policy: ValuePolicy
     table: pd.DataFrame
-    uncertainty_frac: float  # of the costs: relative difference of two predicted times below which it means nothing
+    # of the costs: relative difference of two predicted times below which it means nothing
+    uncertainty_frac: float
 
 
 def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> Repriced:
-    """The policy with the times of `costs`, its rate and schedule chosen anew on `trace` (tuning turns), and the changes.
+    """The policy with the times of `costs`, its rate and schedule chosen anew on `trace` (tuning
+    turns), and the changes.
 
-    pair: to measure an answer's time in live decoding; otherwise in replay. SpecdecError for policies without costs of their
-    own: those must be trained again.
+    pair: to measure an answer's time in live decoding; otherwise in replay. SpecdecError for
+    policies without costs of their own: those must be trained again.
     """
     _check_priced(policy)
     moved = policy.price(costs, policy.rate)
@@ -496,7 +518,9 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> R
 def _warn_of_a_narrow_tree(
     policy: ValuePolicy, trace: Trace, costs: CostModel, tree_ms: float
 ) -> None:
-    """Prices move a policy to other sizes and depths, not to another shape of trees: that was worth 19 % from a CPU to an A100."""
+    """Prices move a policy to other sizes and depths, not to another shape of trees: that was worth
+    19 % from a CPU to an A100.
+    """
     best = best_static(trace, costs)
     ahead = tree_ms / replay(trace, Static.of(best), costs).ms_per_tok
     if ahead > 1 + NARROW_FRAC:
@@ -505,7 +529,9 @@ def _warn_of_a_narrow_tree(
 
 
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
-    """Measured time of one evaluation on this machine, including the answers in between: live if a pair is given."""
+    """Measured time of one evaluation on this machine, including the answers in between: live if a
+    pair is given.
+    """
     before = policy.evaluations
     replayed = replay(
         trace.select(np.arange(len(trace.turns)) < 4), policy, costs, keep_cycles=True
@@ -518,7 +544,9 @@ def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:
-    """Replayed time per token if an evaluation takes `policy_ms`, and an answer without one nothing."""
+    """Replayed time per token if an evaluation takes `policy_ms`, and an answer without one
+    nothing.
+    """
     check_number("policy_ms", policy_ms)
     before = policy.evaluations
     replayed = replay(trace, policy, costs)
@@ -531,7 +559,9 @@ def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: f
 def tune_schedule(
     policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0
 ) -> ValuePolicy:
-    """The policy with the settings of SCHEDULES that are fastest on `trace`, chosen one after the other."""
+    """The policy with the settings of SCHEDULES that are fastest on `trace`, chosen one after the
+    other.
+    """
     for names, values in SCHEDULES:
         policies = [
             policy.with_settings(**dict(zip(names, value, strict=True))) for value in values
@@ -551,9 +581,11 @@ def _check_priced(policy) -> None:
 def reprice_here(
     policy, pair, *, costs=None, trace=None, suites=(), limit=10, seconds=45.0, cpu_time=False
 ):
-    """(`reprice` of the policy on this machine, the costs): costs and a recording of the pair are made if not given.
+    """(`reprice` of the policy on this machine, the costs): costs and a recording of the pair are
+    made if not given.
 
-    suites, limit: prompts to record, `limit` of each suite. seconds: how long to measure costs. cpu_time: in processor time.
+    suites, limit: prompts to record, `limit` of each suite. seconds: how long to measure costs.
+    cpu_time: in processor time.
     """
     _check_priced(policy)
     costs = costs or calibrate(pair, seconds=seconds, cpu_time=cpu_time)

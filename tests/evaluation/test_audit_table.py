@@ -1,6 +1,5 @@
-"""What an audit is made of:
-
-the policies it tries, a row per text, the verdict on a near-tie by hand, a test's own numbers.
+"""What an audit is made of: the policies it tries, a row per text, the verdict on a near-tie by
+hand, a test's own numbers.
 """
 
 import contextlib
@@ -27,7 +26,8 @@ from specdec.evaluation.lossless import COLUMNS, Audit, ChiSquare, audit, distri
 TREES = (
     "1/0/1 2/0/1 4/2/1 8/6/1 7/0/6 12/1/4 16/3/4 26/2/6 40/4/6 60/5/10 12,5,4,2,1 30,4,2,2,4,6"
 ).split()
-SMALL, LARGE = TreeConfig(16, 4, 4), TreeConfig(60, 5, 8)
+SMALL = TreeConfig(16, 4, 4)
+LARGE = TreeConfig(60, 5, 8)
 ASKED = "plan extend size plan+extend plan+size extend+size plan+extend+size".split()
 
 
@@ -58,7 +58,8 @@ def test_the_policies_that_are_tried():
             name != "random chains",
         )
     chained = policies["two chained"]
-    assert isinstance(chained, Chain) and [said(policy) for policy in chained.policies] == [
+    assert isinstance(chained, Chain)
+    assert [said(policy) for policy in chained.policies] == [
         (SMALL, random.Random(49).getstate(), {"extend"}, False),
         (LARGE, random.Random(50).getstate(), {"size"}, False),
     ]
@@ -124,7 +125,8 @@ def test_the_table_of_an_audit_is_whole_and_who_was_asked_nothing_has_shown_noth
 
 
 def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
-    asked, pair = Mock(), shared_bigrams()
+    asked = Mock()
+    pair = shared_bigrams()
     facts = [
         dict(accepted_tok=2, kept_tok=1, questions=4),
         dict(accepted_tok=1, kept_tok=3, questions=1),
@@ -137,7 +139,8 @@ def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
     monkeypatch.setattr(lossless, "autoregress", asked.plain)
     monkeypatch.setattr(lossless, "decode", asked.tree)
     monkeypatch.setattr(lossless, "tqdm", Bar)
-    short, whole = Static(4, 1, 3), RandomPolicy(TreeConfig(6, 2, 3), asks=("size",))
+    short = Static(4, 1, 3)
+    whole = RandomPolicy(TreeConfig(6, 2, 3), asks=("size",))
     found = audit(pair, [[1], [2, 3]], {"short": short, "whole": whole}, seed=7, top_k=5)
     expected = []
     for number, prompt in enumerate(([1], [2, 3])):
@@ -145,11 +148,9 @@ def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
             settings = dict(max_new_tokens=32, temperature=temperature, seed=7 + number, top_k=5)
             expected.append(call.plain(pair, prompt, **settings))
             expected += [call.tree(pair, prompt, policy, **settings) for policy in (short, whole)]
-    assert (
-        asked.mock_calls == expected
-        and found.asking == {"whole"}
-        and list(found.rows) == list(COLUMNS)
-    )
+    assert asked.mock_calls == expected
+    assert found.asking == {"whole"}
+    assert list(found.rows) == list(COLUMNS)
     first = found.rows.iloc[0].to_dict()
     nothing = {name: first.pop(name) for name in ("top2_gap", "tolerance")}
     told = dict(
@@ -163,10 +164,8 @@ def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
     )
     told |= dict(equal=False, first_divergence=2, gap=float("inf"), near_tie=False)
     assert np.isnan(list(nothing.values())).all() and first == told
-    assert (
-        found.rows["equal"].tolist() == [False, True] * 4
-        and found.rows["prompt"].tolist() == [0] * 4 + [1] * 4
-    )
+    assert found.rows["equal"].tolist() == [False, True] * 4
+    assert found.rows["prompt"].tolist() == [0] * 4 + [1] * 4
     assert found.rows["first_divergence"].isna().tolist() == [False, True] * 4
     bar = Bar.made.pop()
     assert bar.total == bar.n == 8 and bar.named == {"disable": False}
@@ -175,7 +174,8 @@ def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
 
 
 def test_several_texts_are_decoded_at_once(monkeypatch):
-    asked, pair = [], shared_bigrams()
+    asked = []
+    pair = shared_bigrams()
 
     def decode_many(pair, prompts, policy_of, **settings):
         asked.append((prompts, [policy_of(number) for number in range(len(prompts))], settings))
@@ -198,10 +198,13 @@ class Planted:
     forward `steps` + `moved`.
     """
 
-    device, dtype = torch.device("cpu"), torch.bfloat16
+    device = torch.device("cpu")
+    dtype = torch.bfloat16
 
     def __init__(self, steps, moved):
-        self.steps, self.block, self.asked = steps, steps + moved, []
+        self.steps = steps
+        self.block = steps + moved
+        self.asked = []
 
     @contextlib.contextmanager
     def inference(self, taps):
@@ -268,11 +271,8 @@ def test_a_near_tie_by_hand(monkeypatch):
     assert ties.compare([1, 1, 0]) == (False, 0, 0.5, 0.5, pytest.approx(6 * noise / 0.5), True)
     assert before == [[8, 9, 0], [8, 9]], "what was written before the first that differs"
     assert ties.compare([0, 1, 0])[:2] == (True, None) and ties.compare([0, 1, 0])[5] is False
-    assert ties.compare([0, 1])[:2] == (False, 2) and ties.compare([0, 1, 0, 4])[1:6:2] == (
-        3,
-        float("inf"),
-        False,
-    )
+    assert ties.compare([0, 1])[:2] == (False, 2)
+    assert ties.compare([0, 1, 0, 4])[1:6:2] == (3, float("inf"), False)
     quiet, _ = planted(torch.zeros(3, 12), logits, temperature=0.0)
     monkeypatch.setattr(quiet.picker, "scores", lambda row, ids: row, raising=False)
     rounding = torch.finfo(torch.bfloat16).eps * 9.0
@@ -291,7 +291,9 @@ def test_the_most_continuations_that_are_computed_and_counts_of_seeds_in_a_row(m
         SpecdecError, lossless.continuation_law, pair, [3], 2, Picker.from_settings(1.0, top_k=3)
     )
     many.match("more than 8 continuations of 2 tokens")
-    law, pair, tree = Mock(return_value={(0,): 0.25, (1,): 0.75}), shared_bigrams(), Static(3, 1, 1)
+    law = Mock(return_value={(0,): 0.25, (1,): 0.75})
+    pair = shared_bigrams()
+    tree = Static(3, 1, 1)
     decode = Mock(
         side_effect=lambda *given, seed, **named: SimpleNamespace(tokens=[int(seed % 4 > 0)])
     )

@@ -1,6 +1,5 @@
-"""The bench:
-
-what is counted, in which order, what survives a kill, what the summary says; on random weights.
+"""The bench: what is counted, in which order, what survives a kill, what the summary says; on
+random weights.
 """
 
 import hashlib
@@ -57,19 +56,18 @@ def quick(monkeypatch):
 
 def test_rows_of_a_run(pair, home):
     run = bench.evaluate(METHODS, PROMPTS, pair, repeats=2, **QUIET)
-    prompts, cycles = run.read_table("prompts"), run.read_table("cycles")
+    prompts = run.read_table("prompts")
+    cycles = run.read_table("cycles")
     assert len(prompts) == 5 * 3 * 2 and not prompts.duplicated(bench.KEYS).any()
     assert (prompts["new_tok"] == 6).all() and prompts["same"].all()
     assert prompts.groupby(["suite", "prompt"])["text_hash"].nunique().eq(1).all()
-    assert set(prompts["threads"]) == {torch.get_num_threads()} and set(prompts["dtype"]) == {
-        "float32"
-    }
+    assert set(prompts["threads"]) == {torch.get_num_threads()}
+    assert set(prompts["dtype"]) == {"float32"}
     assert (prompts["total_ms"] - prompts["prefill_ms"] - prompts["decode_ms"]).abs().max() < 1e-6
     sums = cycles.groupby(bench.KEYS)[["new_tok", "draft_calls", "accepted_tok"]].sum()
     told = prompts[prompts["method"] != "plain"].set_index(bench.KEYS).loc[sums.index]
-    assert (sums["new_tok"] == told["cycle_tok"]).all() and (
-        sums["draft_calls"] == told["draft_calls"]
-    ).all()
+    assert (sums["new_tok"] == told["cycle_tok"]).all()
+    assert (sums["draft_calls"] == told["draft_calls"]).all()
     assert (told["tau"] - told["cycle_tok"] / told["cycles"]).abs().max() < 1e-9
     assert prompts.loc[prompts["method"] == "plain", ["cycles", "draft_calls"]].eq(0).all(axis=None)
     assert run.record()["finished"] and run.record()["results"]["texts_differing"] == 0
@@ -80,14 +78,13 @@ def test_processor_time_is_counted_where_it_is_asked_for(pair, home, monkeypatch
     ticks = itertools.count()
     monkeypatch.setattr("time.process_time", lambda: 1000.0 * next(ticks))
     run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, cpu_time=True, **QUIET)
-    rows, cycles = run.read_table("prompts"), run.read_table("cycles")
+    rows = run.read_table("prompts")
+    cycles = run.read_table("cycles")
     assert set(rows["clock"]) == {"processor"} and (rows["decode_ms"] >= 1e6).all()
     assert (cycles["total_ms"] >= 1e6).all()
     run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, **QUIET)
-    assert (
-        set(run.read_table("prompts")["clock"]) == {"wall"}
-        and (run.read_table("prompts")["decode_ms"] < 1e6).all()
-    )
+    assert set(run.read_table("prompts")["clock"]) == {"wall"}
+    assert (run.read_table("prompts")["decode_ms"] < 1e6).all()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     two = pytest.raises(
         SpecdecError, bench.evaluate, METHODS, PROMPTS, pair, cpu_time=True, **QUIET
@@ -102,10 +99,8 @@ def test_order_is_random_and_seeded(pair, home, quick):
     ]
     assert orders[0] != orders[1]
     for order in orders:
-        assert (
-            all(sorted(one) == [0, 1, 2] for one in order)
-            and len({tuple(one) for one in order}) > 1
-        )
+        assert all(sorted(one) == [0, 1, 2] for one in order)
+        assert len({tuple(one) for one in order}) > 1
     assert orders[0] == _orders(
         bench.evaluate(METHODS, PROMPTS, pair, seed=0, repeats=2, force=True, **QUIET)
     )
@@ -133,10 +128,8 @@ def test_a_different_text_is_reported(pair, home, monkeypatch):
             {"plain": "autoregressive", "wrong": Static(4, 1, 2)}, PROMPTS, pair, **QUIET
         )
     rows = run.read_table("prompts")
-    assert (
-        rows.loc[rows["method"] == "plain", "same"].all()
-        and not rows.loc[rows["method"] == "wrong", "same"].any()
-    )
+    assert rows.loc[rows["method"] == "plain", "same"].all()
+    assert not rows.loc[rows["method"] == "wrong", "same"].any()
     assert run.record()["results"]["texts_differing"] == 5
 
 
@@ -159,10 +152,8 @@ def test_conversations_continue_with_the_baseline(tiny, home, monkeypatch):
 
 
 def test_answers_are_checked_once_at_the_last_turn(tiny, home, monkeypatch):
-    answer, check = (
-        autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text,
-        Mock(wraps=suites.check_answer),
-    )
+    answer = autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text
+    check = Mock(wraps=suites.check_answer)
     monkeypatch.setattr(suites, "check_answer", check)
     good = suites.Prompt("talk/0", "talk", ("Hello.",), check={"kind": "exact", "value": answer})
     bad = suites.Prompt(
@@ -172,16 +163,15 @@ def test_answers_are_checked_once_at_the_last_turn(tiny, home, monkeypatch):
         {"plain": "autoregressive", "tree": "static:4,1,2"}, [good, bad], tiny, **QUIET
     )
     verdicts = run.read_table("prompts").groupby("prompt")["correct"].apply(list)
-    assert (
-        verdicts["talk/0"] == [True, True]
-        and verdicts["talk/1"] == [False, False]
-        and check.call_count == 2
-    )
+    assert verdicts["talk/0"] == [True, True]
+    assert verdicts["talk/1"] == [False, False]
+    assert check.call_count == 2
     assert bench.summary(run)["accuracy_frac"].tolist() == [0.5, 0.5]
 
 
 def count_decodes(monkeypatch, stop_after=None) -> list:
-    done, original = [], bench._Bench._decode
+    done = []
+    original = bench._Bench._decode
 
     def counted(self, method, ids, seed):
         if stop_after is not None and len(done) == stop_after:
@@ -218,7 +208,9 @@ class Grows(Policy):
     so.
     """
 
-    asks, seen, limits = frozenset({PLAN}), 0, TreeConfig(6, 4, 1)
+    asks = frozenset({PLAN})
+    seen = 0
+    limits = TreeConfig(6, 4, 1)
 
     def answer(self, question):
         return TreeConfig(2 + self.seen % 4, self.seen % 4, 1)
@@ -235,7 +227,8 @@ def slow_evaluation(pause_s: float) -> None:
 
 
 def test_it_survives_kill_9(home):
-    started, deadline = child(slow_evaluation, 0.2), time.monotonic() + 120
+    started = child(slow_evaluation, 0.2)
+    deadline = time.monotonic() + 120
     while not (pieces := sorted(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet"))):
         assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline
         time.sleep(0.05)
@@ -256,7 +249,8 @@ def synthetic_run() -> runs.Run:
 
     as written below.
     """
-    rows, cycles = [], []
+    rows = []
+    cycles = []
     for suite, factor in (("x", 2.0), ("y", 4.0)):
         for prompt in range(4):
             for method, speed in (("plain", 1.0), ("fast", factor), ("again", factor)):
@@ -276,7 +270,8 @@ def synthetic_run() -> runs.Run:
                     draft_calls=3 * counted,
                     prefill_ms=total / 5,
                 )
-                same, correct = method != "again" or prompt > 0, prompt % 2 == 0
+                same = method != "again" or prompt > 0
+                correct = prompt % 2 == 0
                 rows.append(row | dict(total_ms=total, same=same, correct=correct))
                 times = dict(
                     draft_ms=1.0,
@@ -308,10 +303,8 @@ def test_summary_of_rows_with_known_answers_also_beside_another_baseline(home):
     assert fast.loc["all", shares].tolist() == pytest.approx([0.1, 0.2, 0.4, 0.05, 0.25])
     assert table["prefill_frac"].tolist() == pytest.approx([0.2] * 9)
     assert table["accuracy_frac"].eq(0.5).all()
-    assert (
-        table.xs("again", level="method")["same_frac"].eq(0.75).all()
-        and fast["same_frac"].eq(1).all()
-    )
+    assert table.xs("again", level="method")["same_frac"].eq(0.75).all()
+    assert fast["same_frac"].eq(1).all()
     assert table.xs("plain", level="method")["draft_frac"].isna().all()
     # the twin is no hypothesis
     assert table.loc["all", "p_holm"].notna().tolist() == [False, True, False]
@@ -326,16 +319,11 @@ def test_summary_of_rows_with_known_answers_also_beside_another_baseline(home):
         8,
     ]
     other = bench.summary(run, "fast").set_index(["suite", "method"])
-    assert (
-        other.loc[("x", "plain"), "speedup"] == pytest.approx(0.5)
-        and other.loc[("x", "fast"), "speedup"] == 1
-    )
+    assert other.loc[("x", "plain"), "speedup"] == pytest.approx(0.5)
+    assert other.loc[("x", "fast"), "speedup"] == 1
     found = bench.noise_check(run, level=0.5)
-    assert list(found)[:3] == ["first", "second", "speedup"] and list(found.values())[:3] == [
-        "fast",
-        "again",
-        1.0,
-    ]
+    assert list(found)[:3] == ["first", "second", "speedup"]
+    assert list(found.values())[:3] == ["fast", "again", 1.0]
     assert found["prompts"] == 8 and found["quiet"]
     alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
     pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")
@@ -405,10 +393,8 @@ def test_methods_may_bring_their_own_drafter(tiny, home):
     assert fingerprint(again) != fingerprint(methods.DraftedBy(other, Static(8, 3, 3)))
     ways = {"plain": "autoregressive", "tree": Static(8, 3, 2), "again": again}
     rows = bench.evaluate(ways, {"mine": ["What is 2 + 3?"]}, tiny, **QUIET).read_table("prompts")
-    assert (
-        rows["same"].all()
-        and rows.set_index("method").loc[["tree", "again"], "accepted_tok"].nunique() == 1
-    )
+    assert rows["same"].all()
+    assert rows.set_index("method").loc[["tree", "again"], "accepted_tok"].nunique() == 1
 
 
 def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, quick, monkeypatch):
@@ -434,9 +420,8 @@ def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, quick,
         "seed": 4,
         "sampling": {"top_k": 3},
     }
-    assert (run.name, run.scale) == ("mine", "paper") and run.record()["config"] == runs.plain(
-        identity
-    )
+    assert (run.name, run.scale) == ("mine", "paper")
+    assert run.record()["config"] == runs.plain(identity)
     cycles = len(run.read_table("cycles"))
     assert run.record()["results"] == {
         "texts": 2 * 2 * 3,
@@ -464,9 +449,8 @@ def test_ratios_measured_beside_others_are_no_result(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, cpu_time=cpu_time, **QUIET)
     assert any("these ratios are no result" in str(one.message) for one in recwarn) == crowded
-    assert run.record()["results"]["crowded"] is crowded and set(bench.summary(run)["crowded"]) == {
-        crowded
-    }
+    assert run.record()["results"]["crowded"] is crowded
+    assert set(bench.summary(run)["crowded"]) == {crowded}
 
 
 def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
@@ -509,11 +493,9 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
         "machine": runs.content_key(**machine.hardware())[:8],
     }
     told = [(row.pop("tau"), row.pop("correct")) for row in rows]
-    assert (
-        sorted(orders) == [0, 1]
-        and told[1][0] == 1.5
-        and pd.isna([told[0][0], told[0][1], told[1][1]]).all()
-    )
+    assert sorted(orders) == [0, 1]
+    assert told[1][0] == 1.5
+    assert pd.isna([told[0][0], told[0][1], told[1][1]]).all()
     names = (
         "method cycles cycle_tok draft_calls accepted_tok verified_tok "
         "decode_ms total_ms finish_reason text_hash"
@@ -542,9 +524,8 @@ def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(
             METHODS, PROMPTS, pair, **QUIET | {"warmup": warmup, "name": f"after_{warmup}"}
         )
         seen = [one.args[1].id for one in decode_all.call_args_list[-5 - warmup :]]
-        assert (
-            len(run.read_table("prompts")) == 15 and seen[:warmup] == (seen[warmup:] * 2)[:warmup]
-        )
+        assert len(run.read_table("prompts")) == 15
+        assert seen[:warmup] == (seen[warmup:] * 2)[:warmup]
         assert seen[warmup:] != sorted(seen[warmup:]), "suites are mixed"
     assert decode_all.call_count == 5 + 7 + 5 + 1
 

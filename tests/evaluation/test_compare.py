@@ -1,6 +1,5 @@
-"""Policies beside their baselines:
-
-hand-computed facts about cycles, replay against static walks, live against itself.
+"""Policies beside their baselines: hand-computed facts about cycles, replay against static walks,
+live against itself.
 """
 
 import dataclasses
@@ -44,7 +43,8 @@ def comparison():
     adaptive = [RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(3)]
     policies = {"adaptive": adaptive, "fixed": [Static(9, 2, 3)]}
     charged = {"adaptive": 0.05, "fixed": 0.0}
-    trace, costs = recording(), round_costs(question_ms=0.01)
+    trace = recording()
+    costs = round_costs(question_ms=0.01)
     options = dict(baselines=chosen(trace, costs), policy_ms=charged, progress=False)
     return compare.compare_replay(trace, costs, policies, **options)
 
@@ -54,11 +54,9 @@ def chosen(trace, costs, **options) -> compare.Baselines:
 
 
 def test_it_agrees_with_static_walks(comparison):
-    test, costs, baselines = (
-        recording().select(part="test"),
-        round_costs(question_ms=0.01),
-        comparison.baselines,
-    )
+    test = recording().select(part="test")
+    costs = round_costs(question_ms=0.01)
+    baselines = comparison.baselines
     table = comparison.table.set_index(["suite", "method"])
     for name, tree in baselines.trees.items():
         turns = static_turns(test, costs, tree)
@@ -79,37 +77,36 @@ def test_it_agrees_with_static_walks(comparison):
         table.loc[("all", compare.CLAIRVOYANT), "ms_per_tok"] == clairvoyant(test, costs).ms_per_tok
     )
     rows = comparison.turns[comparison.turns["method"] == baselines.default]
-    assert (rows["verified_tok"] == 16 * rows["cycles"]).all() and (
-        rows["draft_calls"] == 5 * rows["cycles"]
-    ).all()
+    assert (rows["verified_tok"] == 16 * rows["cycles"]).all()
+    assert (rows["draft_calls"] == 5 * rows["cycles"]).all()
 
 
 def test_references_choose_on_one_part_and_compare_on_another():
-    trace, costs = recording(), round_costs()
+    trace = recording()
+    costs = round_costs()
     table = references.references(trace, costs, defaults=DEFAULTS, **GRID)
     assert list(table["suite"].unique()) == ["easy", "hard", "all"] and len(table) == 3 * 8
-    rows, baselines = table.set_index(["suite", "method"]), chosen(trace, costs, parts=("train",))
+    rows = table.set_index(["suite", "method"])
+    baselines = chosen(trace, costs, parts=("train",))
     assert rows["tree"]["easy", compare.PER_SUITE] == baselines.per_suite["easy"].text
-    assert (
-        rows["tree"]["all", "default 16,4,3"] == "16,4,3"
-        and rows["tree"]["all", "clairvoyant"] == ""
-    )
+    assert rows["tree"]["all", "default 16,4,3"] == "16,4,3"
+    assert rows["tree"]["all", "clairvoyant"] == ""
     for suite in ("easy", "hard", "all"):
         part = rows.loc[suite]
         ms = part["ms_per_tok"]
         assert ms["clairvoyant"] <= ms["oracle tree"] <= min(ms["oracle depth"], ms["oracle size"])
         assert max(ms["oracle depth"], ms["oracle size"]) <= ms["tuned static"] * (1 + 1e-9)
         assert part["over_default"].iloc[0] == part["over_tuned"]["tuned static"] == 1
-        assert (
-            part["headroom_frac"]["clairvoyant"] == 1 and part["headroom_frac"]["tuned static"] == 0
-        )
+        assert part["headroom_frac"]["clairvoyant"] == 1
+        assert part["headroom_frac"]["tuned static"] == 0
         assert part["over_tuned"]["clairvoyant"] == pytest.approx(
             ms["tuned static"] / ms["clairvoyant"]
         )
 
 
 def test_bad_comparisons_and_references():
-    trace, costs = recording(), round_costs()
+    trace = recording()
+    costs = round_costs()
     options = {
         "policies": {},
         "policy_ms": {"wide": 0.0},
@@ -174,7 +171,8 @@ def test_every_machine_has_its_rows():
 
 
 def test_policies_that_only_a_wider_recording_can_judge(comparison):
-    costs, wide = round_costs(question_ms=0.01), recording(top_ks=(3, 4))
+    costs = round_costs(question_ms=0.01)
+    wide = recording(top_ks=(3, 4))
     quiet = dict(progress=False)
     found = terms.with_published(
         comparison, wide, costs, {"wide": [Static(18, 2, 4), Static(9, 2, 4)]}, **quiet
@@ -194,12 +192,10 @@ def test_policies_that_only_a_wider_recording_can_judge(comparison):
     assert bounds[1] == pytest.approx(
         min(bounds[0], clairvoyant(wide.select(part="test"), costs).ms_per_tok)
     )
-    assert set(found.policy_ms) == {"adaptive", "fixed", "wide"} and "wide" in set(
-        found.cycles["method"]
-    )
-    assert found.cycles.index.tolist() == list(range(len(found.cycles))) and len(
-        found.cycles
-    ) > len(comparison.cycles)
+    assert set(found.policy_ms) == {"adaptive", "fixed", "wide"}
+    assert "wide" in set(found.cycles["method"])
+    assert found.cycles.index.tolist() == list(range(len(found.cycles)))
+    assert len(found.cycles) > len(comparison.cycles)
     assert found.turns.index.tolist() == list(range(len(found.turns)))
     given = comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}
     pytest.raises(SpecdecError, terms.with_published, *given, **quiet).match(
@@ -222,7 +218,8 @@ def test_choices_say_which_part_they_looked_at():
 
 
 def test_a_policy_that_was_priced_anew_is_at_home():
-    policy, there = ValuePolicy(top_k=3, most_expansions=2, sizes=(2, 4)), round_costs()
+    policy = ValuePolicy(top_k=3, most_expansions=2, sizes=(2, 4))
+    there = round_costs()
     policy.trained_for = {"pair": "large", "costs": "another"}
     for here, name in ((dict(pair="small"), "large"), (dict(costs=there.name), "another")):
         with pytest.warns(UserWarning, match=f"'{name}'"):
@@ -275,10 +272,8 @@ def test_live_table(both):
     assert own.to_dict() == {SUITES[0]: 2, SUITES[1]: 1}
     table = compare_live.live_table(live)
     index = table.set_index(["suite", "method", "seed"]).sort_index()
-    assert (
-        len(table) == 3 * 7
-        and (index.loc[("all", live.default, 0), ["over_default", "speedup_low"]] > 0).all()
-    )
+    assert len(table) == 3 * 7
+    assert (index.loc[("all", live.default, 0), ["over_default", "speedup_low"]] > 0).all()
     for suite in (*SUITES, "all"):
         rows = index.loc[suite]
         assert rows.loc[(compare.TUNED, 0), "over_tuned"] == pytest.approx(1)
@@ -287,9 +282,8 @@ def test_live_table(both):
         drafting = rows.index.get_level_values("method") != "autoregressive"
         np.testing.assert_allclose(rows["over_tuned"][drafting], ratio[drafting])
         assert rows["p_tuned_holm"].notna().sum() == 2  # the controllers alone are tested
-    assert (index.loc[("all", "adaptive"), "policy_frac"] > 0).all() and (
-        table["same_frac"] == 1
-    ).all()
+    assert (index.loc[("all", "adaptive"), "policy_frac"] > 0).all()
+    assert (table["same_frac"] == 1).all()
     expected = bench.summary(live.runs[0]).set_index("method")["speedup"]
     assert index.loc[(SUITES[0], "adaptive", 1), "speedup"] == pytest.approx(
         expected["adaptive #1"]
@@ -312,12 +306,10 @@ def test_the_recording_that_ships_is_judged_with_a_warning():
 def test_replay_beside_live(both, tiny, home):
     replayed, live = both
     table = compare_live.beside(replayed, live)
-    assert set(table["suite"]) == {*SUITES, "all"} and set(table["method"]) >= {
-        "adaptive",
-        compare.PER_SUITE,
-        "random",
-    }
-    tuned, drafting = table["method"] == compare.TUNED, table["method"] != "autoregressive"
+    assert set(table["suite"]) == {*SUITES, "all"}
+    assert set(table["method"]) >= {"adaptive", compare.PER_SUITE, "random"}
+    tuned = table["method"] == compare.TUNED
+    drafting = table["method"] != "autoregressive"
     turns = live.prompts[live.prompts["method"] == compare.TUNED]
     # Prices that know the drafter's reading of the prompt add it to what drafts, once a turn.
     reading = dataclasses.replace(live, costs=round_costs(reading=30.0))
@@ -329,7 +321,8 @@ def test_replay_beside_live(both, tiny, home):
     assert pooled == pytest.approx(30.0 * len(turns) / (turns["new_tok"] - 1).sum())
     # Where the tuned answer is plain decoding, who knows the text is no slower: it can do without
     # drafts, too.
-    never, of_tuned = replayed.turns.copy(), replayed.turns["method"] == compare.TUNED
+    never = replayed.turns.copy()
+    of_tuned = replayed.turns["method"] == compare.TUNED
     never["draft_calls"] = never["draft_calls"].mask(of_tuned, 0)
     never["time_ms"] = never["time_ms"].mask(of_tuned, never["plain_ms"])
     undrafted = compare_live.beside(dataclasses.replace(replayed, turns=never), reading)
@@ -338,7 +331,8 @@ def test_replay_beside_live(both, tiny, home):
     cycles = replayed.turns[of_tuned].set_index(["prompt", "turn"])["cycles"]
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
     replayed, live = both
-    taken, decode_live = {"random": Static(4, 1, 3)}, compare_live.decode_live
+    taken = {"random": Static(4, 1, 3)}
+    decode_live = compare_live.decode_live
     pytest.raises(SpecdecError, decode_live, tiny, {}, ["toy/mbpp"], BASELINES).match(
         "was recorded to tune on"
     )

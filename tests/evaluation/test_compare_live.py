@@ -1,6 +1,5 @@
-"""Predicted and measured trees side by side:
-
-exact counts on a real pair, exact arithmetic on made-up times, refusals.
+"""Predicted and measured trees side by side: exact counts on a real pair, exact arithmetic on made-
+up times, refusals.
 """
 
 import dataclasses
@@ -79,9 +78,8 @@ def test_costs_measured_between_the_prompts_are_kept(recorded, monkeypatch):
     assert found.costs.kind == "calibrated" and found.costs.pair == "random"
     assert found.table.equals(again.table) and (found.trees["predicted_ms"] > 0).all()
     mine = found.priced(costs)
-    assert (
-        mine.table["measured_ms"].equals(found.table["measured_ms"]) and mine.turns == found.turns
-    )
+    assert mine.table["measured_ms"].equals(found.table["measured_ms"])
+    assert mine.turns == found.turns
     assert mine.table["predicted_ms"].iloc[0] == pytest.approx(4.0)  # a step of the made-up machine
     fresh = live_check(shared_pair(), trace, few, TREES, force=True, **options)
     assert fresh.costs != found.costs, "what is decoded again needs prices of its own"
@@ -93,7 +91,8 @@ def made_up(factors, repeats=1, other=(), **costs):
 
     other: (method, prompt, column, its value there).
     """
-    trace, costs = synthetic_trace(), round_costs(**costs)
+    trace = synthetic_trace()
+    costs = round_costs(**costs)
     rows = []
     for name, tree in {"autoregressive": None, **TREES}.items():
         turns = static_turns(trace, costs, tree or TreeConfig(1, 0, 3))
@@ -112,15 +111,15 @@ def made_up(factors, repeats=1, other=(), **costs):
 
 
 def test_ranks_and_speeds_are_apart_and_costs_admit_errors():
-    equal, slower = made_up({}, repeats=2), made_up(dict.fromkeys(TREES, 1.2))
+    equal = made_up({}, repeats=2)
+    slower = made_up(dict.fromkeys(TREES, 1.2))
     for found, drift in (
         (equal, 0),
         (slower, 0.2),
         (made_up(dict.fromkeys(["autoregressive", *TREES], 1.2)), 0.2),
     ):
-        assert found.spearman == pytest.approx(1) and found.drift_frac == pytest.approx(
-            drift, abs=1e-12
-        )
+        assert found.spearman == pytest.approx(1)
+        assert found.drift_frac == pytest.approx(drift, abs=1e-12)
         assert found.facts["worst_frac"] == pytest.approx(drift, abs=1e-12)
         alone = drift if found is slower else 0
         assert found.facts["worst_relative_frac"] == pytest.approx(alone, abs=1e-12)
@@ -132,16 +131,15 @@ def test_ranks_and_speeds_are_apart_and_costs_admit_errors():
     )
     found = made_up(dict.fromkeys(TREES, 1.2) | {"wide": 1.5}, errors={"tree_frac": 0.05})
     within = found.table.set_index("method")["within_costs"]
-    assert (
-        np.isnan(within["autoregressive"])
-        and within[["small", "deep"]].all()
-        and not within["wide"]
-    )
+    assert np.isnan(within["autoregressive"])
+    assert within[["small", "deep"]].all()
+    assert not within["wide"]
     assert found.facts["uncertainty_frac"] == pytest.approx(0.05 * 1.96 * 2**0.5)
 
 
 def test_the_prompt_is_read_in_a_first_cycle_and_other_texts_are_left_out():
-    usual, found = made_up({}), made_up({}, reading=2.0, reading_per_tok=0.5)
+    usual = made_up({})
+    found = made_up({}, reading=2.0, reading_per_tok=0.5)
     later = (found.table["predicted_ms"] - usual.table["predicted_ms"]).to_numpy()
     turns = synthetic_trace().turns
     expected = (2.0 + 0.5 * turns["prompt_tok"]).sum() / turns["positions"].sum()

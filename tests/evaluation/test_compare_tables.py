@@ -1,6 +1,5 @@
-"""Tables of a comparison in replay, by hand:
-
-what is compared with what, who is charged what, and which shard did it.
+"""Tables of a comparison in replay, by hand: what is compared with what, who is charged what, and
+which shard did it.
 """
 
 import copy
@@ -25,7 +24,9 @@ from specdec.policies.radar import RadarPolicy
 
 from workbook import references
 
-FIRST, SECOND, TUNED = TreeConfig(16, 4, 3), TreeConfig(8, 2, 3), TreeConfig(6, 2, 3)
+FIRST = TreeConfig(16, 4, 3)
+SECOND = TreeConfig(8, 2, 3)
+TUNED = TreeConfig(6, 2, 3)
 TREES = compare.Baselines(
     (FIRST, SECOND), TUNED, {"easy": TreeConfig(5, 2, 3), "hard": TreeConfig(4, 1, 3)}
 )
@@ -35,21 +36,24 @@ def test_baselines_by_name_and_names_that_are_taken():
     assert TREES.trees == {"default 16,4,3": FIRST, "default 8,2,3": SECOND, "tuned static": TUNED}
     assert TREES.default == "default 16,4,3" and TREES.of_suite("hard") == TreeConfig(4, 1, 3)
     assert TREES.chosen_on == ("train", "tune")
-    policy, usual = TREES.random(5), TREES.random()
+    policy = TREES.random(5)
+    usual = TREES.random()
     assert (policy.limits, policy.asks) == (FIRST, {"extend", "size"})
     assert [one._random.getstate() for one in (policy, usual)] == [
         random.Random(seed).getstate() for seed in (5, 0)
     ]
     beams = replace(TREES, tuned=TreeConfig(6, 2, 3, beam=(2, 1)))
     own = {"top_ks": [3], "beams": [(2, 1)]}
-    depth, size = own | {"sizes": [5]}, own | {"depths": [2]}
+    depth = own | {"sizes": [5]}
+    size = own | {"depths": [2]}
     assert beams.bounds == {
         "oracle depth": depth,
         "oracle size": size,
         "oracle tree": own,
         "clairvoyant": {},
     }
-    one, two = Static(4, 2, 1), Static(3, 1, 1)
+    one = Static(4, 2, 1)
+    two = Static(3, 1, 1)
     assert TREES.by_method({"a": one, "b": [one, two], "c": (two,)}) == {
         "a": [one],
         "b": [one, two],
@@ -63,23 +67,21 @@ def test_baselines_by_name_and_names_that_are_taken():
 
 
 def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
-    trace, costs, grid = synthetic_trace(turns=8), round_costs(), Mock(wraps=compare.static_grid)
+    trace = synthetic_trace(turns=8)
+    costs = round_costs()
+    grid = Mock(wraps=compare.static_grid)
     monkeypatch.setattr(compare, "static_grid", grid)
     few = dict(total_tokens=[2, 4], depths=[1], top_ks=[3])
     found = compare.Baselines.choose(trace, costs, parts=["test"], defaults=[FIRST], **few)
     (some, prices), named = grid.call_args
     assert (set(some.turns["part"]), prices, named) == ({"test"}, costs, {"by": "suite", **few})
-    assert (
-        found.defaults == (FIRST,)
-        and found.chosen_on == ("test",)
-        and list(found.per_suite) == ["easy", "hard"]
-    )
+    assert found.defaults == (FIRST,)
+    assert found.chosen_on == ("test",)
+    assert list(found.per_suite) == ["easy", "hard"]
     usual = compare.Baselines.choose(trace, costs)
     assert usual.defaults == (TREES_BY_NAME["eagle3"], TREES_BY_NAME["eagle3-scripts"])
-    assert set(grid.call_args.args[0].turns["part"]) == {"train"} and usual.chosen_on == (
-        "train",
-        "tune",
-    )
+    assert set(grid.call_args.args[0].turns["part"]) == {"train"}
+    assert usual.chosen_on == ("train", "tune")
     race = Mock(return_value=SimpleNamespace(tuned=TUNED, per_suite=TREES.per_suite))
     monkeypatch.setattr(compare, "race_static", race)
     raced = compare.Baselines.from_race("pair", trace, costs, defaults=[FIRST, SECOND], limit=3)
@@ -88,9 +90,8 @@ def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
 
 
 def turns_of(**methods) -> pd.DataFrame:
-    """methods:
-
-    name -> milliseconds of two prompts, of suites "s" and "t"; ten tokens each, in 50 ms plainly.
+    """methods: name -> milliseconds of two prompts, of suites "s" and "t"; ten tokens each, in 50
+    ms plainly.
     """
     rows = []
     for name, times in methods.items():
@@ -221,7 +222,9 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
 def test_policies_are_told_what_they_are_judged_on_and_timed_where_nobody_said_what_they_cost(
     monkeypatch,
 ):
-    warned, trace, costs = Mock(), synthetic_trace(turns=4), round_costs()
+    warned = Mock()
+    trace = synthetic_trace(turns=4)
+    costs = round_costs()
     trace.header["pair"] = "synthetic"
     monkeypatch.setattr(compare, "warn_elsewhere", warned)
     seeds = [Static(3, 1, 3), Static(4, 1, 3)]
@@ -236,17 +239,15 @@ def test_policies_are_told_what_they_are_judged_on_and_timed_where_nobody_said_w
         SpecdecError, compare.compare_replay, trace, costs, {"it": looked}, **options
     )
     refused.match("'it' looked at part 'test' for its width")
-    replayed, live = Mock(return_value=0.5), Mock(return_value=0.5)
+    replayed = Mock(return_value=0.5)
+    live = Mock(return_value=0.5)
     monkeypatch.setattr(compare, "answer_ms", replayed)
     monkeypatch.setattr(compare, "measured_answer_ms", live)
     options |= dict(policy_ms={"b": 2.0})
     found = compare.compare_replay(trace, costs, {"a": seeds, "b": Static(2, 1, 3)}, **options)
     test, own, prices = replayed.call_args.args
-    assert (set(test.turns["part"]), own.plan, prices) == (
-        {"test"},
-        seeds[0].plan,
-        costs,
-    ) and not live.called
+    assert (set(test.turns["part"]), own.plan, prices) == ({"test"}, seeds[0].plan, costs)
+    assert not live.called
     assert own is not seeds[0] and found.policy_ms == {"a": 0.5, "b": 2.0}
     compare.compare_replay(trace, costs, {"a": seeds}, pair="pair", **options)
     pair, own, prices = live.call_args.args
@@ -263,10 +264,8 @@ def test_levels_and_nodes_as_far_as_a_machine_was_measured():
     assert list(table) == ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
     assert table["machine"].tolist() == ["a"] * 10 + ["b"] * 3 + ["c"] * 2
     assert table["here"].tolist() == [False] * 10 + [True] * 3 + [False] * 2
-    assert (
-        table["depth"].tolist() == [*range(1, 11), 1, 2, 3, 9, 10]
-        and (table["nodes"] == 20 * table["depth"]).all()
-    )
+    assert table["depth"].tolist() == [*range(1, 11), 1, 2, 3, 9, 10]
+    assert (table["nodes"] == 20 * table["depth"]).all()
     # A root pass of 1 ms and expansions of 0.5; 5 ms for 10 nodes and 0.1 for each of the next 230.
     assert table["draft_ms"].tolist() == pytest.approx(
         [1 + 0.5 * (depth - 1) for depth in table["depth"]]
@@ -284,11 +283,9 @@ def test_levels_and_nodes_as_far_as_a_machine_was_measured():
 
 
 def test_references_are_a_comparison_without_policies(monkeypatch):
-    trace, costs, compared = (
-        synthetic_trace(turns=8),
-        round_costs(),
-        Mock(wraps=compare.compare_replay),
-    )
+    trace = synthetic_trace(turns=8)
+    costs = round_costs()
+    compared = Mock(wraps=compare.compare_replay)
     monkeypatch.setattr(compare, "compare_replay", compared)
     table = references.references(trace, costs, defaults=(FIRST,), total_tokens=[4, 8])
     assert compared.call_args.kwargs.pop("baselines").chosen_on == ("train",)
@@ -304,7 +301,8 @@ def test_references_are_a_comparison_without_policies(monkeypatch):
 
 
 def test_the_best_seed_pays_for_its_answers(monkeypatch):
-    trace, costs = synthetic_trace(turns=4), round_costs()
+    trace = synthetic_trace(turns=4)
+    costs = round_costs()
     trace.turns["part"] = ["tune", "test"] * 2
     replayed = Mock(side_effect=[SimpleNamespace(ms_per_tok=ms) for ms in (2.0, 1.0, 1.0)])
     monkeypatch.setattr(compare, "replay", replayed)

@@ -25,7 +25,8 @@ class DrawingDrafter(BigramDrafter):
 
     def __init__(self, target, sort=False):
         super().__init__(target)
-        self.numbers, self.sort = torch.Generator(), sort
+        self.numbers = torch.Generator()
+        self.sort = sort
 
     def expand(self, tokens, rows, top_k):
         probs = self.table[tokens].exp()
@@ -39,13 +40,13 @@ class DrawingDrafter(BigramDrafter):
 
 
 def residual_rule(drafter, numbers):
-    """A stand-in for the engine's verification:
-
-    accept x with min(1, p / q), in the order of the tree.
+    """A stand-in for the engine's verification: accept x with min(1, p / q), in the order of the
+    tree.
     """
 
     def walk(picker, tree, logits, committed):
-        path, ids = [0], committed
+        path = [0]
+        ids = committed
         while True:
             node = path[-1]
             probs = picker.probabilities(logits[node], ids)
@@ -138,15 +139,15 @@ def test_chi_square_by_hand_and_on_exact_draws():
     assert chi_square([48, 52], [0.5, 0.5]).passed
     assert chi_square([10], [1.0], level=0.5) == ChiSquare(0.0, 0, 1.0, 10, 0.5)
     assert chi_square([90, 5, 5], [0.9, 0.05, 0.05]).degrees == 2, "five expected draws are enough"
-    assert (
-        ChiSquare(1.0, 1, 0.01, 10, 0.01).passed and not ChiSquare(1.0, 1, 0.009, 10, 0.01).passed
-    )
+    assert ChiSquare(1.0, 1, 0.01, 10, 0.01).passed
+    assert not ChiSquare(1.0, 1, 0.009, 10, 0.01).passed
     assert chi_square([3, 0], [1.0, 0.0]) == ChiSquare(0.0, 0, 1.0, 3, 1e-3)
     assert chi_square([3, 1], [1.0, 0.0], 0.5) == ChiSquare(float("inf"), 0, 0.0, 4, 0.5), (
         "an impossible draw"
     )
     # Over repeated exact samples the test errs as often as its level says, no more and not never.
-    numbers, probs = np.random.default_rng(3), np.array([0.4, 0.3, 0.2, 0.05, 0.05])
+    numbers = np.random.default_rng(3)
+    probs = np.array([0.4, 0.3, 0.2, 0.05, 0.05])
     p_values = [chi_square(numbers.multinomial(500, probs), probs).p_value for _ in range(400)]
     counts = np.histogram(p_values, bins=5, range=(0, 1))[0]
     assert chi_square(counts, np.full(5, 0.2)).passed

@@ -1,6 +1,5 @@
-"""Tables of live decoding, by hand:
-
-what the bench is asked for, which figure is compared with which, what is left out.
+"""Tables of live decoding, by hand: what the bench is asked for, which figure is compared with
+which, what is left out.
 """
 
 from dataclasses import replace
@@ -24,7 +23,8 @@ from specdec.evaluation.compare import Baselines, Comparison
 from specdec.evaluation.compare_live import Live, LiveCheck
 from specdec.identity import Method
 
-DEFAULT, TUNED = TreeConfig(16, 4, 3), TreeConfig(6, 2, 3)
+DEFAULT = TreeConfig(16, 4, 3)
+TUNED = TreeConfig(6, 2, 3)
 TREES = Baselines((DEFAULT,), TUNED, {"toy/x": TreeConfig(5, 2, 3), "toy/y": TreeConfig(4, 1, 3)})
 
 
@@ -46,7 +46,8 @@ def asked(monkeypatch):
 
 
 def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
-    warned, pair = Mock(), SimpleNamespace(name="made up")
+    warned = Mock()
+    pair = SimpleNamespace(name="made up")
     monkeypatch.setattr(compare_live, "warn_elsewhere", warned)
     seeds = [RandomPolicy(TUNED, seed, asks=("size",)) for seed in range(3)]
     policies = {"several": seeds, "one": Static(3, 1, 3)}
@@ -76,10 +77,8 @@ def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
         assert methods["autoregressive"] == "autoregressive" and methods["random"].limits == DEFAULT
         for seed in range(2):
             copied = methods[f"several #{seed}"]
-            assert (
-                copied is not seeds[seed]
-                and copied._random.getstate() == seeds[seed]._random.getstate()
-            )
+            assert copied is not seeds[seed]
+            assert copied._random.getstate() == seeds[seed]._random.getstate()
     assert warned.mock_calls == [
         call(policy, pair="made up") for policy in (*seeds[:2], policies["one"])
     ]
@@ -98,18 +97,19 @@ def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
     ]
     warm = EvaluateConfig(name="mine", seed=3, temperature=0.5)
     first = compare_live.decode_live(pair, {"several": seeds}, "toy/x", TREES, warm)
-    assert (
-        first.labels["several"] == ("several", 0)
-        and "several #0" not in first.labels
-        and first.temperature == 0.5
-    )
+    assert first.labels["several"] == ("several", 0)
+    assert "several #0" not in first.labels
+    assert first.temperature == 0.5
     assert asked[2][3] == replace(warm, name="mine_toy_x", part="test") and asked[2][1] == "toy/x"
 
 
 def test_calibration_is_spread_over_all_suites(asked, monkeypatch, tmp_path):
-    few, made, plain = CalibrateConfig(seconds=3), Mock(), compare_live.evaluate
+    few = CalibrateConfig(seconds=3)
+    made = Mock()
+    plain = compare_live.evaluate
     timing = made.return_value
-    timing.begun, timing.model.return_value = True, round_costs(name="measured here")
+    timing.begun = True
+    timing.model.return_value = round_costs(name="measured here")
     monkeypatch.setattr(compare_live, "Calibration", made)
 
     def evaluate(*given, between):
@@ -150,7 +150,8 @@ def live_rows() -> Live:
     """Two suites of two prompts by plain decoding, two trees and two seeds; a policy's share of the
     time is an eighth.
     """
-    prompts, cycles = [], []
+    prompts = []
+    cycles = []
     for name, pair_of_ms in TIMES.items():
         for suite, longer in (("x", 0), ("y", 4)):
             for number, ms in enumerate(pair_of_ms):
@@ -178,10 +179,8 @@ def test_a_row_by_the_clock_is_whole_also_of_some_turns():
     live = live_rows()
     table = compare_live.live_table(live, level=0.9)
     names = ["autoregressive", "d", "tuned static", OURS, OURS]
-    assert (
-        table["suite"].tolist() == ["x"] * 5 + ["y"] * 5 + ["all"] * 5
-        and table["method"].tolist() == names * 3
-    )
+    assert table["suite"].tolist() == ["x"] * 5 + ["y"] * 5 + ["all"] * 5
+    assert table["method"].tolist() == names * 3
     assert table["seed"].tolist() == [0, 0, 0, 0, 1] * 3
     row = table.iloc[13].to_dict()
     expected = {"suite": "all", "method": str(OURS), "seed": 0, "prompts": 4}
@@ -223,10 +222,8 @@ def test_a_row_by_the_clock_is_whole_also_of_some_turns():
     short = live.prompts["prompt"] == "x/1"
     live.prompts.loc[short, "new_tok"] = 1
     table = compare_live.live_table(live, prefill=False).set_index(["suite", "method", "seed"])
-    assert (
-        table.loc[("x", OURS, 0), "tok_per_s"] == 1e3 * 10 / 25
-        and table.loc[("x", OURS, 0), "prompts"] == 1
-    )
+    assert table.loc[("x", OURS, 0), "tok_per_s"] == 1e3 * 10 / 25
+    assert table.loc[("x", OURS, 0), "prompts"] == 1
     assert table.loc[("all", OURS, 1), "speedup"] == pytest.approx(
         (100 + 100 + 60) / (32 + 32 + 30)
     )
@@ -273,20 +270,24 @@ def predicted() -> Comparison:
 
 
 def test_a_row_beside_the_clock_is_whole():
-    live, comparison = live_rows(), predicted()
+    live = live_rows()
+    comparison = predicted()
     table = compare_live.beside(comparison, live, level=0.9)
     clock = compare_live.live_table(live, prefill=False, level=0.9)
     assert (
         table[["suite", "method", "seed"]].values.tolist()
         == clock[["suite", "method", "seed"]].values.tolist()
     )
-    row, real = table.iloc[13].to_dict(), clock.iloc[13]
-    ms, live_ms = (25 + 40) * 2 / 48, (25 + 20) * 2 / 48
+    row = table.iloc[13].to_dict()
+    real = clock.iloc[13]
+    ms = (25 + 40) * 2 / 48
+    live_ms = (25 + 20) * 2 / 48
     ratios = {"speedup": (320 / 130, 320 / 90), "over_default": (260 / 130, 180 / 90)}
     ratios["over_tuned"] = (200 / 130, 140 / 90)
     expected = {"suite": "all", "method": str(OURS), "seed": 0, "prompts": 4}
     for name, (replayed, timed) in ratios.items():
-        low, high = real[f"{name}_low"], real[f"{name}_high"]
+        low = real[f"{name}_low"]
+        high = real[f"{name}_high"]
         expected |= {
             f"replay_{name}": pytest.approx(replayed),
             f"live_{name}": pytest.approx(timed),
@@ -310,10 +311,8 @@ def test_facts_of_a_check_are_whole_also_beside_other_prices_and_those_of_agreem
         "suite method replay_over_tuned live_over_tuned ms_per_tok_off "
         "replay_ms_per_tok live_ms_per_tok"
     )
-    tuned, first = (
-        ("x", "tuned static", 1.0, 1.5, 0.5, 3.0, 3.0),
-        ("x", "a", 2.0, 1.75, -0.25, 1.0, 2.0),
-    )
+    tuned = ("x", "tuned static", 1.0, 1.5, 0.5, 3.0, 3.0)
+    first = ("x", "a", 2.0, 1.75, -0.25, 1.0, 2.0)
     rows = pd.DataFrame(
         [tuned, first, ("x", "b", 1.5, 1.0, 0.125, 2.0, 1.0)], columns=columns.split()
     )
@@ -329,9 +328,8 @@ def test_facts_of_a_check_are_whole_also_beside_other_prices_and_those_of_agreem
         median_frac=0.25, median_relative_frac=0.125, worst_frac=0.5, worst_relative_frac=0.25
     )
     assert found.facts == facts | {"uncertainty_frac": pytest.approx(1.96 * 2**0.5 * 0.1)}
-    assert (
-        found.trees["method"].tolist() == ["a", "b", "c"] and type(found.facts["spearman"]) is float
-    )
+    assert found.trees["method"].tolist() == ["a", "b", "c"]
+    assert type(found.facts["spearman"]) is float
     assert "costs=" not in repr(found) and "trace=" not in repr(found)
     found.table["depth"], found.table["top_k"], found.table["beam"] = 2, 3, ["", "", "2,1", ""]
     predict = Mock(return_value=found)
@@ -360,7 +358,8 @@ def checked() -> LiveCheck:
 
 
 def test_a_check_decodes_the_first_prompts_of_the_test_part(monkeypatch):
-    pair, trace = shared_pair(), synthetic_trace(turns=12)
+    pair = shared_pair()
+    trace = synthetic_trace(turns=12)
     described = compare_live.describe_pair(pair)
     trace.header |= dict(pair="random", weights=described["weights"], max_new_tokens=17, seed=5)
     costs = round_costs(kind="calibrated", pair="random", dtype="float32")
@@ -385,15 +384,16 @@ def test_a_check_decodes_the_first_prompts_of_the_test_part(monkeypatch):
     assert {name: way.plan for name, way in methods.items()} == trees
     mine = EvaluateConfig(name="mine", part="train", limit=1)
     train, *_ = compare_live.live_check(pair, trace, costs, trees, ["toy/nq"], mine)
-    assert (
-        train.turns["prompt"].tolist() == ["p0", "p1"] and evaluate.call_args.args[3].name == "mine"
-    )
+    assert train.turns["prompt"].tolist() == ["p0", "p1"]
+    assert evaluate.call_args.args[3].name == "mine"
     assert gather.call_args.args == (["toy/nq"],)
 
 
 def test_trees_that_are_picked_are_spread_evenly(monkeypatch):
-    trace, costs = synthetic_trace(turns=8, top_ks=(2, 3), most_nodes=40), round_costs()
-    default, plain = TreeConfig(12, 4, 3), compare_live.static_grid
+    trace = synthetic_trace(turns=8, top_ks=(2, 3), most_nodes=40)
+    costs = round_costs()
+    default = TreeConfig(12, 4, 3)
+    plain = compare_live.static_grid
     grid = Mock(wraps=plain)
     monkeypatch.setattr(compare_live, "static_grid", grid)
     trees = compare_live.pick_trees(trace, costs, 5, default=default)

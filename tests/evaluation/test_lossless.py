@@ -1,6 +1,5 @@
-"""No policy changes the text:
-
-the audit passes on what is right and fails on every bug planted into the engine.
+"""No policy changes the text: the audit passes on what is right and fails on every bug planted into
+the engine.
 """
 
 import functools
@@ -16,8 +15,8 @@ from specdec.data.suites import load_suite
 from specdec.errors import SpecdecError
 from specdec.evaluation import lossless
 from specdec.evaluation.lossless import COLUMNS, Audit, audit, default_policies
-from specdec.models import tree_attention
 from specdec.models.kv_cache import TreeCache
+from specdec.models.target import TreeMask
 
 FEW = {
     name: default_policies()[name]
@@ -54,9 +53,8 @@ def questions(count: int) -> list[list[int]]:
     ids=["sampled", "greedy", "many"],
 )
 def test_all_policies(temperature, count):
-    """Most of it sampled:
-
-    greedy text repeats itself, and lets bugs of the mask pass that sampled text shows.
+    """Most of it sampled: greedy text repeats itself, and lets bugs of the mask pass that sampled
+    text shows.
     """
     found = audit(tiny(), questions(count), None, 10, (temperature,), progress=False)
     assert found.passed, found.table
@@ -72,10 +70,8 @@ def test_random_drafter():
     pair = shared_pair()
     found = audit(pair, prompts(pair, 2, seed=1), max_new_tokens=10, progress=False)
     assert found.passed and found.rows.equal.all(), found.table
-    assert (
-        found.table[["differing", "failures"]].eq(0).all().all()
-        and found.table["worst_tie"].isna().all()
-    )
+    assert found.table[["differing", "failures"]].eq(0).all().all()
+    assert found.table["worst_tie"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -96,28 +92,23 @@ def test_low_precision_differs_at_near_ties_alone(make, dtype):
     found = audit(pair, prompts(pair, 4, seed=3), FEW, 20, progress=False)
     assert found.passed, found.rows[~found.rows.equal].to_string()
     for row in found.rows[~found.rows.equal].itertuples():
-        assert (
-            0 <= row.top2_gap <= row.gap <= row.tolerance
-            and row.near_tie
-            and 0 <= row.first_divergence < 20
-        )
+        assert 0 <= row.top2_gap <= row.gap <= row.tolerance
+        assert row.near_tie
+        assert 0 <= row.first_divergence < 20
     # Rounding is what it allows for, no more: in units of the logits (some 4) the tolerance is
     # small.
     assert not (found.rows.tolerance > 0.5).any()
 
 
 def causal_mask(monkeypatch):
-    plain = tree_attention.TreeMask.__init__
+    plain = TreeMask.__init__
 
-    def wrong(self, positions, prefix, ancestors=None):
-        plain(
-            self,
-            positions,
-            prefix,
-            None if ancestors is None else torch.ones_like(ancestors).tril_(),
-        )
+    def wrong(self, positions, prefix, ancestors=None, drawn=None):
+        if ancestors is not None:
+            ancestors = torch.ones_like(ancestors).tril_()
+        plain(self, positions, prefix, ancestors, drawn)
 
-    monkeypatch.setattr(tree_attention.TreeMask, "__init__", wrong)
+    monkeypatch.setattr(TreeMask, "__init__", wrong)
 
 
 def rows_not_gathered(monkeypatch):
@@ -127,12 +118,13 @@ def rows_not_gathered(monkeypatch):
 
 
 def consecutive_positions(monkeypatch):
-    plain = tree_attention.TreeMask.__init__
+    plain = TreeMask.__init__
 
-    def wrong(self, positions, prefix, ancestors=None):
-        plain(self, positions.copy_(torch.arange(len(positions)) + prefix), prefix, ancestors)
+    def wrong(self, positions, prefix, ancestors=None, drawn=None):
+        positions.copy_(torch.arange(len(positions)) + prefix)
+        plain(self, positions, prefix, ancestors, drawn)
 
-    monkeypatch.setattr(tree_attention.TreeMask, "__init__", wrong)
+    monkeypatch.setattr(TreeMask, "__init__", wrong)
 
 
 def noise_of_the_root_everywhere(monkeypatch):
@@ -171,7 +163,8 @@ BUGS = [
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def sound(request):
     """A pair, prompts and policies that pass, audited once before bugs are planted."""
-    tree, texts = Static(40, 4, 6), questions(6 if request.param == "float32" else 3)
+    tree = Static(40, 4, 6)
+    texts = questions(6 if request.param == "float32" else 3)
     case = (
         tiny(request.param),
         texts,

@@ -1,6 +1,5 @@
-"""Ways of decoding by name:
-
-what a text means, what a folder holds, and what a run says of a method.
+"""Ways of decoding by name: what a text means, what a folder holds, and what a run says of a
+method.
 """
 
 import json
@@ -51,9 +50,8 @@ def test_methods_from_text_and_under_their_names_and_what_sampling_sets():
     tree = Static(4, 2, 1)
     found = methods.named_methods({"plain": "autoregressive", 1: tree, "tree": tree, "none": None})
     assert found == {"plain": None, "1": tree, "tree": tree, "none": None}
-    assert (
-        methods.baseline_of(found) == "plain" and methods.baseline_of({"a": tree, "b": None}) == "b"
-    )
+    assert methods.baseline_of(found) == "plain"
+    assert methods.baseline_of({"a": tree, "b": None}) == "b"
     assert methods.baseline_of({"a": tree, "b": tree}) == "a"
     for wrong in ([tree], {}, "plain"):
         pytest.raises(SpecdecError, methods.named_methods, wrong).match(
@@ -89,9 +87,8 @@ def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
     drafter.more = False
     assert DraftedBy(drafter, Static(4, 2, 1)).fingerprinted["drafter"] == ["", "abc", None]
     pair = Pair("target", "its own", "tokenizer", "name")
-    assert (
-        own.of(pair) == Pair("target", drafter, "tokenizer", "name") and pair.drafter == "its own"
-    )
+    assert own.of(pair) == Pair("target", drafter, "tokenizer", "name")
+    assert pair.drafter == "its own"
     assert own.plan == TreeConfig(4, 2, 1) and own.asks == frozenset()
 
 
@@ -131,9 +128,8 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
         "the last rounds, by number"
     )
     pair = tmp_path / "both" / "size", tmp_path / "one"
-    assert numbers(methods.load_controller(pair)) == [1, 4] and numbers(
-        methods.load_controller([*pair])
-    ) == [1, 4]
+    assert numbers(methods.load_controller(pair)) == [1, 4]
+    assert numbers(methods.load_controller([*pair])) == [1, 4]
     assert numbers(methods.method_from(str(tmp_path / "both"))) == [3, 4]
     saved(tmp_path / "half" / "depth", "depth")
     for name in ("half", "nothing"):

@@ -69,10 +69,8 @@ def test_facts_of_a_method_are_whole(rows):
         "collapsed": False,
     }
     nothing = metrics.cycle_facts(rows[rows["prompt"] == "b"])
-    assert (
-        np.isnan(nothing.loc["m", "accepted_per_node"])
-        and nothing.loc["m", "new_per_verified_row"] == 1.0
-    )
+    assert np.isnan(nothing.loc["m", "accepted_per_node"])
+    assert nothing.loc["m", "new_per_verified_row"] == 1.0
     for column in ("repeat", "seed"):  # each is a decoding of its own, pooled or not
         twice = pd.concat([rows.assign(**{column: 0}), rows.assign(**{column: 1})])
         assert metrics.cycle_facts(twice, ["method", column]).loc[("m", 1)].equals(table.loc["m"])
@@ -89,7 +87,8 @@ def test_facts_of_a_method_are_whole(rows):
 def test_histograms_collapses_and_texts_are_counted(rows):
     shares = metrics.action_shares(rows)
     assert list(shares) == ["method", "verified_tok", "expansions", "top_k", "cycles", "share"]
-    assert shares.index.tolist() == [0, 1, 2, 3] and shares.values.tolist() == [
+    assert shares.index.tolist() == [0, 1, 2, 3]
+    assert shares.values.tolist() == [
         ["m", 5, 1, 3, 2, 0.5],
         ["m", 3, 0, 3, 1, 0.25],
         ["m", 1, 0, 3, 1, 0.25],
@@ -120,7 +119,8 @@ def test_histograms_collapses_and_texts_are_counted(rows):
         "accepted_tok",
         "cycles",
     ]
-    assert list(counts) == columns and counts.values.tolist() == [
+    assert list(counts) == columns
+    assert counts.values.tolist() == [
         ["s", "m", 1, 4, 3, 2, 2, 1],
         ["s", "m", 1, 4, 3, 2, 0, 1],
         ["s", "m", 0, 2, 3, 1, 1, 1],
@@ -143,13 +143,9 @@ def test_histograms_collapses_and_texts_are_counted(rows):
         columns=["suite", "method", "same", "correct"],
     ).astype({"correct": "boolean"})
     table = metrics.text_facts(prompts)
-    assert table.index.tolist() == [("s", "n"), ("s", "m")] and list(table) == [
-        "same_frac",
-        "checked",
-        "accuracy_frac",
-    ]
+    assert table.index.tolist() == [("s", "n"), ("s", "m")]
+    assert list(table) == ["same_frac", "checked", "accuracy_frac"]
     assert table.loc[("s", "m")].tolist() == [pytest.approx(2 / 3), 2, 0.5]
-    assert table.loc[("s", "n")].tolist()[:2] == [1.0, 0] and np.isnan(
-        table.loc[("s", "n"), "accuracy_frac"]
-    )
+    assert table.loc[("s", "n")].tolist()[:2] == [1.0, 0]
+    assert np.isnan(table.loc[("s", "n"), "accuracy_frac"])
     assert table["accuracy_frac"].dtype == np.dtype(float), "which knows a NaN"

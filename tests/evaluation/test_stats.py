@@ -21,9 +21,8 @@ def test_a_mean_by_hand_and_holm_and_a_ratio_of_many_beside_the_bootstrap():
     found = stats.interval([[1.0], [2.0], [3.0]], lambda means: means[..., 0])
     error = np.sqrt(2 * np.var(np.log([2.5, 2.0, 1.5])))
     reach = 4.302653 * error  # Student's t with two degrees of freedom
-    assert found.value == 2 and np.log([found.low, found.high]) == pytest.approx(
-        np.log(2) + np.array([-reach, reach])
-    )
+    assert found.value == 2
+    assert np.log([found.low, found.high]) == pytest.approx(np.log(2) + np.array([-reach, reach]))
     assert found.p_value == pytest.approx(2 * (1 - 0.5 * (1 + _t2(np.log(2) / error))))
     # Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1 is 0.04, 0.06, 0.06, 0.04; monotone: 0.04,
     # 0.06, 0.06, 0.06.
@@ -60,7 +59,8 @@ def decoded(prompts: int, generator) -> np.ndarray:
 
 @pytest.mark.parametrize("prompts", [4, 6, 8, 30])
 def test_coverage_of_the_interval(prompts):
-    generator, trials = np.random.default_rng(prompts), 600
+    generator = np.random.default_rng(prompts)
+    trials = 600
 
     def ratio(means):
         return means[..., 0] / means[..., 1] * means[..., 3] / means[..., 2]
@@ -81,7 +81,8 @@ def test_tests_and_intervals_agree():
     """p < 1 - level exactly where the interval leaves 1 out; with no difference p is uniform enough
     to be trusted.
     """
-    generator, found = np.random.default_rng(5), []
+    generator = np.random.default_rng(5)
+    found = []
     for _ in range(400):
         ratios = generator.lognormal(0, 0.2, 8)
         centred = ratios[:, None] / np.exp(0.02)  # by the mean of such a lognormal
@@ -100,15 +101,13 @@ def test_an_interval_says_its_level_and_its_prompts():
     tan = np.tan(np.pi / 4 / 2)
     two = [stats.ratio_of_sums([6, 2], [2, 1], level=level) for level in (0.5, 0.25)]
     reach = [np.log(one.high / one.value) for one in two]
-    assert reach[1] / reach[0] == pytest.approx(tan) and two[0].low == pytest.approx(
-        two[0].value ** 2 / two[0].high
-    )
+    assert reach[1] / reach[0] == pytest.approx(tan)
+    assert two[0].low == pytest.approx(two[0].value ** 2 / two[0].high)
     alone = stats.ratio_of_sums([6], [2], level=0.8)
     assert (alone.value, alone.level, alone.prompts) == (3.0, 0.8, 1), "one prompt has no interval"
     assert np.isnan([alone.low, alone.high, alone.p_value]).all()
-    assert (
-        stats.Interval(1.0, 0.5, 2.0).level == 0.95 and stats.Interval(1.0, 0.5, 2.0).prompts == 0
-    )
+    assert stats.Interval(1.0, 0.5, 2.0).level == 0.95
+    assert stats.Interval(1.0, 0.5, 2.0).prompts == 0
     assert np.isnan(stats.Interval(1.0, 0.5, 2.0).p_value)
     wrong = {
         "at least one prompt": ([], []),
@@ -118,10 +117,8 @@ def test_an_interval_says_its_level_and_its_prompts():
     for message, columns in wrong.items():
         pytest.raises(AssertionError, stats.ratio_of_sums, *columns).match(message)
     pytest.raises(AssertionError, stats.ratio_of_sums, [1], [1], level=95).match("between 0 and 1")
-    assert (
-        stats.ratio_of_sums([2, 2], [2, 2]).p_value == 1.0
-        and stats.ratio_of_sums([4, 4], [2, 2]).p_value == 0.0
-    )
+    assert stats.ratio_of_sums([2, 2], [2, 2]).p_value == 1.0
+    assert stats.ratio_of_sums([4, 4], [2, 2]).p_value == 0.0
 
 
 HAND = [
@@ -143,8 +140,10 @@ def by_hand(**more) -> pd.DataFrame:
 def test_a_row_of_the_comparison_is_whole():
     table = stats.compare(by_hand(), "plain", level=0.9)
     assert table["suite"].tolist() == ["chat", "chat", "maths", "maths", "all", "all"]
-    tokens, times = np.array([10, 20]), np.array([50.0, 25.0])
-    plain, plain_ms = tokens, np.array([100.0, 100.0])
+    tokens = np.array([10, 20])
+    times = np.array([50.0, 25.0])
+    plain = tokens
+    plain_ms = np.array([100.0, 100.0])
     fast = speedup(tokens, times, plain, plain_ms, level=0.9)
     mean = stats.mean_speedup(tokens, times, plain, plain_ms, level=0.9)
     tau = stats.ratio_of_sums([12, 20], [5, 4], level=0.9)
@@ -163,15 +162,12 @@ def test_a_row_of_the_comparison_is_whole():
         tau_macro=(12 / 5 + 5) / 2,
     )
     row |= dict(p_holm=fast.p_value)
-    assert table.iloc[3, 2:].to_dict() == pytest.approx(row) and table.iloc[3, :2].tolist() == [
-        "maths",
-        "tree",
-    ]
+    assert table.iloc[3, 2:].to_dict() == pytest.approx(row)
+    assert table.iloc[3, :2].tolist() == ["maths", "tree"]
     assert table["tau"].isna().tolist() == [True, False] * 3
     assert table["p_holm"].isna().tolist() == [True, True, True, False, True, False]
-    assert table.loc[1, ["speedup", "tau"]].tolist() == [2.0, 5.0] and np.isnan(
-        table.loc[1, "speedup_low"]
-    )
+    assert table.loc[1, ["speedup", "tau"]].tolist() == [2.0, 5.0]
+    assert np.isnan(table.loc[1, "speedup_low"])
     one = stats.compare(by_hand().query("suite == 'maths'"), "plain")
     assert one["suite"].tolist() == ["maths", "maths"], "one suite is not pooled"
     bare = stats.compare(by_hand().drop(columns=["cycles", "cycle_tok"]), "plain")
@@ -225,13 +221,11 @@ def test_each_suite_is_a_family_of_its_own():
     table = stats.compare(rows, "plain").set_index(["suite", "method"])
     for suite in ("maths", "code", "all"):
         tested = table.loc[suite].drop("plain")
-        assert (
-            len(tested) == 3 and tested["p_holm"].tolist() == stats.holm(tested["p_value"]).tolist()
-        )
+        assert len(tested) == 3
+        assert tested["p_holm"].tolist() == stats.holm(tested["p_value"]).tolist()
         assert tested["p_holm"].gt(tested["p_value"]).all()
-    assert table.loc[("all", "plain"), "speedup"] == 1 and np.isnan(
-        table.loc[("all", "plain"), "p_value"]
-    )
+    assert table.loc[("all", "plain"), "speedup"] == 1
+    assert np.isnan(table.loc[("all", "plain"), "p_value"])
     own = stats.compare(rows, "plain", family={"slower"}).set_index(["suite", "method"])
     assert own["p_holm"].notna().sum() == 3 and own["p_value"].equals(table["p_value"])
     assert own.loc[("all", "slower"), "p_holm"] == own.loc[("all", "slower"), "p_value"]

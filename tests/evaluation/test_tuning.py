@@ -1,6 +1,5 @@
-"""The tuned static tree:
-
-which trees are tried, who goes on to the next step, what the tables hold, from times by hand.
+"""The tuned static tree: which trees are tried, who goes on to the next step, what the tables hold,
+from times by hand.
 """
 
 import random
@@ -67,10 +66,8 @@ def asked(monkeypatch):
 
 
 def test_a_third_goes_on_and_every_step_has_new_prompts(asked):
-    prompts, trees = (
-        [[number] for number in range(9)],
-        [TreeConfig(*map(int, text.split(","))) for text in MS],
-    )
+    prompts = [[number] for number in range(9)]
+    trees = [TreeConfig(*map(int, text.split(","))) for text in MS]
     settings = dict(first=2, most=7, seed=3, limit=8, part=None, max_new_tokens=5)
     found = tuning.tune_static(
         shared_pair(), prompts, trees, EvaluateConfig(name="mine", repeats=2), **settings
@@ -83,9 +80,8 @@ def test_a_third_goes_on_and_every_step_has_new_prompts(asked):
         (list(MS), names[:2], shared_pair(), config),
         (["4,2,2", "6,2,2"], names[2:], shared_pair(), config),
     ]
-    assert found.policy.plan.text == "4,2,2" and found.policy.tuned_on == {
-        item.digest for item in items[:7]
-    }
+    assert found.policy.plan.text == "4,2,2"
+    assert found.policy.tuned_on == {item.digest for item in items[:7]}
     assert len(found.runs) == 2
     columns = [
         "step",
@@ -123,10 +119,8 @@ def test_a_race_ends_where_one_tree_is_left(asked):
     trees = [TreeConfig(4, 2, 2), TreeConfig(6, 2, 2)]
     found = tuning.tune_static(shared_pair(), [[1], [2], [3]], trees, first=1, most=1)
     assert len(asked) == 1 and len(asked[0][1]) == 1
-    assert asked[0][3] == EvaluateConfig(name="tune_static") and found.table["kept"].tolist() == [
-        True,
-        False,
-    ]
+    assert asked[0][3] == EvaluateConfig(name="tune_static")
+    assert found.table["kept"].tolist() == [True, False]
     alone = tuning.tune_static(shared_pair(), [[1], [2]], trees[1:])
     assert alone.policy.plan == trees[1] and alone.table["prompts"].tolist() == [2]
     tuning.tune_static(shared_pair(), {"mine": [[number] for number in range(70)]}, trees)
@@ -139,7 +133,8 @@ def test_a_race_ends_where_one_tree_is_left(asked):
 
 
 def test_only_the_tuning_part_of_suites_by_name_is_used(asked, monkeypatch):
-    gathered, by_name = Mock(return_value=gather([[1], [2]])), {"toy/nq": ["a"]}
+    gathered = Mock(return_value=gather([[1], [2]]))
+    by_name = {"toy/nq": ["a"]}
     monkeypatch.setattr(tuning, "gather", gathered)
     where = {"limit": 3, "folder": "here", "seed": 7}
     for prompts in (["toy/nq"], by_name):
@@ -165,9 +160,12 @@ def test_all_that_is_found_of_a_race(monkeypatch):
     """Live, a tree takes a millisecond per verified row, in suite "hard" the small one four times
     as long.
     """
-    trace, costs, asked = synthetic_trace(turns=8), round_costs(), []
+    trace = synthetic_trace(turns=8)
+    costs = round_costs()
+    asked = []
     trace.turns["part"] = ["tune", "tune", "test", "test"] * 2
-    small, large = TreeConfig(3, 1, 3), TreeConfig(5, 1, 3)
+    small = TreeConfig(3, 1, 3)
+    large = TreeConfig(5, 1, 3)
 
     def finalists(some, prices, count):
         assert (prices, count, set(some.turns["part"])) == (costs, 1, {"tune"})
@@ -228,11 +226,10 @@ def test_all_that_is_found_of_a_race(monkeypatch):
 
 
 def test_finalists_are_so_many_and_may_be_searched_in_a_part_of_the_grid():
-    trace, costs = synthetic_trace(top_ks=(2, 3)), round_costs()
-    found, grid = (
-        tuning.finalists(trace, costs),
-        static_grid(trace, costs).sort_values("time_ms", kind="stable"),
-    )
+    trace = synthetic_trace(top_ks=(2, 3))
+    costs = round_costs()
+    found = tuning.finalists(trace, costs)
+    grid = static_grid(trace, costs).sort_values("time_ms", kind="stable")
     assert (
         len({(tree.depth, tree.top_k, tree.beam) for tree in found})
         == len(found)
@@ -247,8 +244,10 @@ def test_finalists_are_so_many_and_may_be_searched_in_a_part_of_the_grid():
 
 
 def test_the_race_decides_and_never_sees_a_test_prompt(home):
-    suites, quiet = ["toy/gsm8k", "toy/mt_bench"], dict(max_new_tokens=12, progress=False, limit=2)
-    pair, costs = specdec.load_pair("tiny", dtype="float32"), round_costs()
+    suites = ["toy/gsm8k", "toy/mt_bench"]
+    quiet = dict(max_new_tokens=12, progress=False, limit=2)
+    pair = specdec.load_pair("tiny", dtype="float32")
+    costs = round_costs()
     shape = dict(depth=3, top_ks=(2,), trees=(), family=(3, 3, 1))
     trace = specdec.record(pair, suites, **quiet | shape | {"limit": 6})
     race = tuning.race_static(pair, trace, costs, count=2, **quiet)
@@ -257,11 +256,9 @@ def test_the_race_decides_and_never_sees_a_test_prompt(home):
     for suite, rows in table.groupby("suite"):
         best = tree_of(rows.loc[rows["measured_ms"].idxmin()])
         assert best == (race.tuned if suite == "all" else race.per_suite[suite])
-        assert (
-            rows["fastest"].sum() == 1
-            and (rows["measured_ms"] > 0).all()
-            and (rows["predicted_ms"] > 0).all()
-        )
+        assert rows["fastest"].sum() == 1
+        assert (rows["measured_ms"] > 0).all()
+        assert (rows["predicted_ms"] > 0).all()
     assert len(table[table["suite"] == "all"]) == 2
     for run in race.runs:
         prompts = run.read_table("prompts")["prompt"].unique()
@@ -279,7 +276,8 @@ def test_the_race_decides_and_never_sees_a_test_prompt(home):
 
 
 def test_every_gate_is_tried_with_every_tree_and_each_tree_alone(monkeypatch):
-    trace, asked = SimpleNamespace(copies="copies", forwards=True), []
+    trace = SimpleNamespace(copies="copies", forwards=True)
+    asked = []
     trees = [TreeConfig(4, 2, 3), TreeConfig(5, 3, 2, beam=(2, 1))]
 
     def timed(given, policy, costs):
@@ -320,13 +318,10 @@ def test_every_gate_is_tried_with_every_tree_and_each_tree_alone(monkeypatch):
         12.5,
         12.5,
     ]
-    assert table.index.tolist() == list(range(10)) and table["tree"].unique().tolist() == [
-        tree.text for tree in trees
-    ]
-    assert (
-        table["saved_frac"].tolist()[:4] == [0.25, 0.25, 0.5, 0.5]
-        and table["copied_tokens"].isna().sum() == 2
-    )
+    assert table.index.tolist() == list(range(10))
+    assert table["tree"].unique().tolist() == [tree.text for tree in trees]
+    assert table["saved_frac"].tolist()[:4] == [0.25, 0.25, 0.5, 0.5]
+    assert table["copied_tokens"].isna().sum() == 2
     assert np.isnan(table["saved_frac"][4]) and (table["speedup"] == 1 / table["ms_per_tok"]).all()
     asked.clear()
     tuning.tune_gate(trace, "costs", trees[:1])

@@ -1,4 +1,6 @@
-"""Drafters beside each other on one target: which are at hand, what they are, how far their paths reach."""
+"""Drafters beside each other on one target: which are at hand, what they are, how far their paths
+reach.
+"""
 
 import pandas as pd
 import pytest
@@ -16,17 +18,28 @@ from experiments import baselines
 
 
 def test_drafters_of_one_target_in_one_run(tiny, home):
-    found, absent = baselines.drafters_of(tiny, ["eagle3", "hybrid", "suffix", "lookahead", "medusa"])
-    assert list(found) == ["eagle3", "hybrid", "suffix", "lookahead"] and "no medusa drafter ships" in absent["medusa"]
-    pytest.raises(SpecdecError, baselines.drafters_of, tiny, ["sufix"]).match("did you mean 'suffix'")
+    found, absent = baselines.drafters_of(
+        tiny, ["eagle3", "hybrid", "suffix", "lookahead", "medusa"]
+    )
+    assert (
+        list(found) == ["eagle3", "hybrid", "suffix", "lookahead"]
+        and "no medusa drafter ships" in absent["medusa"]
+    )
+    pytest.raises(SpecdecError, baselines.drafters_of, tiny, ["sufix"]).match(
+        "did you mean 'suffix'"
+    )
     facts = baselines.described(found).set_index("drafter")
     assert facts["forwards"].tolist() == [1, 1, 0, 0]
     assert facts.loc["hybrid", "parameters"] == facts.loc["eagle3", "parameters"]
     assert facts.loc["suffix", "megabytes"] == 0 < facts.loc["lookahead", "extra_rows"]
     methods = baselines.methods_of(found, specdec.TreeConfig(6, 2, 2), 5, 0.2)
-    assert isinstance(methods["suffix"].plan, CopiedTree) and isinstance(methods[baselines.GATED].policy, CopyGate)
+    assert isinstance(methods["suffix"].plan, CopiedTree) and isinstance(
+        methods[baselines.GATED].policy, CopyGate
+    )
     prompts = {"mine": ["one two three, one two three, one two"]}
-    run = specdec.evaluate({"plain": "autoregressive", **methods}, prompts, tiny, max_new_tokens=10, progress=False)
+    run = specdec.evaluate(
+        {"plain": "autoregressive", **methods}, prompts, tiny, max_new_tokens=10, progress=False
+    )
     assert run.read_table("prompts")["same"].all()
     settings = dict(max_new_tokens=10, depth=9, top_ks=(2,), trees=(), progress=False)
     judged, left_out = baselines.replayed(tiny, methods, prompts, round_costs(), **settings)
@@ -44,10 +57,14 @@ def test_drafters_that_ship_beside_eagle3(home):
     found, _ = baselines.drafters_of(pair, ["eagle1", "griffin", "medusa", "hydra"])
     methods = {"plain": "autoregressive", **baselines.methods_of(found, tree, 5, 0.2)}
     settings = dict(part="test", limit=1, max_new_tokens=32, progress=False)
-    rows = specdec.evaluate(methods, ["toy/humaneval", "toy/xsum"], pair, **settings).read_table("prompts")
+    rows = specdec.evaluate(methods, ["toy/humaneval", "toy/xsum"], pair, **settings).read_table(
+        "prompts"
+    )
     assert rows["same"].all() and len(found) == 4
     sums = rows.groupby("method")[["cycle_tok", "cycles"]].sum()
     for kind in found:
-        assert sums.loc[kind, "cycle_tok"] / sums.loc[kind, "cycles"] > 1.5  # one that learned nothing has 1
+        assert (
+            sums.loc[kind, "cycle_tok"] / sums.loc[kind, "cycles"] > 1.5
+        )  # one that learned nothing has 1
         card = read_json(shipped_folder("small") / KINDS[kind].folder / "card.json")
         assert card["kind"] == kind and len(card["learned"]) > 3

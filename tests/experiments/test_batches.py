@@ -48,7 +48,9 @@ def test_every_cycle_is_counted_once_for_all(tiny, forwards, texts):
     prompts = [tiny.ids_of(prompt) for prompt in PROMPTS[:texts]]
     found = full_batch(tiny, prompts, TREE, 24, stop_tokens=())
     alone = decode_many(tiny, prompts, TREE, 24, stop_tokens=(), rows=1)
-    counted = slice(1, 1 + found["cycles"])  # without the first, up to the one before the shortest text ends
+    counted = slice(
+        1, 1 + found["cycles"]
+    )  # without the first, up to the one before the shortest text ends
     assert found["cycles"] == min(len(out.rows) for out in alone) - 2 > 1
     assert found["new_tok"] == sum(row.new_tok for out in alone for row in out.rows[counted])
     assert found["total_ms"] == 1e3 * found["cycles"] and found["verify_nodes"] == 7
@@ -62,7 +64,10 @@ def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
     rows, described = run.read_table("batches"), run.record()["config"]["methods"]
     assert len(rows) == 2 * 2 * 3 and (rows["total_ms"] > 0).all()
     assert rows["texts"].tolist() == [1] * 6 + [4] * 6, "more texts than prompts: one of them twice"
-    assert described["1"]["tree"] != described["4"]["tree"] and described["1"]["policy"] == described["4"]["policy"]
+    assert (
+        described["1"]["tree"] != described["4"]["tree"]
+        and described["1"]["policy"] == described["4"]["policy"]
+    )
     assert all(sorted(part["order"]) == [0, 1, 2] for _, part in rows.groupby(["texts", "round"]))
     again = measure_batches(*given, **settings)
     assert again.directory == run.directory and again.read_table("batches").equals(rows)
@@ -82,12 +87,19 @@ def test_bad_input_is_refused_in_a_sentence(tiny, home):
         pytest.raises(SpecdecError, measure_batches, **given | wrong).match(message)
 
 
-def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(tiny, home, monkeypatch):
-    counters, counted = [], {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
+def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(
+    tiny, home, monkeypatch
+):
+    counters, counted = (
+        [],
+        {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0},
+    )
     gathered = Mock(return_value=gather({"mine": PROMPTS}))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(batches, "gather", gathered)
-    monkeypatch.setattr(batches, "full_batch", lambda *_, **__: counters.append(clock._counter.get()) or counted)
+    monkeypatch.setattr(
+        batches, "full_batch", lambda *_, **__: counters.append(clock._counter.get()) or counted
+    )
     where = dict(folder="here", part="tune", seed=3)
     few = dict(sizes=(2,), rounds=1, progress=False, cpu_time=True, scale="paper")
     given = {"plain": "autoregressive"}, ["toy/nq"], tiny
@@ -97,7 +109,9 @@ def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(tin
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     two = pytest.raises(SpecdecError, measure_batches, *given, **few, **where)
     two.match("processor time counts one thread")
-    assert run.record()["config"]["clock"] == "processor" == run.read_table("batches")["clock"].item()
+    assert (
+        run.record()["config"]["clock"] == "processor" == run.read_table("batches")["clock"].item()
+    )
 
 
 def test_positions_and_sizes_of_the_counted_cycles(tiny, forwards):
@@ -105,20 +119,31 @@ def test_positions_and_sizes_of_the_counted_cycles(tiny, forwards):
     prompts = [tiny.ids_of(prompt) for prompt in PROMPTS]
     found = full_batch(tiny, prompts, None, 24, stop_tokens=())
     expected = np.mean([len(ids) for ids in prompts]) + 2 + found["cycles"] / 2
-    assert found == dict(new_tok=60, total_ms=20e3, cycles=20, context_tok=pytest.approx(expected), verify_nodes=0.0)
+    assert found == dict(
+        new_tok=60, total_ms=20e3, cycles=20, context_tok=pytest.approx(expected), verify_nodes=0.0
+    )
     drafted = full_batch(tiny, prompts[:1], TREE, 24, stop_tokens=())
     (alone,) = decode_many(tiny, prompts[:1], TREE, 24, stop_tokens=(), rows=1)
     before = 1 + alone.rows[0].new_tok
-    assert drafted["context_tok"] == pytest.approx(len(prompts[0]) + before + drafted["new_tok"] / 2)
+    assert drafted["context_tok"] == pytest.approx(
+        len(prompts[0]) + before + drafted["new_tok"] / 2
+    )
 
 
 def made_up_batches(plain="plain"):
-    """Two groups of two texts by two methods; the tree writes as many tokens in half of the time."""
+    """Two groups of two texts by two methods; the tree writes as many tokens in half of the
+    time.
+    """
     rows = []
     for number, tokens in enumerate((40, 60)):
         shared = {"texts": 2, "round": number, "new_tok": tokens}
-        rows.append(shared | dict(method=plain, total_ms=10.0 * tokens, cycles=tokens // 2, context_tok=9.0))
-        rows.append(shared | dict(method="tree", total_ms=5.0 * tokens, cycles=10, context_tok=10.0 + number))
+        rows.append(
+            shared | dict(method=plain, total_ms=10.0 * tokens, cycles=tokens // 2, context_tok=9.0)
+        )
+        rows.append(
+            shared
+            | dict(method="tree", total_ms=5.0 * tokens, cycles=10, context_tok=10.0 + number)
+        )
     table = pd.DataFrame(rows).assign(verify_nodes=lambda found: 7.0 * (found["method"] == "tree"))
     described = {plain: None if plain == "plain" else {"tree": 1}, "tree": {"tree": 2}}
     record = {"config": {"methods": {"2": described}}}
@@ -127,7 +152,16 @@ def made_up_batches(plain="plain"):
 
 def test_the_summary_is_of_all_groups_together():
     table = batch_summary(made_up_batches())
-    columns = ["texts", "method", "groups", "tok_per_s", "speedup", "speedup_low", "speedup_high", "tau"]
+    columns = [
+        "texts",
+        "method",
+        "groups",
+        "tok_per_s",
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+        "tau",
+    ]
     assert list(table) == [*columns, "verify_nodes", "ms_per_cycle", "context_tok"]
     assert table.values.tolist() == [
         pytest.approx([2, "plain", 2, 100, 1, 1, 1, 1, 0, 20, 9]),
@@ -135,4 +169,6 @@ def test_the_summary_is_of_all_groups_together():
     ]
     assert batch_summary(made_up_batches(), "tree")["speedup"].tolist() == pytest.approx([0.5, 1])
     first = batch_summary(made_up_batches("a"), level=0.5)
-    assert first["speedup"].tolist() == pytest.approx([1, 2]), "the first method where nothing decodes plainly"
+    assert first["speedup"].tolist() == pytest.approx([1, 2]), (
+        "the first method where nothing decodes plainly"
+    )

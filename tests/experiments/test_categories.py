@@ -20,5 +20,9 @@ def test_the_first_list_with_a_keyword_wins_and_shares_add_up():
     rows = composition(["Debug this", "Name a river", "Name a lake", "Solve it"])
     assert [row["category"] for row in rows] == sorted([*KEYWORDS, "General"]) + ["Total"]
     shares = {row["category"]: row["share_pct"] for row in rows}
-    assert shares["General"] == 50 and shares["Coding"] == shares["Math"] == 25 and shares["Total"] == 100
+    assert (
+        shares["General"] == 50
+        and shares["Coding"] == shares["Math"] == 25
+        and shares["Total"] == 100
+    )
     assert rows[-1]["questions"] == 4 and composition([])[-1]["questions"] == 0

@@ -1,4 +1,6 @@
-"""Diagrams: nothing written lies over another text or outside the page, letters can be read, bytes repeat."""
+"""Diagrams: nothing written lies over another text or outside the page, letters can be read, bytes
+repeat.
+"""
 
 import re
 
@@ -28,7 +30,9 @@ def test_texts_can_be_read_and_stay_where_they_belong(drawn):
     for text, box in zip(texts, boxes, strict=True):
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text.get_text()
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text.get_text()
-        assert [other for other, place in zip(texts, boxes, strict=True) if box.overlaps(place)] == [text]
+        assert [
+            other for other, place in zip(texts, boxes, strict=True) if box.overlaps(place)
+        ] == [text]
     frames = [patch for patch in figure.axes[0].patches if "Fancy" in type(patch).__name__]
     frames = [frame.get_window_extent(canvas.get_renderer()) for frame in frames]
     for text in figure.axes[0].texts:
@@ -40,7 +44,11 @@ def test_texts_can_be_read_and_stay_where_they_belong(drawn):
 
 def test_the_trees_of_the_first_figure_keep_the_limits_written_under_them():
     shown = dict(zip(("3", "5", "2"), (diagrams.FIXED, diagrams.WIDE, diagrams.DEEP), strict=True))
-    written = [text.get_text() for text in diagrams.resps_trees().axes[0].texts if text.get_text().startswith("TT")]
+    written = [
+        text.get_text()
+        for text in diagrams.resps_trees().axes[0].texts
+        if text.get_text().startswith("TT")
+    ]
     for text in set(written):
         total, depth, top_k = re.findall(r"\d+", text)
         levels = shown[top_k]

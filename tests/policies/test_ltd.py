@@ -1,4 +1,6 @@
-"""LTD's two policies: what they see on live trees, when they are asked, what their answers do, presets and co-training."""
+"""LTD's two policies: what they see on live trees, when they are asked, what their answers do,
+presets and co-training.
+"""
 
 import dataclasses
 import operator
@@ -36,8 +38,9 @@ def asked(kind, expansions=0, cycle=1, plan=None, context_tok=700, largest=1, **
 
 
 def slow(tree) -> tuple[list[float], list[float]]:
-    """Scores of the deepest level, parents from best to worst and the children of each; of each expanded node, level by level
-    and best first, minus the sum of p log p over its children."""
+    """Scores of the deepest level, parents from best to worst and the children of each; of each
+    expanded node, level by level and best first, minus the sum of p log p over its children.
+    """
     score, parent, depth = tree.score.tolist(), tree.parent.tolist(), tree.depth.tolist()
     deepest = [node for node in range(len(score)) if depth[node] == max(depth)]
     parents = sorted({parent[node] for node in deepest}, key=lambda node: (-score[node], node))

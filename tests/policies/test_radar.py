@@ -1,4 +1,6 @@
-"""RADAR's controller: the published network in numpy, what it is asked, and that no weights of its change the text."""
+"""RADAR's controller: the published network in numpy, what it is asked, and that no weights of its
+change the text.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Re-SpS's policy: its 177 trees, what it sees of live pairs, when it is asked, the quirks of the code, presets."""
+"""Re-SpS's policy: its 177 trees, what it sees of live pairs, when it is asked, the quirks of the
+code, presets.
+"""
 
 import dataclasses
 import functools
@@ -134,7 +136,8 @@ def test_official_state_in_all_its_branches_and_of_half_precision():
     np.testing.assert_array_equal(official_state(features, 5), [0, 1, 2, 3, 4])
     np.testing.assert_array_equal(official_state(features, 14), [*features, 0, 0])
     np.testing.assert_array_equal(official_state(None, 3), [0, 0, 0])
-    # The widths of the papers' models with the scripts' 4096 (0.1): an average for one, a cut for two.
+    # The widths of the papers' models with the scripts' 4096 (0.1): an average for one, a cut for
+    # two.
     for total, mean in ((3 * 4096, True), (3 * 5120, False), (3 * 8192, False)):
         random = np.random.default_rng(total).normal(size=total).astype(np.float32)
         whole = random.reshape(3, -1).mean(axis=0) if mean else random[:4096]

@@ -1,4 +1,6 @@
-"""Our controller: what its network reads, by hand and in batches; prices of another machine; and it is lossless."""
+"""Our controller: what its network reads, by hand and in batches; prices of another machine; and it
+is lossless.
+"""
 
 import warnings
 
@@ -70,7 +72,7 @@ def test_policies_come_back_and_prices_of_another_machine_never_pass_silently(tm
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             load_policy(folder)
-        told = [str(one.message) for one in caught if "specdec reprice" in str(one.message)]
+        told = [str(one.message) for one in caught if "reprice_here" in str(one.message)]
         assert told == [] if said is None else said in told[0]
     policy = random_policy(8, probe="target")
     policy.trained_for = {"pair": "synthetic"}

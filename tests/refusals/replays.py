@@ -1,6 +1,5 @@
-"""What `replays` refuses:
-
-recordings that cannot be made, and answers that a recording cannot judge.
+"""What `replays` refuses: recordings that cannot be made, and answers that a recording cannot
+judge.
 """
 
 import specdec

@@ -1,6 +1,5 @@
-"""Recordings of drafters that copy:
-
-replay accepts what live decoding accepts, and the odds are those of the texts.
+"""Recordings of drafters that copy: replay accepts what live decoding accepts, and the odds are
+those of the texts.
 """
 
 import dataclasses
@@ -43,7 +42,8 @@ PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 5, 1, 2], [7, 7, 8, 9, 7, 7], list(range(20)), 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     """name -> (pair, its recording)."""
-    base, found = shared_pair(), {}
+    base = shared_pair()
+    found = {}
     drafters = {
         "suffix": NgramDrafter(base.target, FEW),
         "prompt_lookup": NgramDrafter(base.target, dataclasses.replace(PROMPT_LOOKUP, levels=4)),
@@ -61,7 +61,8 @@ def traces(tmp_path_factory):
 
 
 class Recorded(RandomRecorded):
-    top_ks, copies_frac = (2, 3), 0.33
+    top_ks = (2, 3)
+    copies_frac = 0.33
 
 
 POLICIES = {
@@ -86,9 +87,8 @@ def test_replay_is_what_live_decoding_does(traces, name, policy):
         assert (rows[COLUMNS].to_numpy() == theirs[COLUMNS].to_numpy()).all(), rows[
             COLUMNS
         ].compare(theirs[COLUMNS])
-    assert cycles["accepted_tok"].sum() > 10 and (
-        name == "hybrid" or not cycles["draft_calls"].any()
-    )
+    assert cycles["accepted_tok"].sum() > 10
+    assert name == "hybrid" or not cycles["draft_calls"].any()
 
 
 def planning(seed=1, **fields):
@@ -129,13 +129,12 @@ def test_copies_join_a_recording_without_models(traces):
     settings = dict(
         max_new_tokens=40, depth=4, top_ks=(2, 3), trees=(3,), most_nodes=30, progress=False
     )
-    alone, merged = specdec.record(base, {"mine": PROMPTS}, **settings), traces["hybrid"][1]
+    alone = specdec.record(base, {"mine": PROMPTS}, **settings)
+    merged = traces["hybrid"][1]
     found = with_copies(alone, CopyOdds(scale=0.7), FEW)
-    assert (
-        found.top_ks == (3,)
-        and found.copies == merged.copies
-        and found.header["key"] != alone.header["key"]
-    )
+    assert found.top_ks == (3,)
+    assert found.copies == merged.copies
+    assert found.header["key"] != alone.header["key"]
     for kind, top_k in (
         ("copied_ranks", 0),
         ("copied_scores", 0),
@@ -162,10 +161,8 @@ def test_static_trees_and_the_bound(traces, name):
     _, trace = traces[name]
     costs = round_costs()
     for tree in (TreeConfig(12, 3, 3), TreeConfig(4, 0, 3), TreeConfig(1, 0, 2)):
-        walked, replayed = (
-            static_turns(trace, costs, tree),
-            replay(trace, Static.of(tree), costs).table,
-        )
+        walked = static_turns(trace, costs, tree)
+        replayed = replay(trace, Static.of(tree), costs).table
         for column in ("cycles", "cycle_tok", "time_ms"):
             assert np.allclose(walked[column], replayed[column]), (tree, column)
     bound = clairvoyant(trace, costs)
@@ -181,7 +178,8 @@ def test_static_trees_and_the_bound(traces, name):
 
 def test_odds_are_counted_the_fastest_gate_is_found(traces, tmp_path):
     _, trace = traces["suffix"]
-    odds, turns = copy_odds_of(trace, FEW), len(trace.turns)
+    odds = copy_odds_of(trace, FEW)
+    turns = len(trace.turns)
     seen = sum(map(sum, odds.outcomes))
     assert seen > 50 and odds.scale == 1.0 and 0 < sum(map(sum, odds.hits)) < seen
     alone = [copy_odds_of(trace.select(np.arange(turns) == turn), FEW) for turn in range(turns)]
@@ -190,11 +188,9 @@ def test_odds_are_counted_the_fastest_gate_is_found(traces, tmp_path):
     )
     _, trace = traces["hybrid"]
     table = tune_gate(trace, round_costs(), [TreeConfig(8, 2, 3)], copied=(6,), saved=(0.0, 0.4))
-    assert (
-        len(table) == 3
-        and table["ms_per_tok"].is_monotonic_increasing
-        and table["saved_frac"].isna().sum() == 1
-    )
+    assert len(table) == 3
+    assert table["ms_per_tok"].is_monotonic_increasing
+    assert table["saved_frac"].isna().sum() == 1
     for row in table.itertuples():
         assert replay(trace, row.policy, round_costs()).tau == row.tau
     gate = table[table["saved_frac"].notna()]["policy"].iloc[0]

@@ -35,9 +35,8 @@ KINDS = {"chat": ("train", "test"), "code": ("train", "tune", "test")}
 
 
 def made_up(positions, depth=3, top_ks=(1, 2, 3), most_nodes=12, seed=0, spread=1.2) -> Trace:
-    """A recording with random ranks:
-
-    increasing along the path, growing with the pool, NEVER outside it.
+    """A recording with random ranks: increasing along the path, growing with the pool, NEVER
+    outside it.
     """
     generator = np.random.default_rng(seed)
     kinds = [(suite, part) for suite, parts in KINDS.items() for part in parts]
@@ -52,7 +51,8 @@ def made_up(positions, depth=3, top_ks=(1, 2, 3), most_nodes=12, seed=0, spread=
         [np.arange(n) + tok for n, tok in zip(positions, turns["prompt_tok"], strict=True)]
     )
     columns = {"context_tok": context_tok.astype(np.int32)}
-    rows, levels = sum(positions), np.arange(depth + 1)
+    rows = sum(positions)
+    levels = np.arange(depth + 1)
     for top_k in top_ks:
         steps = generator.geometric(1 / spread, (rows, 1, depth + 1))
         grown = generator.poisson(0.5, (rows, depth + 1, depth + 1)).cumsum(axis=1)
@@ -118,7 +118,9 @@ def slow_walk(trace, costs, turn, answer):
             gained, ms = flat_cycle(trace, costs, first + p, top_k, size)
         else:
             gained, ms = one_cycle(trace, costs, first + p, top_k, depth, size)
-        p, spent, cycles = p + gained, spent + ms, cycles + 1
+        p = p + gained
+        spent = spent + ms
+        cycles = cycles + 1
     return spent, cycles, p
 
 
@@ -146,9 +148,8 @@ def test_restricted_bounds_are_brute_force():
         least = [brute_force(trace, COSTS, turn, *allowed) for turn in range(3)]
         assert found.turns["time_ms"].tolist() == pytest.approx(least)
         answers = found.answers
-        assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(
-            allowed[1]
-        )
+        assert set(answers["top_k"]) <= set(allowed[0])
+        assert set(answers["expansions"]) <= set(allowed[1])
         for row in answers.itertuples():
             assert row.verify_nodes in {
                 min(size, pool_size(row.expansions, row.top_k)) for size in allowed[2]
@@ -157,11 +158,13 @@ def test_restricted_bounds_are_brute_force():
 
 @pytest.mark.parametrize("cycles", [1, 2, 4, 30])
 def test_the_bound_of_kept_trees_is_brute_force(cycles):
-    trace, every = made_up([5, 1, 4], seed=11), list(itertools.product([1, 3], [0, 2], [0, 5]))
+    trace = made_up([5, 1, 4], seed=11)
+    every = list(itertools.product([1, 3], [0, 2], [0, 5]))
 
     def least(first, positions, begin=0):
         def spent(top_k, depth, size):
-            p, ms = begin, 0.0
+            p = begin
+            ms = 0.0
             for _ in range(cycles):
                 if p < positions:
                     answer = (first + p, top_k, depth, size)
@@ -170,7 +173,8 @@ def test_the_bound_of_kept_trees_is_brute_force(cycles):
                         if size
                         else plain_step(trace, COSTS, first + p)
                     )
-                    p, ms = p + gained, ms + more
+                    p = p + gained
+                    ms = ms + more
             return ms + least(first, positions, p)
 
         return min(itertools.starmap(spent, every)) if begin < positions else 0.0
@@ -183,13 +187,13 @@ def test_the_bound_of_kept_trees_is_brute_force(cycles):
 
 def test_the_answers_are_a_sequence_that_takes_that():
     trace = made_up([40, 40], depth=2, top_ks=(2,), most_nodes=12, seed=3)
-    found, trees_only = clairvoyant(trace, COSTS), clairvoyant(trace, COSTS, top_ks=[2])
+    found = clairvoyant(trace, COSTS)
+    trees_only = clairvoyant(trace, COSTS, top_ks=[2])
     flat = (found.answers["expansions"] == 0) & (found.answers["verify_nodes"] > 2)
     plain = found.answers["top_k"] == 0
     assert flat.any() and plain.any() and found.ms_per_tok < trees_only.ms_per_tok
-    assert (
-        trees_only.answers["top_k"].eq(2).all() and found.answers[plain]["accepted_tok"].eq(0).all()
-    )
+    assert trees_only.answers["top_k"].eq(2).all()
+    assert found.answers[plain]["accepted_tok"].eq(0).all()
     assert found.turns["draft_calls"].sum() == (found.answers["expansions"] + 1)[~plain].sum()
     trace = made_up([30, 0, 17, 1, 25], seed=2)
     found = clairvoyant(trace, COSTS)
@@ -204,10 +208,10 @@ def test_the_answers_are_a_sequence_that_takes_that():
         assert row["time_ms"] == pytest.approx(spent) == pytest.approx(answers["time_ms"].sum())
         assert (row["cycles"], row["cycle_tok"]) == (cycles, gained) and len(answers) == cycles
         assert gained == (answers["accepted_tok"] + 1).sum()
-    spent_ms, plain_ms = found.turns["time_ms"].sum(), float(COSTS.step_ms(trace.context_tok).sum())
-    assert found.ms_per_tok == pytest.approx(spent_ms / 73) and found.speedup == pytest.approx(
-        plain_ms / spent_ms
-    )
+    spent_ms = found.turns["time_ms"].sum()
+    plain_ms = float(COSTS.step_ms(trace.context_tok).sum())
+    assert found.ms_per_tok == pytest.approx(spent_ms / 73)
+    assert found.speedup == pytest.approx(plain_ms / spent_ms)
     assert found.tau == pytest.approx(
         (found.answers["accepted_tok"] + 1).sum() / len(found.answers)
     )
@@ -215,11 +219,10 @@ def test_the_answers_are_a_sequence_that_takes_that():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_policy_beats_the_bound_in_replay(seed):
-    trace, costs = (
-        made_up([40, 25, 33, 8] * 3, seed=seed),
-        dataclasses.replace(COSTS, question_ms=0.0),
-    )
-    found, policy = clairvoyant(trace, costs), RandomPolicy(TreeConfig(13, 3, 3), seed=seed)
+    trace = made_up([40, 25, 33, 8] * 3, seed=seed)
+    costs = dataclasses.replace(COSTS, question_ms=0.0)
+    found = clairvoyant(trace, costs)
+    policy = RandomPolicy(TreeConfig(13, 3, 3), seed=seed)
     for _ in range(20):
         random = replay(trace, policy, costs)
         assert (random.table["time_ms"] >= found.turns["time_ms"] * (1 - 1e-9)).all()
@@ -236,9 +239,8 @@ def test_static_trees_agree_with_replay_and_are_one_allowed_answer():
         static = static_trees.static_turns(trace, COSTS, TreeConfig(total, depth, top_k))
         pd.testing.assert_frame_equal(static, replayed.table[list(static)], check_exact=False)
         row = static_grid(trace, COSTS, [total], [depth], [top_k]).iloc[0]
-        assert row["ms_per_tok"] == pytest.approx(replayed.ms_per_tok) and row[
-            "tau"
-        ] == pytest.approx(replayed.tau)
+        assert row["ms_per_tok"] == pytest.approx(replayed.ms_per_tok)
+        assert row["tau"] == pytest.approx(replayed.tau)
         assert row["speedup"] == pytest.approx(replayed.speedup)
     trace = made_up([40, 25, 33], seed=6)
     for total, depth, top_k in ((9, 2, 3), (13, 3, 2), (2, 0, 1), (6, 0, 3)):
@@ -269,23 +271,16 @@ def test_the_grid_is_a_slow_walk_and_per_suite_adds_up():
         answer = row.top_k * (row.total_tokens > 1), row.depth, row.total_tokens - 1
         walks = [slow_walk(trace, COSTS, t, lambda p: answer) for t in range(6)]  # noqa: B023
         spent, cycles, gained = (sum(part) for part in zip(*walks, strict=True))
-        assert row.time_ms == pytest.approx(spent) and (row.cycles, row.cycle_tok) == (
-            cycles,
-            gained,
-        )
-        assert row.ms_per_tok == pytest.approx(spent / 75) and row.tau == pytest.approx(
-            gained / cycles
-        )
+        assert row.time_ms == pytest.approx(spent)
+        assert (row.cycles, row.cycle_tok) == (cycles, gained)
+        assert row.ms_per_tok == pytest.approx(spent / 75)
+        assert row.tau == pytest.approx(gained / cycles)
         assert row.speedup == pytest.approx(plain_ms / spent)
     asked = dict(total_tokens=[1, 5, 9], depths=[0, 3], top_ks=[2, 3])
-    whole, parts = (
-        static_grid(trace, COSTS, **asked),
-        static_grid(trace, COSTS, by="suite", **asked),
-    )
-    setting, sums = (
-        ["top_k", "depth", "total_tokens"],
-        ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"],
-    )
+    whole = static_grid(trace, COSTS, **asked)
+    parts = static_grid(trace, COSTS, by="suite", **asked)
+    setting = ["top_k", "depth", "total_tokens"]
+    sums = ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
     assert len(parts) == 2 * len(whole) == 24
     pd.testing.assert_frame_equal(
         parts.groupby(setting)[sums].sum(), whole.set_index(setting)[sums]

@@ -33,7 +33,8 @@ def prompts_of(count):
 @pytest.mark.parametrize("features", [True, False])
 def test_the_estimate_is_what_is_written(features, home):
     settings = SETTINGS | {"features": features, "family": (3, 3, 2) if features else ()}
-    pair, prompts = shared_pair(), prompts_of(8)
+    pair = shared_pair()
+    prompts = prompts_of(8)
     needed = estimate.estimate_record(pair, prompts, samples=8, **settings)
     assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
     found = record(pair, prompts, progress=False, **settings)
@@ -46,11 +47,9 @@ def test_the_estimate_is_what_is_written(features, home):
         / 1e6
     )
     assert 0.5 * written < needed.megabytes < 1.5 * written, (needed.megabytes, written)
-    assert (
-        needed.fits
-        and needed.minutes > 0
-        and needed.sentence.startswith("recording 8 prompts (8 turns) of random")
-    )
+    assert needed.fits
+    assert needed.minutes > 0
+    assert needed.sentence.startswith("recording 8 prompts (8 turns) of random")
 
 
 def test_more_prompts_take_more_bad_settings_are_those_of_record_and_no_room_is_said(monkeypatch):
@@ -59,11 +58,9 @@ def test_more_prompts_take_more_bad_settings_are_those_of_record_and_no_room_is_
         estimate.estimate_record(shared_bigrams(), prompts_of(count), **settings)
         for count in (4, 40)
     )
-    assert (
-        many.turns == 10 * few.turns
-        and many.megabytes > 4 * few.megabytes
-        and many.most_positions > few.positions
-    )
+    assert many.turns == 10 * few.turns
+    assert many.megabytes > 4 * few.megabytes
+    assert many.most_positions > few.positions
     for settings, message in (
         (dict(max_new_token=8), "unknown setting 'max_new_token'; did you mean"),
         (dict(top_ks=(0,)), "top_k must be an integer"),

@@ -108,7 +108,8 @@ def test_prompts_go_into_parts_and_those_of_a_recording_into_the_same(monkeypatc
         return parted_items(prompts, RecordConfig(**settings))
 
     monkeypatch.setattr(record_module, "gather", gathered)
-    where, parts = dict(folder="here", seed=3), ("train", "tune", "test")
+    where = dict(folder="here", seed=3)
+    parts = ("train", "tune", "test")
     found = parted("toy/nq", limit=10, **where)
     assert asked == [
         (["toy/nq"], dict(limit=n, part=part, **where))
@@ -125,17 +126,17 @@ def test_prompts_go_into_parts_and_those_of_a_recording_into_the_same(monkeypatc
         assert [named["limit"] for _, named in asked] == limits
     for prompts in ({"mine": ["a"]}, [[1, 2]]):
         found = parted(prompts, limit=5, part="tune", **where)
-        assert asked == [(prompts, dict(limit=5, **where))] and [part for part, _ in found] == [
-            "tune",
-            "tune",
-        ]
+        assert asked == [(prompts, dict(limit=5, **where))]
+        assert [part for part, _ in found] == ["tune", "tune"]
 
 
 def test_the_header_and_the_tables_say_what_they_hold(home, monkeypatch):
-    pair, prompts = shared_pair(), [[1, 2, 3], [4, 5, 6, 7]]
+    pair = shared_pair()
+    prompts = [[1, 2, 3], [4, 5, 6, 7]]
     found = record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
     (run,) = runs.find("mine")
-    items, own = describe_items(gather(prompts)), RecordConfig(seed=2, **FEW).recorded
+    items = describe_items(gather(prompts))
+    own = RecordConfig(seed=2, **FEW).recorded
     kinds = ["context_tok", "draft_state", "features", "root_rank", "root_scores", "text"]
     positions = sorted([*map(Column, kinds), Column("ranks", 2), Column("ranks", 3)])
     trees = [Column(kind, 3) for kind in ("beams", "scores", "tokens")]
@@ -176,10 +177,8 @@ def test_the_header_and_the_tables_say_what_they_hold(home, monkeypatch):
     again = pickle.loads(pickle.dumps(found))
     assert again.turns.equals(found.turns) and (again.ranks[3] == found.ranks[3]).all()
     half = pickle.loads(pickle.dumps(found.select(np.array([False, True]))))
-    assert (
-        half.turns["prompt"].tolist() == ["prompts/1"]
-        and half.column("text")[0, 0] == found.text[kept[0] - 1, 0]
-    )
+    assert half.turns["prompt"].tolist() == ["prompts/1"]
+    assert half.column("text")[0, 0] == found.text[kept[0] - 1, 0]
 
 
 def test_columns_come_back_as_they_were(tmp_path):
@@ -196,9 +195,8 @@ def test_columns_come_back_as_they_were(tmp_path):
     for found, listed in ((read_columns(path), list(columns)), (read_columns(path, some), some)):
         assert list(found) == listed
         for column, array in found.items():
-            assert (
-                array.dtype == columns[column].dtype and array.tolist() == columns[column].tolist()
-            )
+            assert array.dtype == columns[column].dtype
+            assert array.tolist() == columns[column].tolist()
     wide = stacked([np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)])
     assert wide.tolist() == [[1, 1, -np.inf], [1, 1, 1], [1, 1, 1]]
     assert stacked([np.ones((1, 1), int), np.zeros((1, 2), int)]).tolist() == [[1, -1], [0, 0]]
@@ -216,23 +214,17 @@ def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
     widths = [("ranks", 2), ("ranks", 3), ("scores", 3), ("tokens", 3), ("beams", 3)]
     for column in (*widths, ("features",), ("draft_state",), ("text",), ("root_rank",)):
         assert (again.column(*column) == half.column(*column)).all()
-    assert (
-        again.header["family"] == []
-        and again.header["lengths"] == 0
-        and "family" not in again.header["columns"]
-    )
+    assert again.header["family"] == []
+    assert again.header["lengths"] == 0
+    assert "family" not in again.header["columns"]
     pytest.raises(SpecdecError, again.column, "root_scores").match("holds no root_scores")
     trace.save_trace(half, tmp_path / "less", leave_out=("scores", "tokens", "beams"))
-    assert (
-        open_trace(tmp_path / "less").header["columns"]["trees"] == []
-        and not (tmp_path / "less" / "trees").exists()
-    )
+    assert open_trace(tmp_path / "less").header["columns"]["trees"] == []
+    assert not (tmp_path / "less" / "trees").exists()
     both = trace.joined([half, again], 3)
-    assert (
-        both.turns["first"].tolist() == [0, len(half)]
-        and len(both) == 2 * len(half)
-        and both.header["family"] == ()
-    )
+    assert both.turns["first"].tolist() == [0, len(half)]
+    assert len(both) == 2 * len(half)
+    assert both.header["family"] == ()
     for column in (("context_tok",), ("ranks", 3), ("scores", 3), ("features",), ("draft_state",)):
         assert (both.column(*column) == np.concatenate([half.column(*column)] * 2)).all()
     assert both.top_ks == (3,)
@@ -250,38 +242,33 @@ def test_selected_turns_keep_their_rows_what_was_not():
     rows = [*range(5, 10), *range(15, 20)]
     assert some.turns["first"].tolist() == [0, 5] and some.turns["prompt"].tolist() == ["p1", "p3"]
     assert some.turns.index.tolist() == [0, 1] and len(some) == 10
-    assert (some.ranks[3] == made.ranks[3][rows]).all() and (
-        some.context_tok == made.context_tok[rows]
-    ).all()
+    assert (some.ranks[3] == made.ranks[3][rows]).all()
+    assert (some.context_tok == made.context_tok[rows]).all()
     found, chances = some.acceptance_distributions
     assert found.tolist() == [1, 4, 7] and (chances == distributions[1][1:]).all()
     assert made.select(part="train").turns["part"].tolist() == ["train", "train"]
     assert repr(some) == "Trace(2 turns, 10 positions, k in (3,), depth 4)"
     beside = some.beside("text_state", np.zeros((10, 2)), "made up")
     assert beside.header["text_state"] == "made up" and beside.column("text_state").shape == (10, 2)
-    assert (
-        "text_state" not in some.header
-        and beside.acceptance_distributions is some.acceptance_distributions
-    )
+    assert "text_state" not in some.header
+    assert beside.acceptance_distributions is some.acceptance_distributions
     with pytest.raises(AssertionError, match="a row for each position"):
         some.beside("text_state", np.zeros((9, 2)), "made up")
     made = synthetic_trace(depth=4, top_ks=(2, 3), most_nodes=20)
     cut = made.restrict({"top_k": (3, 9), "expansions": (1, 2), "verify_nodes": (4, 15)})
     assert (cut.top_ks, cut.depth, cut.most_nodes) == ((3,), 2, 15) and cut.header["top_ks"] == (3,)
-    trees, whole = cut.trees(3), made.trees(3)
-    assert (trees.scores == whole.scores[:, : 3 + 18]).all() and (
-        trees.tokens == whole.tokens[:, : 3 + 18]
-    ).all()
-    assert (trees.beams == whole.beams[:, :2]).all() and (
-        cut.ranks[3] == made.ranks[3][:, :3, :3]
-    ).all()
+    trees = cut.trees(3)
+    whole = made.trees(3)
+    assert (trees.scores == whole.scores[:, : 3 + 18]).all()
+    assert (trees.tokens == whole.tokens[:, : 3 + 18]).all()
+    assert (trees.beams == whole.beams[:, :2]).all()
+    assert (cut.ranks[3] == made.ranks[3][:, :3, :3]).all()
     assert (cut.root_rank == made.root_rank).all() and (cut.features == made.features).all()
-    assert (
-        made.restrict({}) is made
-        and made.restrict({"expansions": (0, 9), "verify_nodes": (0, 99)}) is made
-    )
+    assert made.restrict({}) is made
+    assert made.restrict({"expansions": (0, 9), "verify_nodes": (0, 99)}) is made
     assert made.restrict({"verify_nodes": (0, 9)}).depth == 4
-    costs, part = round_costs(), dict(part="test")
+    costs = round_costs()
+    part = dict(part="test")
     for one, other in ((cut, made), (cut.select(**part), made.select(**part))):
         assert static_turns(one, costs, TreeConfig(10, 2, 3)).equals(
             static_turns(other, costs, TreeConfig(10, 2, 3))
@@ -301,7 +288,9 @@ def test_selected_turns_keep_their_rows_what_was_not():
 
 def test_a_replayed_cycle_takes_what_was_charged_and_a_row_per_turn_is_whole():
     watch = ReplayClock(0.5)
-    watch.draft_ms, watch.verify_ms, watch.rest_ms = 3.0, 4.0, 0.25
+    watch.draft_ms = 3.0
+    watch.verify_ms = 4.0
+    watch.rest_ms = 0.25
     watch.lap("policy")
     watch.mark()
     watch.lap("policy")
@@ -311,10 +300,8 @@ def test_a_replayed_cycle_takes_what_was_charged_and_a_row_per_turn_is_whole():
     assert watch.stop() == parts
     watch.start()
     assert watch.stop() == dict.fromkeys(parts, 0.0)
-    made, costs = (
-        synthetic_trace(turns=2, positions=10),
-        round_costs(root_per_tok=(0.5, 0.5), step_per_tok=0.25),
-    )
+    made = synthetic_trace(turns=2, positions=10)
+    costs = round_costs(root_per_tok=(0.5, 0.5), step_per_tok=0.25)
     found = replay(made, Static(8, 2, 3), costs, keep_cycles=True)
     names = [
         "suite",
@@ -328,7 +315,8 @@ def test_a_replayed_cycle_takes_what_was_charged_and_a_row_per_turn_is_whole():
         "verified_tok",
     ]
     assert list(found.table) == [*names, "accepted_tok", "time_ms", "policy_ms", "plain_ms"]
-    row, cycles = found.table.iloc[0], found.cycles[found.cycles["prompt"] == "p0"]
+    row = found.table.iloc[0]
+    cycles = found.cycles[found.cycles["prompt"] == "p0"]
     assert row[["suite", "prompt", "turn", "part", "new_tok"]].tolist() == [
         "easy",
         "p0",
@@ -345,15 +333,14 @@ def test_a_replayed_cycle_takes_what_was_charged_and_a_row_per_turn_is_whole():
     assert row["time_ms"] == pytest.approx(expected) and row["policy_ms"] == 0
     context = made.turns["prompt_tok"][0] + np.arange(10)
     assert row["plain_ms"] == pytest.approx((4.0 + 0.25 * context).sum())
-    assert (
-        list(found.cycles)[:3] == ["suite", "prompt", "turn"]
-        and len(found.cycles) == found.table["cycles"].sum()
-    )
+    assert list(found.cycles)[:3] == ["suite", "prompt", "turn"]
+    assert len(found.cycles) == found.table["cycles"].sum()
     assert replay(made, Static(8, 2, 3), costs).rows == [[], []]
 
 
 def test_an_answer_takes_the_mean_without_the_slowest_twentieth(monkeypatch):
-    made, played = synthetic_trace(turns=6), []
+    made = synthetic_trace(turns=6)
+    played = []
 
     def replayed(some, policy, costs):
         played.append((some.turns["prompt"].tolist(), policy.others.tolist(), costs))

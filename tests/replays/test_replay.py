@@ -26,7 +26,9 @@ from specdec.replays.record import SequentialDrafter, record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import static_grid, tree_of
 
-TOP_KS, DEPTH, MOST_NODES = (2, 3, 5), 4, 30
+TOP_KS = (2, 3, 5)
+DEPTH = 4
+MOST_NODES = 30
 COLUMNS = (
     "context_tok top_k expansions draft_calls candidates verify_nodes "
     "accepted_tok kept_tok questions"
@@ -100,17 +102,21 @@ def live_rows(pair, prompt, policy, **options):
 @pytest.mark.parametrize("make", [random_pair, bigram_pair])
 def test_replay_equals_live_decoding(make, temperature):
     pair = make()
-    prompts, options = prompts_of(pair, 4), dict(temperature=temperature, seed=5, max_new_tokens=30)
-    trace, compared = recorded(pair, prompts, trees=TOP_KS, **options), 0
+    prompts = prompts_of(pair, 4)
+    options = dict(temperature=temperature, seed=5, max_new_tokens=30)
+    trace = recorded(pair, prompts, trees=TOP_KS, **options)
+    compared = 0
     limits = TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS))
     for number, prompt in enumerate(prompts):
         for seed, asks in enumerate(
             (("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))
         ):
-            one, other = Recorded(limits, seed, asks), Recorded(limits, seed, asks)
+            one = Recorded(limits, seed, asks)
+            other = Recorded(limits, seed, asks)
             if make is random_pair:
                 one.looks = other.looks = (*Watching.looks, "features", "draft_state")
-            live, rows = live_rows(pair, prompt, one, **options), replayed(trace, number, other)
+            live = live_rows(pair, prompt, one, **options)
+            rows = replayed(trace, number, other)
             assert told(rows) == told(live)
             other.saw_as(one)
             compared += len(rows)
@@ -118,7 +124,8 @@ def test_replay_equals_live_decoding(make, temperature):
 
 
 def test_drawn_answers_are_the_same_in_any_order():
-    pair, trees = random_pair(), dict(depth=DEPTH, top_k=TOP_KS[-1], temperature=50.0)
+    pair = random_pair()
+    trees = dict(depth=DEPTH, top_k=TOP_KS[-1], temperature=50.0)
     prompts = [prompt + [1] * number for number, prompt in enumerate(prompts_of(pair)[:4])]
     trace = recorded(pair, prompts, temperature=0.0, seed=5)
     depth = ltd.DepthPolicy(total_tokens=9, stride=1, **trees).fill_at_random((8,))
@@ -141,7 +148,8 @@ def test_shipped_pair_replays_exactly(seeds):
     suites = ["toy/gsm8k", "toy/mt_bench", "toy/humaneval"]
     options = dict(max_new_tokens=48, depth=6, top_ks=TOP_KS, trees=(), most_nodes=60)
     trace = record(pair, suites, limit=2, progress=False, **options)
-    limits, compared = TreeConfig(61, 6, 5), 0
+    limits = TreeConfig(61, 6, 5)
+    compared = 0
     prompts = {prompt.id: prompt for suite in suites for prompt in load_suite(suite)}
     for number, turn in trace.turns[trace.turns["turn"] == 0].iterrows():
         messages = [{"role": "user", "content": prompts[turn["prompt"]].turns[0]}]
@@ -181,15 +189,16 @@ def test_every_member_of_a_family_replays_exactly(make):
     trace = recorded(
         pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,), max_new_tokens=30
     )
-    limits, compared, shapes = TreeConfig(MOST_NODES + 1, 5, 4), 0, set()
+    limits = TreeConfig(MOST_NODES + 1, 5, 4)
+    compared = 0
+    shapes = set()
     for number, prompt in enumerate(prompts):
         for seed in range(4):
             asks = (("plan", "extend", "size"), ("plan",))[seed % 2]
-            one, other = RandomMember(limits, seed, asks), RandomMember(limits, seed, asks)
-            live, rows = (
-                live_rows(pair, prompt, one, max_new_tokens=30),
-                replayed(trace, number, other),
-            )
+            one = RandomMember(limits, seed, asks)
+            other = RandomMember(limits, seed, asks)
+            live = live_rows(pair, prompt, one, max_new_tokens=30)
+            rows = replayed(trace, number, other)
             assert told(rows) == told(live)
             other.saw_as(one)
             shapes |= {(row.top_k, row.candidates) for row in rows}
@@ -216,7 +225,8 @@ def test_static_trees_of_a_family_equal_their_replay_and_what_it_does_not_hold_i
         "the target's context"
     )
     pair = random_pair()
-    costs, trees = round_costs(candidate_ms=0.01), dict(family=FAMILY, top_ks=(), trees=(3,))
+    costs = round_costs(candidate_ms=0.01)
+    trees = dict(family=FAMILY, top_ks=(), trees=(3,))
     trace = recorded(pair, prompts_of(pair, 3), **trees)
     table = static_grid(trace, costs, total_tokens=[3, 9], depths=[0, 2, 4])
     assert {"", "1", "2,1"} <= set(table["beam"])
@@ -248,7 +258,9 @@ def test_a_killed_recording_continues(monkeypatch):
     pair = random_pair()
     prompts = prompts_of(pair, 4)
     whole = recorded(pair, prompts, name="whole")
-    recorder, real, done = record_module.Recorder, record_module.Recorder.positions, []
+    recorder = record_module.Recorder
+    real = record_module.Recorder.positions
+    done = []
     monkeypatch.setattr(
         recorder, "positions", lambda self, ids, *a: done.append(ids) or real(self, ids, *a)
     )
@@ -301,7 +313,8 @@ def test_exact_lengths_of_the_recording(tmp_path):
 
 
 def test_replay_is_fast_and_charges_what_it_should():
-    trace, costs = synthetic_trace(turns=20, positions=100), round_costs(question_ms=0.5)
+    trace = synthetic_trace(turns=20, positions=100)
+    costs = round_costs(question_ms=0.5)
     replay(trace, Static(8, 3, 3), costs)
     begin = time.perf_counter()
     found = replay(trace, Static(8, 3, 3), costs)

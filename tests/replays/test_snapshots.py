@@ -49,9 +49,8 @@ def recording(pair):
 
 @pytest.fixture(scope="module")
 def exact():
-    """The pair in double precision:
-
-    in float32 some scores are off by 1e-4, recorded and live in their own way.
+    """The pair in double precision: in float32 some scores are off by 1e-4, recorded and live in
+    their own way.
     """
     pair = specdec.load_pair("tiny", dtype="float32")
     drafter = load_drafter(shipped_folder("tiny") / "drafter", pair.target.model.double())
@@ -76,9 +75,8 @@ def test_a_lane_is_what_replay_finds_and_its_accepted_tokens_and_bonus_are_the_t
             ):
                 assert one.tree == (row.verify_nodes + 1, row.expansions, row.top_k)
                 assert sum(one.verified) == one.tree[0]
-                assert one.accepted_tok == row.accepted_tok and one.total_ms == pytest.approx(
-                    row.total_ms
-                )
+                assert one.accepted_tok == row.accepted_tok
+                assert one.total_ms == pytest.approx(row.total_ms)
     plain = specdec.autoregress(pair, [{"role": "user", "content": PROMPTS[0]}], max_new_tokens=20)
     for policy in policies():
         lane = snapshots.replayed(recording, 0, policy, "it")
@@ -96,7 +94,8 @@ def test_a_lane_is_what_replay_finds_and_its_accepted_tokens_and_bonus_are_the_t
 def test_pieces_of_a_metaspace_tokenizer_keep_their_spaces(pair):
     words = {"<s>": 0, "▁a": 1, "▁quick": 2, "fox": 3, "▁<b>": 4, "a": 5}
     bare = Tokenizer(models.WordLevel(words, unk_token="<s>"))
-    bare.pre_tokenizer, bare.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    bare.pre_tokenizer = pre_tokenizers.Metaspace()
+    bare.decoder = decoders.Metaspace()
     other = dataclasses.replace(
         pair, tokenizer=PreTrainedTokenizerFast(tokenizer_object=bare, bos_token="<s>")
     )
@@ -115,15 +114,15 @@ def test_pieces_of_a_metaspace_tokenizer_keep_their_spaces(pair):
 def test_recorded_and_live_cycles_look_the_same(recording, pair, exact, dtype):
     names = "position context_tok tree token parent verified accepted kept_tok refused".split()
     if dtype == "float64":
-        recording, pair = record_of(exact), exact
+        recording = record_of(exact)
+        pair = exact
     for policy in TREES:
         live = Live(pair, PROMPTS[0], {"it": policy}, 20, {})
         live.start().wait()
         recorded = snapshots.replayed(recording, 0, policy, "it").cycles
         shown = live.shown[0][0].cycles
-        assert [one.bonus for one in shown[:-1]] == [one.bonus for one in recorded[:-1]] and len(
-            recorded
-        ) > 2
+        assert [one.bonus for one in shown[:-1]] == [one.bonus for one in recorded[:-1]]
+        assert len(recorded) > 2
         for one, other in zip(shown, recorded, strict=True):
             assert {name: getattr(one, name) for name in names} == {
                 name: getattr(other, name) for name in names
@@ -157,11 +156,9 @@ def test_what_if_with_its_own_tree_is_the_cycle_and_a_larger_tree_holds_the_smal
     assert {n for n, sent in enumerate(small.verified) if sent} < {
         n for n, sent in enumerate(large.verified) if sent
     }
-    assert (
-        len(small.token) == pool_size(3, 4) + 1
-        and small.parent[0] == -1
-        and small.tree == (6, 3, 4)
-    )
+    assert len(small.token) == pool_size(3, 4) + 1
+    assert small.parent[0] == -1
+    assert small.tree == (6, 3, 4)
     for node, parent in enumerate(small.parent[1:], 1):
         assert parent < node and small.score[node] <= small.score[parent]
 
@@ -202,9 +199,8 @@ def test_answers_are_shown_with_what_the_network_said(recording, pair, name):
         name, {"extend", "size"}
     )
     for one in shown:
-        assert len(one.labels) == len(one.values) and one.values[one.chosen] == max(
-            one.values[: len(one.labels)]
-        )
+        assert len(one.labels) == len(one.values)
+        assert one.values[one.chosen] == max(one.values[: len(one.labels)])
         assert one.unit == "value" if name == "ours" else sum(one.values) == pytest.approx(1)
         assert one.labels[one.chosen] == one.answer or (name, one.kind) == ("ours", "extend")
     for cycle in lane.cycles:
@@ -219,27 +215,24 @@ def test_of_many_choices_the_likeliest_and_the_rest_are_told():
     told = snapshots._among(
         snapshots.Asked("plan", 0, "3"), [str(n) for n in range(20)], values, 3, 8
     )
-    assert (
-        told.labels[-1] == "12 others"
-        and told.labels[told.chosen] == "3"
-        and sum(told.values) == pytest.approx(1)
-    )
+    assert told.labels[-1] == "12 others"
+    assert told.labels[told.chosen] == "3"
+    assert sum(told.values) == pytest.approx(1)
 
 
 def test_it_is_the_same_after_saving_and_what_cannot_be_shown_is_said_in_a_sentence(
     recording, tmp_path, pair
 ):
     again = snapshots.open_recording(recording.save(tmp_path / "kept"))
-    assert (
-        again.titles == recording.titles
-        and again.top_ks == recording.top_ks
-        and again.texts == recording.texts
-    )
+    assert again.titles == recording.titles
+    assert again.top_ks == recording.top_ks
+    assert again.texts == recording.texts
     for policy in TREES:
         one, other = (snapshots.replayed(source, 1, policy, "it") for source in (recording, again))
         assert one == other
     assert again.trace.features is not None and again.trace.family is None
-    folder, given = tmp_path / "kept", (pair, recording.costs)
+    folder = tmp_path / "kept"
+    given = (pair, recording.costs)
 
     def refused(message, *given):
         pytest.raises(SpecdecError, snapshots.open_recording, folder, *given).match(message)

@@ -1,4 +1,6 @@
-"""Re-SpS and LTD trained from their configs: what comes out, rounds that go on, the checkpoint that is kept, the command."""
+"""Re-SpS and LTD trained from their configs: what comes out, rounds that go on, the checkpoint that
+is kept, the command.
+"""
 
 import functools
 import inspect

@@ -13,6 +13,7 @@ from fakes.chats import CHATS, chat_target, curve_of, same_weights, weights_of
 from fakes.killed import killed_at
 from transformers import GraniteConfig, GraniteForCausalLM
 
+from specdec.data.toy_chats import CorpusChats
 from specdec.errors import SpecdecError
 from specdec.models.eagle_files import read_checkpoint
 from specdec.training.drafter import chats as chats_module
@@ -243,3 +244,64 @@ def test_answers_stand_as_they_were_sampled_and_odd_line_ends_can_be_continued_a
     files.write([(number, None) for number in files.next_numbers])
     assert ChatFiles(odd, {"target": "t"}).answer_tok == 2
     assert [chat[-1]["answer_ids"] for chat in load_conversations(odd)] == [[5, 6]]
+
+
+def test_every_document_is_read_once_a_pass(tmp_path):
+    lengths = (30, 7, 12, 20, 41, 5, 3, 18)
+    texts = [Document(np.full(n, n), np.full(n, ANSWER, np.uint8)) for n in lengths]
+    text = FixedText(texts, [], Settings(length=32, batch=2, passes=4), 1, "cpu")
+    lengths = [min(n, 32) for n in lengths]
+    assert sorted(index for row in text.rows for index in row) == list(range(len(texts)))
+    assert all(sum(lengths[index] for index in row) <= 32 for row in text.rows)
+    batches = [text.batch(number) for number in range(text.steps)]
+    ids = torch.cat([batch.ids[batch.documents >= 0] for batch in batches])
+    assert text.steps * 2 // len(text.rows) == 4
+    assert torch.bincount(ids)[41] == 4 * 32
+    assert torch.bincount(ids)[7] == 4 * 7
+    counts = text.answer_counts(50)
+    assert counts[41] == 32 and counts[7] == 7 and counts.sum() == sum(lengths)
+    assert text.progress(0) == {"seen_tok": 0, "distinct_tok": 0}
+    assert text.progress(text.steps) == {"seen_tok": 4 * sum(lengths), "distinct_tok": sum(lengths)}
+    tokens = [int((batch.documents >= 0).sum()) for batch in batches]
+    read = [text.progress(step)["seen_tok"] for step in range(text.steps)]
+    assert read == [sum(tokens[:step]) for step in range(text.steps)]
+    orders = [text._reads[number * len(text.rows) :][: len(text.rows)] for number in range(4)]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+    lengths = np.random.default_rng(0).integers(1, 60, 300).tolist()
+    rows = chats_module.first_fit(lengths, 60)
+    filled = [sum(lengths[index] for index in row) for row in rows]
+    assert sorted(index for row in rows for index in row) == list(range(300))
+    assert max(filled) <= 60 and np.mean(filled) > 0.95 * 60
+
+
+def test_the_side_of_a_chat_follows_from_its_prompt(tmp_path):
+    def chat(prompt, **answer):
+        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": "a"} | answer]
+
+    def prompts(conversations):
+        return {chat[0]["content"] for chat in conversations}
+
+    chats = [chat(f"q{n}") for n in range(400)]
+    chats[7][1]["temperature"] = 0.7
+    settings = Settings(held_out=1000, held_out_frac=0.25)
+    learned, held_out = split(chats, settings)
+    assert 60 < len(held_out) < 140 and len(learned) + len(held_out) >= 399
+    assert prompts(held_out) <= prompts(split([*chats[::-1], chat("x")], settings)[1])
+    assert not any(chat[1].get("temperature") for chat in held_out)
+    assert split(chats, Settings()) == (chats, [])
+    chats[8] = chat("q8", part="held-out")
+    chats[9] = chat("q9", part="train")
+    sides = []
+    for frac in (0.0, 1.0):
+        sides.append([len(side) for side in split(chats, replace(settings, held_out_frac=frac))])
+    assert sides == [[399, 1], [1, 398]]
+    plain = [chat(f"q{n}") for n in range(400)]
+    whole = replace(settings, held_out_frac=1.0)
+    none = replace(settings, held_out_frac=1e-6)
+    pytest.raises(SpecdecError, split, plain, whole).match("all 400 conversations are held out")
+    few = pytest.raises(SpecdecError, split, plain[:3], none)
+    few.match("no greedy answer among 3 conversations is held out")
+    options = dict(out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
+    train = eagle3.train_drafter
+    endless = pytest.raises(SpecdecError, train, chat_target(), CorpusChats(), **options)
+    endless.match("must be a list of conversations")

@@ -289,7 +289,8 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     assert train_drafter(chat_target(), CHATS, out_dir=tmp_path, **options) == tmp_path / "drafter"
     plan = runs.read_json(tmp_path / "drafter_training" / "plan.json")
     told = {"settings": settings, "objective": objective, "target": "LlamaForCausalLM", "seed": 4}
-    told |= dict.fromkeys(("start_from", "conversations", "minutes", "steps"))
+    told |= dict.fromkeys(("start_from", "minutes", "steps"))
+    told["conversations"] = ChatList(CHATS).key
     assert plan["settings"] == in_use(runs.plain(told))
     curve = curve_of(tmp_path)
     measures = ["counted_tok", "missing_mass_frac", "loss_0", "accuracy_0", "loss_1", "accuracy_1"]
@@ -317,3 +318,37 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     options = dict(out_dir=tmp_path / "n", settings=TOY, start_from=tmp_path / "nowhere")
     missing = pytest.raises(SpecdecError, train_drafter, chat_target(), CHATS, **options)
     missing.match("there is no drafter in .*nowhere to continue from")
+
+
+def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
+    def text_of(settings, budget=Budget()):
+        return texts.training_text(*chat_target(), ChatList(CHATS), settings, tmp_path, budget)
+
+    calls = []
+
+    def regenerate(*given, **how):
+        calls.append((given, how))
+        return CHATS[:2]
+
+    monkeypatch.setattr(texts.chats, "regenerate", regenerate)
+    settings = replace(TOY, regenerate_chats=3, max_new_tokens=9)
+    text = text_of(settings, Budget(minutes=8.0, seed=5))
+    key = runs.content_key(prompts=CHATS[:3], seed=5, most=9)[:12]
+    given, how = calls.pop()
+    assert given == (*chat_target(), CHATS[:3], Regeneration(max_new_tokens=9))
+    assert how == {"folder": tmp_path / f"regenerated-{key}", "minutes": 2.0, "seed": 5}
+    assert isinstance(text, StreamedText) and (text.size, text.steps) == (2, None)
+    assert (text.rows.block_rows, text.rows.length, text.rows.seed) == (64, 48, 5)
+    text_of(settings)
+    assert calls.pop()[1]["minutes"] is None
+    (tmp_path / "checkpoint.safetensors").write_text("")
+    text_of(settings, Budget(minutes=8.0))
+    assert calls.pop()[1]["minutes"] == 0, "a resumed run adds no text"
+    fixed = text_of(replace(settings, passes=3))
+    assert isinstance(fixed, FixedText) and len(fixed.documents) == 2 and fixed.held_out == []
+    given = replace(TOY, passes=2, held_out=2, held_out_frac=0.5)
+    parted = text_of(given, Budget(seed=1))
+    learned, held_out = texts.split(CHATS, given)
+    assert (len(parted.documents), len(parted.held_out)) == (len(learned), len(held_out))
+    assert (parted.length, parted.size) == (48, 2)
+    assert len(parted._reads) == 2 * len(parted.rows)

@@ -1,4 +1,6 @@
-"""The environment decodes what the policy would decode, rewards what it says, and passes the libraries' own checks."""
+"""The environment decodes what the policy would decode, rewards what it says, and passes the
+libraries' own checks.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,6 @@
-"""A training run: its curve grows in shards, a run on time finds its end, and what cannot be continued is refused."""
+"""A training run: its curve grows in shards, a run on time finds its end, and what cannot be
+continued is refused.
+"""
 
 import math
 import time

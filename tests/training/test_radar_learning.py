@@ -1,4 +1,6 @@
-"""Training RADAR: exact distributions, the data set, both losses, learning a known optimum, and exact resumption."""
+"""Training RADAR: exact distributions, the data set, both losses, learning a known optimum, and
+exact resumption.
+"""
 
 import copy
 import dataclasses
@@ -36,7 +38,9 @@ LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  
 
 
 def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
-    """Easy rows accept all that is drafted, hard ones nothing; the first state tells which, and that is all there is."""
+    """Easy rows accept all that is drafted, hard ones nothing; the first state tells which, and
+    that is all there is.
+    """
     random = np.random.default_rng(seed)
     easy = random.random(rows) < 0.5
     scores = -np.sort(random.exponential(2.0, size=(rows, 8, 10)).astype(np.float32))
@@ -52,7 +56,9 @@ def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
 
 
 def graded(rows=2500, prompts=50, seed=0) -> RadarData:
-    """Every row has its own acceptance probability per level, which its scores show almost plainly."""
+    """Every row has its own acceptance probability per level, which its scores show almost
+    plainly.
+    """
     random = np.random.default_rng(seed)
     p = random.beta(2, 2, size=rows)
     levels = -np.log(p)[:, None] * np.arange(1, 9)

@@ -217,6 +217,7 @@ def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, mon
     config = own.ChatConfig(seed=5, prompt_tok=20, answer_tok=7, prompt_temperature=0.5, temperatures=((0.25, 1.0),))
     writer, asked = own.ChatWriter(tiny, config), []
     writer.prompts = writer.prompts[:1]
+    writer.target = SimpleNamespace(new_cache=lambda limit: None)
     end = next(iter(writer.turn_ends))
 
     def text(self, ids, most, stops, temperature, rng):
@@ -228,9 +229,8 @@ def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, mon
     monkeypatch.setattr(own._Text, "__init__", lambda self, *given: None)
 
     def run(number):
-        memory = SimpleNamespace(new_cache=lambda limit: None)
         try:
-            next(writer._chat(number, memory, None))
+            next(writer._chat(number, None))
         except StopIteration as ended:
             return ended.value
 

@@ -1,4 +1,6 @@
-"""Training of our controller: targets are what replay accepts, it learns what a static tree cannot do, and prices move it."""
+"""Training of our controller: targets are what replay accepts, it learns what a static tree cannot
+do, and prices move it.
+"""
 
 import dataclasses
 from types import SimpleNamespace
@@ -20,7 +22,6 @@ from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace
-from specdec.tools import cli
 from specdec.training import value
 from specdec.training.value import (
     Examples,
@@ -142,31 +143,6 @@ def test_it_beats_the_tuned_tree_never_the_bound_prices_move_it_and_evaluations_
     replay(test, rare, COSTS)
     assert rare.evaluations < evaluations
     assert 0.001 < evaluation_ms(policy, test, COSTS) < 50
-
-
-@pytest.mark.parametrize("fields", [{}])
-def test_reprice_from_the_command_line(fields, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    policy, costs = (
-        random_policy(probe="none", **fields),
-        round_costs(name="here@abc123", kind="calibrated"),
-    )
-    policy.trained_for = {"pair": "tiny"}
-    policy.save(tmp_path / "before")
-    command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 1 --costs"
-    assert (
-        cli.main(
-            [
-                *command.split(),
-                str(costs.save(tmp_path / "costs.json")),
-                "--out",
-                str(tmp_path / "after"),
-            ]
-        )
-        == 0
-    )
-    assert "predicted here, ms per token" in capsys.readouterr().out
-    assert load_policy(tmp_path / "after").priced_for == "here@abc123"
 
 
 def test_cycles_start_where_replay_says_and_detours_verify_few_nodes_and_begin_anew_with_each_seed(
@@ -327,7 +303,9 @@ def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch
     config = dataclasses.replace(SMALL, steps=5000, batch=8, learning_rate=0.003, weight_decay=0.04)
     arrays, curve = value.fit_model(*examples.split(0.2, 0), config, 3, False, Teacher())
     assert made == {"lr": 0.003, "weight_decay": 0.04} and taught == {5.0}
-    assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == list(range(99, 600, 100))
+    assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == list(
+        range(99, 600, 100)
+    )
     weights = 0.8 ** np.arange(5)
     assert curve["held_out_loss"].tolist() == pytest.approx(
         np.add(scripted[:6], np.average(range(5), weights=weights))
@@ -367,7 +345,10 @@ def test_members_learn_on_prompts_of_their_own_and_teach_one_gently(examples, mo
     assert calls[0][4] is calls[1][4] is None and len(calls[3][4].out_weight[0]) == 3 * 16, (
         "two side by side teach"
     )
-    assert curve["member"].tolist() == ["0", "1", "2", "distilled"] and len(network.out_weight[0]) == 16
+    assert (
+        curve["member"].tolist() == ["0", "1", "2", "distilled"]
+        and len(network.out_weight[0]) == 16
+    )
     assert curve.index.tolist() == [0, 1, 2, 3]
     plain = value.fit_ensemble(examples, config, 0, False, distil=False)[1]
     assert "distilled" not in plain["member"].tolist()

@@ -73,21 +73,29 @@ UNWRITTEN = "Not measured yet: notebook 31_controllers writes these rows (live)"
 
 
 def test_live_and_replay_must_agree(home):
-    other = dict(good=LIVE, open=LIVE.assign(over_low=0.9), bad=LIVE.assign(over=0.9, over_low=0.85, over_high=0.95))
+    other = dict(
+        good=LIVE,
+        open=LIVE.assign(over_low=0.9),
+        bad=LIVE.assign(over=0.9, over_low=0.85, over_high=0.95),
+    )
     run = runs.start("controllers", {"parameters": {"pair": "small", "dtype": "float32"}})
     for name, rows in {"live": LIVE, **other}.items():
         run.write_table(name, rows)
     run.finish()
     found = {name: verdict(OURS | {"table": ["live", name]})[0] for name in other}
     assert found == {"good": HOLDS, "open": UNDECIDED, "bad": UNDECIDED}
-    assert verdict(OURS | {"table": ["bad", "missing"]})[0] == FAILS, "a table that nobody wrote says nothing"
+    assert verdict(OURS | {"table": ["bad", "missing"]})[0] == FAILS, (
+        "a table that nobody wrote says nothing"
+    )
 
 
 def test_all_runs_of_all_pairs_decide(home):
     made("controllers", "live", LIVE, pair="small")
     made("controllers", "live", LIVE.assign(prompts=3), pair="tiny")
     assert verdict(OURS)[0] == HOLDS
-    made("controllers", "live", LIVE.assign(over=0.8, over_low=0.75, over_high=0.85), pair="smollm2")
+    made(
+        "controllers", "live", LIVE.assign(over=0.8, over_low=0.75, over_high=0.85), pair="smollm2"
+    )
     assert verdict(OURS)[0] == FAILS and verdict(OURS, pair="small")[0] == HOLDS
 
 
@@ -104,17 +112,25 @@ def test_what_learns_nothing_holds_nothing(home):
     made("controllers", "live", pd.concat([LIVE, random]))
     beside = OURS | {"beside": [{"system": "random"}]}
     found, evidence = verdict(beside)
-    told = "What learned nothing meets it, too: 1.10 × [1.02, 1.18], 12 prompts (random, all suites)"
+    told = (
+        "What learned nothing meets it, too: 1.10 × [1.02, 1.18], 12 prompts (random, all suites)"
+    )
     assert found == verdicts.VACUOUS and evidence.endswith(told)
     assert verdict(OURS | {"beside": [{"system": "LTD"}]})[0] == HOLDS
 
 
 def test_a_short_training_refutes_nothing(home):
     for pair, steps in (("small", 80), ("tiny", 900)):
-        run = runs.start("controllers", {"parameters": {"pair": pair, "dtype": "float32", "steps": steps}})
+        run = runs.start(
+            "controllers", {"parameters": {"pair": pair, "dtype": "float32", "steps": steps}}
+        )
         run.write_table("live", LIVE)
         run.finish()
-    for system, paper, expected in (("LTD", 30_000, verdicts.SHORT), ("LTD", 9_000, FAILS), ("ours", 30_000, HOLDS)):
+    for system, paper, expected in (
+        ("LTD", 30_000, verdicts.SHORT),
+        ("LTD", 9_000, FAILS),
+        ("ours", 30_000, HOLDS),
+    ):
         test = RATIO | {"where": {"suite": "all", "system": system}, "trained": {"steps": paper}}
         found, evidence = verdict(test)
         short = "Only 900 of 30,000 steps were trained" in evidence
@@ -125,7 +141,9 @@ def test_disturbed_rows_count_nothing(home):
     made("controllers", "live", LIVE, crowded=True)
     assert verdict(OURS) == (UNMEASURED, UNWRITTEN)
     made("controllers", "live", LIVE.assign(crowded=[True, False, False, False]), pair="small")
-    assert verdict(OURS)[0] == UNMEASURED and verdict(OURS | {"where": {"system": "LTD"}})[0] == FAILS
+    assert (
+        verdict(OURS)[0] == UNMEASURED and verdict(OURS | {"where": {"system": "LTD"}})[0] == FAILS
+    )
 
 
 def test_intervals_over_seeds_and_over_prompts_both_count(home):
@@ -135,34 +153,61 @@ def test_intervals_over_seeds_and_over_prompts_both_count(home):
 
 
 def test_claims_of_a_paper_are_one_family(home, monkeypatch):
-    """p = 0.02 by itself: decided alone, open among three, where those that no interval decides do not count."""
+    """p = 0.02 by itself: decided alone, open among three, where those that no interval decides do
+    not count.
+    """
     made("controllers", "live", LIVE)
     close = OURS | {"above": 1.01}
     tests = [close] * 3 + [close | {"exact": True}]
-    family = {str(place): claims.Claim(str(place), "ours", "says", "", test=test) for place, test in enumerate(tests)}
+    family = {
+        str(place): claims.Claim(str(place), "ours", "says", "", test=test)
+        for place, test in enumerate(tests)
+    }
     family["apart"] = claims.Claim("apart", "ltd", "says", "where", test=close)
     monkeypatch.setattr(claims, "read_claims", lambda: family)
     table = claims.ledger().set_index("id")
-    assert table["verdict"].to_dict() == {"0": UNDECIDED, "1": UNDECIDED, "2": UNDECIDED, "3": HOLDS, "apart": HOLDS}
-    assert table["p_holm"]["0"] == pytest.approx(3 * table["p_holm"]["apart"]) and table["p_holm"].isna()["3"]
+    assert table["verdict"].to_dict() == {
+        "0": UNDECIDED,
+        "1": UNDECIDED,
+        "2": UNDECIDED,
+        "3": HOLDS,
+        "apart": HOLDS,
+    }
+    assert (
+        table["p_holm"]["0"] == pytest.approx(3 * table["p_holm"]["apart"])
+        and table["p_holm"].isna()["3"]
+    )
 
 
 def test_prompts_are_paired(home):
-    """Every prompt is 5 % faster, however far prompts lie apart; unpaired intervals would decide nothing."""
+    """Every prompt is 5 % faster, however far prompts lie apart; unpaired intervals would decide
+    nothing.
+    """
     rows = [
         ("all", f"p{prompt}", name, seed, 10, 10.0 * (1 + prompt) / (gain + 0.001 * (prompt % 3)))
         for prompt in range(10) for name, gain in (("ours", 1.05), ("LTD", 1.0)) for seed in range(2)
     ]  # fmt: skip
     turns = pd.DataFrame(rows, columns=["suite", "prompt", "method", "seed", "new_tok", "time_ms"])
     made("controllers", "turns", turns)
-    test = {"kind": "paired_ratio", "run": "controllers", "table": "turns", "rate": ["new_tok", "time_ms"]}
+    test = {
+        "kind": "paired_ratio",
+        "run": "controllers",
+        "table": "turns",
+        "rate": ["new_tok", "time_ms"],
+    }
     test |= {"first": {"system": "ours"}, "second": {"system": "LTD"}}
-    assert verdict({**test, "above": 1.04})[0] == HOLDS and verdict({**test, "above": 1.06})[0] == FAILS
+    assert (
+        verdict({**test, "above": 1.04})[0] == HOLDS
+        and verdict({**test, "above": 1.06})[0] == FAILS
+    )
     assert "1.05 × [1.05, 1.05], 10 prompts (ours over LTD)" in verdict({**test, "above": 1})[1]
     assert verdict({**test, "second": {"system": "ours"}, "above": 1})[0] == verdicts.UNLEARNED
     assert verdict({**test, "second": {"system": "nobody"}, "above": 1})[0] == UNMEASURED
     ranks = test | {"kind": "signed_rank", "below": 0.05}
-    assert verdict(ranks)[0] == HOLDS and "p = 0.00098, 10 prompts (ours over LTD, Wil" in verdict(ranks)[1]
+    assert (
+        verdict(ranks)[0] == HOLDS
+        and "p = 0.00098, 10 prompts (ours over LTD, Wil" in verdict(ranks)[1]
+    )
     assert verdict(ranks | {"first": test["second"], "second": test["first"]})[0] == FAILS
 
 
@@ -174,14 +219,32 @@ def test_no_rows_no_verdict(home):
 
 
 def test_differences_of_matching_rows_shares_and_results_of_a_run(home):
-    rows = [(seed, name, value) for seed in range(4) for name, value in (("a", 1.0 + seed), ("b", 0.5 + 1.01 * seed))]
+    rows = [
+        (seed, name, value)
+        for seed in range(4)
+        for name, value in (("a", 1.0 + seed), ("b", 0.5 + 1.01 * seed))
+    ]
     made("train", "compared", pd.DataFrame(rows, columns=["seed", "method", "speed"]))
-    test = {"kind": "difference_above", "run": "train", "table": "compared", "value": "speed", "match": ["seed"]}
+    test = {
+        "kind": "difference_above",
+        "run": "train",
+        "table": "compared",
+        "value": "speed",
+        "match": ["seed"],
+    }
     test |= {"first": {"method": "a"}, "second": {"method": "b"}}
     held, evidence = verdict({**test, "above": 0})
     assert held == HOLDS and evidence.startswith("0.48 [0.46, 0.51] (speed); needs > 0; p = ")
-    assert verdict({**test, "above": 0.5})[0] == UNDECIDED and verdict({**test, "above": 0.6})[0] == FAILS
-    order = {"kind": "ordering", "by": "method", "order": ["b", "a"], **{name: test[name] for name in list(test)[1:5]}}
+    assert (
+        verdict({**test, "above": 0.5})[0] == UNDECIDED
+        and verdict({**test, "above": 0.6})[0] == FAILS
+    )
+    order = {
+        "kind": "ordering",
+        "by": "method",
+        "order": ["b", "a"],
+        **{name: test[name] for name in list(test)[1:5]},
+    }
     assert verdict({**order, "above": 0})[0] == FAILS
     made("audit", "rows", pd.DataFrame({"equal": [True] * 30 + [False]}))
     test = {"kind": "share", "run": "audit", "table": "rows", "value": "equal", "is": True}
@@ -191,37 +254,69 @@ def test_differences_of_matching_rows_shares_and_results_of_a_run(home):
     told = verdict({**test, "value": "equals"})
     assert told[0] == UNMEASURED and "did you mean 'equal'" in told[1]
     made("check", "rows", pd.DataFrame({"suite": ["nq"]}), live={"cycles_differing": 0})
-    test = {"kind": "ratio_above", "run": "check", "table": "results", "value": "live.cycles_differing", "exact": True}
+    test = {
+        "kind": "ratio_above",
+        "run": "check",
+        "table": "results",
+        "value": "live.cycles_differing",
+        "exact": True,
+    }
     assert verdict({**test, "below": 0.5})[0] == HOLDS
 
 
 def printed(monkeypatch, rows):
-    table = pd.DataFrame(rows, columns=["row", "column", "value"]).assign(target="8B", source="Table 1", doubt="")
+    table = pd.DataFrame(rows, columns=["row", "column", "value"]).assign(
+        target="8B", source="Table 1", doubt=""
+    )
     monkeypatch.setattr(claims.items, "read_published", lambda *_: table)
 
 
 def test_printed_numbers_are_compared_as_they_stand(monkeypatch):
-    rows = [("ours", "a", 2.0), ("ours", "b", 3.0), ("ours", "Mean", 2.5), ("base", "a", 1.6), ("base", "b", 3.0)]
+    rows = [
+        ("ours", "a", 2.0),
+        ("ours", "b", 3.0),
+        ("ours", "Mean", 2.5),
+        ("base", "a", 1.6),
+        ("base", "b", 3.0),
+    ]
     printed(monkeypatch, rows)
-    test = {"published": "ltd/table1", "where": {"row": "ours", "column": {"not": "Mean"}}, "match": ["column"]}
+    test = {
+        "published": "ltd/table1",
+        "where": {"row": "ours", "column": {"not": "Mean"}},
+        "match": ["column"],
+    }
     ratio = {"kind": "ratio_above", **test, "over": {"row": "base"}}
     assert verdict({**ratio, "above": 1}) == (FAILS, "1 × (8B, ours, b); needs > 1")
     assert verdict({**ratio, "above": 0.99})[0] == HOLDS
-    mean = {"kind": "adds_up", "published": "ltd/table1", "where": {"row": "ours"}, "match": ["row"]}
+    mean = {
+        "kind": "adds_up",
+        "published": "ltd/table1",
+        "where": {"row": "ours"},
+        "match": ["row"],
+    }
     assert verdict({**mean, "whole": {"column": "Mean"}, "of": "mean", "below": 0.01})[0] == HOLDS
     assert verdict({**mean, "whole": {"column": "Mean"}, "of": "sum", "below": 0.01})[0] == FAILS
     largest = {"kind": "extreme", **test, "stat": "max", "below": 0.01}
     told = "The largest is 3, the paper says 2.9; may differ by 0.01"
-    assert verdict({**largest, "stated": 3.0})[0] == HOLDS and verdict({**largest, "stated": 2.9}) == (FAILS, told)
+    assert verdict({**largest, "stated": 3.0})[0] == HOLDS and verdict(
+        {**largest, "stated": 2.9}
+    ) == (FAILS, told)
 
 
 def test_claims_of_all_papers_read_tables_that_their_notebooks_write_and_numbers_that_these_state():
     assert len(LEDGER) >= 45 + 10
     assert {claim.paper for claim in LEDGER.values()} == {"resps", "ltd", "radar", "ppow", "ours"}
     assert {claim.about for claim in LEDGER.values()} == set(claims.SUBJECTS)
-    # Names of tables between braces stand for any; what a training took is a parameter, or noted by `finish`.
-    texts = {path.stem.partition("_")[2]: json.loads(path.read_text()) for path in NOTEBOOKS.glob("*.ipynb")}
-    code = {name: "\n".join("".join(cell["source"]) for cell in nb["cells"]) for name, nb in texts.items()}
+    # Names of tables between braces stand for any; what a training took is a parameter, or noted by
+    # `finish`.
+    texts = {
+        path.stem.partition("_")[2]: json.loads(path.read_text())
+        for path in NOTEBOOKS.glob("*.ipynb")
+    }
+    code = {
+        name: "\n".join("".join(cell["source"]) for cell in nb["cells"])
+        for name, nb in texts.items()
+    }
     for claim in (claim for claim in LEDGER.values() if "run" in claim.test):
         source = code[claim.test["run"]]
         written = re.findall(r'write_table\(f?"([^"]+)"', source)
@@ -251,11 +346,23 @@ def test_a_bad_ledger_gets_one_sentence(home, monkeypatch):
     monkeypatch.setattr(runs, "workbook", lambda: home)
     monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
     for text, message in (
-        ("- {id: a, paper: ltd, says: x, were: y}", "unknown key in claims.yml 'were'; did you mean 'where'"),
+        (
+            "- {id: a, paper: ltd, says: x, were: y}",
+            "unknown key in claims.yml 'were'; did you mean 'where'",
+        ),
         ("- {id: a, paper: ltd, says: x, where: y}", "claim a needs either a test, or why"),
-        ("- {id: a, paper: ltd, says: x, where: y, test: {kind: ratio}}", "did you mean 'ratio_above'"),
-        ("- {id: a, paper: ltd, says: x, where: y, test: {kind: share, vale: z}}", "did you mean 'value'"),
-        ("- {id: a, paper: ltd, says: x, where: y, why: z, item: ltd/tabel1}", "unknown item 'ltd/tabel1'"),
+        (
+            "- {id: a, paper: ltd, says: x, where: y, test: {kind: ratio}}",
+            "did you mean 'ratio_above'",
+        ),
+        (
+            "- {id: a, paper: ltd, says: x, where: y, test: {kind: share, vale: z}}",
+            "did you mean 'value'",
+        ),
+        (
+            "- {id: a, paper: ltd, says: x, where: y, why: z, item: ltd/tabel1}",
+            "unknown item 'ltd/tabel1'",
+        ),
         ("- {id: a, paper: ltd, says: x, where: y, why: z}\n" * 2, "lists a twice"),
     ):
         runs.write_text(home / "figures" / "claims.yml", text)
@@ -264,14 +371,18 @@ def test_a_bad_ledger_gets_one_sentence(home, monkeypatch):
 
 def test_what_ships_with_more_rows_decides_when_published(home, monkeypatch):
     test = RATIO_ABOVE | {"where": {}, "above": 1}
-    monkeypatch.setattr(claims, "read_claims", lambda: {"x": claims.Claim("x", "ours", "says", "where", test=test)})
+    monkeypatch.setattr(
+        claims, "read_claims", lambda: {"x": claims.Claim("x", "ours", "says", "where", test=test)}
+    )
     shipped = made("controllers", "live", LIVE)
     monkeypatch.setattr(runs, "shipped_dir", lambda: home / "figures" / "measured")
     (home / "figures").mkdir()
     shipped.directory.parent.rename(home / "figures" / "measured")
 
     def chosen_beside(rows: int, **options) -> list[int]:
-        run = runs.start("controllers", {"parameters": {"pair": "smollm2", "dtype": "float32"}, "rows": rows})
+        run = runs.start(
+            "controllers", {"parameters": {"pair": "smollm2", "dtype": "float32"}, "rows": rows}
+        )
         run.write_table("live", LIVE.head(rows))
         run.finish()
         chosen = [len(run.read_table("live")) for run in claims.sources(**options)]

@@ -24,8 +24,12 @@ TABLE = pd.DataFrame({"method": ["50% & more"], "speedup": [1.0625]}).set_index(
 
 @pytest.fixture
 def run(home) -> runs.Run:
-    run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}, "seed": 0})
-    run.write_table("prompts", pd.DataFrame({"suite": ["laptop/nq"], "prompt": ["a"], "method": ["plain"]}))
+    run = runs.start(
+        "evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}, "seed": 0}
+    )
+    run.write_table(
+        "prompts", pd.DataFrame({"suite": ["laptop/nq"], "prompt": ["a"], "method": ["plain"]})
+    )
     return run.finish()
 
 
@@ -36,10 +40,21 @@ def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_an
     assert list(listed) == expected and len(listed) == 47
     for item in listed.values():
         assert item.title and item.notebook, item.id
-        assert item.kind in ("table", "settings") if "/table" in item.id else item.kind in ("figure", "diagram")
-        assert bool(item.reads) == bool(item.not_here) == bool(item.how) == (item.kind not in items.UNMEASURED), item.id
+        assert (
+            item.kind in ("table", "settings")
+            if "/table" in item.id
+            else item.kind in ("figure", "diagram")
+        )
+        assert (
+            bool(item.reads)
+            == bool(item.not_here)
+            == bool(item.how)
+            == (item.kind not in items.UNMEASURED)
+        ), item.id
         assert set(item.pairs) <= set(provenance.PAPER_PAIRS), item.id
-    assert set(provenance.PAPER_PAIRS) == {name for name in PRESETS if not name.startswith("smollm2")}
+    assert set(provenance.PAPER_PAIRS) == {
+        name for name in PRESETS if not name.startswith("smollm2")
+    }
     assert set(provenance.TOYS) <= set(SHIPPED)
     assert {name for name in SUITES if "/" not in name} <= set(provenance.BENCHMARKS)
     told = "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
@@ -48,19 +63,34 @@ def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_an
 
 def test_tables_and_figures_are_saved_in_several_ways_with_provenance_counts_and_doubts(run):
     saved = [items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"]) for _ in range(2)]
-    assert [path.name for path in saved[0]] == ["table1.md", "table1.csv", "table1.tex", "table1.json"]
+    assert [path.name for path in saved[0]] == [
+        "table1.md",
+        "table1.csv",
+        "table1.tex",
+        "table1.json",
+    ]
     assert saved[0][0] == runs.figure_path("resps", "table1").with_suffix(".md")
     first = [path.read_bytes() for path in saved[0]]
     assert first == [path.read_bytes() for path in saved[1]]
     tex, facts = first[2].decode(), json.loads(first[3])
     assert r"50\% \& more" in tex and r"\label{tab:resps-table1}" in tex
     assert "laptop scale: smollm2 float32 on CPU" in tex
-    assert facts["item"] == "resps/table1" and facts["missing"] == ["Medusa"] and facts["rows"] == {"measured": 1}
+    assert (
+        facts["item"] == "resps/table1"
+        and facts["missing"] == ["Medusa"]
+        and facts["rows"] == {"measured": 1}
+    )
     assert facts["measured"][0]["suites"] == ["laptop/nq"] and facts["scale"] == "laptop"
-    theirs = LONG.drop(columns="pair").assign(target="8B", row="Hydra", value=2.8, doubt="printed twice")
-    markdown, csv, tex, label = items.save("resps/table1", PaperTable.of(LONG, theirs), sources=[run])
+    theirs = LONG.drop(columns="pair").assign(
+        target="8B", row="Hydra", value=2.8, doubt="printed twice"
+    )
+    markdown, csv, tex, label = items.save(
+        "resps/table1", PaperTable.of(LONG, theirs), sources=[run]
+    )
     facts = json.loads(label.read_text())
-    assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0} and facts["missing"] == ["Hydra"]
+    assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0} and facts[
+        "missing"
+    ] == ["Hydra"]
     assert facts["doubts"] == ["printed twice"] and "(a) printed twice" in markdown.read_text()
     assert "whose,model,row,speed" in csv.read_text() and "Hydra & 2.80 (a)" in tex.read_text()
     data = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a"})
@@ -69,7 +99,9 @@ def test_tables_and_figures_are_saved_in_several_ways_with_provenance_counts_and
     assert [path.suffix for path in saved[0]] == [".svg", ".pdf", ".png", ".csv", ".json"]
     again = [path.read_bytes() for path in saved[1]]
     assert [path.read_bytes() for path in saved[0]] == again and b"laptop scale" in again[0]
-    assert json.loads(again[-1])["rows"] == {"measured": 2} and json.loads(again[-1])["missing"] == []
+    assert (
+        json.loads(again[-1])["rows"] == {"measured": 2} and json.loads(again[-1])["missing"] == []
+    )
 
 
 LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "value": [2.0]})
@@ -78,17 +110,30 @@ LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "v
 def test_bad_items_get_one_sentence_and_runs_are_found_by_what_was_measured(home, run):
     before = set(home.rglob("*"))
     for call, message in (
-        (lambda: items.save("resps/tabel1", TABLE), "unknown item 'resps/tabel1'; did you mean 'resps/table1'"),
-        (lambda: items.save("resps/figure1", TABLE), "resps/figure1 is a diagram; it cannot be saved as a DataFrame"),
-        (lambda: items.save("resps/table1", TABLE, sources=[{"pair": "llama-3.1-8b"}]), "must come from Runs"),
+        (
+            lambda: items.save("resps/tabel1", TABLE),
+            "unknown item 'resps/tabel1'; did you mean 'resps/table1'",
+        ),
+        (
+            lambda: items.save("resps/figure1", TABLE),
+            "resps/figure1 is a diagram; it cannot be saved as a DataFrame",
+        ),
+        (
+            lambda: items.save("resps/table1", TABLE, sources=[{"pair": "llama-3.1-8b"}]),
+            "must come from Runs",
+        ),
     ):
         pytest.raises(SpecdecError, call).match(message)
     assert set(home.rglob("*")) == before
 
     def own(**facts):  # beside the published ones
-        return [one for one in items.measured("evaluate", **facts) if one.directory.is_relative_to(home)]
+        return [
+            one for one in items.measured("evaluate", **facts) if one.directory.is_relative_to(home)
+        ]
 
-    assert own(pair="smollm2", dtype="float32") == own(seed=None) == [run] and own(pair="small") == []
+    assert (
+        own(pair="smollm2", dtype="float32") == own(seed=None) == [run] and own(pair="small") == []
+    )
     parameters = {"pair": "small", "dtype": "float32", "drafter": "griffin"}
     other = runs.start("raced", {"parameters": parameters}).finish()
     assert items.measured("raced", pair="small") == []
@@ -104,9 +149,17 @@ def test_all_items_are_listed_and_say_what_is_there(run):
     items.save("radar/table1", TABLE, sources=[run])
     runs.figure_path("radar", "table1").with_suffix(".tex").unlink()
     table = items.status().set_index("item")
-    assert table.loc["resps/table1", ["state", "missing"]].tolist() == [items.PARTLY, "without Medusa; Hydra"]
-    assert (table.loc["resps/table2", "state"], table.loc["ltd/table3", "state"]) == (items.SAME, items.STATED)
-    assert table.loc["resps/table3", "state"] == items.NOT_MEASURED, "published numbers alone are no measurement"
+    assert table.loc["resps/table1", ["state", "missing"]].tolist() == [
+        items.PARTLY,
+        "without Medusa; Hydra",
+    ]
+    assert (table.loc["resps/table2", "state"], table.loc["ltd/table3", "state"]) == (
+        items.SAME,
+        items.STATED,
+    )
+    assert table.loc["resps/table3", "state"] == items.NOT_MEASURED, (
+        "published numbers alone are no measurement"
+    )
     assert table.loc["radar/table1", "state"] == items.NOT_MEASURED, "a file is gone"
     assert table.loc["resps/table2", "scale"] == "laptop scale: smollm2 float32 on CPU"
     missing = [table.loc["ppow/figure3", name] for name in ("notebook", "missing")]
@@ -116,22 +169,40 @@ def test_all_items_are_listed_and_say_what_is_there(run):
 def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypatch):
     items.save("resps/table1", TABLE, sources=[run])
     items.save("resps/figure1", figures.tau_bars(BARS), sources=[run], data=BARS)
-    assert items.publish().values.tolist() == [["resps/table1", "published", ""], ["resps/figure1", "published", ""]]
-    kinds = {"table1": ("md", "csv", "tex", "json"), "figure1": ("svg", "pdf", "png", "csv", "json")}
+    assert items.publish().values.tolist() == [
+        ["resps/table1", "published", ""],
+        ["resps/figure1", "published", ""],
+    ]
+    kinds = {
+        "table1": ("md", "csv", "tex", "json"),
+        "figure1": ("svg", "pdf", "png", "csv", "json"),
+    }
     wanted = {f"{name}.{kind}" for name, some in kinds.items() for kind in some}
     assert {path.name for path in (home / "figures" / "resps").iterdir()} == wanted
     shipped = home / "figures" / "measured"
-    assert {path.name for path in (shipped / run.directory.name).iterdir()} == {"run.json", "prompts.parquet"}
+    assert {path.name for path in (shipped / run.directory.name).iterdir()} == {
+        "run.json",
+        "prompts.parquet",
+    }
     listed = (home / "figures" / "README.md").read_text()
-    assert "[md](resps/table1.md) [csv](resps/table1.csv)" in listed and '<img src="resps/figure1.svg"' in listed
-    monkeypatch.setattr(runs, "shipped_dir", lambda: shipped)  # a fresh clone: nothing but what was committed
+    assert (
+        "[md](resps/table1.md) [csv](resps/table1.csv)" in listed
+        and '<img src="resps/figure1.svg"' in listed
+    )
+    monkeypatch.setattr(
+        runs, "shipped_dir", lambda: shipped
+    )  # a fresh clone: nothing but what was committed
     (home / "runs").rename(home / "gone")
     (found,) = items.measured("evaluate", pair="smollm2")
-    assert found.directory == shipped / run.directory.name and found.read_table("prompts")["prompt"].tolist() == ["a"]
+    assert found.directory == shipped / run.directory.name and found.read_table("prompts")[
+        "prompt"
+    ].tolist() == ["a"]
     assert items.status().set_index("item").loc["resps/table1", "state"] == items.SAME
     items.save("resps/table2", TABLE, sources=[found])
     assert items.publish().values.tolist() == [["resps/table2", "published", ""]]
-    assert (home / "figures" / "resps" / "table1.md").is_file() and shipped.is_dir(), "what was there stays"
+    assert (home / "figures" / "resps" / "table1.md").is_file() and shipped.is_dir(), (
+        "what was there stays"
+    )
 
 
 def test_rows_that_decide_claims_go_with_them(run, home):
@@ -177,7 +248,9 @@ def test_what_hides_where_it_comes_from_is_refused(run, home):
 
 def test_neither_a_smaller_scale_nor_fewer_rows_replace_what_was_published(home):
     def drawn_from(rows: int, pair="smollm2") -> list:
-        run = runs.start("evaluate", {"pair": {"pair": pair, "dtype": "float32", "device": "cpu"}, "seed": rows})
+        run = runs.start(
+            "evaluate", {"pair": {"pair": pair, "dtype": "float32", "device": "cpu"}, "seed": rows}
+        )
         run.write_table("prompts", pd.DataFrame({"prompt": range(rows)}))
         items.save("resps/table1", TABLE, sources=[run.finish()])
         return items.publish(replace=rows == 1).values.tolist()[0][1:]
@@ -198,15 +271,23 @@ TABLES = sorted(path.with_suffix("") for path in COMMITTED.glob("*/table*.md"))
 def test_no_committed_table_is_wider_than_a_page():
     assert len(TABLES) == 31
     for stem in TABLES:
-        rows = [line for line in stem.with_suffix(".md").read_text().splitlines() if line.startswith("|")]
+        rows = [
+            line
+            for line in stem.with_suffix(".md").read_text().splitlines()
+            if line.startswith("|")
+        ]
         assert rows and max(line.count("|") - 1 for line in rows) <= MAX_COLUMNS, stem
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
 def test_committed_tables_compile_onto_a_page(tmp_path):
     packages = "\\usepackage{booktabs,graphicx}\\usepackage[T1]{fontenc}"
-    inputs = "\n".join(f"\\input{{{stem.with_suffix('.tex').as_posix()}}}\\clearpage" for stem in TABLES)
-    document = f"\\documentclass{{article}}{packages}\\begin{{document}}\n{inputs}\n\\end{{document}}\n"
+    inputs = "\n".join(
+        f"\\input{{{stem.with_suffix('.tex').as_posix()}}}\\clearpage" for stem in TABLES
+    )
+    document = (
+        f"\\documentclass{{article}}{packages}\\begin{{document}}\n{inputs}\n\\end{{document}}\n"
+    )
     (tmp_path / "all.tex").write_text(document)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)

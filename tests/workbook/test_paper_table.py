@@ -1,4 +1,6 @@
-"""The paper's block and ours: names, marks, counts, and parts of at most so many columns, in markdown, csv and LaTeX."""
+"""The paper's block and ours: names, marks, counts, and parts of at most so many columns, in
+markdown, csv and LaTeX.
+"""
 
 import pandas as pd
 import pytest
@@ -44,7 +46,11 @@ def test_the_papers_block_and_ours_below_it():
         "(a) copied",
         "Not measured here: Medusa. To measure: `make book`.",
     ]
-    assert table.counts == {"measured": 2, "published_only": 1, "not_measured": 0} and table.lacking == ("Medusa",)
+    assert table.counts == {
+        "measured": 2,
+        "published_only": 1,
+        "not_measured": 0,
+    } and table.lacking == ("Medusa",)
     head, *rows = [line.split(",")[:4] for line in table.to_csv().splitlines()]
     assert head == ["whose", "model", "row", '"maths']
     assert [row[0] for row in rows] == ["The paper"] * 4 + ["Measured here"] * 2
@@ -56,7 +62,10 @@ def test_a_wide_table_is_printed_in_parts_and_latex_groups_its_columns():
     parts = [(metric, len(heads)) for metric, heads in table.parts()]
     assert parts == [("speedup", 8), ("tau", 8)], "16 columns and 2 names are too many for one part"
     assert max(line.count("|") - 1 for line in table.markdown().splitlines()) <= MAX_COLUMNS
-    assert [line for line in lines(table.markdown()) if line[0] == "*"] == ["*The paper, speedup*", "*The paper, tau*"]
+    assert [line for line in lines(table.markdown()) if line[0] == "*"] == [
+        "*The paper, speedup*",
+        "*The paper, tau*",
+    ]
     one = PaperTable.of(None, THEIRS.assign(column=range(16), metric=""))
     assert [len(heads) for _, heads in one.parts()] == [10, 6]
     text = PaperTable.of(OURS, THEIRS, how="make book").latex("6 % more", "tab:x")
@@ -71,8 +80,12 @@ def test_one_side_alone_and_bad_input():
     ours = PaperTable.of(OURS, None)
     assert ours.counts["published_only"] == 0 and "*The paper*" not in ours.markdown()
     theirs = PaperTable.of(None, THEIRS[THEIRS["target"] == "8B"])
-    assert lines(theirs.markdown())[1].startswith("| row | maths, speedup |"), "one model needs no name"
-    assert theirs.lacking == ("Ours", "Medusa") and theirs.notes == ("Not measured here: Ours, Medusa.",)
+    assert lines(theirs.markdown())[1].startswith("| row | maths, speedup |"), (
+        "one model needs no name"
+    )
+    assert theirs.lacking == ("Ours", "Medusa") and theirs.notes == (
+        "Not measured here: Ours, Medusa.",
+    )
     whole = PaperTable.of(None, THEIRS.head(1).assign(value=64.0, metric="setting"), digits=None)
     assert lines(whole.markdown())[-2] == "| Ours | 64 |"
     pytest.raises(SpecdecError, PaperTable.of, None, None).match("neither measured nor published")
@@ -82,12 +95,27 @@ def test_one_side_alone_and_bad_input():
 
 
 def test_equal_rows_are_named_and_metrics_have_digits_of_their_own():
-    same = [(row, column, value) for row in ("P+L", "P+D") for column, value in (("maths", 1 / 3), ("chat", 0.5))]
-    other = [("P", "maths", 1 / 3), ("P", "chat", 0.51), ("one", "maths", 0.1), ("two", "maths", 0.1)]
-    long = pd.DataFrame([*same, *other], columns=["row", "column", "value"]).assign(pair="small", turns=5)
+    same = [
+        (row, column, value)
+        for row in ("P+L", "P+D")
+        for column, value in (("maths", 1 / 3), ("chat", 0.5))
+    ]
+    other = [
+        ("P", "maths", 1 / 3),
+        ("P", "chat", 0.51),
+        ("one", "maths", 0.1),
+        ("two", "maths", 0.1),
+    ]
+    long = pd.DataFrame([*same, *other], columns=["row", "column", "value"]).assign(
+        pair="small", turns=5
+    )
     table = PaperTable.of(long, None)
-    assert table.notes == ("Equal in every digit (small): P+L; P+D.",), "one number may be equal by chance"
+    assert table.notes == ("Equal in every digit (small): P+L; P+D.",), (
+        "one number may be equal by chance"
+    )
     assert "| P+L, n = 5 turns |" in lines(table.markdown())[2]
-    long = pd.DataFrame({"row": "a", "column": ["x", "y"], "metric": ["ratio", "trees"], "value": [1.04512, 8.0]})
+    long = pd.DataFrame(
+        {"row": "a", "column": ["x", "y"], "metric": ["ratio", "trees"], "value": [1.04512, 8.0]}
+    )
     table = PaperTable.of(long.assign(pair="small"), None, digits={"ratio": 3, "trees": 0})
     assert lines(table.markdown())[-1] == "| a | 1.045 | 8 |"

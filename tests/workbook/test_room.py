@@ -21,7 +21,15 @@ COSTS = profile("roofline-a100-llama-8b-eager")
 def ground(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
-        settings = dict(max_new_tokens=16, depth=4, top_ks=(3,), trees=(3,), most_nodes=30, limit=6, progress=False)
+        settings = dict(
+            max_new_tokens=16,
+            depth=4,
+            top_ks=(3,),
+            trees=(3,),
+            most_nodes=30,
+            limit=6,
+            progress=False,
+        )
         pair = specdec.load_pair("tiny", dtype="float32")
         trace = specdec.record(pair, ["toy/gsm8k", "toy/nq"], **settings)
         quick = dict(top_k=3, most_expansions=4, sizes=(0, 1, 3, 6, 12, 40), steps=20, rounds=1)
@@ -29,7 +37,9 @@ def ground(tmp_path_factory):
         yield room.ground(trace, seeds=(0, 1))
 
 
-def test_opponents_and_ours_stand_in_one_table_under_the_bound_and_trainings_are_found_again(ground):
+def test_opponents_and_ours_stand_in_one_table_under_the_bound_and_trainings_are_found_again(
+    ground,
+):
     table, policies = room.judged(ground, COSTS)
     rows = table[table["suite"] == "all"].set_index("method")
     assert set(rows.index) == {room.TREE, room.HYBRID, room.GATE, room.RULE, "ours", room.BOUND}
@@ -45,15 +55,26 @@ def test_opponents_and_ours_stand_in_one_table_under_the_bound_and_trainings_are
         for name, copies in ((room.TREE, False), (room.HYBRID, True))
     ]
     assert rows.loc[room.HYBRID, "over_tuned"] == pytest.approx(direct[0] / direct[1])
-    assert len(policies["ours"]) == 2 and max(policies["ours"][0].sizes) <= 30 and policies["ours"][0].plans
+    assert (
+        len(policies["ours"]) == 2
+        and max(policies["ours"][0].sizes) <= 30
+        and policies["ours"][0].plans
+    )
     assert 0 < rows.loc["ours", "policy_frac"] < 1 and rows.loc[room.TREE, "policy_frac"] == 0
     static = policies[room.HYBRID][0].plan
     told = room.explained(ground, COSTS, policies["ours"][0], static)
-    assert told["known"].iloc[0] == "before drafting" and told["answer"].nunique() == 2 and told["r2"].max() <= 1
+    assert (
+        told["known"].iloc[0] == "before drafting"
+        and told["answer"].nunique() == 2
+        and told["r2"].max() <= 1
+    )
     again = room.learned(ground, COSTS, room.ROOM)
     assert again[0].trained_for == policies["ours"][0].trained_for, "found, not trained"
     kept = room.moved(ground, COSTS, policies["ours"], policies["ours"])
-    assert len(kept) == 1 and kept["kept_low"].iloc[0] <= kept["kept"].iloc[0] <= kept["kept_high"].iloc[0]
+    assert (
+        len(kept) == 1
+        and kept["kept_low"].iloc[0] <= kept["kept"].iloc[0] <= kept["kept_high"].iloc[0]
+    )
 
 
 def test_the_rule_weighs_summed_probabilities_against_time():

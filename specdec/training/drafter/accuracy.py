@@ -1,5 +1,4 @@
-"""Agreement of a drafter with its target on given texts, and its growth with the amount of training
-text.
+"""Agreement of a drafter with its target on given texts, and how it grows with the training text.
 
 Computed from the training forward, without decoding. A test compares the chain figures with
 decoding's cycles, so that training and decoding compute the same drafts.
@@ -22,7 +21,8 @@ from specdec.models.eagle_network import EagleNetwork
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import unroll
 
-TAU, TOP1 = "held_out_tau_chain", "held_out_top1_frac"
+TAU = "held_out_tau_chain"
+TOP1 = "held_out_top1_frac"
 
 
 @torch.no_grad()
@@ -34,93 +34,97 @@ def draft_accuracy(
     drafts: int = 8,
     top_k: int = 10,
 ) -> dict:
-    """Agreement per drafted token and the chain's tau on `texts`: one row each, with a loss mask on
-    the answers.
+    """Agreement per drafted token, and the chain's tau, on `texts`.
 
-    The target should have written the answers greedily. Then the chain figures are exact: while
-    every drafted token is right, the drafter has read the text's own tokens, and its states are
-    those of `ttt.unroll`.
-    drafts: the longest chain. Returns `tau_chain`, `cycles`, `table`, a row per draft step, and
-    `rank_frac` [drafts, top_k], from which `workbook.medusa_tree` makes a static tree.
+    texts: one row each, with a loss mask on the answers. The target should have written the answers
+    greedily. Then the chain figures are exact: while every drafted token is right, the drafter has
+    read the text's own tokens, and its states are those of `ttt.unroll`. drafts: the longest chain.
 
-    tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over
-    `cycles` top1_frac   the text's token is the drafter's first choice, given that the tokens
-    before it are the text's topk_frac   the same among its first top_k reached_frac   the whole
-    chain so far was right rank_frac   the text's token is the drafter's first, second, ... choice,
-    given that the tokens before it are the text's
+    Returns a dict:
+        tau_chain     tokens per cycle of greedy chain drafting, bonus token included
+        cycles        number of these cycles, and emitted_tok of the tokens
+        table         a row per draft step: draft_step, positions_tok (how many are counted) and
+            top1_frac     the text's token is the drafter's first choice, given that the tokens
+                          before it are the text's
+            topk_frac     the same among its first top_k
+            reached_frac  the whole chain so far was right
+        rank_frac     [drafts, top_k]: the text's token is the first, second, .. choice, from which
+                      `workbook.medusa_tree` makes a static tree
     """
-    rows = []
-    cycles = emitted = 0
+    columns = ("positions_tok", "top1_frac", "topk_frac", "reached_frac")
+    total = np.zeros((len(columns), drafts))
     by_rank = np.zeros((drafts, top_k))
+    cycles = 0
+    emitted = 0
     for text in texts:
-        ids, answer = text.ids[0], text.loss_mask[0].bool().cpu().numpy()
-        reads = max(0, int(answer.argmax()) - 1)  # the first slot that reads a token of an answer
-        ranks = _ranks(
-            network, target.embedding, target(text).features, text.ids, (drafts, top_k, reads)
-        )
-        first, among = ranks == 0, ranks >= 0
-        wanted = np.zeros(
-            (drafts, len(ids)), dtype=bool
-        )  # drafted token i + s + 2 and all between are in one answer
-        inside = answer[1:]  # slot i reads token i + 1
-        for step in range(drafts):
-            wanted[step, : max(0, len(ids) - step - 2)] = (
-                inside[: max(0, len(ids) - step - 2)] & answer[step + 2 :]
-            )
-            if step:
-                wanted[step] &= wanted[step - 1]
-        right = np.logical_and.accumulate(first & wanted, axis=0)
-        rows.append((wanted.sum(1), (first & wanted).sum(1), (among & wanted).sum(1), right.sum(1)))
-        by_rank += [
-            [np.sum(wanted[step] & (ranks[step] == rank)) for rank in range(top_k)]
-            for step in range(drafts)
-        ]
+        # 1. the rank of each token of the text among the drafter's choices
+        answer = text.loss_mask[0].bool().cpu().numpy()
+        # the first slot that reads a token of an answer
+        reads = max(0, int(answer.argmax()) - 1)
+        features = target(text).features
+        ranks = _ranks(network, target.embedding, features, text.ids, (drafts, top_k, reads))
+        # 2. what counts: the drafted token and all tokens between are in one answer
+        counted = _inside_answers(answer, drafts)
+        first = (ranks == 0) & counted
+        among = (ranks >= 0) & counted
+        chain = np.logical_and.accumulate(first, axis=0)
+        total += np.stack([part.sum(1) for part in (counted, first, among, chain)])
+        for rank in range(top_k):
+            by_rank[:, rank] += ((ranks == rank) & counted).sum(1)
+        # 3. the cycles of a chain along each answer
         for begin, end in _spans(answer):
-            cycles, emitted = (
-                cycles + _chain_cycles(right.sum(0), begin, end),
-                emitted + end - begin - 1,
-            )
-    total = np.sum(rows, axis=0) if rows else np.zeros((4, drafts))
+            cycles += _chain_cycles(chain.sum(0), begin, end)
+            emitted += end - begin - 1
     if not cycles:
-        raise SpecdecError(
-            "no answer of two tokens or more to measure on; give conversations with answers."
-        )
+        why = "no answer of two tokens or more to measure on"
+        raise SpecdecError(f"{why}; give conversations with answers.")
+    positions = np.maximum(total[0], 1)
     table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
-    for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
-        table[name] = count / np.maximum(total[0], 1)
-    ranks = by_rank / np.maximum(total[0], 1)[:, None]
+    for name, count in zip(columns[1:], total[1:], strict=True):
+        table[name] = count / positions
     return {
         "table": table,
         "tau_chain": emitted / cycles,
         "cycles": cycles,
         "emitted_tok": emitted,
-        "rank_frac": ranks,
+        "rank_frac": by_rank / positions[:, None],
     }
 
 
+def _inside_answers(answer: np.ndarray, drafts: int) -> np.ndarray:
+    """Whether tokens i + 1 .. i + step + 2 are of one answer, [step, slot i]. answer [T]."""
+    counted = np.zeros((drafts, len(answer)), dtype=bool)
+    for step in range(drafts):
+        slots = max(0, len(answer) - step - 2)
+        counted[step, :slots] = answer[1 : slots + 1] & answer[step + 2 :]
+        if step:
+            counted[step] &= counted[step - 1]
+    return counted
+
+
 def _ranks(
-    network, embedding, features, tokens: Tensor, wanted: tuple[int, int, int]
+    network, embedding, features, tokens: Tensor, limits: tuple[int, int, int]
 ) -> np.ndarray:
-    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them. int
-    [drafts, T].
+    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them.
+
+    limits: drafts, top_k and the first slot of interest. Returns int [drafts, T].
     """
-    length, (drafts, top_k, first) = tokens.shape[1], wanted  # first: the first slot of interest
-    features = features.to(next(network.parameters()).dtype)
+    drafts, top_k, first = limits
+    length = tokens.shape[1]
+    # stored features may be in another dtype than the drafter computes in
+    features = features.to(embedding.dtype)
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
+    choices = min(top_k, len(vocabulary_ids))
     ranks = np.full((drafts, length), -1)
-    states = unroll(network, embedding.to(features.dtype), features, TokenBatch(tokens), drafts)
+    states = unroll(network, embedding, features, TokenBatch(tokens), drafts)
     for step, hidden in enumerate(states):
-        if length - step - 2 <= first:
+        end = length - step - 2
+        if end <= first:
             break
-        best = (
-            network.head(hidden[0, first : length - step - 2], step)
-            .topk(min(top_k, len(vocabulary_ids)))
-            .indices
-        )
+        best = network.head(hidden[0, first:end], step).topk(choices).indices
         same = vocabulary_ids[best] == tokens[0, first + step + 2 :, None]
-        ranks[step, first : first + len(same)] = (
-            torch.where(same.any(1), same.int().argmax(1), -1).cpu().numpy()
-        )
+        rank = torch.where(same.any(1), same.int().argmax(1), -1)
+        ranks[step, first:end] = rank.cpu().numpy()
     return ranks
 
 
@@ -131,23 +135,22 @@ def _spans(answer: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _chain_cycles(accepted: np.ndarray, begin: int, end: int) -> int:
-    """Number of cycles of chain drafting for tokens begin + 1 .. end - 1; the prompt's forward gave
-    token `begin`.
-    """
-    root, cycles = begin, 0
+    """Number of cycles for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
+    root = begin
+    cycles = 0
     while root < end - 1:
-        root += int(accepted[root - 1]) + 1  # the slot that reads the root is the one before it
+        # the slot that reads the root is the one before it
+        root += int(accepted[root - 1]) + 1
         cycles += 1
     return cycles
 
 
 def learning_curve(out_dir: Path) -> pd.DataFrame:
-    """The measurements of a training in `out_dir`, finished or not: step, seen_tok, distinct_tok,
-    rate_frac, TOP1, TAU.
+    """The measurements of a training in `out_dir`, finished or not.
 
-    seen_tok: answer tokens read so far. distinct_tok: those not read before. rate_frac: the
-    learning rate as a fraction of its peak. The last row of a finished training is the drafter that
-    it wrote. SpecdecError if nothing was held out.
+    Columns: step; seen_tok, answer tokens read so far; distinct_tok, those not read before;
+    rate_frac, the learning rate as a fraction of its peak; TOP1 and TAU. The last row of a finished
+    training is the drafter that it wrote. SpecdecError if nothing was held out.
     """
     folder = Path(out_dir) / "drafter_training"
     plan = runs.read_json(folder / "plan.json")
@@ -158,28 +161,29 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
         shards = runs.Shards(folder / "loss")
         rows = shards.read() if shards.done() else pd.DataFrame()
     if TAU not in rows:
-        raise SpecdecError(
-            f"the training in {out_dir} measured nothing on held-out text (held_out)."
-        )
+        why = f"the training in {out_dir} measured nothing on held-out text (held_out)"
+        raise SpecdecError(f"{why}.")
     columns = ["step", "seen_tok", "distinct_tok", "rate_frac", TOP1, TAU]
     measured = rows.loc[rows[TAU].notna(), columns].reset_index(drop=True)
     return measured.astype({"seen_tok": int, "distinct_tok": int})
 
 
 def fit_doubling(curve: pd.DataFrame, from_tok: int = 30_000) -> pd.DataFrame:
-    """The gain of each doubling of the distinct tokens: the slope of a straight line over their
-    log2, for TOP1 and TAU.
+    """The gain of each doubling of the distinct tokens, for TOP1 and TAU.
 
-    Fitted to measurements at the full learning rate after `from_tok` tokens; lower rates and
-    repeated text follow another curve. One row each: measure, per_doubling, its 95 % interval (low,
-    high), points. Without three points, no row.
+    It is the slope of a straight line over their log2, fitted to measurements at the full learning
+    rate after `from_tok` tokens; lower rates and repeated text follow another curve. A row each:
+    measure, per_doubling, its 95 % interval (low, high), points. No row without three points.
     """
     at_full_rate = (curve["rate_frac"] == 1) & (curve["distinct_tok"] == curve["seen_tok"])
     points = curve[at_full_rate & (curve["distinct_tok"] >= from_tok)]
+    columns = ["measure", "per_doubling", "low", "high", "points"]
     rows = []
-    for measure in (TOP1, TAU) if len(points) >= 3 else ():
-        line = stats.linregress(np.log2(points["distinct_tok"]), points[measure])
-        margin = stats.t.ppf(0.975, len(points) - 2) * line.stderr
-        rows.append({"measure": measure, "per_doubling": line.slope, "low": line.slope - margin})
-        rows[-1] |= {"high": line.slope + margin, "points": len(points)}
-    return pd.DataFrame(rows, columns=["measure", "per_doubling", "low", "high", "points"])
+    if len(points) >= 3:
+        for measure in (TOP1, TAU):
+            line = stats.linregress(np.log2(points["distinct_tok"]), points[measure])
+            margin = stats.t.ppf(0.975, len(points) - 2) * line.stderr
+            low = line.slope - margin
+            high = line.slope + margin
+            rows.append((measure, line.slope, low, high, len(points)))
+    return pd.DataFrame(rows, columns=columns)

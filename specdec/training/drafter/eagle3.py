@@ -78,7 +78,7 @@ def train_drafter(
     objective = objective or TrainingTimeTest()
     check_start(start_from)
     budget = budget or Budget()
-    device = budget.place(settings)
+    device = budget.place()
     source = conversations
     if isinstance(conversations, list | tuple):
         source = ChatList(conversations)

@@ -1,9 +1,9 @@
-"""Training text from the target itself: chats generated in parallel into a folder, until there are
-enough tokens.
+"""Training text from the target itself: chats generated in parallel into a folder.
 
     chats-00000.jsonl ...   64 chat numbers each, in order; a line: number, part, temperature,
-    messages, answer_ids manifest.json           target, settings and counts *.jsonl
-    other files there count and are not repeated
+                            messages, answer_ids
+    manifest.json           target, settings and counts
+    *.jsonl                 other files there count and are not repeated
 
 The folder can be continued, and holds neither repetitions nor benchmark text. Shards are written in
 order, so that what is dropped depends on the numbers alone. A chat is made up by the target itself,
@@ -11,12 +11,11 @@ or answers a given prompt:
 
     template, user's turn opened   computed once, copied into every chat
     opening                        "Write a Python function to"; the target continues until it ends
-    the turn cue for the answer             after the prompt just made up, or a given one answer
-    greedy or sampled
+    the turn cue for the answer    after the prompt just made up, or a given one
+    answer                         greedy or sampled
 
 All of a chat stays in one cache. A chat is a generator of forwards, for `core.decode.drive`, and
-depends only on (seed, number), up to rounding in products shared with other chats. Knows nothing
-about drafters.
+depends only on (seed, number), up to rounding in products shared with other chats.
 """
 
 from __future__ import annotations
@@ -48,16 +47,21 @@ from specdec.errors import SpecdecError, check_integer, check_number
 from specdec.models.fingerprint import describe_pair
 from specdec.stored import json_line, read_text
 
-SHARD = 64  # chat numbers in a shard
+# chat numbers in a shard
+SHARD = 64
 # of all tokens written by SmolLM2-135M-Instruct; the rest are prompts, many of which never end
 ANSWER_SHARE = 0.6
-MEAN_CONTEXT_TOK = 200  # of its chats, per step
-ROW_BYTES = 12  # size of a shard's line per answer token: its id and its text
-OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
-MARKER = "USERTEXT"  # placeholder for the user's text in the template
-SLACK_TOK = (
-    32  # between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
-)
+# of its chats, per step
+MEAN_CONTEXT_TOK = 200
+# size of a shard's line per answer token: its id and its text
+ROW_BYTES = 12
+OPENINGS = Path(__file__).with_name("openings.txt")
+PROMPTS = Path(__file__).with_name("prompts.txt")
+# placeholder for the user's text in the template
+MARKER = "USERTEXT"
+# between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
+SLACK_TOK = 32
+# of answers, each with its share
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))
 
 
@@ -71,13 +75,13 @@ def generate_chats(
     benchmarks: str | Path | None = None,
     progress: bool = True,
 ) -> ChatFiles:
-    """Let the pair's target write chats into the folder `out` until it holds `tokens` answer
-    tokens, or for `minutes`.
+    """Let the pair's target write chats into the folder `out`.
 
-    Prompts of a file come first, then the target makes up its own. Existing chats are continued.
-    Chats whose prompt or answer occurs in a suite (embedded, or of the folder `benchmarks`) are
-    dropped, and so are repetitions. Raises SpecdecError for a target
-    without a chat template, and for a folder of another target or other settings.
+    It ends when the folder holds `tokens` answer tokens, or after `minutes`. Prompts of a file come
+    first, then the target makes up its own. Existing chats are continued. Chats whose prompt or
+    answer occurs in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are
+    repetitions. Raises SpecdecError for a target without a chat template, and for a folder of
+    another target or other settings.
     """
     config = config or ChatConfig()
     check_integer("tokens", tokens, 1)
@@ -118,37 +122,41 @@ def open_chats(
     settings = dataclasses.asdict(config)
     for name in ("openings", "prompts"):
         settings[name] = runs.content_key(texts=prompt_text(settings[name]))[:16]
-    del settings["rows"]  # it only affects rounding
+    # it only affects rounding
+    del settings["rows"]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
-    return ChatFiles(
-        Path(out), {"target": target, "settings": settings}, config.hold_out, benchmarks
-    )
+    identity = {"target": target, "settings": settings}
+    return ChatFiles(Path(out), identity, config.hold_out, benchmarks)
 
 
 def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) -> str:
-    """Estimated time and disk space for so many answer tokens, as a sentence. A few steps of
-    `config.rows` rows are timed.
-    """
-    target, writer = pair.target, ChatWriter(pair, config)
-    ids = torch.tensor((writer.before * MEAN_CONTEXT_TOK)[:MEAN_CONTEXT_TOK], device=target.device)
-    token, rng = ids[:1], random.Random(0)
+    """Time and disk space for so many answer tokens, by a few timed steps, as a sentence."""
+    target = pair.target
+    writer = ChatWriter(pair, config)
+    ids = (writer.before * MEAN_CONTEXT_TOK)[:MEAN_CONTEXT_TOK]
+    context = torch.tensor(ids, device=target.device)
+    rng = random.Random(0)
     with pair.inference(plain=True):
-        read = target.new_cache(len(ids))
-        target.forward(ids, read, last_only=True)
-        caches = [target.new_cache(len(ids) + steps + 1) for _ in range(config.rows)]
-        for cache in caches:
-            cache.append(read)
-        forwards = [TargetForward(target, token, cache, last_only=True) for cache in caches]
+        # 1. rows of the usual length
+        prefix = target.new_cache(len(ids))
+        target.forward(context, prefix, last_only=True)
+        forwards = []
+        for _ in range(config.rows):
+            cache = target.new_cache(len(ids) + steps + 1)
+            cache.append(prefix)
+            forwards.append(TargetForward(target, context[:1], cache, last_only=True))
         together(forwards)
+        # 2. steps of all rows together
         begin = time.perf_counter()
         for _ in range(steps):
             for rows in together(forwards):
                 draw(rows.logits[-1], 1.0, rng)
         rate = ANSWER_SHARE * steps * config.rows / (time.perf_counter() - begin)
-    seconds, megabytes = tokens / rate, ROW_BYTES * tokens / 1e6
-    spent = f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
-    time_and_rate = f"{spent} here ({rate:.0f} a second, by a few steps)"
-    return f"{tokens:,} answer tokens take about {time_and_rate} and {megabytes:.0f} MB."
+    hours = tokens / rate / 3600
+    duration = f"{hours:.1f} hours" if hours > 1.5 else f"{60 * hours:.0f} minutes"
+    megabytes = ROW_BYTES * tokens / 1e6
+    here = f"{duration} here ({rate:.0f} a second, by a few steps)"
+    return f"{tokens:,} answer tokens take about {here} and {megabytes:.0f} MB."
 
 
 class ChatFiles:
@@ -162,30 +170,35 @@ class ChatFiles:
     def __init__(
         self, folder: Path, identity: dict, hold_out: float = 0.02, benchmarks: Path | None = None
     ):
-        self.folder, self.identity, self.hold_out = Path(folder), runs.plain(identity), hold_out
+        self.folder = Path(folder)
+        self.identity = runs.plain(identity)
+        self.hold_out = hold_out
         self.counts: Counter[str] = Counter()
         self._benchmark = {prompt_digest(text) for text in benchmark_texts(benchmarks)}
         self._prompts: set[bytes] = set()
         self._answers: set[bytes] = set()
         if self.manifest.is_file():
-            manifest = runs.read_json(self.manifest)
-            other = [name for name, value in self.identity.items() if manifest.get(name) != value]
-            if other:
-                why = f"{self.folder} holds chats made with another {' and another '.join(other)}"
-                raise SpecdecError(f"{why}; choose another folder.")
-            counts = manifest.get("counts", {})
-            self.counts.update(
-                {name: count for name, count in counts.items() if not name.endswith("_tok")}
-            )
-            # a shard written after the manifest is written again
-            (self.folder / _shard(self.shards)).unlink(missing_ok=True)
+            self._continue()
         elif (self.folder / _shard(0)).exists():
-            raise SpecdecError(
-                f"{self.folder} holds chats but no manifest.json; choose another folder."
-            )
+            why = f"{self.folder} holds chats but no manifest.json"
+            raise SpecdecError(f"{why}; choose another folder.")
         for path in sorted(self.folder.glob("*.jsonl")):
             for row in _rows(path):
                 self._note(row)
+
+    def _continue(self) -> None:
+        """Take up the counts of the manifest. SpecdecError if it is of other chats."""
+        manifest = runs.read_json(self.manifest)
+        for name, value in self.identity.items():
+            if manifest.get(name) != value:
+                why = f"{self.folder} holds chats made with another {name}"
+                raise SpecdecError(f"{why}; choose another folder.")
+        for name, count in manifest.get("counts", {}).items():
+            # tokens are counted again as the files are read
+            if not name.endswith("_tok"):
+                self.counts[name] = count
+        # a shard written after the manifest is written again
+        (self.folder / _shard(self.shards)).unlink(missing_ok=True)
 
     @property
     def manifest(self) -> Path:
@@ -207,47 +220,50 @@ class ChatFiles:
         return self.counts["train_tok"] + self.counts["held_out_tok"]
 
     def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
-        """Store the next shard: (number, row) of all `next_numbers`, in order, None for a failed
-        chat.
+        """Store the next shard.
+
+        chats: (number, row) of all `next_numbers`, in order; the row is None for a failed chat.
         """
-        kept = []
+        lines = []
         for number, row in chats:
             reason = self._why_not(row)
             self.counts[reason or "kept"] += 1
             if reason is None:
-                first = next(
-                    message["content"] for message in row["messages"] if message["role"] == "user"
-                )
-                spot = (
-                    int.from_bytes(prompt_digest(first)[8:12], "big") / 2**32
-                )  # later turns of a chat stay in its part
-                part = "held-out" if spot < self.hold_out else "train"
-                self._note(kept_row := {"number": number, "part": part, **row})
-                kept.append(json.dumps(kept_row, ensure_ascii=False) + "\n")
-        runs.write_text(self.folder / _shard(self.shards), "".join(kept))
+                stored = {"number": number, "part": self._part_of(row), **row}
+                self._note(stored)
+                lines.append(json.dumps(stored, ensure_ascii=False) + "\n")
+        runs.write_text(self.folder / _shard(self.shards), "".join(lines))
         self.counts["shards"] += 1
-        runs.write_json(
-            self.manifest, {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)}
-        )
+        written = {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)}
+        runs.write_json(self.manifest, written)
+
+    def _part_of(self, row: dict) -> str:
+        """By the hash of the first question: later turns of a chat stay in its part."""
+        first = next(message for message in row["messages"] if message["role"] == "user")
+        digest = prompt_digest(first["content"])
+        place = int.from_bytes(digest[8:12], "big") / 2**32
+        return "held-out" if place < self.hold_out else "train"
 
     def _why_not(self, row: dict | None) -> str | None:
+        """Why a chat is dropped; None if it is kept."""
         if row is None:
             return "unfinished"
-        *_, answer_text = contents = [message["content"] for message in row["messages"]]
-        if not answer_text.strip():
+        contents = [message["content"] for message in row["messages"]]
+        if not contents[-1].strip():
             return "empty"
-        if {prompt_digest(text) for text in contents} & self._benchmark:
+        if any(prompt_digest(text) in self._benchmark for text in contents):
             return "benchmark"
         prompt, answer = _digests(row)
-        return "repeated" if prompt in self._prompts or answer in self._answers else None
+        if prompt in self._prompts or answer in self._answers:
+            return "repeated"
+        return None
 
     def _note(self, row: dict) -> None:
         prompt, answer = _digests(row)
         self._prompts.add(prompt)
         self._answers.add(answer)
-        self.counts[f"{row.get('part', 'train').replace('-', '_')}_tok"] += len(
-            row.get("answer_ids", ())
-        )
+        part = row.get("part", "train").replace("-", "_")
+        self.counts[f"{part}_tok"] += len(row.get("answer_ids", ()))
 
 
 def numbers_of(shard: int) -> range:
@@ -260,18 +276,20 @@ def _shard(number: int) -> str:
 
 
 def _digests(row: dict) -> tuple[bytes, bytes]:
-    """Digests of everything before the answer (a second question may occur in many chats), and of
-    the answer.
+    """Digests of everything before the answer, and of the answer.
+
+    A second question alone may occur in many chats.
     """
-    *before, answer = (message["content"] for message in row["messages"])
+    *before, answer = [message["content"] for message in row["messages"]]
     return prompt_digest("\n".join(before)), prompt_digest(answer)
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    lines = (
-        read_text(path, "move the file away").removesuffix("\n").split("\n")
-    )  # texts may contain other line ends
-    for number, line in enumerate(lines if lines != [""] else [], 1):
+    # texts may contain other line ends
+    text = read_text(path, "move the file away").removesuffix("\n")
+    if not text:
+        return
+    for number, line in enumerate(text.split("\n"), 1):
         try:
             row = json.loads(line)
             _digests(row)
@@ -282,14 +300,19 @@ def _rows(path: Path) -> Iterator[dict]:
 
 
 def benchmark_texts(folder: Path | None = None) -> Iterator[str]:
-    """Prompts and references of every available suite: the embedded ones, and those of a folder
-    (default SPECDEC_DATA's).
+    """Prompts and references of every available suite.
+
+    These are the embedded ones, and those of a folder (default SPECDEC_DATA's).
     """
     folder = folder or os.environ.get(DATA_VARIABLE)
     for name, suite in SUITES.items():
-        if suite.hub is None or (folder and (Path(folder) / suite.file).is_file()):
-            for prompt in load_suite(name, folder):
-                yield from (text for text in (*prompt.turns, prompt.reference) if text)
+        in_folder = folder and (Path(folder) / suite.file).is_file()
+        if suite.hub is not None and not in_folder:
+            continue
+        for prompt in load_suite(name, folder):
+            for text in (*prompt.turns, prompt.reference):
+                if text:
+                    yield text
 
 
 @dataclass(frozen=True)
@@ -314,12 +337,15 @@ class ChatConfig:
 
 
 class ChatWriter:
-    """Writes chat number n of a target. Numbers below `len(prompts)` answer these, all others are
-    made up.
+    """Writes chat number n of a target.
+
+    Numbers below `len(prompts)` answer these, all others are made up.
     """
 
     def __init__(self, pair: Pair, config: ChatConfig):
-        self.pair, self.target, self.config = pair, pair.target, config
+        self.pair = pair
+        self.target = pair.target
+        self.config = config
         for name in ("rows", "prompt_tok", "answer_tok"):
             check_integer(name, getattr(config, name), 1)
         self.before, after = around_user_text(pair)
@@ -329,18 +355,13 @@ class ChatWriter:
         self.openings = [message[-1]["content"] for message in read_prompts(config.openings)]
         self.prompts = read_prompts(config.prompts)
         self.limit = self.target.position_limit or 1 << 30
-        longest = len(self.before) + config.prompt_tok + SLACK_TOK + config.answer_tok
-        self.longest = longest
-        if longest > self.limit:
-            why = f"a chat may grow to {longest} tokens, the target reads {self.limit}"
+        self.longest = len(self.before) + config.prompt_tok + SLACK_TOK + config.answer_tok
+        if self.longest > self.limit:
+            why = f"a chat may grow to {self.longest} tokens, the target reads {self.limit}"
             raise SpecdecError(f"{why}; lower prompt_tok or answer_tok.")
         least = config.rows * (len(self.before) + 1) * self.target.cache_bytes_per_tok
-        check_memory(
-            f"the beginning of {config.rows} chats at a time",
-            least,
-            self.target.device,
-            "lower rows",
-        )
+        use = f"the beginning of {config.rows} chats at a time"
+        check_memory(use, least, self.target.device, "lower rows")
 
     def chats(
         self, numbers: Iterable[int]
@@ -351,59 +372,68 @@ class ChatWriter:
         end, or is too long.
         """
         opened = self.target.new_cache(len(self.before))
-        self.target.forward(
-            torch.tensor(self.before, device=self.target.device), opened, last_only=True
-        )
+        ids = torch.tensor(self.before, device=self.target.device)
+        self.target.forward(ids, opened, last_only=True)
         for number in numbers:
             yield self._chat(number, opened)
 
     def _chat(self, number: int, opened) -> Generator[Forward, Any, tuple[int, dict | None]]:
-        config, rng = self.config, random.Random(f"chats/{self.config.seed}/{number}")
-        values, shares = zip(*config.temperatures, strict=True)
-        temperature = rng.choices(values, shares)[0]
-        # room for the longest chat: a made-up prompt, or a given one, and the answer
+        config = self.config
+        rng = random.Random(f"chats/{config.seed}/{number}")
+        temperatures = [value for value, _ in config.temperatures]
+        shares = [share for _, share in config.temperatures]
+        temperature = rng.choices(temperatures, shares)[0]
+        # 1. room for the longest chat: a made-up prompt, or a given one, and the answer
+        is_given = number < len(self.prompts)
         room = self.longest
-        if number < len(self.prompts):
+        if is_given:
             prompt_tok = len(self.pair.ids_of(self.prompts[number]))
             room = max(room, prompt_tok + config.answer_tok)
         cache = self.target.new_cache(min(room, self.limit))
         text = _Text(self.target, cache, opened, self.before)
-        if number < len(self.prompts):
+        # 2. the prompt
+        if is_given:
             messages = self.prompts[number]
         else:
             messages = yield from self._made_up(text, rng)
-        asked = [] if messages is None else self.pair.ids_of(messages)
-        if not asked or len(asked) + config.answer_tok > self.limit:
+        if messages is None:
             return number, None
-        answer = yield from text.continued(
-            asked, config.answer_tok, self.pair.stop_tokens, temperature, rng
-        )
+        prompt = self.pair.ids_of(messages)
+        if len(prompt) + config.answer_tok > self.limit:
+            return number, None
+        # 3. its answer
+        stops = self.pair.stop_tokens
+        answer = yield from text.continued(prompt, config.answer_tok, stops, temperature, rng)
         messages = [*messages, {"role": "assistant", "content": self.pair.text_of(answer)}]
         return number, {"temperature": temperature, "messages": messages, "answer_ids": answer}
 
     def _made_up(
         self, text: _Text, rng: random.Random
     ) -> Generator[Forward, Any, list[dict] | None]:
-        """A prompt in the target's own words, None if it does not end. A text, since it may be
-        written in other tokens.
+        """A prompt in the target's own words, None if it does not end.
+
+        It is returned as text, since it may be written in other tokens.
         """
-        tokenizer, config = self.pair.tokenizer, self.config
+        tokenizer = self.pair.tokenizer
+        config = self.config
         opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
-        most = config.prompt_tok - len(opening)
-        written = yield from text.continued(
-            [*self.before, *opening], most, self.breaks, config.prompt_temperature, rng
-        )
+        limit = config.prompt_tok - len(opening)
+        begun = [*self.before, *opening]
+        temperature = config.prompt_temperature
+        written = yield from text.continued(begun, limit, self.breaks, temperature, rng)
         if not written or written[-1] not in self.turn_ends:
             return None
-        said = tokenizer.decode([*opening, *written[:-1]]).strip()
-        return [{"role": "user", "content": said}]
+        content = tokenizer.decode([*opening, *written[:-1]]).strip()
+        return [{"role": "user", "content": content}]
 
 
 class _Text:
     """The content of one cache, and its continuation."""
 
     def __init__(self, target, cache, opened, held: Sequence[int]):
-        self.target, self.cache, self.held = target, cache, list(held)
+        self.target = target
+        self.cache = cache
+        self.held = list(held)
         cache.append(opened)
 
     def continued(
@@ -414,15 +444,16 @@ class _Text:
         temperature: float,
         rng: random.Random,
     ) -> Generator[Forward, Any, list[int]]:
-        """At most `most` tokens after `ids`, up to the first of `stops`. Only the part of `ids`
-        missing in the cache is read.
+        """At most `most` tokens after `ids`, up to the first of `stops`.
+
+        Only the part of `ids` missing in the cache is read.
         """
-        shared = len(
-            commonprefix([self.held, ids[:-1]])
-        )  # the last one is always read: its row picks the first token
+        # the last one is always read: its row picks the first token
+        shared = len(commonprefix([self.held, ids[:-1]]))
         self.cache.truncate(shared)
-        unread, written = ids[shared:], []
-        while len(written) < most and not (written and written[-1] in stops):
+        unread = ids[shared:]
+        written: list[int] = []
+        while len(written) < most and (not written or written[-1] not in stops):
             tokens = torch.tensor(unread, device=self.target.device)
             rows = yield TargetForward(self.target, tokens, self.cache, last_only=True)
             written.append(draw(rows.logits[-1], temperature, rng))
@@ -447,35 +478,37 @@ def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
 def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
     """The ids that the chat template puts before a user's text, and after it up to the answer."""
     messages = [{"role": "user", "content": MARKER}]
-    pair.ids_of(messages)  # reports problems of the tokenizer or its template
+    # reports problems of the tokenizer or its template
+    pair.ids_of(messages)
     text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    template = f"the chat template of {pair.name!r}"
     if text.count(MARKER) != 1:
-        raise SpecdecError(
-            f"the chat template of {pair.name!r} does not show a user's text once, as it was said."
-        )
-    before, after = (
-        pair.tokenizer.encode(part, add_special_tokens=False) for part in text.split(MARKER)
-    )
+        raise SpecdecError(f"{template} does not show a user's text once, as it was said.")
+    left, right = text.split(MARKER)
+    before = pair.tokenizer.encode(left, add_special_tokens=False)
+    after = pair.tokenizer.encode(right, add_special_tokens=False)
     if not before or not after:
-        raise SpecdecError(
-            f"the chat template of {pair.name!r} puts nothing before or after a user's text."
-        )
+        raise SpecdecError(f"{template} puts nothing before or after a user's text.")
     return before, after
 
 
 def read_prompts(path: Path) -> list[list[dict]]:
-    """Prompts as chat messages: a file with one per line, plain ("\\n" is a line break), or JSON
-    with `prompt` or `messages`.
+    """Prompts of a file as chat messages, one per line.
 
-    Of `messages`, all up to the last user's are used.
+    A line is plain text ("\\n" is a line break) or, in a .jsonl file, JSON with `prompt` or
+    `messages`. Of `messages`, all up to the last user's are used.
     """
-    lines = prompt_text(path).split("\n")  # texts may contain other line ends
-    jsonl = Path(path).suffix == ".jsonl"
-    prompts = [
-        _prompt(line, jsonl, f"{path}, line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    is_json = Path(path).suffix == ".jsonl"
+    prompts = []
+    # texts may contain other line ends
+    for number, line in enumerate(prompt_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        if is_json:
+            prompts.append(_json_prompt(line, f"{path}, line {number}"))
+        else:
+            content = line.strip().replace("\\n", "\n")
+            prompts.append([{"role": "user", "content": content}])
     if not prompts:
         raise SpecdecError(f"{path} holds no prompt; write one a line.")
     return prompts
@@ -486,22 +519,20 @@ def prompt_text(path: Path) -> str:
     return read_text(path, "give a file with one prompt a line")
 
 
-def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
-    if not jsonl:
-        return [{"role": "user", "content": line.strip().replace("\\n", "\n")}]
+def _json_prompt(line: str, where: str) -> list[dict]:
     row = json_line(line, where, "write one JSON object per line")
+    prompt: list[dict] = []
+    length = 0
     try:
-        messages = (
-            row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
-        )
-        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
-        messages = [
-            {"role": message["role"], "content": message["content"]}
-            for message in messages[: last + 1]
-        ]
-    except (ValueError, KeyError, TypeError) as error:
+        messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+        for message in messages:
+            prompt.append({"role": message["role"], "content": message["content"]})
+            if message["role"] == "user":
+                length = len(prompt)
+    except (KeyError, TypeError, AttributeError):
+        length = 0
+    texts = [text for message in prompt for text in message.values()]
+    if not length or not all(isinstance(text, str) for text in texts):
         why = f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's"
-        raise SpecdecError(f"{why} ({error}).") from None
-    if not all(isinstance(text, str) for message in messages for text in message.values()):
-        raise SpecdecError(f"{where}: roles and contents must be texts.")
-    return messages
+        raise SpecdecError(f"{why}.")
+    return prompt[:length]

@@ -31,17 +31,18 @@ from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
-_PPOW = Ppow(
-    window=6, curriculum_steps=300, epsilon=None
-)  # ours, for small models, which accept less
+# ours, for small models, which accept less
+_PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)
 _DISTILLED = Ppow(
     window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0
 )
-_ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
+_FORWARD = replace(_DISTILLED, divergence="forward_kl")
+_ERRORS = replace(_DISTILLED, places="errors", hard_from=1.0, hard_to=1.0)
 _HASS = Supervised(
     LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True
 )
-_FEATURES = dict(feature_weight=1.0, noise=0.2)
+_HASS_EAGLE1 = replace(_HASS, feature_weight=1.0, noise=0.2, network="eagle1")
+_ALIGNED = LossRules(3, 1.0, aligned_top=3)
 OBJECTIVES: dict[str, Objective] = {
     "ppow": _PPOW,
     # nats: 5 per token, to pay a fifth of smollm2's rejected windows
@@ -52,60 +53,59 @@ OBJECTIVES: dict[str, Objective] = {
     "expected_reward": replace(_PPOW, verify="expected"),
     "cst": TrainingTimeTest(LossRules(steps=4)),
     "cst-hard": Supervised(LossRules(steps=4)),
-    "distillspec-forward": replace(_DISTILLED, divergence="forward_kl"),
+    "distillspec-forward": _FORWARD,
     "distillspec-reverse": _DISTILLED,
     "distillspec-jsd": replace(_DISTILLED, divergence="jsd"),
     "distillspec-tv": replace(_DISTILLED, divergence="tv"),
-    "distillspec-text": replace(_DISTILLED, divergence="forward_kl", rollout="text"),
-    "distillspec-mixed": replace(_DISTILLED, divergence="forward_kl", rollout="mixed"),
-    "draft_opd": replace(_DISTILLED, **_ERRORS),
-    "osd": replace(_DISTILLED, window=1, divergence="forward_kl", rollout="text", **_ERRORS),
+    "distillspec-text": replace(_FORWARD, rollout="text"),
+    "distillspec-mixed": replace(_FORWARD, rollout="mixed"),
+    "draft_opd": _ERRORS,
+    "osd": replace(_ERRORS, window=1, divergence="forward_kl", rollout="text"),
     "hass": _HASS,
-    "hass-eagle1": replace(_HASS, **_FEATURES, network="eagle1"),
+    "hass-eagle1": _HASS_EAGLE1,
     "block": Supervised(LossRules(8), labels="soft", network="block"),
-    "eagle1": Supervised(
-        LossRules(1), labels="soft", soft_weight=0.1, **_FEATURES, network="eagle1"
-    ),
-    "griffin": replace(
-        _HASS,
-        rules=LossRules(3, 1.0, aligned_top=3),
-        top_weight=0.5,
-        **_FEATURES,
-        network="griffin",
-    ),
+    "eagle1": replace(_HASS_EAGLE1, rules=LossRules(1), top_k=0, top_weight=0.0, detach=False),
+    "griffin": replace(_HASS_EAGLE1, rules=_ALIGNED, top_weight=0.5, network="griffin"),
     "medusa": Supervised(LossRules(4), network="medusa"),
     "hydra": Supervised(LossRules(4), network="hydra"),
     "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),
     "lm": Supervised(LossRules(1), labels="soft", network="lm"),
-}  # fmt: skip
+}
 
-
+# drafters by name -> their objective
 FRESH = {
-    name: name for name in ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
-} | {"hass": "hass-eagle1"}  # drafters by name -> their objective
+    "block": "block",
+    "eagle1": "eagle1",
+    "griffin": "griffin",
+    "medusa": "medusa",
+    "hydra": "hydra",
+    "hydra++": "hydra++",
+    "lm": "lm",
+    "hass": "hass-eagle1",
+}
 
 
 def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
     """The objective of this name with some fields changed; "rules.steps" is a nested field.
-    SpecdecError otherwise.
 
-    seed: for objectives that sample.
+    seed: for objectives that sample. SpecdecError for an unknown name or field.
 
     >>> objective_named("ppow", {"beta": 0.1, "window": 4}).window
     4
     """
     objective = OBJECTIVES[check_name("objective", name, OBJECTIVES)]
-    given = {"seed": seed} if hasattr(objective, "seed") else {}
-    given |= {
-        field: tuple(value) if isinstance(value, list) else value
-        for field, value in (changes or {}).items()
-    }
-    objective = changed(objective, given)
+    fields = {}
+    if hasattr(objective, "seed"):
+        fields["seed"] = seed
+    for field, value in (changes or {}).items():
+        fields[field] = tuple(value) if isinstance(value, list) else value
+    objective = changed(objective, fields)
     check_fields(objective)
     return objective
 
 
-FC_NORMS = ("each", "joint")  # of `Settings.fc_norm`
+# of `Settings.fc_norm`
+FC_NORMS = ("each", "joint")
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,19 @@ class Settings:
 
     draft_vocab_size, intermediate_size: None takes the target's.
     layers: of a block drafter that is fresh or begins as an EAGLE-3 drafter (start_from).
-    fc_norm: "each" norms every tap separately before fc, needed for targets whose taps differ
-    greatly in scale.
+    fc_norm: "each" norms every tap separately before fc, for targets whose taps differ in scale.
     steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
-    passes: number of passes over a fixed text, with features from disk; steps is None then.
+    passes: over a fixed text, with features from disk; steps is None then.
     linear_end: see loop.rate_factor.
-    muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate in that case,
-    default learning_rate.
+    muon: Muon for the matrices, AdamW for head and norms, whose rate is then head_rate.
     warm_start: initialise the head with the target's own rows, not at random.
     average_frac: measure and write the mean of the weights over about this last fraction of the
-    steps so far; 0: the newest.
-            It approximates the result of a falling rate at any time, so the rate stays at its peak.
+        steps so far; 0: the newest. It approximates the result of a falling rate at any time, so
+        the rate stays at its peak.
     held_out, held_out_frac: this fraction of the conversations is held out, and the drafter
-    measured on at most so many of them at intervals (of a fixed text only).
+        measured on at most so many of them at intervals (of a fixed text only).
     regenerate_chats: number of training conversations that the target answers anew, with at most
-    max_new_tokens per answer.
-    regenerated_frac: their share of the training text; the rest is as given.
+        max_new_tokens per answer. regenerated_frac: their share of the training text.
     """
 
     draft_vocab_size: int | None = None
@@ -167,13 +164,14 @@ class Settings:
         return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
 
     def is_measured(self, step: int) -> bool:
-        """Whether the drafter is measured before this step: 64, 91, 128, .. steps, two for each
-        doubling.
+        """Whether the drafter is measured before this step.
+
+        These are steps 64, 91, 128, ..: two for each doubling.
         """
         if step < 64:
             return False
-        now, before = (math.floor(2 * math.log2(place / 64)) for place in (step, step - 1))
-        return now > before
+        half_octave = math.floor(2 * math.log2(step / 64))
+        return half_octave > math.floor(2 * math.log2((step - 1) / 64))
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,8 @@ class Continued(Settings):
     steps, then falls as a cosine to zero.
     """
 
-    learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
+    # ours; for 8B targets about 1e-5
+    learning_rate: float = 1e-4
     muon: bool = False
     batch: int = 4
     steps: int | None = 300
@@ -207,10 +206,10 @@ class Continued(Settings):
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Where features are stored, and how much. limit_gb of 0: nothing is stored, the target runs
-    beside the drafter.
+    """Where features are stored, and how much.
 
     folder: default `features` in the user's cache. Later trainings reuse it, and it can be deleted.
+    limit_gb: 0 stores nothing; the target runs beside the drafter.
     """
 
     folder: Path | None = None
@@ -237,13 +236,16 @@ class Budget:
     features: CacheConfig = CacheConfig()
 
     def __post_init__(self):
-        check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))  # torch's own limit
+        # torch's own limit of seeds
+        check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))
 
     def steps_of(self, preset) -> int | None:
         """The number of steps, or None if time or the text decides."""
-        return self.steps or (None if self.minutes is not None else preset.steps)
+        if self.steps is not None or self.minutes is not None:
+            return self.steps
+        return preset.steps
 
-    def place(self, settings: Settings | None = None) -> torch.device:
+    def place(self) -> torch.device:
         """The device to train on. Sets the number of threads."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -252,18 +254,33 @@ class Budget:
 
 # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
 PAPER = Settings(
-    32000, learning_rate=5e-5, warmup_steps=12_000, linear_end=800_000, muon=False, warm_start=False
+    32000,
+    learning_rate=5e-5,
+    warmup_steps=12_000,
+    linear_end=800_000,
+    muon=False,
+    warm_start=False,
+    batch=2,
+    length=2048,
+    steps=800_000,
 )
-PAPER = replace(PAPER, batch=2, length=2048, steps=800_000)
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
 SMALL = Settings(
     1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5
 )
-# For a pretrained target, on its own text.
+# for a pretrained target, on its own text
 PRETRAINED = Settings(
-    8192, fc_norm="each", learning_rate=0.004, head_rate=0.0015, average_frac=0.3, batch=1
+    8192,
+    fc_norm="each",
+    learning_rate=0.004,
+    head_rate=0.0015,
+    average_frac=0.3,
+    batch=1,
+    length=1024,
+    steps=None,
+    passes=1,
+    held_out=48,
 )
-PRETRAINED = replace(PRETRAINED, length=1024, steps=None, passes=1, held_out=48)
 PRESETS: dict[str, tuple[Settings, Objective]] = {
     "paper": (PAPER, TrainingTimeTest(RULES["official"])),
     "tiny": (TINY, TrainingTimeTest()),
@@ -279,16 +296,16 @@ OF_NETWORK = {("pretrained", "griffin"): {"learning_rate": 0.001, "head_rate": 0
 def preset(
     name: str, changes: dict | None = None, unroll: int | None = None, network: str = "eagle3"
 ) -> tuple[Settings, Objective]:
-    """Settings and objective of one of PRESETS, with some settings changed, or another number of
-    unrolled draft steps.
+    """Settings and objective of one of PRESETS.
 
-    network: the kind to train; some need their own rates (OF_NETWORK), which `changes` overrides.
+    changes: of settings. unroll: another number of unrolled draft steps. network: the kind to
+    train; some need their own rates (OF_NETWORK), which `changes` overrides.
     """
     settings, objective = PRESETS[check_name("drafter preset", name, PRESETS)]
     if unroll is not None:
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
-    changes = OF_NETWORK.get((name, network), {}) | (changes or {})
-    return runs.configured(settings, type(settings), changes), objective
+    fields = OF_NETWORK.get((name, network), {}) | (changes or {})
+    return runs.configured(settings, type(settings), fields), objective
 
 
 def training_named(
@@ -298,60 +315,56 @@ def training_named(
     changes=(),
     start_from=None,
     *,
+    unroll: int | None = None,
+    fields=(),
+    objective: str = "ppow",
+    own_text: bool = False,
     seed: int = 0,
-    **more,
 ) -> tuple[Settings, Objective, Path | None]:
-    """(settings, objective, start_from) of `train_drafter` for "eagle3", a kind in FRESH, or
-    "ppow", which continues a drafter.
+    """(settings, objective, start_from) of `train_drafter` by names.
 
-    changes: strings NAME=VALUE that change settings of the preset, values as JSON or words. more:
-    unroll (draft steps, eagle3 only), fields (strings NAME=VALUE that change the objective),
-    objective (of ppow; default "ppow"), own_text (whether conversations are given; without them
-    ppow's target writes its answers first). SpecdecError for unknown names.
+    system: "eagle3", a kind in FRESH, or "ppow", which continues a drafter. changes: strings
+    NAME=VALUE that change settings of the preset, values as JSON or words. unroll: draft steps, of
+    eagle3 only. fields: strings NAME=VALUE that change the objective. objective: of ppow. own_text:
+    whether conversations are given; without them ppow's target writes its answers first.
+    SpecdecError for unknown names.
     """
-    worded = [
-        name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))
-    ]
-    settings_changes = dict(setting("--set", "passes=2", text, worded) for text in changes)
-    fields = dict(setting("--fields", "beta=0.1", text) for text in more.get("fields", ()))
+    # 1. what is changed; some settings may be words
+    worded = []
+    for name, hint in get_type_hints(Settings).items():
+        if str in (hint, *get_args(hint)):
+            worded.append(name)
+    other_settings = dict(setting("--set", "passes=2", text, worded) for text in changes)
+    other_fields = dict(setting("--fields", "beta=0.1", text) for text in fields)
     start_from = Path(start_from) if start_from else None
+    # 2. a drafter that is continued
     if system == "ppow":
-        usual = "continued" if more.get("own_text") else "continued-corpus"
-        settings, _ = preset(preset_name or usual, settings_changes)
-        objective = objective_named(more.get("objective", "ppow"), fields, seed)
-        start = (
-            check_start(start_from or own_drafter(target))
-            if objective.network == "eagle3"
-            else None
-        )
-        return settings, objective, start
+        usual = "continued" if own_text else "continued-corpus"
+        settings, _ = preset(preset_name or usual, other_settings)
+        aim = objective_named(objective, other_fields, seed)
+        if aim.network != "eagle3":
+            return settings, aim, None
+        return settings, aim, check_start(start_from or own_drafter(target))
+    # 3. a fresh drafter
     if system in FRESH:
-        objective = objective_named(FRESH[system], fields, seed)
-        settings, _ = preset(preset_name, settings_changes, network=objective.network)
-        _check_kind(start_from, objective.network)
-    else:
-        settings, objective = preset(preset_name, settings_changes, more.get("unroll"))
-    return settings, objective, start_from
+        aim = objective_named(FRESH[system], other_fields, seed)
+        settings, _ = preset(preset_name, other_settings, network=aim.network)
+        _check_kind(start_from, aim.network)
+        return settings, aim, start_from
+    settings, aim = preset(preset_name, other_settings, unroll)
+    return settings, aim, start_from
 
 
 def _check_kind(start_from: Path | None, network: str) -> None:
-    """SpecdecError for a drafter of another kind than trained, as far as config.json distinguishes
-    kinds.
-    """
+    """SpecdecError for a drafter of another kind than trained, as far as its config.json says."""
     if start_from is None:
         return
     expected = network.rstrip("+")
     # some kinds have no mark of their own in config.json
-    if not _marked(expected):
+    if not drafters.KINDS[expected].mark:
         expected = "eagle3"
     kind = drafters.kind_of(config_of(start_from))
     # a block drafter can begin as an EAGLE-3 drafter
     if kind != expected and (kind, expected) != ("eagle3", "block"):
         why = f"the drafter in {start_from} is of kind {kind!r}, not {expected!r}"
         raise SpecdecError(f"{why}; name another.")
-
-
-def _marked(kind: str) -> bool:
-    """Whether config.json says that a drafter is of this kind."""
-    known = drafters.KINDS[kind]
-    return bool(getattr(known, "mark", None) or getattr(known, "marks", None))

@@ -175,7 +175,8 @@ class FeatureCache:
         there = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
         free_gb = shutil.disk_usage(there).free / GB
         if wanted_gb > free_gb:
-            why = f"the features take {wanted_gb:.2f} GB more in {self.folder}, {free_gb:.2f} GB are free"
+            why = f"the features take {wanted_gb:.2f} GB more in {self.folder}"
+            why = f"{why}, {free_gb:.2f} GB are free"
             raise SpecdecError(
                 f"{why}; free the disk, choose another folder or give fewer conversations."
             )

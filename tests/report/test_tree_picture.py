@@ -4,7 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specdec.report import figures, treeview
+from specdec.report import explorer_panels as panels
+from specdec.report import figures
 
 from workbook import pictures
 
@@ -15,11 +16,11 @@ PARENTS = [-1, 0, 0, 1, 1]
 
 
 def test_places_by_hand_and_what_is_not_a_tree():
-    assert treeview.places(PARENTS) == ([0, 1, 1, 2, 2], [1.25, 0.5, 2.0, 0.0, 1.0])
-    depth, row = treeview.places([-1, *range(3000)])
+    assert panels.places(PARENTS) == ([0, 1, 1, 2, 2], [1.25, 0.5, 2.0, 0.0, 1.0])
+    depth, row = panels.places([-1, *range(3000)])
     assert depth[-1] == 3000 and set(row) == {0.0}, "a long chain needs no recursion"
     parents = [-1] + [0] * 4 + [1] * 4 + [2] * 4 + [5] * 3
-    spots = set(zip(*treeview.places(parents), strict=True))
+    spots = set(zip(*panels.places(parents), strict=True))
     assert len(spots) == len(parents), "no two boxes overlap"
     for tokens, parents, options in (
         ([], [], {}),
