@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
