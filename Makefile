@@ -5,7 +5,7 @@
 #   make test-browser  run notebook 11 in a real JupyterLab and Chromium (apt-get install chromium), and take the explorer's
 #                    pictures into SHOTS (README's: SHOTS=figures/explorer)
 #   make train WHAT=...  train a pair or its drafters; a stopped training continues:
-#                    toy (the small pair, from scratch), ppow (PPOW and other objectives), data (training text for smollm2's
+#                    toy (a drafter of the small pair), ppow (PPOW and other objectives), data (training text for smollm2's
 #                    drafters, written by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)
 #   make book        run all notebooks except the drafter trainings, two in parallel unless they measure time
 #   make figures     copy the papers' tables and figures from runs/ to figures/ (ARGS=--replace: even with fewer rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -37,6 +36,7 @@ def parallel(
     cluster offers). timed: they measure time, so each has its machine to itself. Every task is
     tried; SpecdecError at the end names the first that failed.
 
+    >>> from functools import partial
     >>> parallel([partial(pow, 2, exponent) for exponent in range(4)], progress=False)
     [1, 2, 4, 8]
     """

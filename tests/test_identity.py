@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from specdec import runs
 from specdec.identity import TERMS, Method, with_fields
 
-from workbook.old_names import identified
+from workbook.method_rows import identified
 
 NAMED = {
     "LTD, equal terms": Method("LTD", "equal"),
@@ -49,17 +48,12 @@ def test_methods_that_differ_have_other_names(terms, preset, adapted):
     assert len(others) == 3 * 2 * (len(TERMS) + 1) and method in others
 
 
-def test_tables_hold_the_fields_keep_methods_apart_and_old_names_are_understood():
+def test_tables_hold_the_fields_and_keep_methods_apart():
     table = pd.DataFrame({"method": ["LTD, equal terms", "mine"], "speedup": [1.0, 2.0]})
-    told = with_fields(table, [Method("LTD", "equal"), "mine"], temperature=0.0)
-    assert told[["system", "terms", "temperature"]].values.tolist() == [
+    labelled = with_fields(table, [Method("LTD", "equal"), "mine"], temperature=0.0)
+    assert labelled[["system", "terms", "temperature"]].values.tolist() == [
         ["LTD", "equal", 0.0],
         ["mine", "", 0.0],
     ]
-    assert identified(told) is told, "fields that are there stay"
+    assert identified(labelled) is labelled, "fields that are there stay"
     assert identified(table.drop(columns="method")).columns.tolist() == ["speedup"]
-    for run in runs.shipped_dir().glob("*/*.parquet"):
-        table = pd.read_parquet(run)
-        if "method" in table and "system" not in table:
-            before = table["method"].str.replace(r",? seed \d+$", "", regex=True)
-            assert identified(table)["method"].nunique() == before.nunique(), run

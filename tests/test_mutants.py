@@ -133,7 +133,7 @@ def test_what_hangs_is_stopped(tmp_path):
 
 def test_what_survives_is_listed_with_a_reason_as_long_as_its_line_is_there():
     listed = mutants.survivors()
-    assert len(listed) > 100 and all(len(reason) > 10 for reason in listed.values())
+    assert listed and all(len(reason) > 10 for reason in listed.values())
     modules = {
         path: mutants.squeezed((mutants.ROOT / path).read_text(encoding="utf-8"))
         for path, _ in listed

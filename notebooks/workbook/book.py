@@ -153,7 +153,7 @@ class Book:
         return self.folder / f"{entry.stem}.ipynb"
 
     def copy(self, entry: Entry) -> Path:
-        """The executed notebook; a record of what it was made from lies beside it."""
+        """The executed notebook; a record of what it was made from is beside it."""
         return runs.runs_dir(self.scale) / "notebooks" / f"{entry.name}.ipynb"
 
     def find(self, stem: str) -> Entry:

@@ -98,7 +98,7 @@ def trace_of(rows: list[tuple], lengths: list[np.ndarray], pair: str) -> Trace:
     accepted = level < all_lengths[:, None, None] - 1
     drafted = level <= level[:, None]
     ranks = np.where(accepted & drafted, level, NEVER).astype(np.int16)
-    # 2. where each turn lies in the columns
+    # 2. where each turn is in the columns
     turns = pd.DataFrame(rows, columns=["suite", "prompt", "turn", "part", "prompt_tok"])
     positions = np.array([len(one_turn) for one_turn in lengths])
     turns = numbered(turns.assign(kept_tok=positions + 1, positions=positions, piece=0))

@@ -438,7 +438,7 @@ def check_wrapper(target: Target, ids: Tensor, positions: Tensor, expected: Tens
         output = target.given(input_ids=ids, position_ids=positions, use_cache=False)
         difference = output.logits[:, 4:].float() - expected
         same = float(difference.square().mean().sqrt()) <= 1e-2 * float(expected.std())
-    except Exception:  # noqa: BLE001  somebody else's module
+    except Exception:  # noqa: BLE001  a module of another package
         same = False
     if not same:
         raise SpecdecError(

@@ -1,4 +1,4 @@
-"""RADAR: after each draft call an LSTM reads the best path scores and decides to go on or stop.
+"""RADAR: after each draft call an LSTM reads the best path scores and decides to continue or stop.
 
     draft call 1 -> s_1 -> LSTM -> continue -> draft call 2 -> s_2 -> LSTM -> ... -> stop -> verify
                             |  memory  -------------------------->  |

@@ -20,7 +20,7 @@ from html import escape
 
 from specdec.core.shown import ACCEPTED, BONUS, SHADES
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
-from specdec.report.figures import RULES, matplotlib
+from specdec.report.figures import RULES
 
 WIDTH = 1080
 PAPER, INK, FAINT, LINE = "#ffffff", "#1a1a1a", "#767676", "#b5b5b5"
@@ -571,6 +571,8 @@ def _element(shape: dict) -> str:
 
 def figure(panels: Sequence[Panel], title: str = ""):
     """The panels, one below the other, as a matplotlib figure with 96 pixels per inch."""
+    import matplotlib
+
     sheet = functools.reduce(above, panels)
     top = 24.0 if title else 4.0
     width, height = sheet.width, sheet.height + top + 4
@@ -590,6 +592,8 @@ def figure(panels: Sequence[Panel], title: str = ""):
 
 def _draw_shape(axes, shape: dict, top: float) -> None:
     """A line or a rectangle."""
+    from matplotlib.patches import Rectangle
+
     style = dict(linewidth=0.75 * shape.get("weight", 1))
     if shape["shape"] == "line":
         ends = [shape["x1"], shape["x2"]], [shape["y1"] + top, shape["y2"] + top]
@@ -599,9 +603,7 @@ def _draw_shape(axes, shape: dict, top: float) -> None:
     style |= dict(gid=f"{shape['kind']}-{shape['node']}") if shape.get("node") is not None else {}
     look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], **style)
     axes.add_patch(
-        matplotlib.patches.Rectangle(
-            (shape["x"], shape["y"] + top), shape["width"], shape["height"], **look
-        )
+        Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **look)
     )
 
 

@@ -1,8 +1,7 @@
-"""Watch decoding live: it runs in the background, the tree is redrawn after each cycle, and
-stopping keeps the result.
+"""Watch decoding live: it runs in the background, and the tree is redrawn after each cycle.
 
 One thread decodes and holds the pair, since a model serves one thread at a time; other users get an
-error.
+error. Stopping keeps what was decoded.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from typing import Any
 
 from specdec import machine
 from specdec.core.decode import opened, turn
@@ -19,10 +17,11 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
-from specdec.report.explorer import Viewer, check_policies, ipywidgets, misfit
+from specdec.report.explorer import Control, Viewer, check_policies, choices, misfit
 
 READY = "Press start: the text and the tree of each cycle appear here as they are decoded."
-REDRAWN_EVERY_S = 0.15  # drawing takes interpreter time, which decoding needs too
+# drawing takes interpreter time, which decoding needs too
+REDRAWN_EVERY_S = 0.15
 
 
 def watch(
@@ -32,13 +31,11 @@ def watch(
     max_new_tokens: int = 128,
     **settings,
 ) -> Live:
-    """A view in which `prompt` is decoded while you watch, with a start and a stop button; it waits
-    for the start.
+    """A view in which `prompt` is decoded while you watch; it waits for its start button.
 
     prompt: text (a user's message if the tokenizer has a chat template), messages or ids, as in
-    `decode`.
-    policies: by name, one of which is chosen; None: the pair's usual tree. settings: as in
-    `decode`. `result` is the Generation, finished or not.
+    `decode`. policies: by name, one of which is chosen; None: the pair's usual tree. settings: as
+    in `decode`. `result` is the Generation, finished or not.
 
     >>> import specdec
     >>> messages = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -67,31 +64,34 @@ class Live(Viewer):
         settings: dict,
     ):
         super().__init__()
-        self.pair, self.policies, self.settings = pair, policies, settings
+        self.pair = pair
+        self.policies = policies
+        self.settings = settings
         self.result: Generation | None = None
         self._thread: threading.Thread | None = None
-        self._stop, self._given = threading.Event(), prompt
-        self.words = ipywidgets.Textarea(str(prompt), description="prompt")
-        self.policy = ipywidgets.Dropdown(options=list(policies), description="policy")
-        most = max(100_000, max_new_tokens)
-        self.most = ipywidgets.BoundedIntText(
-            max_new_tokens, min=1, max=most, description="new tokens"
-        )
-        self.start_button = ipywidgets.Button(description="▶ start", tooltip="decode the prompt")
-        self.stop_button = ipywidgets.Button(
-            description="■ stop", tooltip="stop after this cycle", disabled=True
-        )
-        self.start_button.on_click(lambda _: self.start())
-        self.stop_button.on_click(lambda _: self.stop())
+        self._stop = threading.Event()
+        self._given = prompt
+        self.words = Control("Textarea", "prompt", value=str(prompt))
+        names = choices(list(policies))
+        self.policy = Control("Dropdown", "policy", value=names[0][1], options=names)
+        limits = {"min": 1, "max": max(100_000, max_new_tokens)}
+        self.most = Control("BoundedIntText", "new tokens", value=max_new_tokens, **limits)
+        self.start_button = Control("Button", "▶ start", self.start, tip="decode the prompt")
+        self.stop_button = Control("Button", "■ stop", self.stop, tip="stop after this cycle")
+        self.stop_button.disabled = True
         self._say(READY)
 
-    def controls(self) -> dict[str, tuple[str, Any]]:
-        own = {
-            name: ("bar", getattr(self, name))
-            for name in ("policy", "most", "start_button", "stop_button")
+    def controls(self) -> dict[str, tuple[str, Control]]:
+        controls = {
+            "words": ("prompt", self.words),
+            "policy": ("bar", self.policy),
+            "most": ("bar", self.most),
+            "start_button": ("bar", self.start_button),
+            "stop_button": ("bar", self.stop_button),
         }
-        steps = {name: control for name, control in super().controls().items() if name != "play"}
-        return {"words": ("prompt", self.words)} | own | steps
+        controls |= super().controls()
+        del controls["play"]
+        return controls
 
     def prices(self) -> str:
         return f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
@@ -105,12 +105,14 @@ class Live(Viewer):
         if self.running:
             return self._say("It is decoding already; stop it first.")
         words = self.words.value
-        prompt = words if isinstance(self._given, str) or words != str(self._given) else self._given
+        # messages and ids stay as they were given while their text is unchanged
+        prompt = words if words != str(self._given) else self._given
         try:
             if isinstance(prompt, str) and not prompt.strip():
                 raise SpecdecError("there is no prompt; write a question and start again.")
-            chosen, most = self.policies[self.policy.value], self.most.value
-            engine, policy = opened(self.pair, prompt, chosen, most, **self.settings)
+            policy = self.policies[self.policy.value]
+            limit = self.most.value
+            engine, policy = opened(self.pair, prompt, policy, limit, **self.settings)
         except SpecdecError as error:
             return self._say(str(error))
         self.result = Generation(
@@ -119,10 +121,9 @@ class Live(Viewer):
         self.shown = [(Lane(self.policy.value, []), 0)]
         self.prompt = words
         self._stop.clear()
-        self._thread = threading.Thread(
-            target=self._decode, args=(engine, Watched(policy)), daemon=True
-        )
         self._buttons(running=True)
+        work = (engine, Watched(policy))
+        self._thread = threading.Thread(target=self._decode, args=work, daemon=True)
         self._thread.start()
         return self
 
@@ -140,43 +141,51 @@ class Live(Viewer):
 
     def _decode(self, engine, watched: Watched) -> None:
         """The whole turn, in its own thread."""
-        result, ended, lane, redrawn = self.result, "Finished", self.shown[0][0], 0.0
+        result = self.result
+        lane = self.shown[0][0]
+        ended = "Finished"
         try:
             with engine.inference():
-                note = misfit(watched.policy, self.pair)
-                text = functools.cache(lambda token: token_texts(self.pair, [token])[token])
-                steps = turn(engine, watched, result)
-                for tokens in steps:
-                    kept, position = [text(token) for token in tokens], len(lane.tokens) - 1
-                    lane.tokens += kept
-                    if result.rows:
-                        lane.cycles.append(
-                            live_cycle(engine, watched, result.rows[-1], position, kept, text)
-                        )
-                    watched.begin()
-                    if time.monotonic() - redrawn > REDRAWN_EVERY_S:
-                        self._newest(note or "Decoding ...")
-                        redrawn = time.monotonic()
-                    if self._stop.is_set():
-                        break
-                steps.close()
-            ended = "Stopped" if result.finish_reason == "unfinished" else ended
+                self._cycles(engine, watched, lane)
+            if result.finish_reason == "unfinished":
+                ended = "Stopped"
         except SpecdecError as error:
             ended = f"{error} Until then"
-        except Exception as error:  # it would go unnoticed otherwise
+        except Exception as error:
+            # it would go unnoticed otherwise
             ended = f"Decoding failed ({type(error).__name__}: {error}). Until then"
         finally:
             result.read(self.pair.reader)
             self._buttons(running=False)
-            self._newest(
-                f"{ended}: {result.new_tok} tokens in {len(lane.cycles)} cycles, {result.tokens_per_s:.1f} tokens/s."
-            )
+            count = f"{result.new_tok} tokens in {len(lane.cycles)} cycles"
+            self._newest(f"{ended}: {count}, {result.tokens_per_s:.1f} tokens/s.")
+
+    def _cycles(self, engine, watched: Watched, lane: Lane) -> None:
+        """Cycle after cycle, until the turn ends or is stopped."""
+        note = misfit(watched.policy, self.pair)
+        text = functools.cache(lambda token: token_texts(self.pair, [token])[token])
+        redrawn = 0.0
+        steps = turn(engine, watched, self.result)
+        for tokens in steps:
+            position = len(lane.tokens) - 1
+            words = [text(token) for token in tokens]
+            lane.tokens += words
+            if self.result.rows:
+                row = self.result.rows[-1]
+                lane.cycles.append(live_cycle(engine, watched, row, position, words, text))
+            watched.begin()
+            if time.monotonic() - redrawn > REDRAWN_EVERY_S:
+                self._newest(note or "Decoding ...")
+                redrawn = time.monotonic()
+            if self._stop.is_set():
+                break
+        steps.close()
 
     def _newest(self, message: str) -> None:
         """Show the last cycle."""
         lane = self.shown[0][0]
         self.span(len(lane.cycles))
-        self.quietly(self.cycle, value=max(1, len(lane.cycles)))
+        self.cycle.put(value=len(lane.cycles))
         self.shown = [(lane, max(0, len(lane.cycles) - 1))]
         self._folded.clear()
         self._say(message)
@@ -188,7 +197,8 @@ class Live(Viewer):
         super().moved()
 
     def _buttons(self, running: bool) -> None:
-        self.start_button.disabled, self.stop_button.disabled = running, not running
+        self.start_button.disabled = running
+        self.stop_button.disabled = not running
 
     def _say(self, message: str) -> Live:
         self.message = message

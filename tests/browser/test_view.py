@@ -1,17 +1,10 @@
 """The view alone in a real browser: explorer.js gets what Python would send it, and tells what people do."""
 
-import os
-from pathlib import Path
-
 import pytest
-from PIL import Image
+from browser.harness import show
 
-import specdec
 from specdec.report import explorer_panels as panels
 from specdec.report.explorer import explore
-
-from workbook import shots
-from workbook.shots import show
 
 # Pairs of texts that cover each other, as the browser laid them out.
 OVERLAPS = """() => {
@@ -145,23 +138,9 @@ def test_names_keys_and_the_theme(page, explorer):
     page.get_by_role("slider", name="depth").press("ArrowRight")
     sent = page.evaluate("model.sent")
     assert [one["do"] for one in sent] == ["step", "set"] and sent[1]["name"] == "depth"
-    explorer._told(None, sent[1])
+    explorer._received(None, sent[1])
     assert explorer.depth.value == sent[1]["value"] and "What if" in explorer.message
     ground = page.locator(".specdec-explorer").evaluate("one => getComputedStyle(one).backgroundColor")
     assert ground == "rgb(17, 17, 17)"
     assert page.locator(".tree [data-kind=root]").evaluate_all(FILL) == ["rgb(255, 255, 255)"]
     explorer.own.click()
-
-
-@pytest.mark.skipif("SPECDEC_SHOTS" not in os.environ, reason="writes pictures: run `make test-browser`")
-def test_pictures_for_the_readme(browser, explorer):
-    pair = specdec.load_pair("smollm2", dtype="float32")
-    overlaps = []
-    camera = shots.Camera(browser, os.environ["SPECDEC_SHOTS"], lambda page: overlaps.append(page.evaluate(OVERLAPS)))
-    own = shots.asked(pair, explorer.recordings["smollm2"])
-    before, after = shots.stills(own, camera)
-    assert after > 2 * before, (before, after)
-    with Image.open(shots.comparison(own, camera, cycles=8)) as shown:
-        assert shown.n_frames == 8 and Path(shown.filename).stat().st_size < shots.MOST_BYTES
-    assert "Paris" in shots.live(pair, camera)
-    assert overlaps == [[]] * len(overlaps) and len(overlaps) == len(list(camera.folder.glob("*.png"))) + 7

@@ -9,10 +9,10 @@ import re
 import pytest
 from fakes.chats import held_out
 
-from specdec.data.suites import TOY, load_suite
-from specdec.errors import SpecdecError
 from specdec.data import corpus
+from specdec.data.suites import TOY, load_suite
 from specdec.data.toy_chats import CorpusChats
+from specdec.errors import SpecdecError
 
 
 def families():

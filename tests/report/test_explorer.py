@@ -148,15 +148,15 @@ def test_stepping_playing_jumping_and_sliders(explorer):
     explorer.cycle.value = 1
     assert explorer.shown[0][1] == 0
     explorer.forth.click()
-    explorer._told(None, {"do": "step", "by": 1})
-    assert explorer.shown[0][1] == 2 and explorer.play.value == 3
-    explorer._told(None, {"do": "step", "by": -100})
+    explorer._received(None, {"do": "step", "by": 1})
+    assert explorer.shown[0][1] == 2
+    explorer._received(None, {"do": "step", "by": -100})
     assert explorer.shown[0][1] == 0
-    explorer._told(None, {"do": "go", "cycle": 1e6})
+    explorer._received(None, {"do": "go", "cycle": 1e6})
     assert explorer.shown[0][1] == len(explorer.shown[0][0].cycles) - 1
-    explorer._told(None, {"do": "play"})
-    assert explorer.play.playing
-    explorer._told(None, {"do": "play"})
+    explorer._received(None, {"do": "play"})
+    assert explorer.play.value
+    explorer._received(None, {"do": "play"})
     explorer.back.click()
     assert explorer.shown[0][1] == len(explorer.shown[0][0].cycles) - 2
     explorer.cycle.value = 2
@@ -210,9 +210,9 @@ def test_drawings_say_what_they_show_and_whose_prices(explorer):
     controls = {one["name"]: one for one in page["controls"]}
     assert all(one["tip"] for one in controls.values()) and controls["depth"]["value"] == explorer.depth.value
     options = controls["policy"]["options"]
-    explorer._told(None, {"do": "set", "name": "policy", "value": options.index("LTD")})
+    explorer._received(None, {"do": "set", "name": "policy", "value": options.index("LTD")})
     assert explorer.policy.value == "LTD"
-    explorer._told(None, {"do": "set", "name": "cycle", "value": "no number"})
+    explorer._received(None, {"do": "set", "name": "cycle", "value": "no number"})
     assert explorer.cycle.value == 1
     explorer.policy.value = "ours"
 
@@ -221,10 +221,10 @@ def test_folding_from_the_page_and_the_picture_of_what_is_shown(explorer, tmp_pa
     explorer.policy.value = "fixed 60,7,10"
     explorer.cycle.value = 1
     whole = explorer.view.page["lanes"][0]["tree"]
-    explorer._told(None, {"do": "fold"})
+    explorer._received(None, {"do": "fold"})
     folded = explorer.view.page["lanes"][0]["tree"]
     assert "▸" in folded and len(folded) < len(whole)
-    explorer._told(None, {"do": "fold"})
+    explorer._received(None, {"do": "fold"})
     assert explorer.view.page["lanes"][0]["tree"] == whole
 
     figure = explorer.picture("a title", folded=True)

@@ -217,9 +217,7 @@ def test_documents_are_placed_longest_first_and_blocks_keep_their_shares():
     first, second = rows.batch(0, 16), rows.batch(1, 16)
     assert (np.concatenate((first.ids, second.ids)) == rows.block(0).ids).all()
     assert (rows.batch(3, 16).ids == rows.block(1).ids[16:]).all()
-    pytest.raises(AssertionError, rows.batch, 0, 5).match(
-        "a batch of 5 rows does not divide a block of 32"
-    )
+    pytest.raises(AssertionError, rows.batch, 0, 5)
 
 
 def test_a_learning_curve_holds_what_was_measured_and_students_interval_of_a_doubling(tmp_path):

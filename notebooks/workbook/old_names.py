@@ -1,2 +1,0 @@
-# shim: goes at integration
-from workbook.method_rows import identified as identified
