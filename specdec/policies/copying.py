@@ -1,8 +1,7 @@
-"""Chooses a cycle's draft source: if copies of the text are likely enough, the network is skipped
-for that cycle.
+"""Chooses a cycle's draft source: where copies of the text are likely, the network is skipped.
 
-       promise = sum over the best V copies of exp(score)         expected number of accepted tokens among V copies
-    copies alone, if   1 + promise >= (1 - saved_frac) * (1 + drafted)
+    promise = sum over the best V copies of exp(score)       expected accepted tokens among V copies
+    copies alone, if 1 + promise >= (1 - saved_frac) * (1 + drafted)
 
 drafted is the mean number of accepted tokens in cycles with a drafted tree, with more weight on
 newer cycles of the turn. So on text that the network predicts badly, few copies are enough, and a
@@ -20,7 +19,7 @@ from numpy.typing import ArrayLike
 from specdec.core.policy import largest
 from specdec.core.records import PLAN, Cycle, Question
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig
-from specdec.errors import SpecdecError
+from specdec.errors import check_fields
 from specdec.policies.base import Rule
 
 
@@ -47,14 +46,12 @@ class CopyGate(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, high in (("saved_frac", 1.0), ("drafted_tok", np.inf), ("newest_frac", 1.0)):
-            if not 0 <= getattr(self, name) <= high:
-                limits = f"at least 0{f' and at most {high:g}' * (high < 2)}"
-                raise SpecdecError(f"{name} must be {limits}, got {getattr(self, name)!r}.")
+        check_fields(self, saved_frac=(0.0, 1.0), newest_frac=(0.0, 1.0), drafted_tok=(0.0, np.inf))
         total_tokens, depth, top_k, *beam = self.tree
         self.plan: Plan = TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
         self.copied = CopiedTree(self.copied_tokens)
-        tree, most = self.plan.limits, max(self.copied_tokens, total_tokens)
+        tree = self.plan.limits
+        most = max(self.copied_tokens, total_tokens)
         # room for the copies' rows; the drafter itself is asked for the tree at most
         room = TreeConfig(most, max(depth, 1), max(top_k, most))
         self.limits = tree if most <= total_tokens else largest([tree, room])

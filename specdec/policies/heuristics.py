@@ -1,18 +1,18 @@
 """The rules and small classifiers compared in LTD's Table 1.
 
-       DDD         continue while     log of the beam's summed probability >= -0.3, after 5, 7 and 9 expansions
-       SVIP        continue while     1 - sqrt(0.15 H) >= 0.3, with H the draft's entropy
-    GammaTune   next depth  =      moving average of accepted tokens
-       Disco       continue while     P(the newest level holds the target's token) >= 1/2, a classifier
-       SpecDec++   continue while     P(a level holds it | those above did) >= 1/2, from the hidden state
-       C2T         verify             the nodes that a classifier considers likely to be on the target's path
+    DDD        continue while the log of the beam's probability >= -0.3, after 5, 7 and 9 expansions
+    SVIP       continue while 1 - sqrt(0.15 H) >= 0.3, with H the draft's entropy
+    GammaTune  next depth = moving average of accepted tokens
+    Disco      continue while P(the newest level holds the target's token) >= 1/2, a classifier
+    SpecDec++  continue while P(a level holds it | those above did) >= 1/2, from the hidden state
+    C2T        verify the nodes that a classifier considers likely to be on the target's path
 
 Settings are those in section 4 of LTD's fact sheet. Their code was not published; where the text
 leaves a choice open, the docstring states ours. `workbook.classifiers` fits the learned ones. A
 policy sees scores, not distributions: entropies are estimates from each node's drafted children.
 
 Functions of a level's scores come first. They take arrays with any leading dimensions, so that a
-live question and a whole recording use the same code.
+live question and a recording use the same code.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
     Parents in beam order: the best k of the level before, descending; after the root pass the root
     alone, with 0.
     """
-    newest, n = as_array(question.newest_scores), question.expansions
+    newest = as_array(question.newest_scores)
+    n = question.expansions
     if n == 0:
         return newest[None], np.zeros(1, dtype=np.float32)
     top_k = math.isqrt(len(newest))
     if top_k * top_k != len(newest):
-        raise SpecdecError(
-            "this heuristic reads trees of k beams with k children; plan a TreeConfig, no static shape."
-        )
+        why = "this heuristic reads trees of k beams with k children"
+        raise SpecdecError(f"{why}; plan a TreeConfig, no static shape.")
     start = 0 if n == 1 else pool_size(n - 2, top_k)
     before = as_array(question.scores[start : pool_size(n - 1, top_k)])
     return newest.reshape(top_k, top_k), np.sort(before)[: -top_k - 1 : -1]
@@ -83,14 +83,12 @@ def disco_inputs(
     """
     flat = newest.reshape(*newest.shape[:-2], -1)
     if flat.shape[-1] < top_k:
-        raise SpecdecError(
-            f"Disco was made for top_k={top_k}, but a level holds {flat.shape[-1]} nodes."
-        )
+        why = f"Disco was made for top_k={top_k}"
+        raise SpecdecError(f"{why}, but a level holds {flat.shape[-1]} nodes.")
     best = np.exp(np.sort(flat, axis=-1)[..., : -top_k - 1 : -1])
     nats = entropy(child_log_probs(newest[..., :1, :], parents[..., :1]), estimate)
-    return np.concatenate((best, nats, np.full_like(nats, expansions / 10)), axis=-1).astype(
-        np.float32
-    )
+    depths = np.full_like(nats, expansions / 10)
+    return np.concatenate((best, nats, depths), axis=-1).astype(np.float32)
 
 
 def unit_features(features: np.ndarray) -> np.ndarray:
@@ -125,7 +123,8 @@ class DepthRule(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.asks = frozenset({EXTEND})
-        self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
+        self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
+        self.plan = self.limits
 
 
 @dataclass
@@ -153,9 +152,9 @@ class DDD(DepthRule):
         best = float(newest.max())
         if self.statistic == "best":
             return best >= self.threshold
-        return (
-            best + math.log(np.exp(np.sort(newest)[-self.top_k :] - best).sum()) >= self.threshold
-        )
+        # the log of a sum, without overflow
+        beam = np.sort(newest)[-self.top_k :]
+        return best + math.log(np.exp(beam - best).sum()) >= self.threshold
 
 
 @dataclass
@@ -178,19 +177,21 @@ class SVIP(DepthRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.rule in ("bound", "distance") and self.node in ("best", "mean"), (
-            self.rule,
-            self.node,
-        )
+        assert self.rule in ("bound", "distance"), self.rule
+        assert self.node in ("best", "mean"), self.node
 
     def answer(self, question: Question) -> bool:
         newest, parents = newest_level(question)
         if self.node == "best":
-            newest, parents = newest[:1], parents[:1]
+            newest = newest[:1]
+            parents = parents[:1]
         nats = entropy(child_log_probs(newest, parents), self.estimate)
         weights = np.exp(parents - parents.max())
-        distance = math.sqrt(self.factor * max(0.0, float(weights @ nats / weights.sum())))
-        return 1 - distance >= self.minimum if self.rule == "bound" else distance <= self.minimum
+        mean = float(weights @ nats / weights.sum())
+        distance = math.sqrt(self.factor * max(0.0, mean))
+        if self.rule == "bound":
+            return 1 - distance >= self.minimum
+        return distance <= self.minimum
 
 
 @dataclass
@@ -216,10 +217,8 @@ class GammaTune(Rule):
         super().__post_init__()
         assert 0 < self.eta <= 1 and 0 < self.low <= 1 <= self.high, (self.eta, self.low, self.high)
         self.asks = frozenset({PLAN})
-        self.least, self.most = (
-            math.ceil(self.low * self.default_depth),
-            math.floor(self.high * self.default_depth),
-        )
+        self.least = math.ceil(self.low * self.default_depth)
+        self.most = math.floor(self.high * self.default_depth)
         self.limits = tree_of(self.verify_nodes, self.most, self.top_k)
         self.plan = tree_of(self.verify_nodes, self.default_depth, self.top_k)
         self.reset()
@@ -228,9 +227,8 @@ class GammaTune(Rule):
         self.average_tok = float(self.default_depth)
 
     def answer(self, question: Question) -> TreeConfig:
-        return tree_of(
-            self.verify_nodes, min(max(round(self.average_tok), self.least), self.most), self.top_k
-        )
+        depth = min(max(round(self.average_tok), self.least), self.most)
+        return tree_of(self.verify_nodes, depth, self.top_k)
 
     def observe(self, cycle: Cycle) -> None:
         growth = self.growth if cycle.accepted_tok == cycle.draft_calls else 0.0
@@ -249,11 +247,9 @@ class _Classifier(Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.temperature is None and 0 < self.threshold < 1, (
-            self.temperature,
-            self.threshold,
-        )
-        self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
+        assert self.temperature is None and 0 < self.threshold < 1, self.threshold
+        self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
+        self.plan = self.limits
 
 
 @dataclasses.dataclass
@@ -322,9 +318,7 @@ class SpecDecPlus(_Classifier):
     def observation(self, question: Question) -> np.ndarray:
         """float32 [F]: the features, scaled to unit mean square."""
         if question.features is None:
-            raise SpecdecError(
-                "SpecDec++ reads the target's features, but this pair or recording keeps none."
-            )
+            raise SpecdecError("SpecDec++ reads features; this pair or recording keeps none.")
         return unit_features(as_array(question.features))
 
     def answer(self, question: Question) -> bool:
@@ -360,8 +354,8 @@ class C2T(_Classifier):
         return np.stack((as_array(question.scores), depths / 10), axis=-1).astype(np.float32)
 
     def answer(self, question: Question) -> int:
-        likely = int(
-            (sigmoid(self.logits(self.observation(question))[:, 0]) >= self.threshold).sum()
-        )
-        wanted = max(likely, self.least) if self.prunes else self.verify_nodes
-        return min(wanted, self.verify_nodes, int(question.largest))
+        chances = sigmoid(self.logits(self.observation(question))[:, 0])
+        nodes = self.verify_nodes
+        if self.prunes:
+            nodes = max(int((chances >= self.threshold).sum()), self.least)
+        return min(nodes, self.verify_nodes, int(question.largest))

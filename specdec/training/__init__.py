@@ -1,1 +1,1 @@
-"""Training of controllers and drafters: the environment, PPO, one resumable run, a file per system."""
+"""Training of controllers and drafters: environment, PPO, a resumable run, a file per system."""

@@ -67,7 +67,9 @@ class Reward:
         time = sum(getattr(row, lap) for row in rows for lap in self.laps) / self.unit_ms
         if self.kind == "time":
             return -time
-        return tokens - self.rate * time if self.kind == "lagrangian" else tokens / max(time, 1e-9)
+        if self.kind == "lagrangian":
+            return tokens - self.rate * time
+        return tokens / max(time, 1e-9)
 
 
 class ReplaySource:
@@ -75,7 +77,9 @@ class ReplaySource:
 
     def __init__(self, trace, costs, policy_ms: float = 0.0):
         costs.check_machine()
-        self.trace, self.costs, self.policy_ms = trace, costs, check_number("policy_ms", policy_ms)
+        self.trace = trace
+        self.costs = costs
+        self.policy_ms = check_number("policy_ms", policy_ms)
         self._engine: ReplayEngine | None = None
         self._open_turns = np.flatnonzero(trace.turns["positions"].to_numpy() > 0)
 
@@ -110,19 +114,22 @@ class LiveSource:
         policy_ms=0.0,
     ):
         self.policy_ms = check_number("policy_ms", policy_ms)
-        self.pair, self.prompts = pair, [pair.ids_of(prompt) for prompt in prompts]
+        self.pair = pair
+        self.prompts = [pair.ids_of(prompt) for prompt in prompts]
         if not self.prompts:
             raise SpecdecError("a live environment needs at least one prompt.")
-        self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
-        self._held, self._lent = contextlib.ExitStack(), False
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.seed = seed
+        self._held = contextlib.ExitStack()
+        self._lent = False
 
     def next(self, random: np.random.Generator, limits):
         if not self._lent:
             self._held.enter_context(self.pair.inference())
             self._lent = True
-        prompt = torch.tensor(
-            self.prompts[int(random.integers(len(self.prompts)))], device=self.pair.target.device
-        )
+        number = int(random.integers(len(self.prompts)))
+        prompt = torch.tensor(self.prompts[number], device=self.pair.target.device)
         picker = Picker.from_settings(self.temperature, self.seed)
         stops = tuple(self.pair.stop_tokens)
         engine = LiveEngine(self.pair, prompt, self.max_new_tokens, limits, picker, stops)
@@ -132,9 +139,8 @@ class LiveSource:
     def priced(self, row: Cycle) -> Cycle:
         """The cycle, with the fixed time per answer."""
         policy_ms = self.policy_ms * row.questions
-        return dataclasses.replace(
-            row, policy_ms=policy_ms, total_ms=row.total_ms - row.policy_ms + policy_ms
-        )
+        total_ms = row.total_ms - row.policy_ms + policy_ms
+        return dataclasses.replace(row, policy_ms=policy_ms, total_ms=total_ms)
 
     def close(self) -> None:
         self._held.close()
@@ -161,7 +167,9 @@ class Env(gymnasium.Env):
         reward: Reward | None = None,
         episode="cycle",
     ):
-        self.learner, self.others, self.source = learner, others, source
+        self.learner = learner
+        self.others = others
+        self.source = source
         self.episode = check_name("episode", episode, EPISODES)
         self.reward = reward or Reward()
         self.observation_space = gymnasium.spaces.Box(
@@ -171,11 +179,12 @@ class Env(gymnasium.Env):
         self._policies = [learner] if others is None else [learner, others]
         self.limits = largest([policy.limits for policy in self._policies])
         self._asks = frozenset().union(*(policy.asks for policy in self._policies))
-        self._engine = self._steps = self._question = None
-        self.tokens, self.time_ms = (
-            0,
-            0.0,
-        )  # of all finished cycles: their ratio is the throughput so far
+        self._engine = None
+        self._steps = None
+        self._question = None
+        # of all finished cycles: their ratio is the throughput so far
+        self.tokens = 0
+        self.time_ms = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Advance to the next decision; options={"new_turn": True} starts another text. Returns
@@ -194,9 +203,8 @@ class Env(gymnasium.Env):
         `turn_ended`.
         """
         if self._question is None:
-            raise SpecdecError(
-                "the environment waits for reset(); an episode has ended or none has begun."
-            )
+            why = "the environment waits for reset()"
+            raise SpecdecError(f"{why}; an episode has ended or none has begun.")
         rows, ended = self._advance(self.learner.meaning(int(action), self._question))
         terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
         reward = self.reward(rows)
@@ -209,7 +217,8 @@ class Env(gymnasium.Env):
 
     def _open_if_needed(self) -> None:
         while self._engine is None or self._engine.finished:
-            self._engine, self._steps = self.source.next(self.np_random, self.limits), None
+            self._engine = self.source.next(self.np_random, self.limits)
+            self._steps = None
             for policy in self._policies:
                 begin_turn(policy)
 
@@ -217,7 +226,8 @@ class Env(gymnasium.Env):
         """Send `answer`, then run to the next question of the learner. Returns (finished cycles, a
         turn ended).
         """
-        rows, ended = [], False
+        rows: list[Cycle] = []
+        ended = False
         while True:
             try:
                 if self._steps is None:
@@ -226,11 +236,13 @@ class Env(gymnasium.Env):
                 else:
                     question = self._steps.send(answer)
             except StopIteration as finished:
-                row, self._steps = self.source.priced(finished.value), None
+                row = self.source.priced(finished.value)
                 rows.append(row)
+                self._steps = None
                 for policy in self._policies:
                     policy.observe(row)
-                self.tokens, self.time_ms = self.tokens + row.kept_tok, self.time_ms + row.total_ms
+                self.tokens += row.kept_tok
+                self.time_ms += row.total_ms
                 if self._engine.finished:
                     ended = True
                     self._open_if_needed()
@@ -244,6 +256,5 @@ class Env(gymnasium.Env):
                 answer = self.learner.otherwise(question)
 
     def _observe(self) -> np.ndarray:
-        return np.array(
-            self.learner.observation(self._question), dtype=np.float32
-        )  # a copy: builders reuse buffers
+        # a copy: builders reuse buffers
+        return np.array(self.learner.observation(self._question), dtype=np.float32)

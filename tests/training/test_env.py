@@ -253,7 +253,7 @@ def test_rewards_by_hand_and_bad_input(tmp_path):
     pytest.raises(SpecdecError, load_policy, tmp_path).match("unknown policy in")
 
 
-def test_a_live_pair_is_lent_once_and_an_environment_goes_on_with_its_text_until_another_is_asked_for():
+def test_a_live_pair_is_lent_once_and_an_environment_goes_on_with_its_text():
     pair, lent = random_pair(), []
 
     @contextlib.contextmanager

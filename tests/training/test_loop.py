@@ -136,7 +136,7 @@ def test_other_runs_are_refused_in_a_sentence(tmp_path):
         tmp_path / "checkpoint.safetensors",
         {"step": "3", "curve": "[]"},
     )
-    pytest.raises(SpecdecError, trained, tmp_path).match("written by an earlier version")
+    pytest.raises(SpecdecError, trained, tmp_path).match("another version")
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
     pytest.raises(SpecdecError, trained, tmp_path).match("cannot be read")
     assert trained(tmp_path, resume=False)[0].step == 6

@@ -374,7 +374,7 @@ def test_a_run_notes_its_settings_and_results(tmp_path):
     plan = runs.read_json(tmp_path / "run" / "plan.json")
     settings = plan["settings"]
     assert settings["learner"] == ["SizePolicy", runs.plain(sizes().settings())]
-    assert settings["ppo"] == runs.plain(asdict(ppo))
+    assert settings["ppo"] == runs.plain(ppo)
     # segments of 128 decisions: the complete rollouts nearest to 100
     assert (settings["seed"], settings["envs"], settings["steps"]) == (5, 4, 2)
     first_plan = runs.read_json(tmp_path / "first" / "plan.json")

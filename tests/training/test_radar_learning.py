@@ -90,20 +90,14 @@ def test_data_are_mended_or_refused_and_split_by_whole_prompts():
     ):
         pytest.raises(AssertionError, dataclasses.replace, data, **change).match(match)
     data = two_kinds(300)
-    train, held = data.split(0.2, "prompt", seed=1)
+    train, held = data.split("prompt", seed=1)
     assert not set(data.prompts[train]) & set(data.prompts[held])
     assert sorted([*train, *held]) == list(range(300)) and len(np.unique(data.prompts[held])) == 6
-    train, held = data.split(0.2, "cycle")
+    train, held = data.split("cycle")
     assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
-    pytest.raises(SpecdecError, data.split, 0.2, "prompts").match("prompt")
-    pytest.raises(SpecdecError, data.select(data.prompts == 0).split, 0.2).match("empty")
-    default, zero, one = data.split(), data.split(0.2, "prompt", 0), data.split(seed=1)
+    pytest.raises(SpecdecError, data.select(data.prompts == 0).split).match("empty")
+    default, zero, one = data.split(), data.split("prompt", 0), data.split(seed=1)
     assert default[1].tolist() == zero[1].tolist() != one[1].tolist()
-    for frac in (0.01, 0.99):
-        pytest.raises(SpecdecError, data.split, frac).match(
-            f"holding out {frac} of 30 prompts leaves one side empty"
-        )
-    pytest.raises(SpecdecError, data.split, 1.0, "cycle").match("holding out 1.0 of")
 
 
 def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
@@ -303,7 +297,7 @@ SHORT = dataclasses.replace(CONFIGS["ours"], epochs=4, batch=16)
 def test_ours_learns_the_known_optimum(tmp_path, change):
     data, settings = two_kinds(), dataclasses.replace(SHORT, **change)
     found = train_radar(data, LATENCY, settings, out_dir=tmp_path, trained_for={"pair": "toy"})
-    held = data.split(0.2, "prompt")[1]
+    held = data.split("prompt")[1]
     easy = data.expected[held, 7] == 8
     best = (easy * 9 + ~easy).sum() / np.where(easy, LATENCY[7], LATENCY[0]).sum()
     assert found.results["known_lengths_tok_per_ms"] == pytest.approx(best, rel=1e-6)
@@ -367,11 +361,7 @@ def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
     for name, value in wrong.items():
         pytest.raises((SpecdecError, AssertionError), RadarConfig, **{name: value}).match(name)
     pytest.raises(SpecdecError, RadarConfig, objective="ration").match("did you mean 'ratio'")
-    for latency, match in (
-        (LATENCY[:7], "shape"),
-        (LATENCY[::-1], "grow"),
-        (LATENCY - 72, "above 0"),
-    ):
+    for latency, match in ((LATENCY[::-1], "grow"), (LATENCY - 72, "above 0")):
         pytest.raises(SpecdecError, train_radar, data, latency, SHORT, out_dir=tmp_path).match(
             match
         )

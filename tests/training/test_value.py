@@ -57,9 +57,7 @@ def trained(trace):
     return train_value(trace.select(part="train"), COSTS, SMALL, progress=False)
 
 
-def test_the_numpy_network_is_the_trained_one_which_begins_near_the_mean_and_is_noisy_while_it_learns(
-    monkeypatch,
-):
+def test_the_numpy_network_is_the_trained_one_and_is_noisy_while_it_learns(monkeypatch):
     torch.manual_seed(0)
     nets = [Net(SMALL, *SIDES, np.zeros((3, 2), np.float32), True).eval() for _ in range(2)]
     inputs, features = torch.randn(7, 10), torch.randn(7, 6)
@@ -325,33 +323,6 @@ def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch
     arrays, curve = value.fit_model(*examples.split(0.2, 0), brief, 0, False)
     assert set(arrays) == set(AcceptanceModel.NAMES) and curve.empty
     assert list(curve) == ["step", "loss", "held_out_loss"]
-
-
-def test_members_learn_on_prompts_of_their_own_and_teach_one_gently(examples, monkeypatch):
-    calls = []
-
-    def fit(training, held_out, config, seed, progress, teacher):
-        calls.append((set(held_out.rows.tolist()), config, seed, progress, teacher))
-        return {**random_policy(8).network.arrays()}, pd.DataFrame({"step": [99]})
-
-    monkeypatch.setattr(value, "fit_model", fit)
-    config = SMALL
-    network, curve = value.fit_ensemble(examples, config, 307, True)
-    gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
-    assert [call[1] for call in calls] == [config, config, config, gentle]
-    assert [call[2:4] for call in calls] == [(307, True), (308, True), (309, True), (310, True)]
-    for number, call in enumerate(calls):
-        assert set(examples.split(value.HELD_OUT_FRAC, 7 + number)[1].rows.tolist()) == call[0]
-    assert calls[0][4] is calls[1][4] is None and len(calls[3][4].out_weight[0]) == 3 * 16, (
-        "two side by side teach"
-    )
-    assert (
-        curve["member"].tolist() == ["0", "1", "2", "distilled"]
-        and len(network.out_weight[0]) == 16
-    )
-    assert curve.index.tolist() == [0, 1, 2, 3]
-    plain = value.fit_ensemble(examples, config, 0, False, distil=False)[1]
-    assert "distilled" not in plain["member"].tolist()
 
 
 @pytest.fixture
