@@ -255,15 +255,19 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
     gain_worst: difference between predicted and live gain over the tuned tree (0.02 is two
     percentage points).
     """
-    rows = table[
-        table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])
-    ]
+    suites = table["suite"].tolist()
+    rows = table[table["suite"] == ("all" if "all" in suites else suites[0])]
     off = rows["ms_per_tok_off"].abs()
+    replayed_ms = rows["replay_ms_per_tok"]
     gains = (rows["replay_over_tuned"] - rows["live_over_tuned"]).abs()[rows["method"] != TUNED]
-    facts = {"methods": len(rows), "median_frac": off.median(), "worst_frac": off.max()}
-    facts["spearman"] = rows["replay_ms_per_tok"].corr(rows["live_ms_per_tok"], method="spearman")
-    facts |= {"gain_median": gains.median(), "gain_worst": gains.max()}
-    return {name: float(value) for name, value in facts.items()}
+    return {
+        "methods": float(len(rows)),
+        "median_frac": float(off.median()),
+        "worst_frac": float(off.max()),
+        "spearman": float(replayed_ms.corr(rows["live_ms_per_tok"], method="spearman")),
+        "gain_median": float(gains.median()),
+        "gain_worst": float(gains.max()),
+    }
 
 
 @dataclass(frozen=True)
@@ -272,24 +276,27 @@ class LiveCheck:
 
     table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k,
     predicted_ms and measured_ms per token (prefill excluded), error_frac: predicted speed (tokens
-    per second) over the measured one, less 1;
-    predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac:
-    their ratio, less 1;
-    within_costs: whether a tree's error, beyond the one common to all trees, is within the costs'
-    stated uncertainty.
+    per second) over the measured one, less 1; predicted_speedup and measured_speedup over plain
+    decoding of the same turns, relative_frac: their ratio, less 1; within_costs: whether a tree's
+    error, beyond the one common to all trees, is within the costs' stated uncertainty.
     """
 
     table: pd.DataFrame
-    spearman: float  # rank correlation of the trees' times
-    drift_frac: float  # relative extra time of all trees together over the prediction
-    turns: int  # number compared
-    left_out: int  # turns whose live text differs from the recording (half precision)
-    cycles_differing: (
-        int  # pairs of turn and tree with other cycles than predicted: 0 if the recording is exact
-    )
-    run: runs.Run  # the bench's
-    costs: CostModel = dataclasses.field(repr=False)  # used for the prediction
-    trace: Trace = dataclasses.field(repr=False)  # the compared turns
+    # rank correlation of the trees' times
+    spearman: float
+    # relative extra time of all trees together over the prediction
+    drift_frac: float
+    # how many turns were compared, and left out as their live text differs (half precision)
+    turns: int
+    left_out: int
+    # pairs of turn and tree with other cycles than predicted: 0 if the recording is exact
+    cycles_differing: int
+    # the bench's
+    run: runs.Run
+    # used for the prediction
+    costs: CostModel = dataclasses.field(repr=False)
+    # the compared turns
+    trace: Trace = dataclasses.field(repr=False)
 
     def priced(self, costs: CostModel) -> LiveCheck:
         """The same decodings beside the predictions of other costs."""
@@ -310,18 +317,21 @@ class LiveCheck:
 
         uncertainty_frac: the costs' relative uncertainty (95 %) in comparing two predicted trees.
         """
-        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac")
         off = self.trees[["error_frac", "relative_frac"]].abs().astype(float)
-        facts = {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
-        facts["uncertainty_frac"] = self.costs.uncertainty_frac
-        for kind, found in (("median", off.median()), ("worst", off.max())):
-            facts |= {
-                f"{kind}_frac": found["error_frac"],
-                f"{kind}_relative_frac": found["relative_frac"],
-            }
+        median = off.median()
+        worst = off.max()
         return {
-            name: float(value) if isinstance(value, np.floating) else value
-            for name, value in facts.items()
+            "trees": len(self.trees),
+            "turns": self.turns,
+            "left_out": self.left_out,
+            "cycles_differing": self.cycles_differing,
+            "spearman": float(self.spearman),
+            "drift_frac": float(self.drift_frac),
+            "uncertainty_frac": float(self.costs.uncertainty_frac),
+            "median_frac": float(median["error_frac"]),
+            "median_relative_frac": float(median["relative_frac"]),
+            "worst_frac": float(worst["error_frac"]),
+            "worst_relative_frac": float(worst["relative_frac"]),
         }
 
 

@@ -256,9 +256,9 @@ def new_policy(name: str, folder: str | Path = ".") -> Path:
     'mine.py'
     """
     path = Path(folder) / f"{name}.py"
-    if not name.isidentifier() or path.exists():
-        why = f"{path} is {'there already' if path.exists() else 'no name of a module'}"
-        raise SpecdecError(f"{why}; take another name.")
-    return runs.write_text(
-        path, Path(__file__).with_name("new_policy.txt").read_text(encoding="utf-8")
-    )
+    if path.exists():
+        raise SpecdecError(f"{path} is there already; take another name.")
+    if not name.isidentifier():
+        raise SpecdecError(f"{path} is no name of a module; take another name.")
+    template = Path(__file__).with_name("new_policy.txt")
+    return runs.write_text(path, template.read_text(encoding="utf-8"))
