@@ -10,7 +10,14 @@ class Bar(contextlib.nullcontext):
 
     def __init__(self, total, unit="", **named):
         super().__init__(self)
-        self.total, self.unit, self.named, self.n, self.closed, self.told = total, unit, named, 0, False, []
+        self.total, self.unit, self.named, self.n, self.closed, self.told = (
+            total,
+            unit,
+            named,
+            0,
+            False,
+            [],
+        )
         Bar.made.append(self)
 
     def update(self, count=1):
