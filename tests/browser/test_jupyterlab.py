@@ -1,4 +1,5 @@
-"""Notebook 11 in a JupyterLab that was really started: run all, step, slide, switch, play, decode, stop, restart.
+"""Notebook 11 in a JupyterLab that was really started: run all, step, slide, switch, play, decode,
+stop, restart.
 
 Takes minutes: `make test-browser` runs it, `make test` does not.
 """

@@ -1,4 +1,6 @@
-"""The view alone in a real browser: explorer.js gets what Python would send it, and tells what people do."""
+"""The view alone in a real browser: explorer.js gets what Python would send it, and tells what
+people do.
+"""
 
 import pytest
 from browser.harness import show
@@ -10,7 +12,8 @@ from specdec.report.explorer import explore
 OVERLAPS = """() => {
   const found = [];
   for (const picture of document.querySelectorAll("svg")) {
-    const texts = [...picture.querySelectorAll("text")].map(one => [one.textContent, one.getBBox()]);
+    const nodes = [...picture.querySelectorAll("text")];
+    const texts = nodes.map(one => [one.textContent, one.getBBox()]);
     texts.forEach(([words, a], i) => texts.slice(i + 1).forEach(([others, b]) => {
       const [x, y] = [Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x),
                       Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y)];
@@ -28,7 +31,9 @@ def explorer():
 
 
 def redraw(page, explorer) -> float:
-    """Send the page what is to be seen now; the milliseconds of processor time that its drawing took."""
+    """Send the page what is to be seen now; the milliseconds of processor time that its drawing
+    took.
+    """
     page.evaluate("page => { window.next = page; }", explorer.view.page)
     counting = page.context.new_cdp_session(page)
     counting.send("Performance.enable", {"timeDomain": "threadTicks"})

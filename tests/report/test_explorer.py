@@ -1,4 +1,6 @@
-"""The explorer without a browser: what it draws, what the controls do, what it says about bad input."""
+"""The explorer without a browser: what it draws, what the controls do, what it says about bad
+input.
+"""
 
 import dataclasses
 import itertools

@@ -1,4 +1,6 @@
-"""Figures: what is drawn is what the table says, files are reproducible, the scale is in the picture."""
+"""Figures: what is drawn is what the table says, files are reproducible, the scale is in the
+picture.
+"""
 
 import itertools
 import json

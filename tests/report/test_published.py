@@ -1,4 +1,6 @@
-"""The papers' own numbers: every cell is there once, every number parses, and means that do not add up are marked."""
+"""The papers' own numbers: every cell is there once, every number parses, and means that do not add
+up are marked.
+"""
 
 import pandas as pd
 import pytest

@@ -41,7 +41,8 @@ def test_tables_of_cycles_by_hand():
     curve = tables.node_curve(CYCLES)
     assert curve["verified_tok"].tolist() == [30, 60] and curve["total_ms"].tolist() == [8.0, 10.0]
     assert curve["cycles"].tolist() == [2, 2]
-    # Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3: the one.
+    # Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3:
+    # the one.
     table = tables.acceptance_by_depth(CYCLES)
     expected = {"depth": [1, 2, 3], "reached": [4, 2, 1], "acceptance_frac": [0.75, 0.5, 1.0]}
     assert table[list(expected)].to_dict("list") == expected

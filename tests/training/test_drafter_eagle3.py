@@ -1,4 +1,6 @@
-"""EAGLE-3's training-time test: the loss against a slow oracle and golden vectors, the trainer end to end."""
+"""EAGLE-3's training-time test: the loss against a slow oracle and golden vectors, the trainer end
+to end.
+"""
 
 import json
 import math
@@ -103,7 +105,9 @@ def slow_state(net, given, row, slot, step, allowed, memory):
 
 
 def slow_losses(net, given, rules, allowed=lambda row, slot, j: True, same=lambda row, a, b: True):
-    """Per-step losses by the definition of section 8, one slot at a time; also the number of slots that counted."""
+    """Per-step losses by the definition of section 8, one slot at a time; also the number of slots
+    that counted.
+    """
     kept = net.t2d.nonzero().squeeze(1)
     rows = len(given["ids"])
     memory, losses, counts = {}, [], []
@@ -195,7 +199,7 @@ def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
     pytest.raises(SpecdecError, TrainingTimeTest, backward="egaer").match("backward")
 
 
-def test_the_hand_written_backward_pass_passes_gradcheck_and_the_draft_vocabulary_keeps_the_most_frequent():
+def test_the_backward_pass_passes_gradcheck_and_the_draft_vocabulary_keeps_the_most_frequent():
     torch.manual_seed(0)
     random = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
     assert torch.autograd.gradcheck(

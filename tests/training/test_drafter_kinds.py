@@ -1,4 +1,6 @@
-"""Drafters of every kind: GRIFFIN's alignment by hand; nothing leaks; each is made, taught, decodes losslessly, learns online."""
+"""Drafters of every kind: GRIFFIN's alignment by hand; nothing leaks; each is made, taught, decodes
+losslessly, learns online.
+"""
 
 import copy
 from dataclasses import replace
@@ -152,7 +154,8 @@ def test_one_is_made_taught_and_decodes(tmp_path, name, layers):
         cycles += len(decoded.cycles)
         ids = torch.tensor([prompt + list(decoded.tokens)])
         texts.append(TokenBatch(ids, (torch.arange(ids.shape[1]) >= len(prompt))[None]))
-    # In double precision: where the drafter likes two tokens alike, float32 rounds them apart in its own way on each processor.
+    # In double precision: where the drafter likes two tokens alike, float32 rounds them apart in
+    # its own way on each processor.
     network, target = load_network(folder, model).double(), copy.deepcopy(model).double()
     measured = draft_accuracy(network, FrozenTarget(target, network.config.taps), texts, drafts=3)
     assert measured["cycles"] == cycles
@@ -195,9 +198,7 @@ def test_it_learns_every_few_cycles_from_the_newest_tokens_and_what_was_served_t
     for pair in (random_pair(drafter_fields={"hidden": 16}), shared_bigrams()):
         pytest.raises(SpecdecError, OnlineDrafter, pair).match("only EAGLE's layers")
     never = OnlineConfig(every=0)
-    pytest.raises(SpecdecError, OnlineDrafter, random_pair(), config=never).match(
-        "every must be at least 1, got 0"
-    )
+    pytest.raises(SpecdecError, OnlineDrafter, random_pair(), config=never).match("every must be")
     online = OnlineDrafter(
         random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5)
     )
@@ -275,7 +276,9 @@ def test_other_drafters_learn_where_they_were_corrected(name):
 
 
 def kind(name: str, steps: int, *marks, levels: int = 8, reached: float = 0.9, **settings):
-    """levels: of the chain, where the drafter has no end of its own. reached: of the tokens per cycle that they allow."""
+    """levels: of the chain, where the drafter has no end of its own. reached: of the tokens per
+    cycle that they allow.
+    """
     return pytest.param(name, steps, levels, reached, settings, id=f"{name}-{levels}", marks=marks)
 
 

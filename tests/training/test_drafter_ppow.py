@@ -1,4 +1,6 @@
-"""PPOW and its kin: hand-computed cases, windows against the engine, a gradient check, a toy problem, the trainer."""
+"""PPOW and its kin: hand-computed cases, windows against the engine, a gradient check, a toy
+problem, the trainer.
+"""
 
 import itertools
 import math
@@ -15,8 +17,8 @@ from fakes.pairs import spread
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.models.eagle_files import save_drafter
 from specdec.models.eagle_drafter import EagleDrafter
+from specdec.models.eagle_files import save_drafter
 from specdec.models.eagle_network import EagleConfig, EagleNetwork
 from specdec.models.target import Target
 from specdec.training.drafter import eagle3
@@ -56,7 +58,8 @@ def test_windows_rewards_advantages_verification_and_divergences_by_hand():
     assert found[0].tolist() == pytest.approx([-0.5, 0.5, 0.0, 0.0, -2 / 3, 2 / 3])
     # 0.893 eight times has a mean that differs from it in float32; delta must not blow that up
     assert not group_advantages(torch.full((1, 24), 0.893), 8, 1e-6).any()
-    # P = (1/2, 1/2, 0, 0): H = ln 2, C = 1 - 1/2; over the draft vocabulary {0, 2} P is (1, 0), Q = (1/4, 3/4)
+    # P = (1/2, 1/2, 0, 0): H = ln 2, C = 1 - 1/2; over the draft vocabulary {0, 2} P is (1, 0), Q =
+    # (1/4, 3/4)
     found = ppow_module.criticality(
         log(0.5, 0.5, 0.0, 0.0)[None], log(0.25, 0.75)[None], torch.tensor([0, 2])
     )
@@ -72,7 +75,8 @@ def test_windows_rewards_advantages_verification_and_divergences_by_hand():
     assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
     assert clipped.tolist() == [True, False, False, True, False]
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1]])
-    # a window of 2 at slot i needs answers at i + 1 .. i + 3; from slot 2 on it would straddle two documents
+    # a window of 2 at slot i needs answers at i + 1 .. i + 3; from slot 2 on it would straddle two
+    # documents
     for documents, begins in ((None, [1, 2, 6]), (torch.tensor([[0] * 5 + [1] * 5]), [1, 6])):
         found = ppow_module.window_starts(TokenBatch(torch.zeros_like(mask), mask, documents), 2)[0]
         assert found.nonzero().flatten().tolist() == begins
@@ -123,7 +127,9 @@ TAPS = (2, 3, 4)
 
 
 def chat_network(model, dtype=torch.float32, kept=48) -> EagleNetwork:
-    """A random drafter for `chat_target`, over a part of its vocabulary, that says different things in different places."""
+    """A random drafter for `chat_target`, over a part of its vocabulary, that says different things
+    in different places.
+    """
     torch.manual_seed(5)
     vocabulary = model.config.vocab_size
     network = EagleNetwork(EagleConfig(32, 48, 2, 1, vocabulary, kept, 32, taps=TAPS))
@@ -454,7 +460,8 @@ def learned(objective) -> Unigram:
 
 
 def test_windows_teach_what_likelihood_does_not():
-    """A drafter that knows frequencies alone: likelihood has it say 1 three times in four, and then the first token of a
+    """A drafter that knows frequencies alone: likelihood has it say 1 three times in four, and then
+    the first token of a
     window is wrong. The reward of whole windows has it say 0, which is right at least once."""
     token_level = learned(Supervised(LossRules(1)))
     assert float(token_level.likely.detach().softmax(-1)[1]) == pytest.approx(0.75, abs=0.03)
@@ -552,7 +559,8 @@ def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, capsys):
     assert same_weights(whole, continued(tmp_path / "cut", objective, first))
     curve = curve_of(tmp_path / "whole")
     pd.testing.assert_frame_equal(curve, curve_of(tmp_path / "cut"))
-    logged = "reward accepted_tok kl zero_variance_frac proximity_frac paid_frac epsilon clip_frac hard_frac none_frac".split()
+    logged = ["reward", "accepted_tok", "kl", "zero_variance_frac", "proximity_frac", "paid_frac"]
+    logged += ["epsilon", "clip_frac", "hard_frac", "none_frac"]
     assert curve["epsilon"].nunique() == 1 and curve["paid_frac"].max() > 0
     assert curve[logged].notna().all().all() and (curve["clip_frac"] > 0).any()
     assert curve["held_out_tau_chain"].notna().tolist() == [True, False] * 3

@@ -1,4 +1,6 @@
-"""Every preset of a training is the one in presets.yml: whoever changes a number changes it there, and says whose it is."""
+"""Every preset of a training is the one in presets.yml: whoever changes a number changes it there,
+and says whose it is.
+"""
 
 from dataclasses import asdict, replace
 from pathlib import Path

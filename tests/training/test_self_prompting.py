@@ -1,4 +1,6 @@
-"""Generated chats: answers are the target's own, nothing twice, nothing of a benchmark, and stopping changes nothing."""
+"""Generated chats: answers are the target's own, nothing twice, nothing of a benchmark, and
+stopping changes nothing.
+"""
 
 import json
 import random
@@ -241,7 +243,8 @@ def test_tokens_are_drawn_around_what_a_user_says_and_only_new_ones_are_read(tin
 def test_the_command_says_what_the_folder_holds(tiny, tmp_path, config, capsys):
     assert "1,000 answer tokens take about" in estimate_chats(tiny, config, 1000)
     assert estimate_chats(tiny, config, 2_000_000).endswith("and 24 MB.")
-    arguments = f"generate-data tiny --out {tmp_path}/out --rows 3 --prompts {config.prompts} --tokens".split()
+    places = f"--out {tmp_path}/out --prompts {config.prompts}"
+    arguments = f"generate-data tiny {places} --rows 3 --tokens".split()
     assert cli.main([*arguments, "0.05k", "--estimate"]) == 0
     assert (
         not (tmp_path / "out").exists() and "50 answer tokens take about" in capsys.readouterr().err
@@ -253,7 +256,9 @@ def test_the_command_says_what_the_folder_holds(tiny, tmp_path, config, capsys):
 
 
 def continued(text, replies, *arguments):
-    """(tokens that each forward read, what was written) of `_Text.continued` where these tokens are the likeliest."""
+    """(tokens that each forward read, what was written) of `_Text.continued` where these tokens are
+    the likeliest.
+    """
     steps, read = text.continued(*arguments), []
     try:
         forward = next(steps)
