@@ -4,7 +4,7 @@ import contextlib
 
 
 class Bar(contextlib.nullcontext):
-    """In place of tqdm, for `monkeypatch`. made: every bar of a test, which empties the list first."""
+    """In place of tqdm. made: every bar of a test, which empties the list first."""
 
     made: list["Bar"] = []
 

@@ -76,7 +76,7 @@ def output_of(given) -> TargetOutput:
 
 
 def slow_state(net, given, row, slot, step, allowed, memory):
-    """State of one slot after one step, by the definition: one query, a list of keys, no batching."""
+    """State of one slot after one step, by the definition: one query, a list of keys."""
     key = (row, slot, step)
     if key in memory:
         return memory[key]["state"]
@@ -311,7 +311,7 @@ def test_a_resumed_run_on_time_reads_the_text_it_began_with(tmp_path, monkeypatc
 
 
 class HeadToZero(Objective):
-    """A stand-in for objectives to come: it is given all it needs and knows nothing of the trainer."""
+    """A stand-in for objectives to come: it is given all it needs."""
 
     def __call__(self, drafter, target, batch):
         output = target(batch)

@@ -92,7 +92,7 @@ def scene():
 
 
 def network_of_kind(model, name):
-    """A random one, over a part of the vocabulary, that says different things in different places."""
+    """A random one, over a part of the vocabulary."""
     counts = np.arange(model.config.vocab_size) % 50
     network = new_network(model, SETTINGS, counts, 0, OBJECTIVES[name].network)
     spread(network, 5)
