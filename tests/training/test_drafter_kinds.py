@@ -202,7 +202,7 @@ def test_it_learns_every_few_cycles_from_the_newest_tokens_and_what_was_served_t
     online = OnlineDrafter(
         random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5)
     )
-    assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.begins == ()
+    assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.held_out == ()
     assert online.run.objective == objective_named("osd")
     steps = []
 
