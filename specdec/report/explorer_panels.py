@@ -1,9 +1,7 @@
-"""Snapshots as panels of shapes: the text, the tree, the answers and the time; each as SVG, all of
-them as one figure.
+"""Snapshots as panels of shapes: the text, the tree, the answers and the time.
 
     Snapshot ──▶ Panel (rectangles, lines, texts) ──▶ svg(panel) for a browser
-                                                 └──▶ figure(panels) for papers: the same shapes by
-                                                 matplotlib
+                                                 └──▶ figure(panels) for papers, by matplotlib
 
 Everything shown by colour is also shown by a border, a dash or lightness.
 """
@@ -14,7 +12,7 @@ import functools
 import math
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -23,30 +21,33 @@ from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report.figures import RULES
 
 WIDTH = 1080
-PAPER, INK, FAINT, LINE = "#ffffff", "#1a1a1a", "#767676", "#b5b5b5"
-WRITTEN = "#d3e8e0"  # accepted in an earlier cycle
+PAPER = "#ffffff"
+INK = "#1a1a1a"
+FAINT = "#767676"
+LINE = "#b5b5b5"
+# of a token accepted in an earlier cycle
+WRITTEN = "#d3e8e0"
 FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
-ADVANCE = 0.602  # of a character of that font, in its size
-BOX, PITCH, GAP = 18, 23, 24  # height of a node, distance of rows and of columns, in pixels
-MARK, BAR = 5, 13  # height of a lane's mark below a token, distance of the bars of answers
+# width of a character of that font, in its size
+ADVANCE = 0.602
+# height of a node, distance of rows and of columns, in pixels
+BOX = 18
+PITCH = 23
+GAP = 24
+# height of a lane's mark below a token, distance of the bars of answers
+MARK = 5
+BAR = 13
 PIXELS_PER_INCH = 96
 SHOWN_CHARACTERS = 11
-_PLACED = (
-    "x",
-    "y",
-    "x1",
-    "y1",
-    "x2",
-    "y2",
-    "width",
-    "height",
-)  # numbers of a shape, in the order of its element
+# numbers of a shape, in the order of its element
+_PLACED = ("x", "y", "x1", "y1", "x2", "y2", "width", "height")
 
 
 @dataclass
 class Panel:
-    """Shapes on a rectangle of `width` x `height` pixels, in drawing order. label: a description in
-    words.
+    """Shapes on a rectangle of `width` x `height` pixels, in drawing order.
+
+    label: a description in words.
     """
 
     width: float
@@ -55,32 +56,31 @@ class Panel:
     label: str = ""
 
     def rect(self, x, y, width, height, fill=PAPER, stroke="none", **more) -> None:
-        """more: weight (of the border), dash, tip (shown when pointed at), kind and node (what it
-        represents).
-        """
-        self.shapes.append(
-            dict(
-                shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke, **more
-            )
-        )
+        """more: weight (of the border), dash, tip (shown when pointed at), kind and node."""
+        shape = dict(shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke)
+        self.shapes.append(shape | more)
 
     def line(self, x1, y1, x2, y2, stroke=LINE, **more) -> None:
         self.shapes.append(dict(shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, **more))
 
     def text(self, x, y, words: str, size=11, fill=INK, **more) -> None:
-        """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind, on (kind
-        of the box below).
+        """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind, on.
+
+        on: kind of the box below.
         """
-        self.shapes.append(
-            dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill, **more)
-        )
+        shape = dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill)
+        self.shapes.append(shape | more)
 
     def moved(self, by: float, *names: str) -> list[dict]:
         """Its shapes, with these coordinates further on."""
-        return [
-            shape | {name: shape[name] + by for name in names if name in shape}
-            for shape in self.shapes
-        ]
+        shapes = []
+        for shape in self.shapes:
+            shape = dict(shape)
+            for name in names:
+                if name in shape:
+                    shape[name] += by
+            shapes.append(shape)
+        return shapes
 
 
 def cells(words: str) -> int:
@@ -94,48 +94,53 @@ def wide(words: str, size: float = 11) -> float:
 
 
 def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
-    """The text: accepted in this cycle (dark), rejected (struck out), bonus (orange), earlier
-    tokens (pale), the rest (grey).
+    """The text: accepted in this cycle (dark), rejected (struck out), bonus (orange), the rest.
 
-    Several lanes share one text: below each token each lane has a mark, in order.
+    Earlier tokens are pale, later ones grey. Several lanes share one text: below each token each
+    lane has a mark, in order.
     """
-    (lane, cycle), several, size, x, y = lanes[0], len(lanes) > 1, 12, 4.0, 16.0
-    panel = Panel(width, 0, label="; ".join(_written(*one) for one in lanes))
-    marks = [{place: kind for place, _, kind in _spoken(*one)} for one in lanes] if several else []
-    row = 20 + MARK * len(marks) + 2 * several
+    lane, cycle = lanes[0]
+    label = "; ".join(_written(lane, cycle) for lane, cycle in lanes)
+    panel = Panel(width, 0, label=label)
+    # 1. what each lane did with each token
+    marks: list[dict[int, str]] = []
+    row = 20
+    if len(lanes) > 1:
+        for other, number in lanes:
+            marks.append({place: kind for place, _, kind in _spoken(other, number)})
+        row = 22 + MARK * len(marks)
+    x = 4.0
+    y = 16.0
     for place, words, kind in _spoken(lane, cycle):
+        # 2. the token, in the next line if it does not fit
         kinds = [mark.get(place, "ahead") for mark in marks]
-        if several and place < 0:
-            continue
-        if several:
+        if marks:
+            if place < 0:
+                continue
             kind = "ahead" if set(kinds) == {"ahead"} else "first"
         shown = printable(words.replace("\n", "⏎").replace("\t", "⇥"))
-        reach = wide(shown, size) + 4
+        reach = wide(shown, 12) + 4
         if x + reach > width - 4 and x > 4:
-            x, y = 4.0, y + row
+            x = 4.0
+            y += row
         fill, border, ink = TEXT_LOOKS[kind]
         if fill or border:
-            panel.rect(
-                x, y - 14, reach - 1, 18, fill or PAPER, border or "none", weight=1, kind=kind
-            )
+            box = (x, y - 14, reach - 1, 18, fill or PAPER, border or "none")
+            panel.rect(*box, weight=1, kind=kind)
         look = dict(kind=kind, on=kind, struck=kind == "refused", bold=kind == "accepted")
-        panel.text(x + 2, y, shown, size, ink, **look)
+        panel.text(x + 2, y, shown, 12, ink, **look)
+        # 3. the marks of several lanes
         for number, mark in enumerate(kinds):
             fill, border, _ = TEXT_LOOKS[mark]
             if fill or border:
-                look = dict(weight=0.8, kind=mark, tip=f"{lanes[number][0].name}: {mark}")
-                panel.rect(
-                    x,
-                    y + 5 + MARK * number,
-                    reach - 1,
-                    MARK - 1,
-                    fill or PAPER,
-                    border or "none",
-                    **look,
-                )
+                top = y + 5 + MARK * number
+                box = (x, top, reach - 1, MARK - 1, fill or PAPER, border or "none")
+                tip = f"{lanes[number][0].name}: {mark}"
+                panel.rect(*box, weight=0.8, kind=mark, tip=tip)
         x += reach
         if "\n" in words:
-            x, y = 4.0, y + row
+            x = 4.0
+            y += row
     panel.height = y + row - 12
     return panel
 
@@ -144,10 +149,16 @@ def _written(lane: Lane, cycle: int) -> str:
     """A lane's cycle as a description in words."""
     words: dict[str, list[str]] = {"accepted": [], "refused": [], "bonus": []}
     for _, token, kind in _spoken(lane, cycle):
-        words.get(kind, []).append(repr(token))
-    end = lane.cycles[cycle].position + 1 if lane.cycles else len(lane.tokens)
-    done = [f"{kind} {' '.join(tokens)}" for kind, tokens in words.items() if tokens]
-    return ", ".join([f"{lane.name}: text so far {''.join(lane.tokens[:end])!r}", *done])
+        if kind in words:
+            words[kind].append(repr(token))
+    end = len(lane.tokens)
+    if lane.cycles:
+        end = lane.cycles[cycle].position + 1
+    parts = [f"{lane.name}: text so far {''.join(lane.tokens[:end])!r}"]
+    for kind, tokens in words.items():
+        if tokens:
+            parts.append(f"{kind} {' '.join(tokens)}")
+    return ", ".join(parts)
 
 
 # (fill, border, ink) of a token by what became of it
@@ -163,27 +174,32 @@ TEXT_LOOKS = {
 }
 
 
-def _spoken(lane: Lane, cycle: int):
+def _spoken(lane: Lane, cycle: int) -> Iterator[tuple[int, str, str]]:
     """(its place or -1, text, outcome) for each token up to this cycle's end, and beyond."""
     if not lane.cycles:
-        yield from ((place, words, "first") for place, words in enumerate(lane.tokens))
+        for place, words in enumerate(lane.tokens):
+            yield place, words, "first"
         return
-    end = 0
     yield 0, lane.tokens[0], "root" if lane.cycles[cycle].position == 0 else "first"
-    for number, one in enumerate(lane.cycles[: cycle + 1]):
-        now, begin = number == cycle, one.position + 1
-        end = begin + one.kept_tok
+    end = 0
+    for number, snapshot in enumerate(lane.cycles[: cycle + 1]):
+        now = number == cycle
+        begin = snapshot.position + 1
+        end = begin + snapshot.kept_tok
         for place in range(begin, end):
-            if place - begin < one.accepted_tok:
-                kind = "accepted" if now else "was accepted"
-            else:
-                if now and one.refused is not None:
-                    yield -1, one.refused, "refused"
-                kind = "bonus" if now else "was bonus"
+            kind = "accepted"
+            if place - begin >= snapshot.accepted_tok:
+                kind = "bonus"
+                if now and snapshot.refused is not None:
+                    yield -1, snapshot.refused, "refused"
+            if not now:
+                kind = f"was {kind}"
+            # the last token of the cycle before is the root of this one's tree
             if number == cycle - 1 and place == end - 1:
                 kind = "root"
             yield place, lane.tokens[place], kind
-    yield from ((end + place, words, "ahead") for place, words in enumerate(lane.tokens[end:]))
+    for place in range(end, len(lane.tokens)):
+        yield place, lane.tokens[place], "ahead"
 
 
 @dataclass(frozen=True)
@@ -202,12 +218,17 @@ class Drawn:
 
     @property
     def width(self) -> float:
-        return wide(self.words) + (wide(self.numbers, 8) + 6 if self.numbers else 0) + 12
+        width = wide(self.words) + 12
+        if self.numbers:
+            width += wide(self.numbers, 8) + 6
+        return width
 
     @property
     def reach(self) -> float:
         """Its width with the tag that counts hidden children."""
-        return self.width + (wide(f"+{self.hidden}", 8) + 8 if self.hidden else 0)
+        if not self.hidden:
+            return self.width
+        return self.width + wide(f"+{self.hidden}", 8) + 8
 
 
 # (fill, border, ink, width of the border, dashed) of a box by its kind
@@ -222,181 +243,178 @@ NODE_LOOKS = {
 
 
 def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False) -> Panel:
-    """The draft tree, root left. Numbers in a box: probability after its parent, cumulative log-
-    probability of its path.
+    """The draft tree, root left.
 
-    folded: nodes whose descendants are drawn as one box. cut: draw nodes cut off by SIZE one by
-    one; otherwise their number.
+    Numbers in a box: probability after its parent, cumulative log-probability of its path. folded:
+    nodes whose descendants are drawn as one box. cut: draw nodes cut off by SIZE one by one;
+    otherwise their number.
     """
     boxes, parents = drawn_boxes(snapshot, set(folded), cut)
     depth, row = places(parents)
-    columns = [
-        max(box.reach for box, d in zip(boxes, depth, strict=True) if d == n)
-        for n in range(max(depth) + 1)
-    ]
+    # 1. columns as wide as their widest box
+    columns = [0.0] * (max(depth) + 1)
+    for box, level in zip(boxes, depth, strict=True):
+        columns[level] = max(columns[level], box.reach)
     left = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
-    path = " ".join(repr(snapshot.token[node]) for node in snapshot.accepted[1:]) or "nothing"
-    told = f"Draft tree after {snapshot.token[0]!r}: {tree_words(snapshot)}; accepted {path}"
-    told += "" if snapshot.bonus is None else f", then the bonus token {snapshot.bonus!r}"
-    panel = Panel(left[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10, label=told)
     middle = [8 + place * PITCH + BOX / 2 for place in row]
-    for box, parent, d, own in zip(boxes, parents, depth, range(len(boxes)), strict=True):
-        if parent >= 0:
-            on_path = box.kind in ("accepted", "bonus")
-            look = (
-                dict(stroke=ACCEPTED, weight=3)
-                if on_path
-                else dict(stroke=LINE, weight=1, dash=box.kind == "cut")
-            )
-            panel.line(
-                left[d - 1] + boxes[parent].reach, middle[parent], left[d], middle[own], **look
-            )
-    for box, d, y in zip(boxes, depth, middle, strict=True):
-        fill, border, ink, weight, dash = NODE_LOOKS[box.kind]
-        width = box.width
-        if box.hidden:
-            tip = f"{counted(box.hidden, 'child', 'children')} drafted and cut: never verified"
-            panel.rect(
-                left[d] + width,
-                y - 6,
-                box.reach - width,
-                12,
-                PAPER,
-                FAINT,
-                weight=0.8,
-                dash=True,
-                tip=tip,
-            )
-            panel.text(left[d] + width + 3, y + 3, f"+{box.hidden}", 8, FAINT)
-        look = dict(weight=weight, dash=dash, tip=box.tip, kind=box.kind, node=box.node)
-        panel.rect(left[d], y - BOX / 2, width, BOX, fill, border, **look)
-        panel.text(
-            left[d] + 6,
-            y + 4,
-            box.words,
-            11,
-            ink,
-            on=box.kind,
-            bold=box.kind in ("accepted", "bonus"),
-        )
-        panel.text(left[d] + width - 6, y + 3, box.numbers, 8, ink, on=box.kind, anchor="end")
+    label = _tree_label(snapshot)
+    panel = Panel(left[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10, label=label)
+    # 2. lines below the boxes
+    for number, (box, parent) in enumerate(zip(boxes, parents, strict=True)):
+        if parent < 0:
+            continue
+        begin = left[depth[parent]] + boxes[parent].reach
+        line = (begin, middle[parent], left[depth[number]], middle[number])
+        if box.kind in ("accepted", "bonus"):
+            panel.line(*line, stroke=ACCEPTED, weight=3)
+        else:
+            panel.line(*line, weight=1, dash=box.kind == "cut")
+    # 3. the boxes
+    for box, level, y in zip(boxes, depth, middle, strict=True):
+        _draw_box(panel, box, left[level], y)
     return panel
+
+
+def _tree_label(snapshot: Snapshot) -> str:
+    """A cycle's tree in words."""
+    path = " ".join(repr(snapshot.token[node]) for node in snapshot.accepted[1:])
+    label = f"Draft tree after {snapshot.token[0]!r}: {tree_words(snapshot)}"
+    label += f"; accepted {path or 'nothing'}"
+    if snapshot.bonus is not None:
+        label += f", then the bonus token {snapshot.bonus!r}"
+    return label
+
+
+def _draw_box(panel: Panel, box: Drawn, x: float, y: float) -> None:
+    """A box with its words and numbers, around the height y."""
+    fill, border, ink, weight, dash = NODE_LOOKS[box.kind]
+    end = x + box.width
+    if box.hidden:
+        tip = f"{counted(box.hidden, 'child', 'children')} drafted and cut: never verified"
+        tag = (end, y - 6, box.reach - box.width, 12, PAPER, FAINT)
+        panel.rect(*tag, weight=0.8, dash=True, tip=tip)
+        panel.text(end + 3, y + 3, f"+{box.hidden}", 8, FAINT)
+    look = dict(weight=weight, dash=dash, tip=box.tip, kind=box.kind, node=box.node)
+    panel.rect(x, y - BOX / 2, box.width, BOX, fill, border, **look)
+    bold = box.kind in ("accepted", "bonus")
+    panel.text(x + 6, y + 4, box.words, 11, ink, on=box.kind, bold=bold)
+    panel.text(end - 6, y + 3, box.numbers, 8, ink, on=box.kind, anchor="end")
 
 
 def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[Drawn], list[int]]:
     """The boxes to draw, root first, and the index of each one's parent (-1 for the root)."""
+    # 1. children as far as they are drawn, and how many are not
     children: list[list[int]] = [[] for _ in snapshot.token]
+    hidden = [0] * len(snapshot.token)
     for node, parent in enumerate(snapshot.parent[1:], start=1):
-        children[parent].append(node)
-    path, boxes, parents = set(snapshot.accepted), [], []
-
-    def put(box: Drawn, parent: int) -> int:
-        boxes.append(box)
+        if cut or snapshot.verified[node]:
+            children[parent].append(node)
+        else:
+            hidden[parent] += 1
+    # 2. level by level
+    path = set(snapshot.accepted)
+    boxes: list[Drawn] = []
+    parents: list[int] = []
+    queue = [(0, -1)]
+    while queue:
+        node, parent = queue.pop(0)
+        place = len(boxes)
+        boxes.append(_node_box(snapshot, node, node in path, hidden[node]))
         parents.append(parent)
-        return len(boxes) - 1
-
-    waiting = [(0, -1)]
-    while waiting:
-        node, parent = waiting.pop(0)
-        kind = (
-            "root"
-            if not node
-            else "accepted"
-            if node in path
-            else "verified"
-            if snapshot.verified[node]
-            else "cut"
-        )
-        shown = [child for child in children[node] if cut or snapshot.verified[child]]
-        own = put(_node_box(snapshot, node, kind, len(children[node]) - len(shown)), parent)
-        if node in folded and shown and node not in path:
-            below = _descendants(children, node, cut, snapshot.verified)
+        if node in folded and children[node] and node not in path:
+            below = _descendants(children, node)
             tip = f"{counted(below, 'node')} folded: double click to unfold"
-            put(Drawn(node, "folded", f"▸ {below}", tip=tip), own)
+            boxes.append(Drawn(node, "folded", f"▸ {below}", tip=tip))
+            parents.append(place)
             continue
-        waiting += [(child, own) for child in shown]
+        queue += [(child, place) for child in children[node]]
         if node == snapshot.accepted[-1] and snapshot.bonus is not None:
-            put(
-                Drawn(
-                    -1,
-                    "bonus",
-                    readable(snapshot.bonus),
-                    tip="bonus token: the target's own choice",
-                ),
-                own,
-            )
+            tip = "bonus token: the target's own choice"
+            boxes.append(Drawn(-1, "bonus", readable(snapshot.bonus), tip=tip))
+            parents.append(place)
     return boxes, parents
 
 
-def _descendants(children, node: int, cut: bool, verified) -> int:
-    return sum(
-        (cut or verified[child]) + _descendants(children, child, cut, verified)
-        for child in children[node]
-    )
+def _descendants(children: list[list[int]], node: int) -> int:
+    return sum(1 + _descendants(children, child) for child in children[node])
 
 
-def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
-    words, score = readable(snapshot.token[node]), snapshot.score[node]
+def _node_box(snapshot: Snapshot, node: int, on_path: bool, hidden: int) -> Drawn:
+    words = readable(snapshot.token[node])
     if not node:
-        return Drawn(0, kind, words, tip="root: the last token that was certain", hidden=hidden)
-    own = math.exp(min(0.0, score - snapshot.score[snapshot.parent[node]]))
-    outcome = {
-        "accepted": "accepted",
-        "verified": "verified, refused",
-        "cut": "cut by SIZE: never verified",
-    }[kind]
-    tip = f"{snapshot.token[node]!r}: {outcome}; probability {own:.3f} after its parent, path {math.exp(score):.3f}"
-    return Drawn(node, kind, words, f"{own:.2f} {score:.1f}", f"{tip} (log {score:.2f})", hidden)
+        tip = "root: the last token that was certain"
+        return Drawn(0, "root", words, tip=tip, hidden=hidden)
+    if on_path:
+        kind = "accepted"
+        outcome = "accepted"
+    elif snapshot.verified[node]:
+        kind = "verified"
+        outcome = "verified, refused"
+    else:
+        kind = "cut"
+        outcome = "cut by SIZE: never verified"
+    score = snapshot.score[node]
+    chance = math.exp(min(0.0, score - snapshot.score[snapshot.parent[node]]))
+    tip = f"{snapshot.token[node]!r}: {outcome}; probability {chance:.3f} after its parent"
+    tip += f", path {math.exp(score):.3f} (log {score:.2f})"
+    return Drawn(node, kind, words, f"{chance:.2f} {score:.1f}", tip, hidden)
 
 
 def tree_words(snapshot: Snapshot) -> str:
     """The size of a cycle's tree in words: nodes are drafted tokens, excluding the root."""
-    (total_tokens, depth, top_k), drafted = snapshot.tree, len(snapshot.token) - 1
+    total_tokens, depth, top_k = snapshot.tree
     if not top_k:
         return "nothing drafted"
-    nodes = (
-        f"{total_tokens - 1} of {drafted} nodes"
-        if drafted >= total_tokens
-        else counted(total_tokens - 1, "node")
-    )
+    drafted = len(snapshot.token) - 1
+    nodes = counted(total_tokens - 1, "node")
+    if drafted >= total_tokens:
+        nodes = f"{total_tokens - 1} of {drafted} nodes"
     return f"root + {nodes}, depth {depth} (paths of {depth + 1}), k {top_k}"
 
 
 def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
-    """The policy's questions in this cycle and its network's outputs: a bar per choice, the chosen
-    one dark.
+    """The policy's questions in this cycle and its network's outputs.
+
+    There is a bar per choice, the chosen one dark.
     """
-    asked = [f"{one.kind} after call {one.expansions + 1}: {one.answer}" for one in snapshot.asked]
-    panel, y = (
-        Panel(width, 0, label=f"Answers of {name}: {'; '.join(asked) or snapshot.note or 'none'}"),
-        14,
-    )
+    words = []
+    for asked in snapshot.asked:
+        words.append(f"{asked.kind} after call {asked.expansions + 1}: {asked.answer}")
+    label = f"Answers of {name}: {'; '.join(words) or snapshot.note or 'none'}"
+    panel = Panel(width, 0, label=label)
+    # 1. the policy and its tree
     tree = " / ".join(map(str, snapshot.tree))
-    panel.text(4, y, fitted(name, width, 12), 12, bold=True)
-    y = _lines(panel, 4, y + 14, f"tree {tree}: {tree_words(snapshot)}", width, FAINT) + 4
-    flags = [one for one in snapshot.asked if len(one.labels) == 2 and one.kind == "extend"]
+    panel.text(4, 14, fitted(name, width, 12), 12, bold=True)
+    y = _lines(panel, 4, 28, f"tree {tree}: {tree_words(snapshot)}", width, FAINT) + 4
+    # 2. a line for each answer of yes or no
+    flags = [asked for asked in snapshot.asked if asked.kind == "extend" and len(asked.labels) == 2]
     if flags:
         panel.text(4, y, "EXTEND: probability of continuing", 10)
-        for one in flags:
+        for asked in flags:
             y += BAR
-            label, share = f"after call {one.expansions + 1}", one.values[1]
-            _bar(panel, 4, y, width, label, share, f"{share:.2f}", one.chosen == 1)
-            panel.text(width - 4, y, one.answer, 10, bold=True, anchor="end")
+            call = f"after call {asked.expansions + 1}"
+            chance = asked.values[1]
+            _bar(panel, (4, y, width), call, chance, f"{chance:.2f}", asked.chosen == 1)
+            panel.text(width - 4, y, asked.answer, 10, bold=True, anchor="end")
         y += 18
-    rest = [one for one in snapshot.asked if one not in flags]
-    valued = [one for one in rest if one.unit == "value" and one.kind == "extend"]
+    # 3. of several questions by value only the last is drawn
+    rest = [asked for asked in snapshot.asked if asked not in flags]
+    valued = [asked for asked in rest if asked.unit == "value" and asked.kind == "extend"]
     if len(valued) > 1:
-        calls = ", ".join(str(one.expansions + 1) for one in valued[:-1])
+        calls = ", ".join(str(asked.expansions + 1) for asked in valued[:-1])
         y = _lines(panel, 4, y, f"EXTEND after call {calls}: {valued[0].answer}", width)
-    blocks = [one for one in rest if one not in valued[:-1]]
-    columns = 2 if len([one for one in blocks if one.labels]) > 1 else 1
+    # 4. the others in one column or two
+    blocks = [asked for asked in rest if asked not in valued[:-1]]
+    columns = 2 if sum(bool(asked.labels) for asked in blocks) > 1 else 1
     ends = [y] * columns
-    for number, one in enumerate(blocks):
+    for number, asked in enumerate(blocks):
         column = number % columns
-        ends[column] = _answer(panel, one, 4 + column * width / 2, ends[column], width / columns)
-    y = max(ends)
-    said = "" if snapshot.asked else "no question: the same tree in every cycle"
-    panel.height = _lines(panel, 4, y, snapshot.note or said, width, FAINT)
+        x = 4 + column * width / 2
+        ends[column] = _answer(panel, asked, x, ends[column], width / columns)
+    note = snapshot.note
+    if not note and not snapshot.asked:
+        note = "no question: the same tree in every cycle"
+    panel.height = _lines(panel, 4, max(ends), note, width, FAINT)
     return panel
 
 
@@ -408,40 +426,55 @@ def _lines(panel: Panel, x: float, y: float, words: str, width: float, fill: str
     return y
 
 
-def _answer(panel: Panel, one: Asked, x: float, y: float, width: float) -> float:
+def _answer(panel: Panel, asked: Asked, x: float, y: float, width: float) -> float:
     """One question with its bars; returns where the next begins."""
-    when = f" after call {one.expansions + 1}" if one.kind == "extend" else ""
-    best = (
-        f" (best: {one.labels[one.chosen]})" if one.kind == "extend" and one.unit == "value" else ""
-    )
-    what = {"value": "predicted value, tokens", "probability": "probability"}.get(one.unit, "")
-    what = what if one.labels else "answered without its network" if what else ""
-    y = _lines(panel, x, y, f"{one.kind.upper()}{when}: {one.answer}{best}", width)
+    # 1. the question and the answer
+    title = f"{asked.kind.upper()}: {asked.answer}"
+    if asked.kind == "extend":
+        title = f"EXTEND after call {asked.expansions + 1}: {asked.answer}"
+        if asked.unit == "value":
+            title += f" (best: {asked.labels[asked.chosen]})"
+    what = {"value": "predicted value, tokens", "probability": "probability"}.get(asked.unit, "")
+    if what and not asked.labels:
+        what = "answered without its network"
+    y = _lines(panel, x, y, title, width)
     y = _lines(panel, x, y, what, width, FAINT)
-    low, high = (0.0, 1.0) if one.unit != "value" else (min(one.values), max(one.values))
-    for number, (label, value) in enumerate(zip(one.labels, one.values, strict=True)):
+    # 2. bars from 0 to 1, or from the lowest value to the highest
+    low = 0.0
+    high = 1.0
+    if asked.unit == "value":
+        low = min(asked.values)
+        high = max(asked.values)
+    for number, (label, value) in enumerate(zip(asked.labels, asked.values, strict=True)):
         share = (value - low) / (high - low) if high > low else 1.0
-        _bar(panel, x, y, width, label, share, f"{value:.2f}", number == one.chosen)
+        _bar(panel, (x, y, width), label, share, f"{value:.2f}", number == asked.chosen)
         y += BAR
     return y + 6
 
 
 def _bar(
     panel: Panel,
-    x: float,
-    y: float,
-    width: float,
+    place: tuple[float, float, float],
     label: str,
     share: float,
     number: str,
-    taken: bool,
+    chosen: bool,
 ) -> None:
-    begin, end, size = (x + 94, x + width - 42, 9) if width < 240 else (x + 120, x + width - 96, 10)
-    panel.text(x + 2, y, label, size, bold=taken)
+    """One bar with its label and its number. place: x, y and width of all of it."""
+    x, y, width = place
+    begin = x + 120
+    end = x + width - 96
+    size = 10
+    if width < 240:
+        begin = x + 94
+        end = x + width - 42
+        size = 9
+    panel.text(x + 2, y, label, size, bold=chosen)
     panel.rect(begin, y - 8, end - begin, 9, PAPER, LINE, weight=0.6)
-    kind = "taken" if taken else "choice"
-    panel.rect(begin, y - 8, max(1.0, (end - begin) * share), 9, INK if taken else LINE, kind=kind)
-    panel.text(end + 4, y, number, size, bold=taken)
+    fill = INK if chosen else LINE
+    kind = "taken" if chosen else "choice"
+    panel.rect(begin, y - 8, max(1.0, (end - begin) * share), 9, fill, kind=kind)
+    panel.text(end + 4, y, number, size, bold=chosen)
 
 
 def counted(number: int, one: str, several: str = "") -> str:
@@ -465,56 +498,43 @@ def lines_of(words: str, width: float, size: float = 10) -> list[str]:
 
 
 def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: str = "") -> Panel:
-    """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the
-    whole turn as a strip.
+    """For each lane its cycle's milliseconds by part, its speed so far, and its turn as a strip.
 
     prices: the source of these times.
     """
-    shown = [(lane, number) for lane, number in lanes if lane.cycles]
-    facts = [f"{lane.name}: {facts_of(lane, number)}" for lane, number in shown]
-    panel, y, middle = (
-        Panel(width, 0, label="; ".join(filter(None, [*facts, prices]))),
-        0.0,
-        width * 0.4,
-    )
-    scale = (middle - 16) / max([lane.cycles[number].total_ms for lane, number in shown] or [1.0])
-    strip = (width - 8 - middle) / max(
-        [lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in shown] or [1.0]
-    )
-    for lane, number in shown:
+    drawn = [(lane, number) for lane, number in lanes if lane.cycles]
+    label = [f"{lane.name}: {facts_of(lane, number)}" for lane, number in drawn]
+    if prices:
+        label.append(prices)
+    panel = Panel(width, 0, label="; ".join(label))
+    # 1. one scale for the cycles, and one for the turns
+    middle = width * 0.4
+    longest_ms = max([lane.cycles[number].total_ms for lane, number in drawn] or [1.0])
+    turn_ms = max([lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in drawn] or [1.0])
+    scale = (middle - 16) / longest_ms
+    strip = (width - 8 - middle) / turn_ms
+    y = 0.0
+    for lane, number in drawn:
+        # 2. words
         name = fitted(lane.name, max(90, width / 4), 12)
-        lines = lines_of(facts_of(lane, number), width - wide(name, 12) - 16, 11)
+        begin = wide(name, 12) + 16
         panel.text(4, y + 14, name, 12, bold=True)
-        for line in lines:
+        for line in lines_of(facts_of(lane, number), width - begin, 11):
             y += 14
-            panel.text(wide(name, 12) + 16, y, line, 11)
-        x, own = 4.0, lane.cycles[number].times
+            panel.text(begin, y, line, 11)
+        # 3. the parts of this cycle
+        x = 4.0
         for part in PARTS:
-            look = dict(weight=0.6, tip=f"{part}: {own[part]:.2f} ms", kind=part)
-            panel.rect(x, y + 5, own[part] * scale, 12, SHADES[part], INK, **look)
-            x += own[part] * scale
-        x = float(middle)
-        for place, cycle in enumerate(lane.cycles):
-            now, reach = place == number, cycle.total_ms * strip
-            fill = BONUS if now else WRITTEN if place < number else PAPER
-            tip = (
-                f"cycle {place + 1}: {counted(cycle.kept_tok, 'token')} in {cycle.total_ms:.1f} ms"
-            )
-            panel.rect(
-                x,
-                y + 5,
-                reach,
-                12,
-                fill,
-                INK,
-                weight=1.6 if now else 0.5,
-                tip=tip,
-                kind="cycle",
-                node=place,
-            )
-            x += reach
+            spent_ms = lane.cycles[number].times[part]
+            look = dict(weight=0.6, tip=f"{part}: {spent_ms:.2f} ms", kind=part)
+            panel.rect(x, y + 5, spent_ms * scale, 12, SHADES[part], INK, **look)
+            x += spent_ms * scale
+        # 4. all cycles
+        _strip(panel, lane, number, (middle, y + 5, strip))
         y += 22
-    x, y = 4.0, y + 12
+    # 5. the legend
+    x = 4.0
+    y += 12
     for part in PARTS:
         panel.rect(x, y - 9, 10, 10, SHADES[part], INK, weight=0.6)
         panel.text(x + 14, y, part, 10)
@@ -524,69 +544,98 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
     return panel
 
 
+def _strip(panel: Panel, lane: Lane, number: int, place: tuple[float, float, float]) -> None:
+    """Every cycle of a turn as wide as its time. place: x, y and pixels per millisecond."""
+    x, y, scale = place
+    for index, cycle in enumerate(lane.cycles):
+        tip = f"cycle {index + 1}: {counted(cycle.kept_tok, 'token')} in {cycle.total_ms:.1f} ms"
+        fill = WRITTEN if index < number else PAPER
+        weight = 0.5
+        if index == number:
+            fill = BONUS
+            weight = 1.6
+        look = dict(weight=weight, tip=tip, kind="cycle", node=index)
+        panel.rect(x, y, cycle.total_ms * scale, 12, fill, INK, **look)
+        x += cycle.total_ms * scale
+
+
 def facts_of(lane: Lane, number: int) -> str:
     """One line: this cycle's tokens and time, and the average speed so far."""
-    cycle, speedup = lane.cycles[number], lane.speedup(number)
-    written = f"{cycle.accepted_tok} accepted" + (" + bonus" if cycle.bonus is not None else "")
-    times = f", {speedup:.2f} x plain" if speedup is not None else ""
-    return (
-        f"cycle {number + 1}/{len(lane.cycles)}: {written} in {cycle.total_ms:.1f} ms · "
-        f"{lane.tokens_per_s(number):.1f} tokens/s so far{times}"
-    )
+    cycle = lane.cycles[number]
+    speedup = lane.speedup(number)
+    written = f"{cycle.accepted_tok} accepted"
+    if cycle.bonus is not None:
+        written += " + bonus"
+    speed = f"{lane.tokens_per_s(number):.1f} tokens/s so far"
+    if speedup is not None:
+        speed += f", {speedup:.2f} x plain"
+    count = f"cycle {number + 1}/{len(lane.cycles)}"
+    return f"{count}: {written} in {cycle.total_ms:.1f} ms · {speed}"
 
 
 def svg(panel: Panel, kind: str = "") -> str:
     """The panel as an SVG element for a page; kind: its class."""
     label = escape(printable(panel.label))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" width="{panel.width:.0f}" height="{panel.height:.0f}" '
-        f'viewBox="0 0 {panel.width:.0f} {panel.height:.0f}" font-family="{FONT}" role="img" aria-label="{label}">'
-    ]
-    return "".join((*parts, *map(_element, panel.shapes), "</svg>"))
+    size = f"{panel.width:.0f} {panel.height:.0f}"
+    width, height = size.split()
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" width="{width}" '
+    head += f'height="{height}" viewBox="0 0 {size}" font-family="{FONT}" role="img" '
+    head += f'aria-label="{label}">'
+    return "".join((head, *map(_element, panel.shapes), "</svg>"))
 
 
 def _element(shape: dict) -> str:
     """A shape as an SVG element."""
     place = " ".join(f'{name}="{shape[name]:.1f}"' for name in _PLACED if name in shape)
-    if shape["shape"] != "text":
-        dash = ' stroke-dasharray="3 2"' if shape.get("dash") else ""
-        stroke = f' stroke="{shape["stroke"]}" stroke-width="{shape.get("weight", 1)}"{dash}'
-        if shape["shape"] == "line":
-            return f"<line {place}{stroke}/>"
-        told = {name: shape.get(name) for name in ("kind", "node", "tip")}
-        facts = "".join(
-            f' data-{name}="{escape(str(one))}"'
-            for name, one in told.items()
-            if one not in (None, "")
-        )
-        return f'<rect {place} rx="2" fill="{shape["fill"]}"{stroke}{facts}/>'
-    bold = ' font-weight="bold"' if shape.get("bold") else ""
-    struck = ' text-decoration="line-through"' if shape.get("struck") else ""
-    anchor = f' text-anchor="{shape["anchor"]}"' if shape.get("anchor") else ""
-    kind = "".join(f' data-{name}="{shape[name]}"' for name in ("kind", "on") if shape.get(name))
-    look = f'font-size="{shape["size"]}" fill="{shape["fill"]}"{bold}{struck}{anchor}{kind}'
-    words = escape(shape["words"]).replace(" ", "\u00a0")
-    return f"<text {place} {look}>{words}</text>"
+    if shape["shape"] == "text":
+        look = f'font-size="{shape["size"]}" fill="{shape["fill"]}"'
+        if shape.get("bold"):
+            look += ' font-weight="bold"'
+        if shape.get("struck"):
+            look += ' text-decoration="line-through"'
+        if shape.get("anchor"):
+            look += f' text-anchor="{shape["anchor"]}"'
+        words = escape(shape["words"]).replace(" ", "\u00a0")
+        return f"<text {place} {look}{_data(shape, 'kind', 'on')}>{words}</text>"
+    stroke = f' stroke="{shape["stroke"]}" stroke-width="{shape.get("weight", 1)}"'
+    if shape.get("dash"):
+        stroke += ' stroke-dasharray="3 2"'
+    if shape["shape"] == "line":
+        return f"<line {place}{stroke}/>"
+    data = _data(shape, "kind", "node", "tip")
+    return f'<rect {place} rx="2" fill="{shape["fill"]}"{stroke}{data}/>'
+
+
+def _data(shape: dict, *names: str) -> str:
+    """What the page may ask of a shape."""
+    data = ""
+    for name in names:
+        if shape.get(name) not in (None, ""):
+            data += f' data-{name}="{escape(str(shape[name]))}"'
+    return data
 
 
 def figure(panels: Sequence[Panel], title: str = ""):
     """The panels, one below the other, as a matplotlib figure with 96 pixels per inch."""
     import matplotlib
+    from matplotlib.figure import Figure
 
     sheet = functools.reduce(above, panels)
     top = 24.0 if title else 4.0
-    width, height = sheet.width, sheet.height + top + 4
+    width = sheet.width
+    height = sheet.height + top + 4
     with matplotlib.rc_context(RULES):
-        drawn = matplotlib.figure.Figure(
-            figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH)
-        )
+        drawn = Figure(figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
         axes = drawn.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set(xlim=(0, width), ylim=(height, 0))
         if title:
             _draw_text(axes, dict(x=4, y=17, words=title, size=13, fill=INK, bold=True), 0)
         for shape in sheet.shapes:
-            (_draw_text if shape["shape"] == "text" else _draw_shape)(axes, shape, top)
+            if shape["shape"] == "text":
+                _draw_text(axes, shape, top)
+            else:
+                _draw_shape(axes, shape, top)
     return drawn
 
 
@@ -594,51 +643,49 @@ def _draw_shape(axes, shape: dict, top: float) -> None:
     """A line or a rectangle."""
     from matplotlib.patches import Rectangle
 
-    style = dict(linewidth=0.75 * shape.get("weight", 1))
+    width = 0.75 * shape.get("weight", 1)
     if shape["shape"] == "line":
-        ends = [shape["x1"], shape["x2"]], [shape["y1"] + top, shape["y2"] + top]
-        axes.plot(*ends, zorder=0.9, color=shape["stroke"], **style)
+        x = [shape["x1"], shape["x2"]]
+        y = [shape["y1"] + top, shape["y2"] + top]
+        axes.plot(x, y, zorder=0.9, color=shape["stroke"], linewidth=width)
         return
-    style |= dict(linestyle=(0, (3, 2))) if shape.get("dash") else {}
-    style |= dict(gid=f"{shape['kind']}-{shape['node']}") if shape.get("node") is not None else {}
-    look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], **style)
-    axes.add_patch(
-        Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **look)
-    )
+    look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], linewidth=width)
+    if shape.get("dash"):
+        look["linestyle"] = (0, (3, 2))
+    if shape.get("node") is not None:
+        look["gid"] = f"{shape['kind']}-{shape['node']}"
+    corner = (shape["x"], shape["y"] + top)
+    axes.add_patch(Rectangle(corner, shape["width"], shape["height"], **look))
 
 
 def _draw_text(axes, shape: dict, top: float) -> None:
-    style = dict(
-        fontsize=0.75 * shape["size"],
-        color=shape["fill"],
-        family="DejaVu Sans Mono",
-        parse_math=False,
-    )
-    style |= dict(weight="bold") if shape.get("bold") else {}
-    side = {"end": "right", "middle": "center"}.get(shape.get("anchor"), "left")
-    axes.text(shape["x"], shape["y"] + top, shape["words"], ha=side, va="baseline", **style)
+    look = dict(fontsize=0.75 * shape["size"], color=shape["fill"], va="baseline")
+    look |= dict(family="DejaVu Sans Mono", parse_math=False)
+    look["ha"] = {"end": "right", "middle": "center"}.get(shape.get("anchor"), "left")
+    if shape.get("bold"):
+        look["weight"] = "bold"
+    axes.text(shape["x"], shape["y"] + top, shape["words"], **look)
     if shape.get("struck"):
-        y, end = shape["y"] + top - 4, shape["x"] + wide(shape["words"], shape["size"])
+        y = shape["y"] + top - 4
+        end = shape["x"] + wide(shape["words"], shape["size"])
         axes.plot([shape["x"], end], [y, y], color=shape["fill"], linewidth=1)
 
 
 def above(upper: Panel, lower: Panel, gap: float = 8) -> Panel:
     """Two panels as one, one below the other."""
     moved = lower.moved(upper.height + gap, "y", "y1", "y2")
-    return Panel(
-        max(upper.width, lower.width), upper.height + gap + lower.height, upper.shapes + moved
-    )
+    width = max(upper.width, lower.width)
+    return Panel(width, upper.height + gap + lower.height, upper.shapes + moved)
 
 
 def foldable(snapshot: Snapshot) -> list[int]:
     """Nodes off the accepted path whose descendants can be folded."""
     path = set(snapshot.accepted)
-    inner = {
-        parent
-        for parent, sent in zip(snapshot.parent, snapshot.verified, strict=True)
-        if sent and parent > 0
-    }
-    return sorted(node for node in inner - path if snapshot.parent[node] in path)
+    nodes = set()
+    for parent, verified in zip(snapshot.parent, snapshot.verified, strict=True):
+        if verified and parent > 0 and parent not in path and snapshot.parent[parent] in path:
+            nodes.add(parent)
+    return sorted(nodes)
 
 
 def beside(left: Panel, right: Panel) -> Panel:
@@ -648,8 +695,9 @@ def beside(left: Panel, right: Panel) -> Panel:
 
 
 def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
-    """(depth, row) of every node: leaves take the next free row, an inner node the middle of its
-    children.
+    """(depth, row) of every node.
+
+    Leaves take the next free row, an inner node the middle of its children.
     """
     children: list[list[int]] = [[] for _ in parents]
     depth = [0] * len(parents)
@@ -657,28 +705,38 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
         if parent >= 0:
             children[parent].append(node)
             depth[node] = depth[parent] + 1
-    row, free = [0.0] * len(parents), 0
-    waiting = [(0, False)]
-    while waiting:  # children before their parent, top to bottom
-        node, children_placed = waiting.pop()
+    # children before their parent, top to bottom; without recursion, for long chains
+    row = [0.0] * len(parents)
+    free = 0
+    stack = [(0, False)]
+    while stack:
+        node, has_placed_children = stack.pop()
         if not children[node]:
-            row[node], free = float(free), free + 1
-        elif children_placed:
+            row[node] = float(free)
+            free += 1
+        elif has_placed_children:
             row[node] = (row[children[node][0]] + row[children[node][-1]]) / 2
         else:
-            waiting += [(node, True), *((child, False) for child in reversed(children[node]))]
+            stack.append((node, True))
+            for child in reversed(children[node]):
+                stack.append((child, False))
     return depth, row
 
 
 def readable(token: str) -> str:
     """A token's text with visible white space and limited length."""
-    shown = printable(token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")) or "∅"
-    return shown if len(shown) <= SHOWN_CHARACTERS else shown[: SHOWN_CHARACTERS - 1] + "…"
+    text = token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+    text = printable(text) or "∅"
+    if len(text) > SHOWN_CHARACTERS:
+        text = text[: SHOWN_CHARACTERS - 1] + "…"
+    return text
 
 
 def printable(text: str) -> str:
     """`text` with control characters, which XML forbids, replaced by a dot."""
-    return "".join(
-        "·" if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character
-        for character in text
-    )
+    result = ""
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs", "Cn"):
+            character = "·"
+        result += character
+    return result

@@ -51,9 +51,10 @@ def drawn(
     """
     import matplotlib
     import seaborn
+    from matplotlib.figure import Figure
 
     with seaborn.axes_style("whitegrid"), matplotlib.rc_context(RULES):
-        figure = matplotlib.figure.Figure(figsize=(width_in, height_in))
+        figure = Figure(figsize=(width_in, height_in))
         yield figure, COLOURS
         # 1. a letter at each of several panels
         panels = [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
@@ -316,7 +317,9 @@ def name_ends(axes, names: Collection[str]) -> set[str]:
     gap = 0.15 / (axes.get_position().height * axes.figure.get_figheight())
     for number in range(1, len(heights)):
         heights[number] = max(heights[number], heights[number - 1] + gap)
-    over = max([0.0, *(height - 1 for height in heights[-1:])])
+    over = 0.0
+    if heights:
+        over = max(0.0, heights[-1] - 1)
     for line, height in zip(lines, heights, strict=True):
         look = dict(color=line.get_color(), fontsize=8, va="center")
         place = ((1, height - over), (4, 0), "axes fraction", "offset points")

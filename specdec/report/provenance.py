@@ -1,5 +1,4 @@
-"""The source of numbers, read from their runs: pair, dtype, device, machine, suites, prompts,
-seeds, costs.
+"""Where numbers come from, read from their runs: pair, machine, suites, prompts, seeds, costs.
 
 The scale of a table or figure is computed only here: it is a property of its rows, not a setting.
 Anything not known to be of the papers' scale counts as smaller.
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -17,32 +17,42 @@ import pyarrow.parquet as pq
 from specdec import runs
 from specdec.errors import SpecdecError
 
-LEVELS = ("toy", "laptop", "reduced", "paper")  # a table is as large as its smallest row
+# a table is as large as its smallest row
+LEVELS = ("toy", "laptop", "reduced", "paper")
 TOYS = ("tiny", "small")
 PAPER_PAIRS = (
     *("llama-3.1-8b", "llama-3.3-70b", "vicuna-13b", "deepseek-r1-8b"),
     *("qwen3-8b", "qwen3-14b", "qwen3-32b"),
 )
 BENCHMARKS = (
-    "mt_bench",
-    "humaneval",
-    "gsm8k",
-    "alpaca",
-    "cnn_dm",
-    "nq",
-    "mbpp",
-    "xsum",
-    "wmt14",
-    "mmlu",
+    *("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm"),
+    *("nq", "mbpp", "xsum", "wmt14", "mmlu"),
 )
-POOLED = ("all",)  # names in tables for several suites together
-SAID = ("pair", "dtype", "device", "temperature", "clock")
+# names in tables for several suites together
+POOLED = ("all",)
+# facts that a run's settings or the columns of its tables state
+STATED = ("pair", "dtype", "device", "temperature", "clock")
+EMPTY = {
+    "run": None,
+    "key": None,
+    "pair": None,
+    "dtype": None,
+    "device": None,
+    "machine": None,
+    "suites": [],
+    "prompts": None,
+    "seeds": [],
+    "temperature": None,
+    "clock": None,
+    "prices": None,
+    "commit": None,
+}
 
 
 def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
-    """The provenance of `sources`: Runs, or dicts with the columns of a row if there is no run (a
-    training's curve).
+    """The provenance of `sources`.
 
+    sources: Runs, or dicts with the columns of a row if there is no run (a training's curve).
     shown: the rows that are shown of them, whose suites and prompts the caption counts.
     """
     return Provenance(tuple(_row(source) for source in sources), _counts(shown))
@@ -50,9 +60,11 @@ def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """rows: one dict per source: run, pair, dtype, device, machine, suites, prompts, seeds, prices,
-    commit; None if the
-    run does not say. shown: suites and prompts of what is shown, in words."""
+    """The sources of a table or figure.
+
+    rows: one dict per source with the fields of EMPTY; None if the run does not say. shown: suites
+    and prompts of what is shown, in words.
+    """
 
     rows: tuple[dict, ...]
     shown: str = ""
@@ -68,42 +80,44 @@ class Provenance:
 
     @property
     def label(self) -> str:
-        """The label in every picture and over every table: for each scale the measured pairs,
-        dtypes and devices.
+        """The label in every picture and over every table.
+
+        It has for each scale the measured pairs, dtypes and devices.
         """
         if not self.rows:
             return "nothing measured here"
+        models: dict[str, list[str]] = {}
+        devices: dict[str, list[str]] = {}
+        for row in self.rows:
+            scale = _scale(row)
+            model = f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}".strip()
+            device = {"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device")
+            models.setdefault(scale, []).append(model)
+            devices.setdefault(scale, []).append(device)
         parts = []
-        for scale in dict.fromkeys(map(_scale, self.rows)):
-            rows = [row for row in self.rows if _scale(row) == scale]
-            models = [
-                " ".join(filter(None, (row["pair"] or "unknown pair", row["dtype"])))
-                for row in rows
-            ]
-            devices = [
-                {"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device") for row in rows
-            ]
-            parts.append(f"{scale} scale: {_joined(models)} on {_joined(devices)}")
+        for scale in models:
+            parts.append(f"{scale} scale: {_joined(models[scale])} on {_joined(devices[scale])}")
         return "; ".join(parts)
 
     @property
     def caption(self) -> str:
-        """The label, and what is needed to judge it: machine, what is shown, seeds, costs behind
-        replayed time.
+        """The label, and what is needed to judge it.
+
+        That is machine, what is shown, seeds, and the costs behind replayed time.
         """
         if not self.rows:
             return "Nothing measured here."
-        suites, seeds = (
-            sorted({one for row in self.rows for one in row[name]}) for name in ("suites", "seeds")
-        )
-        written = (
-            "prompts written for this workbook" if any("/" in suite for suite in suites) else ""
-        )
+        parts = [self.label, _joined(row["machine"] for row in self.rows), self.shown]
+        if any("/" in suite for row in self.rows for suite in row["suites"]):
+            parts.append("prompts written for this workbook")
+        seeds = sorted({seed for row in self.rows for seed in row["seeds"]})
+        if seeds:
+            noun = "seed" if len(seeds) == 1 else "seeds"
+            parts.append(f"{noun} {', '.join(map(str, seeds))}")
         prices = _joined(row["prices"] for row in self.rows)
-        facts = [self.label, _joined(row["machine"] for row in self.rows), self.shown, written]
-        facts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "")
-        facts.append(f"time from the costs of {prices}" if prices else "")
-        return ", ".join(filter(None, facts)) + "."
+        if prices:
+            parts.append(f"time from the costs of {prices}")
+        return ", ".join(part for part in parts if part) + "."
 
     def record(self) -> dict:
         """The record for the file beside a table or figure."""
@@ -117,118 +131,107 @@ class Provenance:
 
 def _counts(shown: pd.DataFrame | None) -> str:
     """Number of suites in the rows, and of prompts behind each row, as far as their columns say."""
-    facts, table = [], pd.DataFrame() if shown is None else shown
-    if "suite" in table and (count := table.loc[~table["suite"].isin(POOLED), "suite"].nunique()):
-        facts.append(f"{count} suite{'s' * (count != 1)}")
-    if "prompts" in table and len(
-        counts := pd.to_numeric(table["prompts"], errors="coerce").dropna()
-    ):
-        low, high = int(counts.min()), int(counts.max())
-        facts.append(f"{low}{f' to {high}' * (high > low)} prompt{'s' * (high != 1)} a row")
-    return ", ".join(facts)
+    parts = []
+    if shown is not None and "suite" in shown:
+        count = shown.loc[~shown["suite"].isin(POOLED), "suite"].nunique()
+        if count:
+            parts.append("1 suite" if count == 1 else f"{count} suites")
+    if shown is not None and "prompts" in shown:
+        counts = pd.to_numeric(shown["prompts"], errors="coerce").dropna()
+        if len(counts):
+            low = int(counts.min())
+            high = int(counts.max())
+            span = f"{low}" if low == high else f"{low} to {high}"
+            noun = "prompt" if high == 1 else "prompts"
+            parts.append(f"{span} {noun} a row")
+    return ", ".join(parts)
 
 
-def _joined(values) -> str:
+def _joined(values: Iterable) -> str:
     return " and ".join(dict.fromkeys(str(value) for value in values if value))
 
 
 def _scale(row: dict) -> str:
-    if row["pair"] in TOYS or any(suite.startswith("toy/") for suite in row["suites"]):
+    suites = row["suites"]
+    if row["pair"] in TOYS or any(suite.startswith("toy/") for suite in suites):
         return "toy"
     if row["device"] != "cuda":
         return "laptop"
-    names = {suite.partition(":")[0] for suite in row["suites"]}  # mmlu:anatomy belongs to mmlu
-    return (
-        "paper" if names and names <= set(BENCHMARKS) and row["pair"] in PAPER_PAIRS else "reduced"
-    )
-
-
-NAMES = (
-    "run",
-    "key",
-    "pair",
-    "dtype",
-    "device",
-    "machine",
-    "suites",
-    "prompts",
-    "seeds",
-    "temperature",
-    "clock",
-)
-EMPTY = dict.fromkeys((*NAMES, "prices", "commit")) | {"suites": [], "seeds": []}
+    # mmlu:anatomy belongs to mmlu
+    names = {suite.partition(":")[0] for suite in suites}
+    if names and names <= set(BENCHMARKS) and row["pair"] in PAPER_PAIRS:
+        return "paper"
+    return "reduced"
 
 
 def _row(source) -> dict:
-    if not isinstance(source, dict | runs.Run):
-        raise SpecdecError(f"a source is a Run or a dict of facts, not {source!r}.")
-    return EMPTY | (source if isinstance(source, dict) else _row_of(source.directory))
+    if isinstance(source, runs.Run):
+        return EMPTY | _row_of(source.directory)
+    if isinstance(source, dict):
+        return EMPTY | source
+    raise SpecdecError(f"a source is a Run or a dict of facts, not {source!r}.")
 
 
 @functools.lru_cache(maxsize=256)
 def _facts_of_table(path: Path, _changed: int) -> dict:
     """Values of the columns that say where rows come from, in one parquet file."""
-    asked = ("suite", "prompt", "seed", "machine", "part", *SAID)
-    if not (names := [name for name in asked if name in pq.read_schema(path).names]):
+    columns = set(pq.read_schema(path).names)
+    columns &= {"suite", "prompt", "seed", "machine", "part", *STATED}
+    if not columns:
         return {}
-    table = pd.read_parquet(path, columns=names).drop_duplicates()
-    if "suite" in table:
+    table = pd.read_parquet(path, columns=sorted(columns)).drop_duplicates()
+    if "suite" in columns:
         table = table[~table["suite"].isin(POOLED)]
-    facts = {
-        name: sorted(table[name].dropna().unique().tolist(), key=str)
-        for name in names
-        if name != "prompt"
-    }
-    if {"suite", "prompt"} <= set(names):
+    facts = {}
+    for name in columns - {"prompt"}:
+        facts[name] = sorted(table[name].dropna().unique().tolist(), key=str)
+    if {"suite", "prompt"} <= columns:
         facts["prompts"] = len(table[["suite", "prompt"]].drop_duplicates())
     return facts
 
 
 def _row_of(folder: Path) -> dict:
+    """What a run's folder says: its settings, its last session, its tables, what it read."""
     record = runs.read_json(folder / "run.json")
-    config, session = record["config"], record["sessions"][-1]
-    described = (
-        config["pair"] if isinstance(config.get("pair"), dict) else config.get("parameters", config)
-    )
-    row = {name: described.get(name) for name in SAID} | {"temperature": config.get("temperature")}
-    row |= {
-        "run": record["name"],
-        "key": record["key"],
-        "machine": session.get("gpu") or session.get("cpu"),
-    }
-    row["device"] = (
-        row["device"]
-        if row["device"] in ("cpu", "cuda")
-        else "cuda"
-        if session.get("gpu")
-        else "cpu"
-    )
+    config = record["config"]
+    session = record["sessions"][-1]
+    described = config.get("pair")
+    if not isinstance(described, dict):
+        described = config.get("parameters", config)
+    # 1. the settings and the session
+    row = {name: described.get(name) for name in STATED}
+    row["temperature"] = config.get("temperature")
+    row["run"] = record["name"]
+    row["key"] = record["key"]
     row["commit"] = session.get("commit")
+    row["machine"] = session.get("gpu") or session.get("cpu")
+    if row["device"] not in ("cpu", "cuda"):
+        row["device"] = "cuda" if session.get("gpu") else "cpu"
+    # 2. the tables, and the recording and costs that it read
+    tables = []
+    for path in sorted(folder.glob("*.parquet")):
+        tables.append(_facts_of_table(path, path.stat().st_mtime_ns))
+    if (folder / "recording.json").is_file():
+        recording = runs.read_json(folder / "recording.json")
+        row["pair"] = recording["pair"]
+        row["dtype"] = recording["dtype"]
+        tables.append(recording)
+    if (folder / "costs.json").is_file():
+        row["prices"] = runs.read_json(folder / "costs.json")["name"]
+    for name in STATED:
+        values = {value for table in tables for value in _listed(table.get(name))}
+        if len(values) == 1 and row[name] in (None, "auto"):
+            row[name] = values.pop()
+    # 3. suites, prompts and seeds
+    suites = {str(suite) for table in tables for suite in _listed(table.get("suite"))}
+    row["suites"] = sorted(suites)
+    row["prompts"] = max((table.get("prompts") or 0 for table in tables), default=0) or None
     seeds = described.get("seeds", described.get("seed", config.get("seed")))
-    tables = [
-        _facts_of_table(path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.parquet"))
-    ]
-    for name, other in (("recording", folder / "recording.json"), ("costs", folder / "costs.json")):
-        if other.is_file():
-            left = runs.read_json(other)
-            row |= (
-                {"prices": left["name"]}
-                if name == "costs"
-                else {"pair": left["pair"], "dtype": left["dtype"]}
-            )
-            tables += [left] if name == "recording" else []
-    for name in SAID:
-        found = {value for table in tables for value in _listed(table.get(name))}
-        row[name] = found.pop() if len(found) == 1 and row[name] in (None, "auto") else row[name]
-    row["suites"] = sorted(
-        {str(suite) for table in tables for suite in _listed(table.get("suite"))}
-    )
-    row["prompts"] = max(
-        (table["prompts"] for table in tables if table.get("prompts")), default=None
-    )
     row["seeds"] = sorted({int(seed) for seed in _listed(seeds)})
     return row
 
 
 def _listed(value) -> list:
-    return [] if value is None else value if isinstance(value, list) else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

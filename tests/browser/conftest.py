@@ -11,7 +11,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 @pytest.fixture(scope="session")
 def browser():
     """Chromium, driven by Playwright. SPECDEC_BROWSER names another executable."""
-    driver = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    driver = pytest.importorskip(
+        "playwright.sync_api", reason="needs Playwright: pip install playwright"
+    )
     found = os.environ.get("SPECDEC_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip("needs Chromium: apt-get install chromium, or SPECDEC_BROWSER=its path")

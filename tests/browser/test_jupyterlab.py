@@ -1,4 +1,5 @@
-"""Notebook 11 in a JupyterLab that was really started: run all, step, slide, switch, play, decode, stop, restart.
+"""Notebook 11 in a JupyterLab that was really started: run all, step, slide, switch, play, decode,
+stop, restart.
 
 Takes minutes: `make test-browser` runs it, `make test` does not.
 """
@@ -18,7 +19,9 @@ import pytest
 from specdec import machine
 from specdec.report import explorer_panels as panels
 
-pytestmark = pytest.mark.skipif("SPECDEC_SHOTS" not in os.environ, reason="takes minutes: run `make test-browser`")
+pytestmark = pytest.mark.skipif(
+    "SPECDEC_SHOTS" not in os.environ, reason="takes minutes: run `make test-browser`"
+)
 NOTEBOOK = "11_draft_trees.ipynb"
 SMALL = {"pair": '"tiny"', "dtype": '"float32"', "max_new_tokens": "24"}
 FILL = "nodes => nodes.map(node => getComputedStyle(node).fill)"
@@ -29,9 +32,13 @@ def lab(tmp_path_factory):
     """The address of a JupyterLab over a copy of the notebook, small."""
     root = tmp_path_factory.mktemp("lab")
     notebook = json.loads((machine.checkout() / "notebooks" / NOTEBOOK).read_text())
-    given = next(cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", []))
+    given = next(
+        cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", [])
+    )
     for name, value in SMALL.items():
-        source = re.sub(rf"^({name}: \w+ = ).*?(  #)", rf"\g<1>{value}\2", "".join(given["source"]), flags=re.M)
+        source = re.sub(
+            rf"^({name}: \w+ = ).*?(  #)", rf"\g<1>{value}\2", "".join(given["source"]), flags=re.M
+        )
         assert value in source
         given["source"] = source
     (root / NOTEBOOK).write_text(json.dumps(notebook))
@@ -39,8 +46,13 @@ def lab(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = dict(ip="127.0.0.1", port=port, root_dir=root, open_browser=False, allow_root=True)
-    options = [f"--ServerApp.{name}={value}" for name, value in settings.items()] + ["--IdentityProvider.token="]
-    options += ["--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    options = [f"--ServerApp.{name}={value}" for name, value in settings.items()] + [
+        "--IdentityProvider.token="
+    ]
+    options += [
+        "--LabApp.news_url=",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
     command = [sys.executable, "-m", "jupyterlab", *options]
     with open(root / "log.txt", "w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
@@ -96,12 +108,16 @@ def choose(page, menu: str, entry: str) -> None:
 
 
 def run_all(page, lab: str) -> None:
-    asked = page.locator(".jp-Dialog", has_text="Select Kernel")  # a server that has just come up may ask, even twice
+    asked = page.locator(
+        ".jp-Dialog", has_text="Select Kernel"
+    )  # a server that has just come up may ask, even twice
     page.add_locator_handler(asked, lambda dialog: dialog.locator(".jp-mod-accept").click())
     page.goto(f"{lab}/tree/{NOTEBOOK}")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for()
     page.evaluate("document.querySelectorAll('.jp-toast-button').forEach(one => one.click())")
-    page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for(state="attached")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for(
+        state="attached"
+    )
     running = page.locator(".jp-InputArea-prompt", has_text=re.compile(r"\[(\*|\d+)\]"))
     for _ in range(5):  # a kernel that has just come up may not hear the first time
         choose(page, "Run", "Run All Cells")
@@ -115,7 +131,9 @@ def test_the_whole_way(page, lab):
     run_all(page, lab)
     page.locator(".jp-OutputArea-output", has_text="240 nodes cut").wait_for()
     views(page).nth(2).locator(".tree svg").wait_for()  # the last view of the notebook
-    said = page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']", has_text="Error")
+    said = page.locator(
+        ".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']", has_text="Error"
+    )
     assert said.count() == 0
     explored(page, views(page).first)
     decided(page, views(page).first)
@@ -135,16 +153,23 @@ def explored(page, view) -> None:
     view.get_by_title("previous cycle (←)").click()
     settled(view, "cycle 1/")
     counts = view.locator(".counts").inner_text()
-    drafted, verified, accepted = map(int, re.findall(r"(\d+) (?:drafted|verified|accepted)", counts))
+    drafted, verified, accepted = map(
+        int, re.findall(r"(\d+) (?:drafted|verified|accepted)", counts)
+    )
     assert (drafted, verified) == (710, 59) and accepted > 0
-    assert view.locator(".tree [data-kind=accepted]").evaluate_all(FILL) == ["rgb(0, 102, 75)"] * accepted
+    assert (
+        view.locator(".tree [data-kind=accepted]").evaluate_all(FILL)
+        == ["rgb(0, 102, 75)"] * accepted
+    )
     assert panels.ACCEPTED == "#00664b"
     assert view.locator(".tree [data-kind=verified]").count() == verified - accepted
     before = int(view.locator(".specdec-explorer").get_attribute("data-drawn"))
     begin = time.perf_counter()
     slide(view, "total_tokens", "ArrowLeft")
     view.locator(".message", has_text="What if 59 / 7 / 10").wait_for()
-    print(f"slider to page: {1e3 * (time.perf_counter() - begin):.0f} ms, of which drawing", end=" ")
+    print(
+        f"slider to page: {1e3 * (time.perf_counter() - begin):.0f} ms, of which drawing", end=" "
+    )
     print(view.locator(".specdec-explorer").get_attribute("data-draw-ms"), "ms")
     assert int(view.locator(".specdec-explorer").get_attribute("data-drawn")) == before + 1
     assert view.locator(".tree [data-kind=verified], .tree [data-kind=accepted]").count() == 58
@@ -164,7 +189,12 @@ def explored(page, view) -> None:
 
 def decided(page, view) -> None:
     """Every policy's answers, a hard text, the comparison."""
-    told = {"Re-SpS": "PLAN: ", "LTD": "SIZE: ", "RADAR": "probability of continuing", "ours": "predicted value"}
+    told = {
+        "Re-SpS": "PLAN: ",
+        "LTD": "SIZE: ",
+        "RADAR": "probability of continuing",
+        "ours": "predicted value",
+    }
     for name, words in told.items():
         pick(view, "policy", name)
         answers = re.compile(f"{re.escape(name)}.*{words}".replace(" ", "\\s"), re.S)
@@ -188,7 +218,9 @@ def live(page, view) -> None:
     view.locator("button", has_text="start").click()
     view.locator(".message", has_text=re.compile("Decoding|Finished|Stopped")).wait_for()
     view.locator("button", has_text="stop").click()
-    view.locator(".message", has_text=re.compile(r"(Stopped|Finished): \d+ tokens in \d+ cycles")).wait_for()
+    view.locator(
+        ".message", has_text=re.compile(r"(Stopped|Finished): \d+ tokens in \d+ cycles")
+    ).wait_for()
     assert view.locator(".tree [data-kind=root]").count() == 1
     words = view.locator("textarea")
     words.fill("   ")

@@ -1,4 +1,6 @@
-"""The view alone in a real browser: explorer.js gets what Python would send it, and tells what people do."""
+"""The view alone in a real browser: explorer.js gets what Python would send it, and tells what
+people do.
+"""
 
 import pytest
 from browser.harness import show
@@ -10,7 +12,8 @@ from specdec.report.explorer import explore
 OVERLAPS = """() => {
   const found = [];
   for (const picture of document.querySelectorAll("svg")) {
-    const texts = [...picture.querySelectorAll("text")].map(one => [one.textContent, one.getBBox()]);
+    const nodes = [...picture.querySelectorAll("text")];
+    const texts = nodes.map(one => [one.textContent, one.getBBox()]);
     texts.forEach(([words, a], i) => texts.slice(i + 1).forEach(([others, b]) => {
       const [x, y] = [Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x),
                       Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y)];
@@ -28,7 +31,9 @@ def explorer():
 
 
 def redraw(page, explorer) -> float:
-    """Send the page what is to be seen now; the milliseconds of processor time that its drawing took."""
+    """Send the page what is to be seen now; the milliseconds of processor time that its drawing
+    took.
+    """
     page.evaluate("page => { window.next = page; }", explorer.view.page)
     counting = page.context.new_cdp_session(page)
     counting.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -52,10 +57,17 @@ def test_what_the_page_shows_and_what_it_tells(page, explorer):
     lane, number = explorer.shown[0]
     cycle = lane.cycles[number]
     tree = page.locator(".tree")
-    assert tree.locator("[data-kind=verified]").count() == sum(cycle.verified) - 1 - cycle.accepted_tok
-    assert tree.locator("[data-kind=accepted]").evaluate_all(FILL) == [rgb(panels.ACCEPTED)] * cycle.accepted_tok
+    assert (
+        tree.locator("[data-kind=verified]").count() == sum(cycle.verified) - 1 - cycle.accepted_tok
+    )
+    assert (
+        tree.locator("[data-kind=accepted]").evaluate_all(FILL)
+        == [rgb(panels.ACCEPTED)] * cycle.accepted_tok
+    )
     assert tree.locator("[data-kind=bonus]").evaluate_all(FILL) == [rgb(panels.BONUS)]
-    assert f"{sum(cycle.verified) - 1} verified, {cycle.accepted_tok} accepted" in page.inner_text(".counts")
+    assert f"{sum(cycle.verified) - 1} verified, {cycle.accepted_tok} accepted" in page.inner_text(
+        ".counts"
+    )
     assert page.locator(".text text[data-kind=accepted]").count() == cycle.accepted_tok
     assert explorer.prompt[:40] in page.inner_text(".prompt")
     page.focus(".specdec-explorer")
@@ -82,9 +94,15 @@ def test_240_nodes_are_drawn_within_100_ms_and_can_be_zoomed(page, explorer):
     page.click("button:text('fit')")
     small = page.locator(".tree svg").bounding_box()
     box = page.locator(".tree").bounding_box()
-    assert small["height"] < height and small["height"] <= box["height"] and small["width"] <= box["width"]
+    assert (
+        small["height"] < height
+        and small["height"] <= box["height"]
+        and small["width"] <= box["width"]
+    )
     page.click("button:text('1:1')")
-    assert page.locator(".tree svg").evaluate("one => one.viewBox.baseVal.height == one.height.baseVal.value")
+    assert page.locator(".tree svg").evaluate(
+        "one => one.viewBox.baseVal.height == one.height.baseVal.value"
+    )
     explorer.own.click()
     redraw(page, explorer)
     assert page.inner_text(".message") == ""
@@ -108,14 +126,18 @@ def test_all_of_a_cycle_is_in_view_on_a_laptop(page, explorer, wide, lanes, high
     """1366 x 768 less what browser and JupyterLab take; 479 pixels are left of it at 150 %."""
     page.set_viewport_size({"width": 1366 if high else 911, "height": 650 if high else 433})
     explorer.view.width, explorer.policy.value = wide, "ours"
-    explorer.other.value, explorer.bound.value = ("LTD", True) if lanes == 3 else ("no policy", False)
+    explorer.other.value, explorer.bound.value = (
+        ("LTD", True) if lanes == 3 else ("no policy", False)
+    )
     show(page, explorer, wide)
     root = page.locator(".specdec-explorer").bounding_box()
     assert high is None or root["height"] <= high
     parts = page.locator(".bar, .text svg, .time svg, .tree, .answers svg").evaluate_all(
         "all => all.map(one => one.getBoundingClientRect()).map(box => [box.left, box.right])"
     )
-    assert len(parts) == 3 + 2 * lanes and all(root["x"] <= left and right <= root["x"] + wide for left, right in parts)
+    assert len(parts) == 3 + 2 * lanes and all(
+        root["x"] <= left and right <= root["x"] + wide for left, right in parts
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator(".text svg").count() == 1 and page.evaluate(OVERLAPS) == []
     if lanes == 1 and high:
@@ -126,7 +148,9 @@ def test_all_of_a_cycle_is_in_view_on_a_laptop(page, explorer, wide, lanes, high
 def test_names_keys_and_the_theme(page, explorer):
     explorer.other.value, explorer.bound.value = "no policy", False
     show(page, explorer)
-    page.add_style_tag(content=":root { --jp-layout-color0: #111; --jp-content-font-color1: #fff; }")
+    page.add_style_tag(
+        content=":root { --jp-layout-color0: #111; --jp-content-font-color1: #fff; }"
+    )
     named = page.locator(".specdec-explorer").locator("button, input, select, svg, [tabindex]")
     names = named.evaluate_all("all => all.map(one => one.getAttribute('aria-label') || '')")
     assert len(names) > 18 and all(names) and "next cycle (→)" in names
@@ -140,7 +164,9 @@ def test_names_keys_and_the_theme(page, explorer):
     assert [one["do"] for one in sent] == ["step", "set"] and sent[1]["name"] == "depth"
     explorer._received(None, sent[1])
     assert explorer.depth.value == sent[1]["value"] and "What if" in explorer.message
-    ground = page.locator(".specdec-explorer").evaluate("one => getComputedStyle(one).backgroundColor")
+    ground = page.locator(".specdec-explorer").evaluate(
+        "one => getComputedStyle(one).backgroundColor"
+    )
     assert ground == "rgb(17, 17, 17)"
     assert page.locator(".tree [data-kind=root]").evaluate_all(FILL) == ["rgb(255, 255, 255)"]
     explorer.own.click()

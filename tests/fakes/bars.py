@@ -4,13 +4,20 @@ import contextlib
 
 
 class Bar(contextlib.nullcontext):
-    """In place of tqdm, for `monkeypatch`. made: every bar of a test, which empties the list first."""
+    """In place of tqdm. made: every bar of a test, which empties the list first."""
 
     made: list["Bar"] = []
 
     def __init__(self, total, unit="", **named):
         super().__init__(self)
-        self.total, self.unit, self.named, self.n, self.closed, self.told = total, unit, named, 0, False, []
+        self.total, self.unit, self.named, self.n, self.closed, self.told = (
+            total,
+            unit,
+            named,
+            0,
+            False,
+            [],
+        )
         Bar.made.append(self)
 
     def update(self, count=1):

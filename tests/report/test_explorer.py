@@ -1,4 +1,6 @@
-"""The explorer without a browser: what it draws, what the controls do, what it says about bad input."""
+"""The explorer without a browser: what it draws, what the controls do, what it says about bad
+input.
+"""
 
 import dataclasses
 import itertools
@@ -41,18 +43,26 @@ def pair():
 
 
 def boxes(panel, *kinds):
-    return [shape for shape in panel.shapes if shape["shape"] == "rect" and shape.get("kind") in kinds]
+    return [
+        shape for shape in panel.shapes if shape["shape"] == "rect" and shape.get("kind") in kinds
+    ]
 
 
 def test_what_is_shown_is_small_whole_and_said_alike(recording):
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 10e6
     assert len(recording.titles) == 6 and recording.top_ks == [2, 4, 10]
     assert all("#" not in recording.tokens(turn)[0] for turn in range(6))
-    known = {int(token) for top_k in recording.top_ks for token in recording.trace.trees(top_k).tokens[:40].ravel()}
+    known = {
+        int(token)
+        for top_k in recording.top_ks
+        for token in recording.trace.trees(top_k).tokens[:40].ravel()
+    }
     assert known <= set(recording.texts)
     assert panels.counted(1, "node") == "1 node" and snapshots._in_words("size", 1) == "1 node"
     lone = snapshots.what_if(recording, 0, 0, TreeConfig(2, 1, 2))
-    assert "root + 1 of " in panels.tree_words(lone) and "1 nodes" not in panels.svg(panels.answers_panel("it", lone))
+    assert "root + 1 of " in panels.tree_words(lone) and "1 nodes" not in panels.svg(
+        panels.answers_panel("it", lone)
+    )
     rule = snapshots.Asked("size", 2, "5 nodes", unit="")
     asked = panels.answers_panel("it", dataclasses.replace(lone, asked=(rule,)))
     assert not any("network" in str(shape.get("words")) for shape in asked.shapes)
@@ -63,7 +73,9 @@ def test_the_tree_shows_every_verified_node_once_and_folds(recording):
         one = snapshots.what_if(recording, 0, 0, tree)
         panel = panels.tree_panel(one)
         drawn = boxes(panel, "root", "accepted", "verified")
-        assert {shape["node"] for shape in drawn} == {node for node, sent in enumerate(one.verified) if sent}
+        assert {shape["node"] for shape in drawn} == {
+            node for node, sent in enumerate(one.verified) if sent
+        }
         assert len(drawn) == sum(one.verified) == tree.total_tokens
         accepted = [shape["node"] for shape in boxes(panel, "accepted")]
         assert sorted(accepted) == sorted(one.accepted[1:])
@@ -73,7 +85,11 @@ def test_the_tree_shows_every_verified_node_once_and_folds(recording):
         assert len(boxes(everything, "cut")) == len(one.token) - sum(one.verified)
     one = snapshots.what_if(recording, 0, 0, TreeConfig(60, 7, 10))
     folded = panels.tree_panel(one, panels.foldable(one))
-    counted = sum(int(re.search(r"▸ (\d+)", s["words"])[1]) for s in folded.shapes if "▸" in str(s.get("words")))
+    counted = sum(
+        int(re.search(r"▸ (\d+)", s["words"])[1])
+        for s in folded.shapes
+        if "▸" in str(s.get("words"))
+    )
     drawn = boxes(folded, "root", "accepted", "verified")
     assert len(drawn) + counted == 60 and counted > 10
     assert [shape["node"] for shape in boxes(folded, "accepted")] == list(one.accepted[1:])
@@ -85,7 +101,11 @@ def test_nothing_overlaps_in_a_tree_of_240_nodes_and_words_fit_into_their_boxes(
     assert len(nodes) == 242
     for one, other in itertools.combinations(nodes, 2):
         apart = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
-        assert apart or one["y"] + one["height"] <= other["y"] or other["y"] + other["height"] <= one["y"]
+        assert (
+            apart
+            or one["y"] + one["height"] <= other["y"]
+            or other["y"] + other["height"] <= one["y"]
+        )
     texts = [shape for shape in panel.shapes if shape["shape"] == "text" and shape["words"]]
     assert min(shape["size"] for shape in texts) >= 8
     assert all(0 <= box["x"] and box["x"] + box["width"] <= panel.width for box in nodes)
@@ -100,7 +120,13 @@ def test_a_redraw_of_240_nodes_takes_less_than_100_ms(explorer):
     explorer.policy.value = "fixed 60,7,10"
     explorer.depth.value, explorer.top_k.value, explorer.total_tokens.value = 8, 10, 240
     spent_ms = []
-    for total_tokens in (241, 239, 241, 239, 241):  # the best of some: other processes on the machine take caches away
+    for total_tokens in (
+        241,
+        239,
+        241,
+        239,
+        241,
+    ):  # the best of some: other processes on the machine take caches away
         begin = time.process_time()
         explorer.total_tokens.value = total_tokens
         spent_ms.append(1e3 * (time.process_time() - begin))
@@ -115,8 +141,12 @@ def test_figure_and_page_draw_the_same_shapes_in_colours_that_survive_greyscale(
     figure = panels.figure([panel])
     rects = [element for element in page.iter() if element.tag.endswith("rect")]
     assert len(rects) == len(figure.axes[0].patches)
-    shades = [[round(255 * c) for c in patch.get_facecolor()[:3]] for patch in figure.axes[0].patches]
-    assert [r.get("fill") for r in rects] == ["#{:02x}{:02x}{:02x}".format(*shade) for shade in shades]
+    shades = [
+        [round(255 * c) for c in patch.get_facecolor()[:3]] for patch in figure.axes[0].patches
+    ]
+    assert [r.get("fill") for r in rects] == [
+        "#{:02x}{:02x}{:02x}".format(*shade) for shade in shades
+    ]
 
     def grey(colour):
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
@@ -166,13 +196,17 @@ def test_stepping_playing_jumping_and_sliders(explorer):
     lane, number = explorer.shown[0]
     position, turn = lane.cycles[number].position, explorer.turn.value
     other = snapshots.what_if(explorer.recording, turn, position, TreeConfig(12, 4, 2))
-    assert explorer.message.startswith(f"What if 12 / 4 / 2: {other.accepted_tok} accepted in place of")
+    assert explorer.message.startswith(
+        f"What if 12 / 4 / 2: {other.accepted_tok} accepted in place of"
+    )
     assert explorer.view.page["lanes"][0]["facts"]["verified"] == 11
     assert explorer.view.page["lanes"][0]["tree"] != before
     assert f"in {other.total_ms:.1f} ms" in explorer.view.page["time"].replace("\u00a0", " ")
     explorer.own.click()
     assert explorer.view.page["lanes"][0]["tree"] == before and explorer.message == ""
-    assert (explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value) == lane.cycles[number].tree
+    assert (explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value) == lane.cycles[
+        number
+    ].tree
 
 
 def test_two_policies_and_the_clairvoyant_stand_at_one_place_of_the_text(explorer):
@@ -185,11 +219,17 @@ def test_two_policies_and_the_clairvoyant_stand_at_one_place_of_the_text(explore
         one = lane.cycles[number]
         assert one.position <= position < one.position + one.kept_tok
     assert len(explorer.view.page["lanes"]) == 3 and "clairvoyant" in explorer.view.page["time"]
-    text = ET.fromstring(explorer.view.page["text"])  # one for all of them, with a mark of each below a token
+    text = ET.fromstring(
+        explorer.view.page["text"]
+    )  # one for all of them, with a mark of each below a token
     words = [one for one in text.iter() if one.tag.endswith("text")]
     assert len(words) == len(explorer.shown[0][0].tokens)
     tips = {one.get("data-tip") for one in text.iter() if one.get("data-kind") == "accepted"}
-    assert tips == {f"{lane.name}: accepted" for lane, number in explorer.shown if lane.cycles[number].accepted_tok}
+    assert tips == {
+        f"{lane.name}: accepted"
+        for lane, number in explorer.shown
+        if lane.cycles[number].accepted_tok
+    }
     explorer.other.value, explorer.bound.value, explorer.turn.value = "no policy", False, 0
     assert len(explorer.view.page["lanes"]) == 1
 
@@ -201,14 +241,29 @@ def test_drawings_say_what_they_show_and_whose_prices(explorer):
     parts = page["text"], page["time"], page["lanes"][0]["tree"], page["lanes"][0]["answers"]
     text, time_, tree, answers = (ET.fromstring(part).get("aria-label") for part in parts)
     path = " ".join(repr(one.token[node]) for node in one.accepted[1:])
-    assert f"accepted {path}" in text and f"accepted {path}, then the bonus token {one.bonus!r}" in tree
+    assert (
+        f"accepted {path}" in text
+        and f"accepted {path}, then the bonus token {one.bonus!r}" in tree
+    )
     assert f"root + {one.tree[0] - 1} of {len(one.token) - 1} nodes, depth {one.tree[1]} " in tree
     assert f"cycle 1/{len(lane.cycles)}" in time_ and "extend after call 1: " in answers
-    assert explorer.recording.costs.name in time_ and explorer.recording.costs.machine["cpu"] in time_
-    spent = [shape for shape in panels.time_panel([(lane, number)]).shapes if shape.get("kind") in snapshots.PARTS]
-    assert all(b["x"] == pytest.approx(a["x"] + a["width"]) for a, b in itertools.pairwise(spent)) and len(spent) > 3
+    assert (
+        explorer.recording.costs.name in time_ and explorer.recording.costs.machine["cpu"] in time_
+    )
+    spent = [
+        shape
+        for shape in panels.time_panel([(lane, number)]).shapes
+        if shape.get("kind") in snapshots.PARTS
+    ]
+    assert (
+        all(b["x"] == pytest.approx(a["x"] + a["width"]) for a, b in itertools.pairwise(spent))
+        and len(spent) > 3
+    )
     controls = {one["name"]: one for one in page["controls"]}
-    assert all(one["tip"] for one in controls.values()) and controls["depth"]["value"] == explorer.depth.value
+    assert (
+        all(one["tip"] for one in controls.values())
+        and controls["depth"]["value"] == explorer.depth.value
+    )
     options = controls["policy"]["options"]
     explorer._received(None, {"do": "set", "name": "policy", "value": options.index("LTD")})
     assert explorer.policy.value == "LTD"
@@ -249,19 +304,30 @@ def test_what_cannot_be_opened_explored_or_watched_is_said(recording, tmp_path, 
     assert "small" in shown.view.page["message"] and "smollm2" in shown.view.page["message"]
     deep = explore(recording, {"too deep": specdec.Static(60, 20, 10)})
     assert deep.view.page["message"].startswith("too deep: ") and deep.view.page["lanes"] == []
-    unfit = [(3,), ([],), ([3],), (b"x",)], [(None, 3), (None, {})], [(None, {"a": 3}), (None, {1: Static(4, 1, 2)})]
+    unfit = (
+        [(3,), ([],), ([3],), (b"x",)],
+        [(None, 3), (None, {})],
+        [(None, {"a": 3}), (None, {1: Static(4, 1, 2)})],
+    )
     for some, name in zip(unfit, ("recording", "policies", "policy"), strict=True):
         for arguments in some:
             pytest.raises(SpecdecError, explore, *arguments).match(name)
     unfit = [("pair", 3, "pair"), ("policies", {}, "policies"), ("policies", {"a": 3}, "policy")]
-    for option, value, name in (*unfit, *(("max_new_tokens", most, "max_new_tokens") for most in (-1, "x"))):
-        pytest.raises(SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2], option: value}).match(name)
+    for option, value, name in (
+        *unfit,
+        *(("max_new_tokens", most, "max_new_tokens") for most in (-1, "x")),
+    ):
+        pytest.raises(
+            SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2], option: value}
+        ).match(name)
 
 
 def test_watching_begins_with_a_sentence_and_one_start_and_stop(pair):
     page = specdec.watch(pair, "What is 2 + 3?").view.page
     assert page["message"].startswith("Press start")
-    begins = [one["name"] for one in page["controls"] if "st" in one["name"] or one["kind"] == "Play"]
+    begins = [
+        one["name"] for one in page["controls"] if "st" in one["name"] or one["kind"] == "Play"
+    ]
     assert begins == ["most", "start_button", "stop_button"]
     assert "prompt" in specdec.watch(pair, 3).start().message
     assert specdec.watch(pair, [1, 2], max_new_tokens=10**6).most.value == 10**6
@@ -284,13 +350,19 @@ class Slow(specdec.Static):
 
 
 def test_stopping_and_failing_leave_what_was_decoded(pair):
-    whole = specdec.watch(pair, "What is 2 + 3?", specdec.Static(4, 2, 3), 40, stop_tokens=()).start().wait()
+    whole = (
+        specdec.watch(pair, "What is 2 + 3?", specdec.Static(4, 2, 3), 40, stop_tokens=())
+        .start()
+        .wait()
+    )
     assert whole.finish_reason == "length" and whole.new_tok == 40
     policy = Slow(4, 2, 3)
     policy.live = specdec.watch(pair, "What is 2 + 3?", policy, 40, stop_tokens=())
     result = policy.live.start().wait()
     assert result.finish_reason == "unfinished" and len(result.cycles) == 3
-    assert result.tokens == whole.tokens[: result.new_tok] and result.text == pair.text_of(result.tokens)
+    assert result.tokens == whole.tokens[: result.new_tok] and result.text == pair.text_of(
+        result.tokens
+    )
     assert policy.live.view.page["message"].startswith("Stopped: ")
     assert not policy.live.running and policy.live.stop_button.disabled
     policy.live.step(-1)
@@ -298,7 +370,10 @@ def test_stopping_and_failing_leave_what_was_decoded(pair):
     assert specdec.decode(pair, "again", max_new_tokens=2).new_tok == 2  # the pair is free again
     live = specdec.watch(pair, "What is 2 + 3?", Fails(), 8)
     assert live.start().wait().new_tok == 1
-    assert "no idea" in live.view.page["message"] and "Until then: 1 tokens" in live.view.page["message"]
+    assert (
+        "no idea" in live.view.page["message"]
+        and "Until then: 1 tokens" in live.view.page["message"]
+    )
 
 
 class Fails(Policy):
@@ -309,7 +384,9 @@ class Fails(Policy):
         raise ValueError("no idea")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"schema": 1, "texts": {"x": "y"}, "prompts": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "{}", '{"schema": 1, "texts": {"x": "y"}, "prompts": []}']
+)
 def test_a_changed_recording_is_said(tmp_path, text):
     for name in ("texts.json",) if text else ("texts.json", "turns.parquet"):
         folder = Path(shutil.copytree(SHIPPED, tmp_path / name))

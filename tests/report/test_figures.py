@@ -1,4 +1,6 @@
-"""Figures: what is drawn is what the table says, files are reproducible, the scale is in the picture."""
+"""Figures: what is drawn is what the table says, files are reproducible, the scale is in the
+picture.
+"""
 
 import itertools
 import json
@@ -34,28 +36,46 @@ def test_bars_have_the_heights_of_the_table_and_looks_differ_without_colours():
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(9.0)
     assert {"44%"} <= {text.get_text() for text in axes.texts}
     light = np.array([to_rgb(colour) for colour in figures.COLOURS[:5]]) ** 2.2
-    no_green = np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]])  # Machado 2009
+    no_green = np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+    )  # Machado 2009
     seen, grey = light @ no_green.T, light @ (0.2126, 0.7152, 0.0722)
     for one, other in itertools.combinations(range(5), 2):
-        assert np.abs(seen[one] - seen[other]).max() > 0.1 and abs(grey[one] - grey[other]) > 0.03, (one, other)
-    assert len({(figures.DASHES[number % 4], figures.MARKERS[number % 5]) for number in range(6)}) == 6
+        assert (
+            np.abs(seen[one] - seen[other]).max() > 0.1 and abs(grey[one] - grey[other]) > 0.03
+        ), (one, other)
+    assert (
+        len({(figures.DASHES[number % 4], figures.MARKERS[number % 5]) for number in range(6)}) == 6
+    )
 
 
 def test_node_curve_draws_every_part_and_in_three_panels_covers_no_text():
     axes = figures.node_curve(tables.node_curve(CYCLES)).axes[0]
     assert {line.get_label() for line in axes.lines} == {"draft", "verify", "host", "total"}
     three = pd.concat([CYCLES.assign(context=context) for context in (64, 256, 768)])
-    figure = figures.node_curve(tables.node_curve(three, by="context"), by="context", title="one cycle")
+    figure = figures.node_curve(
+        tables.node_curve(three, by="context"), by="context", title="one cycle"
+    )
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     texts = [figure._suptitle]
-    texts += [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label, axes._left_title)]
+    texts += [
+        text
+        for axes in figure.axes
+        for text in (axes.xaxis.label, axes.yaxis.label, axes._left_title)
+    ]
     texts += [text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.texts)]
     texts = [text for text in texts if text.get_visible() and text.get_text()]
     boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
     written = [text.get_text() for text in texts]
-    assert {"a", "b", "c"} <= set(written) and [written.count(name) for name in ("draft", "total")] == [1, 1]
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["context 64", "context 256", "context 768"]
+    assert {"a", "b", "c"} <= set(written) and [
+        written.count(name) for name in ("draft", "total")
+    ] == [1, 1]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "context 64",
+        "context 256",
+        "context 768",
+    ]
     for (text, box), (other, second) in itertools.combinations(zip(texts, boxes, strict=True), 2):
         assert not box.overlaps(second), (text.get_text(), other.get_text())
     assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
@@ -78,14 +98,25 @@ def test_files_are_reproducible_and_say_where_they_come_from(home):
 
 
 def test_curves_draw_one_line_per_name_and_panel_and_labels_cover_nothing():
-    rows = [(1, 4.0, "target", 0), (2, 2.0, "target", 0), (1, 9.0, "drafter", 0), (2, 3.0, "drafter", 0)]
+    rows = [
+        (1, 4.0, "target", 0),
+        (2, 2.0, "target", 0),
+        (1, 9.0, "drafter", 0),
+        (2, 3.0, "drafter", 0),
+    ]
     table = pd.DataFrame([*rows, (1, 5.0, "drafter", 1)], columns=["step", "loss", "model", "seed"])
-    axes = figures.curves(table, "step", "loss", by="seed", panel="model", labels=("steps done", "loss")).axes
+    axes = figures.curves(
+        table, "step", "loss", by="seed", panel="model", labels=("steps done", "loss")
+    ).axes
     assert [axis.get_title(loc="left") for axis in axes] == ["target", "drafter"]
     assert [axis.get_xlabel() for axis in axes] == ["steps done"] * 2
-    assert [text.get_text() for text in axes[1].texts] == ["seed 0", "seed 1", "b"], "at the ends, from below"
+    assert [text.get_text() for text in axes[1].texts] == ["seed 0", "seed 1", "b"], (
+        "at the ends, from below"
+    )
     assert [line.get_ydata().tolist() for line in axes[1].lines] == [[9.0, 3.0], [5.0]]
-    pytest.raises(SpecdecError, figures.curves, table, "step", "los", by="seed").match("did you mean 'loss'")
+    pytest.raises(SpecdecError, figures.curves, table, "step", "los", by="seed").match(
+        "did you mean 'loss'"
+    )
     table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a", "panel": list("pq")})
     figure = figures.curves(table, "x", "y", by="by", panel="panel")
     text = figures.labelled(figure, "laptop scale: smollm2 float32 on CPU")
@@ -98,7 +129,9 @@ def test_curves_draw_one_line_per_name_and_panel_and_labels_cover_nothing():
 
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))
 METHODS = ["default", "tuned", "8,2,3"]
-CHECK = pd.DataFrame({"method": METHODS, "predicted_ms": [6.0, 4.0, 5.0], "measured_ms": [6.2, 4.1, 4.6]})
+CHECK = pd.DataFrame(
+    {"method": METHODS, "predicted_ms": [6.0, 4.0, 5.0], "measured_ms": [6.2, 4.1, 4.6]}
+)
 
 
 def test_curves_over_depth_and_size_name_the_same_lines_once():
@@ -114,17 +147,27 @@ def test_curves_over_depth_and_size_name_the_same_lines_once():
     rows = right[right["depth"] == 2].sort_values("total_tokens")
     np.testing.assert_array_equal(by_size.lines[1].get_ydata(), rows["tau"])
     highest = max(left["tau"].max(), right["tau"].max())
-    assert all(axes.get_ylim()[1] > highest and axes.get_ylim()[0] == 0 for axes in figure.axes), "cut off"
-    assert by_depth.get_ylabel() == "tokens per cycle (tau)" and by_size.get_xlabel() == "tree size (tokens)"
+    assert all(axes.get_ylim()[1] > highest and axes.get_ylim()[0] == 0 for axes in figure.axes), (
+        "cut off"
+    )
+    assert (
+        by_depth.get_ylabel() == "tokens per cycle (tau)"
+        and by_size.get_xlabel() == "tree size (tokens)"
+    )
     sides = (("depth", 2), ("total_tokens", 9))
     left, right = (pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in sides)
     figure = pictures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
-    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["a"], ["64", "b"]]
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [
+        ["a"],
+        ["64", "b"],
+    ]
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() == (0, pytest.approx(9.45))
 
 
 def test_surfaces_show_the_best_width_and_predictions_lie_over_measurements(home):
-    figure = pictures.speed_surface(GRID, {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)})
+    figure = pictures.speed_surface(
+        GRID, {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)}
+    )
     axes, bar = figure.axes
     best = GRID.groupby(["total_tokens", "depth"])["speedup"].max()
     low, high = axes.collections[0].get_clim()
@@ -151,16 +194,31 @@ def test_intervals_show_every_row_and_bad_tables_are_refused():
     table = pd.DataFrame(rows, columns=["choice", "gain", "low", "high", "of"])
     figure = pictures.intervals(table, "choice", "gain", panel="of", label="speed", title="choices")
     first, second = figure.axes
-    assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b"] and first.get_title(loc="left") == "x"
-    assert first.lines[0].get_xdata().tolist() == [1.1, 0.9] and second.lines[0].get_xdata().tolist() == [1.0]
-    assert first.lines[0].get_ydata().tolist() == [0, 1] and first.yaxis_inverted(), "the first row is the topmost"
+    assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b"] and first.get_title(
+        loc="left"
+    ) == "x"
+    assert first.lines[0].get_xdata().tolist() == [1.1, 0.9] and second.lines[
+        0
+    ].get_xdata().tolist() == [1.0]
+    assert first.lines[0].get_ydata().tolist() == [0, 1] and first.yaxis_inverted(), (
+        "the first row is the topmost"
+    )
     reach = first.collections[0].get_segments()
     assert [segment[:, 0].tolist() for segment in reach] == [[1.0, 1.2], [0.8, 1.0]]
-    assert second.get_xlabel() == "speed" and len(pictures.intervals(table, "choice", "gain").axes) == 1
+    assert (
+        second.get_xlabel() == "speed"
+        and len(pictures.intervals(table, "choice", "gain").axes) == 1
+    )
     endless = table.drop(columns="high")
     pytest.raises(SpecdecError, pictures.intervals, endless, "choice", "gain").match("high")
-    pytest.raises(SpecdecError, figures.tau_bars, COMPARED.assign(tau=np.nan)).match("nothing to show")
-    pytest.raises(SpecdecError, pictures.depth_and_size, GRID, GRID, "taus", label="tau").match("unknown column 'taus'")
+    pytest.raises(SpecdecError, figures.tau_bars, COMPARED.assign(tau=np.nan)).match(
+        "nothing to show"
+    )
+    pytest.raises(SpecdecError, pictures.depth_and_size, GRID, GRID, "taus", label="tau").match(
+        "unknown column 'taus'"
+    )
     flat = GRID[GRID["depth"] == 1]
-    pytest.raises(SpecdecError, pictures.speed_surface, flat, {}).match("two or more depths and sizes")
+    pytest.raises(SpecdecError, pictures.speed_surface, flat, {}).match(
+        "two or more depths and sizes"
+    )
     pytest.raises(SpecdecError, pictures.predicted_measured, CHECK[:0]).match("no rows")

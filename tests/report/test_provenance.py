@@ -33,23 +33,37 @@ def finished(pair: str, suites, *, device: str, gpu=None, monkeypatch=None, **co
         ("my model", ["toy/gsm8k"], "cpu", "toy"),
     ],
 )
-def test_the_scale_is_a_fact_of_pair_device_and_suites(home, monkeypatch, pair, suites, device, scale):
+def test_the_scale_is_a_fact_of_pair_device_and_suites(
+    home, monkeypatch, pair, suites, device, scale
+):
     gpu = "a GPU" if device == "cuda" else None
     run = finished(pair, suites, device=device, gpu=gpu, monkeypatch=monkeypatch)
     origin = provenance.of([run])
     assert origin.scale == scale
     assert origin.label == f"{scale} scale: {pair} float16 on {'GPU' if gpu else 'CPU'}"
     row = origin.rows[0]
-    assert row["suites"] == sorted(suites) and row["seeds"] == [3] and row["prompts"] == (2 * len(suites) or None)
+    assert (
+        row["suites"] == sorted(suites)
+        and row["seeds"] == [3]
+        and row["prompts"] == (2 * len(suites) or None)
+    )
 
 
 def test_several_sources_are_as_small_as_the_smallest_whatever_the_budget(home):
     # scale="paper" chooses budgets; what was measured stays what it was.
-    run = runs.start("train", {"parameters": {"scale": "paper", "pair": "smollm2", "dtype": "float32"}}, scale="paper")
+    run = runs.start(
+        "train",
+        {"parameters": {"scale": "paper", "pair": "smollm2", "dtype": "float32"}},
+        scale="paper",
+    )
     assert provenance.of([run]).label.startswith("laptop scale: smollm2 float32 on CPU")
-    origin = provenance.of([finished(pair, ["laptop/gsm8k"], device="cpu") for pair in ("smollm2", "small")])
+    origin = provenance.of(
+        [finished(pair, ["laptop/gsm8k"], device="cpu") for pair in ("smollm2", "small")]
+    )
     both = "laptop scale: smollm2 float16 on CPU; toy scale: small float16 on CPU"
-    assert origin.scale == "toy" and origin.label == both, "a larger row is not called by the smallest's scale"
+    assert origin.scale == "toy" and origin.label == both, (
+        "a larger row is not called by the smallest's scale"
+    )
     assert "prompts written for this workbook, seed 3" in origin.caption
     assert provenance.of([]).label == "nothing measured here" and provenance.of([]).scale == "none"
     pytest.raises(SpecdecError, provenance.of, ["runs/laptop"]).match("a source is a Run or a dict")
@@ -59,8 +73,16 @@ def test_a_notebook_says_what_it_read_and_captions_count_what_is_shown(home):
     # Pooled rows are no suite; the recording and the prices that a notebook read count as its own.
     given = {"scale": "laptop", "pair": "smollm2", "dtype": "float32", "seeds": [0, 1]}
     run = runs.start("train", {"parameters": given})
-    run.write_table("compared", pd.DataFrame({"suite": ["laptop/nq", "all"], "method": "ours", "seed": [0, 0]}))
-    recorded = {"pair": "smollm2", "dtype": "float32", "device": "cpu", "suite": ["laptop/nq"], "prompts": 12}
+    run.write_table(
+        "compared", pd.DataFrame({"suite": ["laptop/nq", "all"], "method": "ours", "seed": [0, 0]})
+    )
+    recorded = {
+        "pair": "smollm2",
+        "dtype": "float32",
+        "device": "cpu",
+        "suite": ["laptop/nq"],
+        "prompts": 12,
+    }
     runs.write_json(run.path("recording.json"), recorded)
     runs.write_json(run.path("costs.json"), {"name": "this machine"})
     (row,) = provenance.of([run]).rows
@@ -71,4 +93,7 @@ def test_a_notebook_says_what_it_read_and_captions_count_what_is_shown(home):
     shown = pd.DataFrame({"suite": ["gsm8k", "nq", "all"], "prompts": [2, 3, 5]})
     assert "2 suites, 2 to 5 prompts a row" in provenance.of([run], shown).caption
     assert "1 prompt a row" in provenance.of([run], pd.DataFrame({"prompts": [1.0, None]})).caption
-    assert "suite" not in provenance.of([run]).caption and "prompts" not in provenance.of([run]).caption
+    assert (
+        "suite" not in provenance.of([run]).caption
+        and "prompts" not in provenance.of([run]).caption
+    )

@@ -1,4 +1,6 @@
-"""The papers' own numbers: every cell is there once, every number parses, and means that do not add up are marked."""
+"""The papers' own numbers: every cell is there once, every number parses, and means that do not add
+up are marked.
+"""
 
 import pandas as pd
 import pytest
@@ -8,7 +10,8 @@ from specdec import machine
 FOLDER = machine.checkout() / "figures" / "published"
 COLUMNS = ["target", "row", "column", "metric", "value", "unit", "temperature", "source", "doubt"]
 CELLS = {
-    "resps_table1": 10 * 6 + 3,  # models and methods x benchmarks and their mean, and three p-values
+    "resps_table1": 10 * 6
+    + 3,  # models and methods x benchmarks and their mean, and three p-values
     "resps_table2": 8 * 2,
     "resps_table3": 9 * 2,
     "resps_table4": 10 * 2,
@@ -56,7 +59,9 @@ def test_cells_are_complete_and_parse(name):
     table, words = published(name), name == "ltd_table3"
     assert list(table.columns) == [*COLUMNS[:4], "text" if words else "value", *COLUMNS[5:]]
     assert len(table) == CELLS[name]
-    assert not table.duplicated(["target", "row", "column", "metric", "temperature", "source"]).any()
+    assert not table.duplicated(
+        ["target", "row", "column", "metric", "temperature", "source"]
+    ).any()
     assert (table[["row", "column", "metric", "source"]] != "").all(axis=None)
     if not words:
         values = pd.to_numeric(table["value"])
@@ -72,11 +77,17 @@ def means(name: str) -> pd.DataFrame:
     table["value"] = pd.to_numeric(table["value"])
     keys = ["target", "row", "metric", "temperature"]
     printed = table[table["column"] == "Mean"].set_index(keys)
-    own = table[~table["column"].isin(["Mean", "p-value", "Training questions"])].groupby(keys)["value"].mean()
+    own = (
+        table[~table["column"].isin(["Mean", "p-value", "Training questions"])]
+        .groupby(keys)["value"]
+        .mean()
+    )
     return printed[["value", "doubt"]].join(own.rename("own"))
 
 
-WITH_MEANS = [name for name in CELLS if name != "ltd_table3" and (published(name)["column"] == "Mean").any()]
+WITH_MEANS = [
+    name for name in CELLS if name != "ltd_table3" and (published(name)["column"] == "Mean").any()
+]
 
 
 @pytest.mark.parametrize("name", WITH_MEANS)
@@ -92,21 +103,41 @@ def test_printed_means_are_those_of_their_row_or_doubted(name):
 def test_shares_add_up_as_far_as_they_say_and_contradictions_are_marked():
     four = published("resps_table8").set_index("row")
     shares = four["value"].astype(float)
-    assert shares.drop("Total").sum() == pytest.approx(99.99) and "99.99" in four.loc["Total", "doubt"]
+    assert (
+        shares.drop("Total").sum() == pytest.approx(99.99) and "99.99" in four.loc["Total", "doubt"]
+    )
     parts = published("resps_table7").set_index("row")["value"].astype(float)
     assert parts.iloc[:11].sum() == pytest.approx(parts["Total meaningful time"])
-    counted = published("resps_table3").query("metric == 'questions'").set_index("row")["value"].astype(int)
+    counted = (
+        published("resps_table3")
+        .query("metric == 'questions'")
+        .set_index("row")["value"]
+        .astype(int)
+    )
     assert counted.drop("Total").sum() == counted["Total"]
-    lengths = published("radar_figure2").astype({"value": float}).groupby(["row", "metric"])["value"].sum()
+    lengths = (
+        published("radar_figure2")
+        .astype({"value": float})
+        .groupby(["row", "metric"])["value"]
+        .sum()
+    )
     assert lengths.between(99.9, 100.1).all()
     reward = published("ppow_table6").astype({"value": float, "row": int}).set_index("row")["value"]
     assert all(value == pytest.approx(k / (0.12 * k + 1), abs=6e-4) for k, value in reward.items())
     tau = means("ltd_table1").query("metric == 'tau' and target.str.startswith('DeepSeek')")
-    assert len(tau) == 3 and (tau["own"] - tau["value"] > 0.4).all() and tau["doubt"].str.contains("mean").all()
+    assert (
+        len(tau) == 3
+        and (tau["own"] - tau["value"] > 0.4).all()
+        and tau["doubt"].str.contains("mean").all()
+    )
     hydra = published("resps_table1").query("row in ['Medusa', 'Hydra']")
     cells = hydra.pivot(index=["row", "column"], columns="target", values="value")
     assert cells.nunique(axis=1).eq(1).all() and hydra["doubt"].str.contains("copied").all()
-    ppow = published("ppow_table1").query("row != 'GRIFFIN' and column == 'MT-Bench' and metric == 'tau'")
+    ppow = published("ppow_table1").query(
+        "row != 'GRIFFIN' and column == 'MT-Bench' and metric == 'tau'"
+    )
     ppow = ppow[ppow["target"] == "LLaMA-3.1-8B-Instruct"].astype({"value": float})
     below = ppow.pivot(index="temperature", columns="row", values="value")
-    assert (below["PPOW"] < below["EAGLE-3"]).all() and ppow[ppow["row"] == "PPOW"]["doubt"].str.contains("below").all()
+    assert (below["PPOW"] < below["EAGLE-3"]).all() and ppow[ppow["row"] == "PPOW"][
+        "doubt"
+    ].str.contains("below").all()

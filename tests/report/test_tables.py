@@ -20,7 +20,9 @@ def test_paper_tables_keep_their_order_and_show_no_interval_of_fewer_than_eight_
     assert table.loc["tuned", "chat"] == "-"
     # Neither in a paper's table, nor printed as they are, nor as whiskers.
     table = COMPARED.assign(prompts=[7, 8, 8, 8])
-    few, enough = tables.surely(table).iloc[[0, 1]][["speedup_low", "speedup_high"]].isna().all(axis=1)
+    few, enough = (
+        tables.surely(table).iloc[[0, 1]][["speedup_low", "speedup_high"]].isna().all(axis=1)
+    )
     assert few and not enough
     cell = tables.paper_table(table, "speedup").loc[table["method"][0], table["suite"][0]]
     assert cell == f"{table['speedup'][0]:.2f}"
@@ -39,7 +41,8 @@ def test_tables_of_cycles_by_hand():
     curve = tables.node_curve(CYCLES)
     assert curve["verified_tok"].tolist() == [30, 60] and curve["total_ms"].tolist() == [8.0, 10.0]
     assert curve["cycles"].tolist() == [2, 2]
-    # Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3: the one.
+    # Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3:
+    # the one.
     table = tables.acceptance_by_depth(CYCLES)
     expected = {"depth": [1, 2, 3], "reached": [4, 2, 1], "acceptance_frac": [0.75, 0.5, 1.0]}
     assert table[list(expected)].to_dict("list") == expected
@@ -47,7 +50,9 @@ def test_tables_of_cycles_by_hand():
 
 def test_labels_stand_over_tables_and_published_numbers_say_where_they_stand(home, monkeypatch):
     run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
-    table = pd.DataFrame({"method": ["eagle3"], "tau": [4.123], "prompts": [80.0], "p_value": [float("nan")]})
+    table = pd.DataFrame(
+        {"method": ["eagle3"], "tau": [4.123], "prompts": [80.0], "p_value": [float("nan")]}
+    )
     markdown, csv, label = tables.save(table, home / "tau", sources=[run])
     text = markdown.read_text()
     assert text.startswith("*laptop scale: smollm2 float32 on CPU*")
@@ -56,7 +61,10 @@ def test_labels_stand_over_tables_and_published_numbers_say_where_they_stand(hom
     assert json.loads(label.read_text())["measured"][0]["key"] == run.key
     for call, message in (
         (lambda: tables.paper_table(COMPARED, "speedupp"), "did you mean 'speedup'"),
-        (lambda: tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup"), "two rows stand for"),
+        (
+            lambda: tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup"),
+            "two rows stand for",
+        ),
         (lambda: tables.time_split(CYCLES.drop(columns="host_ms")), "unknown column 'host_ms'"),
         (lambda: items.read_published("ltd", "no-such-table"), "unknown published table"),
     ):
@@ -64,7 +72,13 @@ def test_labels_stand_over_tables_and_published_numbers_say_where_they_stand(hom
     monkeypatch.setattr(runs, "workbook", lambda: home)
     path = home / "figures" / "published" / "ltd_table1.csv"
     runs.write_text(path, "# comment\nmethod,tau,source,doubt\nEagle3,6.35,Table 1,\n")
-    assert items.read_published("ltd", "table1").values.tolist() == [["Eagle3", 6.35, "Table 1", ""]]
-    pytest.raises(SpecdecError, items.read_published, "ltd", "tabel1").match("did you mean 'ltd_table1'")
+    assert items.read_published("ltd", "table1").values.tolist() == [
+        ["Eagle3", 6.35, "Table 1", ""]
+    ]
+    pytest.raises(SpecdecError, items.read_published, "ltd", "tabel1").match(
+        "did you mean 'ltd_table1'"
+    )
     runs.write_text(path, "method,tau,source\nEagle3,6.35,Table 1\n")
-    pytest.raises(SpecdecError, items.read_published, "ltd", "table1").match("unknown column 'doubt'")
+    pytest.raises(SpecdecError, items.read_published, "ltd", "table1").match(
+        "unknown column 'doubt'"
+    )

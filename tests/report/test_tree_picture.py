@@ -39,18 +39,31 @@ def boxes(figure) -> dict[str, object]:
 
 def test_every_node_is_drawn_and_the_path_is_filled_with_text_not_markup(home):
     def drawn():
-        return pictures.tree(["a", "b", "c", "d", "e"], PARENTS, scores=[0, -0.1, -2, -0.2, -3], accepted=[0, 1, 4])
+        return pictures.tree(
+            ["a", "b", "c", "d", "e"], PARENTS, scores=[0, -0.1, -2, -0.2, -3], accepted=[0, 1, 4]
+        )
 
     figure = drawn()
     assert [text.get_text() for text in boxes(figure).values()] == ["a", "b", "c", "d", "e"]
-    filled = [name for name, text in boxes(figure).items() if text.get_bbox_patch().get_facecolor()[:3] != (1, 1, 1)]
+    filled = [
+        name
+        for name, text in boxes(figure).items()
+        if text.get_bbox_patch().get_facecolor()[:3] != (1, 1, 1)
+    ]
     assert filled == ["node-0", "node-1", "node-4"] and len(figure.axes[0].lines) == 4
     darkness = [text.get_bbox_patch().get_edgecolor()[3] for text in boxes(figure).values()]
     assert darkness[0] == 1 and darkness[1] > darkness[3] > darkness[2] > darkness[4]
-    first, second = (figures.save(one, home / name / "tree")[:3] for name, one in (("a", figure), ("b", drawn())))
+    first, second = (
+        figures.save(one, home / name / "tree")[:3] for name, one in (("a", figure), ("b", drawn()))
+    )
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     figure = pictures.tree(["<script>&", " x\n", "\x0e\x00", "$x^2$"], [-1, 0, 1, 2])
-    assert [text.get_text() for text in boxes(figure).values()] == ["<script>&", "␣x⏎", "··", "$x^2$"]
+    assert [text.get_text() for text in boxes(figure).values()] == [
+        "<script>&",
+        "␣x⏎",
+        "··",
+        "$x^2$",
+    ]
     svg = figures.save(figure, home / "tree")[0].read_text()
     assert "&lt;script&gt;&amp;" in svg and "$x^2$" in svg
     ElementTree.fromstring(svg)

@@ -1,4 +1,6 @@
-"""What drafters learn from: order, limits and sampling of the target's own answers, mixing, packing, and learning curves."""
+"""What drafters learn from: order, limits and sampling of the target's own answers, mixing,
+packing, and learning curves.
+"""
 
 import itertools
 import json
@@ -33,7 +35,9 @@ def said(length: int) -> list[dict]:
 
 @pytest.fixture
 def asked(monkeypatch):
-    """(lengths of the answers that were replaced, temperature, limit, a number that was drawn) of every batch."""
+    """(lengths of the answers that were replaced, temperature, limit, a number that was drawn) of
+    every batch.
+    """
     asked = []
 
     def answer(batch, model, tokenizer, temperature, most):

@@ -1,4 +1,6 @@
-"""EAGLE-3's training-time test: the loss against a slow oracle and golden vectors, the trainer end to end."""
+"""EAGLE-3's training-time test: the loss against a slow oracle and golden vectors, the trainer end
+to end.
+"""
 
 import json
 import math
@@ -13,12 +15,31 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.errors import SpecdecError
-from specdec.models.eagle_network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
+from specdec.models.eagle_network import (
+    EagleConfig,
+    EagleNetwork,
+    RMSNorm,
+    default_taps,
+    rotary_tables,
+    rotate,
+)
 from specdec.training.drafter import eagle3, texts, ttt
 from specdec.training.drafter.chats import Regeneration, regenerate
-from specdec.training.drafter.objective import FrozenTarget, FullLogits, Objective, TargetOutput, TokenBatch
+from specdec.training.drafter.objective import (
+    FrozenTarget,
+    FullLogits,
+    Objective,
+    TargetOutput,
+    TokenBatch,
+)
 from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.ttt import RULES, LossRules, NormFunction, TrainingTimeTest, draft_vocabulary
+from specdec.training.drafter.ttt import (
+    RULES,
+    LossRules,
+    NormFunction,
+    TrainingTimeTest,
+    draft_vocabulary,
+)
 
 VOCABULARY, KEPT, HIDDEN, SLOTS = 40, 24, 16, 9
 
@@ -55,7 +76,7 @@ def output_of(given) -> TargetOutput:
 
 
 def slow_state(net, given, row, slot, step, allowed, memory):
-    """State of one slot after one step, by the definition: one query, a list of keys, no batching."""
+    """State of one slot after one step, by the definition: one query, a list of keys."""
     key = (row, slot, step)
     if key in memory:
         return memory[key]["state"]
@@ -84,7 +105,9 @@ def slow_state(net, given, row, slot, step, allowed, memory):
 
 
 def slow_losses(net, given, rules, allowed=lambda row, slot, j: True, same=lambda row, a, b: True):
-    """Per-step losses by the definition of section 8, one slot at a time; also the number of slots that counted."""
+    """Per-step losses by the definition of section 8, one slot at a time; also the number of slots
+    that counted.
+    """
     kept = net.t2d.nonzero().squeeze(1)
     rows = len(given["ids"])
     memory, losses, counts = {}, [], []
@@ -95,7 +118,11 @@ def slow_losses(net, given, rules, allowed=lambda row, slot, j: True, same=lambd
             for slot in range(SLOTS - step):
                 p = slot + step
                 at_end = p + 1 == SLOTS
-                teacher = torch.zeros(VOCABULARY).double() if at_end else given["target_logits"][row, p + 1]
+                teacher = (
+                    torch.zeros(VOCABULARY).double()
+                    if at_end
+                    else given["target_logits"][row, p + 1]
+                )
                 wanted = mask[p] if rules.positions == "early" else mask[p + 1] and mask[p + 2]
                 if not (wanted and net.t2d[teacher.argmax()] and same(row, slot, p + 2)):
                     continue
@@ -112,7 +139,9 @@ def slow_losses(net, given, rules, allowed=lambda row, slot, j: True, same=lambd
 @pytest.mark.parametrize("preset", ["official", "ours"])
 def test_losses_and_gradients_equal_the_slow_definition(preset, fused):
     net, given = ttt.fuse_norms(network()) if fused else network(), batch()
-    rules = LossRules(steps=4, decay=0.7, divide_by=RULES[preset].divide_by, positions=RULES[preset].positions)
+    rules = LossRules(
+        steps=4, decay=0.7, divide_by=RULES[preset].divide_by, positions=RULES[preset].positions
+    )
     fast = loss_of(net, given, rules)
     losses, counts = slow_losses(plain := network(), given, rules)
     assert min(counts) > 0 and fast.counted_tok.tolist() == counts
@@ -170,25 +199,41 @@ def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
     pytest.raises(SpecdecError, TrainingTimeTest, backward="egaer").match("backward")
 
 
-def test_the_hand_written_backward_pass_passes_gradcheck_and_the_draft_vocabulary_keeps_the_most_frequent():
+def test_the_backward_pass_passes_gradcheck_and_the_draft_vocabulary_keeps_the_most_frequent():
     torch.manual_seed(0)
     random = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
-    assert torch.autograd.gradcheck(lambda x, weight: NormFunction.apply(x, weight, 1e-5), (random(3, 6), random(6)))
+    assert torch.autograd.gradcheck(
+        lambda x, weight: NormFunction.apply(x, weight, 1e-5), (random(3, 6), random(6))
+    )
     x, norm = random(3, 6), RMSNorm(6, 1e-5).double()
-    torch.testing.assert_close(NormFunction.apply(x, norm.weight, 1e-5), norm(x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        NormFunction.apply(x, norm.weight, 1e-5), norm(x), rtol=1e-6, atol=1e-6
+    )
     net, given = network(), batch()
     found = loss_of(net, given)
     mask = given["loss_mask"].bool()
-    taught = [(row, p) for row in range(2) for p in range(SLOTS - 2) if mask[row, p + 1] and mask[row, p + 2]]
+    taught = [
+        (row, p)
+        for row in range(2)
+        for p in range(SLOTS - 2)
+        if mask[row, p + 1] and mask[row, p + 2]
+    ]
     probs = torch.stack([given["target_logits"][row, p + 1].softmax(-1) for row, p in taught])
-    assert found.missing_mass_frac == pytest.approx(float(probs[:, ~net.t2d].sum(-1).mean()), rel=1e-5)
+    assert found.missing_mass_frac == pytest.approx(
+        float(probs[:, ~net.t2d].sum(-1).mean()), rel=1e-5
+    )
     counts = torch.tensor([0, 5, 1, 9, 5, 0, 2])
     d2t, t2d = draft_vocabulary(counts, 4)
     assert (torch.arange(4) + d2t).tolist() == [1, 3, 4, 6]
     assert t2d.nonzero().squeeze(1).tolist() == [1, 3, 4, 6]
     assert (torch.arange(7) + draft_vocabulary(counts, 7)[0]).tolist() == list(range(7))
     pytest.raises(SpecdecError, draft_vocabulary, counts, 8).match("does not fit")
-    for name, wrong in {"steps": 0, "decay": 0.0, "positions": "late", "divide_by": "batch"}.items():
+    for name, wrong in {
+        "steps": 0,
+        "decay": 0.0,
+        "positions": "late",
+        "divide_by": "batch",
+    }.items():
         pytest.raises(SpecdecError, LossRules, **{name: wrong}).match(name)
 
 
@@ -210,31 +255,41 @@ def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
     output = TargetOutput(features, FullLogits(out.logits))
     found = ttt.ttt_loss(net, tokens, output, embedding, RULES["official"])
     torch.testing.assert_close(found.losses, torch.tensor(wanted["plosses"]), rtol=1e-5, atol=0)
-    torch.testing.assert_close(found.accuracies.double(), torch.tensor(wanted["acc"]).double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        found.accuracies.double(), torch.tensor(wanted["acc"]).double(), rtol=1e-5, atol=0
+    )
     assert float(found.total.detach()) == pytest.approx(wanted["weighted_loss"], rel=1e-5)
     for step, hidden in enumerate(ttt.unroll(net, embedding, features, tokens, 7)):
         real = mask.bool()
-        torch.testing.assert_close(net.head(hidden)[real], golden[f"logits_step{step}"][real], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            net.head(hidden)[real], golden[f"logits_step{step}"][real], rtol=1e-4, atol=1e-4
+        )
     found.total.backward()
     for name, parameter in net.named_parameters():
         gradient = golden[f"grad.{name}"]
         assert float((parameter.grad - gradient).norm() / gradient.norm()) < 1e-5, name
 
 
-TOY = Settings(48, steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12)
+TOY = Settings(
+    48, steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12
+)
 THREE_STEPS = TrainingTimeTest(LossRules(steps=3))
 
 
 def trained(out_dir, settings=TOY, objective=THREE_STEPS, target=None, **options):
     target = target or chat_target()
-    return eagle3.train_drafter(target, CHATS, out_dir=out_dir, objective=objective, settings=settings, **options)
+    return eagle3.train_drafter(
+        target, CHATS, out_dir=out_dir, objective=objective, settings=settings, **options
+    )
 
 
 def test_a_killed_run_continues_to_the_same_weights(tmp_path):
     whole = trained(tmp_path / "whole")
     with killed_at(eagle3.DrafterRun, "step", 3):
         trained(tmp_path / "cut")
-    pytest.raises(SpecdecError, trained, tmp_path / "cut", budget=Budget(seed=1)).match("other settings")
+    pytest.raises(SpecdecError, trained, tmp_path / "cut", budget=Budget(seed=1)).match(
+        "other settings"
+    )
     cut = trained(tmp_path / "cut")
     assert same_weights(whole, cut)
     curve = curve_of(tmp_path / "whole")
@@ -246,7 +301,9 @@ def test_a_killed_run_continues_to_the_same_weights(tmp_path):
 
 def test_a_resumed_run_on_time_reads_the_text_it_began_with(tmp_path, monkeypatch):
     given, real = [], texts.chats.regenerate
-    monkeypatch.setattr(texts.chats, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
+    monkeypatch.setattr(
+        texts.chats, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o)
+    )
     for _ in range(2):
         with killed_at(eagle3.DrafterRun, "step", 2):
             trained(tmp_path, budget=Budget(minutes=4.0))
@@ -254,12 +311,20 @@ def test_a_resumed_run_on_time_reads_the_text_it_began_with(tmp_path, monkeypatc
 
 
 class HeadToZero(Objective):
-    """A stand-in for objectives to come: it is given all it needs and knows nothing of the trainer."""
+    """A stand-in for objectives to come: it is given all it needs."""
 
     def __call__(self, drafter, target, batch):
         output = target(batch)
-        assert output.features.shape[:2] == output.logits.logits.shape[:2] == batch.ids.shape == batch.loss_mask.shape
-        assert target.tokenizer.decode(batch.ids[0, :3]) and target.embedding.dtype == drafter.fc.weight.dtype
+        assert (
+            output.features.shape[:2]
+            == output.logits.logits.shape[:2]
+            == batch.ids.shape
+            == batch.loss_mask.shape
+        )
+        assert (
+            target.tokenizer.decode(batch.ids[0, :3])
+            and target.embedding.dtype == drafter.fc.weight.dtype
+        )
         return sum((p.float() ** 2).sum() for p in drafter.parameters()), {"step_seen": batch.step}
 
 
@@ -280,14 +345,20 @@ def test_training_lowers_the_loss_and_writes_the_official_layout(tmp_path):
     assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
     assert curve["accuracy_0"].tail(5).mean() > curve["accuracy_0"].head(5).mean() + 0.2
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
-    assert config["draft_vocab_size"] == 48 and config["rope_theta"] == 10000.0 and config["hidden_size"] == 32
+    assert (
+        config["draft_vocab_size"] == 48
+        and config["rope_theta"] == 10000.0
+        and config["hidden_size"] == 32
+    )
     assert weights["fc.weight"].shape == (32, 96) and weights["d2t"].dtype == torch.int64
     assert weights["t2d"].sum() == 48 and "embed_tokens.weight" not in weights
     kept = torch.arange(48) + weights["d2t"]
     assert kept.tolist() == weights["t2d"].nonzero().squeeze(1).tolist()
 
 
-def test_packed_rows_read_themselves_alone_and_regenerated_answers_are_greedy(tmp_path, monkeypatch):
+def test_packed_rows_read_themselves_alone_and_regenerated_answers_are_greedy(
+    tmp_path, monkeypatch
+):
     frozen = FrozenTarget(chat_target()[0], (2, 3, 4))
     torch.manual_seed(0)
     ids = torch.randint(3, 60, (1, 12))
@@ -296,14 +367,21 @@ def test_packed_rows_read_themselves_alone_and_regenerated_answers_are_greedy(tm
     for part in (slice(0, 5), slice(5, 12)):
         alone = frozen(TokenBatch(ids[:, part]))
         torch.testing.assert_close(whole.features[:, part], alone.features, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(whole.logits.logits[:, part], alone.logits.logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            whole.logits.logits[:, part], alone.logits.logits, rtol=1e-4, atol=1e-5
+        )
     model, tokenizer = chat_target()
-    two, how = [CHATS[0] + CHATS[1], CHATS[2]], Regeneration(greedy_frac=1.0, max_new_tokens=8, batch=2)
+    two, how = (
+        [CHATS[0] + CHATS[1], CHATS[2]],
+        Regeneration(greedy_frac=1.0, max_new_tokens=8, batch=2),
+    )
     written = regenerate(model, tokenizer, two, how, folder=tmp_path / "own")
     assert [len(chat) for chat in sorted(written, key=len)] == [2, 4]
     for chat in written:
         for turn in range(1, len(chat), 2):
-            prompt = tokenizer.apply_chat_template(chat[:turn], tokenize=False, add_generation_prompt=True)
+            prompt = tokenizer.apply_chat_template(
+                chat[:turn], tokenize=False, add_generation_prompt=True
+            )
             ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
             out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
             assert chat[turn]["content"] == tokenizer.decode(out, skip_special_tokens=True)
@@ -313,6 +391,10 @@ def test_packed_rows_read_themselves_alone_and_regenerated_answers_are_greedy(tm
 
 def test_bad_requests_get_one_sentence(tmp_path):
     pytest.raises(SpecdecError, trained, tmp_path, "smal").match("did you mean")
-    pytest.raises(SpecdecError, trained, tmp_path, "mini").match("no drafter preset 'mini' any more; use 'small'")
+    pytest.raises(SpecdecError, trained, tmp_path, "mini").match(
+        "no drafter preset 'mini' any more; use 'small'"
+    )
     nowhere = str(tmp_path / "nowhere")
-    pytest.raises(SpecdecError, trained, tmp_path, target=nowhere).match("neither a folder nor a hub id")
+    pytest.raises(SpecdecError, trained, tmp_path, target=nowhere).match(
+        "neither a folder nor a hub id"
+    )

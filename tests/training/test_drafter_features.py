@@ -1,4 +1,6 @@
-"""A fixed text: kept features are the target's, every document is read as often as asked, and what held-out text says."""
+"""A fixed text: kept features are the target's, every document is read as often as asked, and what
+held-out text says.
+"""
 
 import functools
 import json

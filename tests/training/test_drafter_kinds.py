@@ -1,4 +1,6 @@
-"""Drafters of every kind: GRIFFIN's alignment by hand; nothing leaks; each is made, taught, decodes losslessly, learns online."""
+"""Drafters of every kind: GRIFFIN's alignment by hand; nothing leaks; each is made, taught, decodes
+losslessly, learns online.
+"""
 
 import copy
 from dataclasses import replace
@@ -26,26 +28,53 @@ from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_d
 from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Settings, objective_named
-from specdec.training.drafter.ttt import LossRules, Supervised, Teacher, TrainingTimeTest, stepped_loss, unroll
+from specdec.training.drafter.ttt import (
+    LossRules,
+    Supervised,
+    Teacher,
+    TrainingTimeTest,
+    stepped_loss,
+    unroll,
+)
 
 from workbook.medusa_tree import static_tree
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
 CHAIN = Static(4, 2, 1)
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
-OWN = ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")  # objectives that make a network of their own
+OWN = (
+    "block",
+    "eagle1",
+    "griffin",
+    "medusa",
+    "hydra",
+    "hydra++",
+    "lm",
+)  # objectives that make a network of their own
 
 
 def test_token_alignment_by_hand():
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5]])
     counted = torch.full((7, 8), 1 / 8)
-    teacher = Teacher(counted, counted.argmax(-1), torch.arange(7)[None], torch.tensor([7, 6, 5]), 0.0)
-    best = torch.tensor([[7, 1, 1], [5, 1, 1], [6, 7, 5]]), torch.tensor([[1, 2, 6], [1, 6, 2], [1, 1, 1]])
+    teacher = Teacher(
+        counted, counted.argmax(-1), torch.arange(7)[None], torch.tensor([7, 6, 5]), 0.0
+    )
+    best = (
+        torch.tensor([[7, 1, 1], [5, 1, 1], [6, 7, 5]]),
+        torch.tensor([[1, 2, 6], [1, 6, 2], [1, 1, 1]]),
+    )
     states = torch.zeros(3, 1, 3, 8)  # the first and the second, by step and slot
     for logit, tokens in zip((2.0, 1.0), best, strict=True):
         states.scatter_(-1, tokens[:, None, :, None], logit)
-    network = SimpleNamespace(head=lambda hidden, step: hidden, d2t=torch.zeros(8, dtype=torch.long))
-    wanted = {0: [3, 3, 3], 1: [3, 1, 1], 2: [3, 2, 1], 8: [3, 3, 3]}  # 2: slot 2 lives for a step, then loses 7
+    network = SimpleNamespace(
+        head=lambda hidden, step: hidden, d2t=torch.zeros(8, dtype=torch.long)
+    )
+    wanted = {
+        0: [3, 3, 3],
+        1: [3, 1, 1],
+        2: [3, 2, 1],
+        8: [3, 3, 3],
+    }  # 2: slot 2 lives for a step, then loses 7
     for top, tokens in wanted.items():
         given = TokenBatch(ids), teacher, LossRules(3, 1.0, aligned_top=top), torch.arange(3)[None]
         loss = stepped_loss(network, *given, iter(states), lambda drafted, _: drafted.sum())
@@ -63,7 +92,7 @@ def scene():
 
 
 def network_of_kind(model, name):
-    """A random one, over a part of the vocabulary, that says different things in different places."""
+    """A random one, over a part of the vocabulary."""
     counts = np.arange(model.config.vocab_size) % 50
     network = new_network(model, SETTINGS, counts, 0, OBJECTIVES[name].network)
     spread(network, 5)
@@ -90,20 +119,31 @@ def test_a_slot_knows_nothing_of_what_follows(scene, name):
         torch.testing.assert_close(logits(later)[step], before[step], rtol=0, atol=0)
     moved = features.clone()
     moved[:, slot + 1 :] += 3.0
-    assert all(torch.equal(new, old) for new, old in zip(logits(features=moved), before, strict=True))
+    assert all(
+        torch.equal(new, old) for new, old in zip(logits(features=moved), before, strict=True)
+    )
     moved[:, slot] += 3.0
     assert name == "lm" or not torch.allclose(logits(features=moved)[0], before[0])
-    for step in range({"medusa": 0, "block": 1}.get(name, steps)):  # heads read no tokens, blocks only the root
+    for step in range(
+        {"medusa": 0, "block": 1}.get(name, steps)
+    ):  # heads read no tokens, blocks only the root
         read = batch.ids.clone()
         read[:, slot + step + 1] = (read[:, slot + step + 1] + 1) % 100
         assert not torch.allclose(logits(read)[step], before[step])
 
 
-@pytest.mark.parametrize(("name", "layers"), [("eagle3", 1), ("block", 2), *((name, 1) for name in OWN)])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("eagle3", 1), ("block", 2), *((name, 1) for name in OWN)]
+)
 def test_one_is_made_taught_and_decodes(tmp_path, name, layers):
-    (model, tokenizer), objective = chat_target(), OBJECTIVES.get(name, TrainingTimeTest(LossRules(3)))
+    (model, tokenizer), objective = (
+        chat_target(),
+        OBJECTIVES.get(name, TrainingTimeTest(LossRules(3))),
+    )
     settings = replace(SETTINGS, layers=layers)
-    folder = train_drafter((model, tokenizer), CHATS, out_dir=tmp_path, objective=objective, settings=settings)
+    folder = train_drafter(
+        (model, tokenizer), CHATS, out_dir=tmp_path, objective=objective, settings=settings
+    )
     losses = curve_of(tmp_path)["loss"]
     assert losses.tail(5).mean() < losses.head(5).mean()
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
@@ -114,7 +154,8 @@ def test_one_is_made_taught_and_decodes(tmp_path, name, layers):
         cycles += len(decoded.cycles)
         ids = torch.tensor([prompt + list(decoded.tokens)])
         texts.append(TokenBatch(ids, (torch.arange(ids.shape[1]) >= len(prompt))[None]))
-    # In double precision: where the drafter likes two tokens alike, float32 rounds them apart in its own way on each processor.
+    # In double precision: where the drafter likes two tokens alike, float32 rounds them apart in
+    # its own way on each processor.
     network, target = load_network(folder, model).double(), copy.deepcopy(model).double()
     measured = draft_accuracy(network, FrozenTarget(target, network.config.taps), texts, drafts=3)
     assert measured["cycles"] == cycles
@@ -142,20 +183,26 @@ def test_the_text_is_the_targets_while_weights_change(temperature):
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_it_learns_every_few_cycles_from_the_newest_tokens_and_what_was_served_takes_fewer_cycles(monkeypatch):
+def test_it_learns_every_few_cycles_from_the_newest_tokens_and_what_was_served_takes_fewer_cycles(
+    monkeypatch,
+):
     pair = random_pair(seed=3)
     settings = dict(max_new_tokens=40, stop_tokens=())
     cold = len(decode(pair, [1, 2, 3], CHAIN, **settings).rows)
     online = OnlineDrafter(pair, config=OnlineConfig(every=1, learning_rate=0.01))
     for _ in range(2):
         online.decode([1, 2, 3], CHAIN, **settings)
-    assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.7 * cold  # by the weights that now draft
+    assert (
+        len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.7 * cold
+    )  # by the weights that now draft
     for pair in (random_pair(drafter_fields={"hidden": 16}), shared_bigrams()):
         pytest.raises(SpecdecError, OnlineDrafter, pair).match("only EAGLE's layers")
     never = OnlineConfig(every=0)
-    pytest.raises(SpecdecError, OnlineDrafter, random_pair(), config=never).match("every must be at least 1, got 0")
-    online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5))
-    assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.begins == ()
+    pytest.raises(SpecdecError, OnlineDrafter, random_pair(), config=never).match("every must be")
+    online = OnlineDrafter(
+        random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5)
+    )
+    assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.held_out == ()
     assert online.run.objective == objective_named("osd")
     steps = []
 
@@ -164,29 +211,43 @@ def test_it_learns_every_few_cycles_from_the_newest_tokens_and_what_was_served_t
         return {"loss": number}
 
     monkeypatch.setattr(online.run, "step", step)
-    assert online.learn(list(range(10, 14)), 3) == {"loss": 0} and online.learn(list(range(10, 20)), 6) == {"loss": 1}
+    assert online.learn(list(range(10, 14)), 3) == {"loss": 0} and online.learn(
+        list(range(10, 20)), 6
+    ) == {"loss": 1}
     (_, factor, short), (number, _, newest) = steps
     assert (factor, number, online.steps) == (1.0, 1, 2)
-    assert short.ids.tolist() == [[10, 11, 12, 13]] and short.loss_mask.tolist() == [[0, 0, 0, 1]] and short.step == 0
-    assert newest.ids.tolist() == [[14, 15, 16, 17, 18, 19]] and newest.loss_mask.tolist() == [[0, 0, 1, 1, 1, 1]]
+    assert (
+        short.ids.tolist() == [[10, 11, 12, 13]]
+        and short.loss_mask.tolist() == [[0, 0, 0, 1]]
+        and short.step == 0
+    )
+    assert newest.ids.tolist() == [[14, 15, 16, 17, 18, 19]] and newest.loss_mask.tolist() == [
+        [0, 0, 1, 1, 1, 1]
+    ]
     assert newest.documents.tolist() == [[0] * 6] and newest.step == 1
     online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=3))
     learned = []
-    monkeypatch.setattr(online, "learn", lambda ids, prompt_tok: learned.append((list(ids), prompt_tok)))
+    monkeypatch.setattr(
+        online, "learn", lambda ids, prompt_tok: learned.append((list(ids), prompt_tok))
+    )
     said = online.decode([1, 2, 3], CHAIN, max_new_tokens=20, stop_tokens=())
     lengths, written = [], 1  # the prompt itself gave the first
     for number, row in enumerate(said.rows, 1):
         written += row.new_tok
         if number % 3 == 0:
             lengths.append(min(written, 20))
-    assert [len(ids) - 3 for ids, _ in learned] == lengths and {prompt for _, prompt in learned} == {3}
+    assert [len(ids) - 3 for ids, _ in learned] == lengths and {
+        prompt for _, prompt in learned
+    } == {3}
     assert all(ids == [1, 2, 3, *said.tokens][: len(ids)] for ids, _ in learned)
     assert said.prompt_tok == 3 and said.text == online.pair.text_of(said.tokens)
     target = Target(random_target(24, seed=3))
     heads = OnlineDrafter(Pair(target, OTHERS["hydra++"](target), name="heads"))
     assert heads.run.objective == Supervised(LossRules(3), labels="soft", errors_only=True)
     small = OnlineDrafter(Pair(target, OTHERS["lm"](target), name="lm"))
-    assert small.run.objective.rules == LossRules(4) and small.run.target.taps == (target.num_layers,)
+    assert small.run.objective.rules == LossRules(4) and small.run.target.taps == (
+        target.num_layers,
+    )
     own = Supervised(LossRules(2))
     assert OnlineDrafter(random_pair(), own).run.objective is own
 
@@ -205,14 +266,19 @@ def test_other_drafters_learn_where_they_were_corrected(name):
     target = Target(random_target(24, seed=3))
     pair = Pair(target, OTHERS[name](target), name=name)
     settings = dict(max_new_tokens=40, stop_tokens=())
-    wanted, cold = autoregress(pair, [1, 2, 3], **settings).tokens, decode(pair, [1, 2, 3], CHAIN, **settings)
+    wanted, cold = (
+        autoregress(pair, [1, 2, 3], **settings).tokens,
+        decode(pair, [1, 2, 3], CHAIN, **settings),
+    )
     online = OnlineDrafter(pair, config=OnlineConfig(every=1, learning_rate=0.01))
     assert all(online.decode([1, 2, 3], CHAIN, **settings).tokens == wanted for _ in range(2))
     assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.8 * len(cold.rows)
 
 
 def kind(name: str, steps: int, *marks, levels: int = 8, reached: float = 0.9, **settings):
-    """levels: of the chain, where the drafter has no end of its own. reached: of the tokens per cycle that they allow."""
+    """levels: of the chain, where the drafter has no end of its own. reached: of the tokens per
+    cycle that they allow.
+    """
     return pytest.param(name, steps, levels, reached, settings, id=f"{name}-{levels}", marks=marks)
 
 
@@ -226,7 +292,9 @@ def kind(name: str, steps: int, *marks, levels: int = 8, reached: float = 0.9, *
         kind("eagle3", 100, pytest.mark.nightly),
         kind("eagle1", 800, pytest.mark.nightly, learning_rate=0.01),
         kind("griffin", 300, pytest.mark.nightly, learning_rate=0.01),
-        kind("hass", 200, pytest.mark.nightly, reached=4 / 9),  # taught three drafts, and the target's own follows
+        kind(
+            "hass", 200, pytest.mark.nightly, reached=4 / 9
+        ),  # taught three drafts, and the target's own follows
         kind("hydra++", 60, pytest.mark.nightly),
         kind("lm", 600, pytest.mark.nightly, learning_rate=0.01),
     ],
@@ -235,11 +303,16 @@ def test_one_answer_is_learned_by_heart(tiny, tmp_path, name, steps, levels, rea
     answer = autoregress(tiny, CHAT, max_new_tokens=28)
     chat = [*CHAT, {"role": "assistant", "content": answer.text}]
     objective = OBJECTIVES.get(name, TrainingTimeTest(LossRules(levels)))
-    settings = Settings(**{"steps": steps, "batch": 1, "length": 48, "warmup_steps": 10, **settings})
+    settings = Settings(
+        **{"steps": steps, "batch": 1, "length": 48, "warmup_steps": 10, **settings}
+    )
     model = tiny.target.model, tiny.tokenizer
     folder = train_drafter(model, [chat], out_dir=tmp_path, objective=objective, settings=settings)
     drafter = load_drafter(folder, tiny.target)
     levels = levels if drafter.deepest is None else drafter.deepest + 1
     chain = Static(levels + 1, levels - 1, 1)
     out = decode(replace(tiny, drafter=drafter), CHAT, chain, max_new_tokens=1 + 3 * (levels + 1))
-    assert out.tokens == answer.tokens[: out.new_tok] and reached * (levels + 1) <= out.tau <= levels + 1
+    assert (
+        out.tokens == answer.tokens[: out.new_tok]
+        and reached * (levels + 1) <= out.tau <= levels + 1
+    )

@@ -1,4 +1,6 @@
-"""How runs of drafters are put together: optimisers, rates, text, what a run notes; agreement and measures by hand."""
+"""How runs of drafters are put together: optimisers, rates, text, what a run notes; agreement and
+measures by hand.
+"""
 
 import math
 from dataclasses import replace
@@ -177,7 +179,8 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
     text = TokenBatch(torch.zeros(1, 8, dtype=torch.long), mask)
     found = accuracy.draft_accuracy(None, frozen, [text], drafts=3, top_k=3)
     assert asked == [(3, 3, 1)]
-    # step 0: slots 1 .. 4 draft tokens 3 .. 6, ranks 0 1 0 2; step 1: slots 1 .. 3, ranks 0 0 -1; step 2: slots 1, 2: 0 0
+    # step 0: slots 1 .. 4 draft tokens 3 .. 6, ranks 0 1 0 2; step 1: slots 1 .. 3, ranks 0 0 -1;
+    # step 2: slots 1, 2: 0 0
     table = found["table"]
     assert table.to_dict("list") == {
         "draft_step": [0, 1, 2],
@@ -187,7 +190,8 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
         "reached_frac": [2 / 4, 1 / 3, 1 / 2],
     }
     np.testing.assert_allclose(found["rank_frac"], [[0.5, 0.25, 0.25], [2 / 3, 0, 0], [1, 0, 0]])
-    # token 2 comes from the prompt; from it three are right (slot 1), and the bonus token 6 ends the answer
+    # token 2 comes from the prompt; from it three are right (slot 1), and the bonus token 6 ends
+    # the answer
     assert (found["cycles"], found["emitted_tok"], found["tau_chain"]) == (1, 4, 4.0)
     silent = [replace(text, loss_mask=0 * mask)]
     none = pytest.raises(
@@ -321,8 +325,9 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
 
 
 def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
-    def text_of(settings, budget=Budget()):
-        return texts.training_text(*chat_target(), ChatList(CHATS), settings, tmp_path, budget)
+    def text_of(settings, budget=None):
+        given = (ChatList(CHATS), settings, tmp_path, budget or Budget())
+        return texts.training_text(*chat_target(), *given)
 
     calls = []
 

@@ -1,4 +1,6 @@
-"""Generated chats: answers are the target's own, nothing twice, nothing of a benchmark, and stopping changes nothing."""
+"""Generated chats: answers are the target's own, nothing twice, nothing of a benchmark, and
+stopping changes nothing.
+"""
 
 import json
 import random
@@ -15,7 +17,12 @@ from specdec.errors import SpecdecError
 from specdec.tools import cli
 from specdec.training.drafter import generate_data as own
 from specdec.training.drafter.chats import load_conversations
-from specdec.training.drafter.generate_data import ChatFiles, benchmark_texts, estimate_chats, generate_chats
+from specdec.training.drafter.generate_data import (
+    ChatFiles,
+    benchmark_texts,
+    estimate_chats,
+    generate_chats,
+)
 
 GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 
@@ -25,11 +32,17 @@ def config(tmp_path, monkeypatch):
     """Short chats, three to a shard, after two given prompts."""
     monkeypatch.setattr(own, "SHARD", 3)
     (tmp_path / "given.txt").write_text(GIVEN)
-    return own.ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt")
+    return own.ChatConfig(
+        seed=5, rows=4, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt"
+    )
 
 
 def chats_of(folder):
-    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for path in sorted(folder.glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
 
 
 def shards_of(folder):
@@ -46,7 +59,10 @@ def test_answers_are_the_targets_own_and_stopping_changes_nothing(tiny, config, 
     rows = chats_of(tmp_path / "out")
     assert files.answer_tok == sum(len(row["answer_ids"]) for row in rows) >= 60
     assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
-    assert [row["messages"][0]["content"] for row in rows[:2]] == ["What is 3 plus 4?", "Write two lines:\none and two"]
+    assert [row["messages"][0]["content"] for row in rows[:2]] == [
+        "What is 3 plus 4?",
+        "Write two lines:\none and two",
+    ]
     openings = tuple(message["content"].strip() for [message] in own.read_prompts(own.OPENINGS))
     for row in rows:
         *asked, answer = row["messages"]
@@ -61,7 +77,9 @@ def test_answers_are_the_targets_own_and_stopping_changes_nothing(tiny, config, 
         files = generate(tiny, replace(config, rows=3), tmp_path / "parts", tokens)
         assert files.answer_tok >= tokens
     assert shards_of(tmp_path / "parts") == whole
-    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("whole", "parts")]
+    manifests = [
+        json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("whole", "parts")
+    ]
     assert manifests[0] == manifests[1]
     generate(tiny, config, tmp_path / "late", 90, minutes=0)
     assert shards_of(tmp_path / "late") == {}
@@ -70,7 +88,9 @@ def test_answers_are_the_targets_own_and_stopping_changes_nothing(tiny, config, 
 def test_an_unfinished_write_is_written_again_and_other_chats_are_refused(tiny, config, tmp_path):
     files = generate(tiny, config, tmp_path)
     extra = tmp_path / f"chats-{files.shards:05d}.jsonl"
-    extra.write_text((tmp_path / "chats-00000.jsonl").read_text())  # killed before the manifest knew of it
+    extra.write_text(
+        (tmp_path / "chats-00000.jsonl").read_text()
+    )  # killed before the manifest knew of it
     again = generate(tiny, config, tmp_path)
     assert not extra.exists() and again.counts == files.counts
     half, new = specdec.load_pair("tiny", dtype="bfloat16"), tmp_path / "new"
@@ -84,7 +104,9 @@ def test_an_unfinished_write_is_written_again_and_other_chats_are_refused(tiny, 
         (tiny, {"rows": 0}, new, "rows"),
         (tiny, {"rows": 10**9}, new, "GiB"),
     ):
-        pytest.raises(SpecdecError, generate, pair, replace(config, **changes), folder).match(message)
+        pytest.raises(SpecdecError, generate, pair, replace(config, **changes), folder).match(
+            message
+        )
     for minutes in (float("nan"), -1.0):
         pytest.raises(SpecdecError, generate, tiny, config, new, minutes=minutes).match("minutes")
 
@@ -101,18 +123,31 @@ def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
     files = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
     assert files.answer_tok == 2
     repeated, known = chat(" ONE. ", "Two."), chat(f"{prompt.upper()}\n")
-    files.write(enumerate([None, chat("One."), chat("two.", " "), repeated, known, chat("New", "Fresh")]))
+    files.write(
+        enumerate([None, chat("One."), chat("two.", " "), repeated, known, chat("New", "Fresh")])
+    )
     assert [row["number"] for row in chats_of(tmp_path) if "number" in row] == [1, 5]
     expected = dict(unfinished=1, kept=2, empty=1, repeated=1, benchmark=1, shards=1, train_tok=6)
     assert files.counts == expected
     again = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
     assert again.counts == expected and again.next_numbers == range(6, 12)
-    more = [chat("Three", reference), chat("old.", "x"), chat("y", "an OLD  answer."), chat("z", "fresh")]
+    more = [
+        chat("Three", reference),
+        chat("old.", "x"),
+        chat("y", "an OLD  answer."),
+        chat("z", "fresh"),
+    ]
     again.write(enumerate(more, 6))
-    assert again.counts["benchmark"] == 2 and again.counts["repeated"] == 4 and again.counts["kept"] == 2
+    assert (
+        again.counts["benchmark"] == 2
+        and again.counts["repeated"] == 4
+        and again.counts["kept"] == 2
+    )
 
 
-def test_a_second_question_may_follow_many_chats_and_prompts_come_from_a_file(tmp_path, monkeypatch):
+def test_a_second_question_may_follow_many_chats_and_prompts_come_from_a_file(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(own, "SHARD", 400)
     reference = list(benchmark_texts())[1]
     files = ChatFiles(tmp_path / "second", {}, hold_out=0.25)
@@ -121,12 +156,21 @@ def test_a_second_question_may_follow_many_chats_and_prompts_come_from_a_file(tm
     for i in range(199):
         first = chat(f"Prompt {i}", f"Answer {i}")
         second = chat("", f"Short {i}")
-        numbered += [first, second | {"messages": first["messages"] + asked + second["messages"][1:]}]
-    again = numbered[1] | {"messages": numbered[1]["messages"][:-1] + [{"role": "assistant", "content": "Other."}]}
+        numbered += [
+            first,
+            second | {"messages": first["messages"] + asked + second["messages"][1:]},
+        ]
+    again = numbered[1] | {
+        "messages": numbered[1]["messages"][:-1] + [{"role": "assistant", "content": "Other."}]
+    }
     said = chat("One", reference)["messages"] + asked + chat("", "Fine.")["messages"][1:]
     given = chat("", "Fine.") | {"messages": said}
     files.write(enumerate([*numbered, again, given]))
-    assert (files.counts["kept"], files.counts["repeated"], files.counts["benchmark"]) == (398, 1, 1)
+    assert (files.counts["kept"], files.counts["repeated"], files.counts["benchmark"]) == (
+        398,
+        1,
+        1,
+    )
     parts = [row["part"] for row in chats_of(tmp_path / "second")]
     assert parts[::2] == parts[1::2] and 20 < parts[::2].count("held-out") < 80
     parts = []
@@ -145,14 +189,18 @@ def test_a_second_question_may_follow_many_chats_and_prompts_come_from_a_file(tm
     path = tmp_path / "prompts.jsonl"
     said = {"system": "S", "user": "a\\n", "assistant": "b"}
     messages = [{"role": role, "content": text} for role, text in said.items()]
-    path.write_text(json.dumps({"messages": messages}) + "\n\n" + json.dumps({"prompt": "c"}) + "\n")
+    path.write_text(
+        json.dumps({"messages": messages}) + "\n\n" + json.dumps({"prompt": "c"}) + "\n"
+    )
     assert own.read_prompts(path) == [messages[:2], [{"role": "user", "content": "c"}]]
     for line in ("{", '{"prompt": 3}', '{"messages": []}', '{"messages": ["x"]}', "[1]"):
         path.write_text(line)
         pytest.raises(SpecdecError, own.read_prompts, path).match("prompts.jsonl, line 1: ")
     path.write_text("\n")
     pytest.raises(SpecdecError, own.read_prompts, path).match("holds no prompt")
-    pytest.raises(SpecdecError, own.read_prompts, tmp_path / "nowhere.txt").match("there is no file")
+    pytest.raises(SpecdecError, own.read_prompts, tmp_path / "nowhere.txt").match(
+        "there is no file"
+    )
 
 
 @pytest.mark.parametrize("path", [own.OPENINGS, own.PROMPTS])
@@ -168,9 +216,13 @@ def test_tokens_are_drawn_around_what_a_user_says_and_only_new_ones_are_read(tin
     assert [*before, *said, *after] == tiny.ids_of([{"role": "user", "content": "Hi"}])
     logits, rng = torch.tensor([0.0, 2.0, 1.0, -30.0]), random.Random(0)
     assert [own.draw(logits, 0, rng) for _ in range(3)] == [1, 1, 1]
-    counts = torch.bincount(torch.tensor([own.draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]), minlength=4)
+    counts = torch.bincount(
+        torch.tensor([own.draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]), minlength=4
+    )
     expected = 4000 * (logits / 0.5).softmax(-1)
-    assert counts[3] == 0 and float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8  # 2 degrees, p = 0.001
+    assert (
+        counts[3] == 0 and float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8
+    )  # 2 degrees, p = 0.001
     kept = []
     cache = SimpleNamespace(append=kept.append, truncate=kept.append)
     text = own._Text(SimpleNamespace(device=torch.device("cpu")), cache, "opened", [1, 2, 3])
@@ -180,7 +232,10 @@ def test_tokens_are_drawn_around_what_a_user_says_and_only_new_ones_are_read(tin
         ([30], [1, 2, 3], 1, {}, ([[3]], [30]), 2),  # the last one is read in any case
         ([], [1, 2, 3], 0, {}, ([], []), 2),
     ):
-        assert continued(text, replies, ids, most, frozenset(stops), 0.0, None) == wanted and kept[-1] == shared
+        assert (
+            continued(text, replies, ids, most, frozenset(stops), 0.0, None) == wanted
+            and kept[-1] == shared
+        )
         assert text.held == [*ids, *replies[:-1]]
     assert kept == ["opened", 3, 3, 2, 2]
 
@@ -188,9 +243,12 @@ def test_tokens_are_drawn_around_what_a_user_says_and_only_new_ones_are_read(tin
 def test_the_command_says_what_the_folder_holds(tiny, tmp_path, config, capsys):
     assert "1,000 answer tokens take about" in estimate_chats(tiny, config, 1000)
     assert estimate_chats(tiny, config, 2_000_000).endswith("and 24 MB.")
-    arguments = f"generate-data tiny --out {tmp_path}/out --rows 3 --prompts {config.prompts} --tokens".split()
+    places = f"--out {tmp_path}/out --prompts {config.prompts}"
+    arguments = f"generate-data tiny {places} --rows 3 --tokens".split()
     assert cli.main([*arguments, "0.05k", "--estimate"]) == 0
-    assert not (tmp_path / "out").exists() and "50 answer tokens take about" in capsys.readouterr().err
+    assert (
+        not (tmp_path / "out").exists() and "50 answer tokens take about" in capsys.readouterr().err
+    )
     assert cli.main([*arguments, "5"]) == 0
     assert "answer tokens (kept" in capsys.readouterr().out
     assert cli.main([*arguments, "many"]) == 2
@@ -198,7 +256,9 @@ def test_the_command_says_what_the_folder_holds(tiny, tmp_path, config, capsys):
 
 
 def continued(text, replies, *arguments):
-    """(tokens that each forward read, what was written) of `_Text.continued` where these tokens are the likeliest."""
+    """(tokens that each forward read, what was written) of `_Text.continued` where these tokens are
+    the likeliest.
+    """
     steps, read = text.continued(*arguments), []
     try:
         forward = next(steps)
@@ -214,7 +274,9 @@ def continued(text, replies, *arguments):
 
 
 def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, monkeypatch):
-    config = own.ChatConfig(seed=5, prompt_tok=20, answer_tok=7, prompt_temperature=0.5, temperatures=((0.25, 1.0),))
+    config = own.ChatConfig(
+        seed=5, prompt_tok=20, answer_tok=7, prompt_temperature=0.5, temperatures=((0.25, 1.0),)
+    )
     writer, asked = own.ChatWriter(tiny, config), []
     writer.prompts = writer.prompts[:1]
     writer.target = SimpleNamespace(new_cache=lambda limit: None)
@@ -238,12 +300,19 @@ def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, mon
     given = tiny.ids_of(writer.prompts[0])
     assert asked == [(given, 7, tiny.stop_tokens, 0.25)] and number == 0
     said = {"role": "assistant", "content": tiny.text_of([50, 51])}
-    assert row == {"temperature": 0.25, "messages": [*writer.prompts[0], said], "answer_ids": [50, 51]}
+    assert row == {
+        "temperature": 0.25,
+        "messages": [*writer.prompts[0], said],
+        "answer_ids": [50, 51],
+    }
     asked.clear()
     number, row = run(3)
     (begun, most, stops, temperature), (question, *rest) = asked
     opening = begun[len(writer.before) :]
-    assert begun[: len(writer.before)] == writer.before and (most, temperature) == (20 - len(opening), 0.5)
+    assert begun[: len(writer.before)] == writer.before and (most, temperature) == (
+        20 - len(opening),
+        0.5,
+    )
     content = tiny.tokenizer.decode([*opening, 40, 41]).strip()
     assert row["messages"][0] == {"role": "user", "content": content} and row["messages"][1] == said
     assert question == tiny.ids_of([row["messages"][0]]) and rest == [7, tiny.stop_tokens, 0.25]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 from specdec.models.eagle_network import EagleNetwork, network_of
 from specdec.models.heads import HeadsNetwork, heads_network
 from specdec.models.small_lm import LMNetwork, SmallLM
@@ -64,8 +64,8 @@ def train_drafter(
     A finished run returns at once; an interrupted one continues to the same weights with `resume`.
 
     >>> import specdec, tempfile
-    >>> chat = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content":
-    "5."}]
+    >>> question = {"role": "user", "content": "What is 2 + 3?"}
+    >>> chat = [question, {"role": "assistant", "content": "5."}]
     >>> few = Settings(256, steps=1, batch=1, length=32)
     >>> folder = train_drafter("tiny", [chat], out_dir=tempfile.mkdtemp(), settings=few)
     >>> specdec.load_pair("tiny", drafter=folder).drafter is not None
@@ -118,8 +118,9 @@ def train_drafter(
 def prepared(
     model, tokenizer, text, objective: Objective, settings: Settings, budget: Budget, start_from
 ) -> DrafterRun:
-    """The run before its first step: a fresh drafter or that of `start_from`, and the target's
-    features of the text.
+    """The run before its first step, with the target's features of the text.
+
+    Its drafter is fresh, or that of `start_from`.
     """
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     network = begun(start_from, model, settings, counts, budget.seed, objective.network)
@@ -180,22 +181,31 @@ class DrafterRun:
         objective: Objective,
         settings: Settings,
     ):
-        self.target, self.network, self.text, self.settings = target, network, text, settings
+        self.target = target
+        self.network = network
+        self.text = text
+        self.settings = settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
-        self.objective = objective.measured(
-            self.working, target, map(text.batch, range(MEASURED_BATCHES))
-        )
-        keeps_best = isinstance(settings, Continued) and text.held_out
-        self.best = Best(network, torch.float32) if keeps_best else None
-        self.average = copy.deepcopy(network) if settings.average_frac and not keeps_best else None
+        batches = map(text.batch, range(MEASURED_BATCHES))
+        self.objective = objective.measured(self.working, target, batches)
+        self.best = None
+        self.average = None
+        if isinstance(settings, Continued) and text.held_out:
+            self.best = Best(network, torch.float32)
+        elif settings.average_frac:
+            self.average = copy.deepcopy(network)
         self.optimizers = optimizers(network, settings)
 
     @property
     def parts(self) -> dict[str, EagleNetwork | Best]:
         """The parts of a checkpoint."""
-        parts = {"drafter": self.network, "best": self.best, "average": self.average}
-        return {name: part for name, part in parts.items() if part is not None}
+        parts = {"drafter": self.network}
+        if self.best is not None:
+            parts["best"] = self.best
+        if self.average is not None:
+            parts["average"] = self.average
+        return parts
 
     @property
     def result(self) -> EagleNetwork:
@@ -203,30 +213,22 @@ class DrafterRun:
             return self.best.load_into(copy.deepcopy(self.network))
         return self.network if self.average is None else self.average
 
-    @torch.no_grad()
     def refresh(self, source: EagleNetwork | None = None) -> None:
-        """Copy the float32 weights into the working copy, which computes as the drafter will in
-        decoding.
-        """
-        for weight, master in zip(
-            self.working.parameters(), (source or self.network).parameters(), strict=True
-        ):
-            weight.copy_(master)
+        """Copy the float32 weights into the working copy, which computes as in decoding."""
+        copy_weights(source or self.network, self.working)
 
     @torch.no_grad()
     def _add_to_average(self, number: int) -> None:
         if self.average is not None:
             share = 1 / max(1.0, self.settings.average_frac * (number + 1))
-            for mean, weight in zip(
-                self.average.parameters(), self.network.parameters(), strict=True
-            ):
+            for mean, weight in _both(self.average, self.network):
                 mean.lerp_(weight, share)
 
     def step(self, number: int, factor: float) -> dict:
-        """One optimiser step; returns the row of the training curve: the loss and the objective's
-        measurements.
+        """One optimiser step; returns the row of the training curve.
 
-        At intervals the drafter is measured before the step, on held-out text.
+        The row has the loss and the objective's measurements. At intervals the drafter is measured
+        before the step, on held-out text.
         """
         measured = {}
         if self.settings.is_measured(number):
@@ -250,21 +252,18 @@ class DrafterRun:
         return {"loss": float(loss), "grad_norm": float(norm), "batch_tok": tokens, **measures}
 
     def gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
-        """Set the float32 weights' gradients for the objective on a collected batch; returns its
-        row.
-        """
+        """Set the float32 weights' gradients on a collected batch; returns loss and measures."""
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
-        for weight, master in zip(
-            self.working.parameters(), self.network.parameters(), strict=True
-        ):
+        for weight, master in _both(self.working, self.network):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
         return loss.detach(), measures
 
     def begin(self, training: TrainingRun) -> None:
-        """Restore the checkpoint, and print how long a fresh training will take: two steps that
-        change nothing.
+        """Restore the checkpoint, and print how long a fresh training will take.
+
+        Two steps are timed, which change nothing.
         """
         self.refresh()
         training.stopped = self.ended
@@ -290,8 +289,9 @@ class DrafterRun:
         return self.best is not None and 0 < self.settings.patience <= self.best.misses
 
     def consider(self, step: int) -> dict:
-        """Measure the newest weights and keep them if they are the best so far; nothing if the best
-        are not kept.
+        """Measure the newest weights and keep them if they are the best so far.
+
+        Nothing is measured if the best weights are not kept.
         """
         if self.best is None:
             return {}
@@ -302,10 +302,9 @@ class DrafterRun:
         return measured
 
     def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
-        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; {}
-        without held-out texts.
+        """Accuracy on the held-out texts after `step` steps, with the answer tokens read.
 
-        network: default the result.
+        network: default the result. {} without held-out texts.
         """
         if not self.text.held_out:
             return {}
@@ -321,7 +320,9 @@ class DrafterRun:
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """every: cycles between two steps. learning_rate: OSD's own is 1e-5. longest: number of newest
+    """How a drafter learns while it serves.
+
+    every: cycles between two steps. learning_rate: OSD's own is 1e-5. longest: number of newest
     tokens that a step reads.
     """
 
@@ -331,10 +332,10 @@ class OnlineConfig:
 
 
 class OnlineDrafter:
-    """A pair whose drafter learns from the texts it helps to write: EAGLE's layers, heads, or a
-    small language model.
+    """A pair whose drafter learns from the texts it helps to write.
 
-    objective: default OSD's rule, which learns only where the drafter was corrected.
+    It has EAGLE's layers, heads, or is a small language model. objective: default OSD's rule, which
+    learns only where the drafter was corrected.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -346,9 +347,10 @@ class OnlineDrafter:
     def __init__(
         self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()
     ):
-        if config.every < 1:
-            raise SpecdecError(f"every must be at least 1, got {config.every}.")
-        self.pair, self.config, self.steps = pair, config, 0
+        check_integer("every", config.every, 1)
+        self.pair = pair
+        self.config = config
+        self.steps = 0
         self._served: TokenBatch | None = None
         taps = pair.drafter.taps or (pair.target.num_layers,)
         network = copy_of(learned_by(pair.drafter), pair.target)
@@ -356,12 +358,11 @@ class OnlineDrafter:
         frozen = FrozenTarget(pair.target.model, taps)
         settings = Settings(muon=False, learning_rate=config.learning_rate)
         if objective is None:
-            levels = min(4, getattr(network.config, "num_heads", 4))
-            ours = Supervised(LossRules(levels), labels="soft", errors_only=True)
-            objective = objective_named("osd") if network.config.generation == 3 else ours
+            objective = _osd_for(network)
         self.run = DrafterRun(frozen, network, self, objective, settings)
 
-    begins = held_out = ()  # for DrafterRun: the text is given later, and nothing is held out
+    # for DrafterRun, whose text this is: nothing is held out
+    held_out = ()
 
     def batch(self, number: int) -> TokenBatch:
         """The newest served text."""
@@ -370,12 +371,11 @@ class OnlineDrafter:
     def decode(
         self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings
     ) -> Generation:
-        """`specdec.decode`, with a learning step every few cycles. settings: those of
-        `specdec.decode`.
-        """
+        """`specdec.decode` with its settings, and a learning step every few cycles."""
         engine, policy = opened(self.pair, prompt, policy, max_new_tokens, **settings)
         generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
-        cycles, ids = turn(engine, policy, generation), self.pair.ids_of(prompt)
+        cycles = turn(engine, policy, generation)
+        ids = self.pair.ids_of(prompt)
         while not engine.finished:
             with engine.inference():
                 next(cycles)
@@ -387,8 +387,9 @@ class OnlineDrafter:
         return generation
 
     def learn(self, ids: list[int], prompt_tok: int) -> dict:
-        """One step on a text whose tokens after `prompt_tok` the target wrote; returns the
-        objective's measures.
+        """One step on a text whose tokens after `prompt_tok` the target wrote.
+
+        Returns the objective's measures.
         """
         first = max(0, len(ids) - self.config.longest)
         tokens = torch.tensor([ids[first:]], device=self.pair.target.device)
@@ -396,12 +397,28 @@ class OnlineDrafter:
         self._served = TokenBatch(tokens, written.long(), torch.zeros_like(tokens), step=self.steps)
         measures = self.run.step(self.steps, 1.0)
         self.steps += 1
-        with torch.no_grad():
-            for weight, learned in zip(
-                self.network.parameters(), self.run.network.parameters(), strict=True
-            ):
-                weight.copy_(learned)
+        copy_weights(self.run.network, self.network)
         return measures
+
+
+def _osd_for(network: nn.Module) -> Objective:
+    """OSD's rule; windows are drafted by EAGLE-3 drafters only, others learn along the text."""
+    if network.config.generation == 3:
+        return objective_named("osd")
+    levels = min(4, getattr(network.config, "num_heads", 4))
+    return Supervised(LossRules(levels), labels="soft", errors_only=True)
+
+
+def _both(first: nn.Module, second: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """The parameters of two equal networks, side by side."""
+    return zip(first.parameters(), second.parameters(), strict=True)
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Give one network the weights of another."""
+    for weight, other in _both(target, source):
+        weight.copy_(other)
 
 
 def learned_by(drafter) -> nn.Module:
@@ -410,9 +427,8 @@ def learned_by(drafter) -> nn.Module:
     if isinstance(drafter, SmallLM):
         return LMNetwork(network, (drafter.target.num_layers,))
     if not isinstance(network, EagleNetwork | HeadsNetwork) or network.config.own_embedding:
-        raise SpecdecError(
-            "only EAGLE's layers, heads and small language models can learn while they serve."
-        )
+        what = "EAGLE's layers, heads and small language models"
+        raise SpecdecError(f"only {what} can learn while they serve.")
     return network
 
 
