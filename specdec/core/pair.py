@@ -53,7 +53,7 @@ class Pair:
 
     @property
     def usual_tree(self) -> TreeConfig:
-        """The tree used without a policy: the tuned one, else a small one on a CPU, or EAGLE-3's."""
+        """The tree used without a policy: the tuned one, else a small one on a CPU or EAGLE-3's."""
         if self.tree is not None:
             return self.tree
         if torch.device(self.target.device).type == "cpu":
