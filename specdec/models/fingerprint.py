@@ -8,7 +8,6 @@ import random
 import numpy as np
 import torch
 
-from specdec import ranks
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 
@@ -41,7 +40,7 @@ def fingerprint(value, depth: int = 6):
 
 def _hash_of(array) -> str:
     if isinstance(array, torch.Tensor):
-        array = ranks.whole(array.detach()).cpu().contiguous().flatten().view(torch.uint8).numpy()
+        array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     array = np.ascontiguousarray(array)
     return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
 
@@ -55,7 +54,7 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
     weights = [named for module in modules for named in sorted(module.state_dict().items())]
     with torch.inference_mode():
         for name, weight in weights:
-            flat = ranks.whole(weight.detach()).flatten()
+            flat = weight.detach().flatten()
             last = max(0, len(flat) - 1)
             spots = torch.linspace(0, last, min(samples, len(flat)), device=flat.device).long()
             spots.clamp_(max=last)  # beyond 2**24 values float32 may round past the end
