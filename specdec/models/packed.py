@@ -173,11 +173,7 @@ def detached(bias: Tensor | None) -> Tensor | None:
 def replace_forward(module: Any) -> None:
     """Give a known module a subclass of its own class with our forward, so that hooks find it."""
     name = type(module).__name__
-    forwards = {
-        "Attention": attention,
-        "MLP": gated_mlp,
-        "RMSNorm": rms_norm,
-    }
+    forwards = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
     for part, forward in forwards.items():
         if name not in [family + part for family in FAMILIES]:
             continue
