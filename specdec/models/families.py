@@ -17,8 +17,13 @@ from specdec.errors import SpecdecError
 
 def model_in(given: nn.Module) -> nn.Module:
     """The transformers model inside a wrapper (compiled, parallel, adapted, or any module), or the model itself."""
-    model = next((module for module in given.modules() if isinstance(module, transformers.PreTrainedModel)), given)
-    if not hasattr(model, "get_output_embeddings") or not hasattr(setting(model, "config"), "get_text_config"):
+    model = next(
+        (module for module in given.modules() if isinstance(module, transformers.PreTrainedModel)),
+        given,
+    )
+    if not hasattr(model, "get_output_embeddings") or not hasattr(
+        setting(model, "config"), "get_text_config"
+    ):
         why = f"{type(given).__name__} is no transformers causal LM and holds none"
         raise SpecdecError(f"{why}; load it with AutoModelForCausalLM.")
     return model
@@ -44,7 +49,11 @@ def cache_keyword(module: type) -> str:
 
 def attention_configs(model: nn.Module) -> list:
     """The distinct configs by which a model's modules choose their attention."""
-    configs = {id(config): config for module in model.modules() if (config := setting(module, "config")) is not None}
+    configs = {
+        id(config): config
+        for module in model.modules()
+        if (config := setting(module, "config")) is not None
+    }
     return [config for config in configs.values() if hasattr(config, "_attn_implementation")]
 
 
@@ -58,18 +67,24 @@ def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     for module in decoder_of(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
-    raise SpecdecError(f"{type(model).__name__} has no list of {num_layers} decoder layers to tap features from.")
+    raise SpecdecError(
+        f"{type(model).__name__} has no list of {num_layers} decoder layers to tap features from."
+    )
 
 
 def has_window(config) -> bool:
     """Whether a config has any form of local attention."""
-    named = (value for name, value in config.to_dict().items() if "window" in name or "local" in name)
+    named = (
+        value for name, value in config.to_dict().items() if "window" in name or "local" in name
+    )
     return any(isinstance(value, int) and value for value in named)
 
 
 def cache_has_window(config) -> bool:
     """Whether transformers' own cache for this model drops distant tokens in any layer."""
-    return any(setting(layer, "is_sliding") for layer in transformers.DynamicCache(config=config).layers)
+    return any(
+        setting(layer, "is_sliding") for layer in transformers.DynamicCache(config=config).layers
+    )
 
 
 def position_limit(config) -> int | None:
@@ -79,7 +94,9 @@ def position_limit(config) -> int | None:
     longer fit. So the boundary is the limit. (For `dynamic` it is max_position_embeddings itself.)
     """
     limit, rope = setting(config, "max_position_embeddings"), setting(config, "rope_parameters", {})
-    limit = None if limit is not None and limit < 0 else limit  # a negative value means no limit in some families
+    limit = (
+        None if limit is not None and limit < 0 else limit
+    )  # a negative value means no limit in some families
     kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
     for kind in kinds:
         if kind.get("rope_type") == "longrope":

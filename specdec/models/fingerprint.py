@@ -14,14 +14,19 @@ from specdec.core.protocols import Drafter
 
 def fingerprint(value, depth: int = 6):
     """`value` as small JSON that changes when anything inside does: settings unchanged, arrays and weights hashed."""
-    stands_for = getattr(value, "fingerprinted", None)  # the part of a larger object that results depend on
+    stands_for = getattr(
+        value, "fingerprinted", None
+    )  # the part of a larger object that results depend on
     value = value if stands_for is None else stands_for
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return _hash_of(value)
     if isinstance(value, torch.nn.Module):
-        value = {"class": type(value).__name__.removeprefix("FSDP"), **value.state_dict()}  # sharding changes nothing
+        value = {
+            "class": type(value).__name__.removeprefix("FSDP"),
+            **value.state_dict(),
+        }  # sharding changes nothing
     if isinstance(value, dict):
         return {str(name): fingerprint(item, depth) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -34,8 +39,13 @@ def fingerprint(value, depth: int = 6):
     if depth == 0 or isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
         return name
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    inside = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
-    return {"class": name, **{key: fingerprint(item, depth - 1) for key, item in sorted(inside.items())}}
+    inside = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
+        value, "__dict__", {}
+    )
+    return {
+        "class": name,
+        **{key: fingerprint(item, depth - 1) for key, item in sorted(inside.items())},
+    }
 
 
 def _hash_of(array) -> str:

@@ -173,12 +173,7 @@ def detached(bias: Tensor | None) -> Tensor | None:
 def replace_forward(module: Any) -> None:
     """Give a known module a subclass of its own class with our forward, so that hooks find it."""
     name = type(module).__name__
-    forwards = {
-        "Attention": attention,
-        "MLP": gated_mlp,
-        "RMSNorm": rms_norm,
-        "DecoderLayer": layer,
-    }
+    forwards = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
     for part, forward in forwards.items():
         if name not in [family + part for family in FAMILIES]:
             continue
@@ -208,10 +203,24 @@ def rms_norm(self: Any, x: Tensor) -> Tensor:
     return normed * weight  # type: ignore[no-any-return]
 
 
+def side_by_side(*layers: Any) -> Product | None:
+    """The product of layers that were packed together, or None once one was replaced or hooked."""
+    product = getattr(layers[0], "product", None)
+    for layer in layers:
+        if type(layer) is not PackedLinear or layer.product is not product:
+            return None
+        if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
+            return None
+    return product
+
+
 def gated_mlp(self: Any, x: Tensor) -> Tensor:
     """Down(act(gate(x)) * up(x))."""
-    gate, up = self.gate_proj.product(x).chunk(2, dim=-1)
-    return self.down_proj.product(self.act_fn(gate).mul_(up))  # type: ignore[no-any-return]
+    product = side_by_side(self.gate_proj, self.up_proj)
+    if product is None:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+    gate, up = product(x).chunk(2, dim=-1)
+    return self.down_proj(self.act_fn(gate).mul_(up))  # type: ignore[no-any-return]
 
 
 _tables: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -229,15 +238,6 @@ def rotary_tables(embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return cos[:, :, None], signed
 
 
-def layer(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-    """x + attention(norm(x)), then the same with the MLP; parts are called without their hooks."""
-    kwargs.pop("position_ids", None)
-    normed = rms_norm(self.input_layernorm, hidden_states)
-    hidden = attention(self.self_attn, normed, **kwargs)[0].add_(hidden_states)
-    normed = rms_norm(self.post_attention_layernorm, hidden)
-    return gated_mlp(self.mlp, normed).add_(hidden)
-
-
 def attention(
     self: Any,
     hidden_states: Tensor,
@@ -250,13 +250,21 @@ def attention(
     cache = kwargs.pop("past_key_values", cache)
     # 1. queries, keys and values [B, T, heads, D]
     width = self.head_dim
-    queries = self.q_proj.out_features // width
-    pairs = self.k_proj.out_features // width
-    heads = self.q_proj.product(hidden_states).unflatten(-1, (-1, width))
+    projections = (self.q_proj, self.k_proj, self.v_proj)
+    product = side_by_side(*projections)
+    if product is None:
+        parts = [project(hidden_states) for project in projections]
+        queries = parts[0].shape[-1] // width
+        pairs = parts[1].shape[-1] // width
+        heads = torch.cat(parts, -1).unflatten(-1, (-1, width))
+    else:
+        queries = self.q_proj.out_features // width
+        pairs = self.k_proj.out_features // width
+        heads = product(hidden_states).unflatten(-1, (-1, width))
     turned, values = heads.split((queries + pairs, pairs), 2)
     if hasattr(self, "q_norm"):
-        parts = turned.split((queries, pairs), 2)
-        turned = torch.cat((self.q_norm(parts[0]), self.k_norm(parts[1])), 2)
+        query, key = turned.split((queries, pairs), 2)
+        turned = torch.cat((self.q_norm(query), self.k_norm(key)), 2)
     # 2. rotate_half(x) is x with its halves swapped and the first one negated
     cos, signed = rotary_tables(position_embeddings)
     turned = (turned * cos).add_(turned.roll(width // 2, -1).mul_(signed)).transpose(1, 2)
@@ -277,4 +285,4 @@ def attention(
         window = setting(self, "sliding_window", setting(self.config, "sliding_window"))
         kwargs |= {"scaling": self.scaling, "sliding_window": window}
         attended, weights = run(self, query, key, value, attention_mask, dropout=0.0, **kwargs)
-    return self.o_proj.product(attended.flatten(2)), weights
+    return self.o_proj(attended.flatten(2)), weights

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
@@ -30,34 +31,39 @@ READ = {
     "cache_params",
     "cache_position",
 }
-READ |= {"inputs_embeds", "streamer", "use_cache", "logits_to_keep", "synced_gpus", "return_dict"}
+READ |= {"inputs_embeds", "use_cache", "logits_to_keep", "synced_gpus", "return_dict"}
 
 
 def generate(
-    model,
+    model: nn.Module,
     input_ids: Tensor,
-    logits_processor=None,
-    stopping_criteria=None,
-    generation_config=None,
-    drafter=None,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    drafter: Any = None,
     policy: Policy | None = None,
     seed: int | None = None,
-    tokenizer=None,
-    **model_kwargs,
-):
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Any:
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
-    Uses transformers' prepared processors, stopping criteria and GenerationConfig. transformers keeps a streamer and a
-    tokenizer to itself: use `specdec.stream` for the first, and give stop_strings with `stopping_criteria`. drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator,
-    so that calls differ and `torch.manual_seed` makes them reproducible.
-    Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (with different
-    random numbers).
+    Uses transformers' prepared processors, stopping criteria and GenerationConfig.
+    drafter: from `specdec.load_drafter(path, model)`.
+    seed: by default drawn from torch's generator, so that `torch.manual_seed` reproduces a call.
+    streamer: transformers keeps its own `streamer=` from custom functions. Bind it to this one:
+    `custom_generate=functools.partial(specdec.generate, streamer=streamer)`.
+    Stop strings: `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`, for transformers
+    keeps the tokenizer from custom functions as well.
+    Sampled text equals `specdec.autoregress` with that seed. It has the distribution of plain
+    `generate`, with other random numbers.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
     >>> model, ids = pair.target.model, torch.tensor([pair.ids_of("Hello")])
-    >>> text = model.generate(ids, custom_generate=generate, drafter=pair.drafter, max_new_tokens=8, do_sample=False)
-    >>> bool((text == model.generate(ids, max_new_tokens=8, do_sample=False)).all())
+    >>> greedy = dict(max_new_tokens=8, do_sample=False)
+    >>> text = model.generate(ids, custom_generate=generate, drafter=pair.drafter, **greedy)
+    >>> bool((text == model.generate(ids, **greedy)).all())
     True
     """
     if setting(setting(drafter, "target"), "model") is not model:
@@ -66,7 +72,6 @@ def generate(
         )
     _refuse(generation_config, model_kwargs)
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
-    streamer = model_kwargs.get("streamer")
     sampled = generation_config.do_sample
     drawn = int(torch.randint(1 << 62, ())) if sampled and seed is None else 0
     picker = Picker(
@@ -81,10 +86,14 @@ def generate(
     engine = LiveEngine(
         pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early
     )
+    if streamer is not None:
+        # as transformers does, so that a streamer can leave the prompt out
+        streamer.put(input_ids.cpu())
     with engine.inference():
         for tokens in turn(engine, policy):
-            for token in tokens if streamer is not None else ():
-                streamer.put(torch.tensor([token]))
+            if streamer is not None:
+                for token in tokens:
+                    streamer.put(torch.tensor([token]))
     if streamer is not None:
         streamer.end()
     sequences = torch.cat(
@@ -97,32 +106,36 @@ def generate(
     return sequences
 
 
-def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
+def _stops(criteria: Any) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
     """Stop tokens, and a function for criteria besides an end token and a length, which the engine handles."""
     tokens: list[int] = []
-    others = StoppingCriteriaList()
+    further = StoppingCriteriaList()
     for criterion in criteria or ():
         if type(criterion) is EosTokenCriteria:
             tokens += criterion.eos_token_id.tolist()
         elif type(criterion) is not MaxLengthCriteria:
-            others.append(criterion)
-    return tuple(tokens), (
-        lambda so_far: bool(others(so_far[None], _NoScores()).all())
-    ) if others else None
+            further.append(criterion)
+    if not further:
+        return tuple(tokens), None
+
+    def stop_early(so_far: Tensor) -> bool:
+        return bool(further(so_far[None], _NoScores()).all())
+
+    return tuple(tokens), stop_early
 
 
 class _NoScores:
     """Replaces the scores passed to criteria; the cycle keeps none, so a criterion that reads them raises an error."""
 
     @classmethod
-    def _refuse(cls, *args, **kwargs):
+    def _refuse(cls, *args: Any, **kwargs: Any) -> Any:
         why = "a stopping criterion reads the scores, which speculative decoding does not keep"
         raise SpecdecError(f"{why}; leave it out.")
 
     __getattr__ = __getitem__ = __len__ = __iter__ = __torch_function__ = _refuse
 
 
-def _refuse(generation_config, model_kwargs: dict) -> None:
+def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
     """SpecdecError for settings whose text is neither greedy decoding's nor sampling's, or that the cycle would not follow."""
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
         why = "speculative decoding returns one sequence without beams"

@@ -106,7 +106,7 @@ WRAPPED = (
     adapted,
 )
 REFUSED = {
-    "offloaded": (offloaded, "do not fit on the devices"),
+    "offloaded": (offloaded, "not on a device"),
     "another text": (
         lambda model: Wrapper(model, lambda x: 0.5 * x + x.roll(1, -1)),
         "does not give the logits",

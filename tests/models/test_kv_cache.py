@@ -1,19 +1,22 @@
-"""The caches: rows in place, paths kept, tails dropped, overflow refused; sequences on borrowed pages say what they say alone."""
+"""The caches: rows in place, paths kept, tails dropped, overflow refused; many sequences say what each says alone."""
 
 import inspect
 
 import pytest
 import torch
-from fakes.families import model_of
+from fakes.families import FAMILIES, VOCAB, model_of
 from fakes.families import tokens as random_tokens
+from fakes.pairs import random_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from specdec.core.decode import drive
-from specdec.core.protocols import finish
+from specdec.core.protocols import TargetForward, finish
+from specdec.errors import SpecdecError
 from specdec.models.families import cache_keyword
 from specdec.models.kv_cache import RowLayer, TreeCache
+from specdec.models.target import Target
 
 
 def block(rows, layer=0):
@@ -86,20 +89,67 @@ def test_a_cache_goes_by_the_name_that_a_forward_has_for_it():
     assert cache_keyword(LlamaForCausalLM) in inspect.signature(LlamaForCausalLM.forward).parameters
 
 
-def prompts(vocabulary, lengths):
+def test_rows_are_written_in_place_and_an_overflow_is_refused_before_that():
+    cache = filled(range(4))
+    memory = cache.layers[0].keys.data_ptr()
+    keys, values = cache.update(*block([4, 5]), 0)
+    assert keys.shape == (1, 2, 6, 3) and values.shape == (1, 2, 6, 5)
+    assert keys.data_ptr() == memory
+    assert cache.get_seq_length() == len(cache) == 6
+    assert cache.get_mask_sizes(3, 0) == (9, 0)
+    cache = filled(range(10))
+    cache.require(2)
+    pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens but 13")
+    cache.crop(-2)
+    assert names(cache) == list(range(8))
+    pytest.raises(SpecdecError, cache.crop, 3).match("negative")
+    pytest.raises(AssertionError, cache.truncate, 9)
+    cache.keep(3, [3, 4, 7])
+    assert names(cache) == [0, 1, 2, 3, 4, 7]
+    cache.reset()
+    assert len(cache) == 0
+
+
+def text(target, prompt, new_tok):
+    """A prompt, twice a few tokens at once, and single tokens: logits of last rows, and tokens."""
+    cache = target.new_cache(200)
+    ids = []
+    logits = []
+    unread = list(prompt)
+    while len(ids) < new_tok:
+        rows = yield TargetForward(target, torch.tensor(unread), cache, last_only=True)
+        logits.append(rows.logits[-1])
+        ids.append(int(rows.logits[-1].argmax()))
+        unread = ids[-1:]
+        if len(ids) in (3, 5):
+            unread = [ids[-1], *prompt[:4]]
+        if len(ids) == 7:
+            # its last token is written anew, from the one before
+            cache.truncate(len(cache) - 1)
+            unread = ids[-2:]
+    return torch.stack(logits), ids
+
+
+def assert_same_alone(target, vocabulary, lengths, new_tok, rows):
+    """Texts of prompts, so many in one forward, are those of each prompt alone."""
     generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randint(2, vocabulary, (length,), generator=generator).tolist() for length in lengths
-    ]
-
-
-def assert_same_alone(target, asked, new_tok, places, rows):
-    """Texts of prompts whose caches come from `places`, so many in one forward, are those of each prompt alone."""
-    alone = [finish(text(target, target, prompt, new_tok)) for prompt in asked]
-    several = (
-        text(target, place, prompt, new_tok) for place, prompt in zip(places, asked, strict=True)
-    )
-    together = dict(drive(several, rows))
+    prompts = []
+    for length in lengths:
+        prompts.append(torch.randint(2, vocabulary, (length,), generator=generator).tolist())
+    with target.inference():
+        alone = [finish(text(target, prompt, new_tok)) for prompt in prompts]
+        together = dict(drive((text(target, prompt, new_tok) for prompt in prompts), rows))
     for number, (logits, ids) in enumerate(alone):
         assert together[number][1] == ids
         torch.testing.assert_close(together[number][0], logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_says_what_it_says_alone(name):
+    assert_same_alone(Target(model_of(name)), VOCAB, (5, 3, 28, 11), 14, 3)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(2, 8), (20, 20)])
+def test_many_sequences(rows, count):
+    target = Target(random_target(vocab_size=24, layers=2))
+    assert_same_alone(target, 24, range(3, 3 + 2 * count, 2), 30, rows)

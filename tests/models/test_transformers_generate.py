@@ -1,5 +1,7 @@
 """What plain `generate` would honour and the cycle cannot is refused; what it can is done."""
 
+import functools
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -75,6 +77,21 @@ def test_what_it_can(tiny, call):
     assert (
         call(past_key_values=DynamicCache()).tolist() == plain.tolist()
     )  # an empty one is no matter
+
+
+def test_a_streamer_that_is_bound_gets_the_prompt_and_every_token(tiny, call):
+    streamed = []
+
+    class Streamer:
+        def put(self, tokens):
+            streamed.extend(tokens.flatten().tolist())
+
+        def end(self):
+            streamed.append("end")
+
+    bound = functools.partial(generate, streamer=Streamer())
+    ids = call(custom_generate=bound, drafter=tiny.drafter, plain=True)
+    assert streamed == [*ids[0].tolist(), "end"]
 
 
 def test_arguments_that_would_be_passed_over(tiny, call):
