@@ -27,7 +27,7 @@ from specdec.errors import SpecdecError, unreadable, warn
 from specdec.policies.base import COLLAPSED_FRAC
 
 DECAY_FRAC = 0.35  # last fraction of a run, over which the learning rate falls to zero
-FORMAT = "2"  # of checkpoints
+FORMAT = "3"  # of checkpoints
 
 
 def rate_factor(

@@ -28,16 +28,31 @@ _TWICE_MIXED = dict(_WINDOW, layer_types=2 * _MIXED["layer_types"])
 _EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
 _YARN = dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=32, rope_theta=1e4)
 _YARN |= dict(beta_fast=32.0, beta_slow=1.0)
-_LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12)
-_ROUTED = dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1)
-_BY_LAYER = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, laurel_rank=8, altup_num_inputs=2)
-_BY_LAYER |= dict(head_dim=8, num_kv_shared_layers=2, activation_sparsity_pattern=None, tie_word_embeddings=False)
+_LATENT = dict(
+    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12
+)
+_ROUTED = dict(
+    n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1
+)
+_BY_LAYER = dict(
+    hidden_size_per_layer_input=8,
+    vocab_size_per_layer_input=VOCAB,
+    laurel_rank=8,
+    altup_num_inputs=2,
+)
+_BY_LAYER |= dict(
+    head_dim=8, num_kv_shared_layers=2, activation_sparsity_pattern=None, tie_word_embeddings=False
+)
 _SOFT = dict(query_pre_attn_scalar=8, attn_logit_softcapping=2.0, tie_word_embeddings=False)
-_GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=256, tie_word_embeddings=False)
+_GPT2 = dict(
+    vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=256, tie_word_embeddings=False
+)
 
 
 def _with(**changes) -> dict:
-    return {name: value for name, value in {**_SIZES, **_IDS, **changes}.items() if value is not None}
+    return {
+        name: value for name, value in {**_SIZES, **_IDS, **changes}.items() if value is not None
+    }
 
 
 # name: (config class, settings). Everything that `Target` must carry.
@@ -50,7 +65,10 @@ FAMILIES = {
     "qwen2-window": (hf.Qwen2Config, _with(use_sliding_window=True, **_MIXED)),
     "qwen3": (hf.Qwen3Config, _with(head_dim=8)),
     "gemma2": (hf.Gemma2Config, _with(head_dim=8, **_MIXED, **_SOFT)),
-    "gemma3": (hf.Gemma3TextConfig, _with(num_hidden_layers=8, head_dim=8, query_pre_attn_scalar=8, **_TWICE_MIXED)),
+    "gemma3": (
+        hf.Gemma3TextConfig,
+        _with(num_hidden_layers=8, head_dim=8, query_pre_attn_scalar=8, **_TWICE_MIXED),
+    ),
     "phi3": (hf.Phi3Config, _with()),
     "phi3-window": (hf.Phi3Config, _with(**_WINDOW)),
     "gpt-oss": (hf.GptOssConfig, _with(head_dim=8, rope_parameters=_YARN, **_EXPERTS, **_MIXED)),
@@ -61,14 +79,29 @@ FAMILIES = {
     "cohere": (hf.CohereConfig, _with(logit_scale=1.0)),
     "cohere2": (hf.Cohere2Config, _with(logit_scale=1.0, **_MIXED)),
     "starcoder2-window": (hf.Starcoder2Config, _with(**_WINDOW)),
-    "phimoe-window": (hf.PhimoeConfig, _with(**_EXPERTS, **_WINDOW)),  # puts its window into the mask alone
+    "phimoe-window": (
+        hf.PhimoeConfig,
+        _with(**_EXPERTS, **_WINDOW),
+    ),  # puts its window into the mask alone
     "deepseek-v3": (  # keys and values of different widths
         hf.DeepseekV3Config,
-        _with(num_key_value_heads=4, moe_intermediate_size=16, first_k_dense_replace=1, **_LATENT, **_ROUTED),
+        _with(
+            num_key_value_heads=4,
+            moe_intermediate_size=16,
+            first_k_dense_replace=1,
+            **_LATENT,
+            **_ROUTED,
+        ),
     ),
-    "gemma3n-window": (hf.Gemma3nTextConfig, _with(**_BY_LAYER, **_MIXED)),  # its upper layers read lower ones' keys
+    "gemma3n-window": (
+        hf.Gemma3nTextConfig,
+        _with(**_BY_LAYER, **_MIXED),
+    ),  # its upper layers read lower ones' keys
     "gpt-neox": (hf.GPTNeoXConfig, _with(num_key_value_heads=None)),
-    "opt": (hf.OPTConfig, _with(ffn_dim=48, intermediate_size=None, num_key_value_heads=None, word_embed_proj_dim=32)),
+    "opt": (
+        hf.OPTConfig,
+        _with(ffn_dim=48, intermediate_size=None, num_key_value_heads=None, word_embed_proj_dim=32),
+    ),
 }
 
 
@@ -97,8 +130,11 @@ def spread(model, seed: int) -> None:
 def state_of(*models) -> list:
     """All that decoding could leave behind: implementation, hooks, replaced forwards, training flags."""
     modules = [module for model in models for module in model.modules()]
-    return [config._attn_implementation for model in models for config in attention_configs(model)] + [
-        (m.training, "forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules
+    return [
+        config._attn_implementation for model in models for config in attention_configs(model)
+    ] + [
+        (m.training, "forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks))
+        for m in modules
     ]
 
 
@@ -125,17 +161,25 @@ LONGEST_PATH = [0, 1, 4, 7, 10, 12]  # of random_tree: rows that do not lie side
 
 
 @torch.no_grad()
-def alone(model, prompt: Tensor, tree: DraftTree, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+def alone(
+    model, prompt: Tensor, tree: DraftTree, taps: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
     """What the plain model says after each node, given prompt and path alone: logits [N, V], features [N, taps * H]."""
     logits, features = [None] * len(tree), [None] * len(tree)
     lineage = tree.lineage()
     for level in range(tree.levels + 1):
         nodes = (tree.depth == level).nonzero().flatten()
-        ids = torch.cat((prompt.expand(len(nodes), -1), tree.token[lineage[nodes, : level + 1]]), dim=1)
+        ids = torch.cat(
+            (prompt.expand(len(nodes), -1), tree.token[lineage[nodes, : level + 1]]), dim=1
+        )
         output = model(ids, use_cache=False, output_hidden_states=bool(taps))
         for row, node in enumerate(nodes.tolist()):
             logits[node] = output.logits[row, -1].float()
-            features[node] = torch.cat([output.hidden_states[tap][row, -1] for tap in taps]) if taps else torch.zeros(0)
+            features[node] = (
+                torch.cat([output.hidden_states[tap][row, -1] for tap in taps])
+                if taps
+                else torch.zeros(0)
+            )
     return torch.stack(logits), torch.stack(features)
 
 
@@ -160,7 +204,9 @@ class OracleDrafter(Drafter, DraftSession):
     Some siblings are twins (the same token twice). taps: any the test wants to see tapped.
     """
 
-    def __init__(self, truth: list[int], knows: float = 0.8, seed: int = 0, taps: tuple[int, ...] = ()):
+    def __init__(
+        self, truth: list[int], knows: float = 0.8, seed: int = 0, taps: tuple[int, ...] = ()
+    ):
         self.truth, self.knows, self.taps = truth, knows, taps  # truth: prompt and continuation
         self._random = random.Random(seed)
 
@@ -187,7 +233,11 @@ class OracleDrafter(Drafter, DraftSession):
         rows, log_probs = [], []
         for true_so_far in on_path:
             row = [self._random.randrange(VOCAB) for _ in range(top_k)]
-            if true_so_far and self._random.random() < self.knows and self._position + 1 < len(self.truth):
+            if (
+                true_so_far
+                and self._random.random() < self.knows
+                and self._position + 1 < len(self.truth)
+            ):
                 row[self._random.randrange(top_k)] = self.truth[self._position + 1]
             if top_k > 1 and self._random.random() < 0.3:
                 row[-1] = row[0]

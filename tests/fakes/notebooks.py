@@ -11,19 +11,31 @@ from specdec import runs
 
 from workbook import book, notebooks
 
-PARAMETERS = 'scale: str = "laptop"  # laptop | paper\nseed: int = 0  # seed\nrate: float = 0.5  # a rate'
+PARAMETERS = (
+    'scale: str = "laptop"  # laptop | paper\nseed: int = 0  # seed\nrate: float = 0.5  # a rate'
+)
 
 
 def cell(kind: str, text: str, number: int, tags=()) -> dict:
-    made = {"cell_type": kind, "id": f"cell-{number}", "metadata": {"tags": list(tags)} if tags else {}, "source": text}
+    made = {
+        "cell_type": kind,
+        "id": f"cell-{number}",
+        "metadata": {"tags": list(tags)} if tags else {},
+        "source": text,
+    }
     return made | ({"execution_count": None, "outputs": []} if kind == "code" else {})
 
 
 def notebook(title: str, *code: str) -> str:
-    cells = [cell("markdown", f"# {title}\n\n> Promises {title}.", 0), cell("code", PARAMETERS, 1, ["parameters"])]
+    cells = [
+        cell("markdown", f"# {title}\n\n> Promises {title}.", 0),
+        cell("code", PARAMETERS, 1, ["parameters"]),
+    ]
     cells += [cell("code", text, number) for number, text in enumerate(code, start=2)]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    return json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+    return json.dumps(
+        {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    )
 
 
 def code_cells(read: dict) -> list[tuple[set, str]]:
@@ -48,7 +60,9 @@ def run_cells(name: str, **changes) -> dict:
     return names
 
 
-def execute_here(source: Path, copy: Path, parameters: dict, progress: bool = True) -> tuple[float, str]:
+def execute_here(
+    source: Path, copy: Path, parameters: dict, progress: bool = True
+) -> tuple[float, str]:
     """`notebooks.execute` in this process in place of a kernel: quicker, where a test is not about kernels."""
     read, names, fault = notebooks.read_notebook(source), {}, ""
     for one in [cell for cell in read["cells"] if cell["cell_type"] == "code"]:
