@@ -25,8 +25,16 @@ from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import Picker
 from specdec.errors import warn
 
-SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")  # the time of a cycle depends on these
-GROWTH_TOK = 96  # a turn restarts after this many tokens, so that the context stays near its setting
+SHAPE = (
+    "top_k",
+    "expansions",
+    "verify_nodes",
+    "context_tok",
+    "rows",
+)  # the time of a cycle depends on these
+GROWTH_TOK = (
+    96  # a turn restarts after this many tokens, so that the context stays near its setting
+)
 # Caches recover slowly from larger work: after a prompt or a tree of hundreds of nodes, a small tree takes up to a fifth longer
 # for about eight cycles. In decoding a tree follows similar ones, so a job measures rows of one tree among trees of similar
 # size, and drops the first cycles of a row; not all slow ones, since a turn has some too. Trees up to so many nodes: cycles
@@ -44,7 +52,33 @@ BUSY_FRAC = 0.9  # of a core: with less, other processes slowed this one down
 # measured, where the best trees lie; beyond it both sides of every step, so that no line crosses one.
 NODES = (
     *range(18),
-    *(20, 23, 24, 28, 31, 32, 40, 47, 48, 59, 63, 64, 80, 95, 96, 112, 127, 128, 159, 160, 191, 192, 223, 224, 240),
+    *(
+        20,
+        23,
+        24,
+        28,
+        31,
+        32,
+        40,
+        47,
+        48,
+        59,
+        63,
+        64,
+        80,
+        95,
+        96,
+        112,
+        127,
+        128,
+        159,
+        160,
+        191,
+        192,
+        223,
+        224,
+        240,
+    ),
 )
 
 
@@ -54,12 +88,20 @@ class CalibrateConfig:
 
     seconds: float = 45.0  # longer only if some setting is still unmeasured
     seed: int = 0
-    contexts: tuple[int, ...] | None = None  # prompt lengths; None: three, up to 900 tokens or the target's limit
-    top_ks: tuple[int, ...] | None = None  # beam widths; None: eight, as far as the vocabulary reaches
+    contexts: tuple[int, ...] | None = (
+        None  # prompt lengths; None: three, up to 900 tokens or the target's limit
+    )
+    top_ks: tuple[int, ...] | None = (
+        None  # beam widths; None: eight, as far as the vocabulary reaches
+    )
     nodes: tuple[int, ...] = NODES  # sizes of the verified trees
     depth: int = 12  # expansions run from 1 to this
-    prompts: list[list[int]] | None = None  # token ids; None: texts of embedded suites, random ids without a tokenizer
-    cpu_time: bool = False  # processor time in place of the wall clock, for one thread on a busy CPU
+    prompts: list[list[int]] | None = (
+        None  # token ids; None: texts of embedded suites, random ids without a tokenizer
+    )
+    cpu_time: bool = (
+        False  # processor time in place of the wall clock, for one thread on a busy CPU
+    )
     name: str | None = None  # of the model; None: the pair's and its dtype
     progress: bool = True
 
@@ -76,7 +118,9 @@ class Timings:
     # settled (after similar ones), `stretches`, total_ms
     cycles: list[dict] = field(default_factory=list)
     turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
-    steps: list[dict] = field(default_factory=list)  # place, context_tok, ms: means of a row of plain steps
+    steps: list[dict] = field(
+        default_factory=list
+    )  # place, context_tok, ms: means of a row of plain steps
     questions: list[float] = field(default_factory=list)  # ms
     # tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles [(SHAPE's numbers), ...]
     held_turns: list[dict] = field(default_factory=list)
@@ -95,7 +139,9 @@ class MarkedClock(Clock):
 
     def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
         """Milliseconds of root, expansions, verification and the rest of the cycle that just ended."""
-        at = [self.ms_between(self.begin, mark) for mark in (self.begin, *self.marks[1:])]  # the root begins the cycle
+        at = [
+            self.ms_between(self.begin, mark) for mark in (self.begin, *self.marks[1:])
+        ]  # the root begins the cycle
         *drafting, verify, rest = np.diff(np.append(at, total_ms))  # a plain step drafts nothing
         root, levels = drafting[:1], drafting[1:]
         # Without an expansion the root's stretch includes choosing nodes; they cannot be separated.
@@ -129,7 +175,10 @@ class TreeSampler:
         """Node counts grouped into bands of similar size, smallest first."""
         highs = [most or self.nodes[-1] for most in BANDS]
         lows = [-1, *highs[:-1]]
-        parts = [tuple(n for n in self.nodes if low < n <= high) for low, high in zip(lows, highs, strict=True)]
+        parts = [
+            tuple(n for n in self.nodes if low < n <= high)
+            for low, high in zip(lows, highs, strict=True)
+        ]
         return [part for part in parts if part]
 
     def grid(self, place: int, among: tuple[int, ...]) -> TreeConfig:
@@ -140,10 +189,14 @@ class TreeSampler:
         widths = [k for k in self.top_ks if pool_size(self.depth, k) >= nodes]
         top_k = self._rarest([k for k in widths if k <= WIDEST * nodes] or widths, (place, "top_k"))
         narrow = [k for k in self.top_ks if k <= top_k]
-        enough = [k for k in narrow if pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes]
+        enough = [
+            k for k in narrow if pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes
+        ]
         rows = self._rarest(enough, (place, "rows"))
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
-        deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and are not used
+        deepest = max(
+            fewest, min(self.depth, nodes + 1)
+        )  # deeper drafts leave other caches, and are not used
         if min(self.dealt[(place, "top_k"), top_k], self.dealt[(place, "rows"), rows]) == 1:
             # A width's first tree needs an expansion between its first and its last.
             fewest = max(fewest, min(3, deepest))
@@ -170,7 +223,12 @@ class TreeSampler:
     def complete(self, places: int) -> bool:
         """Whether every node count and every width occurred in every context."""
         wanted = [("nodes", self.nodes), ("top_k", self.top_ks), ("rows", self.top_ks)]
-        return all(self.dealt[(p, what), v] for p in range(places) for what, values in wanted for v in values)
+        return all(
+            self.dealt[(p, what), v]
+            for p in range(places)
+            for what, values in wanted
+            for v in values
+        )
 
 
 class AskingPolicy(Static):
@@ -182,7 +240,9 @@ class AskingPolicy(Static):
         return min(self.plan.verify_nodes, question.largest)
 
 
-def answer_ms(pair: Pair, policy: Policy, costs, prompts: list[list[int]], new_tok: int = 48) -> float:
+def answer_ms(
+    pair: Pair, policy: Policy, costs, prompts: list[list[int]], new_tok: int = 48
+) -> float:
     """Milliseconds of one answer of `policy` in live decoding, beyond the cost of asking (costs.question_ms).
 
     Between two answers the models run, so every answer finds realistically cold caches. prompts: token ids. The mean without
@@ -200,27 +260,48 @@ def answer_ms(pair: Pair, policy: Policy, costs, prompts: list[list[int]], new_t
                 if row.questions and number:  # the first turn is a warm-up
                     spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
     kept = np.array(sorted(spent)[: max(1, len(spent) - len(spent) // 20)])
-    return max(0.0, float(kept[:, 1].sum() / kept[:, 2].sum()) - costs.question_ms) if len(kept) else 0.0
+    return (
+        max(0.0, float(kept[:, 1].sum() / kept[:, 2].sum()) - costs.question_ms)
+        if len(kept)
+        else 0.0
+    )
 
 
 class Measurements:
     """The jobs of a calibration; `timings` collects their rows. config: with contexts, top_ks and nodes filled in."""
 
     def __init__(self, pair: Pair, config: CalibrateConfig, prompts: list[list[int]]):
-        self.pair, self.contexts, self.prompts, self.timings = pair, config.contexts, prompts, Timings()
-        self.trees = TreeSampler(config.top_ks, config.nodes, config.depth, random.Random(config.seed))
+        self.pair, self.contexts, self.prompts, self.timings = (
+            pair,
+            config.contexts,
+            prompts,
+            Timings(),
+        )
+        self.trees = TreeSampler(
+            config.top_ks, config.nodes, config.depth, random.Random(config.seed)
+        )
         self.clock, self.picker = MarkedClock(pair.target.device), Picker()
         self.draw = random.Random(config.seed + 1)
         self.engines, self.plain = {}, {}
         self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
         self.turns, self.jobs, self.rounds = 0, [], 0
-        self.spent_s = self.cpu_s = self.wall_s = 0.0  # by the chosen clock, of the processor, by the wall
+        self.spent_s = self.cpu_s = self.wall_s = (
+            0.0  # by the chosen clock, of the processor, by the wall
+        )
 
     def warm_up(self) -> None:
         """One job of each kind, discarded."""
-        for job, argument in {job.__name__: (job, argument) for job, argument in self.round()}.values():
+        for job, argument in {
+            job.__name__: (job, argument) for job, argument in self.round()
+        }.values():
             job(argument)
-        self.timings, self.trees.dealt, self.engines, self.plain, self.turns = Timings(), Counter(), {}, {}, 0
+        self.timings, self.trees.dealt, self.engines, self.plain, self.turns = (
+            Timings(),
+            Counter(),
+            {},
+            {},
+            0,
+        )
 
     def go_on(self, seconds: float, bar=None) -> None:
         """Run rounds of jobs for so many more seconds. bar: counts the seconds of all calls."""
@@ -245,7 +326,11 @@ class Measurements:
             while not self.complete():
                 self.go_on(PIECE_S, bar)
         share = self.cpu_s / self.wall_s
-        if share < BUSY_FRAC and self.clock.now is time.perf_counter and self.pair.target.device.type == "cpu":
+        if (
+            share < BUSY_FRAC
+            and self.clock.now is time.perf_counter
+            and self.pair.target.device.type == "cpu"
+        ):
             why = f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down"
             warn(f"{why}; repeat it on a quiet machine or with cpu_time=True.")
         return self.timings
@@ -254,13 +339,23 @@ class Measurements:
         """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
         jobs = [(self.cycles, (place, band)) for place in places for band in self.trees.bands()]
-        jobs += [*((self.steps, place) for place in places), (self.questions, 0), *[(self.held_turn, None)] * 2]
+        jobs += [
+            *((self.steps, place) for place in places),
+            (self.questions, 0),
+            *[(self.held_turn, None)] * 2,
+        ]
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
         """Whether a round has ended with every setting measured in every context, some of it held out."""
-        drafted = [row for row in self.timings.cycles if row["expansions"] > 2 and row["settled"] and not row["held"]]
-        seen = all({row[name] for row in drafted} >= set(self.trees.top_ks) for name in ("rows", "top_k"))
+        drafted = [
+            row
+            for row in self.timings.cycles
+            if row["expansions"] > 2 and row["settled"] and not row["held"]
+        ]
+        seen = all(
+            {row[name] for row in drafted} >= set(self.trees.top_ks) for name in ("rows", "top_k")
+        )
         held = any(row["held"] for row in self.timings.cycles)
         return bool(self.rounds) and seen and held and self.trees.complete(len(self.contexts))
 
@@ -275,7 +370,9 @@ class Measurements:
 
     def _row(self, place: int, tree: TreeConfig, held: bool) -> None:
         """Cycles of one tree in a row, until enough are kept."""
-        left_out, kept = next(row for most, row in ROWS.items() if most is None or tree.verify_nodes <= most)
+        left_out, kept = next(
+            row for most, row in ROWS.items() if most is None or tree.verify_nodes <= most
+        )
         while kept:
             left_out, kept = left_out - 1, kept - self._cycle(place, tree, held, left_out <= 0)
 
@@ -287,10 +384,14 @@ class Measurements:
             engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
             self.engines[place] = engine
             self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
-            if not (tree.verify_nodes and tree.depth):  # shows the drafter's time for reading the prompt
+            if not (
+                tree.verify_nodes and tree.depth
+            ):  # shows the drafter's time for reading the prompt
                 tree = TreeConfig(2, 2, self.trees.top_ks[0])
         row = run_cycle(engine, Static.of(tree))
-        shape = {name: getattr(row, name) for name in (*SHAPE[:-1], "total_ms")} | {"rows": tree.widest}
+        shape = {name: getattr(row, name) for name in (*SHAPE[:-1], "total_ms")} | {
+            "rows": tree.widest
+        }
         kind = {"held": held, "first": first, "settled": settled and not first}
         parts = self.clock.stretches(row.expansions, row.total_ms)
         self.timings.cycles.append({"place": place, **kind, **shape, **parts})
@@ -358,7 +459,9 @@ class Measurements:
             ids = self.draw.choice(self.prompts) + ids
         return ids[-tokens:]
 
-    def _engine(self, prompt: list[int], new_tok: int, limits: TreeConfig) -> tuple[LiveEngine, float]:
+    def _engine(
+        self, prompt: list[int], new_tok: int, limits: TreeConfig
+    ) -> tuple[LiveEngine, float]:
         """A turn after its prefill, and the milliseconds of that."""
         ids = torch.tensor(prompt, device=self.pair.target.device)
         self.clock.wait()

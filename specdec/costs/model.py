@@ -26,7 +26,10 @@ from specdec.stored import checked
 
 SCHEMA = 1
 KINDS = ("calibrated", "published", "roofline")
-GRIDS = {"widths": ("root", "root_per_tok", "expand", "expand_per_tok"), "nodes": ("verify", "verify_per_tok")}
+GRIDS = {
+    "widths": ("root", "root_per_tok", "expand", "expand_per_tok"),
+    "nodes": ("verify", "verify_per_tok"),
+}
 TABLES = (*GRIDS["widths"], *GRIDS["nodes"])
 Numbers = ArrayLike  # a number or an array of them
 _warned: set = set()  # warnings given once per process
@@ -75,8 +78,12 @@ class CostModel:
     pair: str | None = None
     dtype: str | None = None
     machine: dict = field(default_factory=dict)
-    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # measured: "verify_nodes": (low, high), ...
-    errors: dict[str, float] = field(default_factory=dict)  # relative, on what a calibration held out
+    ranges: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # measured: "verify_nodes": (low, high), ...
+    errors: dict[str, float] = field(
+        default_factory=dict
+    )  # relative, on what a calibration held out
     texts: int = 1
 
     def __post_init__(self) -> None:
@@ -85,23 +92,31 @@ class CostModel:
         for grid, tables in GRIDS.items():
             points = self._numbers(grid)
             if not len(points) or (points % 1 != 0).any() or (np.diff(points) <= 0).any():
-                raise SpecdecError(f"{grid} of a cost model must be ascending whole numbers, got {points.tolist()}.")
+                raise SpecdecError(
+                    f"{grid} of a cost model must be ascending whole numbers, got {points.tolist()}."
+                )
             object.__setattr__(self, grid, tuple(points.astype(int).tolist()))
             for name in tables:
                 values = self._numbers(name)
                 object.__setattr__(self, name, tuple(values.tolist()))
-                if values.shape != points.shape or (grid == "nodes" and (np.diff(values) < 0).any()):
+                if values.shape != points.shape or (
+                    grid == "nodes" and (np.diff(values) < 0).any()
+                ):
                     wanted = "one time per grid point and never falls with nodes"
                     raise SpecdecError(f"{name} of a cost model holds {wanted}.")
         if self.widths[0] < 1 or self.nodes[0] != 0:
-            raise SpecdecError("a cost model's widths start at 1 or more, its nodes at 0; add the missing grid point.")
+            raise SpecdecError(
+                "a cost model's widths start at 1 or more, its nodes at 0; add the missing grid point."
+            )
         check_kind("policy_ms", self.policy_ms, dict)
         single = [name for name, hint in get_type_hints(CostModel).items() if hint is float]
         times = [self._numbers(name) for name in TABLES]
         times += [[check_number(name, value, -math.inf) for name, value in self.policy_ms.items()]]
         times += [[check_number(name, getattr(self, name), -math.inf) for name in single]]
         if not (np.isfinite(times := np.concatenate(times)) & (times >= 0)).all():
-            raise SpecdecError("a cost model holds times only: every number must be finite and at least 0 ms.")
+            raise SpecdecError(
+                "a cost model holds times only: every number must be finite and at least 0 ms."
+            )
 
     def __repr__(self) -> str:
         """One line, without the tables."""
@@ -117,17 +132,25 @@ class CostModel:
         except (TypeError, ValueError):
             numbers = np.zeros(())
         if numbers.ndim != 1:
-            raise SpecdecError(f"{name} of a cost model must be a list of numbers: one time per grid point.")
+            raise SpecdecError(
+                f"{name} of a cost model must be a list of numbers: one time per grid point."
+            )
         return numbers
 
     def root_ms(self, top_k: Numbers, context_tok: Numbers) -> np.ndarray:
         """The drafter's root pass, with its level's host work."""
-        return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
+        return self._by_width(top_k, self.root) + self._by_width(
+            top_k, self.root_per_tok
+        ) * np.asarray(context_tok)
 
-    def expand_ms(self, top_k: Numbers, context_tok: Numbers, rows: Numbers | None = None) -> np.ndarray:
+    def expand_ms(
+        self, top_k: Numbers, context_tok: Numbers, rows: Numbers | None = None
+    ) -> np.ndarray:
         """One expansion, not the first, of `rows` nodes (default: top_k) with top_k children each, and its level's host work."""
         rows = top_k if rows is None else rows
-        base = self._by_width(rows, self.expand) + self.candidate_ms * np.asarray(rows) * np.asarray(top_k)
+        base = self._by_width(rows, self.expand) + self.candidate_ms * np.asarray(
+            rows
+        ) * np.asarray(top_k)
         return base + self._by_width(rows, self.expand_per_tok) * np.asarray(context_tok)
 
     def verify_ms(self, verify_nodes: Numbers, context_tok: Numbers) -> np.ndarray:
@@ -145,10 +168,15 @@ class CostModel:
             levels_ms = np.asarray(expansions) * self.expand_ms(width, context_tok)
             levels_ms = levels_ms + (np.asarray(expansions) > 0) * self.first_ms
             return drafts * (self.root_ms(width, context_tok) + levels_ms)
-        base, per_tok = (np.cumsum(part)[expansions] for part in self.levels(top_k, int(np.max(expansions)), beam))
+        base, per_tok = (
+            np.cumsum(part)[expansions]
+            for part in self.levels(top_k, int(np.max(expansions)), beam)
+        )
         return base + per_tok * np.asarray(context_tok)
 
-    def levels(self, top_k: int, depth: int, beam: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    def levels(
+        self, top_k: int, depth: int, beam: tuple[int, ...] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(ms at context 0, ms per context token) of the root pass and of each of `depth` expansions, [depth + 1] each."""
         rows = np.array(TreeConfig(1, depth, top_k, beam=beam).frontiers, dtype=int)
 
@@ -205,17 +233,30 @@ class CostModel:
         """
         check_integer("texts", texts, 1)
         if self.texts > 1:
-            raise SpecdecError(f"{self.name!r} holds the costs of {self.texts} texts; start from those of one.")
+            raise SpecdecError(
+                f"{self.name!r} holds the costs of {self.texts} texts; start from those of one."
+            )
         if texts == 1:
             return self
         nodes, widths = np.arange(self.nodes[-1] + 1), np.array(self.widths)
         verify = _continued(texts * (nodes + 1) - 1, self.nodes, self.verify)
         expand = _continued(texts * widths, self.widths, self.expand)
-        rows_ms = np.subtract(*_continued(np.array([texts, 1]), self.widths, self.expand))  # of the root passes
-        per_text = ("root_per_tok", "expand_per_tok", "step_per_tok", "candidate_ms", "rest_ms", "question_ms")
+        rows_ms = np.subtract(
+            *_continued(np.array([texts, 1]), self.widths, self.expand)
+        )  # of the root passes
+        per_text = (
+            "root_per_tok",
+            "expand_per_tok",
+            "step_per_tok",
+            "candidate_ms",
+            "rest_ms",
+            "question_ms",
+        )
         per_text += ("turn", "turn_per_tok", "reading", "reading_per_tok")
         low, high = self.ranges.get("verify_nodes", (-np.inf, np.inf))
-        ranges = self.ranges | {"verify_nodes": (-(-(low + 1) // texts) - 1, (high + 1) // texts - 1)}
+        ranges = self.ranges | {
+            "verify_nodes": (-(-(low + 1) // texts) - 1, (high + 1) // texts - 1)
+        }
         return dataclasses.replace(
             self,
             name=f"{self.name} x{texts}",
@@ -248,7 +289,9 @@ class CostModel:
         """(ms at context 0, ms per context token): linear between grid points, the last segment continued."""
         self._flag("verify_nodes", verify_nodes)
         nodes = np.asarray(verify_nodes, dtype=float)
-        return [_continued(nodes, self.nodes, table) for table in (self.verify, self.verify_per_tok)]
+        return [
+            _continued(nodes, self.nodes, table) for table in (self.verify, self.verify_per_tok)
+        ]
 
     @property
     def uncertainty_frac(self) -> float:
@@ -280,7 +323,9 @@ class CostModel:
         if self.kind != "calibrated":
             return True
         known = {name: here for name, here in machine.speed_facts().items() if here is not None}
-        changed = [name for name, here in known.items() if self.machine.get(name) not in (None, here)]
+        changed = [
+            name for name, here in known.items() if self.machine.get(name) not in (None, here)
+        ]
         if changed:
             other = ", ".join(f"{name} {self.machine[name]!r}" for name in changed)
             what = f"was calibrated on another machine ({other})"
@@ -307,5 +352,7 @@ def _continued(at: np.ndarray, grid, table) -> np.ndarray:
     """Linear between grid points, the last segment continued."""
     value = np.interp(at, grid, table)
     if len(grid) > 1:
-        value = value + (table[-1] - table[-2]) / (grid[-1] - grid[-2]) * np.maximum(at - grid[-1], 0)
+        value = value + (table[-1] - table[-2]) / (grid[-1] - grid[-2]) * np.maximum(
+            at - grid[-1], 0
+        )
     return value

@@ -18,7 +18,10 @@ MEMORY_GB = {"rtx3090": 24, "a100": 80, "h100": 80, "t4": 16}
 # Llama-3.1-8B: 7.5e9 weights in 32 layers and the head; EAGLE-3: one layer, fusion and a head over 32,000 tokens.
 LLAMA_8B = dict(parameters=7.5e9, drafter_parameters=0.42e9, layers=32, hidden=4096, kv_frac=0.25)
 # Launches: LTD's A100 spends 33.3 ms on 26 GB in 40 layers, of which reading takes 12.8: about 0.5 ms per layer, eager.
-HOSTS = {"eager": dict(launch_ms_per_layer=0.5, draft_host_ms=0.9), "graphs": dict(launch_ms_per_layer=0.02)}
+HOSTS = {
+    "eager": dict(launch_ms_per_layer=0.5, draft_host_ms=0.9),
+    "graphs": dict(launch_ms_per_layer=0.02),
+}
 PUBLISHED = Path(__file__).with_name("published.yml")
 
 
@@ -26,7 +29,9 @@ PUBLISHED = Path(__file__).with_name("published.yml")
 class DataSheet:
     """A target, its one-layer drafter and a GPU in round numbers, and the host's share."""
 
-    parameters: float  # of the target, those multiplied per row: embeddings left out, the head counted
+    parameters: (
+        float  # of the target, those multiplied per row: embeddings left out, the head counted
+    )
     drafter_parameters: float
     bandwidth_gb_per_s: float
     tflop_per_s: float
@@ -39,20 +44,43 @@ class DataSheet:
     rest_ms: float = 0.0  # per cycle
     most_nodes: int = 512
     # as far as the draft rows of many texts reach (`CostModel.batched`), beyond the point where arithmetic dominates
-    widths: tuple[int, ...] = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
+    widths: tuple[int, ...] = (
+        1,
+        2,
+        4,
+        8,
+        10,
+        16,
+        20,
+        32,
+        64,
+        96,
+        128,
+        192,
+        256,
+        288,
+        320,
+        384,
+        512,
+    )
 
     def forward(self, rows, parameters: float, layers: int):
         """(ms at context 0, ms per context token) of one forward over `rows` rows."""
         rows = np.asarray(rows, dtype=float)
         bytes_per_ms, flop_per_ms = self.bandwidth_gb_per_s * 1e6, self.tflop_per_s * 1e9
-        weights = np.maximum(parameters * self.bytes_per_parameter / bytes_per_ms, 2 * parameters * rows / flop_per_ms)
+        weights = np.maximum(
+            parameters * self.bytes_per_parameter / bytes_per_ms,
+            2 * parameters * rows / flop_per_ms,
+        )
         cached = 2 * self.hidden * self.kv_frac * self.bytes_per_parameter * layers / bytes_per_ms
         attending = 4 * self.hidden * layers * rows / flop_per_ms
         return weights + self.launch_ms_per_layer * layers, np.maximum(cached, attending)
 
 
 @door
-def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofline", **sheet) -> CostModel:
+def roofline(
+    parameters: float, drafter_parameters: float, *, name: str = "roofline", **sheet
+) -> CostModel:
     """A cost model from a GPU's data sheet (Williams, Waterman and Patterson 2009): not measured, a best case.
 
         forward_ms(r) = max(weight bytes / bandwidth, 2 * parameters * r / rate) + launch_ms_per_layer * layers
@@ -70,9 +98,18 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     for name_of, value in vars(sheet).items():
         for number in value if name_of == "widths" else (value,):
             check_number(name_of, number)
-    sizes = (parameters, drafter_parameters, sheet.bandwidth_gb_per_s, sheet.tflop_per_s, sheet.layers, sheet.hidden)
+    sizes = (
+        parameters,
+        drafter_parameters,
+        sheet.bandwidth_gb_per_s,
+        sheet.tflop_per_s,
+        sheet.layers,
+        sheet.hidden,
+    )
     if not all(size > 0 for size in sizes):
-        raise SpecdecError("a roofline needs parameters, bandwidth, rate, layers and hidden size above 0.")
+        raise SpecdecError(
+            "a roofline needs parameters, bandwidth, rate, layers and hidden size above 0."
+        )
     nodes = np.unique([0, *np.round(np.geomspace(1, sheet.most_nodes, 40)).astype(int)])
     verify, verify_per_tok = sheet.forward(nodes + 1, parameters, sheet.layers)
     expand, expand_per_tok = sheet.forward(np.array(sheet.widths), drafter_parameters, 1)
@@ -84,14 +121,19 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     )
     drafting = dict(widths=sheet.widths, root=root + sheet.draft_host_ms, root_per_tok=root_per_tok)
     drafting |= dict(expand=expand + sheet.draft_host_ms, expand_per_tok=expand_per_tok)
-    verifying = dict(nodes=nodes, verify=verify, verify_per_tok=verify_per_tok, rest_ms=sheet.rest_ms)
+    verifying = dict(
+        nodes=nodes, verify=verify, verify_per_tok=verify_per_tok, rest_ms=sheet.rest_ms
+    )
     plain = dict(step=float(verify[0]), step_per_tok=float(verify_per_tok[0]))
     return CostModel(name, "roofline", provenance, **drafting, **verifying, **plain)
 
 
 def _presets() -> dict[str, CostModel]:
     published = runs.read_yaml(PUBLISHED)
-    models = [checked(CostModel, facts | {"name": name}, PUBLISHED, "correct it") for name, facts in published.items()]
+    models = [
+        checked(CostModel, facts | {"name": name}, PUBLISHED, "correct it")
+        for name, facts in published.items()
+    ]
     for gpu, (bandwidth, rate) in GPUS.items():
         for host, launches in HOSTS.items():
             sheet = LLAMA_8B | launches | dict(bandwidth_gb_per_s=bandwidth, tflop_per_s=rate)
@@ -115,5 +157,7 @@ def prices(given: CostModel | Path | str) -> CostModel:
     if place.is_file():
         return CostModel.load(place)
     if place.suffix == ".json":
-        raise SpecdecError(f"there is no file {given} with costs; check the path, or run `specdec calibrate --out`.")
+        raise SpecdecError(
+            f"there is no file {given} with costs; check the path, or run `specdec calibrate --out`."
+        )
     return profile(str(given))

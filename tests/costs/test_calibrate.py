@@ -25,7 +25,9 @@ from specdec.costs.measure import MarkedClock, Timings, TreeSampler
 from specdec.costs.model import CostModel
 from specdec.models.ngrams import HybridDrafter
 
-SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False)
+SMALL = dict(
+    top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False
+)
 TINY = dict(top_ks=(1, 2), nodes=(0, 2, 5), depth=3, contexts=(10, 60), progress=False)
 
 TRUE = round_costs(
@@ -63,7 +65,11 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         context = int((60, 400, 900)[place] + draw.integers(60))
         nodes = int(draw.integers(241) if held else draw.choice(TRUE.nodes))
         top_k = int(draw.integers(4, 21) if held else draw.choice(TRUE.widths))
-        rows = int(draw.integers(1, top_k + 1) if held else draw.choice([w for w in TRUE.widths if w <= top_k]))
+        rows = int(
+            draw.integers(1, top_k + 1)
+            if held
+            else draw.choice([w for w in TRUE.widths if w <= top_k])
+        )
         expansions = int(draw.integers(1, 9))
         root_ms = seen(TRUE.root_ms(top_k, context) + (TRUE.reading_ms(context) if first else 0.0))
         parts = dict(root_ms=root_ms, verify_ms=seen(TRUE.verify_ms(nodes, context)), rest_ms=None)
@@ -73,12 +79,16 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         total = {"total_ms": sum(parts.values()) + sum(levels)}
         parts |= dict(first_ms=levels[0] if expansions > 1 else np.nan, last_ms=levels[-1])
         parts["expand_ms"] = np.mean(levels[1:-1]) if expansions > 2 else np.nan
-        shape = dict(place=place, context_tok=context, top_k=top_k, rows=rows, expansions=expansions)
+        shape = dict(
+            place=place, context_tok=context, top_k=top_k, rows=rows, expansions=expansions
+        )
         if first:
             found.turns.append({"prompt_tok": context, "prefill_ms": seen(TRUE.turn_ms(context))})
         kind = dict(verify_nodes=nodes, held=held, first=first, settled=not first)
         found.cycles.append(shape | parts | kind | total)
-        found.steps.append({"place": place, "context_tok": context, "ms": seen(TRUE.step_ms(context))})
+        found.steps.append(
+            {"place": place, "context_tok": context, "ms": seen(TRUE.step_ms(context))}
+        )
     found.questions += [seen(0.02) for _ in range(50)]
     for tree, rows in enumerate((10, 4)):
         cycles = [(10, 5, 59, context, rows) for context in range(100, 200, 5)]
@@ -96,12 +106,19 @@ def test_known_costs_come_back(noise, spikes, tolerance):
     asked = [(f"{part}_ms", width, context) for part in ("root", "expand") for width in TRUE.widths]
     asked += [("verify_ms", nodes, context) for nodes in (0, 10, 35, 60, 240)]
     for what, *at in (*asked, ("step_ms", context), ("expand_ms", 20, context, 4)):
-        assert getattr(found, what)(*at) == pytest.approx(getattr(TRUE, what)(*at), rel=tolerance), what
+        assert getattr(found, what)(*at) == pytest.approx(
+            getattr(TRUE, what)(*at), rel=tolerance
+        ), what
     for what in ("turn_ms", "reading_ms"):
-        assert getattr(found, what)(500) == pytest.approx(getattr(TRUE, what)(500), rel=tolerance * 3)
+        assert getattr(found, what)(500) == pytest.approx(
+            getattr(TRUE, what)(500), rel=tolerance * 3
+        )
     assert found.first_ms == pytest.approx(TRUE.first_ms, rel=tolerance * 4)
     assert found.rest_ms == pytest.approx(TRUE.rest_ms, abs=tolerance)
-    assert found.question_ms == pytest.approx(0.02, rel=0.05) and abs(found.errors["total_frac"]) < tolerance
+    assert (
+        found.question_ms == pytest.approx(0.02, rel=0.05)
+        and abs(found.errors["total_frac"]) < tolerance
+    )
     assert (noise == 0) == (found.errors["cycle_median_frac"] < 1e-6)
 
 
@@ -110,9 +127,17 @@ def test_what_is_fitted_never_falls_and_errors_see_a_wrong_model():
     for name in ("verify", "verify_per_tok", "expand", "root"):
         assert (np.diff(getattr(found, name)) >= 0).all()
     timings, dear = made_up(0.0, 0.0), dataclasses.replace(TRUE, verify=1.5 * np.array(TRUE.verify))
-    uneven = dataclasses.replace(TRUE, expand=1.5 * np.array(TRUE.expand) - 0.5)  # some trees are hit more than others
-    wrong, right, tilted = (calibrate_module.errors(model, timings) for model in (dear, TRUE, uneven))
-    assert wrong["cycle_median_frac"] > 0.1 and wrong["total_frac"] > 0.1 and tilted["tree_frac"] > 0.005
+    uneven = dataclasses.replace(
+        TRUE, expand=1.5 * np.array(TRUE.expand) - 0.5
+    )  # some trees are hit more than others
+    wrong, right, tilted = (
+        calibrate_module.errors(model, timings) for model in (dear, TRUE, uneven)
+    )
+    assert (
+        wrong["cycle_median_frac"] > 0.1
+        and wrong["total_frac"] > 0.1
+        and tilted["tree_frac"] > 0.005
+    )
     assert right["cycle_median_frac"] < 1e-9 and right["tree_frac"] < 1e-9
 
 
@@ -183,9 +208,13 @@ def test_a_made_up_machine_is_measured_through_the_engine_and_by_the_same_seed_a
         model = calibrate(machine.pair, seconds=5.0, **SMALL)
     context = np.array([12, 100, 200])
     for nodes in (0, 2, 7, 20):
-        assert model.verify_ms(nodes, context) == pytest.approx(machine.verify_ms(nodes, context), rel=1e-3)
+        assert model.verify_ms(nodes, context) == pytest.approx(
+            machine.verify_ms(nodes, context), rel=1e-3
+        )
     for top_k in (1, 2, 3, 4):
-        assert model.expand_ms(top_k, context) == pytest.approx(machine.expand_ms(top_k) * np.ones(3), rel=1e-3)
+        assert model.expand_ms(top_k, context) == pytest.approx(
+            machine.expand_ms(top_k) * np.ones(3), rel=1e-3
+        )
         assert model.root_ms(top_k, 50) == pytest.approx(1.0, rel=1e-3)
     assert model.first_ms == pytest.approx(machine.first_ms, rel=1e-3)
     assert model.step_ms(context) == pytest.approx(machine.verify_ms(0, context), rel=1e-3)
@@ -239,10 +268,18 @@ def test_stretches_leave_nothing_out(tree):
 
     class Watching(Static):
         def observe(self, cycle):
-            rows.append((cycle, clock.stretches(cycle.expansions, cycle.total_ms), np.diff(clock.marks[1:-1]) * 1e3))
+            rows.append(
+                (
+                    cycle,
+                    clock.stretches(cycle.expansions, cycle.total_ms),
+                    np.diff(clock.marks[1:-1]) * 1e3,
+                )
+            )
 
     policy = Watching(*tree)
-    engine = LiveEngine(shared_bigrams(), torch.tensor([1, 2, 3]), 12, policy.limits, Picker(), clock=clock)
+    engine = LiveEngine(
+        shared_bigrams(), torch.tensor([1, 2, 3]), 12, policy.limits, Picker(), clock=clock
+    )
     with engine.inference():
         assert len(list(turn(engine, policy))) == len(rows) + 1 > 1
     for cycle, parts, levels in rows:
@@ -266,7 +303,11 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
         assert shapes.free(band).verify_nodes <= band[-1]
         for dealt in (tree, shapes.free(), shapes.free(band)):
             assert dealt.verify_nodes <= dealt.pool_size and dealt.widest <= dealt.top_k
-            assert dealt.total_tokens <= shapes.limits.total_tokens and dealt.top_k <= 10 and dealt.depth <= 6
+            assert (
+                dealt.total_tokens <= shapes.limits.total_tokens
+                and dealt.top_k <= 10
+                and dealt.depth <= 6
+            )
     assert shapes.complete(2) and not shapes.complete(3)
 
 
@@ -279,7 +320,10 @@ def test_rows_of_small_trees_settle_before_they_count_and_copies_are_not_timed(m
     rows = pd.DataFrame(measured.timings.cycles)
     assert rows["first"].iloc[0] and not (rows["first"] & rows["settled"]).any()
     settled = rows[rows["settled"]]
-    counts = {nodes: next(kept for most, (_, kept) in measure.ROWS.items() if nodes <= most) for nodes in band}
+    counts = {
+        nodes: next(kept for most, (_, kept) in measure.ROWS.items() if nodes <= most)
+        for nodes in band
+    }
     dealt = settled[~settled["held"]].groupby("verify_nodes").size()
     assert settled["held"].any() and all(counts[nodes] <= size for nodes, size in dealt.items())
     later = rows[~rows["first"]].groupby(rows["verify_nodes"] > 0)["settled"].all()
@@ -291,7 +335,9 @@ def test_rows_of_small_trees_settle_before_they_count_and_copies_are_not_timed(m
     assert first["context_tok"] == np.mean(range(begin, begin + length)) and first["ms"] > 0
     assert second["context_tok"] - first["context_tok"] == measure.SETTLING + length
     target, measured = shared_pair().target, []
-    monkeypatch.setattr(calibrate_module, "Measurements", lambda pair, *rest: measured.append(pair.drafter) or 1 / 0)
+    monkeypatch.setattr(
+        calibrate_module, "Measurements", lambda pair, *rest: measured.append(pair.drafter) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         calibrate(Pair(target, HybridDrafter(shared_pair().drafter)), **SMALL, seconds=0.1)
     assert measured == [shared_pair().drafter]
