@@ -257,11 +257,11 @@ def attention(
         parts = [project(hidden_states) for project in projections]
         queries = parts[0].shape[-1] // width
         pairs = parts[1].shape[-1] // width
-        heads = torch.cat(parts, -1).unflatten(-1, (-1, width))
+        heads = torch.cat(parts, -1).unflatten(-1, (-1, width))  # type: ignore[no-untyped-call]
     else:
         queries = self.q_proj.out_features // width
         pairs = self.k_proj.out_features // width
-        heads = product(hidden_states).unflatten(-1, (-1, width))
+        heads = product(hidden_states).unflatten(-1, (-1, width))  # type: ignore[no-untyped-call]
     turned, values = heads.split((queries + pairs, pairs), 2)
     if hasattr(self, "q_norm"):
         query, key = turned.split((queries, pairs), 2)
