@@ -14,7 +14,7 @@ from specdec.core.protocols import Drafter
 
 
 def fingerprint(value: Any, depth: int = 6) -> Any:
-    """`value` as small JSON that changes when anything inside does; arrays and weights are hashed."""
+    """`value` as small JSON that changes when anything inside does; arrays are hashed."""
     stands_for = getattr(
         value, "fingerprinted", None
     )  # the part of a larger object that results depend on
@@ -64,7 +64,8 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict[str, Any]:
     """
     digest = hashlib.sha256()
     drafter = pair.drafter or Drafter()
-    modules = [pair.target.model] + ([drafter.network] if drafter.network is not None else [])
+    target: Any = pair.target
+    modules = [target.model] + ([drafter.network] if drafter.network is not None else [])
     weights = [named for module in modules for named in sorted(module.state_dict().items())]
     with torch.inference_mode():
         for name, weight in weights:
@@ -75,8 +76,8 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict[str, Any]:
             digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
     return {
         "pair": pair.name,
-        "dtype": dtype_name(pair.target.dtype),
-        "device": pair.target.device.type,
+        "dtype": dtype_name(target.dtype),
+        "device": target.device.type,
         "taps": None if pair.drafter is None else list(pair.drafter.taps),
         "stop_tokens": sorted(pair.stop_tokens),
         "weights": digest.hexdigest()[:16],

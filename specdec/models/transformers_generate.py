@@ -155,7 +155,8 @@ def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     if wanted := [name for name in outputs if setting(generation_config, name)]:
         raise SpecdecError(
-            f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out."
+            f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; "
+            f"leave {wanted[0]} out."
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise SpecdecError(
@@ -194,7 +195,8 @@ def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor
         )
     if not bool(kept[kept.nonzero()[0, 0] :].all()):
         raise SpecdecError(
-            "attention_mask hides tokens after the first one; only padding on the left can be left out."
+            "attention_mask hides tokens after the first one; "
+            "only padding on the left can be left out."
         )
     ids = input_ids[0][kept]
     if positions is not None:
