@@ -1,9 +1,10 @@
-"""Fingerprints: everything that could change a result, as small JSON; a run resumes only if it is unchanged."""
+"""Fingerprints: all that could change a result, as small JSON; a run resumes only if unchanged."""
 
 from __future__ import annotations
 
 import hashlib
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 
 
-def fingerprint(value, depth: int = 6):
-    """`value` as small JSON that changes when anything inside does: settings unchanged, arrays and weights hashed."""
+def fingerprint(value: Any, depth: int = 6) -> Any:
+    """`value` as small JSON that changes when anything inside does; arrays are hashed."""
     stands_for = getattr(
         value, "fingerprinted", None
     )  # the part of a larger object that results depend on
@@ -48,19 +49,23 @@ def fingerprint(value, depth: int = 6):
     }
 
 
-def _hash_of(array) -> str:
+def _hash_of(array: Any) -> str:
     if isinstance(array, torch.Tensor):
         array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     array = np.ascontiguousarray(array)
     return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
 
 
-def describe_pair(pair: Pair, samples: int = 64) -> dict:
-    """What results depend on in a pair: name, dtype, device, a hash of `samples` values of every weight; and `fingerprinted` of a
-    drafter that is more than its weights."""
+def describe_pair(pair: Pair, samples: int = 64) -> dict[str, Any]:
+    """What results depend on in a pair: name, dtype, device, a hash of its weights.
+
+    samples: values hashed of every weight. A drafter that is more than its weights adds its own
+    `fingerprinted`.
+    """
     digest = hashlib.sha256()
     drafter = pair.drafter or Drafter()
-    modules = [pair.target.model] + ([drafter.network] if drafter.network is not None else [])
+    target: Any = pair.target
+    modules = [target.model] + ([drafter.network] if drafter.network is not None else [])
     weights = [named for module in modules for named in sorted(module.state_dict().items())]
     with torch.inference_mode():
         for name, weight in weights:
@@ -71,8 +76,8 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
             digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
     return {
         "pair": pair.name,
-        "dtype": dtype_name(pair.target.dtype),
-        "device": pair.target.device.type,
+        "dtype": dtype_name(target.dtype),
+        "device": target.device.type,
         "taps": None if pair.drafter is None else list(pair.drafter.taps),
         "stop_tokens": sorted(pair.stop_tokens),
         "weights": digest.hexdigest()[:16],

@@ -1,4 +1,4 @@
-"""`generate`: the cycle as transformers' `custom_generate`, with the library's own processors, criteria and streamer."""
+"""`generate`: the cycle as transformers' `custom_generate`, with its processors and criteria."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def generate(
 
 
 def _stops(criteria: Any) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
-    """Stop tokens, and a function for criteria besides an end token and a length, which the engine handles."""
+    """Stop tokens, and a function for the criteria that the engine does not handle itself."""
     tokens: list[int] = []
     further = StoppingCriteriaList()
     for criterion in criteria or ():
@@ -125,7 +125,7 @@ def _stops(criteria: Any) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | N
 
 
 class _NoScores:
-    """Replaces the scores passed to criteria; the cycle keeps none, so a criterion that reads them raises an error."""
+    """In place of the scores, which the cycle does not keep: reading them raises an error."""
 
     @classmethod
     def _refuse(cls, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ class _NoScores:
 
 
 def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
-    """SpecdecError for settings whose text is neither greedy decoding's nor sampling's, or that the cycle would not follow."""
+    """SpecdecError for settings that the cycle would not follow."""
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
         why = "speculative decoding returns one sequence without beams"
         raise SpecdecError(f"{why}; set num_beams and num_return_sequences to 1.")
@@ -155,7 +155,8 @@ def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     if wanted := [name for name in outputs if setting(generation_config, name)]:
         raise SpecdecError(
-            f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out."
+            f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; "
+            f"leave {wanted[0]} out."
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise SpecdecError(
@@ -175,7 +176,7 @@ def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
-    """The single prompt [T] of a batch of one, without left padding. positions: must count its tokens from 0."""
+    """The single prompt [T] without left padding. positions: must count its tokens from 0."""
     if input_ids.shape[0] != 1:
         why = (
             f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}"
@@ -194,7 +195,8 @@ def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor
         )
     if not bool(kept[kept.nonzero()[0, 0] :].all()):
         raise SpecdecError(
-            "attention_mask hides tokens after the first one; only padding on the left can be left out."
+            "attention_mask hides tokens after the first one; "
+            "only padding on the left can be left out."
         )
     ids = input_ids[0][kept]
     if positions is not None:

@@ -1,4 +1,4 @@
-"""What somebody does to a target after its first use is seen: its text is that of the model as it is now."""
+"""What somebody does to a target after its first use is seen, or refused if it is packed."""
 
 import copy
 

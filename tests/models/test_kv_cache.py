@@ -1,4 +1,4 @@
-"""The caches: rows in place, paths kept, tails dropped, overflow refused; many sequences say what each says alone."""
+"""Caches: rows in place, paths, dropped tails, overflow; many sequences say what each says."""
 
 import inspect
 
