@@ -125,6 +125,11 @@ class OwnPairParts(TypedDict):
     drafter: str  # as in `models.pairs.OwnPair`
 
 
+# config.json of a causal LM: the fields whose wrong values give another model or none
+TARGET_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
+TargetFile = TypedDict("TargetFile", dict.fromkeys(TARGET_SIZES, Size))  # type: ignore[misc]
+
+
 class PairsFile(TypedDict):
     pairs: dict[str, OwnPairParts]  # pairs.json
 

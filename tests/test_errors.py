@@ -144,6 +144,5 @@ def test_settings_of_trainings_and_prices_of_answers_are_checked_when_they_are_g
         assert "policy_ms" in refusal(train_ltd, trace, costs, out_dir=home, **given)
         assert "policy_ms" in refusal(ReplaySource, trace, costs, **given)
         assert "policy_ms" in refusal(LiveSource, None, [], **given)
-        assert "policy_ms" in refusal(ms_per_tok, None, trace, costs, policy_ms)
     for value in [math.nan, "abc", -1.0]:
         assert "beta" in refusal(objective_named, "ppow", {"beta": value})

@@ -106,7 +106,7 @@ class RandomPolicy(Policy):
         own_beams: bool = False,
     ):
         check_integer("seed", seed)
-        assert 1 <= smallest_top_k <= limits.top_k, "smallest_top_k lies within the limits"
+        assert 1 <= smallest_top_k <= limits.top_k, "smallest_top_k is within the limits"
         self.limits = limits
         self.plan = limits
         self.asks = check_asks(asks)

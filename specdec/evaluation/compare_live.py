@@ -385,7 +385,6 @@ def live_check(
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
     >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
     >>> trace = specdec.record(pair, texts, **options)
-    # in place of specdec.calibrate(pair), which takes a while
     >>> from specdec.costs.profiles import profile
     >>> sheet = profile("roofline-a100-llama-8b-eager")
     >>> costs = dataclasses.replace(sheet, kind="calibrated", pair="tiny", dtype="float32")

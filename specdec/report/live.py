@@ -39,8 +39,8 @@ def watch(
 
     >>> import specdec
     >>> messages = [{"role": "user", "content": "What is 2 + 3?"}]
-    >>> view = specdec.watch(specdec.load_pair("tiny"), messages, specdec.Static(8, 2, 3),
-    max_new_tokens=8)
+    >>> pair = specdec.load_pair("tiny")
+    >>> view = specdec.watch(pair, messages, specdec.Static(8, 2, 3), max_new_tokens=8)
     >>> view.start().wait().tokens == specdec.decode(view.pair, messages, max_new_tokens=8).tokens
     True
     """
