@@ -28,7 +28,7 @@ from specdec.training.drafter.presets import (
 )
 from specdec.training.env import LiveSource, ReplaySource, Reward
 from specdec.training.loop import read_checkpoint
-from specdec.training.value import ms_per_tok, train_value
+from specdec.training.value import train_value
 
 HERE = Path(__file__)
 

@@ -5,7 +5,6 @@ and says whose it is.
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from fakes.traces import COSTS, synthetic_trace
@@ -58,7 +57,7 @@ def test_every_number_is_on_record(group, name):
     told, wanted = runs.plain(asdict(CONFIGS[group][name])), dict(RECORD[group][name])
     assert set(RECORD[group]) == set(CONFIGS[group])
     if group == "rules":
-        wanted = dict.fromkeys(("fitted", "seeded", "square"), False) | wanted
+        wanted = dict.fromkeys(("fitted", "seeded", "square", "chain"), False) | wanted
         assert (name in rules.ENGINES) == (not wanted["square"])
     if name == "ChatConfig":
         wanted |= {texts: str(HOME / wanted[texts]) for texts in ("openings", "prompts")}
@@ -173,4 +172,3 @@ def test_chats_serving_terms_and_rules_of_controllers(tmp_path):
     assert (job.method, job.folder) == ("Re-SpS, the paper's settings", "re-sps-paper-3")
     tuner = rules.Tuner(arena, tmp_path)
     assert tuner.names == tuple(rules.RULES) == tuple(RECORD["rules"]) and tuner.seeds == (0,)
-    assert np.log2(rules.GRID).tolist() == pytest.approx(np.arange(-6, 7) / 3)
