@@ -120,25 +120,6 @@ TextsFile = TypedDict(  # texts.json beside a recording for display
 )
 
 
-# config.json of a causal LM: the fields whose wrong values give another model or none
-    "TargetFile",
-    dict.fromkeys(("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"), Size),
-)
-TextsFile = TypedDict(  # texts.json beside a recording for display
-    "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **_SEALED}
-)
-
-
-class OwnPairParts(TypedDict):
-    target: str
-    drafter: str  # as in `models.pairs.OwnPair`
-
-
-# config.json of a causal LM: the fields whose wrong values give another model or none
-TARGET_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
-TargetFile = TypedDict("TargetFile", dict.fromkeys(TARGET_SIZES, Size))  # type: ignore[misc]
-
-
 class ShardList(TypedDict):
     weight_map: dict[str, str]  # *.index.json of weights in several files
 
