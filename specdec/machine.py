@@ -62,12 +62,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SPECDEC_CACHE") or default).expanduser()
 
 
-def config_folder() -> Path:
-    """The folder of registered pairs: SPECDEC_CONFIG, or the user's configuration folder."""
-    default = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "specdec"
-    return Path(os.environ.get("SPECDEC_CONFIG") or default).expanduser()
-
-
 def hardware() -> dict:
     """What is constant on this machine between processes: CPU model and flags, cores, memory."""
     model, flags = _cpu()

@@ -72,14 +72,6 @@ def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     )
 
 
-def has_window(config) -> bool:
-    """Whether a config has any form of local attention."""
-    named = (
-        value for name, value in config.to_dict().items() if "window" in name or "local" in name
-    )
-    return any(isinstance(value, int) and value for value in named)
-
-
 def cache_has_window(config) -> bool:
     """Whether transformers' own cache for this model drops distant tokens in any layer."""
     return any(
