@@ -1,4 +1,4 @@
-"""SpecdecError for bad input, and warnings. Imports nothing else of the package."""
+"""SpecdecError for bad input, checks that raise it, and warnings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import (
-    Any,
-    Literal,
-    Protocol,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character; valid Python text has none
-RETIRED = {"mini": "small"}  # removed presets, and their replacements
+# Classes that an annotation also accepts: NumPy's numbers, and lists in place of tuples.
+WIDER: dict[Any, Any] = {
+    int: numbers.Integral,
+    float: numbers.Real,
+    tuple: (tuple, list),
+    list: (tuple, list),
+}
 
 
 class SpecdecError(ValueError):
@@ -67,8 +63,6 @@ def nearest_name_error(what: str, name: str, known) -> SpecdecError:
     SpecdecError("unknown dtype 'bfloat'; did you mean 'bfloat16', 'float32'?")
     """
     names = list(known)
-    if RETIRED.get(str(name)) in names:
-        return SpecdecError(f"there is no {what} {name!r} any more; use {RETIRED[str(name)]!r}.")
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.4) or sorted(names)
     return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
 
@@ -95,12 +89,9 @@ def unreadable(
     """The error for a file that is missing (see `missing`) or is no `kind` (see `advice`)."""
     if isinstance(error, FileNotFoundError):
         return SpecdecError(f"there is no file {path}; {missing}.")
-    if Path(path).is_dir():
-        return SpecdecError(f"{path} cannot be read: it is a folder; check the path.")
-    # a subclass such as PermissionError: the disk's fault, not the content's
-    if isinstance(error, OSError) and type(error) is not OSError:
-        reason = error.strerror or first_line(error)
-        return SpecdecError(f"{path} cannot be read: {reason}; check the file.")
+    # permissions, a folder: the content is not to blame
+    if Path(path).is_dir() or (isinstance(error, OSError) and error.strerror):
+        return SpecdecError(f"{path} cannot be read: {first_line(error)}; check the path.")
     return SpecdecError(f"{path} cannot be read as {kind} ({first_line(error)}); {advice}.")
 
 
@@ -115,27 +106,23 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def check_integer(name: str, value: Any, lowest: int | None = None) -> int:
+def check_integer(name: str, value: Any, lowest: int = 0) -> int:
     """`value` if it is an integer of at least `lowest`; SpecdecError otherwise. No bool.
 
     >>> check_integer("limit", 3, 1)
     3
     """
-    whole_number = isinstance(value, int) and not isinstance(value, bool)
-    if not whole_number or (lowest is not None and value < lowest):
-        least = "" if lowest is None else f" of at least {lowest}"
-        raise SpecdecError(f"{name} must be an integer{least}, got {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise SpecdecError(f"{name} must be an integer of at least {lowest}, got {value!r}.")
     return value
 
 
 def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:
     """`value` if it is a finite number in [low, high]; SpecdecError otherwise."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise SpecdecError(f"{name} must be a finite number, got {value!r}.")
-    if not low <= value <= high:
-        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise SpecdecError(f"{name} must be {limits}, got {value!r}.")
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
+        limits = f"between {low:g} and {high:g}, got {value!r}"
+        raise SpecdecError(f"{name} must be a finite number {limits}.")
     return value
 
 
@@ -182,9 +169,8 @@ def door(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
         hints = _hints(function)
-        for name, value in arguments.items():
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
             kind = signature.parameters[name].kind
             variadic = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
             if name in hints and not variadic:
@@ -204,39 +190,16 @@ def check_kind(name: str, value: Any, hint: Any) -> None:
 
 
 _hints = functools.cache(get_type_hints)
-# NumPy's numbers count, and lists and tuples are interchangeable
-WIDER: dict[Any, Any] = {
-    int: numbers.Integral,
-    float: numbers.Real,
-    tuple: (tuple, list),
-    list: (tuple, list),
-}
 
 
 def _matches(value: Any, hint: Any) -> bool:
-    """Whether a value matches an annotation, by its class alone: nothing is converted or copied."""
+    """Whether a value matches an annotation, by its class alone."""
     kind = get_origin(hint) or hint
     if kind in (Union, types.UnionType):
         return any(_matches(value, choice) for choice in get_args(hint))
-    if kind is Any or kind is Literal or isinstance(kind, TypeVar):
-        return True
     if kind in (int, float) and isinstance(value, bool):
         return False
-    if Protocol in getattr(kind, "__bases__", ()):
-        return like(value, kind)
     try:
         return isinstance(value, WIDER.get(kind, kind))
-    except TypeError:  # an annotation that no class stands for
+    except TypeError:  # an annotation that no class stands for, such as Literal or a Protocol
         return True
-
-
-def like(value: Any, protocol: type) -> bool:
-    """Whether a value has a protocol's attributes; isinstance() ignores those of __getattr__."""
-    if isinstance(value, type):
-        return False
-    for base in protocol.__mro__:
-        if Protocol in base.__bases__:
-            for name in (*inspect.get_annotations(base), *vars(base)):
-                if not name.startswith("_") and not hasattr(value, name):
-                    return False
-    return True

@@ -1,12 +1,10 @@
-"""What a result depends on besides its inputs: the machine, package versions, the commit, the source.
+"""What a result depends on besides its inputs: the machine, package versions, the commit, the code.
 
-Knows nothing about runs or result files, and never imports torch: it reports torch's threads and GPU only if torch is
-imported already.
+It never imports torch: torch's threads and GPU are reported if torch is imported already.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -24,40 +22,32 @@ DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
 ENOUGH_CORES = 0.8  # share of the cores needed for meaningful times
 SHORTEST_LOOK_S = 0.3  # the system counts in hundredths of a second
 NOTEBOOKS_VARIABLE = "SPECDEC_NOTEBOOKS"
-PACKAGES = (
-    "specdec",
-    "torch",
-    "transformers",
-    "stable-baselines3",
-    "gymnasium",
-    "numpy",
-    "pandas",
-    "pyarrow",
-)
+PACKAGES = """specdec torch transformers stable-baselines3 gymnasium numpy pandas pyarrow""".split()
 
 
 def checkout() -> Path | None:
-    """The source tree that this package is imported from (pyproject.toml beside specdec/); None for an installed package."""
+    """The source tree of this package (pyproject.toml beside specdec/); None if installed."""
     above = Path(__file__).resolve().parents[1]
     return above if (above / "pyproject.toml").is_file() else None
 
 
 def notebooks_folder() -> Path | None:
-    """The folder of the notebooks, which the library does not need: SPECDEC_NOTEBOOKS, or the checkout's; None without both."""
+    """The folder of the notebooks: SPECDEC_NOTEBOOKS, or the checkout's; None without both."""
+    if os.environ.get(NOTEBOOKS_VARIABLE):
+        return Path(os.environ[NOTEBOOKS_VARIABLE]).expanduser().resolve()
     above = checkout()
-    named = os.environ.get(NOTEBOOKS_VARIABLE) or (above and above / "notebooks")
-    return Path(named).expanduser().resolve() if named else None
+    return None if above is None else above / "notebooks"
 
 
 def find_workbook() -> None:
-    """Make `import workbook` and `import experiments` find the folders beside the notebooks, if there are notebooks."""
+    """Make `workbook` and `experiments`, beside the notebooks, importable."""
     folder = notebooks_folder()
     if folder and str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 def cache_folder() -> Path:
-    """The cache of machine measurements and unpacked downloads: SPECDEC_CACHE, or the user's cache folder."""
+    """The cache of unpacked downloads and fitted models: SPECDEC_CACHE, or the user's cache."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "specdec"
     return Path(os.environ.get("SPECDEC_CACHE") or default).expanduser()
 
@@ -65,12 +55,17 @@ def cache_folder() -> Path:
 def hardware() -> dict:
     """What is constant on this machine between processes: CPU model and flags, cores, memory."""
     model, flags = _cpu()
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory_gib = round(memory / 2**30, 1)
+    except (AttributeError, ValueError, OSError):  # not on this system
+        memory_gib = None
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": model,
         "cpu_flags": [flag for flag in CPU_FLAGS if flag in flags],
         "cores": usable_cores(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": memory_gib,
     }
 
 
@@ -87,13 +82,13 @@ def usable_cores() -> int:
 
 
 def speed_facts() -> dict:
-    """Facts that determine how fast models run here; threads and gpu are None before torch is imported."""
+    """Facts that determine how fast models run here; threads and gpu are None without torch."""
     facts = {**hardware(), **torch_state()}
     return {name: facts[name] for name in DECISIVE}
 
 
 def short_name(facts: dict) -> str:
-    """Six letters and digits that identify the machine's speed facts; part of the names of costs measured on it.
+    """Six letters and digits for the machine's speed facts; part of the names of its costs.
 
     >>> short_name({"cpu": "Z80"}) == short_name({"cpu": "Z80"}) != short_name({"cpu": "6502"})
     True
@@ -102,7 +97,7 @@ def short_name(facts: dict) -> str:
 
 
 def fingerprint() -> dict:
-    """Hardware, threads, GPU, Python and package versions, and the commit, as stored in run.json."""
+    """Hardware, threads, GPU, Python and package versions, and the commit, as run.json has them."""
     return {
         **hardware(),
         **torch_state(),
@@ -116,41 +111,43 @@ def fingerprint() -> dict:
 
 def versions() -> dict:
     """Installed version of each package that results depend on; None if not installed."""
-    installed = dict.fromkeys(PACKAGES)
+    installed: dict[str, str | None] = {}
     for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        try:
             installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed[name] = None
     return installed
 
 
 def commit() -> dict:
-    """{'commit': hash or None, 'dirty': whether tracked files differ from it, or None outside a git checkout}."""
-    if (head := _git("rev-parse", "HEAD")) is None:
+    """{"commit": hash, "dirty": whether tracked files differ from it}; None outside a checkout."""
+    head = _git("rev-parse", "HEAD")
+    if head is None:
         return {"commit": None, "dirty": None}
     return {"commit": head, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
 
 
 def code_hash() -> str:
-    """sha256 over the names and contents of all files of the package, shipped weights included, and of the modules beside
-    the notebooks."""
-    folders = [Path(__file__).resolve().parent, *filter(None, [notebooks_folder()])]
+    """sha256 over all files of the package, its weights included, and of the notebooks' modules."""
+    folders = [Path(__file__).resolve().parent]
+    notebooks = notebooks_folder()
+    if notebooks is not None:
+        folders += [notebooks / "experiments", notebooks / "workbook"]
     digest = hashlib.sha256()
-    for folder in (
-        folders[0],
-        *(folder / part for folder in folders[1:] for part in ("experiments", "workbook")),
-    ):
-        for path in sorted(
-            path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"
-        ):
-            facts = path.stat()
-            state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
-            digest.update(f"{path.relative_to(folder)}\0{_hash_in_state(path, state)}\n".encode())
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                facts = path.stat()
+                state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+                line = f"{path.relative_to(folder)}\0{_hash_in_state(path, state)}\n"
+                digest.update(line.encode())
     return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)
 def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
-    """`file_hash`, cached by the file's state: every new run asks for the hash of 60 MB of shipped weights."""
+    """`file_hash`, cached by the file's state: every run asks for that of 60 MB of weights."""
     return file_hash(path)
 
 
@@ -173,44 +170,43 @@ class Neighbours:
     """How busy other processes keep this machine, counted since construction."""
 
     def __init__(self):
-        self._begin = self._spent()
+        self.begin = self._spent()
 
     def cpus(self) -> float:
         """CPUs kept busy by others since then, on average; NaN if the system does not report it."""
-        all_s, own_s, wall_s = (
-            now - then for now, then in zip(self._spent(), self._begin, strict=True)
-        )
+        all_s, own_s, wall_s = self._since()
         return max(0.0, all_s - own_s) / wall_s if wall_s else float("nan")
 
-    def seconds(self) -> float:
-        """Seconds since counting began."""
-        return os.times().elapsed - self._begin[2]
-
     def crowded(self) -> str:
-        """A warning if others left this process less than 80 % of its cores; '' otherwise, or after too short a time."""
-        if self.seconds() < SHORTEST_LOOK_S or not is_crowded(others := self.cpus()):
+        """A warning if others left this process less than 80 % of its cores; '' otherwise."""
+        busy = self.cpus()
+        if self._since()[2] < SHORTEST_LOOK_S or not is_crowded(busy):
             return ""
         return (
-            f"other processes keep {others:.1f} of {usable_cores()} cores busy: decoding is slower than it could be, and speed-ups "
-            "measured now are no result."
+            f"other processes keep {busy:.1f} of {usable_cores()} cores busy: decoding is slower "
+            "than it could be, and speed-ups measured now are no result."
         )
+
+    def _since(self) -> list[float]:
+        return [now - then for now, then in zip(self._spent(), self.begin, strict=True)]
 
     @staticmethod
     def _spent() -> tuple[float, float, float]:
         """Seconds spent by all processes on all CPUs, by this one, and of the clock."""
-        own = os.times()
+        times = os.times()
         try:
             ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
             user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, ticks)
         except (OSError, ValueError):
-            return float("nan"), 0.0, own.elapsed
+            return float("nan"), 0.0, times.elapsed
         spent = user + nice + system + interrupts + soft_interrupts + stolen
-        return spent / os.sysconf("SC_CLK_TCK"), own.user + own.system, own.elapsed
+        return spent / os.sysconf("SC_CLK_TCK"), times.user + times.system, times.elapsed
 
 
 def _git(*arguments: str) -> str | None:
     """Output of one git command in the checkout; None without git, or for an installed package."""
-    if (folder := checkout()) is None:
+    folder = checkout()
+    if folder is None:
         return None
     command = ["git", "-C", str(folder), *arguments]
     try:
@@ -233,14 +229,6 @@ def _cpu() -> tuple[str, frozenset[str]]:
         fields.setdefault(name.strip(), value.strip())
     model = fields.get("model name") or fields.get("CPU part") or platform.machine()
     return model, frozenset((fields.get("flags") or fields.get("Features") or "").split())
-
-
-def _memory_gib() -> float | None:
-    """Physical memory in GiB; None if the system does not report it."""
-    try:
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def torch_state() -> dict:

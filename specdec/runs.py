@@ -1,7 +1,7 @@
 """Storage of results: paths, run directories, provenance, atomic files, shards.
 
-Knows nothing about models, notebooks or what the rows mean. Every file is written beside its final place and moved
-there in one step, so that a killed process, a full disk or a read-only folder never leaves half a file.
+Every file is written beside its final place and moved there in one step, so that a killed process,
+a full disk or a read-only folder never leaves half a file.
 """
 
 from __future__ import annotations
@@ -35,41 +35,52 @@ from specdec.errors import SpecdecError, check_kind, check_name, first_line, unr
 from specdec.stored import RunFile, read_json, sealed
 
 SCALES = ("laptop", "paper")
-Shown = TypeVar("Shown", bound=Callable[..., Any])
+SWEPT_AFTER_S = 3600.0  # age of a temporary file whose process must be dead
+# what to do about a disk error; libraries report a full disk without a number
+ADVICE = {
+    None: "free the disk",
+    errno.ENOSPC: "free the disk",
+    errno.EFBIG: "free the disk",
+    errno.EACCES: "make the folder writable",
+    errno.EPERM: "make the folder writable",
+    errno.EROFS: "make the folder writable",
+}
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def home() -> Path:
-    """The folder for runs/ and figures/: SPECDEC_HOME, or the one that holds the notebooks, or the
-    working directory."""
+    """The folder of runs/ and figures/: SPECDEC_HOME, the notebooks' parent, or the working one."""
     notebooks = machine.notebooks_folder()
     usual = notebooks.parent if notebooks else Path.cwd()
     return Path(os.environ.get("SPECDEC_HOME") or usual).expanduser().resolve()
 
 
 def placed(path: Path | str) -> Path:
-    """`path` or, if it does not exist, the same below the results folder or the checkout, as commands and files print it."""
-    path, notebooks = Path(path).expanduser(), machine.notebooks_folder()
-    below = [path, home() / path, *([notebooks.parent / path] if notebooks else [])]
-    return next((place for place in below if place.exists()), path)
+    """`path` or, if it does not exist, the same below the results folder or the checkout."""
+    path = Path(path).expanduser()
+    notebooks = machine.notebooks_folder()
+    places = [path, home() / path]
+    if notebooks is not None:
+        places.append(notebooks.parent / path)
+    return next((place for place in places if place.exists()), path)
 
 
 def workbook() -> Path:
-    """The folder of notebooks/ and of figures/ (published numbers and results). SpecdecError without notebooks."""
+    """The folder of notebooks/ and figures/. SpecdecError without notebooks."""
     notebooks = machine.notebooks_folder()
     if notebooks is None or not (notebooks / "book.yml").is_file():
         where = f"{notebooks} holds no book.yml" if notebooks else "an installed package has none"
         why = f"this needs the notebooks of a checkout of specdec, and {where}"
-        raise SpecdecError(
-            f"{why}; name their folder with --notebooks FOLDER, or in {machine.NOTEBOOKS_VARIABLE}."
-        )
+        advice = f"--notebooks FOLDER, or in {machine.NOTEBOOKS_VARIABLE}"
+        raise SpecdecError(f"{why}; name their folder with {advice}.")
     return notebooks.parent
 
 
-def workbook_module(name: str, room: str = "workbook") -> Any:
-    """A module of notebooks/workbook, or of notebooks/experiments. SpecdecError without notebooks."""
+def workbook_module(name: str) -> Any:
+    """A module of notebooks/workbook. SpecdecError without notebooks."""
     workbook()
     machine.find_workbook()
-    return importlib.import_module(f"{room}.{name}")
+    return importlib.import_module(f"workbook.{name}")
 
 
 def runs_dir(scale: str = "laptop") -> Path:
@@ -78,7 +89,7 @@ def runs_dir(scale: str = "laptop") -> Path:
 
 
 def recorded(pair: str, scale: str = "laptop") -> Path:
-    """The folder where `record`, `calibrate` and notebook 21 write for a pair; one for each of its drafters."""
+    """The folder of a pair's recordings and costs; one for each of its drafters."""
     return runs_dir(scale).joinpath("recorded", *map(safe_name, pair.split("+")))
 
 
@@ -93,7 +104,7 @@ def safe_name(text: str) -> str:
 
 
 def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
-    """The path, without suffix, of a figure or table of the runs: runs/<scale>/figures/<paper>/<item>."""
+    """The path, without suffix, of a figure or table of the runs."""
     return runs_dir(scale) / "figures" / plain_name(paper) / plain_name(item)
 
 
@@ -105,23 +116,22 @@ def known_scale(scale: str) -> str:
 def plain_name(name: str) -> str:
     """`name` if it is safe as a file name; SpecdecError otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
-        raise SpecdecError(
-            f"{name!r} cannot name a file; use letters, digits, '.', '_', '+' and '-' only."
-        )
+        allowed = "letters, digits, '.', '_', '+' and '-'"
+        raise SpecdecError(f"{name!r} cannot name a file; use {allowed} only.")
     return name
 
 
 @contextmanager
 def atomic(path: Path):
-    """Yield a temporary path beside `path`; after a successful block, flush it to the disk and move it into place.
+    """Yield a temporary path beside `path`, which replaces `path` after a successful block.
 
-    On any error `path` stays unchanged and the temporary file is removed. Disk errors (full, read-only), including those
-    that libraries raise as their own, become one SpecdecError sentence.
+    On any error `path` stays unchanged and the temporary file is removed. A full or read-only disk
+    becomes one SpecdecError sentence.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _disk_faults_told(path):
+        with _disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             _flush(temporary)
@@ -133,14 +143,15 @@ def atomic(path: Path):
 
 @contextmanager
 def atomic_folder(path: Path):
-    """Yield a temporary folder beside `path`; after a successful block, flush its files and let it replace `path`.
+    """Yield a temporary folder, which replaces the folder `path` after a successful block.
 
     Two renames, so that there is never half a folder under the name. Errors as in `atomic`.
     """
     path = Path(path)
-    fresh, old = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
-        with _disk_faults_told(path):
+        with _disk_errors(path):
             fresh.mkdir(parents=True)
             _sweep(path.parent)
             yield fresh
@@ -158,8 +169,23 @@ def atomic_folder(path: Path):
 
 
 def _flush(file: Path) -> None:
-    with open(file, "rb+") as written:
-        os.fsync(written.fileno())
+    with open(file, "rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def _disk_errors(path: Path):
+    """Failures to write a file as one sentence, safetensors' and torch's own errors too."""
+    try:
+        yield
+    except Exception as error:
+        of_library = type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
+        if not isinstance(error, OSError) and not of_library:
+            raise
+        advice = ADVICE.get(getattr(error, "errno", None), "check this path")
+        elsewhere = "set SPECDEC_HOME or SPECDEC_CACHE to another folder"
+        why = f"cannot write {path}: {first_line(error)}; {advice} or {elsewhere}"
+        raise SpecdecError(f"{why}, then run again (what was written before is intact).") from error
 
 
 def replace_folder(place: Path, files: dict[str, Path]) -> Path:
@@ -172,51 +198,10 @@ def replace_folder(place: Path, files: dict[str, Path]) -> Path:
 
 
 def need_space(folder: Path, size: int) -> None:
-    """OSError if `folder` has less free space; only checked for sizes that matter."""
+    """OSError if `folder` has less free space than `size` bytes."""
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OSError(f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
-
-
-@contextmanager
-def _disk_faults_told(path: Path):
-    """Inside, any failure to write a file becomes one sentence, including safetensors' and torch's own errors."""
-    try:
-        yield
-    except Exception as error:
-        of_a_library = type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
-        if not isinstance(error, OSError) and not of_a_library:
-            raise
-        raise _unwritable(path, error) from error
-
-
-_TODO = {  # everything else is treated as a full disk
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable"),
-    **dict.fromkeys(
-        (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT), "check what is at this path"
-    ),
-    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "check what is at this path"),
-}
-
-
-def _unwritable(path: Path, error: Exception) -> SpecdecError:
-    """The sentence for a disk error: at `path` itself, or at another file that is read to write it."""
-    told = error if isinstance(error, OSError) else OSError()
-    reason, code = told.strerror or first_line(error), told.errno
-    other = Path(told.filename) if isinstance(told.filename, str | Path) else path
-    ours = (path, *path.parents)
-    if other not in ours and not any(
-        part.startswith(f".{path.name}.{os.getpid()}.") for part in other.parts
-    ):
-        return SpecdecError(
-            f"cannot write {path}, for which {other} is read: {reason}; check that file."
-        )
-    places = (("SPECDEC_CACHE", machine.cache_folder()), ("SPECDEC_HOME", home()))
-    named = (f"set {name} to another folder" for name, place in places if place in path.parents)
-    advice = f"{_TODO.get(code, 'free the disk')} or {next(named, 'write elsewhere')}"
-    return SpecdecError(
-        f"cannot write {path}: {reason}; {advice}, then run again (what was written before is intact)."
-    )
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -227,47 +212,45 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_json(path: Path, value, files=None) -> Path:
-    """Write `value` as readable JSON, atomically; dataclasses, paths and numpy numbers are understood.
+    """Write `value` as readable JSON, atomically; dataclasses, paths and numpy are understood.
 
-    files: names of those below its folder that belong to it; with these, even (), readers notice a changed byte.
+    files: names of those below its folder that belong to it; with these, even (), readers notice a
+    changed byte.
     """
-    value = plain(value) if files is None else sealed(plain(value), Path(path).parent, files)
+    value = plain(value)
+    if files is not None:
+        value = sealed(value, Path(path).parent, files)
     return write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
 
 
 @contextmanager
-def locked(folder: Path, shared: bool = False):
-    """Inside, no other process holds the same folder; the lock ends with the process. On systems without locks, no lock.
-
-    shared: other holders with shared=True may be inside too.
-    """
+def locked(folder: Path):
+    """Inside, no other process holds the same folder; the lock ends with the process."""
     path = Path(folder).with_name(f".{Path(folder).name}.lock")
     try:
         import fcntl
     except ImportError:  # not on this system
         yield
         return
-    with _disk_faults_told(path):
+    with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path, "w")
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
-    """Write `table` as parquet, atomically; `metadata` (small JSON) goes into the file's schema under b'specdec'."""
+    """Write `table` as parquet, atomically; `metadata` (small JSON) goes into its schema."""
     columns = pa.Table.from_pandas(table, preserve_index=False)
-    columns = columns.replace_schema_metadata(
-        {**(columns.schema.metadata or {}), b"specdec": canonical(metadata)}
-    )
+    facts = {**(columns.schema.metadata or {}), b"specdec": canonical(metadata)}
     with atomic(path) as temporary:
-        pq.write_table(columns, temporary)
+        pq.write_table(columns.replace_schema_metadata(facts), temporary)
     return Path(path)
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a parquet file; a missing or damaged one is a SpecdecError that names it."""
+    """Read a parquet file; SpecdecError if it is missing or damaged."""
     try:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:
@@ -276,19 +259,19 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def read_yaml(path: Path):
-    """Read a YAML file of the checkout; a missing or damaged one is a SpecdecError that names it."""
+    """Read a YAML file of the checkout; SpecdecError if it is missing or damaged."""
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        told = (
-            ValueError(" ".join(str(error).split())) if isinstance(error, yaml.YAMLError) else error
-        )
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())  # it has several lines
+        raise SpecdecError(f"{path} cannot be read as YAML ({reason}); correct it.") from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         missing = "check the path, or run from a checkout of specdec"
-        raise unreadable(path, told, "YAML", "correct it", missing) from error
+        raise unreadable(path, error, "YAML", "correct it", missing) from error
 
 
 class Table(UserDict):
-    """A mapping that `read()` makes when it is first used, for tables in a file: importing their module opens none.
+    """A mapping that `read()` makes when it is first used, so that an import opens no file.
 
     >>> Table(lambda: {"a": 1})["a"]
     1
@@ -308,13 +291,12 @@ def found(path: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON types only. Dataclasses keep their class name, so that two classes with equal fields differ."""
+    """`value` as JSON types only. Dataclasses keep their class name, as part of their content."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+        names = [field.name for field in dataclasses.fields(value)]
+        fields = {name: plain(getattr(value, name)) for name in names}
         return {"class": type(value).__name__, **fields}
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
@@ -336,15 +318,15 @@ def canonical(value) -> str:
 
 
 def content_key(**inputs) -> str:
-    """sha256 (hex) of the canonical JSON of all inputs: equal inputs give equal keys, in every process."""
+    """sha256 (hex) of the canonical JSON of all inputs, equal in every process."""
     return hashlib.sha256(canonical(inputs).encode()).hexdigest()
 
 
 def configured(config, cls, settings: dict):
-    """One frozen config of dataclass `cls`: `config`, or the defaults for None, updated with `settings` by name.
+    """One frozen config of dataclass `cls`: `config`, or the defaults, updated with `settings`.
 
-    So a function with many settings accepts both `f(x, Config(seed=1))` and `f(x, seed=1)`. SpecdecError for a
-    setting that `cls` lacks.
+    So a function with many settings accepts both `f(x, Config(seed=1))` and `f(x, seed=1)`.
+    SpecdecError for a setting that `cls` lacks.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -353,10 +335,7 @@ def configured(config, cls, settings: dict):
     >>> configured(Config(limit=2), Config, {"seed": 1})
     Config(seed=1, limit=2)
     """
-    if config is not None and not isinstance(config, cls):
-        raise SpecdecError(
-            f"settings are given by name or as one {cls.__name__}, not as {config!r}."
-        )
+    check_kind("config", config, cls | None)
     fields = [field.name for field in dataclasses.fields(cls)]
     for name in settings:
         check_name("setting", name, fields)
@@ -366,11 +345,11 @@ def configured(config, cls, settings: dict):
     return whole
 
 
-def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown], Shown]:
-    """A decorator: the signature of a function that ends in `**settings` lists every setting by name.
+def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Function], Function]:
+    """A decorator: the signature of a function that ends in `**settings` lists every setting.
 
-    config: the dataclass with the settings as fields, or an instance, whose values are then shown as defaults.
-    without: fields that the function does not take. The function itself is unchanged.
+    config: the dataclass with the settings as fields, or an instance, whose values are then the
+    defaults. without: fields that the function does not take. The function itself is unchanged.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -380,58 +359,45 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown
     >>> str(inspect.signature(draw))
     "(config: 'Config | None' = None, *, seed: 'int' = 0)"
     """
-    cls = config if isinstance(config, type) else type(config)
 
-    def decorate(function: Shown) -> Shown:
+    def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        parameters = []
-        for parameter in signature.parameters.values():
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                parameters.append(parameter)
+        parameters = list(signature.parameters.values())[:-1]  # without **settings
         names = {parameter.name for parameter in parameters} | set(without)
-        for field in dataclasses.fields(cls):
+        kind = inspect.Parameter.KEYWORD_ONLY
+        for field in dataclasses.fields(config):
+            # fields with a default factory have no class attribute
+            default = getattr(config, field.name, field.default)
+            if default is dataclasses.MISSING and callable(field.default_factory):
+                default = field.default_factory()
             if field.name not in names:
-                parameters.append(_parameter(field, config))
+                shown = inspect.Parameter(field.name, kind, default=default, annotation=field.type)
+                parameters.append(shown)
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function
 
     return decorate
 
 
-def _parameter(field: dataclasses.Field, config: Any) -> inspect.Parameter:
-    """A dataclass field as an argument by name, with the value of `config` as its default."""
-    # fields with a default factory have no class attribute
-    default = getattr(config, field.name, field.default)
-    if default is dataclasses.MISSING:
-        default = inspect.Parameter.empty
-        if callable(field.default_factory):
-            default = field.default_factory()
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(field.name, kind, default=default, annotation=field.type)
-
-
 def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:
-    """Open the run directory of (name, config, this machine, this source) and record the session in its run.json.
+    """Open the run directory of (name, config, this machine, this source).
 
-    The same call finds the same directory again, so a stopped run continues; anything that could change a result (another
-    setting, machine or source) leads to another directory. `tie_to_code=False` leaves the
-    source out, for long training runs that must survive an unrelated edit; every session's commit is recorded anyway.
+    The same call finds the same directory again, so a stopped run continues; anything that could
+    change a result (another setting, machine or source) leads to another directory. The session is
+    added to run.json. tie_to_code: False leaves the source out, for trainings that must survive an
+    unrelated edit.
     """
     identity = {"name": plain_name(name), "config": config, "hardware": machine.hardware()}
     key = content_key(**identity, code=machine.code_hash() if tie_to_code else None)
     run = Run(runs_dir(scale) / f"{name}-{key[:12]}", name, scale, key)
     session = {"started": _now(), "process": os.getpid(), **machine.fingerprint()}
     with locked(run.directory):
-        record = (
-            run.record()
-            if run.path("run.json").is_file()
-            else {**run.label(), "config": config, "sessions": []}
-        )
+        record = {**run.label(), "config": config, "sessions": []}
+        if run.path("run.json").is_file():
+            record = run.record()
         _sweep(run.directory)
-        write_json(
-            run.path("run.json"),
-            {**record, "sessions": [*record["sessions"], session], "finished": None},
-        )
+        sessions = [*record["sessions"], session]
+        write_json(run.path("run.json"), {**record, "sessions": sessions, "finished": None})
     return run
 
 
@@ -442,21 +408,21 @@ def shipped_dir() -> Path:
 
 
 def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:
-    """All finished runs of this name, newest first; with `shipped`, followed by those that came with the checkout."""
-    found: dict[str, Run] = {}
-    for place in (shipped_dir(),) if shipped else (runs_dir(scale), shipped_dir()):
-        records = [
-            (read_json(path, RunFile), path.parent)
-            for path in place.glob(f"{plain_name(name)}-*/run.json")
-        ]
-        finished = [
-            one
-            for one in records
-            if (one[0]["name"], one[0]["scale"]) == (name, scale) and one[0]["finished"]
-        ]
-        for record, folder in sorted(finished, key=lambda one: one[0]["finished"], reverse=True):
-            found.setdefault(record["key"], Run(folder, name, scale, record["key"]))
-    return list(found.values())
+    """All finished runs of this name, newest first, then those that came with the checkout.
+
+    shipped: only the latter.
+    """
+    places = [shipped_dir()] if shipped else [runs_dir(scale), shipped_dir()]
+    runs: dict[str, Run] = {}
+    for place in places:
+        finished = []
+        for path in place.glob(f"{plain_name(name)}-*/run.json"):
+            record = read_json(path, RunFile)
+            if record["name"] == name and record["scale"] == scale and record["finished"]:
+                finished.append((record["finished"], record["key"], path.parent))
+        for _, key, folder in sorted(finished, reverse=True):
+            runs.setdefault(key, Run(folder, name, scale, key))
+    return list(runs.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -470,12 +436,11 @@ class Run:
 
     def __repr__(self) -> str:
         """One line: a notebook's last cell shows it."""
-        record = self.record() if self.path("run.json").is_file() else {}
-        results = "".join(
-            f", {name} {value}" for name, value in (record.get("results") or {}).items()
-        )
-        state = f"finished{results}" if record.get("finished") else "not finished"
-        return f"run {self.directory.name} ({self.scale}): {state}"
+        record = found(self.path("run.json"))
+        state = "finished" if record.get("finished") else "not finished"
+        results = record.get("results") or {}
+        text = ", ".join([state, *(f"{name} {value}" for name, value in results.items())])
+        return f"run {self.directory.name} ({self.scale}): {text}"
 
     def label(self) -> dict:
         """The provenance stored in every file of this run."""
@@ -486,7 +451,7 @@ class Run:
         return self.directory.joinpath(*names)
 
     def record(self) -> dict:
-        """run.json: name, scale, key, config, sessions (machine, versions, commit of each start), finished, results."""
+        """run.json: name, scale, key, config, sessions, finished, results."""
         return read_json(self.path("run.json"), RunFile)
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
@@ -502,23 +467,26 @@ class Run:
 
     def finish(self, **results) -> Run:
         """Record the end of the run, and any `results` worth reading without opening a table."""
-        used = {name: value for name, value in machine.torch_state().items() if value is not None}
+        state = {name: value for name, value in machine.torch_state().items() if value is not None}
         with locked(self.directory):
             record = self.record()
-            own = [
-                one for one in record["sessions"] if one.get("process", os.getpid()) == os.getpid()
+            # torch may have been imported, or its threads set, since the session began
+            sessions = [
+                session
+                for session in record["sessions"]
+                if session.get("process", os.getpid()) == os.getpid()
             ]
-            for session in own[-1:]:
-                session |= used
+            if sessions:
+                sessions[-1].update(state)
             write_json(self.path("run.json"), {**record, "finished": _now(), "results": results})
         return self
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Rows of one table in numbered files, <folder>/part-<number>.parquet: a killed run loses one shard at most.
+    """Rows of a table in numbered files, so that a killed run loses one shard at most.
 
-    label: goes into every file's metadata.
+    folder: of the files part-<number>.parquet. label: goes into every file's metadata.
     """
 
     folder: Path
@@ -529,12 +497,13 @@ class Shards:
 
     def done(self) -> list[int]:
         """Numbers of the complete shards, ascending. SpecdecError for a foreign file."""
-        numbers = {
-            path: path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet")
-        }
-        if foreign := [path for path, number in numbers.items() if not number.isdecimal()]:
-            raise SpecdecError(f"{foreign[0]} is no shard of this table; move it elsewhere.")
-        return sorted(map(int, numbers.values()))
+        numbers = []
+        for path in self.folder.glob("part-*.parquet"):
+            number = path.stem.removeprefix("part-")
+            if not number.isdecimal():
+                raise SpecdecError(f"{path} is no shard of this table; move it elsewhere.")
+            numbers.append(int(number))
+        return sorted(numbers)
 
     def write(self, number: int, rows: pd.DataFrame) -> Path:
         return write_table(self.path(number), rows, **self.label)
@@ -547,13 +516,14 @@ class Shards:
 
     def read(self) -> pd.DataFrame:
         """All shards in order as one table. SpecdecError if there are none."""
-        if not (numbers := self.done()):
-            raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
-        tables = [read_table(self.path(number)) for number in numbers]
-        for path in map(self.path, numbers if self.label else ()):
-            label = (pq.read_schema(path).metadata or {}).get(b"specdec", b"{}")
-            if json.loads(label) not in ({}, plain(self.label)):
+        tables = []
+        for path in map(self.path, self.done()):
+            tables.append(read_table(path))
+            label = json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
+            if self.label and label and label != plain(self.label):
                 raise SpecdecError(f"{path} belongs to another run; delete it and run again.")
+        if not tables:
+            raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
         return pd.concat(tables, ignore_index=True)
 
     def merge(self) -> pd.DataFrame:
@@ -563,11 +533,11 @@ class Shards:
         return table
 
 
-def _sweep(folder: Path, older_than_s: float = 3600.0):
-    """Remove temporary files and folders of killed processes; recent ones may belong to a process that is still writing."""
+def _sweep(folder: Path) -> None:
+    """Remove temporary files of killed processes; recent ones may still be written."""
     for path in list(folder.rglob(".*.tmp")):
         with suppress(OSError):  # another process may be faster, or own the folder
-            if time.time() - path.stat().st_mtime > older_than_s:
+            if time.time() - path.stat().st_mtime > SWEPT_AFTER_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
