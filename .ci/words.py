@@ -20,7 +20,7 @@ AVOIDED = {
     r"lies (in|there|beside|within|where)": "is in, is beside",
     r"can(not)? be had": "is (not) available",
     r"(is|are|was|were|be|been) told": "gets, receives",
-    r"nobody|somebody|whoever": "no process, the caller",
+    r"nobody (is|else|asks|knows|needs|looks)|somebody|whoever": "no process, the caller",
     r"what is (asked|wanted|meant|there|drafted|read|copied)": "the noun: question, target, drafts",
     r"go(es)? by (prices|the prices)|by the prices": "uses the costs",
     r"go(es)? on|going on|went on": "continues",

@@ -1,12 +1,10 @@
-"""The identity of a comparison's row as data: which method, under which training conditions. Names
-are printed from it.
+"""The identity of a comparison's row: which method, under which training conditions.
 
-    Method("LTD", terms="equal")                     LTD, equal terms
+    Method("LTD", terms="equal")                          LTD, equal terms
     Method("static", terms="default", preset="60,7,10")   default 60,7,10
 
 A `Method` is its name (a str) with the fields it is made of. Tables hold these in the columns
-FIELDS, with seed, temperature and machine; no code of the package parses a name. Knows nothing
-about policies, and imports no model.
+FIELDS; no code of the package parses a name.
 """
 
 from __future__ import annotations
@@ -66,8 +64,7 @@ class Method(str):
         method.adapted = adapted
         return method
 
-    def __getnewargs__(self):
-        """What pickle and copy make it of."""
+    def __getnewargs__(self):  # of pickle and copy
         return tuple(self.fields.values())
 
     @classmethod
@@ -97,9 +94,7 @@ def _printed(system: str, terms: str, preset: str, adapted: str) -> str:
 
 
 def with_fields(table, methods: Iterable[str], **facts):
-    """The table with the columns FIELDS, each row's from its method among `methods`, and with
-    `facts` as constant columns.
-    """
+    """The table with the columns FIELDS of its methods, and with `facts` as constant columns."""
     by_name = {str(name): name for name in methods}
     rows = [Method.of(by_name.get(name, name)) for name in table["method"]]
     columns = {field: [getattr(method, field) for method in rows] for field in FIELDS}
