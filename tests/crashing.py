@@ -1,4 +1,4 @@
-"""Jobs that are killed and run again (test_crashes.py); each returns what it found, as JSON can write it."""
+"""Jobs that are killed and run again (test_crashes.py); each returns its result."""
 
 import json
 import os

@@ -139,7 +139,8 @@ opened, faults = [], []
 def watch(event, arguments):
     if event == "open" and isinstance(arguments[0], str):
         path = os.path.abspath(arguments[0])
-        if path.startswith(folders) and not path.endswith((".py", ".pyc")) and "__pycache__" not in path:
+        source = path.endswith((".py", ".pyc")) or "__pycache__" in path
+        if path.startswith(folders) and not source:
             opened.append(path)
 sys.addaudithook(watch)
 for name in names:

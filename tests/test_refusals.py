@@ -1,4 +1,4 @@
-"""Every row of tests/refusals is refused with an error that names what is wrong, and nothing is begun."""
+"""Every row of tests/refusals is refused with an error that names what is wrong."""
 
 import importlib
 from pathlib import Path
