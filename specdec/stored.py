@@ -69,9 +69,6 @@ TraceFile = TypedDict(
 TextsFile = TypedDict(
     "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **SEAL}
 )
-# config.json of a causal LM: the fields whose wrong values give another model, or none
-TARGET_SIZES = "num_hidden_layers hidden_size vocab_size num_attention_heads".split()
-TargetFile = TypedDict("TargetFile", dict.fromkeys(TARGET_SIZES, Size))
 # config.json of an EAGLE drafter, in all its layouts
 DRAFTER_SIZES = """hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size
 draft_vocab_size truncated_vocab_size target_hidden_size num_aux_hidden_states medusa_num_layers
@@ -92,12 +89,6 @@ DrafterFile = TypedDict(
         "eagle_aux_hidden_state_layer_ids": NotRequired[list[int] | None],
     },
 )
-
-
-class ShardList(TypedDict):
-    """*.index.json of weights in several files"""
-
-    weight_map: dict[str, str]
 
 
 class CopiesFile(TypedDict):
@@ -121,7 +112,7 @@ class BookLine(TypedDict):
 
 
 # These may hold further fields; all others may not.
-OPEN = (RunFile, TraceFile, DrafterFile, TargetFile, ShardList, BookLine)
+OPEN = (RunFile, TraceFile, DrafterFile, BookLine)
 
 
 def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
@@ -217,32 +208,4 @@ def check_file(record: dict, folder: Path, name: str, advice: str) -> Path:
         raise SpecdecError(f"there is no file {path}, which belongs to {folder}; {advice}.")
     if expected is not None and machine.file_hash(path) != expected:
         raise SpecdecError(f"{path} has changed since it was written (its sha256); {advice}.")
-    return path
-
-
-def shards_of(index: Path, advice: str = "fetch the checkpoint again") -> list[Path]:
-    """The files that an *.index.json of weights names, all in its folder; SpecdecError if not."""
-    names = sorted(set(read_json(index, ShardList, advice)["weight_map"].values()))
-    for name in names:
-        if not inside(index.parent, name, f"{index} names it; {advice}").is_file():
-            raise SpecdecError(f"the weight file {index.parent / name} is missing; {advice}.")
-    return [index.parent / name for name in names]
-
-
-def is_code(path: Path, error: Exception) -> bool:
-    """Whether torch refused a file because it is a pickle with code; the code is not run."""
-    reason = str(error)
-    return path.is_file() and ("GLOBAL" in reason or "Unsupported" in reason)
-
-
-def inside(folder: Path, name: str, advice: str) -> Path:
-    """`name` in `folder`. SpecdecError if it is elsewhere, by its path or by a link.
-
-    A link to a file beside it, or into a content-addressed download cache (blobs/), is allowed.
-    """
-    home = folder.resolve()
-    blobs = home.parent.parent / "blobs"
-    path = folder / name
-    if Path(name).name != name or path.resolve().parent not in (home, blobs):
-        raise SpecdecError(f"{name!r} is outside {folder}; {advice}.")
     return path

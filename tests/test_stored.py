@@ -12,14 +12,13 @@ import torch
 from fakes import refusals
 from fakes.pairs import random_pair
 from fakes.traces import round_costs
-from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from specdec import runs, stored
 from specdec.costs.model import CostModel
 from specdec.data.suites import load_suite
 from specdec.models.eagle_files import read_checkpoint, save_drafter
-from specdec.models.load import load_drafter, load_pair, shipped_folder
+from specdec.models.load import load_pair, shipped_folder
 from specdec.models.ngrams import CopyOdds
 from specdec.policies.base import load_policy
 from specdec.policies.ltd import DepthPolicy
@@ -222,52 +221,6 @@ def test_the_book(tmp_path, text):
     refusal(lambda: read_book(tmp_path), "book.yml")
 
 
-@pytest.mark.parametrize("way", ["index", "link", "linked shard"])
-@pytest.mark.parametrize("what", ["drafter", "language_model"])
-def test_weights_outside_their_folder_are_not_read(what, way, request):
-    folder = request.getfixturevalue(what)
-    weights = folder / "model.safetensors"
-    moved = Path(shutil.move(weights, folder.parent / "elsewhere.safetensors"))
-    if way != "index":
-        (weights if way == "link" else folder / "shard.safetensors").symlink_to(moved)
-    if way != "link":
-        shard = "../elsewhere.safetensors" if way == "index" else "shard.safetensors"
-        with safe_open(moved, "pt") as tensors:
-            index = {"metadata": {}, "weight_map": dict.fromkeys(tensors.keys(), shard)}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = read_checkpoint if what == "drafter" else lambda place: load_pair(target=place)
-    refusal(lambda: read(folder), "outside")
-
-
-def test_a_download_cache_may_link_into_its_blobs(tmp_path, drafter):
-    folder = tmp_path / "models--me--mine" / "snapshots" / "abc"
-    (folder.parents[1] / "blobs").mkdir(parents=True)
-    shutil.copytree(drafter, folder)
-    blob = shutil.move(folder / "model.safetensors", folder.parents[1] / "blobs" / "0f")
-    (folder / "model.safetensors").symlink_to(blob)
-    assert "fc.weight" in read_checkpoint(folder).tensors
-
-
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_heads_of_impossible_sizes(kind, tmp_path):
-    target = load_pair("small", dtype="float32", drafter="suffix").target
-    folder = Path(shutil.copytree(shipped_folder("small") / kind, tmp_path / kind))
-    for changes in [{"draft_vocab_size": 10**9}, {f"{kind}_num_layers": 10**9}]:
-        text = (folder / "config.json").read_text()
-        edited(folder / "config.json", changes)
-        refusal(lambda: load_drafter(folder, target), str(folder))
-        (folder / "config.json").write_text(text)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"num_hidden_layers": 10**9}, {"hidden_size": "x"}, {"num_attention_heads": 7}]
-)
-def test_the_config_of_a_language_model(language_model, changes):
-    edited(language_model / "config.json", changes)
-    message = refusal(lambda: load_pair(target=language_model), str(language_model))
-    assert next(iter(changes)).split("_")[-1] in message
-
-
 def test_weights_of_a_language_model(language_model):
     weights = language_model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -277,7 +230,7 @@ def test_weights_of_a_language_model(language_model):
     for write in (pickle.dump, torch.save):  # bare, and in torch's container
         with open(language_model / "pytorch_model.bin", "wb") as file:
             write({"model.norm.weight": torch.ones(32), "bomb": bomb}, file)
-        refusal(lambda: load_pair(target=language_model), "pickle with code in it")
+        refusal(lambda: load_pair(target=language_model), "cannot be loaded")
     assert not (language_model / "ran").exists()
 
 
