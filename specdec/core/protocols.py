@@ -1,17 +1,13 @@
 """Interfaces of targets and drafters, and the forwards that a turn waits for.
 
 A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with the tokens
-committed since the last, then `expand` once per further level. The tree chooses the nodes to
-expand. Base classes have defaults for what a subclass does not define; implementations are in
-`models`.
+committed since the last, then `expand` once per further level. Implementations are in `models`.
 
-The driver of the turns runs their forwards: one at a time, or those of several turns together.
+A step (prefill, root, expand, verify) is a generator: it yields a forward, is sent the result, and
+returns its value. The driver runs forwards one at a time, or those of several turns together:
 
     turn 1  ──▶ DraftForward ┐                      turn 1 ──▶ TargetForward ┐
     turn 2  ──▶ DraftForward ┴▶ together ──▶ ...    turn 2 ──▶ TargetForward ┴▶ together ──▶ ...
-
-A step (prefill, root, expand, verify) is a generator: it yields a forward, is sent the result, and
-returns its value.
 """
 
 from __future__ import annotations
@@ -53,10 +49,7 @@ class DraftSession:
         raise NotImplementedError
 
     def copied(self, ids: Tensor) -> Trie:
-        """Candidates that need no forward, after the committed tokens int64 [T] up to the root.
-
-        Within a turn the ids only grow.
-        """
+        """Candidates that need no forward, after the committed tokens int64 [T] up to the root."""
         return Trie()
 
     def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -165,7 +158,6 @@ class TargetForward:
     last_only: bool = False
 
     def run(self) -> TargetRows:
-        """The target's rows."""
         return self.target.forward(
             self.tokens, self.cache, self.depth, self.ancestors, self.last_only
         )
@@ -192,17 +184,6 @@ T = TypeVar("T")
 Step = Generator[Forward, Any, T]  # the forwards it waits for, one after the other; its result
 
 
-def finish(step: Generator[Forward, Any, T]) -> T:
-    """Run a step's forwards one by one and return its result."""
-    try:
-        forward = next(step)
-        while True:
-            forward = step.send(forward.run())
-    except StopIteration as finished:
-        value: T = finished.value
-        return value
-
-
 def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     """The same generator without its forwards, which are run here."""
     try:
@@ -215,6 +196,16 @@ def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     except StopIteration as finished:
         value: T = finished.value
         return value
+
+
+def finish(step: Step[T]) -> T:
+    """Run a step's forwards one by one and return its result."""
+    try:
+        next(at_once(step))
+    except StopIteration as finished:
+        value: T = finished.value
+        return value
+    raise AssertionError("a step yields forwards alone")
 
 
 def together(forwards: Sequence[Any]) -> Sequence[Any]:
