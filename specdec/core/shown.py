@@ -59,7 +59,9 @@ def html(generation: Generation) -> str:
         accepted = sum(min(row.accepted_tok, row.kept_tok) for row in generation.rows)
         facts += f", {accepted} of them drafted (green) · tau {generation.tau:.2f} tokens per cycle"
     if generation.total_ms:
-        facts += f" · {generation.tokens_per_s:.1f} tokens/s, prefill {generation.prefill_ms:.0f} ms"
+        facts += (
+            f" · {generation.tokens_per_s:.1f} tokens/s, prefill {generation.prefill_ms:.0f} ms"
+        )
     for part in ("draft", "policy", "verify"):
         spent_ms = sum(getattr(row, f"{part}_ms") for row in generation.rows)
         if spent_ms:

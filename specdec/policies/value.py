@@ -245,7 +245,7 @@ class ValueSettings:
 
 @dataclasses.dataclass
 class ValuePolicy(ValueSettings, Learned):
-    """Answers EXTEND and SIZE on a beam of `top_k`, and PLAN with `plans`. Call `price` before use.
+    """Answers EXTEND and SIZE on a beam of `top_k`, and PLAN with `plans`. `price` comes first.
 
     first_evaluation: expansions before the network's first run; `evaluations` counts its runs.
     stride: it runs next so many levels before the best known stop, or at the next level if that is
@@ -385,10 +385,9 @@ class ValuePolicy(ValueSettings, Learned):
         """What is the same in all of a cycle: the hidden state's part, costs, fixed inputs."""
         if not self.verify_ms:
             raise SpecdecError("this ValuePolicy has no costs yet; call price(costs, rate) first.")
-        # 1. the hidden state
+        # 1. the hidden states
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
-        features = np.concatenate(states) if states else None
-        self._state = self.network.state(features)
+        self._state = self.network.state(np.concatenate(states) if states else None)
         # 2. the costs at this context, as the output's bias
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
