@@ -324,7 +324,9 @@ def choices_of(policy: Policy) -> list[dict[str, Any]]:
     """The log that `chose` wrote, each row once."""
     rows: list[dict[str, Any]] = []
     for member in policy.policies:
-        rows += [row for row in member.trained_for.get("choices", ()) if row not in rows]
+        for row in member.trained_for.get("choices", ()):
+            if row not in rows:
+                rows.append(row)
     return rows
 
 
