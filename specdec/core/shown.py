@@ -26,8 +26,10 @@ def pieces(generation: Generation) -> list[tuple[str, str]]:
 
     A character of several tokens belongs to the piece that completes it.
     """
-    text = generation.text or ""
+    text = generation.text
     read = generation.read_text
+    if text is None:
+        return [(str(generation.tokens), "plain")]
     if read is None or not generation.rows:
         return [(text, "plain")]
     # 1. where pieces end, in tokens: the prefill's token, then each cycle's drafts and bonus
@@ -68,6 +70,6 @@ def html(generation: Generation) -> str:
             facts += f", {part} {spent_ms:.0f} ms"
     return (
         '<div class="specdec-generation" style="font-size: 13px; line-height: 1.5">'
-        f'<div style="white-space: pre-wrap">{words or escape(str(generation.tokens))}</div>'
+        f'<div style="white-space: pre-wrap">{words}</div>'
         f'<div style="font-size: 11px; opacity: 0.8">{facts}</div></div>'
     )
