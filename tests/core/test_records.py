@@ -39,7 +39,11 @@ def test_a_generation_shows_what_was_drafted():
     page = ElementTree.fromstring(out._repr_html_())
     assert [(span.text, span.get("class")) for span in page.iter("span")] == pieces
     words = "".join(page.itertext())
-    for fact in ("6 tokens, 4 of them drafted", "tau 2.00", "60.0 tokens/s, prefill 10 ms, draft 2"):
+    for fact in (
+        "6 tokens, 4 of them drafted",
+        "tau 2.00",
+        "60.0 tokens/s, prefill 10 ms, draft 2",
+    ):
         assert fact in words
     for copied in (pickle.loads(pickle.dumps(out)), copy.deepcopy(out)):
         assert copied == out and shown.pieces(copied) == [(out.text, "plain")]

@@ -92,7 +92,9 @@ def likeliest(top_k: int):
 def copying(propose, drafter=None, **facts):
     """The bigrams' pair with these copies."""
     pair = shared_bigrams()
-    return dataclasses.replace(pair, drafter=ScriptedDrafter(pair.target, propose, drafter, **facts))
+    return dataclasses.replace(
+        pair, drafter=ScriptedDrafter(pair.target, propose, drafter, **facts)
+    )
 
 
 def with_random_tries(seed: int, nodes: int):

@@ -1,4 +1,4 @@
-"""Questions in the middle of drafting, with pools of trees that no drafter made; finished cycles."""
+"""Questions in the middle of drafting, over pools of random scores; finished cycles."""
 
 import types
 

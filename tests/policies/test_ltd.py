@@ -1,4 +1,4 @@
-"""LTD's two policies: what they see on live trees, when they are asked, what answers do, presets."""
+"""LTD's two policies: what they see on live trees, when they are asked, what answers do."""
 
 import dataclasses
 
