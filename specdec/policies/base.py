@@ -131,9 +131,12 @@ class Rule(Policy):
 
     def with_settings(self, **changes: Any) -> Self:
         """The same policy with other settings."""
-        changed = dataclasses.replace(self, **changes)
-        changed.trained_for = dict(self.trained_for)
-        return changed
+        return dataclasses.replace(self, **changes).with_weights(self)
+
+    def with_weights(self, trained: Self) -> Self:
+        """This policy with what `trained` has learned."""
+        self.trained_for = dict(trained.trained_for)
+        return self
 
     def settings(self) -> dict[str, Any]:
         """Every field, as JSON types."""
@@ -196,15 +199,9 @@ class Learned(Rule):
         self.outputs: np.ndarray | None = None
         self._random = np.random.default_rng(self.seed)
 
-    def with_settings(self, **changes: Any) -> Self:
-        """The same trained policy with other settings."""
-        return dataclasses.replace(self, **changes).with_weights(self)
-
-    def with_weights(self, trained: Learned) -> Self:
-        """This policy with the learned weights of `trained`."""
+    def with_weights(self, trained: Self) -> Self:
         self.network = trained.network
-        self.trained_for = dict(trained.trained_for)
-        return self
+        return super().with_weights(trained)
 
     def reseed(self, number: int) -> None:
         """Seed draws with `seed` and this number: a turn is the same live and replayed."""
@@ -213,14 +210,12 @@ class Learned(Rule):
     def decides(self, question: Question) -> bool:
         return True
 
-    def otherwise(self, question: Question) -> Any:
-        raise NotImplementedError
+    def otherwise(self, question: Question) -> Any: ...
 
     def observation(self, question: Question) -> np.ndarray:
         raise NotImplementedError
 
-    def meaning(self, action: int, question: Question) -> Any:
-        raise NotImplementedError
+    def meaning(self, action: int, question: Question) -> Any: ...
 
     def answer(self, question: Question) -> Any:
         if not self.decides(question):
@@ -248,8 +243,7 @@ class Learned(Rule):
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [actions]."""
         network = self.trained_network()
-        width = observation.shape[-1]
-        check_width(type(self).__name__, width, int(getattr(network, "width", width)))
+        check_width(type(self).__name__, observation.shape[-1], network.width)
         return network(observation)
 
     def choose(self, observation: np.ndarray) -> int:

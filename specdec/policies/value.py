@@ -6,14 +6,13 @@ cost, and take the best.
     stop here:  max over V of value(now, V)     continue:  max over n > now and V of value(n, V)
 
 With `plans` it also decides before anything is drafted, and "here" is what needs no forward of the
-drafter: a plain step, or V tokens copied from the text, where the drafter copies beside its
-network (`hybrid`).
+drafter: a plain step, or V tokens copied from the text (`hybrid`).
 
 After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still
-possible. Its inputs are free: the tree's own scores, the accepted tokens of recent cycles, and a
-probe of the models' hidden states. The cost model turns predictions into value, so that one
-network serves any hardware. The papers maximise E[L / T]; throughput is E[L] / E[T], and its
-maximum is that of E[L] - rate * E[T] at the achieved rate.
+possible, from the tree's scores, the accepted tokens of recent cycles and a probe of the models'
+hidden states. The cost model turns predictions into value, so that one network serves any hardware.
+The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate *
+E[T] at the achieved rate.
 """
 
 from __future__ import annotations
@@ -55,19 +54,15 @@ class AcceptanceModel:
     NAMES = ("probe.weight", "probe.bias", "hidden.weight", "hidden.bias", "out.weight", "out.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray], levels: int, sizes: int):
-        self._arrays = {
-            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES
-        }
+        parts = [np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES]
+        self.probe_weight, self.probe_bias, hidden, self.hidden_bias, self.out_weight, bias = parts
+        self._arrays = dict(zip(self.NAMES, parts, strict=True))
         self.shape = (levels, sizes)
-        self.probe_weight = self._arrays["probe.weight"]
-        self.probe_bias = self._arrays["probe.bias"]
-        hidden = self._arrays["hidden.weight"]
+        self.out_bias = bias.reshape(self.shape)
+        # the hidden layer reads the tree's inputs and the probe
         self.width = hidden.shape[1] - len(self.probe_bias)
         self.tree_weight = np.ascontiguousarray(hidden[:, : self.width])
         self.state_weight = np.ascontiguousarray(hidden[:, self.width :])
-        self.hidden_bias = self._arrays["hidden.bias"]
-        self.out_weight = self._arrays["out.weight"]
-        self.out_bias = self._arrays["out.bias"].reshape(self.shape)
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
         """The hidden state's part of the hidden layer, once per cycle.

@@ -6,13 +6,8 @@ import pytest
 import torch
 from fakes.clock import FakeClock
 
-import specdec
 from specdec.core import clock
 from specdec.core.clock import Clock
-from specdec.core.cycle import run_cycle
-from specdec.core.engine import LiveEngine
-from specdec.core.policy import Static
-from specdec.core.verification import Picker
 
 
 def test_every_look_costs_one_step_and_laps_wait_for_the_device():
@@ -122,20 +117,6 @@ def test_laps_of_a_gpu_are_its_own_time_and_a_cycle_waits_for_it_once(device):
             )
         )
         assert device.made == 6, "the first cycle's events serve the others"
-
-
-@pytest.mark.parametrize("tree", [Static(4, 0, 3), Static(60, 7, 10)])
-def test_a_live_cycle_on_a_gpu_waits_once(device, tree):
-    pair, watch = specdec.load_pair("tiny", dtype="float32"), Clock("cuda")
-    prompt = torch.tensor(pair.ids_of("What is 3 plus 4?"))
-    engine = LiveEngine(pair, prompt, 64, tree.limits, Picker(), clock=watch)
-    with engine.inference():
-        engine.prefill()
-        run_cycle(engine, tree)
-        waits, made = device.waits, device.made
-        for _ in range(3):
-            run_cycle(engine, tree)
-        assert (device.waits, device.made) == (waits + 3, made)
 
 
 def test_a_counter_of_the_hosts_waits_for_the_device(device):

@@ -1,7 +1,6 @@
 """Decoding as callers use it: text, streams, chats, stop tokens, lengths, `generate`."""
 
 import dataclasses
-import functools
 import itertools
 import re
 from itertools import pairwise
@@ -10,13 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers as hf
-from fakes.bars import Bar
 from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 from fakes.refusals import refusal
 
 import specdec
 from specdec.core import clock
-from specdec.core import decode as decoding
 from specdec.core.decode import turn
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
@@ -50,18 +47,6 @@ def test_decode_equals_autoregress(tiny, policy, settings):
     assert untouched(tiny)
 
 
-def test_what_a_generation_holds():
-    pair = shared_bigrams()
-    text = specdec.decode(pair, PROMPT, SMALL, 20)
-    assert len(text.tokens) == text.new_tok == 20 and text.text is None and text.prompt_tok == 5
-    assert text.tau == pytest.approx(text.cycles.new_tok.mean()) and text.tau > 1
-    assert list(text.cycles.cycle) == list(range(len(text.rows)))
-    assert text.total_ms == text.prefill_ms + text.decode_ms
-    assert text.tokens_per_s == pytest.approx(1e3 * 20 / text.total_ms)
-    plain = specdec.autoregress(pair, PROMPT, 20)
-    assert plain.rows == [] and len(plain.cycles) == 0
-
-
 def test_times_of_the_counter():
     pair, looks = shared_bigrams(), itertools.count(5, 2)
     with clock.counted_by(lambda: float(next(looks))):
@@ -70,15 +55,6 @@ def test_times_of_the_counter():
     assert (plain.prefill_ms, plain.decode_ms) == (2000.0, 2000.0)
     assert drafted.prefill_ms == 2000.0 and len(drafted.rows) > 1
     assert drafted.decode_ms == sum(row.total_ms + 2 * 2000.0 for row in drafted.rows)
-
-
-def test_the_bar_counts_tokens(monkeypatch):
-    monkeypatch.setattr(Bar, "made", bars := [])
-    monkeypatch.setattr(decoding, "tqdm", Bar)
-    specdec.decode(shared_bigrams(), PROMPT, SMALL, 7, stop_tokens=())
-    assert not bars
-    specdec.decode(shared_bigrams(), PROMPT, SMALL, 7, stop_tokens=(), progress=True)
-    assert [(bar.total, bar.unit, bar.n, bar.closed) for bar in bars] == [(7, "tok", 7, True)]
 
 
 def test_plain_decoding_asks_for_one_row_of_logits_each(monkeypatch):

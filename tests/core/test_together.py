@@ -5,12 +5,10 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from fakes.bars import Bar
 from fakes.families import FAMILIES, model_of
 from fakes.pairs import BigramDrafter, bigram_pair
 
 import specdec
-from specdec.core import decode as module
 from specdec.core.decode import decode_many, drive
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy
@@ -79,16 +77,11 @@ def test_in_every_family(name):
         assert [g.tokens for g in decode_many(pair, prompts, plain=plain, **settings)] == alone
 
 
-def test_policies_by_number_and_a_bar_of_texts(monkeypatch):
+def test_policies_by_number():
     prompts, options = [[1, 2, 3], [4, 5]], dict(max_new_tokens=10, stop_tokens=())
-    monkeypatch.setattr(Bar, "made", bars := [])
-    monkeypatch.setattr(module, "tqdm", Bar)
     pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]
     many = decode_many(pair, prompts, trees.__getitem__, **options)
     assert [max(row.verify_nodes for row in one.rows) for one in many] == [2, 5]
-    assert not bars
-    decode_many(pair, prompts, trees[0], 4, progress=True)
-    assert [(bar.total, bar.unit, bar.n) for bar in bars] == [(2, "text", 2)]
     undrafted = Pair(pair.target)
     plain = decode_many(undrafted, prompts, plain=True, **options)
     assert [one.tokens for one in plain] == [one.tokens for one in many]

@@ -1,4 +1,4 @@
-"""The numbers of trees: widths by level beside a slow count, limits of memory, the papers' trees."""
+"""The numbers of trees: widths by level beside a slow count, memory, and trees of the papers."""
 
 import itertools
 import time

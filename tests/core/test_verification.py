@@ -247,7 +247,7 @@ def test_acceptance_lengths_are_exact(seed, nodes, zeros):
 
 
 class Fork:
-    """A uniform number not drawn yet: each comparison takes the scripted branch, with its weight."""
+    """A uniform number not drawn yet: each comparison takes the scripted branch."""
 
     def __init__(self, script):
         self.script, self.weight, self.asked = script, 1.0, 0

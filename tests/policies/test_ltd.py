@@ -267,17 +267,3 @@ def test_saved_policies_are_the_same(untrained, tmp_path):
     for observation in random.normal(size=(20, policy.observation_size)).astype(np.float32):
         np.testing.assert_array_equal(twin.logits(observation), policy.logits(observation))
         assert twin.choose(observation) == policy.choose(observation)
-
-
-def test_policies_of_the_presets():
-    learner = ltd.OFFICIAL.depth.policy(training=True)
-    assert (learner.stride, learner.first_depth, learner.ask_at_zero) == (1, 5, True)
-    assert learner.plan.verify_nodes == 60 and not learner.constant_length
-    for config, decoding in ((ltd.PAPER, 8), (ltd.OFFICIAL, 8), (ltd.OURS, 12)):
-        assert config.size.policy().plan.depth == decoding
-        learner = config.size.policy(training=True)
-        assert learner.plan.depth == 12 and learner.activation == config.size.ppo.activation
-    assert ltd.LAPTOP["paper"].depth.ppo.total_steps == 61_440 and ltd.LAPTOP["ours"] is ltd.OURS
-    arrays = armed(DepthPolicy(), ltd.PAPER.depth.ppo.pi).network.arrays()
-    weights = sum(array.size for array in arrays.values())
-    assert weights == 128 * 1024 + 1024 + 1024 * 2 + 2, "134,000 on the sheet"
