@@ -12,7 +12,6 @@ turn keeps its own cycle, tree and policy, and their forwards run together:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -44,7 +43,6 @@ def decode(
     *,
     stop_tokens: Sequence[int] | None = None,
     raw: bool = False,
-    progress: bool = False,
     **sampling: Any,
 ) -> Generation:
     """Decode `prompt` speculatively with trees shaped by `policy`.
@@ -71,14 +69,12 @@ def decode(
         pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, raw, **sampling
     )
     generation = _unfinished(engine)
-    with engine.inference(), _bar(progress, max_new_tokens, "tok") as bar:
-        try:
-            with keeping(lambda _: generation):
-                for tokens in turn(engine, policy, generation):
-                    if bar is not None:
-                        bar.update(len(tokens))
-        finally:
-            generation.read(pair.reader)
+    try:
+        with engine.inference(), keeping(lambda _: generation):
+            for _ in turn(engine, policy, generation):
+                pass
+    finally:
+        generation.read(pair.reader)
     return generation
 
 
@@ -310,11 +306,6 @@ def _unfinished(engine: LiveEngine) -> Generation:
     return Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
 
 
-def _bar(progress: bool, total: int, unit: str) -> AbstractContextManager[Any]:
-    """A progress bar or None. No tqdm without a bar: Ctrl-C may block its lock permanently."""
-    return tqdm(total=total, unit=unit) if progress else nullcontext()
-
-
 def decode_many(
     pair: Pair,
     prompts: Sequence[Any],
@@ -365,12 +356,13 @@ def decode_many(
     # 3. their forwards run together
     generations: list[Any] = [None] * len(prompts)
     turns = (turn_of(number, ids) for number, ids in enumerate(ids_of_prompts))
-    keep = keeping(lambda _: generations)
-    with keep, pair.inference(plain), _bar(progress, len(prompts), "text") as bar:
-        for number, generation in drive(turns, rows):
+    with keeping(lambda _: generations), pair.inference(plain):
+        ended = drive(turns, rows)
+        # no tqdm without a bar: Ctrl-C may block its lock permanently
+        if progress:
+            ended = tqdm(ended, total=len(prompts), unit="text")
+        for number, generation in ended:
             generations[number] = generation
-            if bar is not None:
-                bar.update()
     return generations
 
 

@@ -252,17 +252,12 @@ class LiveEngine:
         ancestors[:, 0] = True
         return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), ancestors
 
-    def _look_up_copies(self) -> None:
-        """Ask the drafter for candidates copied from the text, once at each position."""
+    def _look_up_copies(self) -> Trie:
+        """Candidates that need no forward; the drafter is asked once at each position."""
         if self.drafter.copied_levels and self._copied_at != self._length:
             trie = self.drafting.copied(self._ids[: self._length])
             self._copied = trie.within(self.most_expansions + 1)
             self._copied_at = self._length
-
-    @property
-    def copied(self) -> Trie:
-        """Candidates at this position that need no forward."""
-        self._look_up_copies()
         return self._copied
 
     @property
@@ -289,10 +284,7 @@ class LiveEngine:
 
     @property
     def most_expansions(self) -> int:
-        """Levels below the root's children that fit below the target's context limit.
-
-        -1: not even those children fit. At most what the drafter can draft.
-        """
+        """Levels below the root's children that fit into target and drafter; -1: not even those."""
         room = UNLIMITED
         if self.target.position_limit is not None:
             room = self.target.position_limit - self._length - 1
@@ -312,7 +304,7 @@ class LiveEngine:
     @property
     def scores(self) -> Tensor:
         if not self.growing.level:
-            return torch.tensor(self.copied.scores)
+            return torch.tensor(self._look_up_copies().scores)
         return self.growing.scores
 
     @property
@@ -321,7 +313,7 @@ class LiveEngine:
 
     @property
     def copied_scores(self) -> tuple[float, ...]:
-        return tuple(self.copied.scores)
+        return tuple(self._look_up_copies().scores)
 
     @property
     def features(self) -> Tensor:

@@ -75,14 +75,7 @@ class Question:
 
 @dataclass(slots=True)
 class Cycle:
-    """One row per draft-and-verify cycle. Times in milliseconds.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny")
-    >>> first = specdec.decode(pair, "Hello", specdec.Static(12, 3, 4), 8).rows[0]
-    >>> first.draft_calls, first.verify_nodes, first.new_tok == first.accepted_tok + 1
-    (4, 11, True)
-    """
+    """One row per draft-and-verify cycle. Times in milliseconds."""
 
     cycle: int
     context_tok: int  # committed tokens before the root

@@ -207,10 +207,9 @@ class GrowingTree:
 
     @property
     def frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The nodes to expand next, [W] each: nodes, rows, tokens, scores.
+        """The nodes to expand next, [W] each: nodes, rows of the last forward, tokens, scores.
 
-        rows: those of the last draft forward, their parents'. Computed on demand, since it is not
-        needed after the last level.
+        Computed on demand, since it is not needed after the last level.
         """
         if self._choice is not None:
             beam, chosen = self._choice
@@ -306,10 +305,7 @@ class Trie:
 
 @dataclass(frozen=True)
 class Pool:
-    """Drafted candidates as lists, root first.
-
-    The children of the r-th `expanded` node are the nodes 1 + r * top_k to (r + 1) * top_k.
-    """
+    """Drafted candidates as lists, root first; each `expanded` node in turn has top_k of them."""
 
     tokens: Sequence[int]
     scores: Sequence[float]

@@ -187,7 +187,7 @@ class SizePolicy(SizeSettings, Learned):
         drafted = self.depth if self.drafted is None else self.drafted
         self.limits = tree_of(largest_size, self.depth, self.top_k, self.beam)
         self.plan = tree_of(largest_size, drafted, self.top_k, self.beam)
-        # 2. inputs: the scores come first, then the parts one after the other
+        # 2. inputs
         pool = self.limits.pool_size
         self._scores = min(self.best or pool, pool)
         widths = {
@@ -196,12 +196,7 @@ class SizePolicy(SizeSettings, Learned):
             "hidden": self.features_size,
             "entropy": 1 + self.depth * self.top_k,
         }
-        self._slots: dict[str, slice] = {}
-        start = self._scores
-        for part in self.parts[1:]:
-            self._slots[part] = slice(start, start + widths[part])
-            start += widths[part]
-        self.observation_size = start
+        self.observation_size = self._scores + sum(widths[part] for part in self.parts[1:])
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
@@ -215,29 +210,26 @@ class SizePolicy(SizeSettings, Learned):
         return min(self.sizes[action], int(question.largest))
 
     def observation(self, question: Question) -> np.ndarray:
-        """float32 [observation_size] (2.1).
+        """float32 [observation_size]: scores padded with 0, then the parts one by one (2.1).
 
-        1268 numbers for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths.
+        1268 numbers for the paper's: 1210 scores, then 29 lengths, 29 depths.
         """
-        inputs = np.zeros(self.observation_size, dtype=np.float32)
         scores = as_array(question.scores)
-        values = inputs[: min(len(scores), self._scores)]
+        values = scores[: self._scores]
         if self.best:
             largest = np.partition(-scores, len(values) - 1)[: len(values)]
-            values[:] = -np.sort(largest)
-        else:
-            values[:] = scores
+            values = -np.sort(largest)
         if self.exponentiated:
-            np.exp(values, out=values)
-        for part, slot in self._slots.items():
-            inputs[slot] = self._part(part, question, scores)
-        return inputs
+            values = np.exp(values)
+        inputs = [values, np.zeros(self._scores - len(values))]
+        inputs += [self._part(part, question, scores) for part in self.parts[1:]]
+        return np.concatenate(inputs, dtype=np.float32)
 
-    def _part(self, part: str, question: Question, scores: np.ndarray) -> Any:
+    def _part(self, part: str, question: Question, scores: np.ndarray) -> np.ndarray:
         if part == "length":
-            return question.context_tok / 1000
+            return np.full(SIZE_COPIES, question.context_tok / 1000)
         if part == "depth":
-            return question.expansions / 10
+            return np.full(SIZE_COPIES, question.expansions / 10)
         if part == "entropy":
             entropies = child_entropies(scores, self.top_k)
             return np.pad(entropies, (0, 1 + self.depth * self.top_k - len(entropies)))
