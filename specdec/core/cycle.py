@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
 from specdec.core.clock import Clock
@@ -149,11 +149,10 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
             if isinstance(item, Forward):
                 item = steps.send((yield item))
             else:
-                item = steps.send(answer_of(policy, item))
+                item = steps.send(policy.answer(item))
     except StopIteration as finished:
         row: Cycle = finished.value
-    with blamed(policy, "while it observed a cycle"):
-        policy.observe(row)
+    policy.observe(row)
     return row
 
 
@@ -163,31 +162,9 @@ def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
     So its random draws depend on its seed and that length alone, whatever the order in which turns
     are decoded or replayed.
     """
-    with blamed(policy, "when a turn began"):
-        policy.reset()
-        if prompt_tok is not None:
-            policy.reseed(prompt_tok)
-
-
-def answer_of(policy: Policy, question: Question) -> Any:
-    """The policy's answer; an exception inside it names the policy and the question."""
-    with blamed(policy, f"on a {question.kind} question"):
-        return policy.answer(question)
-
-
-@contextlib.contextmanager
-def blamed(policy: Policy, where: str) -> Iterator[None]:
-    """Turn the policy's exception into a SpecdecError that names it; a SpecdecError passes."""
-    try:
-        yield
-    except SpecdecError:
-        raise
-    except Exception as error:
-        name = type(policy).__name__
-        reason = f"{type(error).__name__}: {error}"
-        raise SpecdecError(
-            f"policy {name} failed {where} ({reason}); nothing decoded so far is affected."
-        ) from error
+    policy.reset()
+    if prompt_tok is not None:
+        policy.reseed(prompt_tok)
 
 
 def checked_plan(answer: Any, limits: TreeConfig) -> Plan:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -92,21 +92,11 @@ class Drafter:
         return [forward.run() for forward in forwards]
 
 
-class TargetRows(Protocol):
-    """The result of a target's forward."""
-
-    logits: Tensor  # [T, V]
-    features: Tensor | None  # [T, F] at each token, None without taps
-
-
-class TargetCache(Protocol):
-    """The target's keys and values: committed tokens first, then the rows of the newest tree."""
-
-    def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
-        """Keep the first `start` entries and `rows` after them; forget the rest.
-
-        index: `rows` on the cache's device.
-        """
+# The result of a target's forward: logits [T, V] and features [T, F], None without taps.
+TargetRows = Any
+# Its keys and values: committed tokens first, then the rows of the newest tree. keep(start, rows,
+# index) keeps the first `start` entries and `rows` after them, also given on the cache's device.
+TargetCache = Any
 
 
 class TargetModel:

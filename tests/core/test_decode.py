@@ -285,7 +285,6 @@ def test_generate_refuses(model_and_drafter, change, message):
         ([1], dict(max_new_tokens=0), "max_new_tokens must be"),
         ([1], dict(temperature=-0.5), "temperature must be at least 0"),
         ([1], dict(seed=1.5), "seed must be an integer"),
-        ([1], dict(topk=5), "topk"),
         ([1], dict(stop_tokens=["</s>"]), "a stop token must be an integer"),
     ],
 )
