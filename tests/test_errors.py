@@ -14,7 +14,7 @@ from specdec.costs import model
 from specdec.errors import SpecdecError, door, first_line, warn
 from specdec.policies.base import PPOConfig
 from specdec.policies.ltd import DepthConfig, DepthPolicy, LtdConfig, SizeConfig
-from specdec.policies.radar import RadarConfig, read_weights
+from specdec.policies.radar import RadarConfig
 from specdec.policies.resps import RespsConfig
 from specdec.policies.value import ValueConfig
 from specdec.replays.columns import read_columns
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged_and_one_that_another_i
 ):
     (tmp_path / "folder").mkdir()
     (tmp_path / "junk").write_bytes(b"\x00{\xff")
-    for reader in [stored.read_json, runs.read_yaml, read_columns, read_checkpoint, read_weights]:
+    for reader in [stored.read_json, runs.read_yaml, read_columns, read_checkpoint]:
         assert "there is no" in refusal(reader, tmp_path / "nothing")
         assert "cannot be read: " in refusal(reader, tmp_path / "folder")
         junk = refusal(reader, tmp_path / "junk")

@@ -338,10 +338,11 @@ def changed(config: C, changes: dict[str, Any]) -> C:
     0.9
     """
     values: dict[str, Any] = {}
+    fields = list(getattr(config, "__dict__", ())) or ["none"]
     for name, value in changes.items():
         field, _, inner = name.partition(".")
-        if field not in vars(config):
-            raise nearest_name_error(f"field of {type(config).__name__}", field, vars(config))
+        if field not in fields:
+            raise nearest_name_error(f"field of {type(config).__name__}", field, fields)
         if inner:
             value = changed(values.get(field, getattr(config, field)), {inner: value})
         values[field] = value
