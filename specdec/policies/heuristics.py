@@ -146,12 +146,12 @@ class SVIP(DepthRule):
 class GammaTune(Rule):
     """The depth of the next cycle follows a moving average of accepted tokens.
 
-    Every turn starts at the default depth, and the depth stays between half of it and `high` times
-    it. A cycle whose longest path was accepted completely counts one token more, since more might
+    Every turn starts at the default depth; low, high: bounds as multiples of it. A cycle whose longest path was accepted completely counts one token more, since more might
     have been. The sheet has no such step; without it the average could only fall.
     """
 
     default_depth: int = 8
+    low: float = 0.5
     high: float = 1.5
     verify_nodes: int = 60
     top_k: int = 10
@@ -160,8 +160,8 @@ class GammaTune(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.high >= 1, "the default depth is within the bounds"
-        self.least = math.ceil(self.default_depth / 2)
+        assert self.low <= 1 <= self.high, "the default depth is within the bounds"
+        self.least = math.ceil(self.low * self.default_depth)
         self.most = math.floor(self.high * self.default_depth)
         self.limits = tree_of(self.verify_nodes, self.most, self.top_k)
         self.plan = tree_of(self.verify_nodes, self.default_depth, self.top_k)
