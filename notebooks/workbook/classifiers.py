@@ -25,12 +25,7 @@ from specdec.training.loop import TrainingRun, batches, descend, seeded
 
 
 def disco_arrays(
-    trace: Trace,
-    *,
-    max_depth: int = 12,
-    verify_nodes: int = 60,
-    top_k: int = 10,
-    estimate="remainder",
+    trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
     """(inputs float32 [M, top_k + 2], labels bool [M]): every question that Disco could get.
 
@@ -44,9 +39,7 @@ def disco_arrays(
         end = pool_size(n, top_k)
         newest = scores[:, start:end]
         inputs.append(
-            heuristics.disco_inputs(
-                newest.reshape(len(trace), -1, top_k), parents, n, top_k, estimate
-            )
+            heuristics.disco_inputs(newest.reshape(len(trace), -1, top_k), parents, n, top_k)
         )
         labels.append(ranks[:, n, n] < verify_nodes)
         parents, start = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1], end

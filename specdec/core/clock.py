@@ -3,8 +3,8 @@
     start ──▶ mark ═══▶ lap("policy") ──▶ mark ═══▶ lap("draft") ──▶ ... ──▶ stop
         time between a mark and a lap belongs to the lap; the rest is host time
 
-On an asynchronous device (a GPU) times are events in its stream. They are read after the cycle, so
-that nothing waits for the device before.
+On a GPU times are events in its stream. They are read after the cycle, so that nothing waits for
+the device before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def counted_by(counter: Callable[[], float]) -> Iterator[None]:
         _counter.reset(token)
 
 
-def by_processor_time(used: bool = True) -> AbstractContextManager[None]:
+def by_processor_time(used: bool) -> AbstractContextManager[None]:
     """Inside this block decoding is timed by the processor time of this process, if `used`.
 
     For machines that other processes keep busy. Use one CPU thread: waiting threads count as busy.
@@ -47,38 +47,30 @@ def by_processor_time(used: bool = True) -> AbstractContextManager[None]:
 
 
 class Clock:
-    """Stop-watch for one cycle at a time.
+    """Stop-watch for one cycle at a time. now: the counter of seconds."""
 
-    now: the counter of seconds. wait: makes the host wait until the device has finished.
-    """
-
-    def __init__(self, device: torch.device | str | None = None):
+    def __init__(self, device: torch.device | str = "cpu"):
         self.now: Callable[[], float] = _counter.get()
-        self._device = device
-        self._module: Any = None  # torch's module of an accelerator
-        self._events: _Events | None = None
-        if device is not None and torch.device(device).type != "cpu":
-            self._module = torch.get_device_module(device)
-            # Any other counter belongs to the host, and events do not know it.
-            if self.now is time.perf_counter:
-                self._events = _events(self._module, device)
+        self._device = torch.device(device)
+        # any other counter belongs to the host, and events do not know it
+        on_gpu = self._device.type == "cuda" and self.now is time.perf_counter
+        self._events: list[Any] | None = [] if on_gpu else None
         self.start()
 
     def wait(self) -> None:
         """Return when the device has finished all work queued so far."""
-        if self._module is not None:
-            self._module.synchronize(self._device)
+        if self._device.type != "cpu":
+            torch.get_device_module(self._device).synchronize(self._device)
 
     def start(self) -> None:
         """Begin a cycle."""
         self._laps: dict[str, list[tuple[Moment, Moment]]] = {name: [] for name in LAPS}
-        if self._events is not None:
-            self._events.restart()
+        self._recorded = 0
         self._begin = self._mark = self._finished()
 
     def mark(self) -> None:
         """Begin a lap here; the time since the last lap was host time."""
-        self._mark = self.now() if self._events is None else self._events.record()
+        self._mark = self.now() if self._events is None else self._event()
 
     def lap(self, name: str) -> None:
         """Charge the time since the last mark or lap to `name`."""
@@ -91,7 +83,7 @@ class Clock:
         if self._events is None:
             end = self.now()
         else:
-            end = self._events.record()
+            end = self._event()
             # the only wait for the device in a cycle
             end.synchronize()
         times = {}
@@ -109,37 +101,16 @@ class Clock:
     def _finished(self) -> Moment:
         """The current time; on a device, when all work queued so far is done."""
         if self._events is not None:
-            return self._events.record()
+            return self._event()
         self.wait()
         return self.now()
 
-
-class _Events:
-    """A device's timing events, reused in every cycle. stream: returns the current stream."""
-
-    def __init__(self, make: Callable[..., Moment], stream: Callable[[], Any]):
-        self._make = make
-        self._stream = stream
-        self._made: list[Moment] = []
-        self.restart()
-
-    def restart(self) -> None:
-        self._recorded = 0
-
-    def record(self) -> Moment:
-        """An event after all work queued so far."""
-        if self._recorded == len(self._made):
-            self._made.append(self._make(enable_timing=True))
-        event = self._made[self._recorded]
+    def _event(self) -> Moment:
+        """An event after all work queued so far; the first cycle's serve all others."""
+        assert self._events is not None, "times of the host are no events"
+        if self._recorded == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        event = self._events[self._recorded]
         self._recorded += 1
-        event.record(self._stream())
+        event.record(torch.cuda.current_stream(self._device))
         return event
-
-
-def _events(module: Any, device: Any) -> _Events | None:
-    """The events of a device whose module has them (`torch.cuda`)."""
-    make = vars(module).get("Event")
-    stream = vars(module).get("current_stream")
-    if make is None or stream is None:
-        return None
-    return _Events(make, lambda: stream(device))

@@ -11,7 +11,8 @@ them. (EAGLE-2 section 4; LTD section 3.)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+import operator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
 from specdec.core.clock import Clock
@@ -21,8 +22,7 @@ from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question, View
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
 
-L = TypeVar("L")  # the largest legal answer
-A = TypeVar("A")  # the answer
+A = TypeVar("A")  # an answer, or the result of a step
 
 
 class Engine(View, Protocol):
@@ -54,31 +54,17 @@ class Engine(View, Protocol):
 def cycle(
     engine: Engine, asks: frozenset[str], plan: Plan
 ) -> Generator[Question | Forward, Any, Cycle]:
-    """One cycle. Kinds of questions outside `asks` keep the values of `plan`. Returns its row.
-
-    Yields questions, which expect an answer, and a live engine's forwards, which expect a result
-    (`at_once` runs them).
-    """
+    """One cycle. Kinds of questions outside `asks` keep the values of `plan`. Returns its row."""
     clock = engine.clock
     clock.start()
     context_tok = engine.context_tok
     index = engine.cycles
-    expansions = 0
-    questions = 0
-
-    def ask(kind: str, largest: L, checked: Callable[[Any, L], A]) -> Generator[Question, Any, A]:
-        nonlocal questions
-        questions += 1
-        clock.mark()
-        in_force = None if kind == PLAN else plan
-        question = Question(kind, context_tok, expansions, index, largest, in_force, engine)
-        answer = checked((yield question), largest)
-        clock.lap("policy")
-        return answer
+    questions = expansions = 0
 
     # 1. PLAN: how many tokens, how deep, how wide? One token is a plain step without drafting.
     if PLAN in asks:
-        plan = yield from ask(PLAN, engine.limits, checked_plan)
+        questions += 1
+        plan = yield from ask(engine, PLAN, checked_plan, engine.limits)
     else:
         plan = checked_plan(plan, engine.limits)
     drafts = plan.drafted and engine.forwards
@@ -89,17 +75,20 @@ def cycle(
     # 3. EXTEND: one draft forward over the best leaves adds one level, as long as the policy likes
     depth = min(plan.depth, engine.most_expansions) if drafts else 0
     while expansions < depth:
-        if EXTEND in asks and not (yield from ask(EXTEND, 1, checked_flag)):
-            break
+        if EXTEND in asks:
+            questions += 1
+            if not (yield from ask(engine, EXTEND, checked_flag, 1, plan, expansions)):
+                break
         yield from done(engine.expand())
         expansions += 1
 
     # 4. SIZE: how many of the drafted nodes does the target read?
     candidates = engine.candidates
     verify_nodes = min(plan.verify_nodes, candidates)
-    if SIZE in asks and candidates and plan.verify_nodes:
+    if SIZE in asks and verify_nodes:
+        questions += 1
         largest = min(engine.limits.verify_nodes, candidates)
-        verify_nodes = yield from ask(SIZE, largest, checked_size)
+        verify_nodes = yield from ask(engine, SIZE, checked_size, largest, plan, expansions)
 
     # 5. verification: one target forward over the best nodes; walk while the target agrees
     accepted_tok = yield from done(engine.verify(verify_nodes))
@@ -123,6 +112,24 @@ def cycle(
     )
 
 
+def ask(
+    engine: Engine,
+    kind: str,
+    checked: Callable[[Any, Any], A],
+    largest: Any,
+    plan: Plan | None = None,
+    expansions: int = 0,
+) -> Generator[Question, Any, A]:
+    """Yield one question and return its checked answer; its time is the policy's."""
+    engine.clock.mark()
+    answer = yield Question(
+        kind, engine.context_tok, expansions, engine.cycles, largest, plan, engine
+    )
+    checked_answer = checked(answer, largest)
+    engine.clock.lap("policy")
+    return checked_answer
+
+
 def done(step: Step[A] | A) -> Step[A]:
     """Run a step and yield its forwards; a value that is no generator is returned as it is."""
     return (yield from step) if isinstance(step, Generator) else step
@@ -134,10 +141,7 @@ def run_cycle(engine: Engine, policy: Policy) -> Cycle:
 
 
 def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
-    """One cycle with a policy's answers; the driver runs only the forwards. Returns its row.
-
-    Errors inside the policy are reported as the policy's.
-    """
+    """One cycle with a policy's answers; the driver runs only the forwards. Returns its row."""
     steps = cycle(engine, policy.asks, policy.plan)
     try:
         item = next(steps)
@@ -145,49 +149,26 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
             if isinstance(item, Forward):
                 item = steps.send((yield item))
             else:
-                item = steps.send(answer_of(policy, item))
+                item = steps.send(policy.answer(item))
     except StopIteration as finished:
         row: Cycle = finished.value
-    with blamed(policy, "while it observed a cycle"):
-        policy.observe(row)
+    policy.observe(row)
     return row
 
 
 def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
-    """Start a turn of the policy; an exception inside it names the policy.
+    """Start a turn of the policy, reseeded with the prompt's length.
 
-    It is reseeded with the prompt's length. So its random draws depend on its seed and that length
-    alone, whatever the order in which turns are decoded or replayed.
+    So its random draws depend on its seed and that length alone, whatever the order in which turns
+    are decoded or replayed.
     """
-    with blamed(policy, "when a turn began"):
-        policy.reset()
-        if prompt_tok is not None:
-            policy.reseed(prompt_tok)
-
-
-def answer_of(policy: Policy, question: Question) -> Any:
-    """The policy's answer; an exception inside it names the policy and the question."""
-    with blamed(policy, f"on a {question.kind} question"):
-        return policy.answer(question)
-
-
-@contextlib.contextmanager
-def blamed(policy: Policy, where: str) -> Iterator[None]:
-    """Turn the policy's exception into a SpecdecError that names it; a SpecdecError passes."""
-    try:
-        yield
-    except SpecdecError:
-        raise
-    except Exception as error:
-        name = policy.__class__.__name__
-        reason = f"{type(error).__name__}: {error}"
-        raise SpecdecError(
-            f"policy {name} failed {where} ({reason}); nothing decoded so far is affected."
-        ) from error
+    policy.reset()
+    if prompt_tok is not None:
+        policy.reseed(prompt_tok)
 
 
 def checked_plan(answer: Any, limits: TreeConfig) -> Plan:
-    """A TreeConfig, StaticShape or CopiedTree within the limits that memory was reserved for."""
+    """A plan within the limits that memory was reserved for."""
     if not isinstance(answer, Plan):
         raise SpecdecError(
             "a policy must answer PLAN with a TreeConfig, a StaticShape or a CopiedTree, "
@@ -209,26 +190,17 @@ def checked_plan(answer: Any, limits: TreeConfig) -> Plan:
 
 def checked_flag(answer: Any, largest: int = 1) -> bool:
     """True to draft one level deeper, False to stop; 1 and 0 count as well."""
-    number = whole_number(answer)
-    if number not in (0, 1):
+    if answer not in (True, False):
         raise SpecdecError(f"a policy must answer EXTEND with True or False, got {answer!r}.")
-    return bool(number)
+    return bool(answer)
 
 
 def checked_size(answer: Any, largest: int) -> int:
     """verify_nodes between 0 (the root alone) and `largest`."""
-    number = whole_number(answer)
-    if isinstance(answer, bool) or not 0 <= number <= largest:
-        raise SpecdecError(
-            f"a policy must answer SIZE with an integer from 0 to {largest}, got {answer!r}."
-        )
-    return number
-
-
-def whole_number(answer: Any) -> int:
-    """`answer`, also numpy's or torch's, as an int; -1 for what is not a whole number."""
-    try:
-        number = int(answer)
-        return number if number == answer else -1
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return -1
+    with contextlib.suppress(TypeError):
+        nodes = operator.index(answer)
+        if 0 <= nodes <= largest:
+            return nodes
+    raise SpecdecError(
+        f"a policy must answer SIZE with an integer from 0 to {largest}, got {answer!r}."
+    )

@@ -1,8 +1,7 @@
 """The functions for decoding: `decode`, `stream`, `autoregress`, `chat` and `decode_many`.
 
-Each opens an engine, runs cycles and packs the results. The baseline, `autoregress`, uses the same
-target, cache and picker, one token at a time. `decode_many` decodes several texts at once: every
-turn keeps its own cycle, tree and policy, and their forwards run together:
+The baseline, `autoregress`, uses the same target, cache and picker, one token at a time. In
+`decode_many` every turn keeps its own cycle, tree and policy, and their forwards run together:
 
     turns     ──▶ each runs until it needs a forward
     drafts    ──▶ together, until every turn waits for the target
@@ -11,9 +10,7 @@ turn keeps its own cycle, tree and policy, and their forwards run together:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,11 +25,10 @@ from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.protocols import Forward, Step, T, TargetForward, at_once, finish, together
 from specdec.core.records import Generation
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door, keeping
+from specdec.errors import SpecdecError, check_integer, check_kind, keeping
 
 Prompt = str | Sequence[int] | Tensor | list[dict[str, Any]]
 ROWS = 16  # texts at once; more bring little on a CPU, whose products are busy by then
-SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def decode(
@@ -45,7 +41,6 @@ def decode(
     *,
     stop_tokens: Sequence[int] | None = None,
     raw: bool = False,
-    progress: bool = False,
     **sampling: Any,
 ) -> Generation:
     """Decode `prompt` speculatively with trees shaped by `policy`.
@@ -57,9 +52,8 @@ def decode(
     stop_tokens: ids that end the text, default the model's own; `()` for none.
     sampling: top_k, top_p, min_p, repetition_penalty, as transformers means them.
 
-    The text equals that of `autoregress` with the same arguments, whatever the policy. Raises
-    SpecdecError for bad input. If a policy fails midway or Ctrl-C ends it, the error's `so_far`
-    holds the Generation until then.
+    The text equals that of `autoregress` with the same arguments, whatever the policy. If a policy
+    fails midway or Ctrl-C ends it, the exception's `so_far` holds the Generation until then.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -72,14 +66,12 @@ def decode(
         pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, raw, **sampling
     )
     generation = _unfinished(engine)
-    with engine.inference(), _bar(progress, max_new_tokens, "tok") as bar:
-        try:
-            with keeping(lambda _: generation):
-                for tokens in turn(engine, policy, generation):
-                    if bar is not None:
-                        bar.update(len(tokens))
-        finally:
-            generation.read(pair.reader)
+    try:
+        with engine.inference(), keeping(lambda _: generation):
+            for _ in turn(engine, policy, generation):
+                pass
+    finally:
+        generation.read(pair.reader)
     return generation
 
 
@@ -94,21 +86,20 @@ def stream(
     """Like `decode`, but yields the new token ids after each cycle (first the prefill's token).
 
     >>> import specdec
-    >>> pair = specdec.load_pair("tiny")
-    >>> drafted = decode(pair, "Hello", max_new_tokens=8)
-    >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == drafted.tokens
-    True
+    >>> sum(map(len, stream(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=())))
+    4
     """
     engine, policy = opened(pair, prompt, policy, max_new_tokens, *settings, **sampling)
-    return _streamed(engine, turn(engine, policy))
+    steps_of_turn = turn(engine, policy)
 
+    def streamed() -> Iterator[list[int]]:
+        while not engine.finished:
+            # never across a yield: the caller may use the model in between
+            with engine.inference():
+                tokens = next(steps_of_turn)
+            yield tokens
 
-def _streamed(engine: LiveEngine, steps: Iterator[list[int]]) -> Iterator[list[int]]:
-    while not engine.finished:
-        # never across a yield: the caller may use the model in between
-        with engine.inference():
-            tokens = next(steps)
-        yield tokens
+    return streamed()
 
 
 def turn(
@@ -165,8 +156,8 @@ def plain_steps(
     pair: Pair, prompt: Prompt, max_new_tokens: int, *settings: Any, **sampling: Any
 ) -> Step[Generation]:
     """`autoregress` that yields its forwards to the driver."""
-    ids, stops, picker = _checked(pair, prompt, max_new_tokens, *settings, **sampling)
     # 1. the prompt in one forward
+    ids, stops, picker = _checked(pair, prompt, max_new_tokens, *settings, **sampling)
     target = pair.target
     buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
     buffer[: len(ids)] = torch.tensor(ids)
@@ -191,7 +182,6 @@ def plain_steps(
     return Generation(tokens, len(ids), [], None, prefill_ms, decode_ms, reason).read(pair.reader)
 
 
-@door
 def chat(
     pair: Pair,
     turns: Sequence[str],
@@ -213,24 +203,15 @@ def chat(
     True
     """
     if not turns or isinstance(turns, str):
-        raise SpecdecError(
-            "chat takes a list of at least one user turn, such as ['Hello.', 'And then?']."
-        )
-    # 1. refuse what cannot be read before anything is decoded
+        raise SpecdecError("chat takes a list of user turns, such as ['Hello.', 'And then?'].")
     messages: list[dict[str, Any]] = []
     if system:
         messages.append({"role": "system", "content": system})
+    # refuse what cannot be read before anything is decoded
     ids_of_all(pair, [[*messages, {"role": "user", "content": text}] for text in turns])
 
-    # 2. answer turn by turn
     answers: list[Generation] = []
-
-    def so_far(unfinished: Generation | None) -> list[Generation]:
-        if unfinished is not None:
-            answers.append(unfinished)
-        return answers
-
-    with keeping(so_far):
+    with keeping(lambda unfinished: [*answers, unfinished]):
         for text in turns:
             messages.append({"role": "user", "content": text})
             if plain:
@@ -253,7 +234,6 @@ def ids_of_all(
 
     SpecdecError names the first that is invalid or leaves no room for `new_tok` more tokens.
     """
-    check_integer("max_new_tokens", new_tok, 1)
     all_ids = []
     for name, prompt in zip(names or range(len(prompts)), prompts, strict=True):
         try:
@@ -294,42 +274,29 @@ def _checked(
     """Token ids, stop tokens and the picker of a turn."""
     check_kind("pair", pair, Pair)
     check_integer("seed", seed)
-    for name in sampling:
-        check_name("setting", name, SAMPLING)
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.refresh()
     ids = pair.ids_of(prompt, raw)
-    stops = pair.stop_tokens
-    try:
-        if stop_tokens is not None:
-            stops = frozenset(map(operator.index, stop_tokens))
-    except TypeError:
-        raise SpecdecError(
-            f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}."
-        ) from None
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
-    return ids, stops, picker
+    if stop_tokens is None:
+        return ids, pair.stop_tokens, picker
+    check_kind("stop_tokens", stop_tokens, Iterable)
+    return ids, frozenset(check_integer("a stop token", token) for token in stop_tokens), picker
 
 
 def check_lengths(prompt_tok: int, max_new_tokens: int, position_limit: int | None) -> None:
     """Refuse lengths that cannot work, before anything is computed."""
     check_integer("max_new_tokens", max_new_tokens, 1)
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
-        room = max(0, position_limit - prompt_tok)
         raise SpecdecError(
             f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for, but the "
-            f"target's context ends at {position_limit}; shorten the prompt or ask for at most "
-            f"{room} tokens."
+            f"target's context ends at {position_limit}; shorten the prompt or lower "
+            "max_new_tokens."
         )
 
 
 def _unfinished(engine: LiveEngine) -> Generation:
     return Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
-
-
-def _bar(progress: bool, total: int, unit: str) -> AbstractContextManager[Any]:
-    """A progress bar or None. No tqdm without a bar: Ctrl-C may block its lock permanently."""
-    return tqdm(total=total, unit=unit) if progress else nullcontext()
 
 
 def decode_many(
@@ -347,12 +314,9 @@ def decode_many(
     """Decode `prompts`, `rows` at a time. Each text equals that of its prompt alone.
 
     policy: a `Static`, or a function that returns the policy of prompt number i, since policies
-    remember their own turn. plain: as `autoregress`. raw: take texts as they are, as in `decode`.
-    settings: temperature, seed, stop_tokens and sampling of `decode`. Times of a Generation include
-    waiting for the other texts.
-    In float32 texts are equal token for token; in low precision, products of more rows round
-    differently. All prompts are checked before the first is decoded. An interruption, Ctrl-C
-    included, carries the finished Generations as `so_far`, with None for each of the others.
+    remember their own turn. plain: as `autoregress`. settings: those of `decode`. Times of a
+    Generation include waiting for the other texts. In low precision products of more rows round
+    differently. An interruption carries the finished Generations as `so_far`, else None.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -362,16 +326,11 @@ def decode_many(
     """
     # 1. refuse what cannot be decoded
     check_kind("pair", pair, Pair)
-    check_kind("prompts", prompts, Sequence)
     check_integer("rows", rows, 1)
     if isinstance(prompts, str):
         raise SpecdecError("decode_many takes a list of prompts; for one prompt use decode().")
-    if not (policy is None or callable(policy) or isinstance(policy, Static)):
-        raise SpecdecError(
-            "several texts need a policy each: pass a function of the prompt's number."
-        )
-    if not plain:
-        pair.needed_drafter()
+    if isinstance(policy, Policy) and policy.asks:
+        raise SpecdecError("several texts need a policy each: pass a function of their number.")
     pair.refresh()
     ids_of_prompts = ids_of_all(pair, prompts, max_new_tokens, raw=raw)
 
@@ -388,12 +347,13 @@ def decode_many(
     # 3. their forwards run together
     generations: list[Any] = [None] * len(prompts)
     turns = (turn_of(number, ids) for number, ids in enumerate(ids_of_prompts))
-    keep = keeping(lambda _: generations)
-    with keep, pair.inference(plain), _bar(progress, len(prompts), "text") as bar:
-        for number, generation in drive(turns, rows):
+    with keeping(lambda _: generations), pair.inference(plain):
+        ended = drive(turns, rows)
+        # no tqdm without a bar: Ctrl-C may block its lock permanently
+        if progress:
+            ended = tqdm(ended, total=len(prompts), unit="text")
+        for number, generation in ended:
             generations[number] = generation
-            if bar is not None:
-                bar.update()
     return generations
 
 
@@ -432,8 +392,7 @@ def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[
 
         # 2. all drafts together; when none is left, one forward of the target for all turns
         numbers = [n for n, forward in forwards.items() if not isinstance(forward, TargetForward)]
-        if not numbers:
-            numbers = list(forwards)
+        numbers = numbers or list(forwards)
         results = together([forwards[number] for number in numbers])
         for number, result in zip(numbers, results, strict=True):
             yield from proceed(number, result)

@@ -4,8 +4,7 @@ Invariant between cycles: the target's cache holds every committed token but the
 next tree's root. The drafter's cache holds one entry per target feature it was given; features of
 plain steps wait for the next root pass.
 
-Several prompts use several engines whose forwards run together (`decode.drive`). Every turn keeps
-its own tree, length and policy.
+Several prompts use several engines whose forwards run together (`decode.drive`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from specdec.core.clock import Clock
 from specdec.core.pair import Pair
 from specdec.core.protocols import DraftForward, Step, TargetForward, finish
-from specdec.core.tree import DraftTree, GrowingTree, Merged, Pool, StaticShape, Trie
+from specdec.core.tree import DraftTree, GrowingTree, Merged, StaticShape, Trie
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
@@ -54,7 +53,7 @@ class LiveEngine:
         self.max_new_tokens = max_new_tokens
         self.stop_tokens = stop_tokens
         self.stop_early = stop_early
-        self.clock = Clock(target.device) if clock is None else clock
+        self.clock = clock or Clock(target.device)
         self.forwards = drafter.forwards
         self.extra_rows = 0
 
@@ -80,7 +79,7 @@ class LiveEngine:
 
         # 4. the tree of the current cycle
         self.growing = GrowingTree(target.device)
-        # the root's children, if there are more of them than the beam takes
+        # the root's children, while there are more of them than the beam takes
         self._flat: tuple[Tensor, Tensor] | None = None
         self._copied = Trie()
         self._copied_at = -1
@@ -125,24 +124,27 @@ class LiveEngine:
 
         # 3. the drafter reads the new tokens, each with the target's features before it
         tokens = self._ids[self._length - self._unread_tok : self._length]
-        features = self._unread_features()
-        flat_nodes = 0 if self._shape else plan.flat_nodes
-        children_per_node = max(plan.top_k, flat_nodes)
+        pending = [features for features in self._pending if features is not None]
+        inputs = (tokens, torch.cat(pending) if pending else None)
         self.clock.mark()
         children = yield DraftForward(
-            self.drafter, self.drafting, "root", (tokens, features), children_per_node
+            self.drafter, self.drafting, "root", inputs, max(plan.top_k, plan.flat_nodes)
         )
         self.clock.lap("draft")
         self._unread_tok = 0
 
         # 4. its likeliest tokens become the first level
-        if flat_nodes:
+        if plan.flat_nodes:
             self._flat = children
-        child_tokens, log_probs = children
-        self._grow(child_tokens[:, : plan.top_k], log_probs[:, : plan.top_k])
+        self._grow(*children)
 
     def expand(self) -> Step[None]:
         """One draft forward over the frontier adds a level."""
+        if self._flat is not None:
+            tokens, log_probs = self._flat
+            self._flat = None
+            self.growing.restart(self._ids[self._length - 1])
+            self._grow(tokens[:, : self._plan.top_k], log_probs[:, : self._plan.top_k])
         _, rows, tokens, _ = self.growing.frontier
         self.clock.mark()
         children = yield DraftForward(
@@ -212,13 +214,6 @@ class LiveEngine:
 
     # What the steps are made of.
 
-    def _unread_features(self) -> Tensor | None:
-        """[A, F], before each token that the drafter reads next; None without taps."""
-        pending = [features for features in self._pending if features is not None]
-        if not pending:
-            return None
-        return torch.cat(pending) if len(pending) > 1 else pending[0]
-
     def _grow(self, tokens: Tensor, log_probs: Tensor) -> None:
         """Add a level: the best nodes by score are expanded next, or those that a shape lists."""
         level = self.growing.level
@@ -234,11 +229,6 @@ class LiveEngine:
         if shape is not None and verify_nodes == shape.verify_nodes:
             if self.growing.level == shape.depth + 1:
                 return self.growing.select(shape.on(self.target.device)[1])
-        flat = self._flat_now
-        if flat is not None:
-            tokens, scores = flat
-            root = self._ids[self._length - 1]
-            return DraftTree.flat(root, tokens[0, :verify_nodes], scores[0, :verify_nodes])
         if self.merged is not None and verify_nodes:
             return self.merged.best(verify_nodes, self.target.device)
         return self.growing.prune(verify_nodes)
@@ -262,34 +252,24 @@ class LiveEngine:
         ancestors[:, 0] = True
         return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), ancestors
 
-    def _look_up_copies(self) -> None:
-        """Ask the drafter for candidates copied from the text, once at each position."""
+    def _look_up_copies(self) -> Trie:
+        """Candidates that need no forward; the drafter is asked once at each position."""
         if self.drafter.copied_levels and self._copied_at != self._length:
             trie = self.drafting.copied(self._ids[: self._length])
             self._copied = trie.within(self.most_expansions + 1)
             self._copied_at = self._length
-
-    @property
-    def copied(self) -> Trie:
-        """Candidates at this position that need no forward."""
-        self._look_up_copies()
         return self._copied
 
     @property
     def merged(self) -> Merged | None:
         """Drafted and copied candidates together; None if the plan chooses one kind alone."""
-        if self._shape is not None or self._flat_now is not None:
+        if self._shape is not None or self._flat is not None:
             return None
         if not (self._plan.verify_nodes and len(self._copied)):
             return None
         if self._merged is None or self._merged.size != self.growing.size:
-            self._merged = Merged(Pool(*self.growing.as_lists()), self._copied)
+            self._merged = Merged(self.growing.pool(), self._copied)
         return self._merged
-
-    @property
-    def _flat_now(self) -> tuple[Tensor, Tensor] | None:
-        """The root's children, if they are the whole tree and more than the beam holds."""
-        return self._flat if self.growing.level == 1 else None
 
     # The state that the cycle and policies read (`records.View`).
 
@@ -304,14 +284,10 @@ class LiveEngine:
 
     @property
     def most_expansions(self) -> int:
-        """Levels below the root's children that fit below the target's context limit.
-
-        -1: not even those children fit. At most what the drafter can draft.
-        """
-        limit = self.target.position_limit
+        """Levels below the root's children that fit into target and drafter; -1: not even those."""
         room = UNLIMITED
-        if limit is not None:
-            room = limit - self._length - 1
+        if self.target.position_limit is not None:
+            room = self.target.position_limit - self._length - 1
         if self.drafter.deepest is not None:
             room = min(room, self.drafter.deepest)
         return room
@@ -321,8 +297,6 @@ class LiveEngine:
         """Drafted nodes so far; 0 where none has a position below the target's limit."""
         if self.most_expansions < 0:
             return 0
-        if self._flat_now is not None:
-            return self._flat_now[0].shape[1]
         if self.merged is not None:
             return len(self.merged) - 1
         return self.growing.candidates
@@ -330,7 +304,7 @@ class LiveEngine:
     @property
     def scores(self) -> Tensor:
         if not self.growing.level:
-            return torch.tensor(self.copied.scores)
+            return torch.tensor(self._look_up_copies().scores)
         return self.growing.scores
 
     @property
@@ -339,22 +313,21 @@ class LiveEngine:
 
     @property
     def copied_scores(self) -> tuple[float, ...]:
-        return tuple(self.copied.scores)
+        return tuple(self._look_up_copies().scores)
 
     @property
     def features(self) -> Tensor:
         """[F]: the target's features at the last accepted token (the one before the root)."""
-        if not self._pending or self._pending[-1] is None:
+        if self._pending[-1] is None:
             raise SpecdecError("this drafter taps no target features; use another policy.")
         return self._pending[-1][-1]
 
     @property
     def draft_state(self) -> Tensor:
         """[H]: the drafter's state at the root, available once its children are drafted."""
-        state = self.drafting.root_state
-        if state is None:
+        if self.drafting.root_state is None:
             raise SpecdecError("this drafter has no state to read; use another policy.")
-        return state
+        return self.drafting.root_state
 
     @property
     def text_state(self) -> Tensor:

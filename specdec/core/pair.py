@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from specdec.core.protocols import Drafter, TargetModel
 from specdec.core.tree_config import CPU_TREE, TREES, TreeConfig
-from specdec.errors import SpecdecError, check_kind, check_text
+from specdec.errors import SpecdecError, check_text
 
 
 class Tokenizer(Protocol):
@@ -100,20 +99,13 @@ class Pair:
 
         Messages, [{"role", "content"}, ...], go through the tokenizer's chat template with the
         assistant's cue. Where there is a template, a text is a user's message. Without one, or with
-        raw=True, it is tokenised as it is, with the tokenizer's own begin token. SpecdecError says
-        what is wrong with a prompt.
+        raw=True, it is tokenised as it is, with the tokenizer's own begin token.
         """
-        check_kind("raw", raw, bool)
-        ids: list[int]
+        if isinstance(prompt, str) and self.chats and not raw and prompt:
+            prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, str):
-            check_text("the prompt", prompt)
-            if not prompt:
-                ids = []
-            elif self.chats and not raw:
-                ids = self._ids_of_chat([{"role": "user", "content": prompt}])
-            else:
-                ids = self._tokenizer("text").encode(prompt)
-        elif isinstance(prompt, list | tuple) and any(isinstance(part, dict) for part in prompt):
+            ids = self._tokenizer().encode(check_text("the prompt", prompt)) if prompt else []
+        elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
             ids = self._ids_of_chat(prompt)
         else:
             ids = _integers(prompt)
@@ -134,9 +126,7 @@ class Pair:
 
     def text_of(self, tokens: Sequence[int]) -> str | None:
         """The text of token ids without special tokens; None without a tokenizer."""
-        if self.tokenizer is None:
-            return None
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return None if self.reader is None else self.reader(tokens)
 
     @property
     def reader(self) -> Callable[[Sequence[int]], str] | None:
@@ -146,23 +136,20 @@ class Pair:
             return None
         return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    def _tokenizer(self, what: str) -> Tokenizer:
+    def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise SpecdecError(
-                f"pair {self.name!r} has no tokenizer to read {what}; pass token ids, or load it "
-                "with a tokenizer."
-            )
+            raise SpecdecError(f"pair {self.name!r} has no tokenizer to read text; pass token ids.")
         return self.tokenizer
 
     def _ids_of_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        tokenizer = self._tokenizer("chat messages")
         for message in messages:
-            if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-                raise SpecdecError('chat messages are a list of {"role": ..., "content": ...}.')
-            if not _is_text(message):
-                content = reprlib.repr(message["content"])
-                raise SpecdecError(f"the content of a chat message is a text, got {content}.")
-        check_text("a chat message", json.dumps(messages, ensure_ascii=False, default=str))
+            content = message.get("content")
+            if not isinstance(content, str) or "role" not in message:
+                raise SpecdecError(
+                    'chat messages are a list of {"role": ..., "content": text}, got '
+                    f"{reprlib.repr(message)}."
+                )
+            check_text("a chat message", content)
         if not self.chats:
             raise SpecdecError(
                 f"the tokenizer of {self.name!r} has no chat template; pass text or token ids."
@@ -170,46 +157,26 @@ class Pair:
         from jinja2 import TemplateError
 
         try:
-            ids = tokenizer.apply_chat_template(
+            ids = self._tokenizer().apply_chat_template(
                 list(messages), add_generation_prompt=True, return_dict=False
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except TemplateError as error:
             raise SpecdecError(f"the chat template refuses these messages: {error}.") from error
         return list(ids)
 
 
-def _is_text(message: dict[str, Any]) -> bool:
-    """Whether the template can write the content: a text, parts of text, or none of a tool call."""
-    content = message["content"]
-    if content is None:
-        return bool(message.get("tool_calls"))
-    for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, dict) and part.get("type") == "text":
-            part = part.get("text")
-        if not isinstance(part, str):
-            return False
-    return True
-
-
 def _integers(prompt: Any) -> list[int]:
-    """The ids of a sequence or 1-D tensor; a leading batch dimension of one is dropped."""
-    values = prompt
-    # a tensor, an array or a column
-    if hasattr(prompt, "tolist"):
-        values = prompt.tolist()
-    kind = type(prompt).__name__
-    if isinstance(values, list | tuple | range):
+    """The ids of a sequence or tensor; a leading batch dimension of one is dropped."""
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    try:
         if len(values) == 1 and isinstance(values[0], list | tuple):
             values = values[0]
-        # True counts as an index, but is no token
-        if not any(isinstance(value, bool) for value in values):
-            with contextlib.suppress(TypeError):
-                return [operator.index(value) for value in values]
-        kind += " of other things"
-    raise SpecdecError(
-        "a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a "
-        f"{kind}."
-    )
+        return [operator.index(value) for value in values]
+    except TypeError:
+        raise SpecdecError(
+            "a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got "
+            f"{reprlib.repr(prompt)}."
+        ) from None
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree_config import Beam, CopiedTree, Plan, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, check_integer, check_kind, check_name, door
+from specdec.errors import SpecdecError, check_integer, check_kind, check_name
 
 
 class Policy:
@@ -71,18 +71,14 @@ class Static(Policy):
     @classmethod
     def of(cls, tree: Plan) -> Static:
         """The policy of one TreeConfig, StaticShape or CopiedTree."""
-        # None would mean the default tree
-        check_kind("the tree of Static.of()", tree, Plan)
         return cls(shape=tree)
 
     def __repr__(self) -> str:
         plan = self.plan
         if isinstance(plan, CopiedTree):
             return f"Static.of({plan})"
-        numbers = f"{plan.total_tokens}, {plan.depth}, {plan.top_k}"
-        if plan.beam:
-            numbers += f", beam={plan.beam}"
-        return f"Static({numbers})"
+        beam = f", beam={plan.beam}" if plan.beam else ""
+        return f"Static({plan.total_tokens}, {plan.depth}, {plan.top_k}{beam})"
 
 
 class RandomPolicy(Policy):
@@ -96,30 +92,25 @@ class RandomPolicy(Policy):
     (['extend'], True)
     """
 
-    @door
     def __init__(
         self,
         limits: TreeConfig,
         seed: int = 0,
         asks: Iterable[str] = KINDS,
-        smallest_top_k: int = 1,
         own_beams: bool = False,
     ):
-        check_integer("seed", seed)
-        assert 1 <= smallest_top_k <= limits.top_k, "smallest_top_k is within the limits"
         self.limits = limits
         self.plan = limits
-        self.asks = check_asks(asks)
-        self.smallest_top_k = smallest_top_k
+        self.asks = frozenset(asks)
         self.own_beams = own_beams
-        self._random = random.Random(seed)
+        self._random = random.Random(check_integer("seed", seed))
 
     def answer(self, question: Question) -> Any:
         if question.kind == EXTEND:
             return self._random.random() < 0.7
         if question.kind != PLAN:
             return self._random.randint(0, question.largest)
-        top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
+        top_k = self._random.randint(1, self.limits.top_k)
         depth = self._random.randint(0, self.limits.depth)
         beam: Beam = ()
         if self.own_beams:
@@ -147,8 +138,7 @@ class Chain(Policy):
     policies: Sequence[Policy] = ()
 
     def __init__(self, *policies: Policy):
-        assert policies, "a Chain has at least one policy"
-        self.policies = tuple(checked_policy(part, "each part of a Chain") for part in policies)
+        self.policies = tuple(checked_policy(policy) for policy in policies)
         self._answers: dict[str, Policy] = {}
         for policy in self.policies:
             for kind in policy.asks:
@@ -173,38 +163,21 @@ class Chain(Policy):
             policy.observe(cycle)
 
 
-def checked_policy(policy: Policy | None, what: str = "policy") -> Policy:
+def checked_policy(policy: Policy | None) -> Policy:
     """The policy; EAGLE-3's default tree for None. SpecdecError for all else."""
     if policy is None:
         return Static()
     if not isinstance(policy, Policy):
-        raise SpecdecError(
-            f"{what} must be a policy such as specdec.Static(60, 7, 10), got {policy!r}."
-        )
-    check_asks(policy.asks)
+        raise SpecdecError(f"a policy is such as specdec.Static(60, 7, 10), got {policy!r}.")
+    # a text is no set of kinds: its letters are refused here
+    for kind in policy.asks:
+        check_name("kind of question in asks", kind, KINDS)
     return policy
 
 
 def unused(policy: Policy) -> Policy:
-    """A copy for one text, so that the given policy stays unchanged.
-
-    The policy itself if it is never asked.
-    """
-    checked_policy(policy)
-    if not policy.asks:
-        return policy
-    return copy.deepcopy(policy)
-
-
-def check_asks(asks: Any) -> frozenset[str]:
-    """The kinds of questions as a set; SpecdecError for a string and unknown kinds."""
-    if isinstance(asks, str) or not isinstance(asks, Iterable):
-        raise SpecdecError(
-            f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}."
-        )
-    for kind in asks:
-        check_name("kind of question in asks", kind, KINDS)
-    return frozenset(asks)
+    """A copy for one text, so that the given policy stays unchanged; itself if never asked."""
+    return copy.deepcopy(policy) if checked_policy(policy).asks else policy
 
 
 def largest(limits: list[TreeConfig]) -> TreeConfig:

@@ -1,17 +1,13 @@
 """Interfaces of targets and drafters, and the forwards that a turn waits for.
 
 A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with the tokens
-committed since the last, then `expand` once per further level. The tree chooses the nodes to
-expand. Base classes have defaults for what a subclass does not define; implementations are in
-`models`.
+committed since the last, then `expand` once per further level. Implementations are in `models`.
 
-The driver of the turns runs their forwards: one at a time, or those of several turns together.
+A step (prefill, root, expand, verify) is a generator: it yields a forward, is sent the result, and
+returns its value. The driver runs forwards one at a time, or those of several turns together:
 
     turn 1  ──▶ DraftForward ┐                      turn 1 ──▶ TargetForward ┐
     turn 2  ──▶ DraftForward ┴▶ together ──▶ ...    turn 2 ──▶ TargetForward ┴▶ together ──▶ ...
-
-A step (prefill, root, expand, verify) is a generator: it yields a forward, is sent the result, and
-returns its value.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,10 +49,7 @@ class DraftSession:
         raise NotImplementedError
 
     def copied(self, ids: Tensor) -> Trie:
-        """Candidates that need no forward, after the committed tokens int64 [T] up to the root.
-
-        Within a turn the ids only grow.
-        """
+        """Candidates that need no forward, after the committed tokens int64 [T] up to the root."""
         return Trie()
 
     def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -99,21 +92,11 @@ class Drafter:
         return [forward.run() for forward in forwards]
 
 
-class TargetRows(Protocol):
-    """The result of a target's forward."""
-
-    logits: Tensor  # [T, V]
-    features: Tensor | None  # [T, F] at each token, None without taps
-
-
-class TargetCache(Protocol):
-    """The target's keys and values: committed tokens first, then the rows of the newest tree."""
-
-    def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
-        """Keep the first `start` entries and `rows` after them; forget the rest.
-
-        index: `rows` on the cache's device.
-        """
+# The result of a target's forward: logits [T, V] and features [T, F], None without taps.
+TargetRows = Any
+# Its keys and values: committed tokens first, then the rows of the newest tree. keep(start, rows,
+# index) keeps the first `start` entries and `rows` after them, also given on the cache's device.
+TargetCache = Any
 
 
 class TargetModel:
@@ -165,7 +148,6 @@ class TargetForward:
     last_only: bool = False
 
     def run(self) -> TargetRows:
-        """The target's rows."""
         return self.target.forward(
             self.tokens, self.cache, self.depth, self.ancestors, self.last_only
         )
@@ -192,17 +174,6 @@ T = TypeVar("T")
 Step = Generator[Forward, Any, T]  # the forwards it waits for, one after the other; its result
 
 
-def finish(step: Generator[Forward, Any, T]) -> T:
-    """Run a step's forwards one by one and return its result."""
-    try:
-        forward = next(step)
-        while True:
-            forward = step.send(forward.run())
-    except StopIteration as finished:
-        value: T = finished.value
-        return value
-
-
 def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     """The same generator without its forwards, which are run here."""
     try:
@@ -215,6 +186,16 @@ def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     except StopIteration as finished:
         value: T = finished.value
         return value
+
+
+def finish(step: Step[T]) -> T:
+    """Run a step's forwards one by one and return its result."""
+    try:
+        next(at_once(step))
+    except StopIteration as finished:
+        value: T = finished.value
+        return value
+    raise AssertionError("a step yields forwards alone")
 
 
 def together(forwards: Sequence[Any]) -> Sequence[Any]:

@@ -11,7 +11,7 @@ Speed is defined once, as three quotients of sums (never means of quotients):
 
 Tokens of the cycles (`cycle_tok`) include every bonus token, and a turn's last cycle counts whole.
 The prefill's own token belongs to no cycle. Tokens that count (`new_tok`) end at the stop token or
-the limit. Works on numbers, arrays and columns.
+the limit.
 """
 
 from __future__ import annotations
@@ -35,31 +35,20 @@ KINDS = (PLAN, EXTEND, SIZE)
 
 
 class View(Protocol):
-    """What a live or replayed engine lets a policy see."""
+    """What a live or replayed engine lets a policy see, float32."""
 
     @property
-    def scores(self) -> Tensor:
-        """float32 [candidates]: cumulative log-probabilities in creation order (after drafting)."""
-
+    def scores(self) -> Tensor: ...  # [candidates], cumulative, in creation order (after drafting)
     @property
-    def newest_scores(self) -> Tensor:
-        """float32 [W * k]: those of the level drafted last, beam rank x child rank."""
-
+    def newest_scores(self) -> Tensor: ...  # [W * k] of the last level, beam rank x child rank
     @property
-    def copied_scores(self) -> ArrayLike:
-        """Cumulative log-probabilities of candidates that need no forward; () for none."""
-
+    def copied_scores(self) -> ArrayLike: ...  # of candidates that need no forward; () for none
     @property
-    def features(self) -> Tensor:
-        """[F]: the target's tapped features at the last accepted token."""
-
+    def features(self) -> Tensor: ...  # [F], the target's at the last accepted token
     @property
-    def draft_state(self) -> Tensor:
-        """[H]: the drafter's state at the root, the root token included (after drafting)."""
-
+    def draft_state(self) -> Tensor: ...  # [H], the drafter's at the root (after drafting)
     @property
-    def text_state(self) -> Tensor:
-        """[E]: an embedding of the text so far, if the recording has one (notebook 40)."""
+    def text_state(self) -> Tensor: ...  # [E], embedding of the text, if recorded (notebook 40)
 
 
 @dataclass(slots=True)
@@ -68,9 +57,6 @@ class Question:
 
     PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper.
     SIZE: verify_nodes, 0 to `largest`. All that a `View` has can be read from the question.
-
-    >>> Question(SIZE, context_tok=20, expansions=3, cycle=0, largest=59, plan=None, view=None).kind
-    'size'
     """
 
     kind: str
@@ -89,14 +75,7 @@ class Question:
 
 @dataclass(slots=True)
 class Cycle:
-    """One row per draft-and-verify cycle. Times in milliseconds.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny")
-    >>> first = specdec.decode(pair, "Hello", specdec.Static(12, 3, 4), 8).rows[0]
-    >>> first.draft_calls, first.verify_nodes, first.new_tok == first.accepted_tok + 1
-    (4, 11, True)
-    """
+    """One row per draft-and-verify cycle. Times in milliseconds."""
 
     cycle: int
     context_tok: int  # committed tokens before the root
@@ -184,19 +163,11 @@ class Generation:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        state.pop("read_text", None)
-        return state
+        return {**self.__dict__, "read_text": None}
 
     def __repr__(self) -> str:
-        facts = [f"{self.new_tok} tokens"]
-        if self.text:
-            facts.insert(0, repr(shorten(self.text, 60, placeholder=" …")))
-        if self.rows:
-            facts += [f"{len(self.rows)} cycles", f"tau {self.tau:.2f}"]
-        if self.total_ms:
-            facts.append(f"{self.tokens_per_s:.0f} tokens/s")
-        return f"Generation({', '.join(facts)})"
+        text = shorten(self.text or "", 60, placeholder=" …")
+        return f"Generation({text!r}, {self.new_tok} tokens, tau {self.tau:.2f})"
 
     def _repr_html_(self) -> str:
         from specdec.core.shown import html

@@ -19,20 +19,17 @@ LOOKS = {
     "bonus": f"border-bottom: 2px solid {BONUS}",
     "plain": "",
 }
-BAR = "display: flex; max-width: 420px; height: 7px; margin: 4px 0 1px; border: 1px solid #767676"
 
 
 def pieces(generation: Generation) -> list[tuple[str, str]]:
     """The text in order as (piece, "accepted" drafts, "bonus" or "plain"); joined, they are it.
 
     A character of several tokens belongs to the piece that completes it.
-
-    >>> from specdec.core.records import Generation
-    >>> pieces(Generation([1, 2], 3, text="ab"))
-    [('ab', 'plain')]
     """
-    text = generation.text or ""
+    text = generation.text
     read = generation.read_text
+    if text is None:
+        return [(str(generation.tokens), "plain")]
     if read is None or not generation.rows:
         return [(text, "plain")]
     # 1. where pieces end, in tokens: the prefill's token, then each cycle's drafts and bonus
@@ -59,46 +56,20 @@ def html(generation: Generation) -> str:
     words = ""
     for piece, kind in pieces(generation):
         words += f'<span class="{kind}" style="{LOOKS[kind]}">{escape(piece)}</span>'
-    if generation.text is None:
-        words = f"<em>no tokenizer: ids {escape(str(generation.tokens))}</em>"
-    facts = [f"{generation.new_tok} tokens"]
+    facts = f"{generation.new_tok} tokens"
     if generation.rows:
         accepted = sum(min(row.accepted_tok, row.kept_tok) for row in generation.rows)
-        facts[0] += f", {accepted} of them drafted (green)"
-        facts.append(f"tau {generation.tau:.2f} tokens per cycle")
+        facts += f", {accepted} of them drafted (green) · tau {generation.tau:.2f} tokens per cycle"
     if generation.total_ms:
-        facts.append(f"{generation.tokens_per_s:.1f} tokens/s")
-        facts.append(times_text(generation))
+        facts += (
+            f" · {generation.tokens_per_s:.1f} tokens/s, prefill {generation.prefill_ms:.0f} ms"
+        )
+    for part in ("draft", "policy", "verify"):
+        spent_ms = sum(getattr(row, f"{part}_ms") for row in generation.rows)
+        if spent_ms:
+            facts += f", {part} {spent_ms:.0f} ms"
     return (
         '<div class="specdec-generation" style="font-size: 13px; line-height: 1.5">'
-        f'<div style="white-space: pre-wrap">{words}</div>{time_bar(generation)}'
-        f'<div style="font-size: 11px; opacity: 0.8">{" · ".join(facts)}</div></div>'
+        f'<div style="white-space: pre-wrap">{words}</div>'
+        f'<div style="font-size: 11px; opacity: 0.8">{facts}</div></div>'
     )
-
-
-def times(generation: Generation) -> dict[str, float]:
-    """Milliseconds of the prefill and of each part of the cycles, without zeros."""
-    parts = {"prefill": generation.prefill_ms}
-    for part in ("draft", "policy", "verify"):
-        parts[part] = sum(getattr(row, f"{part}_ms") for row in generation.rows)
-    rest = "rest" if generation.rows else "steps"
-    parts[rest] = generation.total_ms - sum(parts.values())
-    return {part: ms for part, ms in parts.items() if ms > 0}
-
-
-def times_text(generation: Generation) -> str:
-    """These times as words."""
-    return ", ".join(f"{part} {ms:.0f} ms" for part, ms in times(generation).items())
-
-
-def time_bar(generation: Generation) -> str:
-    """These times as one thin bar; '' without times."""
-    if not generation.total_ms:
-        return ""
-    bars = ""
-    for part, ms in times(generation).items():
-        style = f"width: {100 * ms / generation.total_ms:.2f}%; background: "
-        style += SHADES.get(part, "#8a8a8a")
-        bars += f'<span title="{part}: {ms:.0f} ms" style="{style}"></span>'
-    label = f"time: {times_text(generation)}"
-    return f'<div role="img" aria-label="{label}" style="{BAR}">{bars}</div>'

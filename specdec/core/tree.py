@@ -8,12 +8,10 @@ A node is a row of three int64 arrays and a score:
     depth      0    1    1    2    2               / \
     score      0   -.2  -.9  -.5  -1.              3   4
 
-Every level takes a handful of tensor operations, without a loop over nodes and without reading a
-value back to the host. (EAGLE-2 section 4: expand, then re-rank.) Tensors that never change
-(counts, masks) are built once per device. The slow, obvious version is `ReferenceTree` in
-tests/fakes/reference.py.
+A level takes a handful of tensor operations and reads no value back to the host. (EAGLE-2 section
+4: expand, then re-rank.)
 
-Candidates that need no forward, token paths found in the text so far, are a trie beside the drafted
+Candidates that need no forward, token paths copied from the text, are a trie beside the drafted
 tree. Merged, a node that both propose exists once, with the larger probability:
 
     drafted            trie               merged
@@ -22,14 +20,11 @@ tree. Merged, a node that both propose exists once, with the larger probability:
     the   a     +      the         =     the     a
      |                  |                / \\
     cat                dog            cat   dog
-
-Both are lists of nodes, parents first; tries stay on the host, where they hold a dozen nodes.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +35,8 @@ from torch import Tensor
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
 
-_MOST_KEPT = 2048
+# constant tables, built once per device: a longer one would stay in memory permanently
+MOST_KEPT = 2048
 
 
 def counting(count: int, device: torch.device | str) -> Tensor:
@@ -50,8 +46,7 @@ def counting(count: int, device: torch.device | str) -> Tensor:
 
 def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
-    # a long prompt's table would stay in memory permanently
-    make = _table if count <= _MOST_KEPT else _table.__wrapped__
+    make = _table if count <= MOST_KEPT else _table.__wrapped__
     return make("causal", _room(count), str(device))[:count, :count]
 
 
@@ -131,9 +126,7 @@ class DraftTree:
 
     def lineage(self) -> Tensor:
         """int64 [N, levels + 1]: entry (i, d) is node i's ancestor at depth d, -1 below its own."""
-        table = torch.full(
-            (len(self), self.levels + 1), -1, dtype=torch.long, device=self.token.device
-        )
+        table = self.token.new_full((len(self), self.levels + 1), -1)
         node = counting(len(self), self.token.device)
         for _ in range(self.levels + 1):
             table.scatter_(1, self.depth[node, None], node[:, None])
@@ -142,7 +135,7 @@ class DraftTree:
 
     def paths(self) -> Tensor:
         """int64 [leaves, deepest + 1]: a row per leaf in node order, root first, padded with -1."""
-        leaf = torch.ones(len(self), dtype=torch.bool, device=self.token.device)
+        leaf = torch.ones_like(self.token, dtype=torch.bool)
         leaf[self.parent[1:]] = False
         return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
@@ -153,56 +146,39 @@ class DraftTree:
         return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
 
     @classmethod
-    def flat(cls, root: Tensor, tokens: Tensor, scores: Tensor) -> DraftTree:
-        """A root, int64 [], with children `tokens` int64 [N - 1] and their log-probabilities."""
-        parent = torch.zeros(len(tokens) + 1, dtype=torch.long, device=tokens.device)
-        depth = torch.ones_like(parent)
-        parent[0] = -1
-        depth[0] = 0
-        score = torch.cat((scores.new_zeros(1), scores))
-        return cls(torch.cat((root[None], tokens)), parent, depth, score, 1)
-
-    @classmethod
     def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
         """A tree from plain sequences (tests, teaching); root first, parents before children."""
-        tokens = list(map(operator.index, token))
-        parents = list(map(operator.index, parent))
-        scores = torch.zeros(len(tokens))
-        if score is not None:
-            scores = torch.as_tensor(score).float()
-        assert len(tokens) == len(parents) == len(scores), "one parent and one score per token"
-        assert parents[0] == -1, "the root has parent -1"
         depth = [0]
-        for node, above in enumerate(parents[1:], 1):
+        for node, above in enumerate(parent[1:], 1):
             assert 0 <= above < node, "parents precede their children"
             depth.append(depth[above] + 1)
-        token, parent, depths = torch.tensor([tokens, parents, depth])
-        return cls(token, parent, depths, scores, max(depth))
+        tokens, parents, depths = torch.tensor([list(token), list(parent), depth])
+        scores = torch.zeros(len(depth))
+        if score is not None:
+            scores = torch.as_tensor(score).float()
+        return cls(tokens, parents, depths, scores, max(depth))
 
 
 class GrowingTree:
     """The candidate pool and the current beam while drafting.
 
-    Levels are stored as they were drafted and concatenated when a tree is cut out of them. All
-    nodes of a tree have the same number of children k, so the pool is a table of k columns with one
-    row per expanded node: node p is a child of the node of row (p - 1) // k.
+    All nodes of a tree have the same number of children k, so the pool is a table of k columns with
+    one row per expanded node: node p is a child of the node of row (p - 1) // k.
     """
 
     def __init__(self, device: torch.device | str | None = None):
         self._root = torch.zeros(1, dtype=torch.long, device=device)
         self._root_score = torch.zeros(1, device=device)
 
-    def restart(self, root_token: Tensor | int) -> None:
-        """Start a new tree whose pool is the root alone."""
+    def restart(self, root_token: Tensor) -> None:
+        """Start a new tree whose pool is the root alone, int64 []."""
         self.size = 1
         self.level = 0
         self.top_k = 0
-        # a number need not be uploaded: the device fills a tensor with it
-        if not isinstance(root_token, Tensor):
-            root_token = torch.full_like(self._root, root_token)[0]
+        # level by level, concatenated when a tree is cut out of them
         self._tokens = [root_token[None]]
         self._scores: list[Tensor] = []
-        # pool nodes, level by level, after a row for the root itself; depths of their children
+        # expanded nodes after a row for the root itself, and the depths of their children
         self._expanded = [self._root]
         self._depths = [self._root]
         self._frontier = (self._root, self._root, self._tokens[0], self._root_score)
@@ -231,10 +207,9 @@ class GrowingTree:
 
     @property
     def frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The nodes to expand next, [W] each: nodes, rows, tokens, scores.
+        """The nodes to expand next, [W] each: nodes, rows of the last forward, tokens, scores.
 
-        rows: those of the last draft forward, their parents'. Computed on demand, since it is not
-        needed after the last level.
+        Computed on demand, since it is not needed after the last level.
         """
         if self._choice is not None:
             beam, chosen = self._choice
@@ -257,7 +232,6 @@ class GrowingTree:
         towards the earlier candidate, or the flat candidates `chosen` of a static tree.
         """
         width, children = tokens.shape
-        assert self.top_k in (0, children), "all nodes of a tree have the same number of children"
         nodes, _, _, scores = self.frontier
         self.top_k = children
         self.level += 1
@@ -268,11 +242,11 @@ class GrowingTree:
         self._scores.append((scores[:, None] + log_probs).flatten())
         self._choice = (beam, chosen)
 
-    def as_lists(self) -> tuple[list[int], list[float], list[int], int]:
-        """The fields of a `Pool`: tokens and scores, root first, the expanded nodes, and k."""
+    def pool(self) -> Pool:
+        """The candidates as lists."""
         tokens = torch.cat(self._tokens).tolist()
         scores = torch.cat((self._root_score, *self._scores)).tolist()
-        return tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k)
+        return Pool(tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k))
 
     def whole(self) -> DraftTree:
         """Every candidate as a tree (for recordings and views)."""
@@ -280,8 +254,7 @@ class GrowingTree:
 
     def prune(self, verify_nodes: int) -> DraftTree:
         """The root and the best `verify_nodes` candidates by score (EAGLE-2's re-rank)."""
-        verify_nodes = min(verify_nodes, self.candidates)
-        if not verify_nodes:
+        if not verify_nodes or not self._scores:
             return self.select(self._root)
         best = self.scores.sort(descending=True, stable=True).indices[:verify_nodes]
         return self.select(torch.cat((self._root, best.sort().values + 1)))
@@ -306,9 +279,6 @@ class Trie:
     """Nodes 1 to N below the root, which is node 0; a parent comes before its children.
 
     scores: cumulative log-probabilities along the path, no node's above its parent's.
-
-    >>> Trie(tokens=(5, 6, 9), parents=(0, 1, 0), scores=(-0.1, -0.3, -2.0)).within(1).tokens
-    (5, 9)
     """
 
     tokens: Sequence[int] = ()
@@ -324,25 +294,18 @@ class Trie:
             return self
         depth = [0]
         number = {0: 0}
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
+        rows: list[tuple[int, int, float]] = []
         for node, parent in enumerate(self.parents, 1):
             depth.append(depth[parent] + 1)
             if depth[node] <= levels:
-                tokens.append(self.tokens[node - 1])
-                parents.append(number[parent])
-                scores.append(self.scores[node - 1])
-                number[node] = len(tokens)
-        return Trie(tokens, parents, scores)
+                rows.append((self.tokens[node - 1], number[parent], self.scores[node - 1]))
+                number[node] = len(rows)
+        return Trie(*zip(*rows, strict=True)) if rows else Trie()
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Drafted candidates as lists, root first.
-
-    The children of the r-th `expanded` node are the nodes 1 + r * top_k to (r + 1) * top_k.
-    """
+    """Drafted candidates as lists, root first; each `expanded` node in turn has top_k of them."""
 
     tokens: Sequence[int]
     scores: Sequence[float]
@@ -401,16 +364,13 @@ class Merged:
     def best(self, verify_nodes: int, device: torch.device | None = None) -> DraftTree:
         """The root and the best `verify_nodes` candidates."""
         keep = [0, *sorted(self.ranked()[:verify_nodes])]
-        number = {node: i for i, node in enumerate(keep)}
-        parents = [-1]
-        depths = [0]
-        for node in keep[1:]:
-            parents.append(number[self.parents[node]])
-            depths.append(depths[parents[-1]] + 1)
+        number = {node: place for place, node in enumerate(keep)}
+        parents = [number[self.parents[node]] for node in keep[1:]]
         tokens = [self.tokens[node] for node in keep]
-        token, parent, depth = torch.tensor([tokens, parents, depths], device=device)
-        scores = torch.tensor([self.scores[node] for node in keep], device=device)
-        return DraftTree(token, parent, depth, scores, max(depths))
+        scores = [self.scores[node] for node in keep]
+        tree = DraftTree.from_arrays(tokens, [-1, *parents], scores)
+        token, parent, depth = torch.stack((tree.token, tree.parent, tree.depth)).to(device)
+        return DraftTree(token, parent, depth, tree.score.to(device), tree.levels)
 
 
 class StaticShape(Plan):
@@ -418,7 +378,7 @@ class StaticShape(Plan):
 
     Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of
     (r1, ..., rd-1). top_k: children drafted per node; widest: the largest number of nodes expanded
-    in a level. kept: int64 [verify_nodes + 1], the pool nodes that form the tree, root first.
+    in a level.
 
     >>> shape = StaticShape([(0,), (1,), (0, 0), (0, 1)])
     >>> shape.top_k, shape.depth, shape.verify_nodes
@@ -426,7 +386,7 @@ class StaticShape(Plan):
     """
 
     def __init__(self, choices: Iterable[Iterable[int]]):
-        paths = {tuple(map(operator.index, path)) for path in choices}
+        paths = set(map(tuple, choices))
         self.choices = tuple(sorted(paths, key=lambda path: (len(path), path)))
         if not paths:
             raise SpecdecError("a static tree needs at least one node; plan total_tokens=1.")
@@ -436,11 +396,11 @@ class StaticShape(Plan):
         self.top_k = 1 + max(max(path) for path in paths)
         self.depth = max(map(len, paths)) - 1
         self.total_tokens = len(paths) + 1
-        self._expanded, self.kept = self._layout()
+        self._expanded, self._kept = self._layout()
         self.widest = max(1, *map(len, self._expanded))
         self._placed: dict[torch.device, tuple[list[Tensor], Tensor]] = {}
 
-    def _layout(self) -> tuple[list[Tensor], Tensor]:
+    def _layout(self) -> tuple[list[list[int]], list[int]]:
         """Per level the flat candidates to expand, and the pool nodes to keep."""
         inner = {path[:-1] for path in self.choices if len(path) > 1}
         frontier: list[tuple[int, ...]] = [()]
@@ -456,19 +416,22 @@ class StaticShape(Plan):
             kept += sorted(start + place for place in flat.values())
             start += len(frontier) * self.top_k
             frontier = sorted(inner & set(flat), key=lambda path: flat[path])
-            places = [flat[path] for path in frontier]
-            expanded.append(torch.tensor(places, dtype=torch.long))
-        return expanded, torch.tensor(kept)
+            expanded.append([flat[path] for path in frontier])
+        return expanded, kept
 
     @property
     def limits(self) -> TreeConfig:
         return TreeConfig(self.total_tokens, self.depth, max(self.top_k, self.widest))
 
     def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
-        """Per level the flat candidates to expand next, int64 [W], and `kept`, on a device."""
+        """Per level the flat candidates to expand next, int64 [W], and the pool nodes of the tree.
+
+        The latter int64 [total_tokens], root first.
+        """
         if device not in self._placed:
-            expanded = [level.to(device) for level in self._expanded]
-            self._placed[device] = expanded, self.kept.to(device)
+            long = torch.long
+            levels = [torch.tensor(level, dtype=long, device=device) for level in self._expanded]
+            self._placed[device] = levels, torch.tensor(self._kept, dtype=long, device=device)
         return self._placed[device]
 
 

@@ -1,11 +1,8 @@
-"""The numbers of a draft tree, the values in the papers' code, and checks against memory.
-
-A tree's size follows from its numbers alone, so a TreeConfig refuses one that is too large.
-`check_memory` refuses a cache, a drafter or a policy before it is allocated.
-"""
+"""The numbers of a draft tree, the values in the papers' code, and checks against memory."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from specdec.errors import SpecdecError, check_integer
 GIB = 1 << 30
 MOST_TREE_BYTES = 4 * GIB  # no machine handles more per cycle in a reasonable time
 SMALL_BYTES = 64 << 20  # below this the system is not asked
-ADVICE = "lower max_new_tokens, shorten the prompt or use a smaller tree"
 NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
 Beam = tuple[int, ...]  # nodes to expand per level
 
@@ -78,10 +74,8 @@ class TreeConfig(Plan):
     beam: Beam = ()
 
     def __post_init__(self) -> None:
-        check_integer("total_tokens", self.total_tokens, 1)
-        check_integer("depth", self.depth, 0)
-        check_integer("top_k", self.top_k, 1)
-        check_integer("flat_nodes", self.flat_nodes, 0)
+        for name, lowest in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
+            check_integer(name, getattr(self, name), lowest)
         object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
             raise SpecdecError(
@@ -126,9 +120,6 @@ class CopiedTree(Plan):
     """A tree of copied candidates only, which need no forward (n-grams of the text).
 
     total_tokens: the most rows to verify, root included; fewer if the text offers less.
-
-    >>> CopiedTree(12).verify_nodes
-    11
     """
 
     total_tokens: int = 12
@@ -152,11 +143,8 @@ class CopiedTree(Plan):
 
 def plain_beam(top_k: int, beam: Beam) -> Beam:
     """`beam` without repeats and values that a level cannot offer; () if that leaves top_k."""
-    listed = isinstance(beam, tuple | list)
-    if not listed or not all(type(width) is int and width >= 1 for width in beam):
-        raise SpecdecError(
-            f"beam must be a tuple of integers of at least 1, such as (2, 1), got {beam!r}."
-        )
+    for width in beam:
+        check_integer("each number of the beam", width, 1)
     if not beam:
         return ()
     # 1. no level expands more nodes than the level above offers; the last width is reached in time
@@ -199,14 +187,10 @@ def tree_from(text: str) -> TreeConfig:
     return TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
 
 
-def tree_bytes(total_tokens: int, candidates: int) -> int:
-    """Memory of the candidates, and of the mask of verified nodes as flags and as float32."""
-    return NODE_BYTES * candidates + 5 * total_tokens**2
-
-
 def refuse_tree(total_tokens: int, candidates: int) -> None:
     """SpecdecError for a tree too large for any machine."""
-    size = tree_bytes(total_tokens, candidates)
+    # candidates, and the mask of verified nodes as flags and as float32
+    size = NODE_BYTES * candidates + 5 * total_tokens**2
     if size > MOST_TREE_BYTES:
         raise SpecdecError(
             f"a tree of total_tokens={total_tokens} out of {candidates} candidates takes "
@@ -215,7 +199,10 @@ def refuse_tree(total_tokens: int, candidates: int) -> None:
 
 
 def check_memory(
-    what: str, size: int, device: torch.device | str = "cpu", advice: str = ADVICE
+    what: str,
+    size: int,
+    device: torch.device | str = "cpu",
+    advice: str = "lower max_new_tokens, shorten the prompt or use a smaller tree",
 ) -> None:
     """SpecdecError if `size` bytes for `what` exceed the free memory of `device`."""
     if size <= SMALL_BYTES:
@@ -230,26 +217,22 @@ def free_bytes(device: torch.device | str = "cpu") -> int | None:
     """Memory that can be taken without swapping; None if the system does not report it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":") for line in lines)
-        return int(fields["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return None
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, size = line.partition(":")
+            if name == "MemAvailable":
+                return int(size.split()[0]) << 10
+    return None
 
 
 CPU_TREE = TreeConfig(6, 2, 3)  # tuned for SmolLM2 on two cores, where every node costs time
 TREES = {
-    # EaModel.from_pretrained's defaults
-    "eagle3": TreeConfig(60, 7, 10),
+    "eagle3": TreeConfig(60, 7, 10),  # EaModel.from_pretrained's defaults
     # the evaluation scripts for Llama-3, Vicuna, DeepSeek; Re-SpS compares with it
     "eagle3-scripts": TreeConfig(60, 5, 10),
-    # the evaluation script for Qwen3
-    "eagle3-qwen3": TreeConfig(32, 8, 4),
-    # what LTD compares with
-    "ltd": TreeConfig(60, 8, 10),
-    # the same on Vicuna-13B: 49 nodes and the root
-    "ltd-vicuna-13b": TreeConfig(50, 8, 10),
+    "eagle3-qwen3": TreeConfig(32, 8, 4),  # the evaluation script for Qwen3
+    "ltd": TreeConfig(60, 8, 10),  # what LTD compares with
+    "ltd-vicuna-13b": TreeConfig(50, 8, 10),  # the same on Vicuna-13B
 }
 # The static tree that each paper calls EAGLE-3.
 PAPER_TREES = {"resps": TREES["eagle3-scripts"], "ltd": TREES["ltd"], "radar": TREES["eagle3"]}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -78,13 +78,13 @@ def gumbel_noise(
 
 
 # processors whose rows do not depend on the order of their ids
-BY_ROW = (
+BY_ROW = {
     hf.RepetitionPenaltyLogitsProcessor,
     hf.TemperatureLogitsWarper,
     hf.TopKLogitsWarper,
     hf.TopPLogitsWarper,
     hf.MinPLogitsWarper,
-)
+}
 
 
 class Picker:
@@ -117,21 +117,16 @@ class Picker:
         """
         return device.type != "cpu"
 
-    def warp(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Processed logits [V] in float32 for the context `ids` int64 [T]."""
-        scores: Tensor = self.warpers(ids[None], logits.float()[None])
-        return scores[0]
-
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
         """The distribution [V] that `pick` draws from: a point mass when greedy."""
-        warped = self.warp(logits, ids)
+        warped = self.warpers(ids[None], logits.float()[None])[0]
         if self.sample:
             return warped.softmax(-1)
         return torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
 
     def scores(self, logits: Tensor, ids: Tensor) -> Tensor:
         """What `pick` takes the arg-max of, [V]: warped logits, and noise when sampling."""
-        warped = self.warp(logits, ids)
+        warped = self.warpers(ids[None], logits.float()[None])[0]
         if self.sample:
             noise = gumbel_noise(self.seed, ids.shape[0], warped.shape[0], warped.device)
             warped = warped.double() + noise
@@ -149,7 +144,7 @@ class Picker:
         if not self.sample and not self.warpers:
             return logits.max(-1).indices
         kinds = {type(warper) for warper in self.warpers}
-        if not self.whole_trees(logits.device) or not kinds <= set(BY_ROW):
+        if not self.whole_trees(logits.device) or not kinds <= BY_ROW:
             return None
         # 1. what the processors see of each node's context: a penalty needs its whole path
         ids = committed[-1:].expand(len(tree), 1)
@@ -172,8 +167,7 @@ class Picker:
         """The path through `tree` that the target takes, and its new tokens with the bonus.
 
         logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and
-        including the root. On an accelerator the result is read back once; on a CPU sampling looks
-        only at the rows on the path.
+        including the root. The result is read back once.
         """
         picks = self.pick_tree(tree, logits, committed)
         if picks is not None:
@@ -182,8 +176,7 @@ class Picker:
         tokens, parents = torch.stack((tree.token, tree.parent)).tolist()
 
         def pick(node: int, path: list[int]) -> int:
-            drafted = tree.token[path[1:]].to(committed.device)
-            return self.pick(logits[node], torch.cat((committed, drafted)))
+            return self.pick(logits[node], torch.cat((committed, tree.token[path[1:]])))
 
         return accept(tokens, parents, pick)
 
@@ -193,10 +186,9 @@ def accept(
 ) -> tuple[list[int], list[int]]:
     """Walk from the root while a child carries the picked token.
 
-    Returns (path, root first; what was picked after each). tree_tokens, tree_parents: ints [N].
-    pick(node, path) is the target's choice after `node`, reached by `path`. The picks are the
-    cycle's new tokens, the last one is the bonus. With several children of one token the earliest
-    counts.
+    Returns (path, root first; what was picked after each). pick(node, path) is the target's choice
+    after `node`, reached by `path`. The picks are the cycle's new tokens, the last one is the
+    bonus. With several children of one token the earliest counts.
     """
     child: dict[tuple[int, int], int] = {}
     for node in range(1, len(tree_tokens)):
@@ -226,13 +218,12 @@ def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
 
 
 def truncate(
-    tokens: Sequence[int], stop_tokens: Iterable[int] = (), max_new_tokens: int | None = None
+    tokens: Sequence[int], stop_tokens: Container[int], max_new_tokens: int | None = None
 ) -> list[int]:
     """The tokens that count: at most `max_new_tokens`, ending with the first stop token."""
-    stops = set(stop_tokens)
     counted = []
     for token in tokens[:max_new_tokens]:
         counted.append(token)
-        if token in stops:
+        if token in stop_tokens:
             break
     return counted

@@ -9,7 +9,6 @@ everything in which paper, code and our version differ: PAPER, OFFICIAL, OURS.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import json
 import math
@@ -31,7 +30,6 @@ from specdec.errors import (
     SpecdecError,
     check_fields,
     check_name,
-    door,
     first_line,
     nearest_name_error,
     warn,
@@ -63,7 +61,6 @@ class Network:
         self.activation = check_name("activation", activation, ("tanh", "relu"))
         self.weights = [np.ascontiguousarray(weight, dtype=np.float32) for weight in weights]
         self.biases = [np.ascontiguousarray(bias, dtype=np.float32) for bias in biases]
-        assert len(self.weights) == len(self.biases), "a layer has weights and biases"
 
     @property
     def width(self) -> int:
@@ -84,9 +81,7 @@ class Network:
         return hidden @ self.weights[-1].T + self.biases[-1]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        arrays = {}
-        for number, weight in enumerate(self.weights):
-            arrays[f"weight.{number}"] = weight
+        arrays = {f"weight.{number}": weight for number, weight in enumerate(self.weights)}
         for number, bias in enumerate(self.biases):
             arrays[f"bias.{number}"] = bias
         return arrays
@@ -98,10 +93,10 @@ class Network:
         return cls(weights, [arrays[f"bias.{number}"] for number in layers], activation)
 
 
-def check_width(name: str, width: int, trained: int | None) -> None:
+def check_width(name: str, width: int, trained: int) -> None:
     """SpecdecError if a policy gets `width` inputs and was trained for another number of them."""
-    if trained not in (None, width):
-        why = f"this {name} reads {trained} numbers, but here are {width}"
+    if trained != width:
+        why = f"this {name} reads {trained} numbers, but the pair gives {width}"
         raise SpecdecError(f"{why}: it was trained for another pair; train one for this.")
 
 
@@ -136,9 +131,12 @@ class Rule(Policy):
 
     def with_settings(self, **changes: Any) -> Self:
         """The same policy with other settings."""
-        changed = dataclasses.replace(self, **changes)
-        changed.trained_for = dict(self.trained_for)
-        return changed
+        return dataclasses.replace(self, **changes).with_weights(self)
+
+    def with_weights(self, trained: Self) -> Self:
+        """This policy with what `trained` has learned."""
+        self.trained_for = dict(trained.trained_for)
+        return self
 
     def settings(self) -> dict[str, Any]:
         """Every field, as JSON types."""
@@ -157,8 +155,8 @@ class Rule(Policy):
     def warn_elsewhere(self, **here: object) -> None:
         """Warn if a fact of `here` (pair=..., costs=...) is not what the policy was trained for."""
         for name, value in here.items():
-            trained = self.trained_for.get(name)
-            if trained is not None and trained != value:
+            trained = self.trained_for.get(name, value)
+            if trained != value:
                 why = f"this {type(self).__name__} was trained for {name} {trained!r}"
                 warn(f"{why} and runs with {value!r}; train or re-calibrate it before judging it.")
 
@@ -190,8 +188,7 @@ class Learned(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.temperature is not None and not self.temperature > 0:
-            why = f"temperature must be above 0, or None for the arg-max; got {self.temperature!r}"
-            raise SpecdecError(f"{why}.")
+            raise SpecdecError(f"temperature must be above 0 or None, got {self.temperature!r}.")
         self.asks = frozenset({self.kind})
         self.choices = (False, True)
         self.plan: Plan = TreeConfig()
@@ -202,15 +199,9 @@ class Learned(Rule):
         self.outputs: np.ndarray | None = None
         self._random = np.random.default_rng(self.seed)
 
-    def with_settings(self, **changes: Any) -> Self:
-        """The same trained policy with other settings."""
-        return dataclasses.replace(self, **changes).with_weights(self)
-
-    def with_weights(self, trained: Learned) -> Self:
-        """This policy with the learned weights of `trained`."""
+    def with_weights(self, trained: Self) -> Self:
         self.network = trained.network
-        self.trained_for = dict(trained.trained_for)
-        return self
+        return super().with_weights(trained)
 
     def reseed(self, number: int) -> None:
         """Seed draws with `seed` and this number: a turn is the same live and replayed."""
@@ -219,14 +210,12 @@ class Learned(Rule):
     def decides(self, question: Question) -> bool:
         return True
 
-    def otherwise(self, question: Question) -> Any:
-        raise NotImplementedError
+    def otherwise(self, question: Question) -> Any: ...
 
     def observation(self, question: Question) -> np.ndarray:
         raise NotImplementedError
 
-    def meaning(self, action: int, question: Question) -> Any:
-        raise NotImplementedError
+    def meaning(self, action: int, question: Question) -> Any: ...
 
     def answer(self, question: Question) -> Any:
         if not self.decides(question):
@@ -254,8 +243,7 @@ class Learned(Rule):
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [actions]."""
         network = self.trained_network()
-        trained = getattr(network, "width", None)
-        check_width(type(self).__name__, observation.shape[-1], trained)
+        check_width(type(self).__name__, observation.shape[-1], network.width)
         return network(observation)
 
     def choose(self, observation: np.ndarray) -> int:
@@ -332,7 +320,7 @@ def choices_of(policy: Policy) -> list[dict[str, Any]]:
     for member in policy.policies:
         for row in member.trained_for.get("choices", ()):
             if row not in rows:
-                rows.append(dict(row))
+                rows.append(row)
     return rows
 
 
@@ -350,51 +338,32 @@ def changed(config: C, changes: dict[str, Any]) -> C:
     0.9
     """
     values: dict[str, Any] = {}
+    fields = list(getattr(config, "__dict__", ())) or ["none"]
     for name, value in changes.items():
         field, _, inner = name.partition(".")
-        fields = vars(config) if dataclasses.is_dataclass(config) else {}
         if field not in fields:
-            raise nearest_name_error(f"field of {type(config).__name__}", field, fields or ["none"])
+            raise nearest_name_error(f"field of {type(config).__name__}", field, fields)
         if inner:
             value = changed(values.get(field, getattr(config, field)), {inner: value})
         values[field] = value
     return dataclasses.replace(config, **values)  # type: ignore[type-var]  # any dataclass
 
 
-def setting(
-    option: str, example: str, text: str, worded: Iterable[str] | None = None
-) -> tuple[str, Any]:
-    """(name, value) of NAME=VALUE. The value is JSON; anything else is text, such as fc_norm=each.
-
-    worded: names whose values may be text; None: all.
-    """
+def setting(option: str, example: str, text: str) -> tuple[str, Any]:
+    """(name, value) of NAME=VALUE. The value is JSON, else text, such as fc_norm=each."""
     name, equals, value = text.partition("=")
-    name = name.strip()
+    if not equals or not name.strip():
+        raise SpecdecError(f"{option} takes name=value such as {example}, not {text!r}.")
     try:
         parsed = json.loads(value)
     except ValueError:
-        may_be_text = worded is None or (name in worded and value.strip())
-        if not (equals and name and may_be_text):
-            why = f"{option} takes name=value such as {example}, not {text!r}"
-            raise SpecdecError(f"{why}.") from None
-        return name, value
-    return name, tuple(parsed) if isinstance(parsed, list) else parsed
+        parsed = value
+    return name.strip(), tuple(parsed) if isinstance(parsed, list) else parsed
 
 
 def deviations_of(config: Any, **counted: object) -> list[str]:
-    """The config's `deviations`, with {names} replaced by counts.
-
-    A line "flag=False: ..." is dropped if the flag is set.
-    """
-    numbers = {}
-    for name, value in counted.items():
-        numbers[name] = f"{value:,}" if isinstance(value, int) else value
-    lines = []
-    for line in config.deviations:
-        flag = line.partition("=False:")[0]
-        if not getattr(config, flag, False):
-            lines.append(line.format_map(numbers))
-    return lines
+    """The config's `deviations`, with {names} replaced by counts."""
+    return [line.format_map(counted) for line in config.deviations]
 
 
 class Config:
@@ -402,17 +371,11 @@ class Config:
 
     Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a
     setting has one default and one explanation. while_training: settings that differ during
-    training. Fields are set once.
+    training. A config is not changed in place: see `changed`.
     """
 
     while_training: dict[str, Any]
     ppo: PPOConfig
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in vars(self):
-            why = f"{type(self).__name__} is frozen; make another by `changed`."
-            raise dataclasses.FrozenInstanceError(why)
-        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         check_fields(self, interval=(1, math.inf), stride=(1, math.inf))
@@ -448,23 +411,19 @@ def policy_parts(folder: Path | str) -> list[Path]:
     """The folders of the policy, or of LTD's two (depth, size), in a folder.
 
     folder: of `save`, of LTD's two, depth/ and size/, or of a training, which has either in
-    policy/. SpecdecError if there is none.
+    policy/.
     """
     place = policy_folder(folder)
     for candidate in (place, place / "policy"):
-        parts = [candidate / "depth", candidate / "size"]
-        for paths in ([candidate], parts):
+        for paths in ([candidate], [candidate / "depth", candidate / "size"]):
             if all((path / "policy.json").is_file() for path in paths):
                 return paths
-    if place.is_dir():
-        why = f"{folder} holds no policy.json"
-        raise SpecdecError(f"{why}; give a folder that policy.save or a training wrote.")
     shipped = shipped_folder("*").parents[1].glob("*/policies/*/")
-    names = [f"{path.parts[-3]}/{path.name}" for path in shipped]
-    near = difflib.get_close_matches(str(folder), names, n=3, cutoff=0.6)
-    advice = f"did you mean {', '.join(map(repr, near))}?" if near else "check the path."
-    why = f"there is no policy {folder}: neither a folder nor one that ships (no policy.json)"
-    raise SpecdecError(f"{why}; {advice}")
+    names = ", ".join(sorted(f"{path.parts[-3]}/{path.name}" for path in shipped))
+    raise SpecdecError(
+        f"there is no policy {folder}: no policy.json in it; give the folder of a training, or one "
+        f"that ships: {names}."
+    )
 
 
 def combine(depth_policy: Any, size_policy: Any) -> Chain:
@@ -476,7 +435,6 @@ def combine(depth_policy: Any, size_policy: Any) -> Chain:
     return Chain(depth_policy, size_policy)
 
 
-@door
 def load_policy(folder: Path | str) -> Any:
     """The policy in a folder written by `save` or a training, or a shipped one, PAIR/POLICY.
 
@@ -510,13 +468,11 @@ def _load_one(folder: Path) -> Any:
         policy.network = _network_of(policy, weights)
     policy.trained_for = record["trained_for"]
     # 3. costs are named after a machine: name@machine
-    priced = hasattr(policy, "priced_for")
-    costs = getattr(policy, "priced_for", "") or policy.trained_for.get("costs", "")
-    home = costs.partition("@")[2]
-    if costs and home != machine.short_name(machine.speed_facts()):
-        advice = "run specdec.training.value.reprice_here on it" if priced else "train it"
-        place = f"machine {home}" if home else "a machine that it does not name"
-        why = f"the policy in {folder} uses the costs {costs!r} of {place}"
+    priced_for = getattr(policy, "priced_for", "")
+    costs = priced_for or policy.trained_for.get("costs", "")
+    if costs and costs.partition("@")[2] != machine.short_name(machine.speed_facts()):
+        advice = "run specdec.training.value.reprice_here on it" if priced_for else "train it"
+        why = f"the policy in {folder} uses the costs {costs!r} of another machine"
         warn(f"{why}; the text stays right, but for speed {advice} here.")
     return policy
 
@@ -527,18 +483,14 @@ def _network_of(policy: Learned, path: Path) -> Any:
         arrays = load_file(path)
         network = policy.build_network(arrays)
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
-        why = f"{path} does not hold a {type(policy).__name__} ({reason.rstrip('.')})"
+        why = f"{path} does not hold a {type(policy).__name__} ({first_line(error)})"
         raise SpecdecError(f"{why}; {ADVICE}.") from error
-    fault = ""
-    if extra := sorted(set(arrays) - set(network.arrays())):
-        fault = f"holds {', '.join(extra)}, which a {type(policy).__name__} does not have"
-    broken = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
-    if broken:
-        fault = f"holds values in {', '.join(broken)} that are not finite"
     width = getattr(network, "width", policy.observation_size)
-    if policy.observation_size and width != policy.observation_size:
-        fault = f"reads {width} inputs, its settings make {policy.observation_size}"
-    if fault:
-        raise SpecdecError(f"{path} {fault}; {ADVICE}.")
+    finite = all(np.isfinite(array).all() for array in arrays.values())
+    fits = policy.observation_size in (0, width) and set(arrays) == set(network.arrays())
+    if not finite or not fits:
+        why = (
+            f"{path} does not hold finite weights for the settings of this {type(policy).__name__}"
+        )
+        raise SpecdecError(f"{why}; {ADVICE}.")
     return network

@@ -25,8 +25,7 @@ from specdec.policies.base import Rule
 
 @dataclasses.dataclass
 class CopyGate(Rule):
-    """PLAN: a tree of `copied_tokens` copies only, if they promise enough; else the tree, with
-    copies merged into it.
+    """PLAN: copies alone, if they promise enough; else the tree, with copies merged into it.
 
     tree: total_tokens, depth, top_k and, if set, the beam. Other policies may answer the questions
     inside the tree: Chain(CopyGate(...), LTD's depth policy).
@@ -66,14 +65,13 @@ class CopyGate(Rule):
         return (1 - self.saved_frac) * (1 + self.drafted) - 1
 
     def promise(self, scores: ArrayLike) -> float:
-        """Expected number of accepted tokens among the best copies. scores: cumulative
-        log-probabilities.
-        """
+        """Expected accepted tokens among the best copies. scores: cumulative log-probabilities."""
         best = np.sort(np.asarray(scores, dtype=float))[::-1][: self.copied.verify_nodes]
         return float(np.exp(best).sum())
 
     def answer(self, question: Question) -> Plan:
-        return self.copied if self.promise(question.copied_scores) >= self.enough_tok else self.plan
+        enough = self.promise(question.copied_scores) >= self.enough_tok
+        return self.copied if enough else self.plan
 
     def observe(self, cycle: Cycle) -> None:
         if cycle.draft_calls:

@@ -10,14 +10,10 @@
 Settings are those in section 4 of LTD's fact sheet. Their code was not published; where the text
 leaves a choice open, the docstring states ours. `workbook.classifiers` fits the learned ones. A
 policy sees scores, not distributions: entropies are estimates from each node's drafted children.
-
-Functions of a level's scores come first. They take arrays with any leading dimensions, so that a
-live question and a recording use the same code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -28,10 +24,12 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, Rule, as_array, tree_of
 
+# Functions of a level's scores take arrays with any leading dimensions, so that a live question and
+# a recording use the same code.
+
 
 def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """(cumulative log-probabilities [W, k] of the level drafted last, those of its W parents [W]),
-    float32.
+    """(cumulative log-probabilities [W, k] of the level drafted last, those of its W parents [W]).
 
     Parents in beam order: the best k of the level before, descending; after the root pass the root
     alone, with 0.
@@ -42,51 +40,34 @@ def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
         return newest[None], np.zeros(1, dtype=np.float32)
     top_k = math.isqrt(len(newest))
     if top_k * top_k != len(newest):
-        why = "this heuristic reads trees of k beams with k children"
-        raise SpecdecError(f"{why}; plan a TreeConfig, no static shape.")
+        raise SpecdecError("this rule reads trees of k beams with k children; plan a TreeConfig.")
     start = 0 if n == 1 else pool_size(n - 2, top_k)
     before = as_array(question.scores[start : pool_size(n - 1, top_k)])
     return newest.reshape(top_k, top_k), np.sort(before)[: -top_k - 1 : -1]
 
 
-def child_log_probs(newest: np.ndarray, parents: np.ndarray) -> np.ndarray:
-    """Log-probability of each child after its parent, [..., W, k] from cumulative ones and the
-    parents' [..., W].
+def child_entropy(newest: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    """Entropy in nats [..., W] after each parent, of which only the k likeliest tokens are known.
+
+    newest [..., W, k] and parents [..., W]: cumulative log-probabilities. All other tokens count as
+    one outcome, so it is never above the true entropy.
     """
-    return np.minimum(newest - parents[..., None], 0.0)
-
-
-def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
-    """Entropy in nats [...] of distributions of which only the k most likely tokens are known,
-    log_probs [..., k].
-
-    "remainder" counts all other tokens as one outcome: never above the true entropy. "renormalised"
-    ignores them.
-    """
-    assert kind in ("remainder", "renormalised"), kind
+    log_probs = np.minimum(newest - parents[..., None], 0.0)
     probs = np.exp(log_probs)
-    drafted = probs.sum(-1)
-    nats: np.ndarray = -(probs * log_probs).sum(-1)
-    if kind == "renormalised":
-        nats = nats / drafted + np.log(drafted)
-    else:
-        rest = np.clip(1 - drafted, 1e-12, 1)
-        nats = nats - rest * np.log(rest)
+    rest = np.clip(1 - probs.sum(-1), 1e-12, 1)
+    nats: np.ndarray = -(probs * log_probs).sum(-1) - rest * np.log(rest)
     return nats
 
 
 def disco_inputs(
-    newest: np.ndarray, parents: np.ndarray, expansions: int, top_k: int, estimate: str
+    newest: np.ndarray, parents: np.ndarray, expansions: int, top_k: int
 ) -> np.ndarray:
-    """float32 [..., top_k + 2] from `newest_level`'s arrays, newest [..., W, k] and parents [...,
-    W].
-    """
+    """float32 [..., top_k + 2] of `newest_level`'s arrays, newest [..., W, k], parents [..., W]."""
     flat = newest.reshape(*newest.shape[:-2], -1)
     if flat.shape[-1] < top_k:
-        why = f"Disco was made for top_k={top_k}"
-        raise SpecdecError(f"{why}, but a level holds {flat.shape[-1]} nodes.")
+        raise SpecdecError(f"Disco reads levels of {top_k} nodes, not {flat.shape[-1]}.")
     best = np.exp(np.sort(flat, axis=-1)[..., : -top_k - 1 : -1])
-    nats = entropy(child_log_probs(newest[..., :1, :], parents[..., :1]), estimate)
+    nats = child_entropy(newest[..., :1, :], parents[..., :1])
     depths = np.full_like(nats, expansions / 10)
     return np.concatenate((best, nats, depths), axis=-1).astype(np.float32)
 
@@ -99,9 +80,7 @@ def unit_features(features: np.ndarray) -> np.ndarray:
 
 
 def node_depths(candidates: int, top_k: int) -> np.ndarray:
-    """int [candidates]: depth of each node of a pool in creation order, 1 for the root's
-    children.
-    """
+    """int [candidates]: depth of each node of a pool in creation order, 1 for root's children."""
     return np.maximum(np.arange(candidates) - top_k, -1) // (top_k * top_k) + 2
 
 
@@ -112,111 +91,76 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 @dataclass
 class DepthRule(Rule):
-    """Base of the depth rules: they answer EXTEND over a tree of at most max_depth expansions and
-    60 nodes.
-    """
+    """Base of the depth rules, over a tree of at most max_depth expansions and 60 nodes."""
 
     max_depth: int = 12
     verify_nodes: int = 60
     top_k: int = 10
 
+    asks = frozenset({EXTEND})
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.asks = frozenset({EXTEND})
         self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
         self.plan = self.limits
 
 
 @dataclass
 class DDD(DepthRule):
-    """Dynamic depth decoding: after some expansions, continue only while the beam's probability is
-    above a threshold.
+    """Dynamic depth decoding: continue only while the beam's probability is above a threshold.
 
-    layers: expansions after which it checks; elsewhere it continues. threshold: of a
-    log-probability. statistic: "mass", the beam's summed probability, as in DDD's paper, or "best",
-    that of its best path. The sheet says only "cumulative log-prob".
+    layers: expansions after which it checks; elsewhere it continues. threshold: of the log of the
+    beam's summed probability, as in DDD's paper. The sheet says only "cumulative log-prob".
     """
 
     layers: tuple[int, ...] = (5, 7, 9)
     threshold: float = -0.3
-    statistic: str = "mass"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.statistic in ("mass", "best"), self.statistic
 
     def answer(self, question: Question) -> bool:
         if question.expansions not in self.layers:
             return True
-        newest = as_array(question.newest_scores)
-        best = float(newest.max())
-        if self.statistic == "best":
-            return best >= self.threshold
+        beam = np.sort(as_array(question.newest_scores))[-self.top_k :]
         # the log of a sum, without overflow
-        beam = np.sort(newest)[-self.top_k :]
+        best = float(beam[-1])
         return best + math.log(np.exp(beam - best).sum()) >= self.threshold
 
 
 @dataclass
 class SVIP(DepthRule):
-    """Self-verification: stop when the draft's entropy H indicates that its tokens will be
-    rejected.
+    """Self-verification: stop when the draft's entropy H shows that its tokens will be rejected.
 
-    rule: "bound" stops when the estimated acceptance 1 - sqrt(factor * H) falls below `minimum`,
-    "distance" when sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy
-    0.3" leaves that open. The long acceptances in LTD's Table 1 fit "bound", which rarely stops
-    drafting. node: H after the beam's "best" path, or the "mean" over the beam, weighted by path
-    probability. estimate: see `entropy`.
+    It stops when the estimated acceptance after the beam's best path, 1 - sqrt(0.15 H), falls below
+    `minimum`. The sheet's "entropy factor 0.15, minimum entropy 0.3" leaves that open; the long
+    acceptances in LTD's Table 1 fit this reading, which rarely stops drafting.
     """
 
-    factor: float = 0.15
     minimum: float = 0.3
-    rule: str = "bound"
-    node: str = "best"
-    estimate: str = "remainder"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.rule in ("bound", "distance"), self.rule
-        assert self.node in ("best", "mean"), self.node
 
     def answer(self, question: Question) -> bool:
         newest, parents = newest_level(question)
-        if self.node == "best":
-            newest = newest[:1]
-            parents = parents[:1]
-        nats = entropy(child_log_probs(newest, parents), self.estimate)
-        weights = np.exp(parents - parents.max())
-        mean = float(weights @ nats / weights.sum())
-        distance = math.sqrt(self.factor * max(0.0, mean))
-        if self.rule == "bound":
-            return 1 - distance >= self.minimum
-        return distance <= self.minimum
+        nats = float(child_entropy(newest[0], parents[0]))
+        return 1 - math.sqrt(0.15 * max(0.0, nats)) >= self.minimum
 
 
 @dataclass
 class GammaTune(Rule):
-    """The depth of the next cycle follows a moving average of accepted tokens, within bounds around
-    the default depth.
+    """The depth of the next cycle follows a moving average of accepted tokens.
 
-    Every turn starts at the default. eta: weight of the newest cycle. low, high: bounds as
-    multiples of default_depth. growth: tokens added to a cycle whose longest path was accepted
-    completely, since more might have been. The sheet has no such step; without it the average could
-    only fall.
+    Every turn starts at the default depth; low, high: bounds as multiples of it. A cycle whose longest path was accepted completely counts one token more, since more might
+    have been. The sheet has no such step; without it the average could only fall.
     """
 
     default_depth: int = 8
     low: float = 0.5
     high: float = 1.5
-    eta: float = 0.2
-    growth: float = 1.0
     verify_nodes: int = 60
     top_k: int = 10
 
+    asks = frozenset({PLAN})
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert 0 < self.eta <= 1 and 0 < self.low <= 1 <= self.high, (self.eta, self.low, self.high)
-        self.asks = frozenset({PLAN})
+        assert self.low <= 1 <= self.high, "the default depth is within the bounds"
         self.least = math.ceil(self.low * self.default_depth)
         self.most = math.floor(self.high * self.default_depth)
         self.limits = tree_of(self.verify_nodes, self.most, self.top_k)
@@ -231,11 +175,11 @@ class GammaTune(Rule):
         return tree_of(self.verify_nodes, depth, self.top_k)
 
     def observe(self, cycle: Cycle) -> None:
-        growth = self.growth if cycle.accepted_tok == cycle.draft_calls else 0.0
-        self.average_tok += self.eta * (cycle.accepted_tok + growth - self.average_tok)
+        growth = 1.0 if cycle.accepted_tok == cycle.draft_calls else 0.0
+        self.average_tok += 0.2 * (cycle.accepted_tok + growth - self.average_tok)
 
 
-@dataclasses.dataclass
+@dataclass
 class _Classifier(Learned):
     """A network whose probability is compared with a threshold; no sampling."""
 
@@ -247,28 +191,24 @@ class _Classifier(Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.temperature is None and 0 < self.threshold < 1, self.threshold
         self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
         self.plan = self.limits
 
 
-@dataclasses.dataclass
+@dataclass
 class Disco(_Classifier):
-    """Continue while a classifier considers it likely that the level drafted last holds the
-    target's token.
+    """Continue while the level drafted last is likely to hold the target's token.
 
     Inputs [12] (`disco_inputs`): probabilities of the level's 10 best paths, the entropy estimate
     after the best parent, depth / 10. One hidden layer of 128. The sheet lists probability,
     entropy, depth and 12 inputs, not their order.
     """
 
-    estimate: str = "remainder"
-
     kind = EXTEND
 
     def observation(self, question: Question) -> np.ndarray:
         newest, parents = newest_level(question)
-        return disco_inputs(newest, parents, question.expansions, self.top_k, self.estimate)
+        return disco_inputs(newest, parents, question.expansions, self.top_k)
 
     def answer(self, question: Question) -> bool:
         return bool(sigmoid(self.logits(self.observation(question)))[0] >= self.threshold)
@@ -280,9 +220,9 @@ class ResidualNetwork:
     NAMES = ("gate.weight", "gate.bias", "skip.weight", "skip.bias", "head.weight", "head.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray]):
-        self._arrays = {
-            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES
-        }
+        self._arrays = {}
+        for name in self.NAMES:
+            self._arrays[name] = np.ascontiguousarray(arrays[name], dtype=np.float32)
         self.width = self._arrays["gate.weight"].shape[1]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
@@ -295,56 +235,40 @@ class ResidualNetwork:
         return dict(self._arrays)
 
 
-@dataclasses.dataclass
+@dataclass
 class SpecDecPlus(_Classifier):
     """Stop when the predicted odds of acceptance, from the hidden state, are too small.
 
     The network predicts, per level, the odds that it holds the target's token if those above did.
     It runs once per cycle. SpecDec++ reads the drafter's state after each token; a policy here sees
-    the target's at the last accepted token. rule: "level" compares a level's odds with the
-    threshold, like the other classifiers, "path" the product down to it, as in its paper. The sheet
-    leaves it open; LTD's Table 1 shows mild stopping, which fits "level".
+    the target's at the last accepted token. A level's own odds are compared with the threshold, not
+    the product down to it; the sheet leaves it open, and LTD's Table 1 shows mild stopping.
     """
-
-    rule: str = "level"
 
     kind = EXTEND
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.rule in ("level", "path"), self.rule
-        self._odds: np.ndarray | None = None  # of each level, in the current cycle
-
     def observation(self, question: Question) -> np.ndarray:
         """float32 [F]: the features, scaled to unit mean square."""
-        if question.features is None:
-            raise SpecdecError("SpecDec++ reads features; this pair or recording keeps none.")
         return unit_features(as_array(question.features))
 
     def answer(self, question: Question) -> bool:
-        if question.expansions == 0 or self._odds is None:
-            odds = sigmoid(self.logits(self.observation(question)))
-            self._odds = odds if self.rule == "level" else odds.cumprod()
+        if question.expansions == 0:
+            self._odds = sigmoid(self.logits(self.observation(question)))
         return bool(self._odds[question.expansions] >= self.threshold)
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> ResidualNetwork:
         return ResidualNetwork(arrays)
 
 
-@dataclasses.dataclass
+@dataclass
 class C2T(_Classifier):
-    """Verify as many nodes as a classifier considers likely to be on the target's path; at most 60,
-    at least `least`.
+    """Verify as many nodes as are likely to be on the target's path: at least 1, at most 60.
 
     Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64. Nodes
-    are taken by score, so the classifier only decides how many. prunes=False asks the classifier
-    and then verifies the usual 60: LTD's published variant does not use the result, and its Table 1
-    shows EAGLE-3's own acceptance lengths.
+    are taken by score, so the classifier only decides how many.
     """
 
     max_depth: int = 8
-    prunes: bool = True
-    least: int = 1
 
     kind = SIZE
 
@@ -355,7 +279,5 @@ class C2T(_Classifier):
 
     def answer(self, question: Question) -> int:
         chances = sigmoid(self.logits(self.observation(question))[:, 0])
-        nodes = self.verify_nodes
-        if self.prunes:
-            nodes = max(int((chances >= self.threshold).sum()), self.least)
-        return min(nodes, self.verify_nodes, int(question.largest))
+        likely = int((chances >= self.threshold).sum())
+        return min(max(likely, 1), self.verify_nodes, int(question.largest))

@@ -27,10 +27,10 @@ from specdec.policies.base import (
     NOWHERE,
     Config,
     Learned,
-    Network,
     PPOConfig,
     as_array,
     changed,
+    check_width,
     tree_of,
 )
 from specdec.policies.base import combine as combine
@@ -47,15 +47,11 @@ OUR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 60, 80, 100, 120, 160
 def _check_tree(policy: DepthPolicy | SizePolicy, question: Question) -> None:
     """Refuse a plan of another beam width or of more depth than the network's inputs hold."""
     plan = question.plan
-    limits = policy.limits
-    same = isinstance(plan, TreeConfig) and plan.top_k == limits.top_k and plan.beam == limits.beam
-    if not same or plan.depth > policy.depth:
-        tree = (
-            f"top_k={policy.top_k}, beam={limits.beam}" if limits.beam else f"top_k={policy.top_k}"
-        )
-        why = f"this {type(policy).__name__} reads trees of {tree} and at most depth={policy.depth}"
-        planned = f"a {type(plan).__name__} of top_k={plan.top_k} and depth={plan.depth}"
-        raise SpecdecError(f"{why}, but the plan in force is {planned}.")
+    same = isinstance(plan, TreeConfig) and plan.top_k == policy.top_k
+    if not same or plan.beam != policy.limits.beam or plan.depth > policy.depth:
+        why = f"this {type(policy).__name__} reads trees of top_k={policy.top_k}, "
+        why += f"beam={policy.limits.beam} and at most depth={policy.depth}"
+        raise SpecdecError(f"{why}, but the plan in force is {plan}.")
 
 
 @dataclass
@@ -94,7 +90,6 @@ class DepthPolicy(DepthSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.stride >= 1, f"stride={self.stride} must be at least 1"
         self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k, beam=self.beam)
         self.plan = self.limits
         self._newest = np.zeros(self.limits.widest * self.top_k, dtype=np.float32)
@@ -111,9 +106,10 @@ class DepthPolicy(DepthSettings, Learned):
 
     def otherwise(self, question: Question) -> bool:
         """The first expansion always happens; between two queries it continues."""
+        depth = self.depth
         if question.cycle == 0 and self.first_depth is not None:
-            return question.expansions < self.first_depth
-        return question.expansions < self.depth
+            depth = self.first_depth
+        return question.expansions < depth
 
     def meaning(self, action: int, question: Question) -> bool:
         ignored = question.expansions == 0 and not self.from_root
@@ -134,49 +130,7 @@ class DepthPolicy(DepthSettings, Learned):
         return np.concatenate((self._newest, np.repeat(scalars, DEPTH_COPIES)))
 
 
-class ShortNetwork:
-    """Equals `network` for one observation [I], with fewer multiplications.
-
-    padded: the first inputs, which may end in zeros. parts: (width, repeated) of the inputs after
-    them; a repeated part holds one scalar `width` times. The first layer is stored by input: the
-    parts, a repeated one as one input with the sum of its weights, then the padded inputs. So the
-    rows in use are one block of memory.
-    """
-
-    def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
-        self.network = network
-        self.padded = padded
-        weight = network.weights[0].T  # [inputs, outputs]
-        inputs: list[int] = []
-        rows = []
-        start = padded
-        for width, repeated in parts:
-            block = weight[start : start + width]
-            if repeated:
-                inputs.append(start)
-                rows.append(block.sum(axis=0, keepdims=True))
-            else:
-                inputs.extend(range(start, start + width))
-                rows.append(block)
-            start += width
-        self._parts = np.array(inputs, dtype=np.intp)
-        self._first = np.ascontiguousarray(np.concatenate([*rows, weight[:padded]]))
-        self._rest = Network(network.weights[1:], network.biases[1:], network.activation)
-        self._inputs = np.zeros(len(self._first), dtype=np.float32)
-
-    def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """observation float32 [I] -> outputs float32 [A]."""
-        head = len(self._parts)
-        nonzero = observation[: self.padded].nonzero()[0]
-        used = int(nonzero[-1]) + 1 if len(nonzero) else 0
-        inputs = self._inputs[: head + used]
-        inputs[:head] = observation[self._parts]
-        inputs[head:] = observation[:used]
-        hidden = inputs @ self._first[: head + used] + self.network.biases[0]
-        return self._rest(self.network.activate(hidden))
-
-
-# Possible inputs of the size policy, in this order (Table 6).
+# Possible inputs of the size policy (Table 6).
 PARTS = ("scores", "length", "depth", "hidden", "entropy")
 OBSERVATIONS: dict[str, tuple[str, ...]] = {
     "P+L": ("scores", "length"),
@@ -221,18 +175,11 @@ class SizePolicy(SizeSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ordered = tuple(part for part in PARTS if part in self.parts)
-        if self.parts[:1] != ("scores",) or ordered != self.parts:
-            why = f"parts must begin with 'scores' and keep the order of {PARTS}"
-            raise SpecdecError(f"{why}; got {self.parts!r}.")
-        if not self.sizes or min(*self.sizes, self.best) < 0 or (self.drafted or 0) > self.depth:
-            why = "sizes and best must be numbers of nodes, and drafted at most depth"
-            raise SpecdecError(f"{why}; got {self}.")
-        if "hidden" in self.parts and self.features_size < 1:
-            raise SpecdecError("the part 'hidden' needs features_size, the pair's width.")
-        assert not ("entropy" in self.parts and self.beam), (
-            "entropies need as many beams as children"
-        )
+        if self.parts[:1] != ("scores",) or not set(self.parts) <= set(PARTS):
+            raise SpecdecError(f"parts begin with 'scores', of {PARTS}; got {self.parts!r}.")
+        if not self.sizes or min(self.sizes) < 0 or (self.drafted or 0) > self.depth:
+            raise SpecdecError("sizes are numbers of nodes, and drafted is at most depth.")
+        assert self.features_size or "hidden" not in self.parts, "features have a width"
         # 1. actions and trees
         self.choices = self.sizes
         self.actions = len(self.sizes)
@@ -240,7 +187,7 @@ class SizePolicy(SizeSettings, Learned):
         drafted = self.depth if self.drafted is None else self.drafted
         self.limits = tree_of(largest_size, self.depth, self.top_k, self.beam)
         self.plan = tree_of(largest_size, drafted, self.top_k, self.beam)
-        # 2. inputs: the scores come first, then the parts one after the other
+        # 2. inputs
         pool = self.limits.pool_size
         self._scores = min(self.best or pool, pool)
         widths = {
@@ -249,13 +196,7 @@ class SizePolicy(SizeSettings, Learned):
             "hidden": self.features_size,
             "entropy": 1 + self.depth * self.top_k,
         }
-        self._slots: dict[str, slice] = {}
-        start = self._scores
-        for part in self.parts[1:]:
-            self._slots[part] = slice(start, start + widths[part])
-            start += widths[part]
-        self.observation_size = start
-        self._short: ShortNetwork | None = None
+        self.observation_size = self._scores + sum(widths[part] for part in self.parts[1:])
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
@@ -269,49 +210,32 @@ class SizePolicy(SizeSettings, Learned):
         return min(self.sizes[action], int(question.largest))
 
     def observation(self, question: Question) -> np.ndarray:
-        """float32 [observation_size] (2.1).
+        """float32 [observation_size]: scores padded with 0, then the parts one by one (2.1).
 
-        1268 numbers for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths.
+        1268 numbers for the paper's: 1210 scores, then 29 lengths, 29 depths.
         """
-        inputs = np.zeros(self.observation_size, dtype=np.float32)
         scores = as_array(question.scores)
-        values = inputs[: min(len(scores), self._scores)]
+        values = scores[: self._scores]
         if self.best:
             largest = np.partition(-scores, len(values) - 1)[: len(values)]
-            values[:] = -np.sort(largest)
-        else:
-            values[:] = scores
+            values = -np.sort(largest)
         if self.exponentiated:
-            np.exp(values, out=values)
-        for part, slot in self._slots.items():
-            inputs[slot] = self._part(part, question, scores)
-        return inputs
+            values = np.exp(values)
+        inputs = [values, np.zeros(self._scores - len(values))]
+        inputs += [self._part(part, question, scores) for part in self.parts[1:]]
+        return np.concatenate(inputs, dtype=np.float32)
 
-    def _part(self, part: str, question: Question, scores: np.ndarray) -> Any:
+    def _part(self, part: str, question: Question, scores: np.ndarray) -> np.ndarray:
         if part == "length":
-            return question.context_tok / 1000
+            return np.full(SIZE_COPIES, question.context_tok / 1000)
         if part == "depth":
-            return question.expansions / 10
+            return np.full(SIZE_COPIES, question.expansions / 10)
         if part == "entropy":
             entropies = child_entropies(scores, self.top_k)
             return np.pad(entropies, (0, 1 + self.depth * self.top_k - len(entropies)))
         features = as_array(question.features)
-        if features.size != self.features_size:
-            why = f"this policy reads {self.features_size} features"
-            raise SpecdecError(f"{why}, but the pair gives {features.size}.")
+        check_width(type(self).__name__, features.size, self.features_size)
         return features
-
-    def logits(self, observation: np.ndarray) -> np.ndarray:
-        """float32 [actions], without multiplying by the padding or 29 times by one scalar."""
-        network = self.trained_network()
-        if observation.ndim > 1 or len(network.weights) < 2:
-            return super().logits(observation)
-        if self._short is None or self._short.network is not network:
-            parts = []
-            for part, slot in self._slots.items():
-                parts.append((slot.stop - slot.start, part in ("length", "depth")))
-            self._short = ShortNetwork(network, self._scores, parts)
-        return self._short(observation)
 
 
 def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
@@ -408,9 +332,6 @@ class DepthConfig(Config, DepthSettings):
 
     def policy(self, training: bool = False) -> DepthPolicy:
         """The policy as it decodes or, training, as it learns."""
-        if self.depth <= self.stride:
-            why = f"with depth={self.depth} and stride={self.stride} it is never asked"
-            raise SpecdecError(f"{why}; draft deeper.")
         return self.made(DepthPolicy, training)
 
 
@@ -452,8 +373,8 @@ class LtdConfig:
     deviations: tuple[str, ...] = (
         "the frozen partner's own calls do not count as time; in the paper they lie inside T"
         " (1.6, 2.4)",
-        "the training part of humaneval, {questions} prompts and not all 80",
-        "{decisions} decisions over all rounds; in the paper 1,000,000 per round of depth and"
+        "the training part of humaneval, {questions:,} prompts and not all 80",
+        "{decisions:,} decisions over all rounds; in the paper 1,000,000 per round of depth and"
         " 100,000 of size",
     )
 

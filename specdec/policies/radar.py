@@ -21,7 +21,7 @@ import numpy as np
 
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TREES, TreeConfig
-from specdec.errors import SpecdecError, check_fields, check_name, unreadable
+from specdec.errors import SpecdecError, check_fields, check_name
 from specdec.policies.base import NOWHERE, Config, Learned, as_array
 
 Memory = tuple[np.ndarray, np.ndarray]
@@ -50,20 +50,14 @@ class LstmNetwork:
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]):
-        if wrong := sorted(set(SHAPES) ^ set(arrays)):
-            why = f"these are not RADAR's weights: {wrong} missing or unknown"
-            raise SpecdecError(f"{why}; expected {sorted(SHAPES)}.")
-        for name, shape in SHAPES.items():
-            if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
-                why = f"RADAR's {name} must be of shape {shape} and finite"
-                raise SpecdecError(f"{why}; take another file.")
-        self._arrays = {
-            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES
-        }
+        if {name: array.shape for name, array in arrays.items()} != SHAPES:
+            raise SpecdecError(f"these are not RADAR's weights; expected {SHAPES}.")
+        self._arrays = {}
+        for name, array in arrays.items():
+            self._arrays[name] = np.ascontiguousarray(array, dtype=np.float32)
         weights = self._arrays
-        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 +
-        # 1/2,
-        # so that a single tanh suffices.
+        # One matrix for both inputs; gates i, f, o halved, so that a single tanh suffices:
+        # sigmoid(x) = tanh(x / 2) / 2 + 1/2.
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
         both = np.hstack((weights["lstm.weight_hh_l0"], weights["lstm.weight_ih_l0"]))
         self._gates = np.ascontiguousarray(half[:, None] * both)
@@ -132,13 +126,6 @@ class RadarPolicy(RadarSettings, Learned):
         self._memory: Memory | None = None
         self._steps = 0
 
-    @classmethod
-    def from_weights(cls, path: Path) -> RadarPolicy:
-        """The policy with published weights, .pt (read without code) or .safetensors."""
-        policy = OFFICIAL.policy()
-        policy.network = LstmNetwork(read_weights(path))
-        return policy
-
     def decides(self, question: Question) -> bool:
         return question.expansions < DECISIONS
 
@@ -153,9 +140,9 @@ class RadarPolicy(RadarSettings, Learned):
         if question.expansions == 0:  # the memory lasts one cycle
             self._memory = None
             self._steps = 0
-        elif question.expansions != self._steps and self.decides(question):
-            why = "RADAR must be asked after every draft call of a cycle"
-            raise SpecdecError(f"{why}; let no other policy answer EXTEND.")
+        assert question.expansions >= DECISIONS or question.expansions == self._steps, (
+            "RADAR is asked after every draft call of a cycle"
+        )
         return bool(super().answer(question))
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
@@ -173,13 +160,19 @@ class RadarPolicy(RadarSettings, Learned):
 
 
 def released(folder: Path) -> dict[str, RadarPolicy]:
-    """A policy for each file of published weights in `folder`, by the file's name."""
-    paths = sorted(Path(folder).glob("*"))
-    paths = [path for path in paths if path.suffix in (".pt", ".safetensors")]
-    if not paths:
-        why = f"{folder} holds no .pt or .safetensors"
-        raise SpecdecError(f"{why}; give the folder of RADAR's released weights.")
-    return {path.stem: RadarPolicy.from_weights(path) for path in paths}
+    """A policy for each file of published weights (.pt) in `folder`, by the file's name."""
+    import torch
+
+    policies = {}
+    for path in sorted(Path(folder).glob("*.pt")):
+        # only tensors are read, no code
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        arrays = {name: value.float().numpy() for name, value in tensors.items()}
+        policies[path.stem] = OFFICIAL.policy()
+        policies[path.stem].network = LstmNetwork(arrays)
+    if not policies:
+        raise SpecdecError(f"{folder} holds no .pt; give the folder of RADAR's released weights.")
+    return policies
 
 
 def best_scores(
@@ -202,22 +195,6 @@ def best_scores(
     return best.astype(np.float32, copy=False)
 
 
-def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """RADAR's tensors from a .safetensors or a .pt file; from the latter only tensors, no code."""
-    path = Path(path)
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.numpy import load_file
-
-            return load_file(path)
-        import torch
-
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return {name: value.float().numpy() for name, value in tensors.items()}
-    except Exception as error:  # pickle, zip, json and safetensors each raise their own
-        raise unreadable(path, error, "RADAR's weights", "give a .pt or .safetensors") from error
-
-
 @dataclasses.dataclass(unsafe_hash=True)
 class RadarConfig(Config, RadarSettings):
     """How RADAR decides, and its training. [P] paper, [C] code.
@@ -230,7 +207,7 @@ class RadarConfig(Config, RadarSettings):
     "surrogate" loss or the highest held-out "throughput". exact: use recorded distributions of
     lengths, drawn anew at every visit; False: every position with the one length of its text;
     None: the former if available. prompts: the suites whose training part is used; () for all.
-    deviations: how training here differs from `name`; see `base.deviations_of`.
+    deviations: how training here differs from `name`.
     """
 
     name: str = "paper"
@@ -254,17 +231,16 @@ class RadarConfig(Config, RadarSettings):
     prompts: tuple[str, ...] = ("mt_bench",)  # 3
     deviations: tuple[str, ...] = (
         "prompts of mt_bench in place of ShareGPT's",
-        "{rows} cycles of {questions} questions, with {lengths}; in the paper 188,408 with exact"
-        " distributions",
+        "{rows:,} cycles of {questions:,} questions, with {lengths}; in the paper 188,408 with"
+        " exact distributions",
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, continue_bias=(-math.inf, math.inf), batch=(1, math.inf))
+        counts = dict.fromkeys(("batch", "epochs"), (1, math.inf))
+        check_fields(self, continue_bias=(-math.inf, math.inf), gamma=(1e-9, 1.0), **counts)
         check_name("objective", self.objective, ("ratio", "lagrangian"))
         check_name("gradient", self.gradient, ("sampled", "exact", "advantage"))
         check_name("select_by", self.select_by, ("surrogate", "throughput"))
-        if self.epochs < 1 or not 0 < self.gamma <= 1:
-            raise SpecdecError("training needs epochs >= 1 and 0 < gamma <= 1.")
 
     @property
     def tree(self) -> TreeConfig:

@@ -13,6 +13,7 @@ the fact sheet, [P] marks the paper and [C] its code.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -24,7 +25,7 @@ from specdec.core.policy import largest
 from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_name
-from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed
+from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed, check_width
 
 STATES = ("concat", "official", "normalised", "text")
 # numbers in an embedding of all-MiniLM-L6-v2 (1.2)
@@ -68,7 +69,6 @@ class RespsSettings:
     starter: the tree before any action. first_tree: fixed tree of every turn's first cycle, before
     the first action; None asks at once. action_lag: an action applies to the *next* cycle's tree.
     reseed_each_turn: every turn draws the same random numbers (the code resets once per question).
-    early_break: drafting stops at the level with total_tokens candidates (Algorithm 2, line 25).
     """
 
     state: str = "concat"  # 1.1 [P]
@@ -84,7 +84,6 @@ class RespsSettings:
     first_tree: tuple[int, int, int] | None = None  # 0.4 [C]
     action_lag: bool = False  # 0.3 [C]
     reseed_each_turn: bool = False  # 0.6 [C], exploration included
-    early_break: bool = False  # Algorithm 2 [P]; the code drafts to the full depth
 
 
 @dataclass
@@ -102,10 +101,7 @@ class RespsPolicy(RespsSettings, Learned):
         # actions
         self.trees = valid_trees(self.totals, self.depths, self.widths, self.small)
         if not self.trees:
-            why = "no tree of the grid satisfies total <= width ** (depth - 1)"
-            raise SpecdecError(f"{why}; widen or deepen the grid.")
-        if self.early_break:
-            self.trees = [broken_early(tree) for tree in self.trees]
+            raise SpecdecError("no tree of the grid satisfies total <= width ** (depth - 1).")
         self.choices = self.trees
         self.actions = len(self.trees)
         # observations
@@ -114,10 +110,7 @@ class RespsPolicy(RespsSettings, Learned):
         elif self.state == "text":
             self.observation_size = TEXT_SIZE
         else:
-            uneven = self.per_layer and self.features_size % self.layers
-            if self.features_size < 1 or uneven:
-                why = f"state={self.state!r} needs features_size"
-                raise SpecdecError(f"{why}, the width of {self.layers} layers.")
+            assert self.features_size > 0, f"state {self.state!r} reads features"
             self.observation_size = self.features_size
         # trees in force
         self.plan = self.trees[0]  # a formality: PLAN is always asked
@@ -163,18 +156,13 @@ class RespsPolicy(RespsSettings, Learned):
         """float32 [observation_size]: the target's features at the last accepted token (1.1)."""
         if self.state == "text":
             return self._embedding(question)
-        try:
-            features = None if question.features is None else as_array(question.features)
-        except SpecdecError:  # a drafter without taps
-            features = None
+        features = np.zeros(0, dtype=np.float32)
+        # a drafter without taps has no features
+        with contextlib.suppress(SpecdecError):
+            features = as_array(question.features)
         if self.state == "official":
             return official_state(features, self.hidden_size, self.layers)
-        if features is None or features.size != self.features_size:
-            width = 0 if features is None else features.size
-            why = (
-                f"this RespsPolicy reads {self.features_size} features, but the pair gives {width}"
-            )
-            raise SpecdecError(f"{why}.")
+        check_width(type(self).__name__, features.size, self.features_size)
         if self.state == "concat":
             return features.copy()
         return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
@@ -182,44 +170,29 @@ class RespsPolicy(RespsSettings, Learned):
     def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
         """Provide the two helpers of state "text" for decoding; they are not saved.
 
-        encode: text -> [384] numbers, such as `sentences.sentence_encoder()` beside the notebooks.
-        read: question -> the text so far. The code cuts it after 256 word pieces, so that its
-        state barely changes during a turn (1.2). Recordings with embeddings need no helpers.
+        encode: text -> [384] numbers. read: question -> the text so far. The code cuts it after 256
+        word pieces, so that its state barely changes during a turn (1.2). Recordings with
+        embeddings need no helpers.
         """
         self._encode = encode
         self._read = read
         return self
 
     def _embedding(self, question: Question) -> np.ndarray:
-        if self._encode is not None:
-            vector = np.asarray(self._encode(self._read(question)), dtype=np.float32)
-        else:
-            try:
-                vector = as_array(question.text_state)
-            except AttributeError:
-                why = "state='text' needs an encoder to decode"
-                raise SpecdecError(f"{why}; call policy.attach(encode, read).") from None
-        assert vector.shape == (TEXT_SIZE,), f"the encoder must return {TEXT_SIZE} numbers"
-        return vector
+        if self._encode is None:
+            return as_array(question.text_state)
+        return np.asarray(self._encode(self._read(question)), dtype=np.float32)
 
 
-def broken_early(tree: TreeConfig) -> TreeConfig:
-    """The tree, drafted only to the level with total_tokens candidates (Algorithm 2, line 25)."""
-    depth = 0
-    while depth < tree.depth and 1 + pool_size(depth, tree.top_k, tree.beam) < tree.total_tokens:
-        depth += 1
-    return replace(tree, depth=depth)
-
-
-def official_state(features: np.ndarray | None, hidden_size: int, layers: int = 3) -> np.ndarray:
+def official_state(features: np.ndarray, hidden_size: int, layers: int = 3) -> np.ndarray:
     """The code's state: mean of the layers, else cut or zero-padded (1.1 [C]).
 
     features float32 [F] -> float32 [hidden_size].
     """
     state = np.zeros(hidden_size, dtype=np.float32)
-    if features is not None and features.size == layers * hidden_size:
+    if features.size == layers * hidden_size:
         state[:] = features.reshape(layers, hidden_size).mean(axis=0)
-    elif features is not None:
+    else:
         state[: features.size] = features[:hidden_size]
     return state
 
@@ -229,6 +202,13 @@ def normalised(rows: np.ndarray) -> np.ndarray:
     rows = rows - rows.mean(axis=-1, keepdims=True)
     scaled: np.ndarray = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
     return scaled
+
+
+# what the paper's text has and its code has not
+_OF_ALGORITHM_2 = (
+    "trees are drafted to their full depth, also where Algorithm 2 stops at TT candidates",
+    "the buffer fills over several questions; in Appendix B each question's end clears it",
+)
 
 
 @dataclass(unsafe_hash=True)
@@ -241,10 +221,9 @@ class RespsConfig(Config, RespsSettings):
     contextual bandit; otherwise a turn is one. start_in_reward: cycles before a turn's first
     action count for its first interval. junk_zero: after a turn's first interval there is a
     transition of one cycle with an all-zero observation. push_partial: keep an interval that is
-    cut short by the turn's end. clear_buffer: a turn's end drops transitions that have not yet
-    filled PPO's buffer. select: keep the checkpoint that is fastest on part "tune", not the last.
-    prompts: the suites whose training part is used; () for all recorded ones.
-    deviations: how training here differs from `name`; see `base.deviations_of`.
+    cut short by the turn's end. select: keep the checkpoint that is fastest on part "tune", not the
+    last. prompts: the suites whose training part is used; () for all recorded ones. deviations: how
+    training here differs from `name`.
     """
 
     name: str = "paper"
@@ -259,8 +238,6 @@ class RespsConfig(Config, RespsSettings):
     start_in_reward: bool = False  # 1.5 [C]
     junk_zero: bool = False  # 1.5 [C]
     push_partial: bool = False  # 1.5: Algorithm 2 drops it, the code does not
-    # Appendix B [P]: only answers of 64 intervals then fill a buffer of 64
-    clear_buffer: bool = False
     select: bool = False
     prompts: tuple[str, ...] = ("mt_bench", "alpaca")  # 3.2
     deviations: tuple[str, ...] = (
@@ -268,12 +245,9 @@ class RespsConfig(Config, RespsSettings):
         "advantages are normalised over each minibatch of 32, not over the 64 of an update",
         "with envs=8 an update's 64 transitions are 8 of each of 8 texts, not 64 in a row; envs=1"
         " makes them so",
-        "early_break=False: trees are drafted to their full depth, also where Algorithm 2 stops at"
-        " TT candidates",
-        "clear_buffer=False: the buffer fills over several questions; in Appendix B each"
-        " question's end clears it",
-        "{decisions} decisions on {questions} questions, read again and again; in the paper one"
+        "{decisions:,} decisions on {questions:,} questions, read again and again; in the paper one"
         " pass over 4,000",
+        *_OF_ALGORITHM_2,
     )
     # 2.2, Table 4: maximum entropy, on which scripts and table agree; [64, 64] in Table 5
     ppo: PPOConfig = PPOConfig(
@@ -308,8 +282,7 @@ OFFICIAL = replace(
     start_in_reward=True,
     junk_zero=True,
     push_partial=True,
-    # those of Algorithm 2 are none of the code
-    deviations=tuple(line for line in PAPER.deviations if "=False:" not in line),
+    deviations=PAPER.deviations[: -len(_OF_ALGORITHM_2)],
 )
 # 5.3. With normalise_observations .977 of the tuned tree in place of .981 (three seeds; small,
 # 20,480 decisions, replayed).

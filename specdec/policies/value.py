@@ -6,14 +6,13 @@ cost, and take the best.
     stop here:  max over V of value(now, V)     continue:  max over n > now and V of value(n, V)
 
 With `plans` it also decides before anything is drafted, and "here" is what needs no forward of the
-drafter: a plain step, or V tokens copied from the text, where the drafter copies beside its
-network (`hybrid`).
+drafter: a plain step, or V tokens copied from the text (`hybrid`).
 
 After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still
-possible. Its inputs are free: the tree's own scores, the accepted tokens of recent cycles, and a
-probe of the models' hidden states. The cost model turns predictions into value, so that one
-network serves any hardware. The papers maximise E[L / T]; throughput is E[L] / E[T], and its
-maximum is that of E[L] - rate * E[T] at the achieved rate.
+possible, from the tree's scores, the accepted tokens of recent cycles and a probe of the models'
+hidden states. The cost model turns predictions into value, so that one network serves any hardware.
+The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate *
+E[T] at the achieved rate.
 """
 
 from __future__ import annotations
@@ -55,19 +54,15 @@ class AcceptanceModel:
     NAMES = ("probe.weight", "probe.bias", "hidden.weight", "hidden.bias", "out.weight", "out.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray], levels: int, sizes: int):
-        self._arrays = {
-            name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES
-        }
+        parts = [np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES]
+        self.probe_weight, self.probe_bias, hidden, self.hidden_bias, self.out_weight, bias = parts
+        self._arrays = dict(zip(self.NAMES, parts, strict=True))
         self.shape = (levels, sizes)
-        self.probe_weight = self._arrays["probe.weight"]
-        self.probe_bias = self._arrays["probe.bias"]
-        hidden = self._arrays["hidden.weight"]
+        self.out_bias = bias.reshape(self.shape)
+        # the hidden layer reads the tree's inputs and the probe
         self.width = hidden.shape[1] - len(self.probe_bias)
         self.tree_weight = np.ascontiguousarray(hidden[:, : self.width])
         self.state_weight = np.ascontiguousarray(hidden[:, self.width :])
-        self.hidden_bias = self._arrays["hidden.bias"]
-        self.out_weight = self._arrays["out.weight"]
-        self.out_bias = self._arrays["out.bias"].reshape(self.shape)
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
         """The hidden state's part of the hidden layer, once per cycle.
@@ -245,7 +240,7 @@ class ValueSettings:
 
 @dataclasses.dataclass
 class ValuePolicy(ValueSettings, Learned):
-    """Answers EXTEND and SIZE on a beam of `top_k`, and PLAN with `plans`. Call `price` before use.
+    """Answers EXTEND and SIZE on a beam of `top_k`, and PLAN with `plans`. `price` comes first.
 
     first_evaluation: expansions before the network's first run; `evaluations` counts its runs.
     stride: it runs next so many levels before the best known stop, or at the next level if that is
@@ -385,10 +380,9 @@ class ValuePolicy(ValueSettings, Learned):
         """What is the same in all of a cycle: the hidden state's part, costs, fixed inputs."""
         if not self.verify_ms:
             raise SpecdecError("this ValuePolicy has no costs yet; call price(costs, rate) first.")
-        # 1. the hidden state
+        # 1. the hidden states
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
-        features = np.concatenate(states) if states else None
-        self._state = self.network.state(features)
+        self._state = self.network.state(np.concatenate(states) if states else None)
         # 2. the costs at this context, as the output's bias
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec import runs
-from specdec.core.cycle import answer_of, run_cycle
+from specdec.core.cycle import run_cycle
 from specdec.core.pair import Pair
 from specdec.core.policy import Chain, Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
@@ -264,7 +264,7 @@ class Watched(Chain):
         # 1. the part of a chain that answers, and whether its network is used for it
         part = next(part for part in self.policy.policies if question.kind in part.asks)
         before = part.outputs
-        answer = answer_of(self.policy, question)
+        answer = self.policy.answer(question)
         outputs = part.outputs
         values_of_stops = outputs is not None and outputs.ndim == 2
         if outputs is before and not (question.kind == SIZE and values_of_stops):

@@ -159,7 +159,6 @@ def train_resps(
         episode="interval" if config.terminal else "turn",
         credit=interval_credit(config, learner.interval),
         reseed_each_turn=config.reseed_each_turn,
-        clear_each_turn=config.clear_buffer,
     )
 
 

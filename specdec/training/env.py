@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from specdec.core.cycle import answer_of, begin_turn, cycle
+from specdec.core.cycle import begin_turn, cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import Policy, largest
 from specdec.core.protocols import at_once
@@ -248,7 +248,7 @@ class Env(gymnasium.Env):
                     self._open_if_needed()
                 continue
             if question.kind not in self.learner.asks:
-                answer = answer_of(self.others, question)
+                answer = self.others.answer(question)
             elif self.learner.decides(question):
                 self._question = question
                 return rows, ended

@@ -392,7 +392,7 @@ class Rollouts:
                 runner.most = max(runner.most, runner.filled)
                 if runner.idle > PATIENCE:
                     why = f"{PATIENCE} decisions gave no transition to learn from: every turn ends"
-                    why = f"{why} before its first interval (with clear_buffer: before n_steps)"
+                    why = f"{why} before its first interval"
                     raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
         buffer.pos = buffer.buffer_size
         buffer.full = True

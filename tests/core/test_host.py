@@ -1,6 +1,4 @@
-"""What goes between host and device in a cycle: one read-back, one upload, and nothing is built
-anew.
-"""
+"""What goes between host and device in a cycle: one read-back, one upload, nothing built anew."""
 
 import contextlib
 
@@ -20,20 +18,16 @@ UPLOADS = ("tensor", "as_tensor", "from_numpy")
 
 
 class Built(TorchDispatchMode):
-    """Names of the operations that make a tensor out of no other: what a device would have to be
-    told.
-    """
+    """Names of the operations that make a tensor out of no other, which needs an upload."""
 
     def __init__(self):
         super().__init__()
         self.names = []
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        name = operation.overloadpacket.__name__
-        if not any(
-            isinstance(value, torch.Tensor) for value in torch.utils._pytree.tree_leaves(args)
-        ):
-            self.names.append(name)
+        inputs = torch.utils._pytree.tree_leaves(args)
+        if not any(isinstance(value, torch.Tensor) for value in inputs):
+            self.names.append(operation.overloadpacket.__name__)
         return operation(*args, **(kwargs or {}))
 
 
@@ -67,25 +61,21 @@ def counted(monkeypatch):
 @pytest.mark.parametrize(
     "sampling", [{}, dict(temperature=1.0), dict(temperature=0.8, top_k=20, repetition_penalty=1.2)]
 )
-def test_one_read_back_and_one_upload_a_cycle(monkeypatch, tree, sampling):
-    pair = specdec.load_pair("tiny", dtype="float32")
-    monkeypatch.setattr(
-        Picker, "whole_trees", staticmethod(lambda device: True)
-    )  # as on an accelerator
-    picker = Picker.from_settings(**({"temperature": 0.0} | sampling))
-    specdec.decode(
-        pair, "Tell me about the river.", tree, 64
-    )  # tables are made when they are first needed
-    engine = LiveEngine(
-        pair, torch.tensor(pair.ids_of("What is 3 plus 4?")), 64, tree.limits, picker
-    )
+def test_one_read_back_and_one_upload_a_cycle(tiny, monkeypatch, tree, sampling):
+    # as on an accelerator
+    monkeypatch.setattr(Picker, "whole_trees", staticmethod(lambda device: True))
+    picker = Picker.from_settings(**sampling)
+    # tables are made when they are first needed
+    specdec.decode(tiny, "Tell me about the river.", tree, 64)
+    prompt = torch.tensor(tiny.ids_of("What is 3 plus 4?"))
+    engine = LiveEngine(tiny, prompt, 64, tree.limits, picker)
     with engine.inference():
         engine.prefill()
         run_cycle(engine, tree)
         for _ in range(3):
             with counted(monkeypatch) as counts, Built() as built:
                 row = run_cycle(engine, tree)
-            assert counts == {"reads": 1, "uploads": 1}, counts
+            assert counts == {"reads": 1, "uploads": 1}
             noise = row.expansions + 2 if picker.sample else 0  # drawn where it is used
             if "top_k" not in sampling:  # transformers' own processors build what they like
                 assert built.names == ["empty"] * noise

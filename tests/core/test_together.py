@@ -5,12 +5,10 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from fakes.bars import Bar
 from fakes.families import FAMILIES, model_of
 from fakes.pairs import BigramDrafter, bigram_pair
 
 import specdec
-from specdec.core import decode as module
 from specdec.core.decode import decode_many, drive
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy
@@ -25,51 +23,45 @@ PROMPTS = [
     "Hello",
     "Write a function that adds two numbers, and test it.",
 ]
+TREE = specdec.Static(12, 3, 4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_text_is_the_one_decoded_alone(tiny, temperature):
-    settings, tree = (
-        dict(max_new_tokens=16, temperature=temperature, seed=3),
-        specdec.Static(12, 3, 4),
-    )
-    alone = [specdec.decode(tiny, prompt, tree, **settings) for prompt in PROMPTS]
-    accepted = [[row.accepted_tok for row in g.rows] for g in alone]
+    settings = dict(max_new_tokens=16, temperature=temperature, seed=3)
+    alone = [specdec.decode(tiny, prompt, TREE, **settings) for prompt in PROMPTS]
     for rows in (1, 2, 16):
-        many = decode_many(tiny, PROMPTS, tree, rows=rows, **settings)
-        assert [(g.tokens, g.text) for g in many] == [(g.tokens, g.text) for g in alone]
-        assert [[row.accepted_tok for row in g.rows] for g in many] == accepted
-        assert max(sum(accepted, [])) >= 1
+        many = decode_many(tiny, PROMPTS, TREE, rows=rows, **settings)
         plain = decode_many(tiny, PROMPTS, rows=rows, plain=True, **settings)
-        assert [(g.tokens, g.finish_reason) for g in plain] == [
-            (g.tokens, g.finish_reason) for g in many
-        ]
+        for expected, drafted, undrafted in zip(alone, many, plain, strict=True):
+            assert drafted.tokens == undrafted.tokens == expected.tokens
+            assert (drafted.text, drafted.prompt_tok) == (expected.text, expected.prompt_tok)
+            assert drafted.finish_reason == undrafted.finish_reason == expected.finish_reason
+            accepted = [row.accepted_tok for row in drafted.rows]
+            assert accepted == [row.accepted_tok for row in expected.rows]
 
 
-def test_each_turn_has_a_policy_of_its_own_and_forwards_are_shared(tiny):
-    def seen(texts):
-        return [
-            (g.tokens, [(row.top_k, row.expansions, row.verify_nodes) for row in g.rows])
-            for g in texts
-        ]
-
+def test_each_turn_has_a_policy_of_its_own(tiny):
     policies = [RandomPolicy(TreeConfig(24, 4, 5), seed=number) for number in range(len(PROMPTS))]
-    alone = seen(
-        specdec.decode(tiny, *each, 24)
-        for each in zip(PROMPTS, copy.deepcopy(policies), strict=True)
-    )
+
+    def seen(texts):
+        rows = [text.cycles[["top_k", "expansions", "verify_nodes"]] for text in texts]
+        return [(text.tokens, row.values.tolist()) for text, row in zip(texts, rows, strict=True)]
+
+    pairs = zip(PROMPTS, copy.deepcopy(policies), strict=True)
+    alone = seen([specdec.decode(tiny, prompt, policy, 24) for prompt, policy in pairs])
     assert seen(decode_many(tiny, PROMPTS, policies.__getitem__, 24)) == alone
-    assert len({shape for _, rows in alone for shape in rows}) > 5
-    owners = Target, type(tiny.drafter)
-    both = [
-        patch.object(one, "run_together", autospec=True, side_effect=one.run_together)
-        for one in owners
-    ]
-    with both[0] as targets, both[1] as drafters:
-        decode_many(tiny, PROMPTS, specdec.Static(12, 3, 4), 24, stop_tokens=(), rows=3)
-    target, drafter = (
-        [len(one.args[1]) for one in counted.call_args_list] for counted in (targets, drafters)
-    )
+    assert len({tuple(shape) for _, rows in alone for shape in rows}) > 5
+
+
+def test_forwards_are_shared(tiny):
+    counts = []
+    for owner in (Target, type(tiny.drafter)):
+        run = owner.run_together
+        with patch.object(owner, "run_together", autospec=True, side_effect=run) as counted:
+            decode_many(tiny, PROMPTS, TREE, 24, stop_tokens=(), rows=3)
+        counts.append([len(call.args[1]) for call in counted.call_args_list])
+    target, drafter = counts
     assert set(target) <= {2, 3} and target.count(3) > len(target) / 2 and max(drafter) == 3
 
 
@@ -85,21 +77,11 @@ def test_in_every_family(name):
         assert [g.tokens for g in decode_many(pair, prompts, plain=plain, **settings)] == alone
 
 
-def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
+def test_policies_by_number():
     prompts, options = [[1, 2, 3], [4, 5]], dict(max_new_tokens=10, stop_tokens=())
-    monkeypatch.setattr(Bar, "made", bars := [])
-    monkeypatch.setattr(module, "tqdm", Bar)
-    monkeypatch.setattr(
-        Pair, "reader", property(lambda self: lambda tokens: f"{len(tokens)} tokens")
-    )
     pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]
     many = decode_many(pair, prompts, trees.__getitem__, **options)
-    assert not bars
     assert [max(row.verify_nodes for row in one.rows) for one in many] == [2, 5]
-    facts = [(one.text, one.prompt_tok, one.finish_reason) for one in many]
-    assert facts == [("10 tokens", 3, "length"), ("10 tokens", 2, "length")]
-    decode_many(pair, prompts, trees[0], 4, progress=True)
-    assert [(bar.total, bar.unit, bar.n) for bar in bars] == [(2, "text", 2)]
     undrafted = Pair(pair.target)
     plain = decode_many(undrafted, prompts, plain=True, **options)
     assert [one.tokens for one in plain] == [one.tokens for one in many]
@@ -109,9 +91,12 @@ def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
 def test_places_are_taken_over_at_once():
     """Of turns of 1, 5 and 2 forwards, two at a time: the third begins when the first ends."""
     log, model = [], Mock()
-    model.run_together = lambda forwards: (
-        [log.append([int(forward.tokens) for forward in forwards])] * len(forwards)
-    )
+
+    def run_together(forwards):
+        log.append([int(forward.tokens) for forward in forwards])
+        return [None] * len(forwards)
+
+    model.run_together = run_together
     model.forward = lambda tokens, *rest: log.append([int(tokens)])
 
     def turn(number, forwards):
@@ -125,40 +110,26 @@ def test_places_are_taken_over_at_once():
     assert log == [[0, 1], [1, 2], [1, 2], [1], [1]]
 
 
-def test_bad_input_is_refused_in_a_sentence(tiny, monkeypatch):
-    monkeypatch.setattr(Target, "forward", None)
-    for arguments, message in (
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
         (dict(prompts="Hello"), "takes a list of prompts"),
-        (dict(prompts=7), "^prompts must be Sequence, got the int 7"),
         (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
         (dict(prompts=["Hello"], policy=RandomPolicy(TreeConfig(12, 3, 4))), "need a policy each"),
         (dict(prompts=["Hello", ""]), "^prompt 1: the prompt is empty"),
-        (
-            dict(prompts=["Hello", [5, 10**9]], plain=True),
-            "^prompt 1: token id 1000000000 is outside",
-        ),
-        (
-            dict(prompts=["Hello", [5] * 5000]),
-            "^prompt 1: the prompt has 5000 tokens and 128 more are asked for",
-        ),
-        (
-            dict(prompts=["Hello", "a fox \ud83e"]),
-            "^prompt 1: the prompt holds half of a character, .*: 'a fox .ud83e'",
-        ),
-        (
-            dict(prompts=["Hello", [{"role": "user", "content": "\ud83e"}]]),
-            "^prompt 1: a chat message holds half of",
-        ),
-    ):
-        pytest.raises(SpecdecError, decode_many, tiny, **arguments).match(message)
-    pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match(
-        "^pair must be Pair, got the str 'tiny'"
-    )
+        (dict(prompts=["Hello", [5, 10**9]], plain=True), "^prompt 1: token id 1000000000"),
+        (dict(prompts=["Hello", [5] * 5000]), "^prompt 1: the prompt has 5000 tokens and 128 more"),
+        (dict(prompts=["Hello", "a fox \ud83e"]), "^prompt 1: .* half of a character"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_decoded(tiny, monkeypatch, arguments, message):
+    monkeypatch.setattr(Target, "forward", None)
+    pytest.raises(SpecdecError, decode_many, tiny, **arguments).match(message)
 
 
-class Stops(
-    specdec.Static
-):  # ends its first text, or the text after so many, as Ctrl-C does or by failing
+class Stops(specdec.Static):
+    """Ends its first text, or the text after so many, as Ctrl-C does or by failing."""
+
     asks = frozenset({"size"})
 
     def __init__(self, stop, after=0):
@@ -173,20 +144,14 @@ class Stops(
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
-def test_what_ends_a_batch_or_a_chat_keeps_what_there_is(tiny, stop, monkeypatch):
-    whole, ends = decode_many(tiny, PROMPTS, max_new_tokens=8), (KeyboardInterrupt, SpecdecError)
+def test_an_interruption_carries_what_was_decoded(tiny, stop):
+    texts, ends = decode_many(tiny, PROMPTS, max_new_tokens=8), (KeyboardInterrupt, RuntimeError)
     policies = [None, None, Stops(stop), None]
     ended = pytest.raises(ends, decode_many, tiny, PROMPTS, policies.__getitem__, 8, rows=1)
     so_far = [text and text.tokens for text in ended.value.so_far]
-    assert so_far == [whole[0].tokens, whole[1].tokens, None, None]
-    whole = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8)
-    ended = pytest.raises(
-        ends, specdec.chat, tiny, PROMPTS[:2], Stops(stop, after=1), max_new_tokens=8
-    )
-    first, second = ended.value.so_far
-    assert first.tokens == whole[0].tokens
-    assert second.tokens == whole[1].tokens[: len(second.tokens)]
-    monkeypatch.setattr(Target, "forward", None)
-    pytest.raises(SpecdecError, specdec.chat, tiny, ["Hello.", 3]).match(
-        "^prompt 1: the content of a chat message"
-    )
+    assert so_far == [texts[0].tokens, texts[1].tokens, None, None]
+    texts = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8)
+    call = (specdec.chat, tiny, PROMPTS[:2], Stops(stop, after=1))
+    first, second = pytest.raises(ends, *call, max_new_tokens=8).value.so_far
+    assert first.tokens == texts[0].tokens
+    assert second.tokens == texts[1].tokens[: len(second.tokens)]

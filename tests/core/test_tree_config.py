@@ -1,34 +1,31 @@
-"""The numbers of trees: widths by level beside a slow count, one form for every beam, texts, and
-the papers' trees.
-"""
+"""The numbers of trees: widths by level beside a slow count, memory, and trees of the papers."""
 
 import itertools
+import time
 
 import pytest
+import torch
+from fakes.pairs import random_pair, shared_pair
 
+from specdec.core import tree_config as sizes
+from specdec.core.decode import decode
 from specdec.core.policy import Static
-from specdec.core.tree_config import (
-    PAPER_TREES,
-    TREES,
-    CopiedTree,
-    TreeConfig,
-    plain_beam,
-    pool_size,
-    tree_from,
-)
+from specdec.core.tree import StaticShape
+from specdec.core.tree_config import TREES, CopiedTree, TreeConfig, plain_beam, tree_from
 from specdec.errors import SpecdecError
+from specdec.policies.value import ValuePolicy
 
 BEAMS = [beam for length in range(4) for beam in itertools.product(range(1, 6), repeat=length)]
 
 
 def widths(depth: int, top_k: int, beam: tuple[int, ...]) -> tuple[int, ...]:
-    """Nodes expanded level by level: what is wanted, as far as the level above offers it."""
-    offered, found = top_k, []
+    """Nodes expanded level by level, as far as the level above offers them."""
+    offered, expanded = top_k, []
     for level in range(depth):
-        wanted = (beam or (top_k,))[min(level, len(beam) - 1) if beam else 0]
-        found.append(min(wanted, offered))
-        offered = found[-1] * top_k
-    return tuple(found)
+        width = beam[min(level, len(beam) - 1)] if beam else top_k
+        expanded.append(min(width, offered))
+        offered = expanded[-1] * top_k
+    return tuple(expanded)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 4])
@@ -36,74 +33,109 @@ def test_beams_have_one_form(top_k):
     forms = {}
     for beam in BEAMS:
         plain, expanded = plain_beam(top_k, beam), widths(6, top_k, beam)
-        forms.setdefault(expanded, set()).add(plain)
+        assert forms.setdefault(expanded, plain) == plain
         for depth in (0, 1, 2, 5, 6):
             tree = TreeConfig(2, depth, top_k, beam=beam)
             assert tree.beam == plain and tree.frontiers == expanded[:depth]
-            assert (
-                tree.pool_size
-                == pool_size(depth, top_k, plain)
-                == top_k + top_k * sum(expanded[:depth])
-            )
-            assert tree.widest == (max(plain) if plain else top_k)
-            assert [tree.beam_at(level) for level in range(6)] == list(expanded)
-    assert all(len(found) == 1 for found in forms.values())
-    assert forms[(top_k,) * 6] == {()}
-
-
-@pytest.mark.parametrize("beam", [(0,), (2, -1), (1.5,), (True,), "21", 3, None, {2}])
-def test_bad_beams(beam):
-    pytest.raises(SpecdecError, TreeConfig, 4, 2, 3, beam=beam).match(
-        "beam must be a tuple of integers of at least 1"
-    )
-    assert plain_beam(3, [2, 1]) == (2, 1)
+            assert tree.pool_size == top_k + top_k * sum(expanded[:depth])
+            assert tree.widest == max(plain, default=top_k)
+    assert forms[(top_k,) * 6] == ()
+    for bad in ((0,), (2, -1), (1.5,), (True,), "21"):
+        pytest.raises(SpecdecError, TreeConfig, 4, 2, 3, beam=bad).match("the beam must be")
 
 
 def test_the_smallest_trees():
-    assert TreeConfig(1, 0, 1).verify_nodes == 0
-    assert not TreeConfig(1, 0, 1).drafted
-    assert TreeConfig(2, 0, 1).drafted
+    assert not TreeConfig(1, 0, 1).drafted and TreeConfig(2, 0, 1).drafted
     assert TreeConfig(5, 0, 4).pool_size == 4
     assert TreeConfig(21, 1, 4).verify_nodes == TreeConfig(21, 1, 4).pool_size
-    for tree in (dict(total_tokens=6, depth=0, top_k=4), dict(total_tokens=22, depth=1, top_k=4)):
-        pytest.raises(SpecdecError, TreeConfig, **tree).match("candidates")
+    for numbers in ((6, 0, 4), (22, 1, 4)):
+        pytest.raises(SpecdecError, TreeConfig, *numbers).match("candidates")
     pytest.raises(SpecdecError, TreeConfig, 8, 2, 2, beam=(1,)).match("offer 6")
-    for number in ("total_tokens", "depth", "top_k", "flat_nodes"):
-        tree = {"total_tokens": 6, "depth": 3, "top_k": 3, number: -1}
-        pytest.raises(SpecdecError, TreeConfig, **tree).match(f"^{number} must be")
-    TreeConfig(6, 3, 3, flat_nodes=3), TreeConfig(6, 3, 3, flat_nodes=5)
+    for name in ("total_tokens", "depth", "top_k", "flat_nodes"):
+        tree = {"total_tokens": 6, "depth": 3, "top_k": 3, name: -1}
+        pytest.raises(SpecdecError, TreeConfig, **tree).match(f"^{name} must be")
+    assert {TreeConfig(6, 3, 3, flat_nodes=nodes).flat_nodes for nodes in (0, 3, 5)} == {0, 3, 5}
     for flat_nodes in (2, 6):
-        pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes=flat_nodes).match(
-            "between top_k=3 and the 5 nodes"
-        )
+        pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes).match("top_k=3 and the 5")
 
 
-def test_texts_are_read_back_also_of_copies_alone_and_the_papers_trees_are_theirs():
-    for tree in (TreeConfig(60, 7, 10), TreeConfig(16, 5, 4, beam=(2, 1)), TreeConfig(2, 0, 1)):
+def test_texts_are_read_back():
+    for tree in (TreeConfig(60, 7, 10), TreeConfig(16, 5, 4, beam=(2, 1))):
         assert tree_from(tree.text) == tree
     assert TreeConfig(16, 5, 4, beam=(2, 1)).text == "16,5,4,2,1"
     for text in ("16,5", "16,5,x", ""):
-        no_tree = pytest.raises(SpecdecError, tree_from, text)
-        no_tree.match("is not a static tree; write static:total_tokens,depth,top_k")
-    assert repr(Static(12, 3, 4)) == "Static(12, 3, 4)"
+        pytest.raises(SpecdecError, tree_from, text).match("is not a static tree")
+
+
+def test_trees_of_copies():
     tree = CopiedTree(7)
     assert (tree.verify_nodes, tree.drafted, tree.text) == (6, False, "copied:7")
-    assert CopiedTree().total_tokens == 12
     assert tree.limits == TreeConfig(7, 0, 6) and CopiedTree(1).limits == TreeConfig(1, 0, 1)
-    assert repr(Static.of(tree)) == "Static.of(CopiedTree(total_tokens=7))"
-    for bad in (0, -3, 2.5, 10**9):
+    for bad in (0, 2.5, 10**9):
         pytest.raises(SpecdecError, CopiedTree, bad).match("total_tokens")
-    numbers = {name: (tree.total_tokens, tree.depth, tree.top_k) for name, tree in TREES.items()}
-    assert numbers == {
-        "eagle3": (60, 7, 10),
-        "eagle3-scripts": (60, 5, 10),
-        "eagle3-qwen3": (32, 8, 4),
-        "ltd": (60, 8, 10),
-        "ltd-vicuna-13b": (50, 8, 10),
+
+
+def test_the_papers_trees():
+    assert {name: tree.text for name, tree in TREES.items()} == {
+        "eagle3": "60,7,10",
+        "eagle3-scripts": "60,5,10",
+        "eagle3-qwen3": "32,8,4",
+        "ltd": "60,8,10",
+        "ltd-vicuna-13b": "50,8,10",
     }
-    assert all(not tree.beam and not tree.flat_nodes for tree in TREES.values())
-    assert PAPER_TREES == {
-        "resps": TREES["eagle3-scripts"],
-        "ltd": TREES["ltd"],
-        "radar": TREES["eagle3"],
-    }
+    of_papers = {name: tree.text for name, tree in sizes.PAPER_TREES.items()}
+    assert of_papers == {"resps": "60,5,10", "ltd": "60,8,10", "radar": "60,7,10"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TreeConfig(1, 3, 10**9),
+        lambda: TreeConfig(12, 10**6, 100, beam=(10**6,)),
+        lambda: TreeConfig(10**6, 10**3, 100),
+        lambda: decode(shared_pair(), [1, 2], Static(shape=StaticShape([(10**9,)])), 4),
+        lambda: ValuePolicy(most_expansions=10**9),
+    ],
+)
+def test_what_no_machine_holds_is_refused_at_once(make):
+    begin = time.monotonic()
+    pytest.raises(SpecdecError, make).match(r"GiB.*; lower")
+    assert time.monotonic() - begin < 2
+
+
+def test_what_is_larger_than_the_free_memory_is_refused(monkeypatch):
+    # 4 GiB of candidates, and a mask of 16 cells
+    edge = ((4 << 30) - 5 * 16) // 40
+    sizes.refuse_tree(4, edge)
+    pytest.raises(SpecdecError, sizes.refuse_tree, 4, edge + 1).match("takes 4 GiB per text; lower")
+    free, devices = 100 << 20, []
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: devices.append(device) or free)
+    sizes.check_memory("a small thing", 64 << 20)  # not worth asking for
+    sizes.check_memory("a thing", free, "cuda")
+    assert devices == ["cuda"]
+    with pytest.raises(SpecdecError, match=r"^a thing takes 3.0 GiB and 0.1 GiB are free; buy"):
+        sizes.check_memory("a thing", 3 << 30, advice="buy more")
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: None)
+    sizes.check_memory("a thing", 1 << 60)
+
+
+def test_a_cache_must_fit(monkeypatch):
+    pair = random_pair(limit=10**9)
+    monkeypatch.setattr(sizes, "free_bytes", lambda device="cpu": 1 << 30)
+    call = (decode, pair, [1, 2], Static(4, 1, 2))
+    pytest.raises(SpecdecError, *call, max_new_tokens=10**8).match("key-value cache of .* 1.0 GiB")
+    pytest.raises(SpecdecError, pair.drafter.session, 10**8, 4).match("GiB are free")
+    # layers, keys and values, heads, width, float32
+    assert pair.target.cache_bytes_per_tok == 8 * 2 * 2 * 8 * 4
+
+
+def test_free_memory_is_what_the_system_says(monkeypatch):
+    assert (1 << 27) < sizes.free_bytes() < (1 << 44)
+    for text, free in (
+        ("MemTotal:  9 kB\nMemAvailable:    2048 kB\nSwapFree: 7 kB", 2048 * 1024),
+        ("MemTotal: 9 kB", None),
+    ):
+        monkeypatch.setattr(sizes.Path, "read_text", lambda self, text=text: text)
+        assert sizes.free_bytes() == sizes.free_bytes(torch.device("cpu")) == free
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device, 5))
+    assert sizes.free_bytes("cuda") == "cuda"

@@ -1,9 +1,4 @@
-"""The one verification rule against slow versions of itself, against transformers, and against the
-official engine's rule.
-
-What that accepts is found exactly by forking: every comparison with a uniform number is answered
-both ways, each way weighted with its probability.
-"""
+"""The one verification rule against slow versions of itself, transformers and the official rule."""
 
 import re
 from collections import defaultdict
@@ -24,6 +19,7 @@ from specdec.core.verification import (
     acceptance_distribution,
     gumbel_noise,
     make_warpers,
+    mixed_seed,
     truncate,
 )
 from specdec.evaluation.lossless import chi_square
@@ -49,51 +45,55 @@ def logits_of(seed: int, *shape: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def test_what_is_picked_by_hand_with_noise_of_seed_and_position_and_bad_settings():
-    picker = Picker.from_settings(0.0)
-    assert not picker.sample and not picker.warpers
-    assert picker.pick(torch.tensor([0.0, 2.0, -1.0, 2.0]), IDS) == 1
-    assert picker.pick(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), IDS) == 1
-    picker = Picker.from_settings(0.8, 3, top_k=4)
-    logits = logits_of(4, 30)
+def test_picks_by_hand():
+    greedy = Picker.from_settings(0.0)
+    assert greedy.pick(torch.tensor([0.0, 2.0, -1.0, 2.0]), IDS) == 1
+    assert greedy.pick(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), IDS) == 1
+    picker, logits = Picker.from_settings(0.8, 3, top_k=4), logits_of(4, 30)
     scores = picker.scores(logits, IDS)
     assert int(scores.argmax()) == picker.pick(logits, IDS) and int(scores.isfinite().sum()) == 4
-    assert torch.equal(Picker.from_settings(0.0).scores(logits, IDS), logits)
-    logits = logits_of(8, 12)
-    plain = Picker.from_settings(0.5, 1, top_p=0.5, repetition_penalty=2.0)
-    numpys = Picker.from_settings(np.float32(0.5), 1, top_p=np.float32(0.5), repetition_penalty=2)
-    assert numpys.pick(logits, IDS) == plain.pick(logits, IDS)
+    noise = gumbel_noise(3, 4, 30)
+    kept = scores.isfinite()
+    torch.testing.assert_close(scores[kept] - noise[kept], (logits[kept] / 0.8).double())
+    assert torch.equal(greedy.scores(logits, IDS), logits)
     assert Picker.from_settings(1e-12, 1).pick(logits, IDS) == int(logits.argmax())
-    assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
+
+
+def test_noise_depends_on_seed_and_position_alone():
     first = gumbel_noise(3, 10, 100)
     torch.rand(7)  # torch's own random state plays no part
     assert torch.equal(first, gumbel_noise(3, 10, 100)) and first.dtype == torch.float64
     for seed, position in ((3, 11), (4, 10), (10, 3), (-3, 10)):
-        assert abs(float(np.corrcoef(first, gumbel_noise(seed, position, 100))[0, 1])) < 0.35
-    for config, message in (
+        other = gumbel_noise(seed, position, 100)
+        assert abs(float(np.corrcoef(first, other)[0, 1])) < 0.35
+    assert mixed_seed(3, 10) == 6886709302207663517
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
         (dict(temperature=-0.1), "temperature must be at least 0"),
         (dict(temperature=float("nan")), "temperature must be a finite number"),
-        (dict(temperature="hot"), "temperature must be a finite number"),
         (dict(temperature=1e-40), "temperature must be 0 or at least 1e-12"),
         (dict(temperature=1.0, top_k=-1), "top_k must be an integer"),
         (dict(temperature=1.0, top_p=1.1), "top_p must be between 0 and 1"),
         (dict(temperature=1.0, min_p=-0.5), "min_p must be between 0 and 1"),
         (dict(temperature=1.0, repetition_penalty=0.0), "repetition_penalty must be at least"),
         (dict(temperature=1.0, seed=1 << 63), "seed must fit into 64 bits"),
-    ):
-        sentence = refusal(Picker.from_settings, **config)
-        assert re.search(message, sentence) and sentence.count(". ") == 0 and sentence.endswith(".")
+    ],
+)
+def test_bad_settings(config, message):
+    assert re.search(message, refusal(Picker.from_settings, **config))
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 def test_picks_follow_the_softmax(temperature):
     logits = logits_of(1, 8)
     picks = [Picker.from_settings(temperature, seed).pick(logits, IDS) for seed in range(4000)]
+    counts = np.bincount(picks, minlength=8)
     for warmer in (1.0, 1.3):
-        found = chi_square(
-            np.bincount(picks, minlength=8), (logits.double() / (warmer * temperature)).softmax(-1)
-        )
-        assert found.passed == (warmer == 1.0), found
+        expected = (logits.double() / (warmer * temperature)).softmax(-1)
+        assert chi_square(counts, expected).passed == (warmer == 1.0)
 
 
 WARPINGS = [
@@ -108,24 +108,14 @@ WARPINGS = [
 
 def prepared_by_transformers(config: dict) -> hf.LogitsProcessorList:
     """The processors that `generate` itself makes of these settings."""
-    sample = config["temperature"] > 0
-    settings = (
-        {"top_k": 0, **config}
-        if sample
-        else {k: value for k, value in config.items() if k != "temperature"}
-    )
-    sizes = dict(
-        vocab_size=30,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    model, generation = (
-        hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)),
-        hf.GenerationConfig(do_sample=sample, **settings),
-    )
-    return model._get_logits_processor(generation, input_ids_seq_length=4)
+    config = {"top_k": 0, **config}
+    config["do_sample"] = config["temperature"] > 0
+    if not config["do_sample"]:
+        config = {"repetition_penalty": config["repetition_penalty"]}
+    sizes = dict(vocab_size=30, hidden_size=8, intermediate_size=8)
+    shape = hf.LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    generation = hf.GenerationConfig(**config)
+    return hf.LlamaForCausalLM(shape)._get_logits_processor(generation, input_ids_seq_length=4)
 
 
 @pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
@@ -133,20 +123,18 @@ def test_warpers_are_transformers_own(config):
     ours, theirs = make_warpers(**config), prepared_by_transformers(config)
     assert [type(p) for p in ours] == [type(p) for p in theirs]
     logits = logits_of(2, 30, spread=3.0)
-    picker = Picker.from_settings(seed=1, **config)
-    torch.testing.assert_close(picker.warp(logits, IDS), theirs(IDS[None], logits[None])[0])
-    probs = picker.probabilities(logits, IDS)
-    assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
-    assert config["temperature"] or int((probs > 0).sum()) == 1
+    probs = Picker.from_settings(seed=1, **config).probabilities(logits, IDS)
+    expected = theirs(IDS[None], logits[None])[0]
+    if config["temperature"]:
+        torch.testing.assert_close(probs, expected.softmax(-1))
+    else:
+        assert probs.tolist() == torch.eye(30)[expected.argmax()].tolist()
 
 
 @pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
 def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch):
-    """The repetition penalty depends on the path: the walk must see committed tokens and drafted
-    ancestors, no siblings.
-    """
-    picker, vocab_size = Picker.from_settings(seed=11, **config), 6
-    lengths = set()
+    """A penalty depends on the path: committed tokens and drafted ancestors, no siblings."""
+    picker, vocab_size, lengths = Picker.from_settings(seed=11, **config), 6, set()
     for seed in range(25):
         tree = random_tree(seed, 24, vocab_size)
         logits = logits_of(100 + seed, len(tree), vocab_size, spread=1.0)
@@ -156,20 +144,16 @@ def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch
             patch.setattr(Picker, "whole_trees", staticmethod(lambda device: True))
             assert picker.pick_tree(tree, logits, committed) is not None
             assert picker.walk(tree, logits, committed) == walked
-        # Plain decoding that looks up its logits in the tree.
-        node, ids, expected, tokens = 0, committed, [0], []
-        while True:
-            token = picker.pick(logits[node], ids)
-            tokens.append(token)
-            children = [
-                c for c in children_of(tree.parent.tolist(), node) if int(tree.token[c]) == token
-            ]
-            if not children:
-                break
-            node, ids = children[0], torch.cat((ids, torch.tensor([token])))
-            expected.append(node)
-        assert walked == (expected, tokens)
-        lengths.add(len(expected))
+        # plain decoding that looks up its logits in the tree
+        node, ids, path, tokens = 0, committed, [], []
+        while node is not None:
+            path.append(node)
+            tokens.append(picker.pick(logits[node], ids))
+            ids = torch.cat((ids, torch.tensor(tokens[-1:])))
+            below = children_of(tree.parent.tolist(), node)
+            node = next((c for c in below if int(tree.token[c]) == tokens[-1]), None)
+        assert walked == (path, tokens)
+        lengths.add(len(path))
     assert len(lengths) > 1
 
 
@@ -181,8 +165,7 @@ def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch
     ties=st.booleans(),
 )
 def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_size, ties):
-    """The official engine's formulation: per path the leading matches with the arg-max, then the
-    longest.
+    """The official engine's formulation: per path the leading matches with the arg-max.
 
     Low precision makes exact ties common: the first of the best counts, as in plain decoding.
     """
@@ -193,34 +176,38 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
     assert best == [Picker().pick(row, IDS) for row in logits]
     longest = [0]
     for row in tree.paths().tolist():
-        row = [node for node in row if node >= 0]
         matched = [0]
         for node in row[1:]:
-            if tokens[node] != best[matched[-1]]:
+            if node < 0 or tokens[node] != best[matched[-1]]:
                 break
             matched.append(node)
         longest = max(longest, matched, key=len)
-    path, picked = Picker().walk(tree, logits, torch.tensor([1, 0]))
-    assert (path, picked) == (longest, [best[node] for node in longest])
-    # The general route gives the same as the one that reads all arg-maxes at once.
-    general = accept(tree.token.numpy(), tree.parent.numpy(), lambda node, path: best[node])
-    assert general == (path, picked)
+    expected = (longest, [best[node] for node in longest])
+    assert Picker().walk(tree, logits, torch.tensor([1, 0])) == expected
+    assert accept(tokens, tree.parent.tolist(), lambda node, path: best[node]) == expected
 
 
-def test_the_seeded_walk_has_the_same_lengths_and_ends_by_hand():
-    said = [7, 1, 8, 0]
-    assert accept(
-        np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: said[node]
-    ) == ([0, 1], [7, 1])
-    for tokens, stops, most, kept in (
+def test_of_children_with_one_token_the_earliest_counts():
+    picks = [7, 1, 8, 0]
+    walked = accept([0, 7, 7, 8], [-1, 0, 0, 2], lambda node, path: picks[node])
+    assert walked == ([0, 1], [7, 1])
+
+
+@pytest.mark.parametrize(
+    "tokens, stops, most, kept",
+    [
         ([1, 2, 3], (), None, [1, 2, 3]),
         ([1, 2, 3, 2], (2, 3), 3, [1, 2]),
         ([1, 2, 3], (3,), 2, [1, 2]),
         ([1, 2], (9,), 0, []),
-        ([], (1,), 4, []),
         ([5, 6], (5,), 1, [5]),
-    ):
-        assert truncate(tokens, stops, most) == kept
+    ],
+)
+def test_tokens_that_count(tokens, stops, most, kept):
+    assert truncate(tokens, stops, most) == kept
+
+
+def test_the_seeded_walk_has_the_exact_lengths():
     tree = random_tree(5, 12, 5)
     logits = logits_of(6, len(tree), 5, spread=1.0)
     lengths = np.zeros(tree.levels + 1)
@@ -232,57 +219,17 @@ def test_the_seeded_walk_has_the_same_lengths_and_ends_by_hand():
     assert chi_square(lengths, expected).passed
 
 
-class Fork:
-    """A uniform number that nobody has drawn yet: each comparison takes the scripted branch and
-    keeps its probability.
-    """
-
-    def __init__(self, script):
-        self.script, self.weight, self.asked, self.factor = script, 1.0, 0, 1.0
-
-    def __next__(self):
-        return self
-
-    def __mul__(self, factor):
-        self.factor = float(factor)
-        return self
-
-    def __le__(self, bound):
-        chance = min(1.0, max(0.0, float(bound) / self.factor)) if self.factor else 1.0
-        accepted = self.script[self.asked] if self.asked < len(self.script) else True
-        self.weight *= chance if accepted else 1.0 - chance
-        self.asked, self.factor = self.asked + 1, 1.0
-        return accepted
-
-
-def outcomes(rule):
-    """Every (result, probability) of rule(uniforms), by answering its comparisons in all possible
-    ways.
-    """
-    waiting = [()]
-    while waiting:
-        script = waiting.pop()
-        fork = Fork(script)
-        result = rule(fork)
-        waiting += [
-            (*script, *([True] * extra), False) for extra in range(fork.asked - len(script))
-        ]
-        if fork.weight > 0:
-            yield result, fork.weight
-
-
-def brute_force_lengths(
-    tree: DraftTree, probs: torch.Tensor, node=0, depth=0, chance=1.0
-) -> np.ndarray:
+def brute_force_lengths(tree: DraftTree, probs: torch.Tensor, node=0, depth=0, chance=1.0):
     """Walk every sequence of target tokens down the tree."""
     lengths = np.zeros(tree.levels + 1)
     for token in range(probs.shape[1]):
-        below = [c for c in children_of(tree.parent.tolist(), node) if int(tree.token[c]) == token]
-        now = chance * float(probs[node, token])
-        if below:
-            lengths += brute_force_lengths(tree, probs, below[0], depth + 1, now)
+        below = children_of(tree.parent.tolist(), node)
+        child = next((c for c in below if int(tree.token[c]) == token), None)
+        reached = chance * float(probs[node, token])
+        if child is None:
+            lengths[depth] += reached
         else:
-            lengths[depth] += now
+            lengths += brute_force_lengths(tree, probs, child, depth + 1, reached)
     return lengths
 
 
@@ -294,9 +241,39 @@ def test_acceptance_lengths_are_exact(seed, nodes, zeros):
     if zeros:  # as after top-k: some tokens are impossible
         probs[probs < 0.15] = 0.0
         probs /= probs.sum(-1, keepdim=True)
-    found = acceptance_distribution(tree, probs)
-    assert found.shape == (tree.levels + 1,) and float(found.sum()) == pytest.approx(1, abs=1e-6)
-    np.testing.assert_allclose(found, brute_force_lengths(tree, probs), atol=1e-6)
+    lengths = acceptance_distribution(tree, probs)
+    assert lengths.shape == (tree.levels + 1,)
+    np.testing.assert_allclose(lengths, brute_force_lengths(tree, probs), atol=1e-6)
+
+
+class Fork:
+    """A uniform number not drawn yet: each comparison takes the scripted branch."""
+
+    def __init__(self, script):
+        self.script, self.weight, self.asked = script, 1.0, 0
+
+    def __next__(self):
+        return self
+
+    def __le__(self, bound):
+        chance = min(1.0, max(0.0, float(bound)))
+        accepted = self.script[self.asked] if self.asked < len(self.script) else True
+        self.weight *= chance if accepted else 1.0 - chance
+        self.asked += 1
+        return accepted
+
+
+def outcomes(rule):
+    """Every (result, probability) of rule(uniforms): its comparisons are answered in all ways."""
+    waiting = [()]
+    while waiting:
+        script = waiting.pop()
+        fork = Fork(script)
+        result = rule(fork)
+        for more in range(fork.asked - len(script)):
+            waiting.append((*script, *([True] * more), False))
+        if fork.weight > 0:
+            yield result, fork.weight
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -304,9 +281,8 @@ def test_sequential_rejection_has_the_same_lengths(seed):
     tree = random_tree(seed, 9, 5)
     probs = logits_of(seed, len(tree), 5).softmax(-1)
     lengths, tokens, parents = defaultdict(float), tree.token.tolist(), tree.parent.tolist()
-    for (path, _), weight in outcomes(
-        lambda uniforms: sequential_rejection(tokens, parents, probs, uniforms)
-    ):
+    rule = outcomes(lambda uniforms: sequential_rejection(tokens, parents, probs, uniforms))
+    for (path, _), weight in rule:
         lengths[len(path) - 1] += weight
     expected = acceptance_distribution(tree, probs).tolist()
     np.testing.assert_allclose([lengths[n] for n in range(len(expected))], expected, atol=1e-5)

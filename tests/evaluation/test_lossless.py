@@ -167,7 +167,7 @@ def sound(request):
     case = (
         tiny(request.param),
         texts,
-        {"static": tree, "random": RandomPolicy(tree.limits, smallest_top_k=4)},
+        {"static": tree, "random": RandomPolicy(tree.limits)},
     )
     found = audit(*case, 16, (1.0,), progress=False)
     assert found.passed, found.table

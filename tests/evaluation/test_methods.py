@@ -36,7 +36,7 @@ def test_methods_from_text_and_under_their_names_and_what_sampling_sets():
     refused = {
         "unknown method": ("autoregressive:1", "eagle3:1", "engine:60,7,10"),
         "did you mean 'eagle3'": ("eagel3",),
-        "neither a folder nor one that ships": ("here/nothing", "here\\nothing"),
+        "there is no policy": ("here/nothing", "here\\nothing"),
         "write static:": ("static", "static:8,3", "static:a,b,c"),
     }
     for message, text in ((message, text) for message, texts in refused.items() for text in texts):
@@ -144,4 +144,4 @@ def test_policies_are_found_where_they_were_printed(tmp_path, monkeypatch):
     assert [part.kind for part in load_policy("smollm2/ltd-float32").policies] == ["extend", "size"]
     for wrong in ("smollm2/our", "smolm2/ours-float32"):
         refused = pytest.raises(SpecdecError, load_policy, wrong)
-        refused.match("did you mean.*'smollm2/ours-float32'")
+        refused.match("smollm2/ours-float32")

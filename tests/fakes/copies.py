@@ -1,4 +1,4 @@
-"""Drafters whose copies, and whose window, are told what to propose; and tries as dictionaries."""
+"""Drafters whose copies and window are given; tries as dictionaries."""
 
 import torch
 
@@ -33,16 +33,15 @@ class ScriptedDrafter(Drafter, DraftSession):
     it brought. asked: the lengths at which copies were looked for.
     """
 
-    def __init__(
-        self, target, propose, drafter=None, window: tuple[int, ...] = (), levels: int = 4
-    ):
+    copied_levels = 4
+
+    def __init__(self, target, propose, drafter=None, window: tuple[int, ...] = ()):
         self.target, self.propose, self.drafter = target, propose, drafter
-        self.forwards, self.copied_levels, self.extra_rows = (
-            drafter is not None,
-            levels,
-            len(window),
-        )
+        self.forwards, self.extra_rows = drafter is not None, len(window)
         self.chain, self.asked, self.learned = window, [], []
+        if drafter is not None:
+            self.root, self.expand = drafter.root, drafter.expand
+        self.learn = self.learned.append
 
     def session(self, context_tok: int, tree_tok: int) -> "ScriptedDrafter":
         return self
@@ -51,21 +50,9 @@ class ScriptedDrafter(Drafter, DraftSession):
         self.asked.append(len(ids))
         return self.propose(ids.tolist())
 
-    def root(self, tokens, features, top_k):
-        return self.drafter.root(tokens, features, top_k)
-
-    def expand(self, tokens, rows, top_k):
-        return self.drafter.expand(tokens, rows, top_k)
-
     def window(self, levels: int):
         count = len(self.chain)
         if not count or count > levels:
             return None
-        return (
-            torch.tensor(self.chain),
-            1 + torch.arange(count),
-            torch.ones(count, count, dtype=torch.bool).tril(),
-        )
-
-    def learn(self, logits: torch.Tensor) -> None:
-        self.learned.append(logits)
+        depths, sees = 1 + torch.arange(count), torch.ones(count, count, dtype=torch.bool).tril()
+        return torch.tensor(self.chain), depths, sees

@@ -1,6 +1,4 @@
-"""Questions in the middle of drafting, with pools of trees that nobody drafted; cycles that have
-ended.
-"""
+"""Questions in the middle of drafting, over pools of random scores; finished cycles."""
 
 import types
 
@@ -23,35 +21,30 @@ def pool(random, expansions, top_k=10, scale=1.0) -> np.ndarray:
     return np.concatenate(scores).astype(np.float32)
 
 
-def question(
-    scores, expansions, kind=EXTEND, top_k=10, largest=1, features=None, plan=None
-) -> Question:
+def question(scores, expansions, kind=EXTEND, top_k=10, largest=1, **seen) -> Question:
+    """A question over this pool."""
     start = 0 if expansions == 0 else pool_size(expansions - 1, top_k)
     tensor = torch.from_numpy(np.asarray(scores, np.float32))
-    view = types.SimpleNamespace(scores=tensor, newest_scores=tensor[start:], features=features)
-    return Question(kind, 20, expansions, 0, largest, plan or TreeConfig(61, 12, top_k), view)
+    seen |= {"scores": tensor, "newest_scores": tensor[start:]}
+    return asked(kind, expansions, 0, TreeConfig(61, 12, top_k), 20, largest, **seen)
 
 
 def finished(accepted_tok, draft_calls, total_ms=1.0, verify_nodes=None) -> types.SimpleNamespace:
-    """A cycle as rules observe it; without a number every drafted token is verified, as those of a
-    chain are.
-    """
-    verified = draft_calls if verify_nodes is None else verify_nodes
-    rows = dict(
+    """A cycle as rules observe it; without a number every drafted token is verified."""
+    return types.SimpleNamespace(
+        new_tok=accepted_tok + 1,
+        kept_tok=accepted_tok + 1,
         accepted_tok=accepted_tok,
         draft_calls=draft_calls,
-        verify_nodes=verified,
+        verify_nodes=draft_calls if verify_nodes is None else verify_nodes,
         total_ms=total_ms,
         context_tok=20,
     )
-    return types.SimpleNamespace(new_tok=accepted_tok + 1, kept_tok=accepted_tok + 1, **rows)
 
 
 def asked(kind, expansions=0, cycle=1, plan=None, context_tok=100, largest=1, **seen) -> Question:
-    """A question about an engine of which this much is seen (scores, newest_scores, ...); a pair
-    without features, if unsaid.
-    """
-    view = types.SimpleNamespace(**{"features": None, **seen})
+    """A question about an engine of which this much is seen (scores, newest_scores, ...)."""
+    view = types.SimpleNamespace(**seen)
     return Question(kind, context_tok, expansions, cycle, largest, plan, view)
 
 

@@ -1,8 +1,6 @@
-"""Slow, obvious versions of what the fast code does, and the classical verification rules. Oracles
-for tests and teaching.
+"""Slow, obvious versions of what the fast code does, and the classical verification rules.
 
-Nothing here is used while decoding. Trees and rules are plain Python; every function follows its
-paper line by line.
+Oracles for tests and teaching: plain Python, every function follows its paper line by line.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ from torch import Tensor
 
 from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
-from specdec.core.pair import Pair
-from specdec.core.policy import Static
 from specdec.core.verification import Picker
 
 
@@ -25,30 +21,22 @@ class ReferenceTree:
     children(path of tokens) -> [(token, log-probability)] in descending order.
     """
 
-    def __init__(
-        self,
-        root: int,
-        children: Callable[[list[int]], list[tuple[int, float]]],
-        depth: int,
-        top_k: int,
-        beam=(),
-    ):
+    def __init__(self, root: int, children: Callable, depth: int, top_k: int, beam=()):
         self.nodes = [{"token": root, "parent": -1, "score": 0.0, "depth": 0}]
         frontier, beam = [0], beam or (top_k,)
         for level in range(depth + 1):
             born = []
             for parent in frontier:
                 for token, log_prob in children(self.path_tokens(parent))[:top_k]:
-                    score = float(
-                        torch.tensor(self.nodes[parent]["score"]) + torch.tensor(min(log_prob, 0.0))
-                    )
-                    depth_here = self.nodes[parent]["depth"] + 1
-                    self.nodes.append(
-                        {"token": token, "parent": parent, "score": score, "depth": depth_here}
-                    )
-                    born.append(len(self.nodes) - 1)
-            frontier = sorted(born, key=lambda node: (-self.nodes[node]["score"], node))
-            frontier = frontier[: beam[min(level, len(beam) - 1)]]
+                    above = torch.tensor(self.nodes[parent]["score"])
+                    score = float(above + torch.tensor(min(log_prob, 0.0)))
+                    born.append(len(self.nodes))
+                    node = {"token": token, "parent": parent, "score": score, "depth": level + 1}
+                    self.nodes.append(node)
+            frontier = self.ranked(born)[: beam[min(level, len(beam) - 1)]]
+
+    def ranked(self, nodes) -> list[int]:
+        return sorted(nodes, key=lambda node: (-self.nodes[node]["score"], node))
 
     def path_nodes(self, node: int) -> list[int]:
         path = []
@@ -62,13 +50,9 @@ class ReferenceTree:
 
     def prune(self, verify_nodes: int) -> tuple[list[int], list[int], list[list[bool]]]:
         """(tokens, parents, ancestor mask) of the root and the best `verify_nodes` nodes."""
-        ranked = sorted(
-            range(1, len(self.nodes)), key=lambda node: (-self.nodes[node]["score"], node)
-        )
-        kept = [0, *sorted(ranked[:verify_nodes])]
-        number = {node: i for i, node in enumerate(kept)}
+        kept = [0, *sorted(self.ranked(range(1, len(self.nodes)))[:verify_nodes])]
         tokens = [self.nodes[node]["token"] for node in kept]
-        parents = [-1] + [number[self.nodes[node]["parent"]] for node in kept[1:]]
+        parents = [-1] + [kept.index(self.nodes[node]["parent"]) for node in kept[1:]]
         mask = [[other in self.path_nodes(node) for other in kept] for node in kept]
         return tokens, parents, mask
 
@@ -77,20 +61,14 @@ def children_of(parents: list[int], node: int) -> list[int]:
     return [child for child, parent in enumerate(parents) if parent == node]
 
 
-def assert_drafted(
-    pair: Pair, prompt: list[int], policy: Static, slow: Callable, nodes: range
-) -> list[tuple]:
-    """Every expanded node's children are the best of the slow way, in cycles until so many nodes
-    are checked.
+def assert_drafted(pair, prompt, policy, slow: Callable, nodes: range) -> list[tuple]:
+    """Every expanded node's children are the best of the slow way, until so many are checked.
 
     slow(ids up to the root) -> (path of drafted tokens -> log-probabilities [Vd]). Returns
     (expansions, levels) of each cycle.
     """
-    engine, checked, seen = (
-        LiveEngine(pair, torch.tensor(prompt), 12, policy.limits, Picker()),
-        0,
-        [],
-    )
+    engine = LiveEngine(pair, torch.tensor(prompt), 12, policy.limits, Picker())
+    checked, seen = 0, []
     with pair.inference():
         engine.prefill()
     while not engine.finished and checked < nodes.stop:
@@ -102,13 +80,10 @@ def assert_drafted(
             path = [n for n in pool.lineage()[node].tolist() if n > 0]
             best = after(pool.token[path].tolist()).topk(policy.limits.top_k)
             children = children_of(pool.parent.tolist(), node)
-            assert (
-                pool.token[children].tolist()
-                == (best.indices if ids is None else ids[best.indices]).tolist()
-            )
-            torch.testing.assert_close(
-                pool.score[children] - pool.score[node], best.values, atol=1e-4, rtol=1e-4
-            )
+            tokens = best.indices if ids is None else ids[best.indices]
+            assert pool.token[children].tolist() == tokens.tolist()
+            steps = pool.score[children] - pool.score[node]
+            torch.testing.assert_close(steps, best.values, atol=1e-4, rtol=1e-4)
             checked += 1
     assert checked >= nodes.start
     return seen
@@ -117,11 +92,9 @@ def assert_drafted(
 def sequential_rejection(
     tokens: list[int], parents: list[int], target_probs: Tensor, uniforms: Iterator[float]
 ) -> tuple[list[int], Tensor]:
-    """EAGLE's rule for fixed children: try them in turn, accept x if u <= p(x), else strike x out
-    and renormalise.
+    """EAGLE's rule for fixed children: accept x if u <= p(x), else strike x out and renormalise.
 
-    target_probs [N, V] after each node. Returns (path nodes, the distribution [V] of the bonus
-    token).
+    target_probs [N, V] after each node. Returns (path nodes, the bonus token's distribution [V]).
     """
     node, path = 0, [0]
     while True:
@@ -140,12 +113,10 @@ def sequential_rejection(
 def residual_rejection(
     drawn: list[int], target_probs: Tensor, draft_probs: Tensor, uniforms: Iterator[float]
 ) -> tuple[int | None, Tensor]:
-    """The rule for children *drawn* without replacement from `draft_probs` [V], in draw order
-    (EAGLE-1, Sequoia).
+    """The rule for children *drawn* without replacement, in draw order (EAGLE-1, Sequoia).
 
     Accept x if u <= r(x) / d(x), else r <- norm((r - d)+), d(x) <- 0, d <- norm(d). Returns (index
     of the accepted child or None, the distribution [V] of the bonus token if none was accepted).
-    Exact only for drawn children in draw order.
     """
     residual, draft = target_probs.clone(), draft_probs.clone()
     for index, token in enumerate(drawn):

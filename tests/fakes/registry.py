@@ -133,26 +133,27 @@ def verdict(name: str) -> tuple[str, str]:
         model = model_of(name)
     except Exception as error:
         return "not made", f"{type(error).__name__}: {str(error).strip().splitlines()[-1].strip()}"
-    generator, plain = (
-        torch.Generator().manual_seed(1),
-        dict(max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False),
-    )
+    generator, policy = torch.Generator().manual_seed(1), specdec.Static(6, 2, 2)
     prompts = [torch.randint(2, VOCAB, (1, count), generator=generator) for count in (27, 3)]
-    ids, policy = [prompt[0].tolist() for prompt in prompts], specdec.Static(6, 2, 2)
-    settings = dict(max_new_tokens=NEW, stop_tokens=())
+    ids, settings = [prompt[0].tolist() for prompt in prompts], dict(max_new_tokens=NEW)
+    settings |= dict(stop_tokens=())
     try:
         pair = specdec.load_pair(target=model, drafter="suffix")
-        told = {
-            "greedy text": [specdec.decode(pair, prompt, policy, **settings) for prompt in ids],
+        greedy = {
+            "text": [specdec.decode(pair, prompt, policy, **settings) for prompt in ids],
             "text in a batch": specdec.decode_many(pair, ids, policy, **settings),
             "plain text in a batch": specdec.decode_many(pair, ids, plain=True, **settings),
         }
         sampled = specdec.decode(pair, ids[1], policy, temperature=1.0, **settings).tokens
-        own = specdec.autoregress(pair, ids[1], temperature=1.0, **settings).tokens
+        plain = specdec.autoregress(pair, ids[1], temperature=1.0, **settings).tokens
     except specdec.SpecdecError as error:
         return "refused", str(error)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    truth = [model.generate(prompt, **plain)[0, prompt.shape[1] :].tolist() for prompt in prompts]
-    wrong = [what for what, texts in told.items() if [text.tokens for text in texts] != truth]
-    wrong += [] if sampled == own else ["sampled text"]
-    return ("wrong", ", ".join(wrong)) if wrong else ("right", "")
+    truth = []
+    for prompt in prompts:
+        text = model.generate(prompt, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
+        truth.append(text[0, prompt.shape[1] :].tolist())
+    for what, texts in greedy.items():
+        if [text.tokens for text in texts] != truth:
+            return "wrong", what
+    return ("right", "") if sampled == plain else ("wrong", "sampled text")

@@ -1,6 +1,4 @@
-"""Re-SpS's policy: its 177 trees, what it sees of live pairs, when it is asked, the quirks of the
-code, presets.
-"""
+"""Re-SpS's policy: its 177 trees, what it sees of live pairs, when it is asked, presets."""
 
 import dataclasses
 import functools
@@ -21,7 +19,6 @@ from specdec.policies.base import changed
 from specdec.policies.resps import RespsPolicy, official_state
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-LIMITS = TreeConfig(128, 8, 32)
 
 
 @functools.cache
@@ -41,50 +38,30 @@ def armed(policy, hidden=(16, 16), seed=0):
 
 def scripted(policy, actions):
     """The policy with a choice that is read off a list."""
-    left = iter(actions)
-    policy.choose = lambda observation: next(left)
+    remaining = iter(actions)
+    policy.choose = lambda observation: next(remaining)
     policy.observation = lambda question: None
     return policy
 
 
-def test_177_trees_in_the_flat_order_are_kept_while_decoding_and_an_early_break_stops_at_enough():
+def numbers(tree) -> tuple[int, int, int]:
+    return tree.total_tokens, tree.depth, tree.top_k
+
+
+def test_177_trees_in_the_flat_order():
     policy = RespsPolicy(features_size=6)
     flat = list(itertools.product((32, 48, 64, 80, 96, 128), range(3, 9), (8, 12, 16, 20, 32)))
-    dropped = [flat.index(tree) for tree in ((80, 3, 8), (96, 3, 8), (128, 3, 8))]
-    trees = [(tree.total_tokens, tree.depth, tree.top_k) for tree in policy.trees]
-    assert trees == [tree for number, tree in enumerate(flat) if number not in dropped]
-    assert policy.actions == len(trees) == 177
-    assert flat[148] == (96, 8, 20) == trees[146]
-    assert trees[0] == (32, 3, 8) and trees[176] == (128, 8, 32)
-    assert policy.limits == LIMITS
-    small = RespsPolicy(features_size=6, totals=(4, 8), depths=(2, 3), widths=(2, 4))
-    assert [(t.total_tokens, t.depth, t.top_k) for t in small.trees] == [
-        (4, 2, 4),
-        (4, 3, 2),
-        (4, 3, 4),
-        (8, 3, 4),
-    ]
-    assert small.limits == TreeConfig(8, 3, 4)  # no room for a starter that is never in force
-    lagging = dataclasses.replace(small, action_lag=True, starter=(9, 4, 3))
+    dropped = {(80, 3, 8), (96, 3, 8), (128, 3, 8)}
+    assert [numbers(tree) for tree in policy.trees] == [t for t in flat if t not in dropped]
+    assert policy.actions == 177 and policy.limits == TreeConfig(128, 8, 32)
+    grid = RespsPolicy(features_size=6, totals=(4, 8), depths=(2, 3), widths=(2, 4))
+    assert [numbers(t) for t in grid.trees] == [(4, 2, 4), (4, 3, 2), (4, 3, 4), (8, 3, 4)]
+    assert grid.limits == TreeConfig(8, 3, 4), "no room for a starter that is never in force"
+    lagging = dataclasses.replace(grid, action_lag=True, starter=(9, 4, 3))
     assert lagging.limits == TreeConfig(9, 4, 4)
-    policy = RespsPolicy(features_size=width(), interval=3, widths=(8, 12))
-    scripted(policy, range(100))
-    rows = specdec.decode(pair(), PROMPT, policy, 24).rows
-    assert len(rows) > 6
-    for row in rows:
-        tree = policy.trees[row.cycle // 3]
-        assert (row.verified_tok, row.expansions, row.top_k) == (
-            tree.total_tokens,
-            tree.depth,
-            tree.top_k,
-        )
-    policy = RespsPolicy(features_size=6, early_break=True)
-    for tree, whole in zip(policy.trees, RespsPolicy(features_size=6).trees, strict=True):
-        count, depth = 1 + whole.top_k, 0
-        while depth < whole.depth and count < whole.total_tokens:
-            count, depth = count + whole.top_k**2, depth + 1
-        assert tree == dataclasses.replace(whole, depth=depth)
-    assert {tree.depth for tree in policy.trees} == {0, 1, 2}
+    kept = resps.valid_trees((1, 4), (2, 3), (2, (2, 1)), small=True)
+    texts = [tree.text for tree in kept]
+    assert texts == ["1,2,2", "4,2,2", "4,2,2,1", "4,3,2", "4,3,2,1"]
 
 
 def layer_norm(rows) -> np.ndarray:
@@ -101,10 +78,7 @@ def layer_norm(rows) -> np.ndarray:
     [
         ({"state": "concat"}, lambda rows: rows.ravel()),
         ({"state": "official", "hidden_size": 32}, lambda rows: (rows[0] + rows[1] + rows[2]) / 3),
-        (
-            {"state": "official", "hidden_size": 40},
-            lambda rows: np.concatenate((rows[0], rows[1][:8])),
-        ),
+        ({"state": "official", "hidden_size": 40}, lambda rows: rows.ravel()[:40]),
         ({"state": "normalised"}, lambda rows: layer_norm([rows.ravel()])),
         ({"state": "normalised", "per_layer": True}, layer_norm),
     ],
@@ -114,8 +88,9 @@ def test_observations_of_a_live_pair(settings, expected):
     seen = []
 
     def look(question):
+        # the root is committed, but not in the state
         *before, _ = ids = PROMPT + question.view.tokens
-        assert len(ids) == question.context_tok + 1  # the root is committed, but not in the state
+        assert len(ids) == question.context_tok + 1
         seen.append((before, policy.observation(question)))
 
     specdec.decode(pair(), PROMPT, Watch(policy, look), 10)
@@ -129,26 +104,26 @@ def test_observations_of_a_live_pair(settings, expected):
         np.testing.assert_allclose(found, expected(rows), atol=2e-5)
 
 
-def test_official_state_in_all_its_branches_and_of_half_precision():
+def test_official_state_in_all_its_branches():
     features = np.arange(12, dtype=np.float32)
-    np.testing.assert_array_equal(official_state(features, 4), [4, 5, 6, 7])  # (0 + 4 + 8) / 3, ...
-    np.testing.assert_array_equal(official_state(features, 12), features)
-    np.testing.assert_array_equal(official_state(features, 5), [0, 1, 2, 3, 4])
-    np.testing.assert_array_equal(official_state(features, 14), [*features, 0, 0])
-    np.testing.assert_array_equal(official_state(None, 3), [0, 0, 0])
-    # The widths of the papers' models with the scripts' 4096 (0.1): an average for one, a cut for
-    # two.
-    for total, mean in ((3 * 4096, True), (3 * 5120, False), (3 * 8192, False)):
-        random = np.random.default_rng(total).normal(size=total).astype(np.float32)
-        whole = random.reshape(3, -1).mean(axis=0) if mean else random[:4096]
-        np.testing.assert_array_equal(official_state(random, 4096), whole)
+    for size, state in (
+        (4, [4, 5, 6, 7]),  # (0 + 4 + 8) / 3, ...
+        (12, features),
+        (5, features[:5]),
+        (14, [*features, 0, 0]),
+    ):
+        np.testing.assert_array_equal(official_state(features, size), state)
+    np.testing.assert_array_equal(official_state(features[:0], 3), [0, 0, 0])
+
+
+def test_an_observation_is_a_copy_in_full_precision():
     features = torch.tensor([1.5, -2.0, 0.25])
-    for dtype in (torch.float16, torch.bfloat16):
-        seen = RespsPolicy(features_size=3).observation(asked(PLAN, features=features.to(dtype)))
+    for dtype in (torch.float32, torch.bfloat16):
+        view = features.to(dtype)
+        seen = RespsPolicy(features_size=3).observation(asked(PLAN, features=view))
         assert seen.dtype == np.float32 and seen.tolist() == features.tolist()
-    seen = RespsPolicy(features_size=3).observation(asked(PLAN, features=features))
-    seen += 1  # what the policy hands out is not the engine's memory
-    assert features.tolist() == [1.5, -2.0, 0.25]
+        seen += 1
+        assert view.tolist() == features.tolist()
 
 
 def schedule(policy, cycles):
@@ -157,67 +132,66 @@ def schedule(policy, cycles):
     queries, trees = [], []
     for cycle in range(cycles):
         question = asked(PLAN, cycle=cycle)
-        queries += [cycle] if policy.decides(question) else []
+        if policy.decides(question):
+            queries.append(cycle)
         trees.append(policy.answer(question))
     return queries, trees
 
 
-def test_a_tree_is_kept_for_an_interval_by_the_official_schedule_and_each_quirk():
+def test_a_tree_is_kept_for_an_interval():
     policy = scripted(RespsPolicy(features_size=6, interval=10), [5, 6, 7, 8])
     queries, trees = schedule(policy, 25)
     assert queries == [0, 10, 20]
-    assert trees == [policy.trees[5]] * 10 + [policy.trees[6]] * 10 + [policy.trees[7]] * 5
+    assert trees == [policy.trees[n] for n in [5] * 10 + [6] * 10 + [7] * 5]
     assert schedule(policy, 4) == ([0], [policy.trees[8]] * 4)
+    live = scripted(RespsPolicy(features_size=width(), interval=3, widths=(8, 12)), range(100))
+    rows = specdec.decode(pair(), PROMPT, live, 24).rows
+    assert len(rows) > 6
+    for row in rows:
+        tree = live.trees[row.cycle // 3]
+        assert (row.verified_tok, row.expansions, row.top_k) == numbers(tree)
+
+
+def test_the_schedule_of_the_code_and_each_quirk_alone():
     config = dataclasses.replace(resps.OFFICIAL, hidden_size=4)
     policy = scripted(config.policy(12, training=True), [5, 6, 7, 8])
     queries, trees = schedule(policy, 25)
-    starter = TreeConfig(96, 8, 20)
+    first, starter = TreeConfig(97, 8, 20), TreeConfig(96, 8, 20)
     assert queries == [1, 11, 21]
-    expected = [TreeConfig(97, 8, 20), starter] + [policy.trees[5]] * 10 + [policy.trees[6]] * 10
-    assert trees == expected + [policy.trees[7]] * 3
-    assert schedule(policy, 3)[1] == [TreeConfig(97, 8, 20), starter, policy.trees[8]]
+    learned = [policy.trees[n] for n in [5] * 10 + [6] * 10 + [7] * 3]
+    assert trees == [first, starter, *learned]
+    assert schedule(policy, 3)[1] == [first, starter, policy.trees[8]]
     assert schedule(scripted(config.policy(12), range(9)), 62)[0] == [1, 31, 61]
     for quirk, queries, first in (
         ({"action_lag": True}, [0, 3, 6], [146, 0, 0, 0, 1, 1, 1, 2]),
         ({"first_tree": (96, 8, 20)}, [1, 4, 7], [146, 0, 0, 0, 1, 1, 1, 2]),
-        ({}, [0, 3, 6], [0, 0, 0, 1, 1, 1, 2, 2]),
     ):
         policy = scripted(RespsPolicy(features_size=6, interval=3, **quirk), range(9))
         assert schedule(policy, 8) == (queries, [policy.trees[action] for action in first])
 
 
-def draws(policy, turns=1, count=400) -> list[int]:
-    found = []
-    observation = np.ones(policy.observation_size, dtype=np.float32)
+def draws(turns=1, count=400, **settings) -> list[int]:
+    policy = armed(RespsPolicy(features_size=6, totals=(32, 48), depths=(3, 4), **settings))
+    choices = []
     for _ in range(turns):
         policy.reset()
-        found += [policy.choose(observation) for _ in range(count)]
-    return found
+        choices += [policy.choose(np.ones(6, dtype=np.float32)) for _ in range(count)]
+    return choices
 
 
 def test_arg_max_or_draws_at_a_temperature_from_a_generator_of_its_own():
-    policy = armed(RespsPolicy(features_size=6, totals=(32, 48), depths=(3,), widths=(8, 12)))
+    policy = armed(RespsPolicy(features_size=6, totals=(32, 48), depths=(3, 4)))
     logits = policy.logits(np.ones(6, dtype=np.float32))
-    assert set(draws(policy)) == {int(logits.argmax())}
-    hot = armed(dataclasses.replace(policy, temperature=1.5))
-    wanted = np.exp(logits / 1.5) / np.exp(logits / 1.5).sum()
-    found = np.bincount(draws(hot, count=6000), minlength=4) / 6000
-    np.testing.assert_allclose(found, wanted, atol=0.03)
-
-    def drawn(turns, count=400, seed=3, **settings):
-        return draws(
-            armed(RespsPolicy(features_size=6, temperature=1.5, seed=seed, **settings)),
-            turns,
-            count,
-        )
-
-    torch.manual_seed(0)
-    expected = drawn(2)
+    assert set(draws()) == {int(logits.argmax())}
+    odds = np.exp(logits / 1.5) / np.exp(logits / 1.5).sum()
+    counts = np.bincount(draws(count=6000, temperature=1.5), minlength=len(odds))
+    np.testing.assert_allclose(counts / 6000, odds, atol=0.03)
+    hot = dict(turns=40, count=2, temperature=1.5)
+    free = draws(**hot, seed=3)
     np.random.seed(1)
-    torch.manual_seed(1)
-    assert drawn(2) == expected != drawn(2, seed=4)
-    free, tied = drawn(80, 2, 0), drawn(80, 2, 0, reseed_each_turn=True)
-    assert tied == tied[:2] * 80 and len(set(tied)) <= 2 and len(set(free)) > 50
+    assert draws(**hot, seed=3) == free != draws(**hot, seed=4)
+    tied = draws(**hot, reseed_each_turn=True)
+    assert tied == tied[:2] * 40 and len(set(free)) > 2
 
 
 def test_text_state_sees_what_the_encoder_says():
@@ -228,72 +202,54 @@ def test_text_state_sees_what_the_encoder_says():
         return np.full(384, len(text), dtype=np.float64)
 
     policy = armed(RespsPolicy(state="text", interval=2, widths=(8, 12)))
+    recorded = torch.arange(384).float()
+    seen = policy.observation(asked(PLAN, text_state=recorded))
+    np.testing.assert_array_equal(seen, recorded)
     policy.attach(encode, read=lambda question: " ".join(map(str, PROMPT + question.view.tokens)))
-    assert policy.observation_size == 384
     seen = policy.observation(asked(PLAN, tokens=[7]))
     assert seen.dtype == np.float32 and seen.tolist() == [len(texts[0])] * 384
     plain = specdec.autoregress(pair(), PROMPT, 8).tokens
     assert specdec.decode(pair(), PROMPT, policy, 8).tokens == plain
     assert all(text.startswith("3 1 4 1 5 9 2 6 ") for text in texts) and len(set(texts)) > 2
-    policy = armed(RespsPolicy(state="text"))
-    pytest.raises(SpecdecError, policy.answer, asked(PLAN, cycle=0)).match("needs an encoder")
-    policy.attach(lambda text: np.zeros(3), lambda question: "")
-    pytest.raises(AssertionError, policy.answer, asked(PLAN, cycle=0)).match(
-        "must return 384 numbers"
-    )
 
 
-def test_settings_of_the_configs_changes_bad_ones_and_features_of_another_pair():
-    assert resps.STANDARD["paper"].temperature == 1.0 and resps.STANDARD["ours"] is resps.OURS
-    assert (
-        resps.STANDARD["official"].temperature is None
-        and resps.VARIANTS["max_entropy"] == resps.CONFIGS
-    )
-    ppo = {name: resps.STANDARD[name].ppo for name in ("paper", "official")}
-    found = {name: (one.gamma, one.gae_lambda, one.ent_coef) for name, one in ppo.items()}
-    assert found == {"paper": (0.99, 0.95, 0.01), "official": (0.95, 0.9, 0.01)}
+def test_presets():
+    assert resps.VARIANTS["max_entropy"] == resps.CONFIGS and resps.STANDARD["ours"] is resps.OURS
+    ppo = [resps.STANDARD[name].ppo for name in ("paper", "official")]
+    found = [(one.gamma, one.gae_lambda, one.ent_coef) for one in ppo]
+    assert found == [(0.99, 0.95, 0.01), (0.95, 0.9, 0.01)]
+    assert [resps.STANDARD[name].temperature for name in ("paper", "official")] == [1.0, None]
     for config in (resps.PAPER, resps.OFFICIAL):
         learner = config.policy(6, training=True)
         assert (config.policy(6).interval, learner.interval, learner.temperature) == (30, 10, None)
     quirks, plain = resps.OFFICIAL.policy(12288), resps.PAPER.policy(12288)
-    assert quirks.action_lag and quirks.reseed_each_turn and quirks.first_tree == (97, 8, 20)
-    assert quirks.observation_size == 4096 and quirks.limits == LIMITS
-    assert plain.observation_size == 12288 and not plain.action_lag and plain.first_tree is None
+    assert (quirks.observation_size, plain.observation_size) == (4096, 12288)
     arrays = armed(quirks, resps.OFFICIAL.ppo.pi).network.arrays()
     assert sum(array.size for array in arrays.values()) == 563_761, "the actor's size on the sheet"
-    for own, other in (
-        (resps.OURS, resps.PAPER),
-        (resps.OURS, resps.OFFICIAL),
-        (resps.PAPER, resps.OURS),
-    ):
-        flat = {f"ppo.{name}": value for name, value in vars(other.ppo).items()}
-        assert changed(own, vars(other) | {"ppo": own.ppo} | flat) == other
-    with pytest.raises(
-        SpecdecError, match="unknown field of PPOConfig 'gama'; did you mean 'gamma'"
-    ):
+
+
+def test_changes_by_name():
+    flat = {f"ppo.{name}": value for name, value in vars(resps.PAPER.ppo).items()}
+    changes = vars(resps.PAPER) | {"ppo": resps.OURS.ppo} | flat
+    assert changed(resps.OURS, changes) == resps.PAPER
+    with pytest.raises(SpecdecError, match="unknown field of PPOConfig 'gama'.*'gamma'"):
         changed(resps.OURS, {"ppo.gama": 1})
+
+
+def test_bad_settings_and_features_of_another_pair():
     for settings, message in (
         ({"state": "mean"}, "unknown state of Re-SpS 'mean'"),
-        ({}, "needs features_size"),
-        ({"state": "normalised"}, "needs features_size"),
-        ({"state": "normalised", "features_size": 10, "per_layer": True}, "width of 3 layers"),
-        ({"features_size": 6, "temperature": 0.0}, "above 0"),
-        ({"features_size": 6, "temperature": float("nan")}, "above 0"),
-        (
-            {"features_size": 6, "totals": (64,), "depths": (2,), "widths": (8,)},
-            "no tree of the grid",
-        ),
-        ({"features_size": 6, "starter": (5000, 3, 8)}, "lower total_tokens"),
+        ({"temperature": 0.0}, "above 0"),
+        ({"temperature": float("nan")}, "above 0"),
+        ({"totals": (64,), "depths": (2,), "widths": (8,)}, "no tree of the grid"),
     ):
-        pytest.raises(SpecdecError, RespsPolicy, **settings).match(message)
-    pytest.raises(AssertionError, RespsPolicy, features_size=6, interval=0)
-    policy = armed(RespsPolicy(features_size=6))
-    with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 4"):
-        policy.answer(asked(PLAN, cycle=0, features=torch.zeros(4)))
-    with pytest.raises(SpecdecError, match="but the pair gives 0"):
-        specdec.decode(
-            shared_bigrams(), PROMPT, armed(RespsPolicy(features_size=6, widths=(8,))), 4
-        )
+        pytest.raises(SpecdecError, RespsPolicy, features_size=6, **settings).match(message)
+    policy = armed(RespsPolicy(features_size=6, widths=(8,)))
+    wrong = asked(PLAN, cycle=0, features=torch.zeros(4))
+    pytest.raises(SpecdecError, policy.answer, wrong).match("reads 6 numbers, .* gives 4")
+    call = (specdec.decode, shared_bigrams(), PROMPT)
+    pytest.raises(SpecdecError, *call, policy, 4).match("gives 0")
+    # the code's state is zero without features
     policy = armed(RespsPolicy(state="official", hidden_size=4, widths=(8,)))
     plain = specdec.autoregress(shared_bigrams(), PROMPT, 8).tokens
     assert specdec.decode(shared_bigrams(), PROMPT, policy, 8).tokens == plain

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import torch
 
@@ -330,11 +329,7 @@ def training_named(
     SpecdecError for unknown names.
     """
     # 1. what is changed; some settings may be words
-    worded = []
-    for name, hint in get_type_hints(Settings).items():
-        if str in (hint, *get_args(hint)):
-            worded.append(name)
-    other_settings = dict(setting("--set", "passes=2", text, worded) for text in changes)
+    other_settings = dict(setting("--set", "passes=2", text) for text in changes)
     other_fields = dict(setting("--fields", "beta=0.1", text) for text in fields)
     start_from = Path(start_from) if start_from else None
     # 2. a drafter that is continued
