@@ -8,7 +8,7 @@ EAGLE-1 section 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,9 +27,7 @@ class EagleConfig:
     griffin: generation 1 with a gated fusion and a state of two streams (`GriffinNetwork`).
     taps: indices into `hidden_states` (2: the *input* of layer 2); None: 2, L // 2, L - 3.
     rope_theta: the drafter's own base, never the target's (10000 unless its config differs).
-    norm_before_residual: the residual stream starts after `hidden_norm`, not before it (official).
-    norm_output: feed `norm(output)` back instead of the output.
-    fc_norm: None, "each" (one norm per tap) or "joint" (one over the concatenation).
+    fc_norm: None, or "each": one norm per tap.
     block: positions that one pass drafts (`BlockNetwork`); 0: one position after the other.
     mask_token: the token that the rows of a block read after its first.
     num_layers: of a block drafter; those after the first are `InnerLayer`s.
@@ -48,10 +46,7 @@ class EagleConfig:
     generation: int = 3
     num_taps: int = 3
     taps: tuple[int, ...] | None = None
-    norm_before_residual: bool = False
-    norm_output: bool = False
     attention_bias: bool = False
-    query_key_norm: bool = False
     fc_norm: str | None = None
     fc_bias: bool = False
     own_embedding: bool = False
@@ -61,18 +56,8 @@ class EagleConfig:
     num_layers: int = 1
 
     def __post_init__(self) -> None:
-        heads = self.num_attention_heads
         if not self.head_dim:
-            if self.hidden_size % heads:
-                why = f"hidden_size {self.hidden_size} is no multiple of {heads} attention heads"
-                raise SpecdecError(f"{why}; check the drafter's config.json.")
-            object.__setattr__(self, "head_dim", self.hidden_size // heads)
-        if heads % self.num_key_value_heads:
-            why = f"{heads} attention heads cannot share {self.num_key_value_heads} key-value heads"
-            raise SpecdecError(f"{why}; check the drafter's config.json.")
-        if self.draft_vocab_size > self.vocab_size:
-            why = f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}"
-            raise SpecdecError(f"{why}; check config.json.")
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
 
     @property
     def feature_size(self) -> int:
@@ -89,15 +74,9 @@ class EagleConfig:
         """Whether some of the target's tokens can never be drafted."""
         return self.draft_vocab_size < self.vocab_size
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def layer_like(config: Any, vocab_size: int, **fields: Any) -> EagleConfig:
-    """The shape of a layer like the target's, from its transformers config.
-
-    `fields` override or add.
-    """
+    """The shape of a layer like the target's, from its transformers config, and other fields."""
     heads = config.num_attention_heads
     hidden = config.hidden_size
     shape = {
@@ -148,9 +127,6 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(wide, keys, bias=config.attention_bias)
         self.v_proj = nn.Linear(wide, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        if config.query_key_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.fused: Callable[[Tensor], Tensor] | None = None  # one product, set by `packed.pack`
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,10 +138,7 @@ class Attention(nn.Module):
             keys = config.num_key_value_heads * config.head_dim
             queries = config.num_attention_heads * config.head_dim
             parts = torch.split(self.fused(x), [queries, keys, keys], dim=-1)
-        q, k, v = (part.view(*part.shape[:-1], -1, config.head_dim) for part in parts)
-        if config.query_key_norm:
-            q = self.q_norm(q)
-            k = self.k_norm(k)
+        q, k, v = (part.reshape(*part.shape[:-1], -1, config.head_dim) for part in parts)
         return q, k, v
 
 
@@ -237,8 +210,6 @@ class EagleNetwork(nn.Module):
         if config.fc_norm == "each":
             sizes = [config.target_hidden_size] * config.num_taps
             self.fc_norm = nn.ModuleList(RMSNorm(size, config.rms_norm_eps) for size in sizes)
-        elif config.fc_norm == "joint":
-            self.input_norm = RMSNorm(config.feature_size, config.rms_norm_eps)
         self.midlayer = DecoderLayer(config)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -265,8 +236,6 @@ class EagleNetwork(nn.Module):
             parts = torch.split(features, config.target_hidden_size, dim=-1)
             normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
             features = torch.cat(normed, dim=-1)
-        elif config.fc_norm == "joint":
-            features = self.input_norm(features)
         return self.fc(features)
 
     def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,8 +246,7 @@ class EagleNetwork(nn.Module):
             return fused, fused
         layer = self.midlayer
         normed = layer.hidden_norm(hidden)
-        residual = normed if self.config.norm_before_residual else hidden
-        return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), residual
+        return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), hidden
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The recurrent state, *before* the final norm. [..., heads * D], [..., H] -> [..., H]"""
@@ -302,30 +270,23 @@ class EagleNetwork(nn.Module):
         if self.config.generation == 3:
             return
         weight = head.weight.detach()
-        if self.config.is_reduced:
-            ids = vocabulary_ids(self).to(weight.device)
-            rows = weight[ids]
-            bias = None if head.bias is None else head.bias.detach()[ids]
-
-            def target_head(hidden: Tensor) -> Tensor:
-                return F.linear(hidden.to(rows.dtype), rows, bias)
-
-        else:
+        dtype = weight.dtype
+        if not self.config.is_reduced:
             # the maps of a whole vocabulary: training reads them, files do not hold them
             member = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
             self.register_buffer("t2d", member, persistent=False)
             offsets = torch.zeros_like(member, dtype=torch.long)
             self.register_buffer("d2t", offsets, persistent=False)
-            dtype = weight.dtype
-
-            def target_head(hidden: Tensor) -> Tensor:
-                return head(hidden.to(dtype))
-
-        self.target_head = target_head
+            self.target_head = lambda hidden: head(hidden.to(dtype))
+            return
+        ids = vocabulary_ids(self).to(weight.device)
+        rows = weight[ids]
+        bias = None if head.bias is None else head.bias.detach()[ids]
+        self.target_head = lambda hidden: F.linear(hidden.to(dtype), rows, bias)
 
     def feed_back(self, hidden: Tensor) -> Tensor:
         """The next draft step's input in place of target features. [..., H] -> [..., H]."""
-        return self.norm(hidden) if self.config.norm_output else hidden
+        return hidden
 
 
 def vocabulary_ids(network: Any) -> Tensor:
