@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker
-from specdec.models.families import attention_configs, cache_keyword
+from specdec.models.families import cache_keyword
 
 VOCAB = 101
 WINDOW = 6  # far smaller than any context below
@@ -127,15 +127,13 @@ def spread(model, seed: int) -> None:
                 weight.copy_(noise * 1.5 / min(weight.shape[-2:]) ** 0.5)
 
 
-def state_of(*models) -> list:
-    """All that decoding could leave behind: implementation, hooks, replaced forwards, training flags."""
-    modules = [module for model in models for module in model.modules()]
-    return [
-        config._attn_implementation for model in models for config in attention_configs(model)
-    ] + [
-        (m.training, "forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks))
-        for m in modules
-    ]
+def state_of(model) -> list:
+    """What decoding could leave behind: training flags, replaced forwards, hooks."""
+    state = [model.config._attn_implementation]
+    for module in model.modules():
+        hooks = (len(module._forward_hooks), len(module._forward_pre_hooks))
+        state.append((module.training, "forward" in module.__dict__, *hooks))
+    return state
 
 
 @functools.cache
