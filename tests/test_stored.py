@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import pickle
 import re
 import shutil
 from pathlib import Path
@@ -10,19 +9,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from fakes import refusals
 from fakes.pairs import random_pair
 from fakes.traces import round_costs
 from fakes.values import random_policy
-from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from specdec import runs, stored
 from specdec.costs.model import CostModel
 from specdec.data.suites import load_suite
 from specdec.models.eagle_files import read_checkpoint, save_drafter
-from specdec.models.load import load_drafter, load_pair, shipped_folder
+from specdec.models.load import shipped_folder
 from specdec.models.ngrams import CopyOdds
 from specdec.policies.base import load_policy
 from specdec.policies.ltd import DepthPolicy
@@ -252,108 +249,6 @@ def test_the_book(tmp_path):
         refusal(lambda: read_book(tmp_path), "book.yml")
 
 
-def outside(folder: Path, name: str = "model.safetensors") -> Path:
-    """The folder's weights, moved beside the folder."""
-    return Path(shutil.move(folder / name, folder.parent / "elsewhere.safetensors"))
-
-
-@pytest.mark.parametrize("way", ["index", "link", "linked shard"])
-@pytest.mark.parametrize("what", ["drafter", "target"])
-def test_weights_outside_their_folder_are_not_read(tmp_path, drafter, what, way):
-    folder = drafter
-    if what == "target":
-        folder = Path(shutil.copytree(shipped_folder("tiny") / "target", tmp_path / "target"))
-    moved = outside(folder)
-    if way != "index":
-        (folder / ("model.safetensors" if way == "link" else "shard.safetensors")).symlink_to(moved)
-    if way != "link":
-        with safe_open(moved, "pt") as tensors:
-            named = dict.fromkeys(
-                tensors.keys(),
-                "../elsewhere.safetensors" if way == "index" else "shard.safetensors",
-            )
-        index = {"metadata": {}, "weight_map": named}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = (
-        (lambda: load_pair(target=folder)) if what == "target" else lambda: read_checkpoint(folder)
-    )
-    refusal(read, "outside")
-
-
-@pytest.fixture(scope="module")
-def small_target():
-    return load_pair("small", dtype="float32", drafter="suffix").target
-
-
-@pytest.fixture(params=["medusa", "hydra"])
-def heads(request, tmp_path):
-    return Path(shutil.copytree(shipped_folder("small") / request.param, tmp_path / request.param))
-
-
-def test_heads_are_measured_before_they_are_made(heads, small_target):
-    kept = (heads / "config.json").read_text()
-    wrong = [{"draft_vocab_size": 10**9}, {f"{heads.name}_num_layers": 10**9}]
-    for changes in [*wrong, *[{"hydra_head_arch": [1]}] * (heads.name == "hydra")]:
-        edited(heads / "config.json", changes)
-        refusal(lambda: load_drafter(heads, small_target), str(heads))
-        (heads / "config.json").write_text(kept)
-    moved = outside(heads, f"{heads.name}_lm_head.safetensors")
-    (heads / f"{heads.name}_lm_head.safetensors").symlink_to(moved)
-    refusal(lambda: load_drafter(heads, small_target), "outside")
-    (heads / "config.json").write_text("[" * 100_000)
-    refusal(lambda: load_drafter(heads, small_target), "config.json")
-
-
-@pytest.fixture
-def language_model(tmp_path):
-    folder = Path(shutil.copytree(shipped_folder("tiny") / "target", tmp_path / "lm"))
-    edited(folder / "config.json", {"draft_lm": True})
-    return folder
-
-
-def as_target_and_drafter(folder: Path):
-    """Both ways to read a causal LM."""
-    return lambda: load_pair(target=folder), lambda: load_drafter(
-        folder, load_pair("tiny", drafter="suffix").target
-    )
-
-
-def test_config_and_end_tokens_of_a_language_model(language_model):
-    kept = (language_model / "config.json").read_text()
-    for changes in [
-        {"num_hidden_layers": 10**9}, {"num_hidden_layers": -1}, {"vocab_size": 10**9}, {"hidden_size": "x"},
-        {"num_attention_heads": 0}, {"num_attention_heads": 7},
-    ]:  # fmt: skip
-        (language_model / "config.json").write_text(kept)
-        edited(language_model / "config.json", changes)
-        for read in as_target_and_drafter(language_model):
-            assert next(iter(changes)).split("_")[-1] in refusal(read, str(language_model))
-    (language_model / "config.json").write_text(kept)
-    (language_model / "generation_config.json").write_text('{"eos_token_id": "x"}')
-    refusal(lambda: load_pair(target=language_model), "eos_token_id")
-
-
-def test_weights_of_a_language_model(language_model):
-    weights = language_model / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:1000])
-    for read in as_target_and_drafter(language_model):
-        refusal(read, "cannot be loaded")
-    weights.unlink()
-    bomb = refusals.Bomb(language_model / "ran")
-    for pickled in (pickle.dump, torch.save):  # bare, and in torch's container
-        with open(language_model / "pytorch_model.bin", "wb") as file:
-            pickled({"model.norm.weight": torch.ones(32), "bomb": bomb}, file)
-        for read in as_target_and_drafter(language_model):
-            refusal(read, "pickle with code in it")
-    assert not (language_model / "ran").exists()
-    (language_model / "pytorch_model.bin").unlink()
-    (language_model.parent / "elsewhere").write_bytes(content)
-    weights.symlink_to(language_model.parent / "elsewhere")
-    for read in as_target_and_drafter(language_model):
-        refusal(read, "outside")
-
-
 def test_files_of_texts_and_files_that_are_none(tmp_path):
     path = tmp_path / "gsm8k.jsonl"
     calls = (
@@ -373,12 +268,3 @@ def test_files_of_texts_and_files_that_are_none(tmp_path):
         for content in (b"{" * 5_000, b"a: " + b"[" * 5_000, b"\xff\xfe\x00"):
             path.write_bytes(content)
             assert f"{path} cannot be read as {kind}" in refusals.refusal(read, path)
-
-
-def test_a_download_cache_may_link_into_its_blobs(tmp_path, drafter):
-    folder = tmp_path / "models--me--mine" / "snapshots" / "abc"
-    (folder.parents[1] / "blobs").mkdir(parents=True)
-    shutil.copytree(drafter, folder)
-    blob = shutil.move(folder / "model.safetensors", folder.parents[1] / "blobs" / "0f")
-    (folder / "model.safetensors").symlink_to(blob)
-    assert "fc.weight" in read_checkpoint(folder).tensors

@@ -181,10 +181,20 @@ class EagleSession(DraftSession):
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
         self.drafter = drafter
         self.network = drafter.network
-        self.store, self._tables = keys_and_tables(drafter, context_tok + tree_tok)
+        self.context_tok = context_tok
+        # 1. room for keys and values [2, kv, rows, D], and as many rotary tables [2, rows, 1, D]
+        config = drafter.config
+        target = drafter.target
+        rows = context_tok + tree_tok
+        shape = (2, config.num_key_value_heads, rows, config.head_dim)
+        size = math.prod(shape) * (4 + target.dtype.itemsize)
+        check_memory(f"drafting {rows} nodes and tokens", size, target.device)
+        tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
+        self._tables = torch.stack(tables)[:, :, None]
+        self.store = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self._keys, self._values = self.store
         self.stores = [self.store]  # of each layer
-        self.context_tok = context_tok
+        # 2. where the text ends and what was drafted after it
         self.length = 0
         self._drawn = 0  # rows of the tree
         self._level = 0
@@ -286,18 +296,6 @@ class EagleSession(DraftSession):
             mask = aligned(mask)
         attended = attend_heads(q.transpose(0, 1)[None], keys, values, mask, causal)
         return attended[0].transpose(0, 1).flatten(1)
-
-
-def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
-    """Room for keys and values [2, kv, rows, D], and as many rotary tables [2, rows, 1, D]."""
-    config = drafter.config
-    target = drafter.target
-    shape = (2, config.num_key_value_heads, rows, config.head_dim)
-    size = math.prod(shape) * (4 + target.dtype.itemsize)
-    check_memory(f"drafting {rows} nodes and tokens", size, target.device)
-    tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
-    store = torch.zeros(shape, dtype=target.dtype, device=target.device)
-    return store, torch.stack(tables)[:, :, None]
 
 
 @dataclass

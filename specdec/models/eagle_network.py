@@ -60,16 +60,6 @@ class EagleConfig:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
 
     @property
-    def feature_size(self) -> int:
-        """Width of the fused target features, num_taps * target_hidden_size."""
-        return self.num_taps * self.target_hidden_size
-
-    @property
-    def state_size(self) -> int:
-        """Width of a draft step's output state."""
-        return self.hidden_size * (2 if self.griffin else 1)
-
-    @property
     def is_reduced(self) -> bool:
         """Whether some of the target's tokens can never be drafted."""
         return self.draft_vocab_size < self.vocab_size
@@ -205,7 +195,9 @@ class EagleNetwork(nn.Module):
     def __init__(self, config: EagleConfig):
         super().__init__()
         self.config = config
-        wide = config.feature_size if config.generation == 3 else 2 * config.hidden_size
+        wide = 2 * config.hidden_size
+        if config.generation == 3:
+            wide = config.num_taps * config.target_hidden_size
         self.fc = nn.Linear(wide, config.hidden_size, bias=config.fc_bias)
         if config.fc_norm == "each":
             sizes = [config.target_hidden_size] * config.num_taps
@@ -368,9 +360,8 @@ class GriffinNetwork(EagleNetwork):
     def __init__(self, config: EagleConfig):
         super().__init__(config)
         self.fc = GatedFusion(config)
-        self.midlayer.mlp.down_proj = nn.Linear(
-            config.intermediate_size, config.state_size, bias=False
-        )
+        sizes = (config.intermediate_size, 2 * config.hidden_size)
+        self.midlayer.mlp.down_proj = nn.Linear(*sizes, bias=False)
 
     def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         fused = self.fc(embedded, hidden)
@@ -399,7 +390,8 @@ class BlockNetwork(EagleNetwork):
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
-        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
+        wide = config.num_taps * config.target_hidden_size
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, wide))
         layers = {str(number): InnerLayer(config) for number in range(1, config.num_layers)}
         self.layers = nn.ModuleDict(layers)
 

@@ -99,7 +99,6 @@ class Evidence(NamedTuple):
 
 CELLS = [Evidence(*cell) for cell in itertools.product(range(len(PLACES)), range(len(MATCHED)))]
 Counts = tuple[tuple[int, ...], ...]
-NONE: Counts = ((0,) * len(MATCHED),) * len(PLACES)
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,12 @@ class CopyOdds:
             hits[cell] += right
         return cls(_tuples(hits.tolist()), _tuples(outcomes.tolist()), scale, learned_from)
 
+    def counts(self, cell: Evidence) -> tuple[int, int]:
+        """Hits and outcomes of a cell."""
+        if not self.outcomes:
+            return 0, 0
+        return self.hits[cell.places][cell.matched], self.outcomes[cell.places][cell.matched]
+
     def probability(self, cell: Evidence) -> float:
         """That the token is the target's, given that all tokens before it are (Laplace's rule).
 
@@ -135,8 +140,7 @@ class CopyOdds:
         """
         matched = MATCHED[cell.matched]
         prior = PRIORS[cell.places] * matched / (matched + 1.5)
-        hits = (self.hits or NONE)[cell.places][cell.matched]
-        outcomes = (self.outcomes or NONE)[cell.places][cell.matched]
+        hits, outcomes = self.counts(cell)
         return (hits + PRIOR_COUNT * prior) / (outcomes + PRIOR_COUNT)
 
     @functools.cached_property
@@ -147,13 +151,13 @@ class CopyOdds:
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row per cell: places, matched (at least), outcomes, hits, probability."""
+        names = ("places", "matched", "outcomes", "hits", "probability")
         rows = []
         for cell in CELLS:
-            row: dict[str, Any] = {"places": PLACES[cell.places], "matched": MATCHED[cell.matched]}
-            row["outcomes"] = (self.outcomes or NONE)[cell.places][cell.matched]
-            row["hits"] = (self.hits or NONE)[cell.places][cell.matched]
-            row["probability"] = self.probability(cell)
-            rows.append(row)
+            hits, outcomes = self.counts(cell)
+            label = PLACES[cell.places], MATCHED[cell.matched]
+            values = (*label, outcomes, hits, self.probability(cell))
+            rows.append(dict(zip(names, values, strict=True)))
         return rows
 
     @property
@@ -297,18 +301,7 @@ class NgramSession(DraftSession):
 
 
 class NgramDrafter(Drafter):
-    """`prompt_lookup` or `suffix` for a target.
-
-    Trees of any policy consist of copies; there is nothing to expand.
-
-    >>> import specdec
-    >>> from specdec.core.tree_config import CopiedTree
-    >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="suffix")
-    >>> copies = specdec.Static.of(CopiedTree(8))
-    >>> out = specdec.decode(pair, "one two three one two", copies, max_new_tokens=8)
-    >>> out.tokens == specdec.autoregress(pair, "one two three one two", max_new_tokens=8).tokens
-    True
-    """
+    """`prompt_lookup` or `suffix` for a target: trees consist of copies, nothing is expanded."""
 
     forwards = False
 
@@ -370,15 +363,7 @@ class HybridSession(DraftSession):
 
 
 class HybridDrafter(Drafter):
-    """`drafter`, any that drafts level by level, merged with copies of the text.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="hybrid")
-    >>> tree = specdec.Static(8, 2, 3)
-    >>> out = specdec.decode(pair, "one two three one two", tree, max_new_tokens=8)
-    >>> out.tokens == specdec.autoregress(pair, "one two three one two", max_new_tokens=8).tokens
-    True
-    """
+    """`drafter`, any that drafts level by level, merged with copies of the text."""
 
     def __init__(
         self, drafter: Any, config: NgramConfig | None = None, odds: CopyOdds | None = None
@@ -513,15 +498,15 @@ class LookaheadDrafter(Drafter):
         return LookaheadSession(self.target.device)
 
 
-def load_suffix(folder: Path | None, target: Target) -> NgramDrafter:
-    """Copies from all places, with the copy odds in `folder` if there is one."""
-    return NgramDrafter(target, odds=None if folder is None else CopyOdds.load(folder))
+def load_suffix(
+    folder: Path | None, target: Target, config: NgramConfig | None = None
+) -> NgramDrafter:
+    """Copies with the copy odds in `folder`, if there is one."""
+    return NgramDrafter(target, config, None if folder is None else CopyOdds.load(folder))
 
 
 def load_prompt_lookup(folder: Path | None, target: Target) -> NgramDrafter:
-    """Copies from the first place of the longest match, with the copy odds in `folder`."""
-    odds = None if folder is None else CopyOdds.load(folder)
-    return NgramDrafter(target, PROMPT_LOOKUP, odds)
+    return load_suffix(folder, target, PROMPT_LOOKUP)
 
 
 def load_hybrid(folder: Path, target: Target) -> HybridDrafter:

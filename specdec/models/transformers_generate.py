@@ -22,28 +22,16 @@ from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
 
 # the model's arguments that cannot change a text, beside attention_mask
-HARMLESS = (
-    "attention_mask",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "logits_to_keep",
-    "return_dict",
-)
+HARMLESS = {"attention_mask", "position_ids", "cache_position"}
+HARMLESS |= {"use_cache", "logits_to_keep", "return_dict"}
 # settings of a GenerationConfig that the cycle would not follow, by their values without effect
-UNFOLLOWED = {
-    "num_beams": (None, 1),
-    "num_return_sequences": (None, 1),
-    "guidance_scale": (None, 1),
-    "penalty_alpha": (None, 0),
-    "dola_layers": (None,),
-    "constraints": (None,),
-    "output_scores": (None, False),
-    "output_logits": (None, False),
-    "output_attentions": (None, False),
-    "output_hidden_states": (None, False),
-    "return_dict_in_generate": (None, False),
+UNFOLLOWED: dict[str, Any] = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "guidance_scale": 1,
+    "penalty_alpha": 0,
 }
+UNFOLLOWED |= {"dola_layers": None, "constraints": None, "return_dict_in_generate": False}
 
 
 def generate(
@@ -133,7 +121,7 @@ def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
     """SpecdecError for settings and inputs that the cycle would not follow."""
     names = []
     for name, without_effect in UNFOLLOWED.items():
-        if getattr(generation_config, name, None) not in without_effect:
+        if getattr(generation_config, name, None) not in (None, without_effect):
             names.append(name)
     for name, value in model_kwargs.items():
         # an empty cache, as transformers makes one

@@ -14,7 +14,9 @@ def attention(network, x, layer=None):
     config = network.config
     layer = (layer or network.midlayer).self_attn
     count, width = len(x), config.head_dim
-    q, k, v = (part(x).view(1, count, -1, width) for part in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (
+        part(x).view(1, count, -1, width) for part in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
     inverse = config.rope_theta ** (-torch.arange(0, width, 2) / width)
     angles = torch.outer(torch.arange(count), torch.cat((inverse, inverse)))[None]
     q, k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin(), unsqueeze_dim=2)

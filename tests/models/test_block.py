@@ -33,10 +33,7 @@ from workbook import one_pass
 
 VOCAB, WIDTH, BLOCK, PROMPT = 24, 32, 4, [3, 1, 4, 1, 5, 9, 2, 6]
 OWN = EagleConfig(WIDTH, 64, 4, 2, VOCAB, 10, WIDTH, taps=(2, 4, 5), head_dim=8, block=BLOCK)
-KINDS = {
-    "block": OWN,
-    "deep": replace(OWN, mask_token=7, fc_norm="each", num_layers=3),
-}
+KINDS = {"block": OWN, "deep": replace(OWN, mask_token=7, fc_norm="each", num_layers=3)}
 
 
 @pytest.fixture(scope="module")

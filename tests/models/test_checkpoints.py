@@ -58,10 +58,7 @@ SGLANG = {
 }
 LAYOUTS = {
     "official": (PLAIN, OFFICIAL),
-    "sglang": (
-        replace(PLAIN, taps=(3, 5, 6), fc_norm="each", rope_theta=5e5),
-        OFFICIAL | SGLANG,
-    ),
+    "sglang": (replace(PLAIN, taps=(3, 5, 6), fc_norm="each", rope_theta=5e5), OFFICIAL | SGLANG),
     "eagle1": (FIRST, layer_fields(FIRST)),  # no `bias` field: it is true
     "eagle1, biases": (
         replace(FIRST, fc_bias=False, attention_bias=True),

@@ -79,7 +79,7 @@ REFUSED = [
     ("num_return_sequences", {"num_return_sequences": 2, "do_sample": True}),
     ("guidance_scale", {"guidance_scale": 2.0, "negative_prompt_ids": ONE}),
     ("penalty_alpha", {"penalty_alpha": 0.6, "top_k": 4}),
-    ("output_scores", {"output_scores": True, "return_dict_in_generate": True}),
+    ("return_dict", {"output_scores": True, "return_dict_in_generate": True}),
     ("token_type_ids", {"token_type_ids": ONE}),
     ("pixel_values", {"pixel_values": ONE}),
     ("seed", {"seed": "x"}),
@@ -89,7 +89,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "settings"), REFUSED)
-def test_what_changes_a_text_and_is_not_followed_is_refused(tiny, call, monkeypatch, words, settings):
+def test_what_changes_a_text_and_is_not_followed_is_refused(
+    tiny, call, monkeypatch, words, settings
+):
     # another family's settings get past this model's own check
     kind = type(tiny.target.model)
     monkeypatch.setattr(kind, "_validate_model_kwargs", lambda model, arguments: None)
