@@ -152,7 +152,7 @@ WRONG = {
         {"hidden_size": "x"}, {"num_attention_heads": 0}, {"rms_norm_eps": float("nan")}, {"vocab_size": -3},
         {"rope_theta": float("inf")}, {"intermediate_size": 1.5}, {"norm_before_residual": "no"}, {"eagle_config": 3},
         {"architectures": 5}, {"draft_vocab_size": True}, {"vocab_size": 10**9, "draft_vocab_size": 10**9},
-        {"hidden_size": 10**9}, {"eagle_config": {"norm_before_fc": "x"}},
+        {"hidden_size": 10**9},
     ]),
     "copies": ("", lambda file: CopyOdds.load(file.parent), [
         {"hits": [[float("inf")] * 7] * 4}, {"hits": [[-9] * 7] * 4}, {"scale": float("nan")}, {"scale": 0}, {"hash": "x"},

@@ -63,7 +63,9 @@ class Kind:
             return _heads_network(self.folder, folder, config)
         if self.folder == "lm":
             if folder is None:
-                raise SpecdecError("a small language model has no usual size; name its folder.")
+                raise SpecdecError(
+                    "a small language model has no usual size; name its folder, lm:FOLDER."
+                )
             import transformers
 
             return on_meta(transformers.AutoConfig.from_pretrained(folder))

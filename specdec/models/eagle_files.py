@@ -232,8 +232,11 @@ def with_weights(
     of the target is drafted.
     """
     # 1. no memory is taken for what config.json claims
-    with torch.device("meta"):
-        network = build(config)
+    try:
+        with torch.device("meta"):
+            network = build(config)
+    except RuntimeError as error:
+        raise bad_checkpoint(folder, f"config.json describes no network ({error})") from None
     tensors = dict(tensors)
     if "d2t" in network.state_dict() and not config.is_reduced:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import RMSNorm
 
 from specdec.errors import SpecdecError
 from specdec.models.families import setting
@@ -90,18 +91,6 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
         why = f"EAGLE-3 taps the inputs of three layers in order; {num_layers} layers give {taps}"
         raise SpecdecError(f"{why}: use a target of at least 7 layers.")
     return taps
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, the mean of squares accumulated in float32."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import RMSNorm
 
 from specdec import runs
 from specdec.core.protocols import DraftSession
@@ -47,7 +48,7 @@ from specdec.models.eagle_files import (
     save_tensors,
     with_weights,
 )
-from specdec.models.eagle_network import EagleConfig, EagleNetwork, RMSNorm, best_tokens, layer_like
+from specdec.models.eagle_network import EagleConfig, EagleNetwork, best_tokens, layer_like
 from specdec.models.families import setting
 from specdec.models.target import Target
 

@@ -47,7 +47,6 @@ def load_pair(
     tokenizer: str | Path | object | None = None,
     dtype: str = "auto",
     device: str = "auto",
-    trust_remote_code: bool = False,
     device_map: str | dict[str, Any] | None = None,
     pack: bool | None = None,
 ) -> Pair:
@@ -58,7 +57,7 @@ def load_pair(
     causal LM, wrapped or not. drafter: as in `load_drafter`; with a preset, a kind means its
     weights of that kind. tokenizer: default the target's own. dtype: "float32", "bfloat16",
     "float16", or "auto": float32 on a CPU, else the checkpoint's own. device: a torch device or
-    "auto". trust_remote_code, device_map: of transformers. pack: whether weights are packed for
+    "auto". device_map: of transformers. pack: whether weights are packed for
     this processor (`packed.pack`); None: on a CPU, if they were loaded here.
 
     >>> pair = load_pair("tiny")
@@ -67,7 +66,7 @@ def load_pair(
     """
     if (name is None) == (target is None):
         raise SpecdecError("give either a name or target=..., and not both.")
-    source = _source(name, target, drafter, tokenizer, trust_remote_code, device_map)
+    source = _source(name, target, drafter, tokenizer, device_map)
     if name is not None:
         name = pairs.named(name)
         target = preset_target(name)
@@ -81,11 +80,11 @@ def load_pair(
             raise SpecdecError(f"{why}; move it before load_pair.")
     else:
         place = target_place(target or "")
-        model = load_model(place, *placement(dtype, device), trust_remote_code, device_map)
+        model = load_model(place, *placement(dtype, device), device_map)
         tokenizer = tokenizer or place
     bound = Target(model)
     if isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
+        tokenizer = load_tokenizer(str(tokenizer))
 
     # 2. the drafter, which copies rows of the target's head before that is packed
     loaded = None if drafter is None else load_drafter(drafter, bound, pack=pack)
@@ -136,7 +135,7 @@ def load_drafter(
 
 
 def _source(
-    name: str | None, target: Any, drafter: Any, tokenizer: Any, trust: bool, device_map: Any
+    name: str | None, target: Any, drafter: Any, tokenizer: Any, device_map: Any
 ) -> dict[str, Any] | None:
     """The arguments of `load_pair` for another process; None if one is an object in memory."""
     if name is not None and (own := pairs.own_pair(pairs.named(name))):
@@ -144,7 +143,7 @@ def _source(
         drafter = preset_drafter(pairs.named(name), drafter)
         name, target = None, own.target
     places = {"target": target, "drafter": drafter, "tokenizer": tokenizer}
-    source: dict[str, Any] = {"name": name, "trust_remote_code": trust, "device_map": device_map}
+    source: dict[str, Any] = {"name": name, "device_map": device_map}
     for part, place in places.items():
         if not isinstance(place, str | Path | None):
             return None
@@ -261,20 +260,17 @@ def unpacked_folder(name: str, sha256: str) -> Path:
 
 def unpack_gguf(path: Path, folder: Path) -> Path:
     """Write a GGUF file as a transformers folder in bfloat16, read by transformers."""
-    place: dict[str, Any] = {"gguf_file": path.name}
-    weights = {"dtype": torch.bfloat16}
-    plain = transformers.GgufConfig(dequantize=True)
-    with runs.atomic_folder(folder) as fresh, _without_bars():
-        try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path.parent, quantization_config=plain, **place, **weights
-            )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **place)
-        except Exception as error:  # a damaged file fails in many ways
-            why = f"{path} cannot be read as GGUF by transformers: {first_line(error)}"
-            raise SpecdecError(why) from error
+    options: dict[str, Any] = {
+        "dtype": torch.bfloat16,
+        "quantization_config": transformers.GgufConfig(dequantize=True),
+    }
+    with runs.atomic_folder(folder) as fresh:
+        with _reading(f"{path} cannot be read as GGUF by transformers"):
+            causal_lm = transformers.AutoModelForCausalLM
+            model = causal_lm.from_pretrained(path.parent, gguf_file=path.name, **options)
+            words = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         model.save_pretrained(fresh)
-        tokenizer.save_pretrained(fresh)
+        words.save_pretrained(fresh)
     return folder
 
 
@@ -301,12 +297,9 @@ def drafter_folder(source: str) -> Path:
     """The folder itself (or its drafter/), or the local copy of a hub id's config and weights."""
     if not is_hub_id(source):
         return pairs.part_of(runs.placed(source), OWN_DRAFTER)
-    try:
+    why = f"the drafter {source} cannot be fetched from the hub; give a local folder"
+    with _reading(why):
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=DRAFTER_FILES))
-    except (huggingface_hub.errors.HfHubHTTPError, OSError, ValueError) as error:
-        why = f"the drafter {source} cannot be fetched from the hub ({first_line(error)})"
-        advice = "check its name, the network and its licence, or give a local folder"
-        raise SpecdecError(f"{why}; {advice}.") from error
 
 
 def is_hub_id(source: str) -> bool:
@@ -335,25 +328,21 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
 
 def target_config(source: str) -> Any:
     """The transformers config of a target's text part, without reading weights."""
-    try:
-        return transformers.AutoConfig.from_pretrained(target_place(source)).get_text_config()
-    except Exception as error:  # a wrong config.json fails in many ways
-        why = f"the configuration of {source} cannot be read: {first_line(error)}"
-        raise SpecdecError(why) from error
+    place = target_place(source)
+    with _reading(f"the configuration of {source} cannot be read"):
+        return transformers.AutoConfig.from_pretrained(place).get_text_config()
 
 
 def load_model(
     source: str,
     dtype: torch.dtype | str,
     device: torch.device,
-    trust_remote_code: bool = False,
     device_map: str | dict[str, Any] | None = None,
 ) -> nn.Module:
     """A causal LM with every weight present, in eval mode, on one device or over a device_map."""
     if not is_hub_id(source):
         source = str(runs.placed(source))
-    settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    model = read_causal_lm(source, "the target", device_map=device_map, **settings).eval()
+    model = read_causal_lm(source, "the target", device_map=device_map, dtype=dtype).eval()
     if device_map is None:
         return model.to(device)
     if any(weight.device.type == "meta" for weight in model.parameters()):
@@ -363,12 +352,14 @@ def load_model(
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Hides transformers' progress bars, which would stay in a notebook's page."""
+def _reading(failure: str) -> Iterator[None]:
+    """Any error inside becomes one sentence; no progress bars, which would stay in a notebook."""
     enabled = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
+    except Exception as error:  # damaged files and wrong settings fail in many ways
+        raise SpecdecError(f"{failure}: {first_line(error)}") from error
     finally:
         if enabled:
             transformers.utils.logging.enable_progress_bar()
@@ -385,17 +376,13 @@ def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
         output_loading_info=True,
         **settings,
     )
-    try:
-        with _without_bars():
-            try:
-                model, report = read(attn_implementation="sdpa")
-            except ValueError as error:
-                if "scaled_dot_product_attention" not in str(error):
-                    raise
-                model, report = read(attn_implementation="eager")
-    except Exception as error:  # a wrong config.json fails in many ways
-        why = f"{what} {source} cannot be loaded as a transformers causal LM"
-        raise SpecdecError(f"{why}: {first_line(error)}") from error
+    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
+        try:
+            model, report = read(attn_implementation="sdpa")
+        except ValueError as error:
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model, report = read(attn_implementation="eager")
     missing = sorted(report["missing_keys"])
     if missing:
         names = ", ".join(missing[:5])
@@ -403,15 +390,11 @@ def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
     return model
 
 
-def load_tokenizer(source: str, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(source: str) -> Any:
     """The tokenizer of a folder or hub id, or None if it has none."""
     if not is_hub_id(source):
         source = str(runs.placed(source))
         if not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
             return None
-    try:
-        auto = transformers.AutoTokenizer
-        return auto.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
-        why = f"the tokenizer of {source} cannot be loaded: {first_line(error)}"
-        raise SpecdecError(why) from error
+    with _reading(f"the tokenizer of {source} cannot be loaded"):
+        return transformers.AutoTokenizer.from_pretrained(source)

@@ -46,27 +46,21 @@ FILE = "copies.json"
 
 
 class Text:
-    """A growing text, and the places of its tokens and token pairs."""
+    """A growing text, and the places of its tokens."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        # n-gram of one or two tokens -> where it ends
-        self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._places: dict[int, list[int]] = defaultdict(list)
 
     def grow_to(self, ids: Tensor) -> None:
         """Read the tokens of `ids` that are new."""
         for token in ids[len(self.tokens) :].tolist():
+            self._places[token].append(len(self.tokens))
             self.tokens.append(token)
-            end = len(self.tokens) - 1
-            self._places[(token,)].append(end)
-            if end:
-                self._places[self.tokens[end - 1], token].append(end)
 
-    def ends_like(self, width: int) -> list[int]:
-        """Earlier places that end with the text's last one or two tokens, in order."""
-        if len(self.tokens) < width:
-            return []
-        return self._places[tuple(self.tokens[-width:])][:-1]
+    def ends(self) -> list[int]:
+        """Earlier places of the text's last token, in order."""
+        return self._places[self.tokens[-1]][:-1] if self.tokens else []
 
     def match(self, place: int, longest: int) -> int:
         """Number of tokens up to `place` that equal the text's end; at most `longest`."""
@@ -226,19 +220,17 @@ Place = tuple[int, int]
 
 def matches(text: Text, config: NgramConfig) -> list[Place]:
     """The places to copy from, longest matches first, ties by the newest."""
+    ends = text.ends()
     if config.first_place:
         # the first place of the longest match
-        for width in range(min(config.longest, len(text.tokens) - 1), config.shortest - 1, -1):
-            for end in text.ends_like(min(width, 2)):
-                if text.match(end, width) == width:
-                    return [(width, end)]
-        return []
-    ends = text.ends_like(2)[-config.places :]
-    if len(ends) < config.places and config.shortest == 1:
-        pairs = set(ends)
-        singles = text.ends_like(1)[-config.places :]
-        ends += [end for end in singles if end not in pairs]
-    places = [(text.match(end, config.longest), end) for end in ends]
+        lengths = [text.match(end, config.longest) for end in ends]
+        longest = max(lengths, default=0)
+        return [(longest, ends[lengths.index(longest)])] if longest >= config.shortest else []
+    # at least two tokens should match
+    newest = [end for end in ends if text.match(end, 2) == 2][-config.places :]
+    if len(newest) < config.places and config.shortest == 1:
+        newest += [end for end in ends[-config.places :] if text.match(end, 2) == 1]
+    places = [(text.match(end, config.longest), end) for end in newest]
     long_enough = [place for place in places if place[0] >= config.shortest]
     return sorted(long_enough, reverse=True)[: config.places]
 
