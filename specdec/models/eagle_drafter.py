@@ -152,7 +152,8 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
     """SpecdecError if a drafter cannot read this target."""
     embedded = config.target_hidden_size if config.own_embedding else config.hidden_size
     if not config.target_hidden_size == embedded == target.hidden_size:
-        why = f"the drafter reads features and embeddings of {config.target_hidden_size} and {embedded}"
+        widths = f"{config.target_hidden_size} and {embedded}"
+        why = f"the drafter reads features and embeddings of {widths}"
         theirs = f"this target has {target.hidden_size}"
         raise SpecdecError(f"{why} numbers, {theirs}; pair it with the target of its model card.")
     if len(taps) != config.num_taps or max(taps) > target.num_layers:

@@ -289,7 +289,7 @@ def save_drafter(
 
 
 def save_tensors(tensors: Tensors, path: Path, dtype: torch.dtype | None = None) -> Tensors:
-    """Write a safetensors file atomically, floating-point weights in `dtype`; returns its tensors."""
+    """Write a safetensors file atomically, weights in `dtype`; returns its tensors."""
     plain = {}
     for name, value in tensors.items():
         if dtype and value.is_floating_point():

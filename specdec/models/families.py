@@ -17,7 +17,7 @@ from specdec.errors import SpecdecError
 
 
 def model_in(model: nn.Module) -> nn.Module:
-    """The transformers model inside a wrapper (compiled, parallel, adapted), or the model itself."""
+    """The transformers model inside a wrapper (compiled, with adapters), or the model itself."""
     for module in model.modules():
         if isinstance(module, transformers.PreTrainedModel):
             model = module

@@ -139,7 +139,7 @@ class JoinedCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store new rows [B, kv heads, T, D]; return those of each sequence, [B, kv heads, M, D]."""
+        """Store new rows [B, kv heads, T, D]; return all rows of each, [B, kv heads, M, D]."""
         batch, heads, _, width = key_states.shape
         keys = key_states.new_zeros(batch, heads, self.rows, width)
         values = value_states.new_zeros(batch, heads, self.rows, value_states.shape[-1])

@@ -63,7 +63,7 @@ class SmallLM(Drafter):
 
 
 class SmallLMSession(DraftSession):
-    """One turn: the text's rows stay in the cache, followed by a tree's rows until the next root."""
+    """One turn: the text's rows stay in the cache, followed by those of the newest tree."""
 
     def __init__(self, drafter: SmallLM, context_tok: int, tree_tok: int):
         self.drafter = drafter

@@ -1,8 +1,8 @@
 """A transformers causal LM as the target of speculative decoding.
 
 One forward serves prompt, single token and tree. A tree is an attention mask: transformers takes a
-mask of four dimensions as it is, so the model runs unmodified. Layers with a sliding window get a
-mask of their own, built from positions. Features are tapped at the inputs of chosen layers by hooks.
+mask of four dimensions as it is, so the model runs unmodified. Layers with a sliding window get
+their own, built from positions. Features are tapped at the inputs of chosen layers by hooks.
 A model that cannot run trees is refused on first use, by a probe.
 """
 
@@ -72,7 +72,7 @@ class TreeMask:
         return mask
 
     def is_plain(self, window: int | None) -> bool:
-        """Whether transformers' own causal mask does: a single row or a prompt, uncut by a window."""
+        """Whether transformers' causal mask does: a single row or a prompt, uncut by a window."""
         count = len(self.positions)
         if window is not None and self.prefix + count > window:
             return False
@@ -80,7 +80,7 @@ class TreeMask:
 
 
 class Target(TargetModel):
-    """A causal LM, its limits, and forwards over prompts, tokens and trees of one or more sequences.
+    """A causal LM, its limits, and forwards over prompts, tokens and trees of several sequences.
 
     model: the transformers model; inside a wrapper (compiled, parallel, with adapters), the inner
     model runs. It is never changed; while it decodes, hooks tap its features.
@@ -257,7 +257,7 @@ class Target(TargetModel):
         return TreeMask(depth + prefix, prefix, forward.ancestors)
 
     def _masks(self, masks: Sequence[TreeMask]) -> Any:
-        """The model's `attention_mask`: None, an additive one [B, 1, T, M], or one for each kind."""
+        """The model's `attention_mask`: None, an additive one [B, 1, T, M], or one per kind."""
         if len(masks) == 1 and masks[0].is_plain(self.window):
             return None
         if SLIDING in self.kinds:

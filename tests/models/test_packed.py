@@ -1,4 +1,4 @@
-"""Packed weights are the only copy: the same texts and state dict, and changes are not passed over."""
+"""Packed weights are the only copy: the same texts and state dict; changes are not missed."""
 
 import copy
 

@@ -25,7 +25,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 MOST_F32, MOST_MEAN_BF16, LEAST_FAULT = 5e-5, 0.06, 0.2
 ROUTED = {"phimoe-window"}  # a mixture whose experts sit at near-ties
 STREAMED = {"gemma3n-window"}  # its layers carry several hidden states per token
-WINDOWED = {"gemma2", "gemma3", "gpt-oss", "cohere2"}
+WINDOWED = {"gemma3", "gpt-oss"}
 WINDOWED |= {name for name in families.FAMILIES if "window" in name}
 LIMITS = TreeConfig(total_tokens=24, depth=4, top_k=4)
 
