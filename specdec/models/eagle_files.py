@@ -128,29 +128,16 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
         why = "this is not an EAGLE drafter in the official layout"
         raise bad_checkpoint(folder, f"{why}: it has no matrix fc.weight or q_proj.weight")
 
-    # 1. the layer
-    heads = fields.number("num_attention_heads")
-    hidden = fields.number("hidden_size")
-    vocabulary = fields.number("vocab_size")
-    shape: dict[str, Any] = {
-        "hidden_size": hidden,
-        "intermediate_size": fields.number("intermediate_size"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.number("num_key_value_heads", heads),
-        "head_dim": max(1, query.shape[0] // heads),
-        "vocab_size": vocabulary,
-        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "rope_theta": _rope_theta(fields),
-        "own_embedding": EMBEDDING in tensors,
-    }
+    shape = _layer_shape(fields, tensors, query)
+    hidden = shape["hidden_size"]
     has_bias = f"{QUERY}.bias" in tensors
 
-    # 2. EAGLE-1, 2, HASS and GRIFFIN
+    # 1. EAGLE-1, 2, HASS and GRIFFIN
     rows, columns = first.shape
     if griffin or (query.shape[1] == rows and columns == 2 * rows):
         return EagleConfig(
             **shape,
-            draft_vocab_size=fields.number("draft_vocab_size", vocabulary),
+            draft_vocab_size=fields.number("draft_vocab_size", shape["vocab_size"]),
             target_hidden_size=hidden,
             generation=1,
             num_taps=1,
@@ -160,7 +147,7 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
             attention_bias=has_bias,
         )
 
-    # 3. EAGLE-3 and blocks
+    # 2. EAGLE-3 and blocks
     taps = None
     outputs = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if outputs:
@@ -181,6 +168,22 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
         fc_norm="each" if "fc_norm.0.weight" in tensors or fields.get("fc_norm") else None,
         fc_bias="fc.bias" in tensors,
     )
+
+
+def _layer_shape(fields: Fields, tensors: Tensors, query: Tensor) -> dict[str, Any]:
+    """The fields of EagleConfig that every layout has."""
+    heads = fields.number("num_attention_heads")
+    return {
+        "hidden_size": fields.number("hidden_size"),
+        "intermediate_size": fields.number("intermediate_size"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.number("num_key_value_heads", heads),
+        "head_dim": max(1, query.shape[0] // heads),
+        "vocab_size": fields.number("vocab_size"),
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "rope_theta": _rope_theta(fields),
+        "own_embedding": EMBEDDING in tensors,
+    }
 
 
 def _rope_theta(fields: Fields) -> float:

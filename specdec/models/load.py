@@ -44,7 +44,7 @@ def load_pair(
     *,
     target: str | Path | nn.Module | None = None,
     drafter: str | Path | None = None,
-    tokenizer: str | Path | object | None = None,
+    tokenizer: Any = None,
     dtype: str = "auto",
     device: str = "auto",
     device_map: str | dict[str, Any] | None = None,
@@ -76,8 +76,7 @@ def load_pair(
     if isinstance(target, nn.Module):
         model = target
         if dtype != "auto" or device != "auto" or device_map is not None:
-            why = "a loaded model keeps its dtype and device"
-            raise SpecdecError(f"{why}; move it before load_pair.")
+            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself.")
     else:
         place = target_place(target or "")
         model = load_model(place, *placement(dtype, device), device_map)
@@ -93,11 +92,9 @@ def load_pair(
 
     # 3. the pair, with the tree tuned on this machine
     inner: Any = model_in(model)
-    words: Any = tokenizer
     if name is None:
-        place = setting(inner.config, "_name_or_path") or type(inner).__name__
-        name = pairs.name_of(place)
-    pair = Pair(bound, loaded, words, name, end_tokens(inner), source)
+        name = pairs.name_of(setting(inner.config, "_name_or_path") or type(inner).__name__)
+    pair = Pair(bound, loaded, tokenizer, name, end_tokens(inner), source)
     tuned = runs.tree_file(name, dtype_name(bound.dtype))
     if tuned.is_file():
         pair.tree = TreeConfig(**stored.read_json(tuned))
