@@ -1,1 +1,1 @@
-"""Targets and drafters: tree attention, the key-value cache, EAGLE, and loading from files or the hub."""
+"""Targets, drafters, their files, and loading them by name."""

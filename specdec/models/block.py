@@ -24,19 +24,14 @@ from torch import Tensor
 
 from specdec.core.protocols import DraftForward
 from specdec.errors import SpecdecError
-from specdec.models.eagle_drafter import (
-    BatchedDrafter,
-    DraftStep,
-    EagleDrafter,
-    EagleSession,
-    TreeKeys,
-)
+from specdec.models import eagle_drafter
+from specdec.models.eagle_drafter import BatchedDrafter, DraftStep, EagleSession, TreeKeys
 from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_network import BlockNetwork, rotate
 from specdec.models.target import Target
 
 
-class BlockDrafter(EagleDrafter):
+class BlockDrafter(eagle_drafter.EagleDrafter):
     """A block network bound to a target."""
 
     def __init__(self, network: BlockNetwork, target: Target):
@@ -92,26 +87,19 @@ class BlockSession(EagleSession):
     def begin(self, children: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keep the children of every level, [B, k] each; returns those of the root."""
         self._children = children
-        self._drafted_level = 0
-        return self._of_level(1, children[0].shape[1])
+        self._level = 0
+        return children[0][:1], children[1][:1]
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        self._drafted_level += 1
-        block = len(self._children[0])
-        if self._drafted_level >= block:
-            raise SpecdecError(f"this drafter drafts blocks of {block} tokens and no deeper.")
-        return self._of_level(len(tokens), top_k)
+        self._level += 1
+        ids, log_probs = (part[self._level, :top_k] for part in self._children)
+        return ids.expand(len(tokens), -1), log_probs.expand(len(tokens), -1)
 
-    def _of_level(self, nodes: int, top_k: int) -> tuple[Tensor, Tensor]:
-        tokens, log_probs = self._children
-        level = self._drafted_level
-        return tokens[level, :top_k].expand(nodes, -1), log_probs[level, :top_k].expand(nodes, -1)
-
-    def root_step(self, tokens: Tensor, features: Tensor) -> DraftStep:
+    def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
         """The lasting rows of A new tokens, and the rows of the block after them."""
         mask_tokens, mask_hidden = self.network.masked()
         rows = torch.cat((tokens, mask_tokens))
-        hidden = torch.cat((self.network.fuse(features), mask_hidden))
+        hidden = torch.cat((self.network.fuse(inputs), mask_hidden))
         return self.causal_step(rows, hidden, len(tokens))
 
     def _attend(self, *arguments: Any) -> Tensor:
@@ -154,19 +142,9 @@ class BatchedBlocks(BatchedDrafter):
         (self.keys, self.values), tree = next(stores)
         return self._attend(contexts, rows, tree, *heads)
 
-    def _level(
-        self,
-        contexts: Tensor,
-        level: int,
-        keys: TreeKeys,
-        beam: Tensor,
-        scores: Tensor,
-        tokens: Tensor,
-        hidden: Tensor,
-        top_k: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        states = hidden[:, level + 1 : level + 2]
-        children, log_probs = self.drafter.children(states, top_k)  # [P, 1, k]
+    def _level(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        _, level, _, beam, scores, _, hidden, top_k = arguments
+        children, log_probs = self.drafter.children(hidden[:, level + 1 : level + 2], top_k)
         best = scores.gather(1, beam)[..., None]
         tokens = children.expand(-1, beam.shape[1], -1).flatten(1)
         return (best + log_probs).flatten(1), tokens, hidden

@@ -48,7 +48,8 @@ class Kind:
     def load(self, folder: Path | None, target: Target) -> Drafter:
         """A drafter of this kind."""
         load = pkgutil.resolve_name(f"specdec.models.{self.loader}")
-        return load(folder, target) if self.folder else load(target)
+        drafter: Drafter = load(folder, target) if self.folder else load(target)
+        return drafter
 
     def network(self, folder: Path | None, config: Any) -> nn.Module | None:
         """The weights, on the meta device if possible, for counting; None without weights.
@@ -61,7 +62,13 @@ class Kind:
         if self.folder in HEADS:
             return _heads_network(self.folder, folder, config)
         if self.folder == "lm":
-            return _small_lm_network(folder)
+            if folder is None:
+                raise SpecdecError(
+                    "a small language model has no usual size; name its folder, lm:FOLDER."
+                )
+            import transformers
+
+            return on_meta(transformers.AutoConfig.from_pretrained(folder))
         return _eagle_network(self.folder, folder, config)
 
 
@@ -104,7 +111,8 @@ def on_meta(config: Any) -> nn.Module:
     import transformers
 
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config)
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model
 
 
 def _eagle_network(kind: str, folder: Path | None, config: Any) -> nn.Module:
@@ -112,44 +120,42 @@ def _eagle_network(kind: str, folder: Path | None, config: Any) -> nn.Module:
     from specdec.models.eagle_files import read_checkpoint
     from specdec.models.eagle_network import layer_like, network_of
 
-    vocabulary = config.vocab_size
-    if folder is not None:
-        shape = read_checkpoint(folder).config
-    elif kind == "drafter":
-        drafted = min(DRAFT_VOCABULARY, vocabulary)
-        shape = layer_like(config, vocabulary, draft_vocab_size=drafted)
+    shape: dict[str, Any] = {"generation": 1, "num_taps": 1, "fc_bias": True}
+    if kind == "drafter":
+        shape = {"draft_vocab_size": min(DRAFT_VOCABULARY, config.vocab_size)}
     elif kind == "block":
-        shape = layer_like(config, vocabulary, block=8)
-    else:
-        first = dict(generation=1, num_taps=1, fc_bias=True, griffin=kind == "griffin")
-        shape = layer_like(config, vocabulary, **first)
+        shape = {"block": 8}
+    elif kind == "griffin":
+        shape["griffin"] = True
+    layer = layer_like(config, config.vocab_size, **shape)
+    if folder is not None:
+        layer = read_checkpoint(folder).config
     with torch.device("meta"):
-        return network_of(shape)
+        return network_of(layer)
 
 
 def _heads_network(kind: str, folder: Path | None, config: Any) -> nn.Module:
     from specdec.models.heads import HeadsConfig, heads_network, read_heads
 
-    sizes = dict(hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    hidden = config.hidden_size
+    vocabulary = config.vocab_size
     if folder is not None:
-        layers = config.num_hidden_layers
-        target: Any = SimpleNamespace(**sizes, num_layers=layers, config=config)
+        target: Any = SimpleNamespace(
+            hidden_size=hidden,
+            vocab_size=vocabulary,
+            num_layers=config.num_hidden_layers,
+            config=config,
+        )
         return read_heads(folder, target)
+    is_hydra = kind == "hydra"
     shape = HeadsConfig(
-        **sizes,
-        draft_vocab_size=config.vocab_size,
-        num_heads=HEADS[kind],
+        hidden,
+        vocabulary,
+        vocabulary,
+        HEADS[kind],
         projections="each",
-        head_bias=kind == "hydra",
-        path="state" if kind == "hydra" else None,
+        head_bias=is_hydra,
+        path="state" if is_hydra else None,
     )
     with torch.device("meta"):
         return heads_network(shape)
-
-
-def _small_lm_network(folder: Path | None) -> nn.Module:
-    import transformers
-
-    if folder is None:
-        raise SpecdecError("a small language model has no usual size; name its folder, lm:FOLDER.")
-    return on_meta(transformers.AutoConfig.from_pretrained(folder))

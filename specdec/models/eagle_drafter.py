@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tree import additive, apart, causal
-from specdec.core.tree_config import check_memory, pool_size
+from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError
 from specdec.models.attention import aligned
 from specdec.models.attention import attend as attend_heads
@@ -82,10 +82,6 @@ class EagleDrafter(NetworkDrafter):
         """Its trees at many positions of one text; see `BatchedDrafter`."""
         return BatchedDrafter(self, tokens, features, depth)
 
-    def run(self, step: DraftStep) -> Tensor:
-        """States [W, H] after one step."""
-        return self.layer(step.tokens, step.hidden, step.cos, step.sin, step.attend)
-
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
         """One draft step of several sessions, their rows side by side."""
         # 1. every session's rows, side by side
@@ -110,14 +106,13 @@ class EagleDrafter(NetworkDrafter):
         needed = []
         for forward, session, rows in zip(forwards, sessions, states, strict=True):
             needed.append(session.keep_states(forward.kind, rows))
+        sizes = [len(rows) for rows in needed]
         widest = max(forward.top_k for forward in forwards)
-        tokens, log_probs = self.children(torch.cat(needed), widest)
+        children, log_probs = self.children(torch.cat(needed), widest)
         results = []
-        start = 0
-        for forward, rows in zip(forwards, needed, strict=True):
-            part = slice(start, start + len(rows))
-            results.append((tokens[part, : forward.top_k], log_probs[part, : forward.top_k]))
-            start = part.stop
+        parts = [torch.split(part, sizes) for part in (children, log_probs)]
+        for forward, ids, scores in zip(forwards, *parts, strict=True):
+            results.append((ids[:, : forward.top_k], scores[:, : forward.top_k]))
         return results
 
     def layer(
@@ -155,25 +150,19 @@ class EagleDrafter(NetworkDrafter):
 
 def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
     """SpecdecError if a drafter cannot read this target."""
-    wide = config.target_hidden_size
-    if wide != target.hidden_size:
-        why = f"the drafter was trained on features of width {wide}"
-        theirs = f"the target's hidden size is {target.hidden_size}"
-        raise SpecdecError(f"{why}, but {theirs}; pair it with the target of its model card.")
-    if len(taps) != config.num_taps:
-        why = f"the drafter fuses {config.num_taps} features, but {len(taps)} taps are named"
-        raise SpecdecError(f"{why}.")
-    if not all(0 <= tap <= target.num_layers for tap in taps):
-        layers = f"a target of {target.num_layers} layers"
-        raise SpecdecError(f"taps {tuple(taps)} do not all exist in {layers}.")
+    embedded = config.target_hidden_size if config.own_embedding else config.hidden_size
+    if not config.target_hidden_size == embedded == target.hidden_size:
+        widths = f"{config.target_hidden_size} and {embedded}"
+        why = f"the drafter reads features and embeddings of {widths}"
+        theirs = f"this target has {target.hidden_size}"
+        raise SpecdecError(f"{why} numbers, {theirs}; pair it with the target of its model card.")
+    if len(taps) != config.num_taps or max(taps) > target.num_layers:
+        why = f"taps {tuple(taps)} are not {config.num_taps} of the inputs"
+        raise SpecdecError(f"{why} of a target of {target.num_layers} layers.")
     if config.vocab_size > target.vocab_size:
         theirs = f"exceeds the target's {target.vocab_size}"
         why = f"the drafter's vocabulary of {config.vocab_size} {theirs}"
         raise SpecdecError(f"{why}; they do not belong together.")
-    if not config.own_embedding and config.hidden_size != target.hidden_size:
-        why = f"the drafter is {config.hidden_size} wide and brings no embedding"
-        theirs = f"the target embeds in {target.hidden_size}"
-        raise SpecdecError(f"{why}, but {theirs}; its checkpoint needs embed_tokens.weight.")
 
 
 @dataclass(slots=True)
@@ -193,10 +182,20 @@ class EagleSession(DraftSession):
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
         self.drafter = drafter
         self.network = drafter.network
-        self.store, self._tables = keys_and_tables(drafter, context_tok + tree_tok)
+        self.context_tok = context_tok
+        # 1. room for keys and values [2, kv, rows, D], and as many rotary tables [2, rows, 1, D]
+        config = drafter.config
+        target = drafter.target
+        rows = context_tok + tree_tok
+        shape = (2, config.num_key_value_heads, rows, config.head_dim)
+        size = math.prod(shape) * (4 + target.dtype.itemsize)
+        check_memory(f"drafting {rows} nodes and tokens", size, target.device)
+        tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
+        self._tables = torch.stack(tables)[:, :, None]
+        self.store = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self._keys, self._values = self.store
         self.stores = [self.store]  # of each layer
-        self.context_tok = context_tok
+        # 2. where the text ends and what was drafted after it
         self.length = 0
         self._drawn = 0  # rows of the tree
         self._level = 0
@@ -205,36 +204,50 @@ class EagleSession(DraftSession):
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         assert features is not None, "EAGLE reads the target's features"
-        states = self.keep_states("root", self.drafter.run(self.root_step(tokens, features)))
-        return self.drafter.children(states, top_k)
+        return self._draft("root", tokens, features, top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        states = self.keep_states("expand", self.drafter.run(self.expand_step(tokens, rows)))
-        return self.drafter.children(states, top_k)
+        return self._draft("expand", tokens, rows, top_k)
+
+    def _draft(
+        self, kind: str, tokens: Tensor, inputs: Tensor, top_k: int
+    ) -> tuple[Tensor, Tensor]:
+        states = self.run(self.step(kind, tokens, inputs))
+        return self.drafter.children(self.keep_states(kind, states), top_k)
+
+    def run(self, step: DraftStep) -> Tensor:
+        """States [W, H] after one step."""
+        return self.drafter.layer(step.tokens, step.hidden, step.cos, step.sin, step.attend)
 
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
         """States [A, H] of the lasting rows: pairs (feature of position i, token i + 1), causal."""
-        return self.drafter.run(self.root_step(tokens, features))
+        return self.run(self.step("root", tokens, features))
 
     def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
-        """A step of a kind: "root" (inputs: features) or "expand" (rows of the frontier nodes)."""
+        """The rows of A new tokens and their features ("root"), or of W frontier nodes and the rows
+        of their parents ("expand").
+        """
         if kind == "root":
-            return self.root_step(tokens, inputs)
-        return self.expand_step(tokens, inputs)
-
-    def root_step(self, tokens: Tensor, features: Tensor) -> DraftStep:
-        """The lasting rows of A new tokens; a new tree begins after them."""
-        return self.causal_step(tokens, self.network.fuse(features), len(tokens))
+            return self.causal_step(tokens, self.network.fuse(inputs), len(tokens))
+        width = len(tokens)
+        mask = self._level_mask(width, inputs)
+        # all nodes of a level have the same position
+        cos, sin = self._tables[:, self.length + self._level]
+        hidden = self.network.feed_back(self._hidden[inputs])
+        attend = functools.partial(self._attend, self.length + self._drawn, mask, False)
+        self._drawn += width
+        self._level += 1
+        return DraftStep(tokens, hidden, cos, sin, attend)
 
     def causal_step(self, tokens: Tensor, hidden: Tensor, lasting: int) -> DraftStep:
-        """Rows of W tokens after the text, the first `lasting` of which join it. hidden [W, H]"""
+        """Rows of W tokens after the text, the first `lasting` of which join it. hidden [W, H]
+
+        A new tree begins after them.
+        """
         count = len(tokens)
         start = self.length
-        end = start + lasting
-        if end > self.context_tok:
-            room = f"the drafter's cache has room for {self.context_tok} tokens"
-            raise SpecdecError(f"{room}, {end} are needed.")
-        self.length = end
+        self.length += lasting
+        assert self.length <= self.context_tok, f"no room for {self.length} tokens"
         self._drawn = 0
         self._level = 0
         cos, sin = self._tables[:, start : start + count]
@@ -242,18 +255,6 @@ class EagleSession(DraftSession):
         if start and count > 1:
             mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (start, 0))
         attend = functools.partial(self._attend, start, mask, not start and count > 1)
-        return DraftStep(tokens, hidden, cos, sin, attend)
-
-    def expand_step(self, tokens: Tensor, rows: Tensor) -> DraftStep:
-        """A level of the tree: the rows of W frontier nodes."""
-        width = tokens.shape[0]
-        mask = self._level_mask(width, rows)
-        # all nodes of a level have the same position
-        cos, sin = self._tables[:, self.length + self._level]
-        hidden = self.network.feed_back(self._hidden[rows])
-        attend = functools.partial(self._attend, self.length + self._drawn, mask, False)
-        self._drawn += width
-        self._level += 1
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def _level_mask(self, width: int, rows: Tensor) -> Tensor:
@@ -274,9 +275,8 @@ class EagleSession(DraftSession):
 
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
         """Keep the states [W, H] of the last step. Returns those whose children are needed."""
-        if kind == "expand":
-            self._hidden = states
-        else:
+        self._hidden = states
+        if kind == "root":
             self._hidden = states[-1:]
             self.root_state = self._hidden[0]
         return self._hidden
@@ -291,29 +291,12 @@ class EagleSession(DraftSession):
         end = start + len(k)
         self._keys[:, start:end] = k.transpose(0, 1)
         self._values[:, start:end] = v.transpose(0, 1)
-        return attend(q, self._keys[:, :end], self._values[:, :end], mask, causal)
-
-
-def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
-    """Room for keys and values [2, kv, rows, D], and as many rotary tables [2, rows, 1, D]."""
-    config = drafter.config
-    target = drafter.target
-    shape = (2, config.num_key_value_heads, rows, config.head_dim)
-    size = math.prod(shape) * (4 + target.dtype.itemsize)
-    check_memory(f"drafting {rows} nodes and tokens", size, target.device)
-    tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
-    store = torch.zeros(shape, dtype=target.dtype, device=target.device)
-    return store, torch.stack(tables)[:, :, None]
-
-
-def attend(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
-) -> Tensor:
-    """q [W, heads, D] over keys and values [kv, M, D] -> [W, heads * D]; mask [W, M] additive."""
-    if mask is not None:
-        mask = aligned(mask)
-    out = attend_heads(q.transpose(0, 1)[None], keys[None], values[None], mask, causal)
-    return out[0].transpose(0, 1).flatten(1)
+        keys = self._keys[None, :, :end]
+        values = self._values[None, :, :end]
+        if mask is not None:
+            mask = aligned(mask)
+        attended = attend_heads(q.transpose(0, 1)[None], keys, values, mask, causal)
+        return attended[0].transpose(0, 1).flatten(1)
 
 
 @dataclass
@@ -383,7 +366,6 @@ class BatchedDrafter:
         if depth:
             beams = torch.stack(chosen.beams, 1)
         scores = torch.cat(chosen.scores, 1)
-        assert scores.shape == (len(contexts), pool_size(depth, top_k)), "creation order"
         return TreeBatch(scores, torch.cat(chosen.tokens, 1), beams, *chosen.root)
 
     def grow_chosen(
@@ -400,8 +382,7 @@ class BatchedDrafter:
         absent bool [P, W]). most: children of each root to name, at least top_k.
         """
         hidden = self.roots(contexts)
-        root = self.drafter.children(hidden[:, :1], max(most, top_k))
-        root_tokens, root_scores = (part[:, 0] for part in root)
+        root_tokens, root_scores = self.drafter.children(hidden[:, 0], max(most, top_k))
         tokens = root_tokens[:, :top_k]
         scores = root_scores[:, :top_k]
         trees = ChosenTrees([scores], [tokens], [])
@@ -471,7 +452,7 @@ class BatchedDrafter:
         far = far.masked_fill_(beyond[:, None, None], float("-inf"))
         near_keys = tree.keys.repeat_interleave(groups, 1)
         near = (q @ near_keys.transpose(-1, -2)).float()
-        near = near.masked_fill_(~tree.seen[:, None], float("-inf"))
+        near = near.masked_fill_(~tree.visible[:, None], float("-inf"))
 
         # 2. their values
         weights = (torch.cat((far, near), -1) * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
@@ -485,28 +466,28 @@ class BatchedDrafter:
 class TreeKeys:
     """Keys and values of the trees drafted so far.
 
-    keys, values [P, kv, rows, D]; seen bool [P, W, rows]: what the newest level's nodes may attend
-    to, which is their own branch. None of them exist before the first `add`.
+    keys, values [P, kv, rows, D]; visible bool [P, W, rows]: what the newest level's nodes may
+    attend to, which is their own branch. None of them exist before the first `add`.
     """
 
     keys: Tensor
     values: Tensor
-    seen: Tensor
+    visible: Tensor
 
     def add(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: each one's previous row."""
         keys = keys.transpose(1, 2)
         values = values.transpose(1, 2)
         itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
-        seen = itself.expand(len(rows), -1, -1)
+        visible = itself.expand(len(rows), -1, -1)
         if hasattr(self, "keys"):
-            before = self.seen.gather(1, rows[..., None].expand(-1, -1, self.seen.shape[-1]))
+            index = rows[..., None].expand(-1, -1, self.visible.shape[-1])
+            visible = torch.cat((self.visible.gather(1, index), visible), 2)
             keys = torch.cat((self.keys, keys), 2)
             values = torch.cat((self.values, values), 2)
-            seen = torch.cat((before, seen), 2)
         self.keys = keys
         self.values = values
-        self.seen = seen
+        self.visible = visible
 
 
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:

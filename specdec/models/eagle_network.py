@@ -8,12 +8,13 @@ EAGLE-1 section 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import RMSNorm
 
 from specdec.errors import SpecdecError
 from specdec.models.families import setting
@@ -27,9 +28,7 @@ class EagleConfig:
     griffin: generation 1 with a gated fusion and a state of two streams (`GriffinNetwork`).
     taps: indices into `hidden_states` (2: the *input* of layer 2); None: 2, L // 2, L - 3.
     rope_theta: the drafter's own base, never the target's (10000 unless its config differs).
-    norm_before_residual: the residual stream starts after `hidden_norm`, not before it (official).
-    norm_output: feed `norm(output)` back instead of the output.
-    fc_norm: None, "each" (one norm per tap) or "joint" (one over the concatenation).
+    fc_norm: None, or "each": one norm per tap.
     block: positions that one pass drafts (`BlockNetwork`); 0: one position after the other.
     mask_token: the token that the rows of a block read after its first.
     num_layers: of a block drafter; those after the first are `InnerLayer`s.
@@ -48,10 +47,7 @@ class EagleConfig:
     generation: int = 3
     num_taps: int = 3
     taps: tuple[int, ...] | None = None
-    norm_before_residual: bool = False
-    norm_output: bool = False
     attention_bias: bool = False
-    query_key_norm: bool = False
     fc_norm: str | None = None
     fc_bias: bool = False
     own_embedding: bool = False
@@ -61,43 +57,17 @@ class EagleConfig:
     num_layers: int = 1
 
     def __post_init__(self) -> None:
-        heads = self.num_attention_heads
         if not self.head_dim:
-            if self.hidden_size % heads:
-                why = f"hidden_size {self.hidden_size} is no multiple of {heads} attention heads"
-                raise SpecdecError(f"{why}; check the drafter's config.json.")
-            object.__setattr__(self, "head_dim", self.hidden_size // heads)
-        if heads % self.num_key_value_heads:
-            why = f"{heads} attention heads cannot share {self.num_key_value_heads} key-value heads"
-            raise SpecdecError(f"{why}; check the drafter's config.json.")
-        if self.draft_vocab_size > self.vocab_size:
-            why = f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}"
-            raise SpecdecError(f"{why}; check config.json.")
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the fused target features, num_taps * target_hidden_size."""
-        return self.num_taps * self.target_hidden_size
-
-    @property
-    def state_size(self) -> int:
-        """Width of a draft step's output state."""
-        return self.hidden_size * (2 if self.griffin else 1)
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
 
     @property
     def is_reduced(self) -> bool:
         """Whether some of the target's tokens can never be drafted."""
         return self.draft_vocab_size < self.vocab_size
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def layer_like(config: Any, vocab_size: int, **fields: Any) -> EagleConfig:
-    """The shape of a layer like the target's, from its transformers config.
-
-    `fields` override or add.
-    """
+    """The shape of a layer like the target's, from its transformers config, and other fields."""
     heads = config.num_attention_heads
     hidden = config.hidden_size
     shape = {
@@ -123,18 +93,6 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     return taps
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, the mean of squares accumulated in float32."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class Attention(nn.Module):
     """Projections of the layer's attention; EAGLE-3's reads [embedding; hidden], 2H wide."""
 
@@ -148,9 +106,6 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(wide, keys, bias=config.attention_bias)
         self.v_proj = nn.Linear(wide, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        if config.query_key_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.fused: Callable[[Tensor], Tensor] | None = None  # one product, set by `packed.pack`
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,10 +117,7 @@ class Attention(nn.Module):
             keys = config.num_key_value_heads * config.head_dim
             queries = config.num_attention_heads * config.head_dim
             parts = torch.split(self.fused(x), [queries, keys, keys], dim=-1)
-        q, k, v = (part.view(*part.shape[:-1], -1, config.head_dim) for part in parts)
-        if config.query_key_norm:
-            q = self.q_norm(q)
-            k = self.k_norm(k)
+        q, k, v = (part.reshape(*part.shape[:-1], -1, config.head_dim) for part in parts)
         return q, k, v
 
 
@@ -232,13 +184,13 @@ class EagleNetwork(nn.Module):
     def __init__(self, config: EagleConfig):
         super().__init__()
         self.config = config
-        wide = config.feature_size if config.generation == 3 else 2 * config.hidden_size
+        wide = 2 * config.hidden_size
+        if config.generation == 3:
+            wide = config.num_taps * config.target_hidden_size
         self.fc = nn.Linear(wide, config.hidden_size, bias=config.fc_bias)
         if config.fc_norm == "each":
             sizes = [config.target_hidden_size] * config.num_taps
             self.fc_norm = nn.ModuleList(RMSNorm(size, config.rms_norm_eps) for size in sizes)
-        elif config.fc_norm == "joint":
-            self.input_norm = RMSNorm(config.feature_size, config.rms_norm_eps)
         self.midlayer = DecoderLayer(config)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -265,8 +217,6 @@ class EagleNetwork(nn.Module):
             parts = torch.split(features, config.target_hidden_size, dim=-1)
             normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
             features = torch.cat(normed, dim=-1)
-        elif config.fc_norm == "joint":
-            features = self.input_norm(features)
         return self.fc(features)
 
     def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,8 +227,7 @@ class EagleNetwork(nn.Module):
             return fused, fused
         layer = self.midlayer
         normed = layer.hidden_norm(hidden)
-        residual = normed if self.config.norm_before_residual else hidden
-        return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), residual
+        return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), hidden
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The recurrent state, *before* the final norm. [..., heads * D], [..., H] -> [..., H]"""
@@ -302,30 +251,23 @@ class EagleNetwork(nn.Module):
         if self.config.generation == 3:
             return
         weight = head.weight.detach()
-        if self.config.is_reduced:
-            ids = vocabulary_ids(self).to(weight.device)
-            rows = weight[ids]
-            bias = None if head.bias is None else head.bias.detach()[ids]
-
-            def target_head(hidden: Tensor) -> Tensor:
-                return F.linear(hidden.to(rows.dtype), rows, bias)
-
-        else:
+        dtype = weight.dtype
+        if not self.config.is_reduced:
             # the maps of a whole vocabulary: training reads them, files do not hold them
             member = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
             self.register_buffer("t2d", member, persistent=False)
             offsets = torch.zeros_like(member, dtype=torch.long)
             self.register_buffer("d2t", offsets, persistent=False)
-            dtype = weight.dtype
-
-            def target_head(hidden: Tensor) -> Tensor:
-                return head(hidden.to(dtype))
-
-        self.target_head = target_head
+            self.target_head = lambda hidden: head(hidden.to(dtype))
+            return
+        ids = vocabulary_ids(self).to(weight.device)
+        rows = weight[ids]
+        bias = None if head.bias is None else head.bias.detach()[ids]
+        self.target_head = lambda hidden: F.linear(hidden.to(dtype), rows, bias)
 
     def feed_back(self, hidden: Tensor) -> Tensor:
         """The next draft step's input in place of target features. [..., H] -> [..., H]."""
-        return self.norm(hidden) if self.config.norm_output else hidden
+        return hidden
 
 
 def vocabulary_ids(network: Any) -> Tensor:
@@ -407,9 +349,8 @@ class GriffinNetwork(EagleNetwork):
     def __init__(self, config: EagleConfig):
         super().__init__(config)
         self.fc = GatedFusion(config)
-        self.midlayer.mlp.down_proj = nn.Linear(
-            config.intermediate_size, config.state_size, bias=False
-        )
+        sizes = (config.intermediate_size, 2 * config.hidden_size)
+        self.midlayer.mlp.down_proj = nn.Linear(*sizes, bias=False)
 
     def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         fused = self.fc(embedded, hidden)
@@ -438,7 +379,8 @@ class BlockNetwork(EagleNetwork):
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
-        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
+        wide = config.num_taps * config.target_hidden_size
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, wide))
         layers = {str(number): InnerLayer(config) for number in range(1, config.num_layers)}
         self.layers = nn.ModuleDict(layers)
 

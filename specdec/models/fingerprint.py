@@ -15,19 +15,15 @@ from specdec.core.protocols import Drafter
 
 def fingerprint(value: Any, depth: int = 6) -> Any:
     """`value` as small JSON that changes when anything inside does; arrays are hashed."""
-    stands_for = getattr(
-        value, "fingerprinted", None
-    )  # the part of a larger object that results depend on
-    value = value if stands_for is None else stands_for
+    # the part of a larger object that results depend on
+    part = getattr(value, "fingerprinted", None)
+    value = value if part is None else part
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return _hash_of(value)
     if isinstance(value, torch.nn.Module):
-        value = {
-            "class": type(value).__name__.removeprefix("FSDP"),
-            **value.state_dict(),
-        }  # sharding changes nothing
+        value = {"class": type(value).__name__, **value.state_dict()}
     if isinstance(value, dict):
         return {str(name): fingerprint(item, depth) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -39,14 +35,15 @@ def fingerprint(value: Any, depth: int = 6) -> Any:
     name = getattr(value, "__qualname__", type(value).__qualname__)
     if depth == 0 or isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
         return name
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    inside = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
-        value, "__dict__", {}
-    )
-    return {
-        "class": name,
-        **{key: fingerprint(item, depth - 1) for key, item in sorted(inside.items())},
-    }
+    # any other object: its attributes, in slots or not
+    attributes = {}
+    for kind in type(value).__mro__:
+        for slot in getattr(kind, "__slots__", ()):
+            if hasattr(value, slot):
+                attributes[slot] = getattr(value, slot)
+    attributes.update(getattr(value, "__dict__", {}))
+    fields = {key: fingerprint(item, depth - 1) for key, item in sorted(attributes.items())}
+    return {"class": name, **fields}
 
 
 def _hash_of(array: Any) -> str:
@@ -56,30 +53,30 @@ def _hash_of(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
 
 
-def describe_pair(pair: Pair, samples: int = 64) -> dict[str, Any]:
+def describe_pair(pair: Pair) -> dict[str, Any]:
     """What results depend on in a pair: name, dtype, device, a hash of its weights.
 
-    samples: values hashed of every weight. A drafter that is more than its weights adds its own
+    Up to 64 values of every weight are hashed. A drafter that is more than its weights adds its own
     `fingerprinted`.
     """
-    digest = hashlib.sha256()
     drafter = pair.drafter or Drafter()
     target: Any = pair.target
-    modules = [target.model] + ([drafter.network] if drafter.network is not None else [])
-    weights = [named for module in modules for named in sorted(module.state_dict().items())]
-    with torch.inference_mode():
-        for name, weight in weights:
+    digest = hashlib.sha256()
+    for module in (target.model, drafter.network):
+        for name, weight in sorted(module.state_dict().items()) if module is not None else ():
             flat = weight.detach().flatten()
             last = max(0, len(flat) - 1)
-            spots = torch.linspace(0, last, min(samples, len(flat)), device=flat.device).long()
+            spots = torch.linspace(0, last, min(64, len(flat)), device=flat.device).long()
             spots.clamp_(max=last)  # beyond 2**24 values float32 may round past the end
             digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
-    return {
+    described = {
         "pair": pair.name,
         "dtype": dtype_name(target.dtype),
         "device": target.device.type,
         "taps": None if pair.drafter is None else list(pair.drafter.taps),
         "stop_tokens": sorted(pair.stop_tokens),
         "weights": digest.hexdigest()[:16],
-        **({"drafter": drafter.fingerprinted} if drafter.fingerprinted is not None else {}),
     }
+    if drafter.fingerprinted is not None:
+        described["drafter"] = drafter.fingerprinted
+    return described

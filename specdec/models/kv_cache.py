@@ -2,7 +2,7 @@
 
 Rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows
 and drops the rest; `truncate` drops a tail. Sliding layers keep their full history: the mask
-implements the window. `JoinedCache` puts several caches into one forward. Rows are absolute numbers.
+implements the window. `JoinedCache` puts several caches into one forward.
 """
 
 from __future__ import annotations
@@ -49,13 +49,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
         self.rows = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def keep(self, start: int, rows: Tensor) -> None:
-        """Move `rows` (int64 [A], absolute, ascending, all >= start) to start..start+A and drop what follows."""
-        end = start + rows.shape[0]
-        self.keys[:, :, start:end] = self.keys.index_select(2, rows)
-        self.values[:, :, start:end] = self.values.index_select(2, rows)
-        self.rows = end
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.rows + query_length, 0
 
@@ -68,11 +61,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length
 
     def crop(self, max_length: int) -> None:
-        """transformers' name for dropping rows: a negative number drops that many; other numbers are refused."""
-        if max_length > 0:
-            raise SpecdecError(
-                "crop takes a negative number, the rows to drop; truncate takes the rows to keep."
-            )
+        """transformers' name for dropping rows: a negative number drops that many."""
+        assert max_length <= 0, "truncate takes the rows to keep"
         self.rows = max(0, self.rows + max_length)
 
     def reset(self) -> None:
@@ -83,7 +73,6 @@ class TreeCache(Cache):  # type: ignore[misc]
     """One `RowLayer` per decoder layer. Overflow is reported before anything is written."""
 
     def __init__(self, num_layers: int, capacity: int):
-        assert capacity >= 1, "a cache needs room for at least one row"
         super().__init__(layers=[RowLayer(capacity) for _ in range(num_layers)])
         self.capacity = capacity
 
@@ -93,28 +82,27 @@ class TreeCache(Cache):  # type: ignore[misc]
 
     def require(self, rows: int) -> None:
         """Refuse a forward of `rows` tokens that would not fit, before it writes anything."""
-        if len(self) + rows > self.capacity:
-            why = f"the key-value cache has room for {self.capacity} tokens but {len(self) + rows} are needed"
-            raise SpecdecError(
-                f"{why}; shorten the prompt, lower max_new_tokens or use a smaller tree."
-            )
+        needed = len(self) + rows
+        if needed > self.capacity:
+            why = f"the key-value cache has room for {self.capacity} tokens, {needed} are needed"
+            raise SpecdecError(f"{why}; shorten the prompt or use a smaller tree.")
 
     def append(self, other: TreeCache, begin: int = 0, end: int | None = None) -> None:
-        """Copy rows [begin, end) of another cache of the same model, default all, as if their tokens had been read here."""
-        end = len(other) if end is None else end
-        self.require(end - begin)
+        """Copy rows [begin, end) of another cache of the same model, default all."""
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.is_initialized:
-                layer.update(source.keys[:, :, begin:end], source.values[:, :, begin:end])
+                rows = slice(begin, source.rows if end is None else end)
+                layer.update(source.keys[:, :, rows], source.values[:, :, rows])
 
     def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
-        """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled.
+        """Keep the accepted path after the first `start` rows, and drop the rest.
 
-        index: the same numbers as int64 [A] on the cache's device, if the caller has them.
+        rows: absolute row numbers, ascending, all at or after `start` and filled. index: the same
+        numbers as int64 [A] on the cache's device, if the caller has them.
         """
         end, filled = start + len(rows), len(self)
-        ascending = all(a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True))
-        assert 0 <= start <= filled and ascending, (
+        path = [start - 1, *rows, filled]
+        assert start <= filled and all(a < b for a, b in zip(path, path[1:], strict=False)), (
             f"cannot keep rows {rows} from row {start} on in {filled} rows"
         )
         if rows == list(range(start, end)):  # a chain is already in place
@@ -124,10 +112,10 @@ class TreeCache(Cache):  # type: ignore[misc]
             index = torch.tensor(rows, device=self.layers[0].keys.device)
         for layer in self.layers:
             if layer.is_initialized:  # layers that share another's keys have none of their own
-                layer.keep(
-                    start,
-                    index if index.device == layer.keys.device else index.to(layer.keys.device),
-                )
+                index = index.to(layer.keys.device)
+                layer.keys[:, :, start:end] = layer.keys.index_select(2, index)
+                layer.values[:, :, start:end] = layer.values.index_select(2, index)
+                layer.rows = end
 
     def truncate(self, rows: int) -> None:
         """Drop everything after the first `rows` rows."""
@@ -151,17 +139,17 @@ class JoinedCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store new rows [B, kv heads, T, D]; return those of each sequence, [B, kv heads, M, D]."""
+        """Store new rows [B, kv heads, T, D]; return all rows of each, [B, kv heads, M, D]."""
         batch, heads, _, width = key_states.shape
         keys = key_states.new_zeros(batch, heads, self.rows, width)
         values = value_states.new_zeros(batch, heads, self.rows, value_states.shape[-1])
         for number, (cache, count) in enumerate(zip(self.caches, self.counts, strict=True)):
-            one = slice(number, number + 1)
-            new_keys = key_states[one, :, :count]
-            new_values = value_states[one, :, :count]
+            row = slice(number, number + 1)
+            new_keys = key_states[row, :, :count]
+            new_values = value_states[row, :, :count]
             all_keys, all_values = cache.layers[layer_idx].update(new_keys, new_values)
-            keys[one, :, : all_keys.shape[2]] = all_keys
-            values[one, :, : all_values.shape[2]] = all_values
+            keys[row, :, : all_keys.shape[2]] = all_keys
+            values[row, :, : all_values.shape[2]] = all_values
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

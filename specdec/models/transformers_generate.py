@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -22,16 +21,17 @@ from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
 
-# the model's arguments that `generate` follows or checks, and those that cannot change a text
-READ = {
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "cache",
-    "cache_params",
-    "cache_position",
+# the model's arguments that cannot change a text, beside attention_mask
+HARMLESS = {"attention_mask", "position_ids", "cache_position"}
+HARMLESS |= {"use_cache", "logits_to_keep", "return_dict"}
+# settings of a GenerationConfig that the cycle would not follow, by their values without effect
+UNFOLLOWED: dict[str, Any] = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "guidance_scale": 1,
+    "penalty_alpha": 0,
 }
-READ |= {"inputs_embeds", "use_cache", "logits_to_keep", "synced_gpus", "return_dict"}
+UNFOLLOWED |= {"dola_layers": None, "constraints": None, "return_dict_in_generate": False}
 
 
 def generate(
@@ -45,7 +45,7 @@ def generate(
     seed: int | None = None,
     streamer: Any = None,
     **model_kwargs: Any,
-) -> Any:
+) -> Tensor:
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
     Uses transformers' prepared processors, stopping criteria and GenerationConfig.
@@ -66,44 +66,38 @@ def generate(
     >>> bool((text == model.generate(ids, **greedy)).all())
     True
     """
+    # 1. what the cycle can follow
     if setting(setting(drafter, "target"), "model") is not model:
-        raise SpecdecError(
-            "generate needs drafter=specdec.load_drafter(path, model) made for this very model."
-        )
+        why = "generate needs drafter=specdec.load_drafter(path, model)"
+        raise SpecdecError(f"{why} made for this very model.")
     _refuse(generation_config, model_kwargs)
-    ids = _one_row(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
-    sampled = generation_config.do_sample
-    drawn = int(torch.randint(1 << 62, ())) if sampled and seed is None else 0
-    picker = Picker(
-        logits_processor, sampled, drawn if seed is None else check_integer("seed", seed)
-    )
-    max_new_tokens = generation_config.max_length - input_ids.shape[1]
+    ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
     pair = Pair(drafter.target, drafter)
+    max_new_tokens = generation_config.max_length - input_ids.shape[1]
     check_lengths(len(pair.ids_of(ids)), max_new_tokens, drafter.target.position_limit)
 
+    # 2. an engine with transformers' processors and criteria
+    sampled = generation_config.do_sample
+    if seed is None:
+        seed = int(torch.randint(1 << 62, ())) if sampled else 0
+    picker = Picker(logits_processor, sampled, check_integer("seed", seed))
     stop_tokens, stop_early = _stops(stopping_criteria)
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     engine = LiveEngine(
         pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early
     )
+
+    # 3. the text
     if streamer is not None:
         # as transformers does, so that a streamer can leave the prompt out
         streamer.put(input_ids.cpu())
     with engine.inference():
         for tokens in turn(engine, policy):
-            if streamer is not None:
-                for token in tokens:
-                    streamer.put(torch.tensor([token]))
+            for token in tokens if streamer is not None else ():
+                streamer.put(torch.tensor([token]))
     if streamer is not None:
         streamer.end()
-    sequences = torch.cat(
-        (input_ids, torch.tensor([engine.tokens], device=input_ids.device)), dim=1
-    )
-    if generation_config.return_dict_in_generate:
-        from transformers.generation import GenerateDecoderOnlyOutput
-
-        return GenerateDecoderOnlyOutput(sequences=sequences)
-    return sequences
+    return torch.cat((input_ids, input_ids.new_tensor([engine.tokens])), dim=1)
 
 
 def _stops(criteria: Any) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
@@ -115,98 +109,42 @@ def _stops(criteria: Any) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | N
             tokens += criterion.eos_token_id.tolist()
         elif type(criterion) is not MaxLengthCriteria:
             further.append(criterion)
-    if not further:
-        return tuple(tokens), None
 
     def stop_early(so_far: Tensor) -> bool:
-        return bool(further(so_far[None], _NoScores()).all())
+        # the cycle keeps no scores: a criterion that reads them fails
+        return bool(further(so_far[None], None).all())
 
-    return tuple(tokens), stop_early
-
-
-class _NoScores:
-    """In place of the scores, which the cycle does not keep: reading them raises an error."""
-
-    @classmethod
-    def _refuse(cls, *args: Any, **kwargs: Any) -> Any:
-        why = "a stopping criterion reads the scores, which speculative decoding does not keep"
-        raise SpecdecError(f"{why}; leave it out.")
-
-    __getattr__ = __getitem__ = __len__ = __iter__ = __torch_function__ = _refuse
+    return tuple(tokens), stop_early if further else None
 
 
 def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
-    """SpecdecError for settings that the cycle would not follow."""
-    if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
-        why = "speculative decoding returns one sequence without beams"
-        raise SpecdecError(f"{why}; set num_beams and num_return_sequences to 1.")
-    mode = generation_config.get_generation_mode()
-    if mode not in (
-        GenerationMode.GREEDY_SEARCH,
-        GenerationMode.SAMPLE,
-        GenerationMode.ASSISTED_GENERATION,
-    ):
-        raise SpecdecError(
-            f"speculative decoding is greedy or samples; leave the settings of {mode.value} out."
-        )
-    if generation_config.guidance_scale not in (None, 1):
-        why = "guidance runs the model on a second prompt"
-        raise SpecdecError(f"{why}; leave guidance_scale and negative_prompt_ids out.")
-    outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-    if wanted := [name for name in outputs if setting(generation_config, name)]:
-        raise SpecdecError(
-            f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; "
-            f"leave {wanted[0]} out."
-        )
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise SpecdecError(
-            "speculative decoding reads token ids, not inputs_embeds; give input_ids alone."
-        )
-    for name in ("past_key_values", "cache"):
-        if (cache := model_kwargs.get(name)) is not None and cache.get_seq_length():
-            why = "speculative decoding fills a cache of its own"
-            raise SpecdecError(f"{why}; leave {name} out and give all input_ids.")
-    given = [
-        name for name, value in model_kwargs.items() if value is not None and value is not False
-    ]
-    if unread := sorted(set(given) - READ):
-        raise SpecdecError(
-            f"speculative decoding reads token ids alone; leave {', '.join(unread)} out."
-        )
+    """SpecdecError for settings and inputs that the cycle would not follow."""
+    names = []
+    for name, without_effect in UNFOLLOWED.items():
+        if getattr(generation_config, name, None) not in (None, without_effect):
+            names.append(name)
+    for name, value in model_kwargs.items():
+        # an empty cache, as transformers makes one
+        is_empty = hasattr(value, "get_seq_length") and not value.get_seq_length()
+        if name not in HARMLESS and value is not None and value is not False and not is_empty:
+            names.append(name)
+    if names:
+        why = "speculative decoding reads the token ids of one prompt and returns one text"
+        raise SpecdecError(f"{why}; leave {', '.join(sorted(names))} out.")
 
 
-def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
-    """The single prompt [T] without left padding. positions: must count its tokens from 0."""
+def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The single prompt [T] without padding on the left."""
     if input_ids.shape[0] != 1:
-        why = (
-            f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}"
-        )
-        raise SpecdecError(f"{why}; loop over it.")
-    kept = torch.ones_like(input_ids[0], dtype=torch.bool)
-    if attention_mask is not None:
-        if attention_mask.shape != input_ids.shape:
-            shapes = tuple(attention_mask.shape), tuple(input_ids.shape)
-            why = f"attention_mask has shape {shapes[0]}, but input_ids has {shapes[1]}"
-            raise SpecdecError(f"{why}; give a flag per token.")
-        kept = attention_mask[0].bool()
-    if not kept.any():
-        raise SpecdecError(
-            "the prompt is empty, or attention_mask hides all of it; give at least one token."
-        )
-    if not bool(kept[kept.nonzero()[0, 0] :].all()):
-        raise SpecdecError(
-            "attention_mask hides tokens after the first one; "
-            "only padding on the left can be left out."
-        )
-    ids = input_ids[0][kept]
-    if positions is not None:
-        rows = positions.reshape(-1, positions.shape[-1])  # some families count in several rows
-        usual = torch.arange(len(ids), device=rows.device)
-        if rows.shape[1] != len(kept):
-            why = "attention_mask and position_ids have a number for each token of input_ids"
-            raise SpecdecError(f"{why}; leave them out.")
-        if not bool((rows[:, kept] == usual).all()):
-            raise SpecdecError(
-                "speculative decoding counts positions itself, from 0; leave position_ids out."
-            )
-    return ids
+        why = f"speculative decoding takes one prompt at a time, got {input_ids.shape[0]}"
+        raise SpecdecError(f"{why}; loop over them.")
+    ids = input_ids[0]
+    if attention_mask is None:
+        return ids
+    visible = attention_mask[0].bool()
+    if attention_mask.shape != input_ids.shape or not bool(
+        visible[int(visible.sum()) * -1 :].all()
+    ):
+        why = "attention_mask hides more than padding on the left"
+        raise SpecdecError(f"{why}; give a flag per token.")
+    return ids[visible]

@@ -9,64 +9,54 @@ def rms(x, weight):
     return F.rms_norm(x, weight.shape, weight, 1e-5)
 
 
-def attention(network, x, own=None, seen=None):
-    """Attention over rows x, positions from 0; causal unless `seen` bool [T, T]. [T, 2H] -> [T,
-    heads * D].
-    """
-    config, own = network.config, own or network.midlayer.self_attn
+def attention(network, x, layer=None):
+    """Causal attention over rows x, positions from 0. [T, 2H] -> [T, heads * D]."""
+    config = network.config
+    layer = (layer or network.midlayer).self_attn
     count, width = len(x), config.head_dim
-    q, k, v = (part(x).view(1, count, -1, width) for part in (own.q_proj, own.k_proj, own.v_proj))
-    if config.query_key_norm:
-        q, k = rms(q, own.q_norm.weight), rms(k, own.k_norm.weight)
+    q, k, v = (
+        part(x).view(1, count, -1, width) for part in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
     inverse = config.rope_theta ** (-torch.arange(0, width, 2) / width)
     angles = torch.outer(torch.arange(count), torch.cat((inverse, inverse)))[None]
     q, k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin(), unsqueeze_dim=2)
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-    attended = F.scaled_dot_product_attention(
-        q, k, v, seen, is_causal=seen is None, enable_gqa=True
-    )
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return attended.transpose(1, 2).flatten(2)[0]
 
 
 def joined(network, features):
-    """Target features to states: fc over the taps side by side, normed first where the reading says
-    so.
-    """
+    """Target features to states: fc over the taps side by side, normed first where they should."""
     config, fc = network.config, network.fc
     if config.generation != 3:
         return features
     if config.fc_norm == "each":
         taps = features.split(config.target_hidden_size, -1)
-        features = torch.cat(
-            [rms(tap, norm.weight) for tap, norm in zip(taps, network.fc_norm, strict=True)], -1
-        )
-    if config.fc_norm == "joint":
-        features = rms(features, network.input_norm.weight)
+        normed = [rms(tap, norm.weight) for tap, norm in zip(taps, network.fc_norm, strict=True)]
+        features = torch.cat(normed, -1)
     return features @ fc.weight.T + (fc.bias if config.fc_bias else 0)
 
 
 def layer_input(network, embedded, states):
     """What attention reads, and the stream it is added to."""
     config, layer, fc = network.config, network.midlayer, network.fc
+    pair = torch.cat((embedded, states), -1)
     if config.griffin:
-        mixed = torch.cat((embedded, states), -1) @ fc.fc.weight.T + fc.fc.bias
-        gate = rms(rms(mixed, fc.post_attention_layernorm.weight), fc.mlp.input_layernorm.weight)
-        gate = (
-            torch.cat((gate, rms(embedded, fc.mlp.input_layernorm.weight)), -1)
-            @ fc.mlp.up_proj.weight.T
-        )
+        mixed = pair @ fc.fc.weight.T + fc.fc.bias
+        norm = fc.mlp.input_layernorm.weight
+        gate = rms(rms(mixed, fc.post_attention_layernorm.weight), norm)
+        gate = torch.cat((gate, rms(embedded, norm)), -1) @ fc.mlp.up_proj.weight.T
         mixed = mixed + F.silu(gate) @ fc.mlp.down_proj.weight.T
         return mixed, mixed
     if config.generation != 3:
-        mixed = torch.cat((embedded, states), -1) @ fc.weight.T + fc.bias
+        mixed = pair @ fc.weight.T + fc.bias
         return mixed, mixed
     normed = rms(states, layer.hidden_norm.weight)
-    x = torch.cat((rms(embedded, layer.input_layernorm.weight), normed), -1)
-    return x, normed if config.norm_before_residual else states
+    return torch.cat((rms(embedded, layer.input_layernorm.weight), normed), -1), states
 
 
 def layer_output(network, embedded, states):
-    """What the layer makes of causal rows."""
+    """What the layer makes of causal rows: the stream, and what its MLP adds."""
     layer = network.midlayer
     x, stream = layer_input(network, embedded, states)
     stream = stream + attention(network, x) @ layer.self_attn.o_proj.weight.T
@@ -80,19 +70,15 @@ def mlp_output(layer, stream):
 
 
 def slow_block(drafter, ids, features):
-    """Log-probabilities [B, Vd] of the positions after the root: all rows of the text and of the
-    block at once, causal.
-    """
+    """Log-probabilities [B, Vd] of the positions after the root: all rows of text and block."""
     network, count = drafter.network, drafter.config.block - 1
-    states = torch.cat(
-        (joined(network, features), joined(network, network.mask_hidden[0]).expand(count, -1))
-    )
+    masked = joined(network, network.mask_hidden[0]).expand(count, -1)
+    states = torch.cat((joined(network, features), masked))
     tokens = torch.cat((ids[1:], torch.full((count,), drafter.config.mask_token)))
-    rows = sum(
-        layer_output(network, drafter.target.model.get_input_embeddings().weight[tokens], states)
-    )
+    embedded = drafter.target.model.get_input_embeddings().weight[tokens]
+    rows = sum(layer_output(network, embedded, states))
     for layer in network.layers.values():
-        attended = attention(network, rms(rows, layer.input_layernorm.weight), layer.self_attn)
+        attended = attention(network, rms(rows, layer.input_layernorm.weight), layer)
         rows = rows + attended @ layer.self_attn.o_proj.weight.T
         rows = rows + mlp_output(layer, rows)
     return (rms(rows[-count - 1 :], network.norm.weight) @ network.lm_head.weight.T).log_softmax(-1)
@@ -106,22 +92,19 @@ def slow_children(drafter, ids, features, path):
     figure 5.)
     """
     network, width = drafter.network, drafter.config.hidden_size
-    embedding = (
-        network.embed_tokens
-        if network.config.own_embedding
-        else drafter.target.model.get_input_embeddings()
-    )
+    embedding = drafter.target.model.get_input_embeddings()
+    if network.config.own_embedding:
+        embedding = network.embed_tokens
     states, tokens = joined(network, features), ids[1:]
     for token in [*path, None]:
         stream, added = layer_output(network, embedding.weight[tokens], states)
-        last = (stream + added[:, :width])[-1:] if network.config.griffin else (stream + added)[-1:]
-        spoken, last = last, (stream + added[:, width:])[-1:] if network.config.griffin else last
+        # GRIFFIN's head reads the first half of what the MLP adds, the second is fed back
+        spoken = (stream + added[:, :width])[-1:]
+        last = (stream + added[:, -width:])[-1:]
         if token is not None:
             tokens = torch.cat((tokens, torch.tensor([token])))
-            states = torch.cat(
-                (states, rms(last, network.norm.weight) if network.config.norm_output else last)
-            )
+            states = torch.cat((states, last))
     if network.config.generation != 3:
         logits = drafter.target.model.lm_head(spoken)[0]
         return (logits if drafter.target_id is None else logits[drafter.target_id]).log_softmax(-1)
-    return (rms(last, network.norm.weight) @ network.lm_head.weight.T)[0].log_softmax(-1)
+    return (rms(spoken, network.norm.weight) @ network.lm_head.weight.T)[0].log_softmax(-1)

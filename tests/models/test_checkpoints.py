@@ -1,7 +1,6 @@
 """Reading EAGLE checkpoints: every layout gives the same network, every bad file one sentence."""
 
 import json
-import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,39 +19,25 @@ from specdec.models.eagle_network import EagleConfig, EagleNetwork
 
 PLAIN = EagleConfig(32, 48, 4, 2, 64, 24, 32)
 FIRST = replace(PLAIN, draft_vocab_size=64, generation=1, num_taps=1, fc_bias=True)
+OFFICIAL = {**layer_fields(PLAIN), "draft_vocab_size": 24}
 
 
 def assert_same(left: EagleNetwork, right: EagleNetwork) -> None:
-    assert left.config == right.config and left.state_dict().keys() == right.state_dict().keys()
+    assert left.config == right.config
+    assert left.state_dict().keys() == right.state_dict().keys()
     for name, value in left.state_dict().items():
         assert torch.equal(value, right.state_dict()[name]), name
 
 
-def write(
-    folder: Path, raw: dict, tensors: dict, name: str = "model.safetensors", zipped: bool = True
-) -> Path:
+def write(folder: Path, raw: dict, tensors: dict, name: str = "model.safetensors") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw))
     tensors = {key: value.contiguous().clone() for key, value in tensors.items()}
     if name.endswith(".bin"):
-        torch.save(tensors, folder / name, _use_new_zipfile_serialization=zipped)
+        torch.save(tensors, folder / name)
     else:
         save_file(tensors, folder / name)
     return folder
-
-
-def official(config: EagleConfig) -> dict:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        **layer_fields(config),
-        "draft_vocab_size": config.draft_vocab_size,
-    }
-
-
-def renamed(net: EagleNetwork) -> dict:
-    return {
-        name.replace("midlayer.", "layers.0."): value for name, value in net.state_dict().items()
-    }
 
 
 def read_network(folder: Path) -> EagleNetwork:
@@ -60,54 +45,44 @@ def read_network(folder: Path) -> EagleNetwork:
 
 
 def refusal(folder: Path) -> str:
-    sentence = refusals.refusal(read_network, folder)
-    assert sentence.endswith(".")
-    return sentence
+    return refusals.refusal(read_network, folder)
 
 
 # without an embedding in the file the target's is used; layer outputs are counted
-SGLANG_FIELDS = {
+SGLANG = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "fc_norm": True,
-    "norm_output": True,
     "rope_theta": 500000,
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
     "target_hidden_size": 32,
 }
-LAYOUTS = {  # layout: config, config.json
-    "official": (PLAIN, official(PLAIN)),
-    "sglang": (
-        replace(PLAIN, taps=(3, 5, 6), fc_norm="each", norm_output=True, rope_theta=5e5),
-        official(PLAIN) | SGLANG_FIELDS,
-    ),
+LAYOUTS = {
+    "official": (PLAIN, OFFICIAL),
+    "sglang": (replace(PLAIN, taps=(3, 5, 6), fc_norm="each", rope_theta=5e5), OFFICIAL | SGLANG),
     "eagle1": (FIRST, layer_fields(FIRST)),  # no `bias` field: it is true
     "eagle1, biases": (
         replace(FIRST, fc_bias=False, attention_bias=True),
-        {**layer_fields(FIRST), "bias": False, "qkv_bias": True},
+        layer_fields(FIRST) | {"bias": False, "qkv_bias": True},
     ),
     # The first stage ignores both biases, and so does the engine.
     "griffin": (
         replace(FIRST, griffin=True),
-        {**layer_fields(FIRST), "bias": False, "qkv_bias": True},
+        layer_fields(FIRST) | {"bias": False, "qkv_bias": True},
     ),
 }
 
 
-@pytest.mark.parametrize(
-    "file", [("model.safetensors",), ("pytorch_model.bin", True), ("pytorch_model.bin", False)]
-)
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_is_read(tmp_path, name, file):
     config, raw = LAYOUTS[name]
     net = network(config)
-    tensors = dict(net.state_dict()) if config.generation == 3 else renamed(net)
+    tensors = {}
+    for part, value in net.state_dict().items():
+        tensors[part if config.generation == 3 else part.replace("midlayer", "layers.0")] = value
     tensors["target_model.lm_head.weight"] = torch.ones(3)
     tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-    raw = {"architectures": ["LlamaForCausalLM"], **raw}
-    checkpoint = read_checkpoint(write(tmp_path, raw, tensors, *file))
-    layout = name.partition(",")[0].replace("sglang", "official")
-    assert (checkpoint.layout, checkpoint.config) == (layout, config)
-    assert_same(checkpoint.network(), net)
+    assert_same(read_network(write(tmp_path, raw, tensors, file)), net)
 
 
 def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
@@ -115,71 +90,54 @@ def test_what_config_json_says_otherwise_or_leaves_out(tmp_path):
     net = network(config)
     weights = dict(net.state_dict())
     del weights["d2t"], weights["t2d"]
-    loaded = read_network(write(tmp_path, official(config), weights))
+    loaded = read_network(write(tmp_path, OFFICIAL | {"draft_vocab_size": 64}, weights))
     assert_same(loaded, net)
-    assert bool(loaded.t2d.all())
-    assert not bool(loaded.d2t.any())
-    net = network(PLAIN)
     for fields, theta in (
         ({}, 1e4),
         ({"rope_theta": 5e5}, 5e5),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6),
         ({"rope_scaling": None}, 1e4),
     ):
-        folder = write(tmp_path, official(PLAIN) | fields, net.state_dict())
+        folder = write(tmp_path, OFFICIAL | fields, STATE)
         assert read_network(folder).config.rope_theta == theta
 
 
 def test_shards_and_bad_config_files(tmp_path):
-    net = network(PLAIN)
-    state = dict(net.state_dict())
-    first = {name: state.pop(name) for name in ("fc.weight", "d2t")}
-    write(tmp_path, official(PLAIN), first, "a.safetensors")
-    write(tmp_path, official(PLAIN), state, "b.safetensors")
-    index = dict.fromkeys(first, "a.safetensors") | dict.fromkeys(state, "b.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert_same(read_network(tmp_path), net)
-    (tmp_path / "b.safetensors").unlink()
-    assert "b.safetensors is missing" in refusal(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"x": "../secret.safetensors"}})
-    )
-    assert "lies outside" in refusal(tmp_path)
-    write(tmp_path, {}, STATE)
+    rest = dict(STATE)
+    first = {name: rest.pop(name) for name in ("fc.weight", "d2t")}
+    write(tmp_path, OFFICIAL, first, "model-00001-of-00002.safetensors")
+    write(tmp_path, OFFICIAL, rest, "model-00002-of-00002.safetensors")
+    assert_same(read_network(tmp_path), network(PLAIN))
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    assert "q_proj" in refusal(tmp_path)
     for text, words in (("{", "cannot be read as JSON"), ("[]", "should be an object, got []")):
         (tmp_path / "config.json").write_text(text)
         assert words in refusal(tmp_path)
     (tmp_path / "config.json").unlink()
-    assert "no config.json" in refusal(tmp_path)
-    assert "no drafter folder" in refusal(tmp_path / "nowhere")
+    assert "there is no file" in refusal(tmp_path)
 
 
-def test_save_and_read_again(tmp_path):
-    for config in [
-        PLAIN,
-        replace(PLAIN, taps=(1, 4, 6), norm_before_residual=True, norm_output=True, rope_theta=3e4),
-        replace(PLAIN, fc_norm="each", query_key_norm=True, attention_bias=True, head_dim=12),
-        replace(PLAIN, fc_norm="joint", fc_bias=True, own_embedding=True, num_taps=2, taps=(2, 3)),
-        replace(
-            PLAIN, draft_vocab_size=64, generation=1, num_taps=1, fc_bias=True, attention_bias=True
-        ),
-        replace(PLAIN, generation=1, num_taps=1, fc_bias=True, griffin=True),
-    ]:
-        net = network(config)
-        folder = save_drafter(net, tmp_path / "new" / "drafter", bos_token_id=3)
-        assert sorted(path.name for path in folder.iterdir()) == [
-            "config.json",
-            "model.safetensors",
-        ]
-        assert json.loads((folder / "config.json").read_text())["bos_token_id"] == 3
-        loaded = read_network(folder)
-        assert loaded.config == config
-        assert_same(loaded, net)
-        half = save_drafter(net, tmp_path / "half", torch.bfloat16)
-        stored = load_file(half / "model.safetensors")
-        assert stored["fc.fc.weight" if config.griffin else "fc.weight"].dtype == torch.bfloat16
-        if config.generation == 3:
-            assert stored["d2t"].dtype == torch.int64 and stored["t2d"].dtype == torch.bool
+SAVED = [
+    PLAIN,
+    replace(PLAIN, taps=(1, 4, 6), rope_theta=3e4),
+    replace(PLAIN, fc_norm="each", attention_bias=True, head_dim=12),
+    replace(PLAIN, fc_bias=True, own_embedding=True, num_taps=2, taps=(2, 3)),
+    replace(FIRST, attention_bias=True),
+    replace(PLAIN, generation=1, num_taps=1, fc_bias=True, griffin=True),
+]
+
+
+@pytest.mark.parametrize("config", SAVED)
+def test_save_and_read_again(tmp_path, config):
+    net = network(config)
+    folder = save_drafter(net, tmp_path / "new" / "drafter", bos_token_id=3)
+    assert json.loads((folder / "config.json").read_text())["bos_token_id"] == 3
+    assert_same(read_network(folder), net)
+    half = save_drafter(net, tmp_path / "half", torch.bfloat16)
+    stored = load_file(half / "model.safetensors")
+    assert stored["fc.fc.weight" if config.griffin else "fc.weight"].dtype == torch.bfloat16
+    if config.generation == 3:
+        assert stored["d2t"].dtype == torch.int64 and stored["t2d"].dtype == torch.bool
 
 
 def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
@@ -196,94 +154,68 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_a_pickle_does_not_run(tmp_path, zipped):
+def test_code_in_a_pickle_does_not_run(tmp_path):
     proof = tmp_path / "the-code-ran"
-    folder = write(tmp_path / "drafter", official(PLAIN), {}, "pytorch_model.bin")
+    folder = write(tmp_path / "drafter", OFFICIAL, {}, "pytorch_model.bin")
     payload = {"fc.weight": torch.zeros(2), "bomb": refusals.Bomb(proof)}
-    torch.save(payload, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    message = refusal(folder)
-    assert "pickle with code" in message and "safetensors" in message
+    torch.save(payload, folder / "pytorch_model.bin")
+    assert "more than tensors" in refusal(folder)
     assert not proof.exists()
     # the very file does run code when it is allowed to
     torch.load(folder / "pytorch_model.bin", weights_only=False)
     assert proof.exists()
-    proof.unlink()
-    # A bare pickle, without torch's container.
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(refusals.Bomb(proof), protocol=2))
-    refusal(folder)
-    assert not proof.exists()
 
 
 STATE = dict(network(PLAIN).state_dict())
 ONES = torch.ones(2, 2)
 MOVED = torch.cat((STATE["d2t"][:-1], STATE["d2t"][-1:] + 64))
-NAN = torch.full((32,), torch.nan)
-INT8 = torch.ones(24, 32, dtype=torch.int8)
 BAD_WEIGHTS = [
     ("extra.weight", {"extra.weight": ONES}),
-    ("more than one drafter layer", {"layers.1.mlp.up_proj.weight": ONES}),
-    ("lm_head.weight has shape (23, 32)", {"lm_head.weight": torch.ones(23, 32)}),
-    ("not finite", {"norm.weight": NAN}),
-    ("quantised", {"lm_head.weight": INT8}),
-    ("ids instead of offsets", {"d2t": STATE["d2t"] + torch.arange(24)}),
+    ("layers.1.mlp.up_proj.weight", {"layers.1.mlp.up_proj.weight": ONES}),
+    ("size mismatch for lm_head.weight", {"lm_head.weight": torch.ones(23, 32)}),
+    ("not finite", {"norm.weight": torch.full((32,), torch.nan)}),
+    ("quantised", {"lm_head.weight": torch.ones(24, 32, dtype=torch.int8)}),
+    ("vocabulary map", {"d2t": STATE["d2t"] + torch.arange(24)}),
     ("vocabulary map", {"d2t": MOVED}),
-    ("t2d marks", {"t2d": ~STATE["t2d"]}),
-    ("lacks norm.weight;", {"norm.weight": None}),
-    ("lacks d2t;", {"d2t": None}),
-    ("lacks midlayer.mlp.up_proj.weight;", {"midlayer.mlp.up_proj.weight": None}),
-    ("Medusa", {"0.0.linear.weight": ONES}),
-    ("Hydra", {"hydra_mlp.0.1.linear.weight": ONES}),
+    ("vocabulary map", {"t2d": ~STATE["t2d"]}),
+    ("norm.weight", {"norm.weight": None}),
+    ("d2t", {"d2t": None}),
     ("not an EAGLE drafter", {"fc.weight": None}),
 ]
 BAD_SETTINGS = [
-    ("lacks embed_tokens.weight", {"target_hidden_size": 32}),
-    ("fc.weight has shape (32, 96)", {"hidden_size": 16}),
+    ("size mismatch for fc.weight", {"hidden_size": 16}),
     ("no draft_vocab_size", {"draft_vocab_size": None}),
     ("hidden_size", {"hidden_size": "32"}),
-    ("num_attention_heads", {"num_attention_heads": 0}),
     ("'gelu'", {"hidden_act": "gelu"}),
-    ("rope_scaling", {"rope_scaling": [1]}),
-    ("'linear'", {"rope_scaling": {"type": "linear"}}),
+    ("norm_output", {"norm_output": True}),
+    ("norm_before_residual", {"norm_before_residual": True}),
     ("'yarn'", {"rope_scaling": {"rope_type": "yarn"}}),
-    ("exceeds vocab_size", {"draft_vocab_size": 65}),
-    ("Medusa", {"medusa_num_heads": 3}),
-    ("speculators", {"speculators_model_type": "eagle3"}),
-    ("lacks fc_norm.0.weight", {"fc_norm": True}),
+    ("fc_norm.0.weight", {"fc_norm": True}),
 ]
 
 
 @pytest.mark.parametrize(("words", "change"), BAD_WEIGHTS)
 def test_bad_weights_get_one_sentence(tmp_path, words, change):
-    tensors = {}
-    for name, value in (STATE | change).items():
-        if value is not None:
-            tensors[name] = value
-    assert words in refusal(write(tmp_path, official(PLAIN), tensors))
+    tensors = {name: value for name, value in (STATE | change).items() if value is not None}
+    assert words in refusal(write(tmp_path, OFFICIAL, tensors))
 
 
 @pytest.mark.parametrize(("words", "change"), BAD_SETTINGS)
 def test_bad_settings_get_one_sentence(tmp_path, words, change):
-    assert words in refusal(write(tmp_path, official(PLAIN) | change, STATE))
+    assert words in refusal(write(tmp_path, OFFICIAL | change, STATE))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_damaged_files(tmp_path, file):
-    path = write(tmp_path, official(PLAIN), STATE, file) / file
-    whole = path.read_bytes()
-    for damaged in (
-        whole[: len(whole) // 2],
-        whole[:5],
-        b"",
-        b"\xff" * 4000,
-        whole[:-1] if "safe" in file else b"x",
-    ):
+    path = write(tmp_path, OFFICIAL, STATE, file) / file
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"\xff" * 4000):
         path.write_bytes(damaged)
-        assert "truncated or corrupt" in refusal(tmp_path)
+        assert "damaged" in refusal(tmp_path)
     path.unlink()
     assert "no weights" in refusal(tmp_path)
     torch.save([torch.ones(2)], tmp_path / "pytorch_model.bin")
-    assert "plain table of tensors" in refusal(tmp_path)
+    assert "more than tensors" in refusal(tmp_path)
 
 
 @needs_golden
@@ -292,11 +224,10 @@ def test_damaged_files(tmp_path, file):
 )
 def test_golden_files(tmp_path, name):
     folder = GOLDEN / name
-    checkpoint = read_checkpoint(folder)
-    net = checkpoint.network()
-    assert checkpoint.layout == "official"
+    net = read_network(folder)
     assert net.config.rope_theta == (500000.0 if "500k" in name else 10000.0)
-    assert net.config.own_embedding == ("narrow" in name) and net.config.target_hidden_size == 64
+    assert net.config.own_embedding == ("narrow" in name)
+    assert net.config.target_hidden_size == 64
     for file in ("config.json", "pytorch_model.bin"):
         shutil.copy(folder / file, tmp_path)
     assert_same(read_network(tmp_path), net)  # both formats hold the same

@@ -58,7 +58,7 @@ def first_cycle(pair, prompt, policy) -> LiveEngine:
 
 
 def assert_same_tree(tree: DraftTree, recorded: dict) -> None:
-    """Tokens, mask, positions and paths, all exact. recorded: tensors named as the official engine names them."""
+    """Tokens, mask, positions and paths, all exact. recorded: under the official names."""
     assert tree.token.tolist() == recorded["draft_tokens"].tolist()
     assert torch.equal(tree.ancestors, recorded["tree_mask"])
     assert torch.equal(tree.depth, recorded["tree_position_ids"])

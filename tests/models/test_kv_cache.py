@@ -1,21 +1,17 @@
 """Caches: rows in place, paths, dropped tails, overflow; many sequences say what each says."""
 
-import inspect
-
 import pytest
 import torch
 from fakes.families import FAMILIES, VOCAB, model_of
 from fakes.families import tokens as random_tokens
-from fakes.pairs import random_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM
 
 from specdec.core.decode import drive
 from specdec.core.protocols import TargetForward, finish
 from specdec.errors import SpecdecError
 from specdec.models.families import cache_keyword
-from specdec.models.kv_cache import RowLayer, TreeCache
+from specdec.models.kv_cache import TreeCache
 from specdec.models.target import Target
 
 
@@ -26,14 +22,11 @@ def block(rows, layer=0):
     return keys.clone(), -keys[..., :1].expand(-1, -1, -1, 5).clone()
 
 
-def grow(cache: TreeCache, rows) -> TreeCache:
+def filled(rows, capacity=12) -> TreeCache:
+    cache = TreeCache(2, capacity)
     for index in range(2):
         cache.update(*block(rows, index), index)
     return cache
-
-
-def filled(rows, capacity=12) -> TreeCache:
-    return grow(TreeCache(2, capacity), rows)
 
 
 def names(cache: TreeCache) -> list[int]:
@@ -46,23 +39,20 @@ def names(cache: TreeCache) -> list[int]:
     return [int(name) for name in held]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 6), st.lists(st.booleans(), min_size=0, max_size=6))
 def test_keeping_a_path_is_list_indexing(start, chosen):
     total = start + len(chosen)
     cache = filled(range(total), capacity=max(1, total))
-    rows = [start + number for number, wanted in enumerate(chosen) if wanted]
+    rows = [start + number for number, accepted in enumerate(chosen) if accepted]
     if total:
         cache.keep(start, rows)
         assert names(cache) == list(range(start)) + rows
 
 
 def test_rows_that_make_no_path_are_refused_and_nothing_moves():
-    cache, wrong = (
-        filled(range(8)),
-        ((3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0])),
-    )
-    for start, rows in (*wrong, (3, [-1])):
+    cache = filled(range(8))
+    for start, rows in ((3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (9, [])):
         pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
         assert names(cache) == list(range(8))
 
@@ -71,22 +61,14 @@ def test_rows_that_make_no_path_are_refused_and_nothing_moves():
 def test_transformers_takes_it_as_a_cache(name):
     model, prompt = model_of(name), random_tokens(15, seed=1)
     cache = TreeCache(model.config.num_hidden_layers, 32)
-    assert isinstance(cache.layers[0], RowLayer)
     with torch.no_grad():
         whole = model(prompt[None], use_cache=False).logits[0]
-        given = {cache_keyword(type(model)): cache, "use_cache": True}
-        parts = [model(part[None], **given).logits[0] for part in prompt.split([9, 5, 1])]
+        arguments = {cache_keyword(type(model)): cache, "use_cache": True}
+        parts = [model(part[None], **arguments).logits[0] for part in prompt.split([9, 5, 1])]
     assert torch.allclose(torch.cat(parts), whole, atol=1e-4)
     cache.reset()
     text = model.generate(prompt[None], past_key_values=cache, do_sample=False, max_new_tokens=8)
     assert torch.equal(text, model.generate(prompt[None], do_sample=False, max_new_tokens=8))
-
-
-def test_a_cache_goes_by_the_name_that_a_forward_has_for_it():
-    before = type("Before", (), {"forward": lambda self, input_ids, past_key_values=None: None})
-    now = type("Now", (), {"forward": lambda self, input_ids, cache=None, **kwargs: None})
-    assert (cache_keyword(before), cache_keyword(now)) == ("past_key_values", "cache")
-    assert cache_keyword(LlamaForCausalLM) in inspect.signature(LlamaForCausalLM.forward).parameters
 
 
 def test_rows_are_written_in_place_and_an_overflow_is_refused_before_that():
@@ -99,15 +81,13 @@ def test_rows_are_written_in_place_and_an_overflow_is_refused_before_that():
     assert cache.get_mask_sizes(3, 0) == (9, 0)
     cache = filled(range(10))
     cache.require(2)
-    pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens but 13")
+    pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens, 13 are needed")
     cache.crop(-2)
-    assert names(cache) == list(range(8))
-    pytest.raises(SpecdecError, cache.crop, 3).match("negative")
-    pytest.raises(AssertionError, cache.truncate, 9)
     cache.keep(3, [3, 4, 7])
     assert names(cache) == [0, 1, 2, 3, 4, 7]
-    cache.reset()
-    assert len(cache) == 0
+    copied = TreeCache(2, 8)
+    copied.append(cache, 2, 5)
+    assert names(copied) == [2, 3, 4]
 
 
 def text(target, prompt, new_tok):
@@ -130,26 +110,16 @@ def text(target, prompt, new_tok):
     return torch.stack(logits), ids
 
 
-def assert_same_alone(target, vocabulary, lengths, new_tok, rows):
-    """Texts of prompts, so many in one forward, are those of each prompt alone."""
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_says_together_what_it_says_alone(name):
+    target = Target(model_of(name))
     generator = torch.Generator().manual_seed(0)
     prompts = []
-    for length in lengths:
-        prompts.append(torch.randint(2, vocabulary, (length,), generator=generator).tolist())
+    for length in (5, 3, 28, 11):
+        prompts.append(torch.randint(2, VOCAB, (length,), generator=generator).tolist())
     with target.inference():
-        alone = [finish(text(target, prompt, new_tok)) for prompt in prompts]
-        together = dict(drive((text(target, prompt, new_tok) for prompt in prompts), rows))
+        alone = [finish(text(target, prompt, 14)) for prompt in prompts]
+        together = dict(drive((text(target, prompt, 14) for prompt in prompts), 3))
     for number, (logits, ids) in enumerate(alone):
         assert together[number][1] == ids
         torch.testing.assert_close(together[number][0], logits, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_says_what_it_says_alone(name):
-    assert_same_alone(Target(model_of(name)), VOCAB, (5, 3, 28, 11), 14, 3)
-
-
-@pytest.mark.parametrize(("rows", "count"), [(2, 8), (20, 20)])
-def test_many_sequences(rows, count):
-    target = Target(random_target(vocab_size=24, layers=2))
-    assert_same_alone(target, 24, range(3, 3 + 2 * count, 2), 30, rows)

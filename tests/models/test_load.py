@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes.families import state_of
 from fakes.pairs import random_network
-from fakes.refusals import refusal
+from fakes.refusals import Bomb, refusal
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -24,8 +24,8 @@ from transformers.utils import logging
 
 import specdec
 from specdec.core.pair import Pair
-from specdec.models import drafters, load
-from specdec.models.eagle_files import read_checkpoint, save_drafter
+from specdec.models import drafters, load, pairs
+from specdec.models.eagle_files import save_drafter
 from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import SHIPPED, load_drafter, load_pair
 from specdec.models.target import Target
@@ -67,18 +67,27 @@ def pair(places) -> Pair:
     return load_pair(target=places / "target", drafter=places / "drafter")
 
 
+@pytest.fixture
+def own(home, monkeypatch):
+    """A user in a folder with a pair of theirs, `mine`."""
+    monkeypatch.setattr(pairs, "_pairs", {})
+    monkeypatch.chdir(home)
+    for part in ("target", "drafter"):
+        shutil.copytree(load.shipped_folder("tiny") / part, home / "mine" / part)
+    return home / "mine"
+
+
 def test_a_pair_from_folders(pair, places, capfd):
     assert pair.name.startswith("some-pair")
     assert pair.stop_tokens == {2}
     assert pair.target.dtype == torch.float32
-    assert pair.target.device.type == "cpu"
     assert pair.target.model.config._attn_implementation == "sdpa"
     assert not pair.target.model.training
     assert pair.drafter.taps == pair.target.taps == (2, 4, 5)
     stored = load_file(places / "drafter" / "model.safetensors")
     assert torch.equal(pair.drafter.network.state_dict()["fc.weight"], stored["fc.weight"])
-    logging.enable_progress_bar()
-    load_pair(target=places / "target", drafter=places / "drafter")
+    half = load_pair(target=places / "target", drafter=places / "drafter", dtype="float16")
+    assert half.target.dtype == half.drafter.network.state_dict()["fc.weight"].dtype
     assert "Loading weights" not in capfd.readouterr().err
     assert logging.is_progress_bar_enabled()
 
@@ -86,16 +95,16 @@ def test_a_pair_from_folders(pair, places, capfd):
 def test_a_loaded_model_is_left_alone(places):
     model = LlamaForCausalLM.from_pretrained(places / "target").eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    hooks = state_of(model)
-    other = load_pair(target=model, drafter=places / "drafter", tokenizer=places / "target")
-    assert other.target.model is model
-    assert other.tokenizer is not None
-    assert load_pair(target=model).tokenizer is None
-    assert load_pair(target=model).drafter is None
-    assert load_drafter(places / "drafter", model).target.model is model
-    specdec.decode(other, [3, 4], specdec.Static(8, 2, 2), max_new_tokens=4)
+    state = state_of(model)
+    pair = load_pair(target=model, drafter=places / "drafter", tokenizer=places / "target")
+    assert pair.target.model is model
+    assert pair.tokenizer is not None
+    specdec.decode(pair, [3, 4], specdec.Static(8, 2, 2), max_new_tokens=4)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert state_of(model) == hooks
+    assert state_of(model) == state
+    plain = load_pair(target=model)
+    assert plain.tokenizer is None
+    assert plain.drafter is None
     assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
 
 
@@ -104,8 +113,6 @@ def test_targets_in_a_training_folder_and_without_sdpa(places, tmp_path):
     pair = load_pair(target=out, drafter=out)
     assert pair.name == "out"
     assert pair.drafter is not None
-    shutil.rmtree(out / "drafter")
-    assert "has no config.json" in refusal(load_pair, target=out, drafter=out)
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
     config = GptOssConfig(**SIZES, **experts, num_hidden_layers=2, eos_token_id=2, pad_token_id=0)
     GptOssForCausalLM(config).save_pretrained(tmp_path)
@@ -120,11 +127,13 @@ def test_damaged_targets(places, tmp_path):
     fewer = {key: value for key, value in state.items() if key != name}
     save_file(fewer, weights, {"format": "pt"})
     assert f"lacks {name};" in refusal(load_pair, target=folder)
-    for data in (b"", (places / "target" / "model.safetensors").read_bytes()[:2000]):
-        weights.write_bytes(data)
-        assert "cannot be loaded" in refusal(load_pair, target=folder)
-    weights.unlink()
+    weights.write_bytes((places / "target" / "model.safetensors").read_bytes()[:2000])
     assert "cannot be loaded" in refusal(load_pair, target=folder)
+    weights.unlink()
+    bomb = Bomb(tmp_path / "ran")
+    torch.save({"model.norm.weight": torch.ones(32), "bomb": bomb}, folder / "pytorch_model.bin")
+    assert "cannot be loaded" in refusal(load_pair, target=folder)
+    assert not (tmp_path / "ran").exists()
     torch.save(state, folder / "pytorch_model.bin")
     model = load_pair(target=folder).target.model
     assert torch.equal(model.state_dict()[name], state[name])
@@ -134,63 +143,39 @@ def test_damaged_targets(places, tmp_path):
     assert "has no config.json" in refusal(load_pair, target=folder)
 
 
-def test_precision_and_stop_tokens(places, tmp_path):
-    folder = Path(shutil.copytree(places / "target", tmp_path / "t"))
-    for stops, expected in ((None, set()), (5, {5}), ([2, 7], {2, 7})):
-        for name in ("generation_config.json", "config.json"):
-            settings = json.loads((folder / name).read_text())
-            (folder / name).write_text(json.dumps(settings | {"eos_token_id": stops}))
-        assert load_pair(target=folder).stop_tokens == expected
-    for dtype in ("bfloat16", "float16"):
-        parts = {"target": places / "target", "drafter": places / "drafter"}
-        pair = load_pair(**parts, dtype=dtype, device="cpu")
-        fused = pair.drafter.network.state_dict()["fc.weight"]
-        assert pair.target.dtype == fused.dtype == getattr(torch, dtype)
-
-
-def test_drafters_that_do_not_fit_and_an_own_embedding_that_differs(pair, tmp_path):
+def test_drafters_that_do_not_fit_and_an_own_embedding(pair, tmp_path):
     network = random_network(replace(DRAFTER, own_embedding=True))
     model = pair.target.model
     different = load_drafter(save_drafter(network, tmp_path / "different"), model)
-    assert different.config.own_embedding
     assert different.embedding is different.network.embed_tokens
     network.embed_tokens.weight.copy_(pair.target.embedding.weight)
     same = load_drafter(save_drafter(network, tmp_path / "same"), model)
-    assert not same.config.own_embedding
     assert same.embedding is pair.target.embedding
-    assert not hasattr(same.network, "embed_tokens")
     for change, words in (
-        ({"target_hidden_size": 40}, "features of width 40"),
-        ({"hidden_size": 64}, "brings no embedding"),
+        ({"target_hidden_size": 40}, "pair it with the target"),
+        ({"hidden_size": 64, "head_dim": 8}, "pair it with the target"),
         ({"vocab_size": 65}, "vocabulary of 65 exceeds the target's 64"),
-        ({"taps": (2, 4, 9)}, "do not all exist in a target of 8 layers"),
+        ({"taps": (2, 4, 9)}, "of a target of 8 layers"),
     ):
         config = replace(DRAFTER, **({"target_hidden_size": 32} | change))
-        folder = save_drafter(random_network(config), tmp_path / words)
+        folder = save_drafter(random_network(config), tmp_path / str(change))
         assert words in refusal(load_drafter, folder, Target(model))
     shallow = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=5))
-    own = save_drafter(random_network(DRAFTER), tmp_path / "own")
-    assert "at least 7 layers" in refusal(load_drafter, own, shallow)
+    drafter = save_drafter(random_network(DRAFTER), tmp_path / "drafter")
+    assert "at least 7 layers" in refusal(load_drafter, drafter, shallow)
 
 
 def test_drafters_by_kind(places, monkeypatch):
     monkeypatch.setattr(load, "shipped_folder", lambda name: places)
-    own = load_pair("tiny")
-    assert own.name == "tiny"
-    assert own.tokenizer is not None
-    weights = own.drafter.network.state_dict()["fc.weight"]
-    for drafter in ("eagle3", f"eagle3:{places / 'drafter'}"):
+    pair = load_pair("tiny")
+    weights = pair.drafter.network.state_dict()["fc.weight"]
+    for drafter in ("eagle3", f"eagle3:{places / 'drafter'}", places):
         network = load_pair("tiny", drafter=drafter).drafter.network
         assert torch.equal(network.state_dict()["fc.weight"], weights)
-    kind = drafters.Kind("none:at_all", "other", mark="other_heads")
-    monkeypatch.setitem(drafters.KINDS, "other", kind)
-    assert "no other drafter ships" in refusal(load_pair, "tiny", drafter="other")
-    assert drafters.kind_of({"other_heads": 3}) == "other"
+    assert "no griffin drafter ships" in refusal(load_pair, "tiny", drafter="griffin")
+    assert drafters.kind_of({"medusa_num_heads": 3}) == "medusa"
     assert drafters.kind_of({}) == "eagle3"
-    monkeypatch.setitem(drafters.KINDS, "free", drafters.Kind("none:at_all"))
-    assert "has no weights" in refusal(load_drafter, "free:x/y", own.target)
-    monkeypatch.setattr(load, "shipped_folder", lambda name: Path("nowhere"))
-    assert "install specdec again" in refusal(load_pair, "small")
+    assert type(load_pair("tiny", drafter="lookahead").drafter).__name__ == "LookaheadDrafter"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -203,19 +188,14 @@ def test_shipped_drafters_agree_with_their_targets(name):
 
 NOWHERE = [
     ("vicuna-13b", load_pair, ["vicuna13b"], {}),
-    ("'small'", load_pair, ["smal"], {}),
     ("not both", load_pair, [], {}),
     ("not both", load_pair, ["tiny"], {"target": "x/y"}),
-    ("give either", load_pair, [], {"drafter": "eagle3"}),
     ("neither a folder", load_pair, ["tiny"], {"drafter": "no-such-folder"}),
     ("neither a folder", load_pair, [], {"target": "/no/such/folder"}),
     ("cannot be loaded", load_pair, [], {"target": "owner/no-such-target"}),
-    ("is empty", load_pair, ["tiny"], {"drafter": " "}),
     ("bfloat16", load_pair, ["tiny"], {"dtype": "bf16loat"}),
     ("unknown device", load_pair, ["tiny"], {"device": "abacus"}),
-    ("tokenizer", load_pair, ["tiny"], {"tokenizer": 3}),
-    ("is empty", load_drafter, [""], {}),
-    ("neither a folder", load_drafter, ["no-such-folder"], {}),
+    ("neither a folder", load_drafter, [""], {}),
     ("cannot be fetched", load_drafter, ["owner/no-such-drafter"], {}),
     ("eagle3:FOLDER", load_drafter, ["eagle3"], {}),
     ("'eagle3'", load_drafter, ["eagle2:folder"], {}),
@@ -226,33 +206,16 @@ NOWHERE = [
 def test_names_that_lead_nowhere(pair, words, call, names, settings):
     if call is load_drafter:
         names = [*names, pair.target]
-    if "tokenizer" in settings:
-        settings = {**settings, "target": pair.target.model}
-        names = []
     assert words in refusal(call, *names, **settings)
 
 
-def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
-    requests = []
-    errors = [huggingface_hub.errors.EntryNotFoundError]
+def test_a_drafter_on_the_hub(places, monkeypatch, pair):
+    def download(repository, allow_patterns):
+        assert repository == "owner/name"
+        return str(places / "drafter")
 
-    def download(repository, name):
-        requests.append((repository, name))
-        if not (tmp_path / name).is_file():
-            raise errors[-1](name)
-        return str(tmp_path / name)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    shutil.copy(places / "drafter" / "config.json", tmp_path)
-    torch.save(load_file(places / "drafter" / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    assert load.drafter_folder("owner/name") == tmp_path
-    names = [name for _, name in requests]
-    assert names == ["config.json", "model.safetensors", "pytorch_model.bin"]
-    (tmp_path / "pytorch_model.bin").unlink()
-    assert "has no weights" in refusal(lambda: read_checkpoint(load.drafter_folder("owner/name")))
-    # no network: says nothing about what the hub has
-    errors.append(huggingface_hub.errors.LocalEntryNotFoundError)
-    assert "cannot be fetched from the hub" in refusal(load.drafter_folder, "owner/name")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_drafter("owner/name", pair.target).config.draft_vocab_size == 24
 
 
 def test_a_pair_is_loaded_again_from_its_source(places):
@@ -262,6 +225,47 @@ def test_a_pair_is_loaded_again_from_its_source(places):
     ours = pair.drafter.network.state_dict()
     for name, value in again.drafter.network.state_dict().items():
         assert torch.equal(value, ours[name])
-    described = {**load.source_of(pair)["described"], "target": "another"}
-    assert "different" in refusal(load.load_again, pair.source, described)
+    described = {**load.source_of(pair)["described"], "weights": "others"}
+    assert "other weights" in refusal(load.load_again, pair.source, described)
     assert "in memory" in refusal(load.source_of, load_pair(target=pair.target.model))
+
+
+def test_a_folder_stands_for_its_pair(own, monkeypatch):
+    assert pairs.named("mine") == pairs.named(str(own)) == pairs.named("mine/target") == "mine"
+    shutil.copytree(own, own.parent / "small-one")
+    monkeypatch.chdir("/")
+    assert pairs.named("small-one") == "small-one", "below the home of results"
+    assert pairs.named("HuggingFaceTB/SmolLM2-135M-Instruct") == "smollm2-hub"
+    assert pairs.named("a/b") == "b"
+    (own.parent / "other" / "mine").mkdir(parents=True)
+    assert "rename" in refusal(pairs.named, str(own.parent / "other" / "mine"))
+    assert "no folder" in refusal(pairs.named, "no/such/place")
+    assert "'mine'" in refusal(load_pair, "mien")
+    assert "has weights" in refusal(load_pair, "mine", drafter="medusa")
+
+
+def test_a_folders_pair_is_loaded_and_loaded_again(own):
+    ids = [3, 4, 5]
+    pair = load_pair("mine", dtype="float32")
+    tokens = specdec.decode(pair, ids, specdec.Static(8, 3, 2), max_new_tokens=8).tokens
+    assert pair.name == "mine"
+    assert tokens == specdec.autoregress(load_pair("tiny"), ids, max_new_tokens=8).tokens
+    assert load_pair(target="mine").drafter is None
+    assert load.at_hand("mine")
+    source = load.source_of(pair)
+    # another machine
+    pairs._pairs.clear()
+    assert load.load_again(**source).name == "mine"
+    assert load_pair("mine", drafter="hybrid").drafter.network is not None, "its own weights"
+
+
+def test_presets_stand_for_targets(tmp_path, monkeypatch):
+    assert load_pair(target="tiny").drafter is None
+    assert load.target_place("smollm2-hub") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert load.at_hand("tiny") and not load.at_hand("smollm2-hub") and not load.at_hand("none")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps({}))
+    # for a target a folder comes first, for a name it does not
+    assert load.target_place("tiny") == "tiny"
+    assert load_pair("tiny").target.num_layers == 8

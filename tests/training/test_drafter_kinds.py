@@ -19,7 +19,7 @@ from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.eagle_network import EagleConfig
-from specdec.models.heads import HeadsConfig, HydraDrafter, HydraNetwork
+from specdec.models.heads import HeadsConfig, HeadsDrafter, HeadsNetwork
 from specdec.models.load import load_drafter
 from specdec.models.small_lm import SmallLM
 from specdec.models.target import Target
@@ -255,7 +255,7 @@ def test_it_learns_every_few_cycles_from_the_newest_tokens_and_what_was_served_t
 LAYER = EagleConfig(32, 32, 4, 2, 24, 24, 32, generation=1, num_taps=1, taps=(8,))
 HEADS = HeadsConfig(32, 24, 24, num_heads=3, taps=(8,), path="layer", layer=LAYER)
 OTHERS = {
-    "hydra++": lambda target: HydraDrafter(HydraNetwork(HEADS), target),
+    "hydra++": lambda target: HeadsDrafter(HeadsNetwork(HEADS), target),
     "griffin": lambda target: random_drafter(target, generation=1, num_taps=1, griffin=True),
     "lm": lambda target: SmallLM(random_target(24, hidden=16, layers=1, seed=8), target),
 }
