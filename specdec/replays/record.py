@@ -136,11 +136,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     parted = parted_items(prompts, config)
     items = [item for _, item in parted]
     openings(pair, items, config.max_new_tokens + config.depth)
-    identity = {
-        "schema": trace.SCHEMA,
-        "pair": describe_pair(pair),
-        "items": describe_items(items),
-    }
+    identity = {"schema": trace.SCHEMA, "pair": describe_pair(pair), "items": describe_items(items)}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
     # 2. every missing prompt is a shard of the run, written here or by workers
     done = set(run.shards("turns").done())

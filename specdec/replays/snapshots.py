@@ -381,9 +381,7 @@ class Foreseen(Static):
         return False
 
 
-def _fixed(
-    recording: Recording, turn: int, position: int, policy: Policy, note: str
-) -> Snapshot:
+def _fixed(recording: Recording, turn: int, position: int, policy: Policy, note: str) -> Snapshot:
     """One cycle of a policy whose questions cost nothing. note: if the tree needs none itself."""
     costs = dataclasses.replace(recording.costs, question_ms=0.0)
     engine = ReplayEngine(recording.trace, costs, policy.limits)

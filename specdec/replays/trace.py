@@ -289,11 +289,7 @@ class _ByWidth:
 
 
 def check_recorded(
-    trace: Trace,
-    top_k: int,
-    expansions: int = 0,
-    verify_nodes: int = 0,
-    beam: tuple[int, ...] = (),
+    trace: Trace, top_k: int, expansions: int = 0, verify_nodes: int = 0, beam: tuple[int, ...] = ()
 ) -> None:
     """Refuse an answer that the recording cannot replay."""
     deepest = trace.depth_of(top_k, beam)
