@@ -39,7 +39,7 @@ def test_warnings_of_public_functions_too_point_at_who_calls_or_the_outermost(mo
             wrapped("look")
         line = HERE.read_text().splitlines()[caught[0].lineno - 1]
         assert (Path(caught[0].filename), line.strip()) == (HERE, 'wrapped("look")')
-    monkeypatch.setattr(model, "_warned", set())  # other tests were warned of such models
+    model._warn_once.cache_clear()  # other tests were warned of such models
     narrow = round_costs(name="narrow", ranges={"verify_nodes": (1, 2)})
     policy = DepthPolicy(depth=2, top_k=3, total_tokens=8)
     policy.trained_for = {"pair": "another"}

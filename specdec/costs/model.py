@@ -108,6 +108,8 @@ class CostModel:
         if self.widths[0] < 1 or self.nodes[0] != 0:
             why = "a cost model's widths start at 1 or more, its nodes at 0"
             raise SpecdecError(f"{why}; add the missing grid point.")
+        if not all(getattr(self, name) >= 0 for name in (*PER_TEXT[2:], "step", "first_ms")):
+            raise SpecdecError("every time of a cost model is at least 0 ms.")
         if (np.diff([self.verify, self.verify_per_tok]) < 0).any():
             raise SpecdecError("verify and verify_per_tok of a cost model never fall with nodes.")
 

@@ -141,7 +141,7 @@ class Recording:
     @property
     def titles(self) -> list[str]:
         """Display names of the turns."""
-        titles = []
+        titles: list[str] = []
         for suite, prompt in zip(self.trace.turns["suite"], self.prompts, strict=True):
             titles.append(f"{len(titles) + 1}. {suite}: {' '.join(prompt.split())[:60]}")
         return titles

@@ -432,7 +432,11 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         if table is None:
             return None
         files = [checked_file(f"{table}/{shard}") for shard in shards]
-        return stacked([read_columns(file, [column])[column] for file in files])
+        array = stacked([read_columns(file, [column])[column] for file in files])
+        if len(array) != turns["positions"].sum():
+            why = f"{folder / table} holds {len(array)} rows of {column.name}, not one per position"
+            raise SpecdecError(f"{why}; {ADVICE}.")
+        return array
 
     # 3. RADAR's distributions, a file of their own
     distributions = None
