@@ -202,6 +202,8 @@ def open_recording(
         return recording_of(trace, pair, costs)
     _require_trees(trace)
     stored = read_json(path, TextsFile, "write it again", SCHEMA)
+    if len(stored["prompts"]) != len(trace.turns):
+        raise SpecdecError(f"{path} belongs to another recording; write it again.")
     texts = {int(token): text for token, text in stored["texts"].items()}
     costs = costs or CostModel.load(Path(folder) / "costs.json")
     return Recording(trace, costs, texts, tuple(stored["prompts"]))

@@ -153,7 +153,6 @@ def test_copies_join_a_recording_without_models(traces):
         assert told[0] == told[1]
     with pytest.raises(AssertionError, match="no longer than"):
         with_copies(alone, CopyOdds(), NgramConfig(levels=6))
-    pytest.raises(SpecdecError, with_copies, found, CopyOdds()).match("whole trees without copies")
 
 
 @pytest.mark.parametrize("name", ["suffix", "hybrid"])
@@ -202,7 +201,7 @@ def test_odds_are_counted_the_fastest_gate_is_found(traces, tmp_path):
     for drafter, settings, words in (
         (LookaheadDrafter(base.target), {}, "measure it live"),
         (NgramDrafter(base.target), {}, "depth 9 at least"),
-        (NgramDrafter(base.target, FEW), {"family": (2, 2)}, "copy nothing"),
+        (NgramDrafter(base.target, FEW), {"family": (2, 2)}, "EAGLE"),
     ):
         pair = dataclasses.replace(base, drafter=drafter)
         pytest.raises(

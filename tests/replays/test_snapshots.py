@@ -210,16 +210,6 @@ def test_answers_are_shown_with_what_the_network_said(recording, pair, name):
         assert sized in ([], [f"{sum(cycle.verified) - 1} nodes"])
 
 
-def test_of_many_choices_the_likeliest_and_the_rest_are_told():
-    values = np.arange(20) / 190
-    told = snapshots._among(
-        snapshots.Asked("plan", 0, "3"), [str(n) for n in range(20)], values, 3, 8
-    )
-    assert told.labels[-1] == "12 others"
-    assert told.labels[told.chosen] == "3"
-    assert sum(told.values) == pytest.approx(1)
-
-
 def test_it_is_the_same_after_saving_and_what_cannot_be_shown_is_said_in_a_sentence(
     recording, tmp_path, pair
 ):
