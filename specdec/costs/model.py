@@ -34,10 +34,8 @@ GRIDS = {
 }
 TABLES = (*GRIDS["widths"], *GRIDS["nodes"])
 # times that several texts in one cycle pay once each
-PER_TEXT = (
-    *("root_per_tok", "expand_per_tok", "step_per_tok", "candidate_ms", "rest_ms"),
-    *("question_ms", "turn", "turn_per_tok", "reading", "reading_per_tok"),
-)
+PER_TEXT = "root_per_tok expand_per_tok step_per_tok candidate_ms rest_ms question_ms".split()
+PER_TEXT += "turn turn_per_tok reading reading_per_tok".split()
 Numbers = ArrayLike  # a number or an array of them
 
 
@@ -108,8 +106,9 @@ class CostModel:
         if self.widths[0] < 1 or self.nodes[0] != 0:
             why = "a cost model's widths start at 1 or more, its nodes at 0"
             raise SpecdecError(f"{why}; add the missing grid point.")
-        if not all(getattr(self, name) >= 0 for name in (*PER_TEXT[2:], "step", "first_ms")):
-            raise SpecdecError("every time of a cost model is at least 0 ms.")
+        for name in (*PER_TEXT, "step", "first_ms"):
+            if not np.all(np.asarray(getattr(self, name)) >= 0):
+                raise SpecdecError(f"{name} of a cost model is at least 0 ms.")
         if (np.diff([self.verify, self.verify_per_tok]) < 0).any():
             raise SpecdecError("verify and verify_per_tok of a cost model never fall with nodes.")
 

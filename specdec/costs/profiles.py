@@ -4,7 +4,6 @@ GPUs. PROFILES holds both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,44 +28,24 @@ HOSTS = {
 }
 PUBLISHED = Path(__file__).with_name("published.yml")
 MOST_NODES = 512
+BYTES = 2.0  # per parameter
 # draft rows, as far as those of many texts reach (`CostModel.batched`)
 WIDTHS = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
 
 
-@dataclass(frozen=True)
-class DataSheet:
-    """A target, its one-layer drafter and a GPU in round numbers, and the host's share."""
-
-    # of the target, those multiplied per row: embeddings left out, the head counted
-    parameters: float
-    drafter_parameters: float
-    bandwidth_gb_per_s: float
-    tflop_per_s: float
-    layers: int
-    hidden: int
-    kv_frac: float = 1.0  # width of keys and values as a fraction of `hidden` (grouped heads)
-    bytes_per_parameter: float = 2.0
-    launch_ms_per_layer: float = 0.0
-    draft_host_ms: float = 0.0  # per draft forward
-
-    def forward(
-        self, rows: np.ndarray, parameters: float, layers: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(ms at context 0, ms per context token) of one forward over `rows` rows."""
-        bytes_per_ms = self.bandwidth_gb_per_s * 1e6
-        flop_per_ms = self.tflop_per_s * 1e9
-        # 1. the weights are read, while rows are multiplied
-        read_ms = parameters * self.bytes_per_parameter / bytes_per_ms
-        weights_ms = np.maximum(read_ms, 2 * parameters * rows / flop_per_ms)
-        # 2. per context token, keys and values are read, or attended to
-        cached = 2 * self.hidden * self.kv_frac * self.bytes_per_parameter * layers / bytes_per_ms
-        attending = 4 * self.hidden * layers * rows / flop_per_ms
-        return weights_ms + self.launch_ms_per_layer * layers, np.maximum(cached, attending)
-
-
 @door
 def roofline(
-    parameters: float, drafter_parameters: float, *, name: str = "roofline", **sheet: Any
+    parameters: float,
+    drafter_parameters: float,
+    *,
+    bandwidth_gb_per_s: float,
+    tflop_per_s: float,
+    layers: int,
+    hidden: int,
+    kv_frac: float = 1.0,
+    launch_ms_per_layer: float = 0.0,
+    draft_host_ms: float = 0.0,
+    name: str = "roofline",
 ) -> CostModel:
     """A cost model from a GPU's data sheet (Williams, Waterman and Patterson 2009): not measured, a
     best case.
@@ -74,37 +53,51 @@ def roofline(
         forward_ms(r) = max(weight bytes / bandwidth, 2 * parameters * r / rate)
                         + launch_ms_per_layer * layers
 
-    for r rows. Each context token adds reading its keys and values or attending to it, whichever is
-    slower. sheet: the other fields of DataSheet by name; bandwidth_gb_per_s, tflop_per_s, layers
-    and hidden must be given.
+    for r rows in 16-bit numbers. Each context token adds reading its keys and values or attending
+    to it, whichever is slower. parameters: of the target, those multiplied per row: embeddings left
+    out, the head counted. The drafter has one layer. kv_frac: width of keys and values as a
+    fraction of `hidden` (grouped heads). draft_host_ms: host work per draft forward.
 
     >>> gpu = dict(bandwidth_gb_per_s=1000, tflop_per_s=100)
     >>> costs = roofline(1e9, 1e8, layers=10, hidden=1000, **gpu)
     >>> float(costs.step_ms(0)), float(costs.verify_ms(199, 0))  # reading 2 GB; arithmetic
     (2.0, 4.0)
     """
-    gpu = DataSheet(parameters, drafter_parameters, **sheet)
-    if not all(value > 0 for value in list(vars(gpu).values())[:6]):
+    sizes = (parameters, drafter_parameters, bandwidth_gb_per_s, tflop_per_s, layers, hidden)
+    if not all(size > 0 for size in sizes):
         why = "a roofline needs parameters, bandwidth, rate, layers and hidden size above 0"
-        raise SpecdecError(f"{why}; got {gpu}.")
+        raise SpecdecError(f"{why}; got {sizes}.")
+    bytes_per_ms = bandwidth_gb_per_s * 1e6
+    flop_per_ms = tflop_per_s * 1e9
+
+    def forward(rows: np.ndarray, weights: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ms at context 0, ms per context token) of one forward over `rows` rows."""
+        # 1. the weights are read, while rows are multiplied
+        read_ms = weights * BYTES / bytes_per_ms
+        weights_ms = np.maximum(read_ms, 2 * weights * rows / flop_per_ms)
+        # 2. per context token, keys and values are read, or attended to
+        cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
+        attending = 4 * hidden * depth * rows / flop_per_ms
+        return weights_ms + launch_ms_per_layer * depth, np.maximum(cached, attending)
+
     nodes = np.unique([0, *np.round(np.geomspace(1, MOST_NODES, 40)).astype(int)])
-    verify, verify_per_tok = gpu.forward(nodes + 1, parameters, gpu.layers)
-    expand, expand_per_tok = gpu.forward(np.array(WIDTHS), drafter_parameters, 1)
-    root, root_per_tok = gpu.forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
+    verify, verify_per_tok = forward(nodes + 1, parameters, layers)
+    expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
+    root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
     provenance = (
         f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters, "
-        f"{gpu.bandwidth_gb_per_s:g} GB/s, {gpu.tflop_per_s:g} TFLOP/s, "
-        f"{gpu.launch_ms_per_layer:g} ms of launches per layer and "
-        f"{gpu.draft_host_ms:g} ms of host work per draft forward (assumed)."
+        f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s, "
+        f"{launch_ms_per_layer:g} ms of launches per layer and "
+        f"{draft_host_ms:g} ms of host work per draft forward (assumed)."
     )
     return CostModel(
         name,
         "roofline",
         provenance,
         widths=WIDTHS,
-        root=root + gpu.draft_host_ms,
+        root=root + draft_host_ms,
         root_per_tok=root_per_tok,
-        expand=expand + gpu.draft_host_ms,
+        expand=expand + draft_host_ms,
         expand_per_tok=expand_per_tok,
         nodes=nodes,
         verify=verify,

@@ -85,13 +85,6 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
 
     It has every width whose whole trees were recorded. config: which copies; at most as many levels
     as the recording's texts continue beyond a position (depth + 1).
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> small = dict(depth=3, top_ks=(3,), trees=(3,), max_new_tokens=8, progress=False)
-    >>> trace = specdec.record(pair, {"mine": ["one two three one two"]}, **small)
-    >>> with_copies(trace, CopyOdds(), NgramConfig(levels=4)).copies
-    {'levels': 4, 'forwards': True}
     """
     assert config.levels <= trace.depth + 1, "copies are no longer than what the recording knows"
     assert not trace.copies, "copies are merged once"
@@ -133,14 +126,6 @@ def copy_odds_of(trace: Trace, config: NgramConfig, learned_from: str = "") -> C
     trace: a recording of the training part, such as trace.select(part="train"). Copies are counted
     where cycles of copies begin, since over all positions they are right more often. The scale is 1
     if no whole trees were recorded.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> small = dict(depth=3, top_ks=(3,), trees=(3,), max_new_tokens=8, progress=False)
-    >>> trace = specdec.record(pair, {"mine": ["one two three one two"]}, **small)
-    >>> odds = copy_odds_of(trace, NgramConfig())
-    >>> odds.scale > 0, len(odds.table)
-    (True, 28)
     """
     if "ids" not in trace.turns:
         raise SpecdecError("this recording holds no texts; record again to count copies.")

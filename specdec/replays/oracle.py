@@ -139,12 +139,7 @@ def kept_bound(
 
     total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths,
     beams of `static_grid`. With cycles=1 the bound of a controller that answers before anything is
-    drafted; the larger, the nearer to one tree a turn. With the trace and costs of `clairvoyant`'s
-    example:
-
-    >>> often = kept_bound(trace, costs, 1, [1, 4, 6])["time_ms"].sum()
-    >>> bool(often <= kept_bound(trace, costs, 3, [1, 4, 6])["time_ms"].sum())
-    True
+    drafted; the larger, the nearer to one tree a turn.
     """
     check_integer("cycles", cycles, 1)
     sizes = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
