@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec import machine, runs
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import TreeConfig, check_memory
 from specdec.errors import SpecdecError, check_integer, check_name, warn
 from specdec.stored import checked
 
@@ -256,6 +256,7 @@ class CostModel:
         """Verification of 0..most_nodes nodes as plain numbers, for loops: ms at context 0, and ms
         per context token.
         """
+        check_memory(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
         base, slope = self._by_nodes(np.arange(most_nodes + 1))
         return base.tolist(), slope.tolist()
 
