@@ -292,7 +292,7 @@ def recorded(
     # 2. those that were recorded; each width needs one, and each beam that was asked for
     shapes = [shape for shape in dict.fromkeys(tried) if trace.depth_of(*shape) >= 0]
     missing: set[Any] = {top_k for top_k, _ in tried} - {top_k for top_k, _ in shapes}
-    if beams is not None:
+    if beams is not None and not missing:
         missing = set(tried) - set(shapes)
     if missing:
         why = f"top_k {sorted(missing)} was not recorded, only {sorted(widths)}"
