@@ -33,6 +33,25 @@ BYTES = 2.0  # per parameter
 WIDTHS = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
 
 
+def _forward_ms(
+    rows: np.ndarray,
+    weights: float,
+    depth: int,
+    hidden: int,
+    kv_frac: float,
+    bytes_per_ms: float,
+    flop_per_ms: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ms at context 0, ms per context token) of one forward over `rows` rows, without launches."""
+    # 1. the weights are read, while rows are multiplied
+    read_ms = weights * BYTES / bytes_per_ms
+    weights_ms = np.maximum(read_ms, 2 * weights * rows / flop_per_ms)
+    # 2. per context token, keys and values are read, or attended to
+    cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
+    attending = 4 * hidden * depth * rows / flop_per_ms
+    return weights_ms, np.maximum(cached, attending)
+
+
 @door
 def roofline(
     parameters: float,
@@ -53,9 +72,8 @@ def roofline(
         forward_ms(r) = max(weight bytes / bandwidth, 2 * parameters * r / rate)
                         + launch_ms_per_layer * layers
 
-    for r rows in 16-bit numbers. Each context token adds reading its keys and values or attending
-    to it, whichever is slower. parameters: of the target, those multiplied per row: embeddings left
-    out, the head counted. The drafter has one layer. kv_frac: width of keys and values as a
+    for r rows in 16-bit numbers. parameters: of the target, those multiplied per row: embeddings
+    left out, the head counted. The drafter has one layer. kv_frac: width of keys and values as a
     fraction of `hidden` (grouped heads). draft_host_ms: host work per draft forward.
 
     >>> gpu = dict(bandwidth_gb_per_s=1000, tflop_per_s=100)
@@ -64,36 +82,27 @@ def roofline(
     (2.0, 4.0)
     """
     sizes = (parameters, drafter_parameters, bandwidth_gb_per_s, tflop_per_s, layers, hidden)
-    if not all(size > 0 for size in sizes):
+    if min(sizes) <= 0:
         why = "a roofline needs parameters, bandwidth, rate, layers and hidden size above 0"
         raise SpecdecError(f"{why}; got {sizes}.")
-    bytes_per_ms = bandwidth_gb_per_s * 1e6
-    flop_per_ms = tflop_per_s * 1e9
 
     def forward(rows: np.ndarray, weights: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ms at context 0, ms per context token) of one forward over `rows` rows."""
-        # 1. the weights are read, while rows are multiplied
-        read_ms = weights * BYTES / bytes_per_ms
-        weights_ms = np.maximum(read_ms, 2 * weights * rows / flop_per_ms)
-        # 2. per context token, keys and values are read, or attended to
-        cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
-        attending = 4 * hidden * depth * rows / flop_per_ms
-        return weights_ms + launch_ms_per_layer * depth, np.maximum(cached, attending)
+        rates = (bandwidth_gb_per_s * 1e6, tflop_per_s * 1e9)
+        base, per_tok = _forward_ms(rows, weights, depth, hidden, kv_frac, *rates)
+        return base + launch_ms_per_layer * depth, per_tok
 
     nodes = np.unique([0, *np.round(np.geomspace(1, MOST_NODES, 40)).astype(int)])
     verify, verify_per_tok = forward(nodes + 1, parameters, layers)
     expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
-    provenance = (
-        f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters, "
-        f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s, "
-        f"{launch_ms_per_layer:g} ms of launches per layer and "
-        f"{draft_host_ms:g} ms of host work per draft forward (assumed)."
-    )
+    sizes_text = f"{parameters:.3g} + {drafter_parameters:.3g} parameters"
+    launches = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host"
+    gpu = f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s"
+    facts = f"{sizes_text}, {gpu}, {launches} work per draft forward (assumed)"
     return CostModel(
         name,
         "roofline",
-        provenance,
+        f"roofline, not measured: {facts}.",
         widths=WIDTHS,
         root=root + draft_host_ms,
         root_per_tok=root_per_tok,
