@@ -66,8 +66,7 @@ def roofline(
     draft_host_ms: float = 0.0,
     name: str = "roofline",
 ) -> CostModel:
-    """A cost model from a GPU's data sheet (Williams, Waterman and Patterson 2009): not measured, a
-    best case.
+    """A best case from a GPU's data sheet (Williams, Waterman and Patterson 2009), not measured.
 
         forward_ms(r) = max(weight bytes / bandwidth, 2 * parameters * r / rate)
                         + launch_ms_per_layer * layers
