@@ -2,15 +2,17 @@
 
     time = base[setting] + (a + b * setting) * context_tok        with a, b >= 0
 
-Attention over the context costs more with more rows, hence b. Trimmed means per setting and a monotone fit reduce the effect
-of slow outliers. A fifth of the cycles and some whole turns are held out; the model stores its errors on them. `measure`
-does the timing.
+Attention over the context costs more with more rows, hence b. Trimmed means per setting and a
+monotone fit reduce the effect of slow outliers. A fifth of the cycles and some whole turns are held
+out; the model stores its errors on them. `measure` does the timing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,7 @@ from tqdm.auto import tqdm
 from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.pair import Pair, dtype_name
+from specdec.core.policy import Policy
 from specdec.core.tree_config import pool_size
 from specdec.costs.measure import (
     GROWTH_TOK,
@@ -33,28 +36,15 @@ from specdec.costs.model import TABLES, CostModel
 from specdec.data import suites
 from specdec.errors import SpecdecError, check_number, door, warn
 
-TOP_KS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    9,
-    10,
-    16,
-    17,
-    20,
-    32,
-)  # children, and rows of an expansion: both sides of steps
+# children, and rows of an expansion: both sides of steps
+TOP_KS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 20, 32)
 WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on held-out measurements
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit at a similar scale
 
 
 @runs.with_settings(CalibrateConfig)
 @door
-def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> CostModel:
+def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings: Any) -> CostModel:
     """The cost model of `pair` on this machine, in about `seconds` (45 by default).
 
     settings: fields of CalibrateConfig by name. SpecdecError for what cannot be measured.
@@ -71,313 +61,306 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
 
 
 class Calibration:
-    """A calibration in pieces, interleaved with another measurement, so that changes of the machine's speed affect both.
+    """A calibration in pieces, interleaved with another measurement, so that changes of the
+    machine's speed affect both.
 
-    settings: as for `calibrate`. `go_on` measures for a part of the config's seconds, `model` for the rest.
+    settings: as for `calibrate`. `go_on` measures for a part of the config's seconds, `model` for
+    the rest.
     """
 
     @runs.with_settings(CalibrateConfig)
-    def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings):
-        self.config = config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
-        if (
-            pair.drafter.copied_levels
-        ):  # copies need no forward: only the network's drafter is timed
-            pair = dataclasses.replace(pair, drafter=pair.drafter.drafter)
-        self.pair, self._measured = pair, None
+    def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings: Any):
+        self.config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
+        drafter: Any = pair.drafter
+        # copies need no forward: only the network's drafter is timed
+        if drafter.copied_levels:
+            pair = dataclasses.replace(pair, drafter=drafter.drafter)
+        self.pair = pair
 
     @property
     def begun(self) -> bool:
         """Whether anything has been measured yet."""
-        return self._measured is not None
+        return "measurements" in vars(self)
 
-    def _measurements(self) -> Measurements:
-        if not self.begun:
-            self._measured = Measurements(self.pair, self.config, _prompts(self.pair, self.config))
-            self._measured.warm_up()
-        return self._measured
+    @functools.cached_property
+    def measurements(self) -> Measurements:
+        return Measurements(self.pair, self.config, _prompts(self.pair, self.config.seed))
 
     def go_on(self, frac: float) -> None:
         """Measure for this fraction of the config's seconds."""
         with clock.by_processor_time(self.config.cpu_time):
-            self._measurements().go_on(frac * self.config.seconds)
+            self.measurements.go_on(frac * self.config.seconds)
 
     def model(self) -> CostModel:
         """The cost model, after the remaining seconds."""
-        pair, config = self.pair, self.config
+        # 1. the measurements
+        pair = self.pair
+        config = self.config
         with clock.by_processor_time(config.cpu_time):
-            timings = self._measurements().run(config.seconds, config.progress)
+            timings = self.measurements.run(config.seconds, config.progress)
+        # 2. the model, which says what was measured where
+        assert config.top_ks, "the settings are filled in"
+        dtype = dtype_name(pair.target.dtype)
+        facts = machine.speed_facts()
         counter = "processor time" if config.cpu_time else "wall clock"
-        name = config.name or f"{pair.name}-{dtype_name(pair.target.dtype)}"
-        ranges = {"verify_nodes": (0, config.nodes[-1]), "expansions": (0, config.depth)}
-        ranges["top_k"] = config.top_ks[0], config.top_ks[-1]
-        facts = {
-            "pair": pair.name,
-            "dtype": dtype_name(pair.target.dtype),
-            "machine": machine.speed_facts(),
-        }
-        facts |= {"name": f"{name}@{machine.short_name(facts['machine'])}", "ranges": ranges}
-        told = (
-            f"calibrated on {len(timings.cycles)} cycles after {config.contexts} tokens, {counter}."
+        count = f"calibrated on {len(timings.cycles)} cycles"
+        model = fit(
+            timings,
+            name=f"{config.name or f'{pair.name}-{dtype}'}@{machine.short_name(facts)}",
+            provenance=f"{count} after {config.contexts} tokens, {counter}.",
+            pair=pair.name,
+            dtype=dtype,
+            machine=facts,
+            ranges={
+                "verify_nodes": (0, config.nodes[-1]),
+                "expansions": (0, config.depth),
+                "top_k": (config.top_ks[0], config.top_ks[-1]),
+            },
         )
-        model = fit(timings, provenance=told, **facts)
+        # 3. its errors
         off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
         if config.progress:
-            tqdm.write(
-                f"{model.name}: {off}; trees differ measurably beyond {model.uncertainty_frac:.1%}"
-            )
+            differ = f"trees differ measurably beyond {model.uncertainty_frac:.1%}"
+            tqdm.write(f"{model.name}: {off}; {differ}")
         if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
             why = f"{model.name} is off by more than 10 % and 5 % ({off})"
             warn(f"{why}: give it more seconds, a quiet machine or cpu_time=True.")
         return model
 
 
-def measured_answer_ms(pair: Pair, policy, costs: CostModel, turns: int = 6) -> float:
-    """`measure.answer_ms` over a few embedded prompts (or random ones where the pair has no tokenizer)."""
-    prompts = random.Random(0).sample(_prompts(pair, CalibrateConfig()), turns)
+def measured_answer_ms(pair: Pair, policy: Policy, costs: CostModel) -> float:
+    """`measure.answer_ms` over six embedded prompts, random ones if the pair has no tokenizer."""
+    prompts = random.Random(0).sample(_prompts(pair, 0), 6)
     return answer_ms(pair, policy, costs, [prompt[-256:] for prompt in prompts])
 
 
 def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     """`config` with contexts, top_ks and nodes filled in."""
+    # 1. what can be timed
     if pair.drafter is None:
-        raise SpecdecError(
-            "this pair has no drafter, so there is no cycle to time; load one with load_pair."
-        )
+        why = "this pair has no drafter, so there is no cycle to time"
+        raise SpecdecError(f"{why}; load one with load_pair.")
     if not pair.drafter.forwards:
         why = "this drafter has no forwards to time; calibrate its target with one that has"
-        raise SpecdecError(
-            f"{why} (load_pair without drafter=), whose costs hold for copies as well."
-        )
+        raise SpecdecError(f"{why}, whose costs hold for copies as well.")
     if not check_number("seconds", config.seconds) > 0:
         raise SpecdecError(f"seconds must be above 0, got {config.seconds!r}.")
-    limit, vocabulary = pair.target.position_limit, pair.target.vocab_size
-    longest = min(900, (limit or 4096) - GROWTH_TOK - 2 * config.depth - 2)
-    contexts = config.contexts or [max(8, part) for part in (longest // 12, longest // 2, longest)]
-    contexts = tuple(sorted(set(contexts)))
+    # 2. contexts that leave room for a turn
+    longest = min(900, (pair.target.position_limit or 4096) - GROWTH_TOK - 2 * config.depth - 2)
+    usual = [max(8, part) for part in (longest // 12, longest // 2, longest)]
+    contexts = tuple(sorted(set(config.contexts or usual)))
     if len(contexts) < 2 or contexts[0] < 2 or contexts[-1] > max(8, longest):
-        raise SpecdecError(
-            f"calibration needs two or more contexts between 2 and {longest} tokens, got {contexts!r}."
-        )
-    top_ks = (
-        tuple(k for k in TOP_KS if k <= vocabulary)
-        if config.top_ks is None
-        else tuple(sorted(config.top_ks))
-    )
-    if not top_ks or top_ks[0] < 1 or top_ks[-1] > vocabulary:
-        raise SpecdecError(
-            f"top_ks must lie between 1 and the vocabulary of {vocabulary}, got {top_ks!r}."
-        )
-    nodes = tuple(
-        count for count in sorted(config.nodes) if count <= pool_size(config.depth, top_ks[-1])
-    )
+        why = f"calibration needs two or more contexts between 2 and {longest} tokens"
+        raise SpecdecError(f"{why}, got {contexts!r}.")
+    # 3. trees that the drafter can draft
+    vocabulary = pair.target.vocab_size
+    top_ks = tuple(sorted(config.top_ks or [k for k in TOP_KS if k <= vocabulary]))
+    if top_ks[0] < 1 or top_ks[-1] > vocabulary:
+        why = f"top_ks must lie between 1 and the vocabulary of {vocabulary}"
+        raise SpecdecError(f"{why}, got {top_ks!r}.")
+    most = pool_size(config.depth, top_ks[-1])
+    nodes = tuple(count for count in sorted(config.nodes) if count <= most)
     if len(nodes) < 2 or nodes[0] != 0 or config.depth < 3:
-        raise SpecdecError(
-            "calibration needs a depth of at least 3, and nodes from 0 up to what the trees offer."
-        )
-    if pool_size(config.depth, top_ks[0]) < nodes[1]:
-        why = f"no tree of top_k={top_ks[0]} holds {nodes[1]} nodes"
-        raise SpecdecError(f"{why}; measure a smaller number of nodes too.")
+        why = "calibration needs a depth of at least 3"
+        raise SpecdecError(f"{why}, and nodes from 0 up to what the trees offer.")
     return dataclasses.replace(config, contexts=contexts, top_ks=top_ks, nodes=nodes)
 
 
-def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
-    """Token ids: of the prompts given, of the embedded suites, or random ones without a tokenizer."""
-    if config.prompts is not None:
-        if not config.prompts:
-            raise SpecdecError(
-                "calibration needs at least one prompt; give token ids or leave `prompts` out."
-            )
-        return [pair.ids_of(prompt) for prompt in config.prompts]
+def _prompts(pair: Pair, seed: int) -> list[list[int]]:
+    """Token ids of the embedded suites, or random ones without a tokenizer."""
     if pair.tokenizer is None:
-        draw = random.Random(config.seed)
+        draw = random.Random(seed)
         return [[draw.randrange(pair.target.vocab_size) for _ in range(64)] for _ in range(16)]
-    names = [suites.embedded_suite(name, pair.name) for name in suites.TIMED_NAMES]
-    texts = [prompt.turns[0] for name in names for prompt in suites.load_suite(name, limit=16)]
-    return [pair.ids_of(text) for text in texts]
+    prompts = []
+    for name in suites.TIMED_NAMES:
+        suite = suites.embedded_suite(name, pair.name)
+        prompts += [pair.ids_of(prompt.turns[0]) for prompt in suites.load_suite(suite, limit=16)]
+    return prompts
 
 
-def fit(timings: Timings, **facts) -> CostModel:
-    """The calibrated CostModel of `timings`, with its errors on held-out ones. facts: name, pair, dtype, machine, ..."""
+def fit(timings: Timings, **facts: Any) -> CostModel:
+    """The calibrated CostModel of `timings`, with its errors on held-out ones. facts: name, pair,
+    dtype, machine, ...
+    """
+    # 1. drafting: the root pass, and expansions between the first and the last of a cycle
     cycles = pd.DataFrame(timings.cycles)
     fitted = cycles[~cycles["held"] & cycles["settled"]]
-    expanding = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
-    widths, expand, expand_per_tok, per_child = by_setting(
-        expanding, "rows", "expand_ms", "children"
-    )
-    root_widths, root, root_per_tok = by_setting(
-        fitted.dropna(subset="root_ms"), "top_k", "root_ms"
-    )
-    nodes, verify, verify_per_tok = by_setting(fitted, "verify_nodes", "verify_ms")
-    if not np.array_equal(widths, root_widths):
-        raise SpecdecError(
-            "the calibration was too short to see every width; give it more seconds."
-        )
-    # milliseconds of an expansion that is neither the first nor the last of its cycle
+    between = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
+    widths, expand, expand_per_tok, per_child = by_setting(between, "rows", "expand_ms", "children")
+    rooted = fitted.dropna(subset="root_ms")
+    root_widths, root, root_per_tok, _ = by_setting(rooted, "top_k", "root_ms")
+    assert np.array_equal(widths, root_widths), "every width was measured both ways"
+    # 2. what the first expansion takes longer, and the last one, after which nodes are chosen
     per_tok = np.interp(fitted["rows"], widths, expand_per_tok)
     usual = np.interp(fitted["rows"], widths, expand) + per_tok * fitted["context_tok"]
     usual += per_child * fitted["rows"] * fitted["top_k"]
-    first = max(0.0, typical((fitted["first_ms"] - usual)[fitted["expansions"] > 1].to_numpy()))
+    first = max(0.0, typical((fitted["first_ms"] - usual)[fitted["expansions"] > 1]))
     last = fitted["last_ms"] - usual - first * (fitted["expansions"] == 1)
     fixed, per_candidate, per_node = _choosing(fitted, last)
-    _, step, step_per_tok = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
-    drafting = dict(
-        widths=widths, root=root + per_candidate * widths, root_per_tok=root_per_tok, first_ms=first
-    )
-    drafting |= dict(
-        expand=expand, expand_per_tok=expand_per_tok, candidate_ms=per_child + per_candidate
-    )
-    verifying = dict(nodes=nodes, verify=verify + per_node * nodes, verify_per_tok=verify_per_tok)
-    rest = dict(
+    # 3. verification, plain steps and the rest
+    nodes, verify, verify_per_tok, _ = by_setting(fitted, "verify_nodes", "verify_ms")
+    _, step, step_per_tok, _ = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
+    model = CostModel(
+        kind="calibrated",
+        widths=widths,
+        root=root + per_candidate * widths,
+        root_per_tok=root_per_tok,
+        expand=expand,
+        expand_per_tok=expand_per_tok,
+        candidate_ms=per_child + per_candidate,
+        first_ms=first,
+        nodes=nodes,
+        verify=verify + per_node * nodes,
+        verify_per_tok=verify_per_tok,
         rest_ms=max(0.0, typical(fitted["rest_ms"])) + fixed,
         question_ms=float(np.median(timings.questions)),
+        step=float(step[0]),
+        step_per_tok=float(step_per_tok[0]),
+        **facts,
     )
-    plain = dict(step=float(step[0]), step_per_tok=float(step_per_tok[0]))
-    model = CostModel(kind="calibrated", **drafting, **verifying, **rest, **plain, **facts)
-    # all parts of a cycle scaled alike, so that the sum over cycles is exact
+    # 4. all parts of a cycle scaled alike, so that the sum over cycles is exact
     predicted = model.cycle_ms(*(fitted[name].to_numpy() for name in SHAPE))
-    ratio = fitted["total_ms"].to_numpy() / predicted
+    total_ms = fitted["total_ms"].to_numpy()
+    ratio = total_ms / predicted
     near = _near(ratio - np.median(ratio))
-    level = float(fitted["total_ms"].to_numpy()[near].sum() / predicted[near].sum())
-    scaled = {name: level * np.array(getattr(model, name)) for name in TABLES}
-    scaled |= {
-        name: level * getattr(model, name) for name in ("candidate_ms", "first_ms", "rest_ms")
-    }
+    level = float(total_ms[near].sum() / predicted[near].sum())
+    scaled: dict[str, Any] = {name: level * np.array(getattr(model, name)) for name in TABLES}
+    for name in ("candidate_ms", "first_ms", "rest_ms"):
+        scaled[name] = level * getattr(model, name)
     model = _with_turns(dataclasses.replace(model, **scaled), timings, cycles)
     return dataclasses.replace(model, errors=errors(model, timings))
 
 
-def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None = None):
-    """(settings ascending, ms at context 0, ms per context token), arrays over the settings; both non-decreasing.
+def by_setting(
+    rows: pd.DataFrame, setting: str, value: str, beside: str | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """(settings ascending, ms at context 0, ms per context token), arrays over the settings, both
+    non-decreasing; and the ms per unit of `beside`, a column that counts on top of the setting.
 
-    beside: a second column that counts on top of the setting; its ms per unit follow.
-    Trimmed means per (setting, place) limit outliers; then non-negative least squares of the relative errors, and an isotonic
-    fit of the bases, which follows steps wherever both sides were measured.
+    Trimmed means per (setting, place) limit outliers; then non-negative least squares of the
+    relative errors, and an isotonic fit of the bases, which follows steps wherever both sides were
+    measured.
     """
-    cell = [setting, "place", *([beside] if beside else [])]
-    rows = rows[
-        rows.groupby(cell)[value].transform(lambda ms: _near(ms - ms.median())).astype(bool)
-    ]
-    cells = rows.groupby(cell).agg(
-        ms=(value, "mean"), context=("context_tok", "mean"), count=(value, "size")
-    )
+    # 1. means of the rows of each cell
+    cell = [setting, "place", *filter(None, [beside])]
+    near = rows.groupby(cell)[value].transform(lambda ms: _near(ms - ms.median()))
+    means = rows[near.astype(bool)].groupby(cell)
+    cells = means.agg(ms=(value, "mean"), context=("context_tok", "mean"), count=(value, "size"))
     cells = cells.reset_index()
+    # 2. the columns of the fit: `beside`, one per setting, the context, and context times setting
     settings, which = np.unique(cells[setting].to_numpy(), return_inverse=True)
     context = cells["context"].to_numpy(float) * PER_THOUSAND
     scale = 1.0 / max(1, settings.max())
-    columns = [
-        np.eye(len(settings))[which],
-        context[:, None],
-        (context * cells[setting] * scale).to_numpy()[:, None],
-    ]
-    if beside:
-        columns.insert(0, cells[[beside]].to_numpy(float) * PER_THOUSAND)
-    ms, weight = cells["ms"].to_numpy(), np.sqrt(cells["count"].to_numpy())
-    weight[ms <= 0] = 0.0  # the processor-time counter may be too coarse for this cell
-    solution = scipy.optimize.nnls(
-        np.hstack(columns) * (weight / np.where(ms > 0, ms, 1.0))[:, None], weight
-    )[0]
-    base, flat, growing = (
-        solution[-2 - len(settings) : -2],
-        solution[-2] * PER_THOUSAND,
-        solution[-1] * PER_THOUSAND,
-    )
+    extra = np.zeros(len(cells))
+    if beside is not None:
+        extra = cells[beside].to_numpy(float) * PER_THOUSAND
+    growing = context * cells[setting].to_numpy() * scale
+    columns = np.column_stack([extra, np.eye(len(settings))[which], context, growing])
+    # 3. non-negative, by relative errors; a coarse counter may show no time at all in a cell
+    ms = cells["ms"].to_numpy()
+    weight = np.where(ms > 0, np.sqrt(cells["count"].to_numpy()), 0.0)
+    relative = (weight / np.where(ms > 0, ms, 1.0))[:, None]
+    per_unit, *base, flat, steep = scipy.optimize.nnls(columns * relative, weight)[0]
+    # 4. bases that never fall
     counts = np.bincount(which, weights=cells["count"])
-    table = (
-        settings,
-        scipy.optimize.isotonic_regression(base, weights=counts).x,
-        flat + growing * scale * settings,
-    )
-    return (*table, float(solution[0]) * PER_THOUSAND) if beside else table
+    base = scipy.optimize.isotonic_regression(base, weights=counts).x
+    per_tok = PER_THOUSAND * (flat + steep * scale * settings)
+    return settings, base, per_tok, float(per_unit) * PER_THOUSAND
 
 
 def _choosing(rows: pd.DataFrame, last: pd.Series) -> tuple[float, float, float]:
-    """(fixed ms, ms per candidate, ms per node) of choosing the nodes: the extra time of the last expansion."""
-    rows, last = rows[last.notna()], last.dropna()
+    """(fixed ms, ms per candidate, ms per node) of choosing the nodes: the extra time of the last
+    expansion.
+    """
+    rows = rows[last.notna()]
     candidates = rows["top_k"] + rows["expansions"] * rows["rows"] * rows["top_k"]
     columns = np.stack((np.ones(len(rows)), candidates / 1e3, rows["verify_nodes"] / 1e2), axis=1)
-    solution = trimmed_nnls(columns, last.to_numpy())
-    return float(solution[0]), float(solution[1] / 1e3), float(solution[2] / 1e2)
+    fixed, per_candidate, per_node = trimmed_nnls(columns, last.dropna().to_numpy())
+    return float(fixed), float(per_candidate / 1e3), float(per_node / 1e2)
 
 
-def trimmed_nnls(columns: np.ndarray, values: np.ndarray, rounds: int = 3) -> np.ndarray:
-    """Non-negative least squares without rows more than 3 median deviations from the previous round's fit."""
+def trimmed_nnls(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Non-negative least squares, three times, without rows far from the previous fit."""
     near = np.ones(len(values), dtype=bool)
-    for _ in range(rounds):
+    for _ in range(3):
         solution = scipy.optimize.nnls(columns[near], values[near])[0]
         near = _near(values - columns @ solution)
     return solution
 
 
-def typical(values) -> float:
-    """The mean without outliers. A median would miss that every kind of work has its slower moments."""
-    values = np.asarray(values, dtype=float)
-    values = values[~np.isnan(values)]
-    return float(values[_near(values - np.median(values))].mean()) if len(values) else 0.0
+def typical(times: pd.Series) -> float:
+    """The mean without outliers. A median would miss that every kind of work has its slower
+    moments.
+    """
+    values = times.dropna().to_numpy(float)
+    if not len(values):
+        return 0.0
+    return float(values[_near(values - np.median(values))].mean())
 
 
 def _near(residual: np.ndarray) -> np.ndarray:
-    """bool: within three robust standard deviations of a zero residual; the rest was interrupted."""
+    """bool: within three robust standard deviations of a zero residual; the rest was
+    interrupted.
+    """
     residual = np.abs(residual)
     return residual <= max(3 * 1.4826 * np.median(residual), 1e-12)
 
 
 def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> CostModel:
-    """`model` with prefill times, and the extra time of a first cycle, in which the drafter reads the prompt."""
-    first, turns = cycles[cycles["first"]], pd.DataFrame(timings.turns)
-    usual = model.root_ms(
-        first["top_k"].to_numpy(), first["context_tok"].to_numpy()
-    )  # never plain steps
-    prompt_tok, prefill_ms = turns["prompt_tok"].to_numpy(float), turns["prefill_ms"].to_numpy()
+    """`model` with prefill times, and the extra time of a first cycle, in which the drafter reads
+    the prompt.
+    """
+    first = cycles[cycles["first"]]
+    turns = pd.DataFrame(timings.turns)
+    usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())
+    prompt_tok = turns["prompt_tok"].to_numpy(float)
+    prefill_ms = turns["prefill_ms"].to_numpy()
+    reading_ms = np.maximum(first["root_ms"].to_numpy() - usual, 0)
+    # relative to the prefill: prompts differ tenfold in length
     columns = np.stack((np.ones(len(turns)), prompt_tok * PER_THOUSAND), axis=1)
-    times = {}
-    for name, spent_ms in (
-        ("turn", prefill_ms),
-        ("reading", np.maximum(first["root_ms"].to_numpy() - usual, 0)),
-    ):
-        # Relative to the prefill: prompts differ tenfold in length.
-        base, per_thousand = trimmed_nnls(columns / prefill_ms[:, None], spent_ms / prefill_ms)
-        times |= {name: float(base), f"{name}_per_tok": float(per_thousand * PER_THOUSAND)}
-    return dataclasses.replace(model, **times)
+    columns = columns / prefill_ms[:, None]
+    turn = trimmed_nnls(columns, prefill_ms / prefill_ms)
+    reading = trimmed_nnls(columns, reading_ms / prefill_ms)
+    return dataclasses.replace(
+        model,
+        turn=float(turn[0]),
+        turn_per_tok=float(turn[1] * PER_THOUSAND),
+        reading=float(reading[0]),
+        reading_per_tok=float(reading[1] * PER_THOUSAND),
+    )
 
 
 def errors(model: CostModel, timings: Timings) -> dict[str, float]:
     """Relative errors on held-out measurements.
 
-    cycle_median_frac: of |predicted - measured| / measured over held-out cycles; cycles counts them.
-    total_frac: of the total time of all held-out turns, signed; turns counts them.
-    tree_frac: root mean square, over single trees in these turns, of the error beyond the one common to all trees (prompts
-    excluded); trees counts them. It bounds the error of a comparison of two trees.
+    cycle_median_frac: of |predicted - measured| / measured over held-out cycles; cycles counts
+    them. total_frac: of the total time of all held-out turns, signed; turns counts them. tree_frac:
+    root mean square, over single trees in these turns, of the error beyond the one common to all
+    trees (prompts excluded); trees counts them. It bounds the error of a comparison of two trees.
     """
+    # 1. single cycles
     cycles = pd.DataFrame(timings.cycles)
     held = cycles[cycles["held"] & cycles["settled"]]
-    off = np.abs(
-        model.cycle_ms(*(held[name].to_numpy() for name in SHAPE)) / held["total_ms"].to_numpy() - 1
-    )
-    turns = []
+    predicted = model.cycle_ms(*(held[name].to_numpy() for name in SHAPE))
+    off = np.abs(predicted / held["total_ms"].to_numpy() - 1)
+    # 2. whole turns
+    rows = []
     for turn in timings.held_turns:
         cycles_ms = model.cycle_ms(*np.array(turn["cycles"]).T)
-        predicted_ms = (
-            model.turn_ms(turn["prompt_tok"])
-            + model.reading_ms(turn["prompt_tok"])
-            + cycles_ms.sum()
-        )
-        turns.append((predicted_ms, turn["total_ms"], cycles_ms[1:].sum(), turn["later_ms"]))
-    turns = pd.DataFrame(
-        turns, columns=["predicted", "measured", "later_predicted", "later_measured"]
-    )
-    total = turns.sum()
-    trees = (
-        turns.groupby([turn["tree"] for turn in timings.held_turns])
-        .sum()
-        .query("later_measured > 0")
-    )
-    apart = np.log(trees["later_predicted"] / trees["later_measured"])
-    tree_frac = float((apart - apart.mean()).std(ddof=1)) if len(trees) > 1 else 0.0
+        prompt_tok = turn["prompt_tok"]
+        read_ms = model.turn_ms(prompt_tok) + model.reading_ms(prompt_tok)
+        row = {"tree": turn["tree"], "predicted": read_ms + cycles_ms.sum()}
+        row.update(measured=turn["total_ms"], later=cycles_ms[1:].sum(), later_ms=turn["later_ms"])
+        rows.append(row)
+    turns = pd.DataFrame(rows)
+    # 3. trees, from the cycles after the first
+    trees = turns.groupby("tree").sum().query("later_ms > 0")
+    apart = np.log(trees["later"] / trees["later_ms"])
     return {
         "cycle_median_frac": float(np.median(off)),
-        "tree_frac": tree_frac,
+        "tree_frac": float((apart - apart.mean()).std(ddof=1)) if len(trees) > 1 else 0.0,
         "trees": len(trees),
         "cycles": len(held),
-        "total_frac": float(total["predicted"] / total["measured"] - 1),
+        "total_frac": float(turns["predicted"].sum() / turns["measured"].sum() - 1),
         "turns": len(turns),
     }

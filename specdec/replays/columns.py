@@ -36,16 +36,16 @@ class Column(NamedTuple):
     @property
     def name(self) -> str:
         if self.top_k:
-            return f"{self.kind}_{','.join(map(str, (self.top_k, *self.beam)))}"
+            widths = map(str, (self.top_k, *self.beam))
+            return f"{self.kind}_{','.join(widths)}"
         return f"{self.kind}_{self.level}" if self.level >= 0 else self.kind
 
     @property
     def stored(self) -> dict[str, Any]:
         """Its form in files: the fields that differ from their defaults. `column_of` reads it."""
+        fields = self._asdict().items()
         defaults = self._field_defaults
-        return {
-            name: value for name, value in self._asdict().items() if value != defaults.get(name)
-        }
+        return {name: value for name, value in fields if value != defaults.get(name)}
 
 
 Columns = Mapping[Any, np.ndarray]  # by Column; a kind alone means its Column
@@ -63,13 +63,13 @@ def keyed(columns: Columns) -> dict[Column, np.ndarray]:
 
 def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays concatenated, padded to the widest: with -inf, or -1 for candidate numbers."""
-    widest = max(part.shape[1:] for part in parts)
-    if all(part.shape[1:] == widest for part in parts):
+    if parts[0].ndim != 2:
         return np.concatenate(parts)
+    widest = max(part.shape[1] for part in parts)
     absent = -np.inf if parts[0].dtype.kind == "f" else -1
     padded = []
     for part in parts:
-        missing = widest[0] - part.shape[1]
+        missing = widest - part.shape[1]
         padded.append(np.pad(part, ((0, 0), (0, missing)), constant_values=absent))
     return np.concatenate(padded)
 
@@ -103,15 +103,13 @@ def read_columns(path: Path, columns: Sequence[Column] | None = None) -> dict[Co
     try:
         table = pq.read_table(path, columns=names)
         facts = json.loads(table.schema.metadata[b"specdec"])
-        shapes = facts["shapes"]
-        keys = dict(zip(names or (), columns or (), strict=True))
-        keys = keys or {name: column_of(stored) for name, stored in facts["columns"].items()}
     except (OSError, KeyError, TypeError, pa.ArrowException) as error:
         raise unreadable(path, error, "a recording", "delete it and record again") from error
     arrays = {}
-    for name in table.column_names:
-        values = table.column(name).combine_chunks()
+    for column in columns or map(column_of, facts["columns"].values()):
+        values = table.column(column.name).combine_chunks()
         if isinstance(values.type, pa.FixedSizeListType):
             values = values.flatten()
-        arrays[keys[name]] = values.to_numpy(zero_copy_only=False).reshape(-1, *shapes[name])
+        shape = facts["shapes"][column.name]
+        arrays[column] = values.to_numpy(zero_copy_only=False).reshape(-1, *shape)
     return arrays

@@ -8,8 +8,6 @@ candidates of k   nodes of both after each expansion
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -46,28 +44,26 @@ def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
 
 def merged_columns(batch: TreeBatch, tries: list[Trie], path: Tensor, top_k: int) -> Columns:
     """ranks int16 [R, J, J] and candidates int16 [R, J] of whole trees merged with tries."""
-    ranks = []
-    candidates = []
+    depth = batch.beams.shape[1]
+    ranks = np.zeros((len(tries), depth + 1, path.shape[1]), dtype=np.int16)
+    candidates = np.zeros((len(tries), depth + 1), dtype=np.int16)
     for row, (trie, following) in enumerate(zip(tries, path.tolist(), strict=True)):
-        merged = [Merged(pool, trie) for pool in _pools(batch, row, top_k)]
-        ranks.append(np.stack([_ranks(nodes, following) for nodes in merged]))
-        candidates.append([len(nodes) - 1 for nodes in merged])
-    counts = np.array(candidates, dtype=np.int16)
-    return {Column("ranks", top_k): np.stack(ranks), Column("candidates", top_k): counts}
-
-
-def _pools(batch: TreeBatch, row: int, top_k: int) -> Iterator[Pool]:
-    """The pool of one tree after 0, 1, ... expansions."""
-    tokens = [-1, *batch.tokens[row].tolist()]
-    scores = [0.0, *batch.scores[row].tolist()]
-    expanded = [0]
-    start = 1
-    # no expansion follows the last level
-    for level, beam in enumerate([*batch.beams[row].tolist(), []]):
-        size = 1 + pool_size(level, top_k)
-        yield Pool(tokens[:size], scores[:size], expanded, top_k)
-        expanded = [*expanded, *(start + node for node in beam)]
-        start = size
+        tokens = [-1, *batch.tokens[row].tolist()]
+        scores = [0.0, *batch.scores[row].tolist()]
+        beams = batch.beams[row].tolist()
+        expanded = [0]
+        start = 1
+        for level in range(depth + 1):
+            # 1. the pool after so many expansions, and the path in it
+            size = 1 + pool_size(level, top_k)
+            merged = Merged(Pool(tokens[:size], scores[:size], expanded, top_k), trie)
+            ranks[row, level] = _ranks(merged, following)
+            candidates[row, level] = len(merged) - 1
+            # 2. the nodes that the next expansion expands
+            if level < depth:
+                expanded = [*expanded, *(start + node for node in beams[level])]
+                start = size
+    return {Column("ranks", top_k): ranks, Column("candidates", top_k): candidates}
 
 
 def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
@@ -84,25 +80,15 @@ def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
     return ranks
 
 
-def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None) -> Trace:
+def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
     """The recording that the same drafter merged with copies of the text (`hybrid`) would give.
 
     It has every width whose whole trees were recorded. config: which copies; at most as many levels
-    as the recording's texts continue beyond a position (depth + 1), the default.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> small = dict(depth=3, top_ks=(3,), trees=(3,), max_new_tokens=8, progress=False)
-    >>> trace = specdec.record(pair, {"mine": ["one two three one two"]}, **small)
-    >>> with_copies(trace, CopyOdds()).copies
-    {'levels': 4, 'forwards': True}
+    as the recording's texts continue beyond a position (depth + 1).
     """
-    config = config or NgramConfig(levels=trace.depth + 1)
     assert config.levels <= trace.depth + 1, "copies are no longer than what the recording knows"
+    assert not trace.copies, "copies are merged once"
     top_ks = tuple(trace.header["trees"])
-    if not top_ks or "ids" not in trace.turns or trace.copies:
-        why = "copies are merged into a recording of texts and whole trees without copies"
-        raise SpecdecError(f"{why}; record again with trees=(4,), for example.")
     # 1. the same columns as `record` computes, turn by turn
     path = torch.from_numpy(trace.text[:, 1:].astype(np.int64))
     parts = []
@@ -125,9 +111,8 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None)
         columns[Column(kind)] = trace.column(kind)
     # 2. a header of its own, without the family, whose trees hold no copies
     key = runs.content_key(of=trace.header["key"], odds=odds.key, config=config)
-    header = {name: value for name, value in trace.header.items() if name != "family"}
     copies = {"levels": config.levels, "forwards": True}
-    header.update(top_ks=top_ks, key=key, copies=copies)
+    header = {**trace.header, "family": (), "top_ks": top_ks, "key": key, "copies": copies}
 
     def load(column: Column) -> np.ndarray | None:
         return None if column.kind == "ranks" else trace.column(*column)
@@ -135,36 +120,18 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None)
     return Trace(header, trace.turns, columns, load)
 
 
-def copy_odds_of(
-    trace: Trace,
-    config: NgramConfig | None = None,
-    learned_from: str = "",
-    rows: np.ndarray | None = None,
-) -> CopyOdds:
+def copy_odds_of(trace: Trace, config: NgramConfig, learned_from: str = "") -> CopyOdds:
     """How often copies were right on recorded texts, and the scale of the drafter's scores.
 
-    trace: a recording of the training part, such as trace.select(part="train"). The scale is 1 if
-    no whole trees were recorded. rows: the positions, ascending, from which copies are counted;
-    default those where cycles of copies begin, since over all positions copies are right more
-    often.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> small = dict(depth=3, top_ks=(3,), trees=(3,), max_new_tokens=8, progress=False)
-    >>> odds = copy_odds_of(specdec.record(pair, {"mine": ["one two three one two"]}, **small))
-    >>> odds.scale > 0, len(odds.table)
-    (True, 28)
+    trace: a recording of the training part, such as trace.select(part="train"). Copies are counted
+    where cycles of copies begin, since over all positions they are right more often. The scale is 1
+    if no whole trees were recorded.
     """
     if "ids" not in trace.turns:
         raise SpecdecError("this recording holds no texts; record again to count copies.")
     evidence: list[tuple[Evidence, bool]] = []
     for turn in trace.turns.itertuples():
-        ends = None
-        if rows is not None:
-            inside = rows[(rows >= turn.first) & (rows < turn.first + turn.positions)]
-            ends = (turn.prompt_tok + 1 + inside - turn.first).tolist()
-        ids = torch.tensor(list(turn.ids))
-        evidence += outcomes(ids, turn.prompt_tok, config or NgramConfig(), ends)
+        evidence += outcomes(torch.tensor(list(turn.ids)), turn.prompt_tok, config)
     return CopyOdds.from_outcomes(evidence, _scale(trace), learned_from)
 
 

@@ -18,11 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.replays.columns import Column, Columns
-
-# Roots grown in one batch: comparing all candidates of a level with each other takes memory.
-AT_ONCE = 24
+from specdec.core.tree_config import TreeConfig
 
 
 @dataclass(frozen=True)
@@ -34,14 +30,17 @@ class Family:
     top_k: int
     beams: tuple[int, ...]
 
+    def most_at(self, level: int) -> int:
+        """The most nodes of a level that a member expands."""
+        return self.beams[min(level, len(self.beams) - 1)]
+
     def depth_of(self, top_k: int, beam: tuple[int, ...], depth: int) -> int:
         """Recorded expansions, up to `depth`, of such a tree; -1 for none."""
         if top_k > self.top_k:
             return -1
         shape = TreeConfig(1, depth, top_k, beam=beam)
-        widest = TreeConfig(1, depth, 1 << 20, beam=self.beams)
         for level in range(depth):
-            if shape.beam_at(level) > widest.beam_at(level):
+            if shape.beam_at(level) > self.most_at(level):
                 return level
         return depth
 
@@ -80,33 +79,12 @@ class Choosing:
         for places in self.places:
             ahead &= places[:, None] <= places[:, :, None]
         # 3. those that fit into the widest beam of this level
-        widest = self.family.beams[min(self.level, len(self.family.beams) - 1)]
-        fits = (ahead.sum(-1) <= widest) & real
+        fits = (ahead.sum(-1) <= self.family.most_at(self.level)) & real
         chosen = place.masked_fill(~fits, width).sort(dim=1, stable=True).indices
         chosen = chosen[:, : int(fits.sum(1).max())]
         self.level += 1
         self.beam = chosen
         return chosen, ~fits.gather(1, chosen)
-
-
-def columns_of(
-    scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], path: Tensor, top_k: int
-) -> Columns:
-    """The stored arrays of grown trees: family_scores, family_beam of each level, and family_path.
-
-    path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: each
-    one's index among its level's candidates, -1 from the first missing one.
-    """
-    columns = {}
-    for level, part in enumerate(scores):
-        columns[Column("family_scores", level=level)] = part.float().cpu().numpy()
-    expanded = [part.cpu().numpy() for part in beams]
-    for level, beam in enumerate(expanded):
-        columns[Column("family_beam", level=level)] = beam.astype(np.int16)
-    drafted = [part.cpu().numpy() for part in tokens]
-    places = path_places(drafted, expanded, path.cpu().numpy(), top_k)
-    columns[Column("family_path")] = places.astype(np.int16)
-    return columns
 
 
 def path_places(
@@ -141,8 +119,8 @@ def member(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pool scores float32 [R, C] of one member in creation order, and the path's nodes in the pool.
 
-    column: function that returns stored arrays, see `Trace.column`. C = pool_size(depth, top_k,
-    beam). The nodes are int [R, depth + 1], -1 for missing ones.
+    column: `Trace.column` of the recording. C = pool_size(depth, top_k, beam). The nodes are int
+    [R, depth + 1], -1 for missing ones.
     """
     path = column("family_path")
     shape = TreeConfig(1, depth, top_k, beam=beam)
@@ -151,20 +129,20 @@ def member(
     start = 0
     candidates = np.broadcast_to(np.arange(top_k), (len(path), top_k))
     for level in range(depth + 1):
+        # 1. the member's candidates of this level, and the path's node among them
         scores = np.take_along_axis(column("family_scores", level=level), candidates, 1)
         hit = candidates == path[:, level, None]
         nodes.append(np.where(hit.any(1), start + hit.argmax(1), -1))
         pools.append(scores)
         start += candidates.shape[1]
+        # 2. the children of the best of them are the next level
         if level < depth:
             frontier = np.argsort(-scores, axis=1, kind="stable")[:, : shape.beam_at(level)]
             expanded = np.take_along_axis(candidates, frontier, 1)
-            # [R, expanded, recorded]
             inside = column("family_beam", level=level)[:, None] == expanded[..., None]
             assert inside.any(-1).all(), "a member's node was not recorded"
             rows = inside.argmax(-1)[..., None] * family.top_k + np.arange(top_k)
             candidates = rows.reshape(len(path), -1)
-    pool = np.concatenate(pools, axis=1)
-    assert pool.shape[1] == pool_size(depth, top_k, beam), "a member has as many nodes as its pool"
     path_nodes = np.stack(nodes, axis=1)
-    return pool, np.where(np.minimum.accumulate(path_nodes >= 0, axis=1), path_nodes, -1)
+    alive = np.minimum.accumulate(path_nodes >= 0, axis=1)
+    return np.concatenate(pools, axis=1), np.where(alive, path_nodes, -1)

@@ -38,9 +38,8 @@ class Bound(Rates):
     """The result of `clairvoyant`.
 
     turns: one row per turn, with the columns of `Replayed.table` that apply to a bound. answers:
-    one row per cycle of a fastest
-    sequence: suite, prompt, turn, position, top_k (0: a plain step or copies), beam, expansions,
-    verify_nodes, accepted_tok, time_ms.
+    one row per cycle of a fastest sequence: suite, prompt, turn, position, top_k (0: a plain step
+    or copies), beam, expansions, verify_nodes, accepted_tok, time_ms.
     """
 
     turns: pd.DataFrame
@@ -84,7 +83,6 @@ def clairvoyant(
     everything = top_ks is None and depths is None and sizes is None and beams is None
     shapes, depths = recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
-
     # 1. for every position and accepted length, the cheapest answer that accepts so many tokens
     best = _Cheapest(trace, tables, sizes)
     if trace.forwards:
@@ -93,28 +91,14 @@ def clairvoyant(
             best.allow_plain_and_flat(shapes)
     if trace.copies and (everything or not trace.forwards):
         best.allow_copies()
-
     # 2. the shortest path from the first position of every turn to its end
     value_ms, accepted = _least(trace, best.ms)
-    cycle_row, cycle_turn = _walk(trace, accepted)
+    row, turn = _walk(trace, accepted)
+    answers = _answers(trace, shapes, best, row, turn, accepted[row])
 
-    # 3. its cycles as rows
-    first = trace.turns["first"].to_numpy()
-    accepted_tok = accepted[cycle_row]
-    chosen, expansions, verify_nodes = best.answer[cycle_row, accepted_tok].T.astype(int)
-    answers = trace.turns[TURN].iloc[cycle_turn].reset_index(drop=True)
-    answers["position"] = cycle_row - first[cycle_turn]
-    answers["expansions"] = expansions
-    answers["verify_nodes"] = verify_nodes
-    answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
-    texts = ["", *(trees.beam_text(beam) for _, beam in shapes)]
-    answers["beam"] = np.array(texts, dtype=object)[chosen]
-    answers["accepted_tok"] = accepted_tok.astype(int)
-    answers["time_ms"] = best.ms[cycle_row, accepted_tok]
-
-    # 4. sums per turn
+    # 3. sums per turn
     def per_turn(column: ArrayLike) -> np.ndarray:
-        return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
+        return np.bincount(turn, weights=column, minlength=len(trace.turns)).astype(int)
 
     cycles = per_turn(np.ones(len(answers)))
     cycle_tok = per_turn(answers["accepted_tok"] + 1)
@@ -122,6 +106,28 @@ def clairvoyant(
     turns["draft_calls"] = per_turn((answers["expansions"] + 1) * (answers["top_k"] > 0))
     turns["verified_tok"] = per_turn(answers["verify_nodes"] + 1)
     return Bound(turns, answers)
+
+
+def _answers(
+    trace: Trace,
+    shapes: list[Shape],
+    best: _Cheapest,
+    row: np.ndarray,
+    turn: np.ndarray,
+    accepted_tok: np.ndarray,
+) -> pd.DataFrame:
+    """`Bound.answers` of the cycles that start at these rows of these turns, int [cycles] each."""
+    chosen, expansions, verify_nodes = best.answer[row, accepted_tok].T.astype(int)
+    answers = trace.turns[TURN].iloc[turn].reset_index(drop=True)
+    answers["position"] = row - trace.turns["first"].to_numpy()[turn]
+    answers["expansions"] = expansions
+    answers["verify_nodes"] = verify_nodes
+    answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
+    texts = ["", *(trees.beam_text(beam) for _, beam in shapes)]
+    answers["beam"] = np.array(texts, dtype=object)[chosen]
+    answers["accepted_tok"] = accepted_tok.astype(int)
+    answers["time_ms"] = best.ms[row, accepted_tok]
+    return answers
 
 
 @door
@@ -133,24 +139,19 @@ def kept_bound(
 
     total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths,
     beams of `static_grid`. With cycles=1 the bound of a controller that answers before anything is
-    drafted; the larger, the nearer to one tree a turn. With the trace and costs of `clairvoyant`'s
-    example:
-
-    >>> often = kept_bound(trace, costs, 1, [1, 4, 6])["time_ms"].sum()
-    >>> bool(often <= kept_bound(trace, costs, 3, [1, 4, 6])["time_ms"].sum())
-    True
+    drafted; the larger, the nearer to one tree a turn.
     """
     check_integer("cycles", cycles, 1)
     sizes = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
     restrictions = (shapes.get(name) for name in ("top_ks", "depths", "beams"))
-    known, depths = recorded(trace, *restrictions)
-    tables = CostTables.of(trace, costs, known)
+    tried, depths = recorded(trace, *restrictions)
+    tables = CostTables.of(trace, costs, tried)
     first = trace.turns["first"].to_numpy()
     positions = trace.turns["positions"].to_numpy()
     end = np.repeat(first + positions, positions)
     # 1. where so many cycles with each tree lead from every row, and what they cost
     walks = []
-    for shape in known:
+    for shape in tried:
         for depth in depths:
             if depth <= trace.depth_of(*shape):
                 walks.append(_kept(trace, tables, shape, depth, sizes, end, cycles))
@@ -177,6 +178,7 @@ def _kept(
 
     end [R]: the end of each row's turn, which no walk leaves.
     """
+    # 1. one cycle from every row
     where = tables.where
     rows = np.arange(len(end))
     offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end))
@@ -185,6 +187,7 @@ def _kept(
     cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
     gained = trees.gained_tok(path_ranks(trace, shape, depth), sizes)
     following = np.minimum(rows + gained, end)
+    # 2. so many of them
     reached = np.tile(rows, (len(sizes), 1))
     spent_ms = np.zeros((len(sizes), len(end)))
     for _ in range(cycles):
@@ -228,9 +231,9 @@ class _Cheapest:
         self.trace = trace
         self.tables = tables
         most = trace.most_nodes
-        allowed = (
-            np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
-        )
+        allowed = np.arange(most + 1)
+        if sizes is not None:
+            allowed = np.array(within(sizes, 0, most, "sizes"))
         # [most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 if there is none
         self.next_size = np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
         self.ms = np.full((len(tables.where), trace.depth + 2), np.inf)
@@ -272,35 +275,29 @@ class _Cheapest:
             for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
                 offered = self.trace.candidates(shape[0], depth, shape[1])
                 draft_ms = self.tables.draft[shape][self.tables.where, depth]
-                self.put_smallest(
-                    path_ranks(self.trace, shape, depth), offered, draft_ms, number, depth
-                )
+                ranks = path_ranks(self.trace, shape, depth)
+                self.put_smallest(ranks, offered, draft_ms, number, depth)
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
         """Plain steps, and flat trees just large enough for the target's token."""
-        tables = self.tables
         where = self.tables.where
+        self.put(self.tables.plain_ms[where, None], np.zeros((len(where), 1), int), 0, 0)
+        # the cheapest root pass; a tree of at most k nodes is not flat
+        root_ms = [self.tables.draft[shape][:, 0].sum() for shape in shapes]
+        number = int(np.argmin(root_ms))
         rank = self.trace.root_rank.astype(int)
-        number, cheapest = min(
-            enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum())
-        )
         widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
-        # a tree of at most k nodes is not flat
-        nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)
-        flat_ms = np.where(
-            rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf
-        )
-        self.put(tables.plain_ms[where, None], np.zeros((len(where), 1), int), 0, 0)
-        self.put(flat_ms[:, None], nodes[:, None], number, 0, first=1)
+        nodes = np.minimum(np.maximum(rank, shapes[number][0]) + 1, widest)
+        flat_ms = self.tables.draft[shapes[number]][where, 0] + self.tables.verify[where, nodes]
+        flat_ms = np.where(rank < widest, flat_ms, np.inf)
+        self.put(flat_ms[:, None], nodes[:, None], number + 1, 0, first=1)
 
     def allow_copies(self) -> None:
         """Trees of copied candidates only."""
-        tables = self.tables
-        where = self.tables.where
         ranks = np.minimum(self.trace.column("copied_ranks").astype(int), self.trace.most_nodes)
-        self.put_smallest(
-            ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0
-        )
+        where = self.tables.where
+        rest_ms = self.tables.plain_ms[where] - self.tables.verify[where, 0]
+        self.put_smallest(ranks, self.trace.copied, rest_ms, 0, 0)
 
 
 def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -312,28 +309,21 @@ def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     accepted = np.zeros(len(cost_ms), dtype=np.int64)
     for position in range(positions.max() - 1, -1, -1):
         turn = np.flatnonzero(positions > position)
-        total_ms = (
-            cost_ms[first[turn] + position] + value_ms[turn, position + 1 : position + 1 + tokens]
-        )
-        accepted[first[turn] + position] = total_ms.argmin(axis=1)
+        row = first[turn] + position
+        total_ms = cost_ms[row] + value_ms[turn, position + 1 : position + 1 + tokens]
+        accepted[row] = total_ms.argmin(axis=1)
         value_ms[turn, position] = total_ms.min(axis=1)
     return value_ms[:, 0], accepted
 
 
 def _walk(trace: Trace, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and turns of the cycles, each starting where the previous one ended; sorted by row.
-
-    int [cycles] each.
-    """
-    row = trace.turns["first"].to_numpy()
-    end = row + trace.turns["positions"].to_numpy()
+    """Rows and turns of the cycles, each starting where the previous one ended, int [cycles]."""
     rows = []
     turns = []
-    while len(alive := np.flatnonzero(row < end)):
-        rows.append(row[alive])
-        turns.append(alive)
-        row = row + np.where(row < end, accepted[np.minimum(row, len(accepted) - 1)] + 1, 0)
-    row = np.concatenate(rows)
-    turn = np.concatenate(turns)
-    order = np.argsort(row)
-    return row[order], turn[order]
+    for number, turn in enumerate(trace.turns.itertuples()):
+        row = turn.first
+        while row < turn.first + turn.positions:
+            rows.append(row)
+            turns.append(number)
+            row += accepted[row] + 1
+    return np.array(rows), np.array(turns)

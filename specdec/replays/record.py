@@ -9,7 +9,7 @@ low precision, blocks of other sizes round differently, and near-ties may differ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,31 +25,30 @@ from tqdm.auto import tqdm
 from specdec import runs
 from specdec.core.decode import ROWS, drive, plain_steps
 from specdec.core.pair import Pair
-from specdec.core.protocols import Drafter, DraftSession, Forward
+from specdec.core.protocols import Drafter, Forward
 from specdec.core.tree import DraftTree, GrowingTree, Trie
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings, split
 from specdec.errors import SpecdecError, check_integer, check_name, door
 from specdec.models import load
-from specdec.models.eagle_drafter import ChosenTrees, TreeBatch
+from specdec.models.eagle_drafter import TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.parallel import checked_place, parallel
 from specdec.replays import trace
 from specdec.replays.columns import Column, read_columns, stacked, write_columns
 from specdec.replays.copies import merged_columns, trie_columns, tries_of
-from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
+from specdec.replays.family import Choosing, Family, path_places
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
 
 SPLIT = "split"
 TABLES = ("positions", "trees", "family", "lengths")
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
 NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
+ROOTS_AT_ONCE = 24  # of a family, whose candidates of a level are all compared with each other
 RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees of RADAR's training distributions
-# A quarter of an answer of 64 tokens. On one core each costs 0.03 s with small and 0.2 s with
-# smollm2: 16 take 1.6 times as
-# long as everything else recorded of such a turn.
-USUAL_LENGTHS = 16
+USUAL_LENGTHS = 16  # they take 1.6 times as long as everything else recorded of a turn of 64 tokens
+Arrays = dict[Any, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -134,19 +133,14 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     # 1. settings and prompts, all checked before anything is decoded
     config = record_config(config, settings)
     check(pair, config)
-    items = parted_items(prompts, config)
-    openings(
-        pair, [item for _, item in items], config.max_new_tokens + config.depth
-    )  # refuses unsuitable prompts
-    described = describe_pair(pair)
-    identity = {
-        "schema": trace.SCHEMA,
-        "pair": described,
-        "items": describe_items([item for _, item in items]),
-    }
+    parted = parted_items(prompts, config)
+    items = [item for _, item in parted]
+    openings(pair, items, config.max_new_tokens + config.depth)
+    identity = {"schema": trace.SCHEMA, "pair": describe_pair(pair), "items": describe_items(items)}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
     # 2. every missing prompt is a shard of the run, written here or by workers
-    missing = missing_items(run, items)
+    done = set(run.shards("turns").done())
+    missing = [(number, *item) for number, item in enumerate(parted) if number not in done]
     if missing and checked_place(config.on, config.jobs) is not None:
         source = load.source_of(pair)
         quiet = dataclasses.replace(config, progress=False)
@@ -154,31 +148,25 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
         tasks = [partial(_record_elsewhere, source, quiet, run, portion) for portion in portions]
         parallel(tasks, config.on, config.jobs, desc=run.name, progress=config.progress)
     else:
-        Recorder(pair, config, run).write_all(missing)
+        Recorder(pair, config).write_all(missing, run)
     # 3. all shards as one recording
     _finish(run, config, identity, pair)
     return trace.open_trace(run.directory)
 
 
 def _record_elsewhere(
-    source: dict[str, Any], config: RecordConfig, run: runs.Run, some: list[tuple[int, str, Prompt]]
+    source: dict[str, Any], config: RecordConfig, run: runs.Run, jobs: list[tuple[int, str, Prompt]]
 ) -> None:
     """A task of `record` in another process: the columns of these prompts, in the run's folder."""
-    Recorder(load.load_again(**source), config, run).write_all(some)
-
-
-def missing_items(run: runs.Run, items: list[tuple[str, Prompt]]) -> list[tuple[int, str, Prompt]]:
-    """(number, part, prompt) of every missing shard."""
-    done = set(run.shards("turns").done())
-    return [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
+    Recorder(load.load_again(**source), config).write_all(jobs, run)
 
 
 def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> RecordConfig:
     """`config` with `settings` by name, including the short name `lengths`."""
-    named = dict(settings)
-    if "lengths" in named:
-        named["acceptance_distributions"] = named.pop("lengths")
-    return runs.configured(config, RecordConfig, named)
+    fields = dict(settings)
+    if "lengths" in fields:
+        fields["acceptance_distributions"] = fields.pop("lengths")
+    return runs.configured(config, RecordConfig, fields)
 
 
 def settings_of(recorded: Trace) -> dict[str, Any]:
@@ -194,19 +182,14 @@ def settings_of(recorded: Trace) -> dict[str, Any]:
 def check(pair: Pair, config: RecordConfig) -> None:
     """Refuse what cannot be recorded."""
     # 1. the settings alone
-    for top_k in (*config.top_ks, *config.trees) or (0,):
+    for top_k in config.widths or (0,):
         check_integer("top_k", top_k, 1)
+        TreeConfig(1, config.depth, top_k)  # refuses trees too large for memory
     check_integer("depth", config.depth, 1)
     check_integer("most_nodes", config.most_nodes, 1)
-    check_integer("lengths", config.acceptance_distributions, 0)
     check_name("part", config.part, (*PARTS, SPLIT))
-    if config.limit is not None:
-        check_integer("limit", config.limit, 1)
     if config.most_nodes >= NEVER:
         raise SpecdecError(f"most_nodes must be below {NEVER}, the largest rank a recording holds.")
-    for top_k in config.widths:
-        # refuses trees too large for memory
-        TreeConfig(1, config.depth, top_k)
     radars = RADAR_TOP_K in config.widths and config.depth >= RADAR_CALLS - 1
     if config.acceptance_distributions and not radars:
         why = "RADAR's distributions need top_k=10 and depth >= 7"
@@ -225,21 +208,20 @@ def check(pair: Pair, config: RecordConfig) -> None:
     if drafter.extra_rows:
         why = "lookahead's n-grams depend on the cycles that went before"
         raise SpecdecError(f"{why}, so they cannot be recorded; measure it live.")
-    if drafter.copied_levels:
-        if config.family or config.acceptance_distributions:
-            why = "families and RADAR's distributions are recorded of drafters that copy nothing"
-            raise SpecdecError(f"{why}; load the drafter alone.")
-        if config.depth + 1 < drafter.copied_levels:
-            why = f"copies of {drafter.copied_levels} tokens need a recording"
-            raise SpecdecError(f"{why} of depth {drafter.copied_levels - 1} at least.")
+    if drafter.copied_levels and config.acceptance_distributions:
+        why = "RADAR's distributions are recorded of drafters that copy nothing"
+        raise SpecdecError(f"{why}; load the drafter alone.")
+    if config.depth + 1 < drafter.copied_levels:
+        why = f"copies of {drafter.copied_levels} tokens need a recording"
+        raise SpecdecError(f"{why} of depth {drafter.copied_levels - 1} at least.")
+    if config.family and not hasattr(drafter, "batched"):
+        raise SpecdecError("families are recorded of EAGLE's drafters alone; leave family out.")
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
     """Default number of positions per turn with RADAR's distributions; 0 if they do not apply."""
-    copies = copies_of(pair.drafter)
-    if RADAR_TOP_K not in widths or depth < RADAR_CALLS - 1 or copies:
-        return 0
-    return USUAL_LENGTHS
+    radars = RADAR_TOP_K in widths and depth >= RADAR_CALLS - 1
+    return USUAL_LENGTHS if radars and not copies_of(pair.drafter) else 0
 
 
 def copies_of(drafter: Drafter | None) -> dict[str, Any]:
@@ -257,17 +239,17 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
     # 1. those of a recording
     if isinstance(prompts, Trace):
         turns = prompts.turns.drop_duplicates("prompt")
-        suites = list(dict.fromkeys(turns["suite"]))
-        prompt_of = {item.id: item for item in gather(suites, **options)}
+        prompt_of = {item.id: item for item in gather(list(turns["suite"].unique()), **options)}
         return [(turn.part, prompt_of[turn.prompt]) for turn in turns.itertuples()]
     # 2. prompts that are from no named suites
     names = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(names, dict) or not all(isinstance(name, str) for name in names):
         items = gather(prompts, limit=config.limit, **options)
-        parts = split(items) if config.part == SPLIT else {config.part: items}
-        empty = [part for part, members in parts.items() if not members]
-        if empty:
-            why = f"of {len(items)} prompts none falls into {', '.join(empty)}"
+        if config.part != SPLIT:
+            return [(config.part, item) for item in items]
+        parts = split(items)
+        if not all(parts.values()):
+            why = f"of {len(items)} prompts none falls into one of {', '.join(parts)}"
             raise SpecdecError(f"{why}; give more, such as 50.")
         return [(part, item) for part, members in parts.items() for item in members]
     # 3. named suites
@@ -284,35 +266,33 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
 
 
 class Recorder:
-    """The computation for each prompt. Without a run it writes nothing (for estimates)."""
+    """The computation for each prompt."""
 
-    def __init__(self, pair: Pair, config: RecordConfig, run: runs.Run | None = None):
+    def __init__(self, pair: Pair, config: RecordConfig):
         assert pair.drafter is not None, "`check` has seen that there is one"
         self.pair = pair
         self.config = config
-        self.run: Any = run
-        self.whole = pair.drafter
         # the drafter without the copies merged with it
-        self.drafter: Any = getattr(self.whole, "drafter", self.whole)
+        self.drafter: Any = getattr(pair.drafter, "drafter", pair.drafter)
         self.batched = hasattr(self.drafter, "batched")
-        self.copies = copies_of(self.whole)
-        self.forwards = self.whole.forwards
 
-    def write_all(self, jobs: list[tuple[int, str, Prompt]]) -> None:
+    def write_all(self, jobs: list[tuple[int, str, Prompt]], run: runs.Run) -> None:
         """Record these prompts; texts of several are decoded at once."""
-        options = dict(desc=self.run.name, unit="prompt", disable=not self.config.progress)
+        options: Any = dict(desc=run.name, unit="prompt", disable=not self.config.progress)
         with self.pair.inference(), tqdm(total=len(jobs), **options) as bar:
-            for _ in drive((self.write(*job) for job in jobs), ROWS):
+            for _ in drive((self.write(run, *job) for job in jobs), ROWS):
                 bar.update()
 
-    def write(self, number: int, part: str, item: Prompt) -> Generator[Forward, Any, None]:
+    def write(
+        self, run: runs.Run, number: int, part: str, item: Prompt
+    ) -> Generator[Forward, Any, None]:
         """One prompt, all its turns: a shard of every table.
 
         Yields the forwards of its texts to the driver.
         """
         turns: list[dict[str, Any]] = []
         answers: list[str] = []
-        tables: dict[str, list[dict[Any, np.ndarray]]] = {name: [] for name in TABLES}
+        tables: dict[str, list[Arrays]] = {name: [] for name in TABLES}
         rows = 0
         for turn in range(len(item.turns)):
             # 1. the target's own text
@@ -335,19 +315,12 @@ class Recorder:
         for table, parts in tables.items():
             if parts and parts[0]:
                 columns = {name: stacked([part[name] for part in parts]) for name in parts[0]}
-                write_columns(self.run.shards(table).path(number), columns)
-        self.run.shards("turns").write(number, pd.DataFrame(turns))
+                write_columns(run.shards(table).path(number), columns)
+        run.shards("turns").write(number, pd.DataFrame(turns))
 
     def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
         """Prompt and text with `depth` tokens beyond its end, and how many of the text count."""
         config = self.config
-        limit = self.pair.target.position_limit
-        longest = len(prompt) + config.max_new_tokens + config.depth
-        if limit is not None and longest > limit:
-            why = f"a prompt of {len(prompt)} tokens, its answer and its trees exceed"
-            raise SpecdecError(
-                f"{why} the target's context of {limit}; lower max_new_tokens or drop the prompt."
-            )
         sampling: dict[str, Any] = {"temperature": config.temperature, "seed": config.seed}
         decoded = yield from plain_steps(self.pair, prompt, config.max_new_tokens, **sampling)
         ids = [*prompt, *decoded.tokens]
@@ -356,12 +329,11 @@ class Recorder:
         beyond = yield from plain_steps(self.pair, ids, config.depth, **sampling)
         return [*ids, *beyond.tokens], decoded.new_tok
 
-    def positions(
-        self, ids: list[int], prompt_tok: int, kept_tok: int
-    ) -> dict[str, dict[Any, np.ndarray]]:
+    def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, Arrays]:
         """One turn's columns of every table of TABLES; rows of lengths are those of the turn."""
         config = self.config
-        tables: dict[str, dict[Any, np.ndarray]] = {name: {} for name in TABLES}
+        whole: Any = self.pair.drafter
+        tables: dict[str, Arrays] = {name: {} for name in TABLES}
         columns = tables["positions"]
         # 1. the positions and what follows each in the text
         tokens = torch.tensor(ids, device=self.pair.target.device)
@@ -372,10 +344,10 @@ class Recorder:
         columns["context_tok"] = contexts.int().cpu().numpy()
         columns["text"] = text.int().cpu().numpy()
         tries: list[Trie] = []
-        if self.copies:
-            tries = tries_of(self.whole, tokens, contexts)
+        if whole.copied_levels:
+            tries = tries_of(whole, tokens, contexts)
             columns.update(trie_columns(tries, path))
-        if not self.forwards:
+        if not whole.forwards:
             return tables
         # 2. one forward over the text gives the target's features at all positions
         target = self.pair.target
@@ -383,18 +355,15 @@ class Recorder:
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
             last_only = not config.acceptance_distributions
             features = target.forward(tokens, cache, last_only=last_only).features
-            drafter: Any
+            make: Any = partial(SequentialDrafter, self.drafter)
             if self.batched:
-                drafter = self.drafter.batched(tokens, features, config.depth)
-            else:
-                drafter = SequentialDrafter(self.drafter, tokens, features, config.depth)
+                make = self.drafter.batched
+            drafter = make(tokens, features, config.depth)
             # 3. the trees of every width at all positions, and the ranks of the text in them
-            roots: Any = None
-            for top_k in config.widths:
-                batch = self._grown(drafter, contexts, top_k)
+            batches = {top_k: self._grown(drafter, contexts, top_k) for top_k in config.widths}
+            for top_k, batch in batches.items():
                 self._rank(tables, batch, tries, path, top_k)
-                if roots is None or top_k == RADAR_TOP_K:
-                    roots = batch
+            roots = batches.get(RADAR_TOP_K, batches[config.widths[0]])
             columns.update(_roots(roots, path[:, 0]))
             # 4. what is stored if asked for: a family, states, RADAR's distributions
             if config.family:
@@ -414,7 +383,7 @@ class Recorder:
 
     def _rank(
         self,
-        tables: dict[str, dict[Any, np.ndarray]],
+        tables: dict[str, Arrays],
         batch: TreeBatch,
         tries: list[Trie],
         path: Tensor,
@@ -424,7 +393,7 @@ class Recorder:
         scores = batch.scores.float().cpu().numpy()
         tokens = batch.tokens.cpu().numpy()
         beams = batch.beams.cpu().numpy()
-        if self.copies:
+        if tries:
             tables["positions"].update(merged_columns(batch, tries, path, top_k))
         else:
             nodes = trace.path_nodes(tokens, beams, path.cpu().numpy())
@@ -441,7 +410,7 @@ class Recorder:
         """
         children = top_k
         if top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths:
-            ids = self.whole.target_id
+            ids = self.drafter.target_id
             vocabulary = self.pair.target.vocab_size if ids is None else len(ids)
             children = min(ROOT_CANDIDATES, vocabulary)
         at_once = len(contexts)
@@ -449,20 +418,26 @@ class Recorder:
             at_once = max(1, NODES_AT_ONCE // pool_size(self.config.depth, top_k))
         batches = []
         for part in torch.split(contexts, at_once):
-            batches.append(drafter.grow(part, top_k, self.config.depth, children))
-        fields = [field.name for field in dataclasses.fields(TreeBatch)]
-        return TreeBatch(
-            *(torch.cat([getattr(batch, name) for batch in batches]) for name in fields)
-        )
+            batch = drafter.grow(part, top_k, self.config.depth, children)
+            batches.append(vars(batch).values())
+        return TreeBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
-def _family(drafter: Any, contexts: Tensor, path: Tensor, family: Family) -> dict[Any, np.ndarray]:
+def _family(drafter: Any, contexts: Tensor, path: Tensor, family: Family) -> Arrays:
     """The columns of all trees of a family, for each context."""
-    parts = []
-    for rows in torch.split(torch.arange(len(contexts), device=contexts.device), AT_ONCE):
+    parts: list[Arrays] = []
+    for rows in torch.split(torch.arange(len(contexts), device=contexts.device), ROOTS_AT_ONCE):
         depth = path.shape[1] - 1
-        grown = drafter.grow_chosen(contexts[rows], family.top_k, depth, Choosing(family))
-        columns = columns_of(grown.scores, grown.tokens, grown.beams, path[rows], family.top_k)
+        trees = drafter.grow_chosen(contexts[rows], family.top_k, depth, Choosing(family))
+        columns: Arrays = {}
+        for level, scores in enumerate(trees.scores):
+            columns[Column("family_scores", level=level)] = scores.float().cpu().numpy()
+        beams = [beam.cpu().numpy() for beam in trees.beams]
+        for level, beam in enumerate(beams):
+            columns[Column("family_beam", level=level)] = beam.astype(np.int16)
+        tokens = [part.cpu().numpy() for part in trees.tokens]
+        places = path_places(tokens, beams, path[rows].cpu().numpy(), family.top_k)
+        columns[Column("family_path")] = places.astype(np.int16)
         parts.append(columns)
     return {column: stacked([part[column] for part in parts]) for column in parts[0]}
 
@@ -501,13 +476,13 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
         write_columns(run.path("lengths.parquet"), lengths)
         files.append("lengths.parquet")
     # 3. the columns of each table
-    listed: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[str, list[dict[str, Any]]] = {}
     for table in ("positions", "trees", "family"):
         shards = run.shards(table)
-        listed[table] = []
+        tables[table] = []
         if shards.done():
             recorded = read_columns(shards.path(shards.done()[0]))
-            listed[table] = [column.stored for column in sorted(recorded)]
+            tables[table] = [column.stored for column in sorted(recorded)]
         files += [f"{table}/{shards.path(piece).name}" for piece in shards.done()]
     # 4. the header
     header = {
@@ -518,7 +493,7 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
         **identity["pair"],
         **config.recorded,
         "position_limit": pair.target.position_limit,
-        "columns": listed,
+        "columns": tables,
         **copies_of(pair.drafter),
     }
     runs.write_json(run.path("trace.json"), header, files)
@@ -526,29 +501,12 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
 
 
 class SequentialDrafter:
-    """`BatchedDrafter` for any drafter: one position after the other in its own session.
-
-    Slow; the reference.
-    """
+    """`BatchedDrafter` for any drafter: one position after the other in its own session. Slow."""
 
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
         self.drafter = drafter
         self.tokens = tokens
         self.features = features
-        self.depth = depth
-
-    def _roots(
-        self, session: DraftSession, contexts: Tensor, most: int
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(context, tokens, log-probabilities) of the root's children at each context."""
-        drafted_to = 0
-        for context in contexts.tolist():
-            features = None
-            if self.features is not None:
-                features = self.features[drafted_to:context]
-            tokens = self.tokens[drafted_to + 1 : context + 1]
-            yield context, *session.root(tokens, features, most)
-            drafted_to = context
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions at each context, ascending.
@@ -558,7 +516,16 @@ class SequentialDrafter:
         session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
         pool = GrowingTree(self.tokens.device)
         trees = []
-        for context, tokens, scores in self._roots(session, contexts, max(most, top_k)):
+        read_tok = 0
+        for context in contexts.tolist():
+            # 1. the text up to here, and the root's children
+            features = None
+            if self.features is not None:
+                features = self.features[read_tok:context]
+            newest = self.tokens[read_tok + 1 : context + 1]
+            tokens, scores = session.root(newest, features, max(most, top_k))
+            read_tok = context
+            # 2. level by level, as in decoding
             pool.restart(self.tokens[context])
             pool.grow(tokens[:, :top_k], scores[:, :top_k], top_k)
             beams = []
@@ -569,44 +536,6 @@ class SequentialDrafter:
             tree = pool.whole()
             trees.append((tree.score[1:], tree.token[1:], torch.stack(beams), tokens[0], scores[0]))
         return TreeBatch(*(torch.stack(parts) for parts in zip(*trees, strict=True)))
-
-    def grow_chosen(
-        self, contexts: Tensor, top_k: int, depth: int, choose: Choosing
-    ) -> ChosenTrees:
-        """As `BatchedDrafter.grow_chosen`, one root after the other, each with its own choice."""
-        session = self.drafter.session(len(self.tokens), len(self.tokens) * top_k)
-        trees = []
-        for _, root_tokens, root_scores in self._roots(session, contexts, top_k):
-            choosing = Choosing(choose.family)
-            tree = ChosenTrees([root_scores], [root_tokens], [])
-            for level in range(depth):
-                scores = tree.scores[-1]
-                tokens = tree.tokens[-1]
-                beam, absent = choosing(scores)
-                rows = torch.zeros_like(beam[0])
-                if level:
-                    rows = torch.div(beam[0], top_k, rounding_mode="floor")
-                children, log_probs = session.expand(tokens[0, beam[0]], rows, top_k)
-                summed = scores[0, beam[0], None] + log_probs
-                tree.scores.append(summed.flatten()[None])
-                tree.tokens.append(children.flatten()[None])
-                tree.beams.append(beam.masked_fill(absent, -1))
-            trees.append(tree)
-        return ChosenTrees(
-            _padded([tree.scores for tree in trees], float("-inf")),
-            _padded([tree.tokens for tree in trees], -1),
-            _padded([tree.beams for tree in trees], -1),
-        )
-
-
-def _padded(trees: list[list[Tensor]], absent: float) -> list[Tensor]:
-    """The rows of all trees, level by level, padded to the widest."""
-    padded = []
-    for level in zip(*trees, strict=True):
-        widest = max(part.shape[1] for part in level)
-        rows = [F.pad(part, (0, widest - part.shape[1]), value=absent) for part in level]
-        padded.append(torch.cat(rows))
-    return padded
 
 
 def radar_distributions(

@@ -33,6 +33,7 @@ SUMMED = {
     "time_ms": "total_ms",
     "policy_ms": "policy_ms",
 }
+OTHERS_MB = 8.0  # read between timed answers, about as much as a small pair's draft forward reads
 
 
 class ReplayClock(Clock):
@@ -82,8 +83,7 @@ class ReplayEngine:
         self.extra_rows = 0
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
         self._verify, self._verify_per_tok = costs.lookup(trace.most_nodes)
-        self._plan: Plan = TreeConfig(1, 0, 1)
-        self._last_plan: Plan | None = None
+        self._plan: Plan | None = None
         self._looked_up: dict[Plan, tuple[np.ndarray, Any]] = {}
 
     def open(self, turn: int) -> None:
@@ -102,20 +102,13 @@ class ReplayEngine:
         return int(self.prompt_tok + self.position)
 
     @property
-    def candidates(self) -> int:
-        if not self._plan.verify_nodes:
-            return 0
-        if self._copied:
-            return int(self.trace.copied[self.row])
-        if self.level == 0 and self._flat_nodes:
-            return self._flat_nodes
-        if self.trace.copies and self._top_k:
-            return int(self.trace.column("candidates", self._top_k)[self.row, self.level])
-        return self._drafted(self.level)
+    def row(self) -> int:
+        """The trace's row of this position."""
+        return int(self.first + self.position)
 
     def root(self, plan: Plan) -> None:
         # policies mostly answer with the same object, whose look-ups are done
-        if plan is not self._last_plan:
+        if plan is not self._plan:
             self._look_up(plan)
         self.level = 0
         self._context_tok = self.context_tok
@@ -127,30 +120,29 @@ class ReplayEngine:
             why = "a recording judges trees of TreeConfig only, and copies"
             raise SpecdecError(f"{why}; measure a StaticShape live.")
         drafts = plan.drafted and self.forwards
-        self._copied = bool(plan.verify_nodes) and not drafts
-        if self._copied and self.trace.copies is None:
+        copied = bool(plan.verify_nodes) and not drafts
+        if copied and self.trace.copies is None:
             why = "a CopiedTree was planned, but the recorded drafter copies nothing"
             raise SpecdecError(f"{why}; record one that does.")
-        self._last_plan = plan
-        if self._copied or not plan.verify_nodes:
+        if copied or not plan.verify_nodes:
             # a plain step or copies: a tree without children, drafted for free
-            self._plan = plan
             self._top_k = 0
             self._flat_nodes = 0
             self._draft = ((0.0,), (0.0,))
-            return
-        check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
-        if plan.flat_nodes > ROOT_CANDIDATES:
-            why = f"flat_nodes={plan.flat_nodes} was asked for"
-            raise SpecdecError(f"{why}, but {ROOT_CANDIDATES} are recorded.")
+        else:
+            check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
+            if plan.flat_nodes > ROOT_CANDIDATES:
+                why = f"flat_nodes={plan.flat_nodes} was asked for"
+                raise SpecdecError(f"{why}, but {ROOT_CANDIDATES} are recorded.")
+            self._top_k = plan.top_k
+            self._flat_nodes = plan.flat_nodes
+            if plan not in self._looked_up:
+                base, per_tok = self.costs.levels(plan.top_k, plan.depth, plan.beam)
+                ranks = self.trace.ranks[plan.top_k, plan.beam]
+                self._looked_up[plan] = ranks, (base.tolist(), per_tok.tolist())
+            self._path_ranks, self._draft = self._looked_up[plan]
         self._plan = plan
-        self._top_k = plan.top_k
-        self._flat_nodes = plan.flat_nodes
-        if plan not in self._looked_up:
-            base, per_tok = self.costs.levels(plan.top_k, plan.depth, plan.beam)
-            ranks = self.trace.ranks[plan.top_k, plan.beam]
-            self._looked_up[plan] = ranks, (base.tolist(), per_tok.tolist())
-        self._path_ranks, self._draft = self._looked_up[plan]
+        self._copied = copied
 
     def expand(self) -> None:
         self.level += 1
@@ -162,20 +154,19 @@ class ReplayEngine:
 
     def verify(self, verify_nodes: int) -> int:
         if verify_nodes > self.trace.most_nodes:
-            check_recorded(self.trace, verify_nodes=verify_nodes)
+            check_recorded(self.trace, self.trace.top_ks[0], verify_nodes=verify_nodes)
         slope = self._verify_per_tok[verify_nodes]
         self.clock.verify_ms += self._verify[verify_nodes] + slope * self._context_tok
         # a tree holds the best nodes, so the path goes as far as its ranks are below the size
         if not verify_nodes:
-            self._accepted_tok = 0
+            ranks = np.empty(0)
         elif self._copied:
             ranks = self.trace.column("copied_ranks")[self.row]
-            self._accepted_tok = int(np.count_nonzero(ranks < verify_nodes))
         elif self.level == 0 and self._flat_nodes:
-            self._accepted_tok = int(self.trace.root_rank[self.row] < verify_nodes)
+            ranks = self.trace.root_rank[self.row]
         else:
             ranks = self._path_ranks[self.row, self.level]
-            self._accepted_tok = int(np.count_nonzero(ranks < verify_nodes))
+        self._accepted_tok = int(np.count_nonzero(ranks < verify_nodes))
         return self._accepted_tok
 
     def commit(self) -> int:
@@ -186,22 +177,28 @@ class ReplayEngine:
         self.level = -1
         return int(min(self.position, self.positions) - before)
 
+    # What a question may look at.
+
     @property
-    def row(self) -> int:
-        """The trace's row of this position."""
-        return int(self.first + self.position)
+    def candidates(self) -> int:
+        if self._plan is None or not self._plan.verify_nodes:
+            return 0
+        if self._copied:
+            return int(self.trace.copied[self.row])
+        if self.level == 0 and self._flat_nodes:
+            return self._flat_nodes
+        if self.trace.copies:
+            return int(self.trace.column("candidates", self._top_k)[self.row, self.level])
+        return self._drafted(self.level)
+
+    def _drafted(self, level: int) -> int:
+        assert self._plan is not None, "a cycle begins with its root"
+        return pool_size(level, self._top_k, self._plan.beam)
 
     def _scores(self, first: int) -> torch.Tensor:
+        assert self._plan is not None, "a cycle begins with its root"
         scores = self.trace.column("scores", self._top_k, self._plan.beam)[self.row]
         return torch.from_numpy(np.asarray(scores[first : self._drafted(self.level)]))
-
-    @property
-    def copied_scores(self) -> np.ndarray:
-        if not self.trace.copies:
-            return np.empty(0, np.float32)
-        return np.asarray(
-            self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]]
-        )
 
     @property
     def scores(self) -> torch.Tensor:
@@ -211,24 +208,27 @@ class ReplayEngine:
     def newest_scores(self) -> torch.Tensor:
         return self._scores(0 if self.level == 0 else self._drafted(self.level - 1))
 
-    def _drafted(self, level: int) -> int:
-        return pool_size(level, self._top_k, self._plan.beam)
+    @property
+    def copied_scores(self) -> np.ndarray:
+        if not self.trace.copies:
+            return np.empty(0, np.float32)
+        scores = self.trace.column("copied_scores")[self.row]
+        return np.asarray(scores[: self.trace.copied[self.row]])
 
     @property
     def features(self) -> torch.Tensor:
-        return torch.from_numpy(self.trace.column("features")[self.row])
+        return self._state("features")
 
     @property
     def draft_state(self) -> torch.Tensor:
-        return torch.from_numpy(self.trace.column("draft_state")[self.row])
+        return self._state("draft_state")
 
     @property
     def text_state(self) -> torch.Tensor:
-        if "text_state" not in self.trace.header:
-            raise SpecdecError(
-                "the recording holds no embedding of its text; add it as notebook 40 does."
-            )
-        return torch.from_numpy(self.trace.column("text_state")[self.row])
+        return self._state("text_state")
+
+    def _state(self, kind: str) -> torch.Tensor:
+        return torch.from_numpy(self.trace.column(kind)[self.row])
 
 
 @dataclass
@@ -236,8 +236,7 @@ class Replayed(Rates):
     """The result of `replay`.
 
     table: one row per turn: suite, prompt, turn, part, cycles, SUMMED, plain_ms (plain decoding of
-    the same tokens).
-    rows: the cycles, if kept.
+    the same tokens). rows: the cycles, if kept.
     """
 
     table: pd.DataFrame
@@ -246,14 +245,10 @@ class Replayed(Rates):
     @property
     def cycles(self) -> pd.DataFrame:
         """One row per cycle with its turn (only with keep_cycles=True)."""
-        keys = self.table[TURN].to_dict("records")
-        return pd.DataFrame(
-            [
-                {**key, **row.row()}
-                for key, rows in zip(keys, self.rows, strict=True)
-                for row in rows
-            ]
-        )
+        cycles = []
+        for turn, rows in zip(self.table[TURN].to_dict("records"), self.rows, strict=True):
+            cycles += [{**turn, **row.row()} for row in rows]
+        return pd.DataFrame(cycles)
 
 
 @door
@@ -305,15 +300,13 @@ def replay(
     return Replayed(pd.DataFrame(table), cycles)
 
 
-def answer_ms(
-    trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0
-) -> float:
+def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4) -> float:
     """Measured wall time of one answer of `policy` here: the mean over questions of a few turns.
 
-    `others_mb` are read before each answer, to fill the caches as a small pair's draft forward
-    does. The slowest twentieth, which was interrupted, is left out.
+    Memory is read before each answer, to fill the caches as a draft forward does. The slowest
+    twentieth, which was interrupted, is left out.
     """
-    timed = _TimedPolicy(policy, torch.ones(int(others_mb * 2**18)))
+    timed = _TimedPolicy(policy)
     replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)
     spent_ms = sorted(timed.spent_ms)
     spent_ms = spent_ms[: max(1, len(spent_ms) - len(spent_ms) // 20)]
@@ -321,18 +314,18 @@ def answer_ms(
 
 
 class _TimedPolicy(Chain):
-    """`policy` with the milliseconds of its answers, before each of which `others` is read."""
+    """`policy` with the milliseconds of its answers, before each of which memory is read."""
 
-    def __init__(self, policy: Policy, others: torch.Tensor):
+    def __init__(self, policy: Policy):
         super().__init__(policy)
-        self.others = others
+        self.memory = torch.ones(int(OTHERS_MB * 2**18))
         self.spent_ms: list[float] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _TimedPolicy:
         return self  # copies are timed too
 
     def answer(self, question: Question) -> Any:
-        self.others.sum()
+        self.memory.sum()
         begin = now()
         answer = self.policies[0].answer(question)
         self.spent_ms.append(1e3 * (now() - begin))

@@ -8,7 +8,6 @@ Recorded trees are pruned again in milliseconds, by the cycle that also decodes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,13 +23,13 @@ from specdec.core.policy import Chain, Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.data.suites import gather
+from specdec.data.suites import SUITES, gather
 from specdec.errors import SpecdecError
 from specdec.policies.base import Learned
 from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine
-from specdec.replays.static_trees import beam_of
+from specdec.replays.static_trees import beam_of, beam_text
 from specdec.replays.trace import Trace, open_trace, save_trace
 from specdec.stored import TextsFile, read_json
 
@@ -113,17 +112,17 @@ class Lane:
 
     def elapsed_ms(self, cycle: int) -> float:
         """Time up to the end of a cycle, without the prompt's own forward."""
-        return sum(one.total_ms for one in self.cycles[: cycle + 1])
+        return sum(snapshot.total_ms for snapshot in self.cycles[: cycle + 1])
 
     def tokens_per_s(self, cycle: int) -> float:
         """Average speed up to the end of a cycle."""
-        written = sum(one.kept_tok for one in self.cycles[: cycle + 1])
+        written = sum(snapshot.kept_tok for snapshot in self.cycles[: cycle + 1])
         return 1e3 * written / max(self.elapsed_ms(cycle), 1e-9)
 
     def speedup(self, cycle: int) -> float | None:
         """Speed-up over plain decoding of the same tokens, None if its time is unknown."""
         end = self.cycles[cycle].position + self.cycles[cycle].kept_tok
-        return self.plain_ms[end] / self.elapsed_ms(cycle) if end < len(self.plain_ms) else None
+        return self.plain_ms[end] / self.elapsed_ms(cycle) if self.plain_ms else None
 
 
 @dataclass(frozen=True)
@@ -142,11 +141,10 @@ class Recording:
     @property
     def titles(self) -> list[str]:
         """Display names of the turns."""
-        turns = enumerate(zip(self.trace.turns["suite"], self.prompts, strict=True), 1)
-        return [
-            f"{number}. {suite}: {' '.join(prompt.split())[:60]}"
-            for number, (suite, prompt) in turns
-        ]
+        titles: list[str] = []
+        for suite, prompt in zip(self.trace.turns["suite"], self.prompts, strict=True):
+            titles.append(f"{len(titles) + 1}. {suite}: {' '.join(prompt.split())[:60]}")
+        return titles
 
     @property
     def top_ks(self) -> list[int]:
@@ -222,7 +220,7 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     special = set(tokenizer.all_special_ids)
     # some tokenizers drop a text's first space, so a plain token goes before
     before = [token for token in tokenizer.encode("a") if token not in special][-1:]
-    head = tokenizer.decode(before) if before else ""
+    head = tokenizer.decode(before)
     texts: dict[int, str] = {}
     for token in ids:
         text = tokenizer.decode([*before, token])
@@ -237,12 +235,13 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
 
 def _prompts(trace: Trace) -> list[str]:
     """The text of every turn's prompt; its name if the prompt is from no suite."""
-    known: dict[str, Any] = {}
-    for suite in dict.fromkeys(trace.turns["suite"]):
-        with contextlib.suppress(SpecdecError):
-            known |= {item.id: item.turns for item in gather([suite])}
-    turns = trace.turns[["prompt", "turn"]].itertuples(index=False)
-    return [str(known[prompt][turn]) if prompt in known else prompt for prompt, turn in turns]
+    suites = [suite for suite in trace.turns["suite"].unique() if suite in SUITES]
+    turns_of = {item.id: item.turns for item in gather(suites)} if suites else {}
+    prompts = []
+    for turn in trace.turns.itertuples():
+        turns = turns_of.get(turn.prompt)
+        prompts.append(str(turns[turn.turn]) if turns else turn.prompt)
+    return prompts
 
 
 class Watched(Chain):
@@ -283,15 +282,24 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
     asked = Asked(question.kind, question.expansions, words, unit=unit)
     if outputs is None or not isinstance(policy, Learned):
         return asked
+    # 1. predicted values of every possible stop
     if isinstance(policy, ValuePolicy):
         return _with_values(asked, policy, outputs)
+    # 2. the likeliest choices, in order, and what is left for the others
     labels = [_in_words(question.kind, choice) for choice in policy.choices]
     if outputs.ndim != 1 or len(labels) != len(outputs):
         return asked
     scaled = outputs.astype(float) / (policy.temperature or 1.0)
     chances = np.exp(scaled - scaled.max())
-    chosen = labels.index(words) if words in labels else -1
-    return _among(asked, labels, chances / chances.sum(), chosen)
+    chances = chances / chances.sum()
+    places = np.sort(np.argsort(-chances, kind="stable")[:MOST_CHOICES])
+    listed = [labels[place] for place in places]
+    values = chances[places].tolist()
+    chosen = listed.index(words) if words in listed else -1
+    if len(listed) < len(labels):
+        listed.append(f"{len(labels) - len(listed)} others")
+        values.append(1.0 - sum(values))
+    return dataclasses.replace(asked, labels=tuple(listed), values=tuple(values), chosen=chosen)
 
 
 def _with_values(asked: Asked, policy: ValuePolicy, outputs: np.ndarray) -> Asked:
@@ -320,31 +328,7 @@ def _in_words(kind: str, answer: Any) -> str:
     if kind == SIZE:
         return "1 node" if answer == 1 else f"{answer} nodes"
     shape = f"{answer.total_tokens} / {answer.depth} / {answer.top_k}"
-    if not answer.beam:
-        return shape
-    return f"{shape} beam {'/'.join(map(str, answer.beam))}"
-
-
-def _among(
-    asked: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES
-) -> Asked:
-    """All choices in order or, if too many, the largest and the chosen one."""
-    listed = np.arange(len(labels))
-    if len(labels) > most:
-        listed = np.argsort(-values, kind="stable")[:most]
-        if chosen >= 0 and chosen not in listed:
-            listed[-1] = chosen
-    shown_labels = [labels[place] for place in listed]
-    shown_values = [float(values[place]) for place in listed]
-    rest = len(labels) - len(listed)
-    if rest:
-        shown_labels.append(f"{rest} others")
-        shown_values.append(float(values.sum() - values[listed].sum()))
-    place = np.flatnonzero(listed == chosen)
-    chosen = int(place[0]) if len(place) else -1
-    return dataclasses.replace(
-        asked, labels=tuple(shown_labels), values=tuple(shown_values), chosen=chosen
-    )
+    return f"{shape} beam {beam_text(answer.beam)}" if answer.beam else shape
 
 
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
@@ -361,8 +345,7 @@ def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane
 
 def what_if(recording: Recording, turn: int, position: int, tree: TreeConfig) -> Snapshot:
     """The cycle that starts at `position`, with another tree."""
-    snapshot = _fixed(recording, turn, position, Static.of(tree))
-    return dataclasses.replace(snapshot, note=snapshot.note or "your own tree: no policy was asked")
+    return _fixed(recording, turn, position, Static.of(tree), "your own tree: no policy was asked")
 
 
 def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
@@ -371,44 +354,43 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     lane = _lane(recording, turn, CLAIRVOYANT)
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
     for row in bound.answers.to_dict("records"):
-        policy = Foreseen(
-            row["top_k"], row["expansions"], row["verify_nodes"], row["beam"], trace.depth
-        )
-        snapshot = _fixed(recording, turn, row["position"], policy)
-        note = snapshot.note or "with the text known, this tree is the best here"
-        lane.cycles.append(dataclasses.replace(snapshot, note=note))
+        policy = Foreseen(row, trace.depth)
+        note = "with the text known, this tree is the best here"
+        lane.cycles.append(_fixed(recording, turn, row["position"], policy, note))
     return lane
 
 
 class Foreseen(Static):
-    """A tree of so many expansions and nodes, as the bound chose it.
+    """The tree of a row of `Bound.answers`.
 
     One wider than its root's children stops without a second question.
     """
 
-    def __init__(self, top_k: int, expansions: int, verify_nodes: int, beam: str, depth: int):
-        widths = beam_of(beam)
-        total_tokens = verify_nodes + 1
-        if top_k and verify_nodes > pool_size(expansions, top_k, widths):
-            tree = TreeConfig(total_tokens, depth, top_k, verify_nodes, widths)
-            asks = frozenset({EXTEND})
+    def __init__(self, answer: dict[str, Any], depth: int):
+        top_k = answer["top_k"]
+        expansions = answer["expansions"]
+        nodes = answer["verify_nodes"]
+        beam = beam_of(answer["beam"])
+        flat = top_k and nodes > pool_size(expansions, top_k, beam)
+        if flat:
+            tree = TreeConfig(nodes + 1, depth, top_k, nodes, beam)
         else:
-            tree = TreeConfig(total_tokens, expansions, top_k or 1, 0, widths)
-            asks = frozenset()
+            tree = TreeConfig(nodes + 1, expansions, top_k or 1, 0, beam)
         super().__init__(shape=tree)
-        self.asks = asks
+        self.asks = frozenset({EXTEND} if flat else ())
 
     def answer(self, question: Question) -> bool:
         return False
 
 
-def _fixed(recording: Recording, turn: int, position: int, policy: Policy) -> Snapshot:
-    """One cycle of a policy whose questions cost nothing."""
+def _fixed(recording: Recording, turn: int, position: int, policy: Policy, note: str) -> Snapshot:
+    """One cycle of a policy whose questions cost nothing. note: if the tree needs none itself."""
     costs = dataclasses.replace(recording.costs, question_ms=0.0)
     engine = ReplayEngine(recording.trace, costs, policy.limits)
     engine.open(turn)
     engine.position = position
-    return dataclasses.replace(_cycle(recording, engine, Watched(policy)), asked=())
+    snapshot = _cycle(recording, engine, Watched(policy))
+    return dataclasses.replace(snapshot, asked=(), note=snapshot.note or note)
 
 
 def _lane(recording: Recording, turn: int, name: str) -> Lane:
@@ -421,23 +403,14 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
     """Run one cycle at the engine's position."""
     row = engine.row
     position = engine.position
-    done = run_cycle(engine, watched.begin())
+    cycle = run_cycle(engine, watched.begin())
     path = recording.trace.text[row]
-    nodes, note = _pool(recording, row, done, watched.planned)
-    verified = _best(nodes.score, done.verify_nodes)
-    accepted = walk(nodes.ids, nodes.parent, verified, path[1 : 1 + done.accepted_tok])
-    bonus = recording.text(path[1 + done.accepted_tok])
-    snapshot = _snapshot(done, watched, position, nodes, verified, accepted, bonus, recording.text)
+    nodes, note = _pool(recording, row, cycle, watched.planned)
+    accepted = path[1 : 1 + cycle.accepted_tok]
+    bonus = recording.text(path[1 + cycle.accepted_tok])
+    size = cycle.verify_nodes
+    snapshot = _snapshot(cycle, watched, position, nodes, size, accepted, bonus, recording.text)
     return dataclasses.replace(snapshot, note=note)
-
-
-def _best(score: np.ndarray, verify_nodes: int) -> np.ndarray:
-    """bool [N + 1]: the root and the nodes of the highest score, ties to the earlier one."""
-    verified = np.zeros(len(score), dtype=bool)
-    best = np.argsort(-score[1:], kind="stable")[:verify_nodes]
-    verified[0] = True
-    verified[best + 1] = True
-    return verified
 
 
 class _Nodes(NamedTuple):
@@ -449,31 +422,41 @@ class _Nodes(NamedTuple):
 
 
 def _snapshot(
-    done: Cycle,
+    cycle: Cycle,
     watched: Watched,
     position: int,
     nodes: _Nodes,
-    verified: np.ndarray,
-    accepted: list[int],
+    verify_nodes: int,
+    path: np.ndarray,
     bonus: str | None,
     text: Callable[[int], str],
 ) -> Snapshot:
-    """A finished cycle. text: id -> its text."""
+    """A finished cycle. path: ids of the accepted tokens. text: id -> its text."""
     tokens = tuple(text(token) for token in nodes.ids.tolist())
+    # 1. verified are the root and the nodes of the highest score, ties to the earlier one
+    verified = np.zeros(len(tokens), dtype=bool)
+    verified[0] = True
+    verified[np.argsort(-nodes.score[1:], kind="stable")[:verify_nodes] + 1] = True
+    # 2. the accepted path, from the root down, and the likeliest node rejected after it
+    accepted = [0]
+    for token in path:
+        fits = (nodes.parent == accepted[-1]) & verified & (nodes.ids == token)
+        assert fits.sum() == 1, "an accepted token must be a verified node, once"
+        accepted.append(int(fits.argmax()))
     refused = None
     rivals = np.flatnonzero((nodes.parent == accepted[-1]) & verified)
     if len(rivals):
         refused = tokens[rivals[nodes.score[rivals].argmax()]]
     times = {
-        "draft": done.draft_ms,
-        "policy": done.policy_ms,
-        "verify": done.verify_ms,
-        "rest": done.commit_ms + done.host_ms,
+        "draft": cycle.draft_ms,
+        "policy": cycle.policy_ms,
+        "verify": cycle.verify_ms,
+        "rest": cycle.commit_ms + cycle.host_ms,
     }
     return Snapshot(
         position=position,
-        context_tok=done.context_tok,
-        tree=(done.verify_nodes + 1, done.expansions, done.top_k),
+        context_tok=cycle.context_tok,
+        tree=(cycle.verify_nodes + 1, cycle.expansions, cycle.top_k),
         token=tokens,
         parent=tuple(nodes.parent.tolist()),
         score=tuple(nodes.score.tolist()),
@@ -483,53 +466,42 @@ def _snapshot(
         refused=refused,
         asked=tuple(watched.asked),
         times=times,
-        kept_tok=done.kept_tok,
+        kept_tok=cycle.kept_tok,
     )
 
 
-def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[_Nodes, str]:
+def _pool(recording: Recording, row: int, cycle: Cycle, plan: Plan) -> tuple[_Nodes, str]:
     """All drafted nodes, and a note; the accepted path alone if no more is known."""
     trace = recording.trace
-    top_k = done.top_k
-    root = trace.text[row, :1].astype(np.int64)
-    root_score = np.zeros(1, np.float32)
-    # 1. nothing was drafted
-    if not top_k:
-        note = "a plain step: nothing was drafted"
-        return _Nodes(root, np.array([-1]), root_score), note
-    # 2. a flat tree: the widest trees hold the root's best children of all
-    flat = plan.flat_nodes if done.expansions == 0 else 0
+    top_k = cycle.top_k
+    flat = plan.flat_nodes if cycle.expansions == 0 else 0
     widest = recording.top_ks[-1]
-    if flat and flat <= widest:
-        trees = trace.trees(widest)
-        ids = np.concatenate((root, trees.tokens[row, :flat]))
-        score = np.concatenate((root_score, trees.scores[row, :flat]))
-        return _Nodes(ids, np.array([-1] + [0] * flat), score), ""
-    # 3. a tree that was not kept
-    if top_k not in recording.top_ks or plan.beam or flat:
-        path = trace.text[row, : 1 + done.accepted_tok].astype(np.int64)
-        shape = f"a tree of k = {top_k} and this beam"
-        if flat:
-            shape = f"the root's {flat} best children"
-        note = f"{shape}: not kept in the recording, only the accepted path is drawn"
+    path = trace.text[row, : 1 + cycle.accepted_tok].astype(np.int64)
+    # 1. no drafted nodes, or those of a tree that was not kept
+    kept = flat <= widest if flat else top_k in recording.top_ks and not plan.beam
+    if not top_k or not kept:
+        note = "this tree is not kept in the recording, only the accepted path is drawn"
+        if not top_k:
+            note = "a plain step: nothing was drafted"
         return _Nodes(path, np.arange(len(path)) - 1, np.zeros(len(path), np.float32)), note
-    # 4. the first expansions of a recorded tree
-    trees = trace.trees(top_k)
-    count = pool_size(done.expansions, top_k)
-    parent = [np.array([-1]), np.zeros(top_k, np.int64)]
+    # 2. a flat tree: the widest trees hold the root's best children of all
+    trees = trace.trees(widest if flat else top_k)
+    count = flat or pool_size(cycle.expansions, top_k)
+    ids = np.concatenate((path[:1], trees.tokens[row, :count]))
+    score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
+    # 3. the first expansions of a recorded tree
+    parent = [np.array([-1]), np.zeros(flat or top_k, np.int64)]
     start = 1
-    for level in range(done.expansions):
+    for level in range(cycle.expansions):
         parent.append(np.repeat(start + trees.beams[row, level].astype(np.int64), top_k))
         start = 1 + pool_size(level, top_k)
-    ids = np.concatenate((root, trees.tokens[row, :count]))
-    score = np.concatenate((root_score, trees.scores[row, :count]))
     return _Nodes(ids, np.concatenate(parent), score), ""
 
 
 def live_cycle(
     engine: Any,
     watched: Watched,
-    done: Cycle,
+    cycle: Cycle,
     position: int,
     kept: list[str],
     text: Callable[[int], str],
@@ -542,26 +514,13 @@ def live_cycle(
     tree = engine.tree
     verify_nodes = len(tree)
     # 1. the whole pool is shown where it is still there, otherwise the verified nodes
-    flat = plan.flat_nodes if done.expansions == 0 else 0
-    if isinstance(plan, TreeConfig) and done.top_k and not flat:
-        if engine.growing.candidates == done.candidates:
+    flat = plan.flat_nodes if cycle.expansions == 0 else 0
+    if isinstance(plan, TreeConfig) and cycle.top_k and not flat:
+        if engine.growing.candidates == cycle.candidates:
             tree = engine.growing.whole()
-            verify_nodes = done.verify_nodes
+            verify_nodes = cycle.verify_nodes
     nodes = _Nodes(*(part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)))
-    # 2. what was verified and accepted
-    verified = _best(nodes.score, verify_nodes)
     path = engine.tree.token[engine.path[1:]].cpu().numpy()
-    accepted = walk(nodes.ids, nodes.parent, verified, path)
-    # 3. ended by a stop token or the length, no bonus follows the path
-    bonus = kept[-1] if len(kept) == done.new_tok else None
-    return _snapshot(done, watched, position, nodes, verified, accepted, bonus, text)
-
-
-def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.ndarray) -> list[int]:
-    """Nodes of the verified tree with the tokens of `path`, from the root down."""
-    nodes = [0]
-    for token in path:
-        next_nodes = np.flatnonzero((parent == nodes[-1]) & verified & (ids == token))
-        assert len(next_nodes) == 1, "an accepted token must be a verified node, once"
-        nodes.append(int(next_nodes[0]))
-    return nodes
+    # 2. ended by a stop token or the length, no bonus follows the path
+    bonus = kept[-1] if len(kept) == cycle.new_tok else None
+    return _snapshot(cycle, watched, position, nodes, verify_nodes, path, bonus, text)

@@ -10,7 +10,6 @@ Both are look-ups, so a static tree is a walk over positions, and thousands of t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +47,9 @@ def static_grid(
     turns' column `by` if given.
 
     total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 within the pool,
-    and plain steps once, under the first depth and width. depths, top_ks: None means all recorded
-    ones. beams: of TreeConfig; None means BEAMS if a family was recorded. The column beam holds
-    them as text. A tree with more nodes than its pool is cut, as in the cycle. as_fast: whether the
-    costs cannot tell it from the fastest (of its value of `by`).
+    and plain steps once. depths, top_ks: None means all recorded ones. beams: of TreeConfig; None
+    means BEAMS if a family was recorded. A tree with more nodes than its pool is cut, as in the
+    cycle. as_fast: whether the costs cannot tell it from the fastest (of its value of `by`).
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -64,57 +62,63 @@ def static_grid(
     ([[4, 1], [8, 1]], True)
     """
     shapes, depths = recorded(trace, top_ks, depths, beams)
-    requested = None
+    totals = None
     if total_tokens is not None:
-        requested = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens"))
+        totals = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens"))
     tables = CostTables.of(trace, costs, shapes)
-    # 1. which turns belong to which group, [turns, groups]
-    names = ["all"]
-    group = np.zeros(len(trace.turns), dtype=int)
-    if by is not None:
-        group, unique = pd.factorize(
-            trace.turns[check_name("column of the turns", by, trace.turns)]
-        )
-        names = list(unique)
-    share = np.eye(len(names))[group]
-    plain_ms = tables.plain(trace) @ share
-    new_tok = trace.turns["positions"].to_numpy() @ share
-    # 2. all sizes of a depth and width walk at once
-    pairs = []
-    for shape in shapes:
-        for depth in depths:
-            if depth <= trace.depth_of(*shape):
-                pairs.append((shape, depth))
+    # 1. all sizes of a depth and width walk at once
     parts: list[pd.DataFrame] = []
-    for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
-        totals = requested
-        if totals is None:
-            offered = int(np.max(trace.candidates(top_k, depth, beam), initial=0))
-            most = min(trace.most_nodes, offered, pool_size(depth, top_k, beam))
+    for shape in tqdm(shapes, desc="static trees", delay=2, leave=False):
+        for depth in [depth for depth in depths if depth <= trace.depth_of(*shape)]:
+            part = _walks(trace, tables, shape, depth, totals, by)
             # plain steps once
-            totals = np.arange(2 if parts else 1, most + 2)
-        walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
-        cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)
-        part = pd.DataFrame({"total_tokens": np.repeat(totals, len(names))})
-        if by is not None:
-            part[by] = np.tile(np.array(names, dtype=object), len(totals))
-        part["depth"] = depth
-        part["top_k"] = top_k
-        part["beam"] = beam_text(beam)
-        part["new_tok"] = np.tile(new_tok, len(totals)).astype(int)
-        part["plain_ms"] = np.tile(plain_ms, len(totals))
-        part["cycles"] = cycles.astype(int)
-        part["cycle_tok"] = cycle_tok.astype(int)
-        part["time_ms"] = time_ms
-        parts.append(part)
-    # 3. rates, and which trees are as fast as the fastest
+            parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
+    # 2. rates, and which trees are as fast as the fastest
     table = with_rates(pd.concat(parts, ignore_index=True))
     least_ms = table["time_ms"].min()
+    labels = []
     if by is not None:
+        labels = [by]
         least_ms = table.groupby(by)["time_ms"].transform("min")
     table["as_fast"] = np.log(table["time_ms"] / least_ms) <= costs.uncertainty_frac
-    labels = [] if by is None else [by]
     return table[[*labels, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
+
+
+def _walks(
+    trace: Trace,
+    tables: CostTables,
+    shape: Shape,
+    depth: int,
+    totals: np.ndarray | None,
+    by: str | None,
+) -> pd.DataFrame:
+    """The sums of all sizes of one depth and width, per value of the turns' column `by`."""
+    if totals is None:
+        offered = int(np.max(trace.candidates(shape[0], depth, shape[1]), initial=0))
+        totals = np.arange(1, min(trace.most_nodes, offered, pool_size(depth, *shape)) + 2)
+    # 1. which turns belong to which group, [turns, groups]
+    group = np.zeros(len(trace.turns), dtype=int)
+    names = pd.Index(["all"])
+    if by is not None:
+        check_name("column of the turns", by, trace.turns)
+        group, names = pd.factorize(trace.turns[by])
+    share = np.eye(len(names))[group]
+    # 2. sums over the turns of each group
+    walked = _walk(trace, tables, shape, depth, totals - 1)
+    cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)
+    new_tok = trace.turns["positions"].to_numpy() @ share
+    part = pd.DataFrame({"total_tokens": np.repeat(totals, len(names))})
+    if by is not None:
+        part[by] = np.tile(np.array(names, dtype=object), len(totals))
+    part["depth"] = depth
+    part["top_k"] = shape[0]
+    part["beam"] = beam_text(shape[1])
+    part["new_tok"] = np.tile(new_tok, len(totals)).astype(int)
+    part["plain_ms"] = np.tile(tables.plain(trace) @ share, len(totals))
+    part["cycles"] = cycles.astype(int)
+    part["cycle_tok"] = cycle_tok.astype(int)
+    part["time_ms"] = time_ms
+    return part
 
 
 def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
@@ -172,9 +176,7 @@ def judged_shapes(trace: Trace, tree: TreeConfig) -> list[Shape]:
 def turn_table(
     trace: Trace, tables: CostTables, cycles: np.ndarray, cycle_tok: np.ndarray, time_ms: np.ndarray
 ) -> pd.DataFrame:
-    """One row per turn, with the columns of `Replayed.table` that do not depend on a policy's
-    questions.
-    """
+    """One row per turn, with the columns of `Replayed.table` that do not depend on questions."""
     table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
     table["new_tok"] = trace.turns["positions"].to_numpy()
     table["cycles"] = cycles
@@ -194,18 +196,13 @@ class CostTables:
 
     @classmethod
     def of(cls, trace: Trace, costs: CostModel, shapes: Sequence[Shape]) -> CostTables:
-        if not trace.turns["positions"].sum():
-            why = "the trace holds no position where a cycle could start"
-            raise SpecdecError(f"{why}; record some turns.")
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
         column = context_tok[:, None]
-        depths = np.arange(trace.depth + 1)
-        nodes = np.arange(trace.most_nodes + 1)
         draft = {}
         for top_k, beam in shapes:
-            drafted_ms = costs.draft_ms(top_k, depths, column, beam)
+            drafted_ms = costs.draft_ms(top_k, np.arange(trace.depth + 1), column, beam)
             draft[top_k, beam] = np.asarray(drafted_ms, float) + costs.rest_ms
-        verify = np.asarray(costs.verify_ms(nodes, column), float)
+        verify = np.asarray(costs.verify_ms(np.arange(trace.most_nodes + 1), column), float)
         assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
         step_ms = np.asarray(costs.step_ms(context_tok), float)
         return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
@@ -214,9 +211,9 @@ class CostTables:
         """Time of a cycle before it verifies, [R]: drafting and the fixed rest, or the rest alone
         where only copies are drafted.
         """
-        drafted_ms = self.draft[shape][self.where, depth]
-        copied_ms = self.plain_ms[self.where] - self.verify[self.where, 0]
-        return drafted_ms if trace.forwards else copied_ms
+        if trace.forwards:
+            return self.draft[shape][self.where, depth]
+        return self.plain_ms[self.where] - self.verify[self.where, 0]
 
     def plain(self, trace: Trace) -> np.ndarray:
         """Time of plain decoding per turn, [turns]."""
@@ -226,10 +223,9 @@ class CostTables:
 
 
 def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes if beyond
-    every recorded size.
+    """int [R, depth + 1]: ranks of the target's path after `depth` expansions, at most most_nodes.
 
-    With copies among the candidates, of the whole recorded path: it may be longer than the drafted
+    With copies among the candidates, of the recorded path, which may be longer than the drafted
     one.
     """
     ranks = trace.ranks[shape][:, depth]
@@ -239,43 +235,36 @@ def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
 def _walk(
     trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes,
-    computed together.
-    """
-    first = trace.turns["first"].to_numpy()
-    positions = trace.turns["positions"].to_numpy()
-    new_tok = gained_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
+    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes."""
+    # 1. what a cycle gains and costs before it verifies, at every row
+    new_tok = gained_tok(path_ranks(trace, shape, depth), sizes)  # [settings, R]
     draft_ms = tables.before_verification(trace, shape, depth)  # [R]
-    nodes = np.repeat(sizes, len(first))
-    offered = trace.candidates(shape[0], depth, shape[1])
-    offered = np.broadcast_to(offered, len(draft_ms))  # [R]
-    # start of a setting's new_tok
-    start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))
-    row = np.tile(first, len(sizes))  # one walk per setting and turn
-    end = row + np.tile(positions, len(sizes))
-    cycles = np.zeros(len(row), int)
-    time_ms = np.zeros(len(row))
-    walking = np.flatnonzero(row < end)
+    offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(draft_ms))
+    # 2. one walk per setting and turn
+    first = trace.turns["first"].to_numpy()
+    size = np.repeat(np.arange(len(sizes)), len(first))
+    begin = np.tile(first, len(sizes))
+    end = begin + np.tile(trace.turns["positions"].to_numpy(), len(sizes))
+    position = begin.copy()
+    cycles = np.zeros(len(position), int)
+    time_ms = np.zeros(len(position))
+    walking = np.flatnonzero(position < end)
     while len(walking):
-        here = row[walking]
-        verified = np.minimum(nodes[walking], offered[here])
-        drafted_ms = draft_ms[here] + tables.verify[tables.where[here], verified]
-        time_ms[walking] += np.where(
-            nodes[walking] > 0, drafted_ms, tables.plain_ms[tables.where[here]]
-        )
+        row = position[walking]
+        nodes = sizes[size[walking]]
+        context = tables.where[row]
+        drafted_ms = draft_ms[row] + tables.verify[context, np.minimum(nodes, offered[row])]
+        time_ms[walking] += np.where(nodes > 0, drafted_ms, tables.plain_ms[context])
         cycles[walking] += 1
-        here = here + new_tok[start[walking] + here]
-        row[walking] = here
-        walking = walking[here < end[walking]]
-    cycle_tok = row - np.tile(first, len(sizes))
+        position[walking] += new_tok[size[walking], row]
+        walking = walking[position[walking] < end[walking]]
     shape_of = len(sizes), -1
+    cycle_tok = position - begin
     return cycles.reshape(shape_of), cycle_tok.reshape(shape_of), time_ms.reshape(shape_of)
 
 
 def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """uint8 [settings, R]: new tokens of a cycle with a tree of that size, the bonus token
-    included.
-    """
+    """uint8 [settings, R]: new tokens of a cycle with a tree of that size, with the bonus token."""
     gained = np.zeros((int(sizes.max()) + 1, len(ranks)), dtype=np.uint8)
     gained[0] = 1
     for rank in ranks.T:  # a node of rank r is verified from V = r + 1 on
@@ -291,35 +280,31 @@ def recorded(
     unrecorded ones.
     """
     # 1. the widths and beams to try
-    top_ks_there = sorted(int(k) for k in trace.top_ks)
+    widths = set(trace.top_ks)
     tried_beams: Iterable[tuple[int, ...]] = ((),)
     if trace.family is not None:
+        widths |= set(range(1, trace.family.top_k + 1))
         tried_beams = BEAMS
-        if top_ks is None:
-            top_ks_there = sorted({*top_ks_there, *range(1, trace.family.top_k + 1)})
     if beams is not None:
         tried_beams = list(beams)
-    widths = top_ks_there if top_ks is None else within(top_ks, 1, 1 << 15, "top_ks")
-    tried = [(k, plain_beam(k, beam)) for k in widths for beam in tried_beams]
+    chosen = within(widths if top_ks is None else top_ks, 1, 1 << 15, "top_ks")
+    tried = [(top_k, plain_beam(top_k, beam)) for top_k in chosen for beam in tried_beams]
     # 2. those that were recorded; each width needs one, and each beam that was asked for
     shapes = [shape for shape in dict.fromkeys(tried) if trace.depth_of(*shape) >= 0]
-    missing: list[Any] = sorted({k for k, _ in tried} - {k for k, _ in shapes})
+    missing: set[Any] = {top_k for top_k, _ in tried} - {top_k for top_k, _ in shapes}
     if beams is not None and not missing:
-        missing = [shape for shape in tried if shape not in shapes]
+        missing = set(tried) - set(shapes)
     if missing:
-        why = f"top_k {missing} was not recorded, only {top_ks_there}"
+        why = f"top_k {sorted(missing)} was not recorded, only {sorted(widths)}"
         raise SpecdecError(f"{why}; ask for these or record again.")
     every_depth = range(trace.depth + 1)
     return shapes, within(every_depth if depths is None else depths, 0, trace.depth, "depths")
 
 
-def within(values: Iterable[Any], low: int, high: int, what: str) -> list[int]:
+def within(values: Iterable[int], low: int, high: int, what: str) -> list[int]:
     """Sorted distinct whole numbers; SpecdecError outside low to high."""
-    try:
-        numbers = sorted({operator.index(value) for value in values})
-    except TypeError:
-        numbers = []
+    numbers = sorted({int(value) for value in values})
     if not numbers or numbers[0] < low or numbers[-1] > high:
-        why = f"{what} must be whole numbers from {low} to {high}, as recorded, got {values!r}"
+        why = f"{what} must be whole numbers from {low} to {high}, as recorded, got {numbers!r}"
         raise SpecdecError(f"{why}; record again.")
     return numbers

@@ -37,12 +37,12 @@ SCHEMA = 1
 ADVICE = "record again"
 NEVER = np.iinfo(np.int16).max  # the rank of a node outside the pool
 ROOT_CANDIDATES = 64  # the root's children recorded beside the tree: RADAR's flat tree verifies 59
+Load = Callable[[Column], np.ndarray | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Trees:
-    """Whole candidate trees of R positions for one k, in creation order: k, then k * k per
-    expansion.
+    """Whole candidate trees of R positions for one k, in creation order.
 
     scores float32 [R, C], tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]:
     the flat indices, inside level i's candidates, of the nodes that expansion i expands.
@@ -56,13 +56,11 @@ class Trees:
 class Trace:
     """Positions of all turns, turn after turn: row r is one position where a cycle may start.
 
-    header: schema, key, pair, dtype, temperature, seed, depth, top_ks, most_nodes, position_limit.
-    turns: one row per turn: suite, prompt, turn, part, prompt_tok, kept_tok, first (row), positions
-    (kept_tok - 1).
-    columns: by Column, or by kind, arrays over positions; the rest is read by `load` on first use.
-    acceptance_distributions: RADAR's at some positions, (rows int64 [Q], float32 [Q, 8, 9]), or
-    None. Entry (q, a, j) is the probability at T = 1 that the tree after a + 1 draft calls has j
-    tokens accepted.
+    header: trace.json, see FORMAT.md. turns: one row per turn: suite, prompt, turn, part,
+    prompt_tok, kept_tok, first (row), positions (kept_tok - 1). columns: by Column, or by kind,
+    arrays over positions; the rest is read by `load` on first use. acceptance_distributions:
+    RADAR's at some positions, (rows int64 [Q], float32 [Q, 8, 9]), or None. Entry (q, a, j) is the
+    probability at T = 1 that the tree after a + 1 draft calls has j tokens accepted.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Trace:
         header: dict[str, Any],
         turns: pd.DataFrame,
         columns: Columns,
-        load: Callable[[Column], np.ndarray | None] | None = None,
+        load: Load | None = None,
         acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
         made: tuple[Any, ...] | None = None,
     ):
@@ -109,13 +107,11 @@ class Trace:
         column = Column(kind, top_k, beam, level)
         if column not in self._columns:
             array = self._load(column) if self._load is not None else None
-            if array is None and top_k:
+            if array is None and kind in ("ranks", "scores"):
                 array = self._of_family(column)
             if array is None:
-                trees = kind in ("scores", "tokens", "beams") and top_k
-                how = f" (--trees {top_k})" if trees else ""
                 why = f"the recording holds no {column.name}"
-                raise SpecdecError(f"{why}; record again with it{how}.")
+                raise SpecdecError(f"{why}; record again with it (--trees for whole trees).")
             self._columns[column] = array
         return self._columns[column]
 
@@ -161,9 +157,8 @@ class Trace:
         kind, top_k, beam, _ = column
         levels = self.depth_of(top_k, beam)
         recorded_alone = top_k in self.top_ks and not beam
-        if levels < 0 or recorded_alone or kind not in ("ranks", "scores"):
+        if levels < 0 or recorded_alone or self.family is None:
             return None
-        assert self.family is not None, "nothing else is as deep"
         scores, nodes = member(self.column, self.family, top_k, beam, levels)
         if kind == "scores":
             return scores
@@ -193,10 +188,9 @@ class Trace:
 
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""
-        check_recorded(self, top_k=top_k)
-        return Trees(
-            self.column("scores", top_k), self.column("tokens", top_k), self.column("beams", top_k)
-        )
+        check_recorded(self, top_k)
+        arrays = [self.column(kind, top_k) for kind in ("scores", "tokens", "beams")]
+        return Trees(*arrays)
 
     def accepted_tok(
         self, rows: Any, top_k: int, expansions: int, verify_nodes: int, beam: tuple[int, ...] = ()
@@ -221,17 +215,13 @@ class Trace:
         return np.isfinite(self.column("copied_scores")).sum(1)
 
     def select(self, mask: ArrayLike | None = None, part: str | None = None) -> Trace:
-        """The turns of a boolean mask, or of one part, as a trace of their own.
-
-        part: "train", "tune" or "test".
-        """
+        """The turns of a boolean mask, or of one part ("train", "tune" or "test"), as a trace."""
         if part is not None:
             mask = self.turns["part"].to_numpy() == part
         chosen = np.asarray(mask, dtype=bool)
         if not chosen.any():
-            parts = ", ".join(dict.fromkeys(self.turns["part"]))
-            where = f" of part {part!r}" if part is not None else ""
-            why = f"no recorded turn is left{where} (there are {parts})"
+            parts = ", ".join(self.turns["part"].unique())
+            why = f"no recorded turn is left (there are the parts {parts})"
             raise SpecdecError(f"{why}; record more prompts or take others.")
         rows = np.flatnonzero(np.repeat(chosen, self.turns["positions"]))
         distributions = self.acceptance_distributions
@@ -244,9 +234,8 @@ class Trace:
         def load(column: Column) -> np.ndarray:
             return self.column(*column)[rows]
 
-        turns = numbered(self.turns[chosen])
         made = Trace.select, (self, chosen)
-        return Trace(self.header, turns, columns, load, distributions, made)
+        return Trace(self.header, numbered(self.turns[chosen]), columns, load, distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
         """The recording restricted to the `ranges` at which a cost model was measured.
@@ -279,9 +268,8 @@ class Trace:
             return array
 
         header = {**self.header, "top_ks": top_ks, "depth": depth, "most_nodes": most_nodes}
-        columns = {"context_tok": self.context_tok}
         made = Trace.restrict, (self, ranges)
-        return Trace(header, self.turns, columns, cut, self.acceptance_distributions, made)
+        return Trace(header, self.turns, {}, cut, self.acceptance_distributions, made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,19 +289,13 @@ class _ByWidth:
 
 
 def check_recorded(
-    trace: Trace,
-    top_k: int | None = None,
-    expansions: int = 0,
-    verify_nodes: int = 0,
-    beam: tuple[int, ...] = (),
+    trace: Trace, top_k: int, expansions: int = 0, verify_nodes: int = 0, beam: tuple[int, ...] = ()
 ) -> None:
     """Refuse an answer that the recording cannot replay."""
-    deepest = trace.depth if top_k is None else trace.depth_of(top_k, beam)
+    deepest = trace.depth_of(top_k, beam)
     if deepest < 0:
-        tree = f"top_k={top_k} and beam={beam}" if beam else f"top_k={top_k}"
-        family = f" and the family {trace.family}" if trace.family else ""
-        why = f"{tree} was not recorded, only {trace.top_ks}{family}"
-        raise SpecdecError(f"{why}; record again with it.")
+        why = f"top_k={top_k} with beam={beam} was not recorded, only {trace.top_ks}"
+        raise SpecdecError(f"{why} and the family {trace.family}; record again with it.")
     if not 0 <= expansions <= deepest:
         why = f"such trees were recorded to depth {deepest}"
         raise SpecdecError(f"depth {expansions} was asked for, but {why}.")
@@ -331,7 +313,7 @@ def numbered(turns: pd.DataFrame) -> pd.DataFrame:
 def joined(traces: list[Trace], top_k: int) -> Trace:
     """Recordings of one pair as one, for one k and the smallest of their depths.
 
-    It holds ranks, scores and features.
+    It holds ranks, scores and, if all have them, features and the drafter's states.
     """
     if len({(trace.header["pair"], trace.header.get("weights")) for trace in traces}) > 1:
         why = "recordings of different pairs cannot be joined"
@@ -378,46 +360,33 @@ def path_ranks(
     index = np.arange(scores.shape[1])
     for j in range(levels):
         rows = np.flatnonzero(nodes[:, j] >= 0)
-        if not len(rows):
-            break
         node = nodes[rows, j, None]
-        others = scores[rows]
-        score = np.take_along_axis(others, node, 1)
-        better = (others > score) | ((others == score) & (index < node))
+        rivals = scores[rows]
+        score = np.take_along_axis(rivals, node, 1)
+        better = (rivals > score) | ((rivals == score) & (index < node))
         # better nodes of each level, summed up to the level
         counts = np.add.reduceat(better, [0, *ends[:-1]], axis=1, dtype=np.int32).cumsum(1)
         ranks[rows, j:, j] = np.minimum(counts[:, j:], NEVER - 1)
     return ranks
 
 
-def save_trace(
-    trace: Trace,
-    folder: Path,
-    leave_out: tuple[str, ...] = ("root_scores",),
-    family: bool = False,
-    **facts: Any,
-) -> Path:
-    """Write a trace, for instance a selection of turns, as a finished recording.
+def save_trace(trace: Trace, folder: Path) -> Path:
+    """Write a trace, for instance a selection of turns, as a finished recording for display.
 
-    leave_out: kinds of columns that are not written. family: with the family's trees. facts: more
-    for the header.
+    Left out: the root's scores, RADAR's distributions and the family.
     """
     folder = Path(folder)
     files = ["turns.parquet"]
     runs.write_table(folder / "turns.parquet", trace.turns.assign(piece=0))
-    header = {**trace.header, "lengths": 0, "columns": {}, **facts}
-    for table in ("positions", "trees", "family") if family else ("positions", "trees"):
-        columns = sorted(map(column_of, trace.header["columns"].get(table, ())))
-        columns = [column for column in columns if column.kind not in leave_out]
+    header = {**trace.header, "lengths": 0, "family": (), "columns": {}}
+    for table in ("positions", "trees"):
+        columns = sorted(map(column_of, trace.header["columns"][table]))
+        columns = [column for column in columns if column.kind != "root_scores"]
         header["columns"][table] = [column.stored for column in columns]
         if columns:
             files.append(f"{table}/part-00000.parquet")
             arrays = {column: trace.column(*column) for column in columns}
             write_columns(folder / files[-1], arrays)
-    if not family:
-        header["family"] = ()
-    if "tokens" in leave_out:
-        header["trees"] = ()
     return runs.write_json(folder / "trace.json", header, files).parent
 
 
@@ -438,6 +407,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     >>> bool((again.ranks[3] == trace.ranks[3]).all())
     True
     """
+    # 1. the header and the turns
     folder = recording_folder(folder)
     if not (folder / "trace.json").is_file():
         why = f"there is no finished recording in {folder} (no trace.json)"
@@ -448,9 +418,10 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         raise SpecdecError(f"{why}; record that pair.")
     turns = runs.read_table(stored.check_file(header, folder, "turns.parquet", ADVICE))
     shards = [f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
+    # 2. how a column is read from its table when it is needed
     tables = {}
-    for table, listed in header["columns"].items():
-        tables.update({column_of(entry): table for entry in listed})
+    for table, entries in header["columns"].items():
+        tables.update({column_of(entry): table for entry in entries})
 
     @functools.cache
     def checked_file(name: str) -> Path:
@@ -467,34 +438,25 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
             raise SpecdecError(f"{why}; {ADVICE}.")
         return array
 
+    # 3. RADAR's distributions, a file of their own
     distributions = None
     if (folder / "lengths.parquet").is_file():
         columns = read_columns(checked_file("lengths.parquet"))
         distributions = columns[Column("row")], columns[Column("distribution")]
-    made = _opened_again, (str(folder.resolve()), header["key"])
+    made = open_trace, (str(folder.resolve()),)
     return Trace(header, turns, {}, load, distributions, made)
 
 
 def recording_folder(folder: Path | str) -> Path:
     """The folder of a recording, which a recording.json may name."""
     place = runs.placed(folder)
-    named = place if place.suffix == ".json" else place / "recording.json"
-    if (place / "trace.json").is_file() or not named.is_file():
+    link = place if place.suffix == ".json" else place / "recording.json"
+    if (place / "trace.json").is_file() or not link.is_file():
         return place
-    record = stored.read_json(named)
+    record = stored.read_json(link)
     if "folder" in record:
         return runs.placed(record["folder"])
     # a notebook's run names the key of the recording's run
     for path in runs.home().glob(f"runs/*/*-{record['key'][:12]}/trace.json"):
         return path.parent
     return runs.placed(record["key"])
-
-
-@functools.lru_cache(maxsize=2)
-def _opened_again(folder: str, key: str) -> Trace:
-    """Reopen the recording in `folder` in another process. SpecdecError if it holds another one."""
-    trace = open_trace(folder)
-    if trace.header["key"] != key:
-        why = f"{folder} holds another recording here"
-        raise SpecdecError(f"{why}; let all machines see the same folder.")
-    return trace

@@ -94,7 +94,7 @@ def test_a_policy_learns_from_them_and_the_embedding_is_charged(tiny, recording,
         policy.observation_size == 384
         and replay(beside.select(part="test"), policy, round_costs()).tau >= 1
     )
-    with pytest.raises(SpecdecError, match="holds no embedding"):
+    with pytest.raises(SpecdecError, match="holds no text_state"):
         replay(recording.select(part="test"), policy, round_costs())
     lengths = []
     charged = variants._encoding(
