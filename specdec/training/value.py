@@ -383,8 +383,8 @@ def fit_model(
     with tempfile.TemporaryDirectory() as folder:  # it takes seconds, so it is not resumable
         run = TrainingRun(folder, {"steps": config.steps})
         run.stopped = lambda: best.misses >= PATIENCE
-        run.run(step, "acceptance model", shown=columns, progress=progress, leave=False)
-        curve = run.curve.table()
+        run.run(step, "acceptance model", shown=columns, progress=progress)
+        curve = run.table()
     # 3. the best weights
     if best.weights:
         best.load_into(net)
