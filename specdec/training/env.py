@@ -98,8 +98,8 @@ class ReplaySource:
 
 
 class LiveSource:
-    """Prompts decoded greedily by a pair, in random order. The pair stays in `inference` from the first turn
-    until `close`.
+    """Prompts decoded greedily by a pair, in random order. The pair stays in `inference` from the
+    first turn until `close`.
 
     policy_ms: time counted for an answer, since the measured time would include the trainer.
     """
