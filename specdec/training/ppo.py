@@ -245,9 +245,8 @@ class Rollouts:
             if not active:
                 break
             if decisions > PATIENCE * buffer.buffer_size:
-                why = (
-                    "most turns end before their first interval (with clear_buffer: before n_steps)"
-                )
+                why = "too few transitions to learn from: turns end before their first interval"
+                why = f"{why} (with clear_buffer: before n_steps)"
                 raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
             observations = np.stack([self.runners[column].observation for column in active])
             logits = action_logits(policy, self.scaled(observations))
@@ -318,8 +317,7 @@ class Outcome:
 
     rows: the finished cycles of its own turn. before: cycles of this turn before its first decision
     (a fixed first tree), given to that decision only; unknown, and empty, in the first turn of a
-    segment. first: it is the turn's first decision. ended: the turn ended with it; over: the
-    episode did.
+    segment. first: it is the turn's first decision. ended: the turn ended with it.
     """
 
     observation: np.ndarray
@@ -327,7 +325,6 @@ class Outcome:
     before: list[Cycle]
     first: bool
     ended: bool
-    over: bool = False
 
 
 # (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's
@@ -375,7 +372,7 @@ class EnvRunner:
         if self.credit is None:
             self.pending.append((action, observation, self.rows, over))
         else:
-            outcome = Outcome(observation, self.rows, self._before, self._first, ended, over)
+            outcome = Outcome(observation, self.rows, self._before, self._first, ended)
             for transition in self.credit(outcome):
                 self.pending.append((action, *transition))
         if ended:
