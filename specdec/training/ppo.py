@@ -45,7 +45,7 @@ from specdec.training.loop import (
 MAX_GRAD_NORM = 0.5  # stable-baselines3's default
 COUNTED = 2048  # decisions of the trained policy whose answers are counted, at most
 RATE_MEMORY = 0.8  # weight of earlier rollouts in the throughput of "lagrangian"
-PATIENCE = 100  # decisions per transition before training gives up
+PATIENCE = 500  # decisions without a transition before training gives up
 # The part of a finished cycle that a learner of each kind has decided.
 DECIDED = {
     PLAN: ("verify_nodes", "expansions", "top_k"),
@@ -240,20 +240,22 @@ class Rollouts:
         for column, runner in enumerate(self.runners):
             runner.filled = 0
             self._take(runner, column, buffer, reward)
-        for decisions in itertools.count():
-            active = [n for n, r in enumerate(self.runners) if r.filled < buffer.buffer_size]
-            if not active:
-                break
-            if decisions > PATIENCE * buffer.buffer_size:
-                why = "too few transitions to learn from: turns end before their first interval"
-                why = f"{why} (with clear_buffer: before n_steps)"
-                raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
+        most = 0
+        idle = 0
+        while active := [n for n, r in enumerate(self.runners) if r.filled < buffer.buffer_size]:
             observations = np.stack([self.runners[column].observation for column in active])
             logits = action_logits(policy, self.scaled(observations))
             for column, row in zip(active, logits, strict=True):
                 runner = self.runners[column]
                 finished += runner.step(runner.draw(row))
                 self._take(runner, column, buffer, reward)
+            filled = sum(runner.filled for runner in self.runners)
+            idle = 0 if filled > most else idle + 1
+            most = max(most, filled)
+            if idle > PATIENCE:
+                why = "too few transitions to learn from: turns end before their first interval"
+                why = f"{why} (with clear_buffer: before n_steps)"
+                raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
         buffer.pos = buffer.buffer_size
         buffer.full = True
         # 2. what the networks say of them
