@@ -84,12 +84,11 @@ class _Course:
         config = self.config
         # 1. what the policy will say of its training
         prompts = self.replayed.trace.turns.groupby(["suite", "prompt"], sort=False)
+        counts = {"decisions": self.decisions, "questions": prompts.ngroups}
         trained_for = {
             "preset": config.name,
             "config": dataclasses.asdict(config),
-            "deviations": deviations_of(
-                config, decisions=self.decisions, questions=prompts.ngroups
-            ),
+            "deviations": deviations_of(config, **counts),
             "pair": self.trace.header["pair"],
             "costs": self.costs.name,
             **(facts or {}),

@@ -71,9 +71,7 @@ class Best:
         self.weights = copy.deepcopy(weights)
         self.step = step
         self.misses = 0
-        self.score = -math.inf
-        if score is not None:
-            self.score = float(torch.tensor(score, dtype=self.dtype))
+        self.score = float(torch.tensor(-math.inf if score is None else score, dtype=self.dtype))
 
     def load_into(self, network: torch.nn.Module) -> torch.nn.Module:
         """The network, with the best weights."""
@@ -122,9 +120,10 @@ class TrainingRun:
                 path.unlink(missing_ok=True)
         settings = runs.plain(settings)
         self.plan = {"settings": settings, "last_step": settings["steps"], "finished": False}
-        if not self.plan_path.is_file():
+        if self.plan_path.is_file():
+            self.plan = runs.read_json(self.plan_path)
+        else:
             self._write_plan()
-        self.plan = runs.read_json(self.plan_path)
         if self.plan["settings"] != settings:
             why = f"{out_dir} holds a run with other settings; repeat them"
             raise SpecdecError(f"{why}, choose another folder, or pass resume=False to start over.")

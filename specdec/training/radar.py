@@ -9,9 +9,8 @@ computable, and sampling (as in the paper) is optional.
 
     sum over a of P(stop = a) (L(a) - rate * l(a))
 
-is ours; the paper rewards beta * L / l and -alpha per continue. Runs resume exactly, are evaluated
-on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk.
-(RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
+is ours; the paper rewards beta * L / l and -alpha per continue. (RADAR section 2.2, Eqs. 4-7;
+sheet sections 1 and 6.)
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Trains `policies.value.ValuePolicy` on a recording: exact targets for every answer, no
-exploration noise, no returns.
+"""Trains our controller on a recording: exact targets for every answer, no exploration noise.
 
 A recording holds accepted_tok of every (expansions, verify_nodes) at every position. So the
 acceptance model is fitted by regression on full information:
@@ -50,8 +49,8 @@ from specdec.training.loop import Best, descend
 
 # Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
 SCHEDULES = (
-    (("first_evaluation", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
-    (("continue_bonus_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
+    [{"first_evaluation": n, "stride": m} for n, m in itertools.product((0, 1, 2), (1, 2, 3))],
+    [{"continue_bonus_tok": bonus} for bonus in (-0.1, -0.05, 0.0, 0.05)],
 )
 DETOURS = 3  # replays per round that leave the policy's path at random
 ENSEMBLE = 3  # networks trained separately; one of the same size is distilled from their mean
@@ -199,15 +198,15 @@ def cycle_starts(
     Once unchanged, then `detours` times with detours. plans: those of every cycle; otherwise of
     cycles in which a tree's size is asked for.
     """
-    rows = []
-    histories = []
+    rows: list[int] = []
+    histories: list[np.ndarray] = []
     for number in range(detours + 1):
         frac = 0.25 if number else 0.0
         recorder = _StartRecorder(policy, frac, seed + number, plans)
         replay(trace, recorder, costs)
-        rows.append(recorder.rows)
-        histories.append(np.stack(recorder.histories))
-    return np.concatenate(rows), np.concatenate(histories)
+        rows += recorder.rows
+        histories += recorder.histories
+    return np.array(rows), np.stack(histories)
 
 
 class Examples:
@@ -287,7 +286,8 @@ class Net(nn.Module):
         self, config: ValueConfig, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool
     ):
         super().__init__()
-        self.config, self.use_probe = config, probe
+        self.config = config
+        self.use_probe = probe
         names = ("input_mean", "input_deviation", "feature_mean", "feature_deviation")
         for name, value in zip(names, (*inputs, *features), strict=True):
             self.register_buffer(name, torch.from_numpy(value))
@@ -350,7 +350,7 @@ def fit_model(
         net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
-    best = Best(net)
+    best = Best()
     exam = []
     for level in range(levels):
         batch = held_out.batch(held_out.sample(1500), level)
@@ -410,15 +410,15 @@ def fit_ensemble(
     curves = []
     members = []
     for number in range(ENSEMBLE):
-        training, held_out = examples.split(HELD_OUT_FRAC, seed % 100 + number)
-        arrays, curve = fit_model(training, held_out, config, seed + number, progress, None)
+        sides = examples.split(HELD_OUT_FRAC, seed % 100 + number)
+        arrays, curve = fit_model(*sides, config, seed + number, progress)
         members.append(arrays)
         curves.append(curve.assign(member=str(number)))
     network = AcceptanceModel(averaged(members), *shape)
     if distil:
         gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
-        training, held_out = examples.split(HELD_OUT_FRAC, seed % 100 + ENSEMBLE)
-        arrays, curve = fit_model(training, held_out, gentle, seed + ENSEMBLE, progress, network)
+        sides = examples.split(HELD_OUT_FRAC, seed % 100 + ENSEMBLE)
+        arrays, curve = fit_model(*sides, gentle, seed + ENSEMBLE, progress, network)
         network = AcceptanceModel(arrays, *shape)
         curves.append(curve.assign(member="distilled"))
     return network, pd.concat(curves, ignore_index=True)
@@ -513,12 +513,8 @@ def tune_schedule(
     policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0
 ) -> ValuePolicy:
     """The policy with the settings of SCHEDULES that are fastest on `trace`, one by one."""
-    for names, values in SCHEDULES:
-        candidates = []
-        times = []
-        for value in values:
-            candidate = policy.with_settings(**dict(zip(names, value, strict=True)))
-            candidates.append(candidate)
-            times.append(ms_per_tok(candidate, trace, costs, policy_ms))
+    for choices in SCHEDULES:
+        candidates = [policy.with_settings(**choice) for choice in choices]
+        times = [ms_per_tok(candidate, trace, costs, policy_ms) for candidate in candidates]
         policy = candidates[int(np.argmin(times))]
     return policy
