@@ -32,7 +32,7 @@ from specdec.training.controllers import (
     train_system,
 )
 from specdec.training.env import ReplaySource, Reward
-from specdec.training.ppo import Outcome, RunOptions, Task, train_policy
+from specdec.training.ppo import Outcome, RunOptions
 
 from experiments import sentences, texts
 
@@ -81,17 +81,6 @@ def test_ltd_from_its_configs(preset, tmp_path):
         replay(TRACE.select(part="test"), trained.rounds[name], COSTS)
     again = load_policy(tmp_path / "iter3-size" / "policy")
     assert again.trained_for["preset"] == preset and again.trained_for["round"] == "iter3"
-
-
-def test_a_later_round_continues_from_the_weights(tmp_path):
-    config = small_ltd("paper", rounds=ltd.ROUNDS[:2])
-    trained = train_ltd(TRACE, COSTS, config, out_dir=tmp_path, progress=False)
-    still = replace(config.size.ppo, learning_rate=0.0)
-    run = RunOptions(tmp_path / "on", start_from=tmp_path / "iter0-size", progress=False)
-    learner = config.size.policy(training=True)
-    continued = train_policy(learner, Task(ReplaySource(TRACE, COSTS)), still, run)
-    first = trained.rounds["iter0-size"].network
-    assert (continued.network.weights[0] == first.weights[0]).all()
 
 
 def test_the_fastest_checkpoint_is_kept(tmp_path):

@@ -337,6 +337,25 @@ def test_a_live_pair_teaches_what_its_recording_does(tmp_path):
     assert np.allclose(*weights, atol=1e-3) and np.abs(weights[0]).max() > 0
 
 
+def test_observations_are_normalised_by_the_moments_of_all_raw_ones():
+    config = replace(PPO, normalise_observations=True)
+    make = make_env(concat(), "turn")
+    model = build_ppo(lambda: make(0), config, 4, 0)
+    state = State(concat().observation_size)
+    rollouts = Rollouts(make, 4, Task(None), 0, 0)
+    raw = []
+    for steps in (0, 64):
+        row = ppo_module.iteration(model, rollouts, state, config, steps)
+        mean, deviation = rollouts.scale
+        raw.append(model.rollout_buffer.observations.reshape(-1, 8) * deviation + mean)
+        assert row["steps"] == steps + 64
+    assert np.abs(rollouts.scale[0] - raw[0].mean(0)).max() < 1e-5
+    mean, deviation = state.observations.scale()
+    rows = np.concatenate(raw)
+    assert mean == pytest.approx(rows.mean(0), abs=1e-5)
+    assert deviation == pytest.approx(rows.std(0), rel=1e-4)
+
+
 def test_the_rate_follows_the_throughput_above_the_floor(tmp_path):
     curves = []
     for floor in (0.01, 50.0):
