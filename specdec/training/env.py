@@ -225,7 +225,7 @@ class Env(gymnasium.Env):
                     ended = True
                     self._open_if_needed()
                 continue
-            # 2. who decides it
+            # 2. the answer: of a partner, of the learner now, or of its fixed rule
             if question.kind not in self.learner.asks:
                 answer = answer_of(self.others, question)
             elif self.learner.decides(question):

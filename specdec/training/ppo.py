@@ -52,6 +52,7 @@ DECIDED = {
     EXTEND: ("expansions",),
     SIZE: ("verify_nodes",),
 }
+SHOWN = ("reward", "entropy", "tok_per_ms")
 LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 
 
@@ -109,25 +110,20 @@ def train_policy(
     """Train `learner` and return it with its network.
 
     judge: score of the policy after each segment; the best is kept in place of the last. The same
-    call continues a stopped run and returns at once if it is finished. Warns if the policy
-    collapsed to a constant. SpecdecError for a folder with another run.
+    call continues a stopped run, and returns at once if it is finished.
     """
-    # 1. the run on disk
-    one_text = not isinstance(task.source, ReplaySource)
-    assert options.envs == 1 or not one_text, "one live source decodes one text at a time"
-    if ppo.n_steps % options.envs:
-        why = f"n_steps={ppo.n_steps} must divide among envs={options.envs}"
-        raise SpecdecError(f"{why}; choose a divisor.")
+    # 1. networks, running moments, and the run on disk
+    assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
     seed = options.seed
-    segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
-    settings = _settings(learner, task, ppo, options, judge is not None)
-    settings["steps"] = math.ceil(ppo.total_steps / segment_steps)
-    run = TrainingRun(options.out_dir, settings, options.resume, "curve")
-    # 2. networks and running moments: fresh, of the checkpoint, or of another run
     make_env = functools.partial(new_env, learner, task)
     model = build_ppo(lambda: make_env(seed), ppo, options.envs, seed)
     state = State(learner.observation_size)
     best = Best()
+    segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
+    settings = _settings(learner, task, ppo, options, judge is not None)
+    settings["steps"] = math.ceil(ppo.total_steps / segment_steps)
+    run = TrainingRun(options.out_dir, settings, options.resume, "curve")
+    # 2. they begin fresh, with those of another run, or where this one stopped
     optimizers = [model.policy.optimizer]
     if options.start_from is not None and not run.checkpoint.is_file():
         tensors = read_checkpoint(Path(options.start_from) / "checkpoint.safetensors")[1]
@@ -147,12 +143,10 @@ def train_policy(
         learner.network = export(model.policy, learner.activation, rollouts.scale)
         score = None if judge is None else float(judge(learner))
         run.rows[-1]["score"] = math.nan if score is None else score
-        arrays = learner.network.arrays()
-        best.consider({name: torch.from_numpy(array) for name, array in arrays.items()}, score)
+        best.consider(tensors_of(learner.network), score)
 
     label = f"{type(learner).__name__}, seed {seed}"
-    columns = ("reward", "entropy", "tok_per_ms")
-    run.run(segment, label, all_or_nothing=True, shown=columns, progress=options.progress)
+    run.run(segment, label, all_or_nothing=True, shown=SHOWN, progress=options.progress)
     # 4. the kept network and its answers
     arrays = {name: tensor.numpy() for name, tensor in best.weights.items()}
     learner.network = Network.from_arrays(arrays, learner.activation)
@@ -161,10 +155,10 @@ def train_policy(
     if not run.finished:
         results = count_answers(learner, make_env, ppo.total_steps, seed)
         results |= {"steps": ppo.total_steps, "elapsed_s": run.elapsed_s}
-        run.finish(**results, best_score=best.score if math.isfinite(best.score) else None)
-    results = run.plan["results"]
-    answer = f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])}"
-    warn_of_a_constant(answer, results["most_common_frac"])
+        run.finish(**results, best_score=None if judge is None else best.score)
+    answer = tuple(run.plan["results"]["most_common"])
+    answer = f"this {type(learner).__name__} gave the answer {answer}"
+    warn_of_a_constant(answer, run.plan["results"]["most_common_frac"])
     return learner
 
 
@@ -401,6 +395,9 @@ def new_env(learner: Learned, task: Task, seed: int) -> Env:
 
 def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     """stable-baselines3's PPO; its own environments only define shapes."""
+    if config.n_steps % envs:
+        why = f"n_steps={config.n_steps} must divide among envs={envs}"
+        raise SpecdecError(f"{why}; choose a divisor.")
     # imported only for training: it takes seconds
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -535,6 +532,10 @@ def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> di
         "most_common_frac": cycles / sum(counts.values()),
         "weights": _hash_of(learner.network),
     }
+
+
+def tensors_of(network: Network) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in network.arrays().items()}
 
 
 def _hash_of(network: Network) -> str:
