@@ -87,7 +87,7 @@ def carried(
         found[method.but(adapted=CARRIED)] = seeds
         if isinstance(seeds[0], ValuePolicy):
             found[method.but(adapted=REPRICED)] = [
-                reprice(policy, tune, costs, pair).policy for policy in seeds
+                reprice(policy, tune, costs, pair) for policy in seeds
             ]
     return found
 

@@ -294,7 +294,7 @@ def moved(
     the speed that is kept.
     """
     tune = ground.part("tune")
-    again = [reprice(policy, tune, costs, ground.pair).policy for policy in policies]
+    again = [reprice(policy, tune, costs, ground.pair) for policy in policies]
     turns = [
         turns_of(ground.part("test"), costs, name, some)
         for name, some in (("trained", there), ("re-priced", again))

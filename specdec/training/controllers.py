@@ -10,6 +10,7 @@ checkpoint part "tune"; "test" is left for evaluation.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -22,16 +23,19 @@ from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, warn
 from specdec.parallel import parallel
 from specdec.policies import ltd, resps
-from specdec.policies.base import L, Learned, changed, chose, deviations_of, named
+from specdec.policies.base import L, Learned, PPOConfig, changed, chose, deviations_of, named
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
+from specdec.replays.trace import Trace
 from specdec.training import radar, value
-from specdec.training.env import ReplaySource, Reward
+from specdec.training.env import LiveSource, ReplaySource, Reward
 from specdec.training.ppo import Credit, Outcome, RunOptions, Task, train_policy
 
+SYSTEMS = ("resps", "ltd", "radar", "ours")
 # Rewards by their names in configs: kind, mean over cycles, and the unit of time in milliseconds.
 REWARDS = {
     "mean_of_ratios": ("ratio", True, 1e3),  # tokens per second, Re-SpS 1.4
@@ -43,32 +47,33 @@ REWARDS = {
 }
 
 
+@dataclasses.dataclass
 class _Course:
     """What the trainings of one config share. decisions: of all its trainings together."""
 
-    def __init__(self, config, trace, costs, policy_ms, source, seed, decisions: int, options):
-        self.config = config
-        self.trace = trace
-        self.costs = costs
-        self.policy_ms = policy_ms
-        turns = radar.training_turns(trace, config.prompts)
-        self.replayed = ReplaySource(turns, costs, policy_ms)
-        self.source = source or self.replayed
-        self.seed = seed
-        self.decisions = decisions
-        self.options = options
+    config: resps.RespsConfig | ltd.LtdConfig
+    trace: Trace
+    costs: CostModel
+    policy_ms: float
+    source: LiveSource | None
+    seed: int
+    decisions: int
+    options: dict
+
+    def __post_init__(self):
+        turns = radar.training_turns(self.trace, self.config.prompts)
+        self.replayed = ReplaySource(turns, self.costs, self.policy_ms)
 
     def learn(
         self,
         learner: L,
         decoding: L,
-        ppo,
+        ppo: PPOConfig,
         out_dir: Path,
-        constants,
-        *,
-        partner=None,
-        facts=None,
-        start_from=None,
+        constants: list[list[TreeConfig]],
+        partner: Learned | None = None,
+        start_from: Path | None = None,
+        facts: dict | None = None,
         **task,
     ) -> L:
         """Train `learner`. Returns `decoding` with its weights, also saved in out_dir/policy.
@@ -77,28 +82,25 @@ class _Course:
         task: fields of `ppo.Task`.
         """
         config = self.config
-        # 1. the reward, and the judge of checkpoints
-        reward = reward_of(config, self.replayed, constants)
-        judge = self._judge(decoding, partner) if config.select else None
-        # 2. what the policy will say of its training
+        # 1. what the policy will say of its training
         prompts = self.replayed.trace.turns.groupby(["suite", "prompt"], sort=False)
-        deviations = deviations_of(config, decisions=self.decisions, questions=prompts.ngroups)
+        counts = {"decisions": self.decisions, "questions": prompts.ngroups}
         trained_for = {
             "preset": config.name,
             "config": dataclasses.asdict(config),
-            "deviations": deviations,
+            "deviations": deviations_of(config, **counts),
             "pair": self.trace.header["pair"],
             "costs": self.costs.name,
             **(facts or {}),
         }
-        # 3. PPO
-        run = RunOptions(
-            out_dir, self.seed, start_from=start_from, trained_for=trained_for, **self.options
-        )
-        adapts = config.reward == "lagrangian"
-        described = Task(self.source, reward, adapt_rate=adapts, **task)
-        decoding.with_weights(train_policy(learner, described, ppo, run, judge))
-        # 4. the policy as it decodes
+        # 2. PPO
+        options = dict(self.options, start_from=start_from, trained_for=trained_for)
+        run = RunOptions(out_dir, self.seed, **options)
+        reward = reward_of(config, self.replayed, constants)
+        taught = Task(self.source or self.replayed, reward, **task)
+        judge = self._judge(decoding, partner) if config.select else None
+        decoding.with_weights(train_policy(learner, taught, ppo, run, judge))
+        # 3. the policy as it decodes
         chose(decoding, "weights", "train", f"recipe {config.name!r}, chosen before")
         if config.select:
             chose(decoding, "checkpoint", "tune")
@@ -107,9 +109,6 @@ class _Course:
 
     def _judge(self, decoding: Learned, partner: Learned | None):
         """Tokens per ms on part "tune" of the policy as it decodes, beside its partner."""
-        if "tune" not in set(self.trace.turns["part"]):
-            why = 'choosing a checkpoint needs turns of part "tune"'
-            raise SpecdecError(f"{why}; record some or set select=False.")
         tune = self.trace.select(part="tune")
 
         def speed(learned: Learned) -> float:
@@ -186,13 +185,11 @@ class LtdTrained:
     """What `train_ltd` returns.
 
     policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth": the policies
-    trained alone; "iter0", "iter1", ... the combined ones after each iteration. table: one row per
-    training, with its results.
+    trained alone; "iter0", "iter1", ... the combined ones after each iteration.
     """
 
     policy: Policy
     rounds: dict[str, Policy]
-    table: pd.DataFrame
 
 
 @runs.with_settings(RunOptions, without=("trained_for", "start_from"))
@@ -222,7 +219,6 @@ def train_ltd(
     latest: dict[str, Learned] = {}
     folders: dict[str, Path] = {}
     policies: dict[str, Policy] = {}
-    rows = []
     for round_ in config.rounds:
         kind = round_.learner
         folder = Path(out_dir) / f"{round_.name}-{kind}"
@@ -242,7 +238,7 @@ def train_ltd(
             folder,
             _constants(learner, partner is not None, at_random),
             start_from=folders.get(kind),
-            others=_random_depth(learner) if at_random else partner,
+            others=partial(_random_depth, learner) if at_random else partner,
             partner=partner,
             facts={"round": round_.name, "frozen": round_.frozen},
         )
@@ -251,20 +247,15 @@ def train_ltd(
         policies[folder.name] = latest[kind]
         if len(latest) == 2:
             policies[round_.name] = ltd.combine(latest["depth"], latest["size"])
-        rows.append({**round_._asdict(), **runs.read_json(folder / "plan.json")["results"]})
     for kind, policy in latest.items():
         policy.save(Path(out_dir) / "policy" / kind)
-    return LtdTrained(list(policies.values())[-1], policies, pd.DataFrame(rows))
+    return LtdTrained(list(policies.values())[-1], policies)
 
 
-def _random_depth(learner: ltd.SizePolicy):
+def _random_depth(learner: ltd.SizePolicy, seed: int) -> ltd.RandomDepth:
     """The partner while the size policy learns alone."""
     limits = learner.limits
-
-    def partner(seed: int) -> ltd.RandomDepth:
-        return ltd.RandomDepth(learner.depth, learner.top_k, limits.verify_nodes, seed, limits.beam)
-
-    return partner
+    return ltd.RandomDepth(learner.depth, learner.top_k, limits.verify_nodes, seed, limits.beam)
 
 
 def _constants(
@@ -278,19 +269,19 @@ def _constants(
     limits = learner.limits
     sizes = getattr(learner, "sizes", (learner.plan.verify_nodes,))
     depths = range(1, learner.depth + 1)
-    if isinstance(learner, ltd.SizePolicy) and not (beside or at_random):
+    if learner.kind == SIZE and not (beside or at_random):
         depths = [learner.plan.depth]
-    trees = []
+    constants = []
     for size in sizes:
-        row = []
+        trees = []
         for depth in depths:
             total = 1 + min(size, pool_size(depth, limits.top_k, limits.beam))
-            row.append(TreeConfig(total, depth, limits.top_k, beam=limits.beam))
-        trees.append(row)
-    if at_random:
-        return trees
-    distinct = dict.fromkeys(tree for row in trees for tree in row)
-    return [[tree] for tree in distinct]
+            trees.append(TreeConfig(total, depth, limits.top_k, beam=limits.beam))
+        if at_random:
+            constants.append(trees)
+        else:
+            constants.extend([tree] for tree in trees)
+    return constants
 
 
 def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -> Reward:
@@ -301,111 +292,105 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
     early.
     """
     kind, mean, unit_ms = REWARDS[check_name("reward", config.reward, REWARDS)]
+    laps = tuple(f"{part}_ms" for part in config.timed)
+    if kind != "lagrangian":
+        return Reward(kind, mean, laps, unit_ms)
+    # 1. kept tokens and milliseconds of a cycle of every tree; one grid for each shape
+    shapes: dict[tuple, dict[TreeConfig, None]] = {}
+    for tree in itertools.chain.from_iterable(constants):
+        shapes.setdefault((tree.depth, tree.top_k, tree.beam), {})[tree] = None
+    per_cycle: dict[TreeConfig, np.ndarray] = {}
+    for (depth, top_k, beam), trees in shapes.items():
+        totals = [tree.total_tokens for tree in trees]
+        table = static_grid(source.trace, source.costs, totals, (depth,), (top_k,), (beam,))
+        sums = table[["new_tok", "time_ms"]].to_numpy() / table[["cycles"]].to_numpy()
+        per_cycle.update(zip(trees, sums, strict=True))
+    # 2. the best mean of a constant's trees
     rate = 0.0
-    if kind == "lagrangian":
-        # 1. kept tokens and milliseconds of a cycle of every tree; one grid for each shape
-        shapes: dict[tuple, list[TreeConfig]] = {}
-        for tree in dict.fromkeys(tree for row in constants for tree in row):
-            shapes.setdefault((tree.depth, tree.top_k, tree.beam), []).append(tree)
-        per_cycle: dict[TreeConfig, np.ndarray] = {}
-        for (depth, top_k, beam), trees in shapes.items():
-            totals = [tree.total_tokens for tree in trees]
-            table = static_grid(source.trace, source.costs, totals, (depth,), (top_k,), (beam,))
-            sums = table[["new_tok", "time_ms"]].to_numpy() / table[["cycles"]].to_numpy()
-            per_cycle.update(zip(trees, sums, strict=True))
-        # 2. the best mean of a constant's trees
-        for row in constants:
-            tokens, ms = sum(per_cycle[tree] for tree in row)
-            rate = max(rate, float(tokens / ms) * unit_ms)
-    return Reward(kind, mean, tuple(f"{part}_ms" for part in config.timed), unit_ms, rate)
+    for row in constants:
+        tokens, ms = sum(per_cycle[tree] for tree in row)
+        rate = max(rate, float(tokens / ms) * unit_ms)
+    return Reward(kind, mean, laps, unit_ms, rate)
 
 
-@dataclasses.dataclass(frozen=True)
-class SystemConfig:
-    """How `train_system` trains a system.
+def train_system(
+    system: str,
+    trace: Trace,
+    costs: CostModel,
+    *,
+    out_dir: Path,
+    preset: str = "ours",
+    steps: int | None = None,
+    seed: int = 0,
+    paper: bool = False,
+    resume: bool = True,
+    variant: str = "max_entropy",
+    changes: dict | None = None,
+):
+    """Train "resps", "ltd", "radar" or "ours" on a recording; policies are written to out_dir.
 
     preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in
     place of the preset's. paper: LTD's decisions as in the paper. resume: False starts over.
     variant: of Re-SpS (`resps.VARIANTS`). changes: of the config, as in `changed`.
     """
-
-    preset: str = "ours"
-    steps: int | None = None
-    seed: int = 0
-    paper: bool = False
-    resume: bool = True
-    variant: str = "max_entropy"
-    changes: dict = dataclasses.field(default_factory=dict)
-
-
-@runs.with_settings(SystemConfig)
-def train_system(
-    system: str, trace, costs, config: SystemConfig | None = None, *, out_dir: Path, **settings
-):
-    """Train "resps", "ltd", "radar" or "ours" on a recording; policies are written to out_dir."""
-    how = runs.configured(config, SystemConfig, settings)
-    check_name("system", system, ("resps", "ltd", "radar", "ours"))
-    options = {"seed": how.seed, "out_dir": out_dir, "resume": how.resume}
-    # 1. the system's function, its configs, and where its training length stands
+    check_name("system", system, SYSTEMS)
+    options = {"seed": seed, "out_dir": out_dir, "resume": resume}
+    # 1. the system's function, its configs, and the fields with its training length
     if system == "resps":
         train, length = train_resps, ("ppo.total_steps",)
-        configs = named(how.variant, resps.VARIANTS, "Re-SpS's variants")
+        configs = named(variant, resps.VARIANTS, "Re-SpS's variants")
     elif system == "ltd":
         train, length = train_ltd, ("depth.ppo.total_steps", "size.ppo.total_steps")
-        configs = ltd.CONFIGS if how.paper else ltd.LAPTOP
+        configs = ltd.CONFIGS if paper else ltd.LAPTOP
     elif system == "radar":
         train, length, configs = radar.train_radar, ("epochs",), radar.CONFIGS
     else:
-        train, length, configs = value.train_recording, ("steps",), {how.preset: value.OURS}
+        train, length, configs = value.train_recording, ("steps",), {preset: value.OURS}
         options.pop("resume")  # it takes seconds
     # 2. the config, with this length, changed, and restricted to what was recorded
-    changes = dict.fromkeys(length, how.steps) if how.steps else {}
-    made = changed(named(how.preset, configs, system), {**changes, **how.changes})
+    lengths = dict.fromkeys(length, steps) if steps else {}
+    config = changed(named(preset, configs, system), {**lengths, **(changes or {})})
     if system == "resps":
-        made = recorded_grid(made, trace)
-    return train(trace, costs, made, **options)
+        config = recorded_grid(config, trace)
+    return train(trace, costs, config, **options)
 
 
-@runs.with_settings(SystemConfig, without=("seed",))
 def train_sweep(
     systems: Sequence[str],
-    trace,
-    costs,
+    trace: Trace,
+    costs: CostModel,
     seeds: Sequence[int] = (0,),
     *,
     out_dir: Path,
+    preset: str = "ours",
+    steps: int | None = None,
+    paper: bool = False,
     on: str | None = None,
     jobs: int | None = None,
-    **settings,
 ) -> pd.DataFrame:
     """Train every system with every seed: a row of system, seed, folder and seconds each.
 
-    Existing results stay. on, jobs: where, and how many at once (`parallel`). settings: of
-    `train_system`.
+    Existing results stay. preset, steps, paper: of `train_system`. on, jobs: where, and how many
+    at once (`parallel`).
     """
-    options = {"preset": "ours", "paper": False}
-    for name, setting in settings.items():
-        if setting is not None:
-            options[name] = setting
     parts = trace.turns[["prompt", "turn", "part"]].to_numpy().tolist()
+    shared = {"preset": preset, "steps": steps, "paper": paper}
     rows = []
     tasks = []
-    for system in systems:
-        for seed in seeds:
-            folder = Path(out_dir) / f"{system}-{seed}"
-            facts = {"system": system, "seed": seed, "costs": costs, **options}
-            key = runs.content_key(**facts, trace=trace.header.get("key"), turns=parts)
-            rows.append({"system": system, "seed": seed, "folder": str(folder)})
-            if runs.found(folder / "trained.json").get("key") != key:
-                how = {"seed": seed, **options}
-                tasks.append(partial(_train, system, trace, costs, folder, key, how))
+    for system, seed in itertools.product(systems, seeds):
+        folder = Path(out_dir) / f"{system}-{seed}"
+        facts = {"system": system, "seed": seed, "costs": costs, **shared}
+        key = runs.content_key(**facts, trace=trace.header.get("key"), turns=parts)
+        rows.append({"system": system, "seed": seed, "folder": str(folder)})
+        if runs.found(folder / "trained.json").get("key") != key:
+            tasks.append(partial(_train, system, trace, costs, folder, key, seed=seed, **shared))
     parallel(tasks, on, jobs, desc="trainings")
     for row in rows:
-        row["seconds"] = runs.found(Path(row["folder"]) / "trained.json")["seconds"]
-    return pd.DataFrame(rows, columns=["system", "seed", "folder", "seconds"])
+        row["seconds"] = runs.read_json(Path(row["folder"]) / "trained.json")["seconds"]
+    return pd.DataFrame(rows)
 
 
-def _train(system: str, trace, costs, folder: Path, key: str, options: dict) -> None:
+def _train(system: str, trace, costs, folder: Path, key: str, **options) -> None:
     """One training of `train_sweep`; one that was killed continues from its checkpoint."""
     began = time.perf_counter()
     train_system(system, trace, costs, out_dir=folder, **options)
@@ -413,7 +398,7 @@ def _train(system: str, trace, costs, folder: Path, key: str, options: dict) -> 
     runs.write_json(folder / "trained.json", {"key": key, "seconds": seconds})
 
 
-def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
+def recorded_grid(config: resps.RespsConfig, trace: Trace) -> resps.RespsConfig:
     """`config` restricted to the trees that the recording can replay; warns if any are dropped."""
     widths = tuple(k for k in config.widths if k in trace.top_ks)
     if not widths:
@@ -426,14 +411,9 @@ def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
     if not (widths and depths and totals):
         why = f"no tree of the preset {config.name!r} was recorded: depth {trace.depth}"
         raise SpecdecError(f"{why}, record deeper.")
-    grid = {"widths": widths, "depths": depths, "totals": totals}
-    grid["starter"] = (max(totals), max(depths), max(widths))
-    grid["first_tree"] = grid["starter"] if config.first_tree else None
-    restricted = changed(config, grid)
-    counts = []
-    for preset in (restricted, config):
-        trees = resps.valid_trees(preset.totals, preset.depths, preset.widths, preset.small)
-        counts.append(len(trees))
-    why = f"of the {counts[1]} trees of the preset {config.name!r} {counts[0]} are learned from"
-    warn(f"{why}, of the widths {widths}: the recording holds no others (record --top-ks).")
-    return restricted
+    starter = (max(totals), max(depths), max(widths))
+    grid = {"widths": widths, "depths": depths, "totals": totals, "starter": starter}
+    grid["first_tree"] = starter if config.first_tree else None
+    why = f"the grid of the preset {config.name!r} is cut to totals {totals}, depths {depths}"
+    warn(f"{why} and widths {widths}: the recording holds no others (record --top-ks).")
+    return changed(config, grid)

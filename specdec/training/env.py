@@ -3,7 +3,7 @@ frozen policies the rest.
 
 The environment does no decoding: it runs `cycle.cycle` to the next question that the learner
 decides, returns the learner's own observation, and turns the action into the learner's answer.
-Rewards are named and computed from finished cycles. Knows nothing about algorithms or networks.
+Rewards are computed from finished cycles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec.core.policy import Policy, largest
 from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, check_fields, check_name, check_number
+from specdec.errors import check_fields, check_name, check_number
 from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
@@ -84,7 +84,7 @@ class ReplaySource:
         self._open_turns = np.flatnonzero(trace.turns["positions"].to_numpy() > 0)
 
     def next(self, random: np.random.Generator, limits) -> ReplayEngine:
-        if self._engine is None or self._engine.limits != limits:
+        if self._engine is None:
             self._engine = ReplayEngine(self.trace, self.costs, limits, self.policy_ms)
         self._engine.open(int(random.choice(self._open_turns)))
         return self._engine
@@ -98,39 +98,27 @@ class ReplaySource:
 
 
 class LiveSource:
-    """Prompts decoded by a pair, in random order. The pair stays in `inference` from the first turn
-    until `close`.
+    """Prompts decoded greedily by a pair, in random order. The pair stays in `inference` from the
+    first turn until `close`.
 
     policy_ms: time counted for an answer, since the measured time would include the trainer.
     """
 
-    def __init__(
-        self,
-        pair,
-        prompts: list,
-        max_new_tokens: int = 128,
-        temperature=0.0,
-        seed: int = 0,
-        policy_ms=0.0,
-    ):
+    def __init__(self, pair, prompts: list, max_new_tokens: int = 128, policy_ms: float = 0.0):
         self.policy_ms = check_number("policy_ms", policy_ms)
+        assert prompts, "a live environment needs a prompt"
         self.pair = pair
         self.prompts = [pair.ids_of(prompt) for prompt in prompts]
-        if not self.prompts:
-            raise SpecdecError("a live environment needs at least one prompt.")
         self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
-        self.seed = seed
-        self._held = contextlib.ExitStack()
-        self._lent = False
+        self._held: contextlib.ExitStack | None = None
 
     def next(self, random: np.random.Generator, limits):
-        if not self._lent:
+        if self._held is None:
+            self._held = contextlib.ExitStack()
             self._held.enter_context(self.pair.inference())
-            self._lent = True
         number = int(random.integers(len(self.prompts)))
         prompt = torch.tensor(self.prompts[number], device=self.pair.target.device)
-        picker = Picker.from_settings(self.temperature, self.seed)
+        picker = Picker.from_settings(0.0, 0)
         stops = tuple(self.pair.stop_tokens)
         engine = LiveEngine(self.pair, prompt, self.max_new_tokens, limits, picker, stops)
         engine.prefill()
@@ -143,8 +131,9 @@ class LiveSource:
         return dataclasses.replace(row, policy_ms=policy_ms, total_ms=total_ms)
 
     def close(self) -> None:
-        self._held.close()
-        self._lent = False
+        if self._held is not None:
+            self._held.close()
+        self._held = None
 
 
 class Env(gymnasium.Env):
@@ -162,7 +151,7 @@ class Env(gymnasium.Env):
     def __init__(
         self,
         learner: Learned,
-        source,
+        source: ReplaySource | LiveSource,
         others: Policy | None = None,
         reward: Reward | None = None,
         episode="cycle",
@@ -170,30 +159,23 @@ class Env(gymnasium.Env):
         self.learner = learner
         self.others = others
         self.source = source
-        self.episode = check_name("episode", episode, EPISODES)
         self.reward = reward or Reward()
-        self.observation_space = gymnasium.spaces.Box(
-            -np.inf, np.inf, (learner.observation_size,), np.float32
-        )
+        self.episode = check_name("episode", episode, EPISODES)
+        size = (learner.observation_size,)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
         self.action_space = gymnasium.spaces.Discrete(learner.actions)
         self._policies = [learner] if others is None else [learner, others]
         self.limits = largest([policy.limits for policy in self._policies])
         self._asks = frozenset().union(*(policy.asks for policy in self._policies))
         self._engine = None
-        self._steps = None
+        self._steps = None  # of the cycle that has begun
         self._question = None
-        # of all finished cycles: their ratio is the throughput so far
-        self.tokens = 0
-        self.time_ms = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Advance to the next decision; options={"new_turn": True} starts another text. Returns
-        (observation, {}).
-        """
+    def reset(self, *, seed: int | None = None, options=None):
+        """Advance to the next decision, in another text with a seed. Returns (observation, {})."""
         super().reset(seed=seed)
-        if seed is not None or (options or {}).get("new_turn"):
+        if seed is not None or self._engine is None:
             self._engine = None
-        if self._question is None or self._engine is None:
             self._open_if_needed()
             self._advance(None)
         return self._observe(), {}
@@ -202,13 +184,10 @@ class Env(gymnasium.Env):
         """Answer the current question. info: `cycles`, the rows that finished since, and
         `turn_ended`.
         """
-        if self._question is None:
-            why = "the environment waits for reset()"
-            raise SpecdecError(f"{why}; an episode has ended or none has begun.")
         rows, ended = self._advance(self.learner.meaning(int(action), self._question))
         terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
-        reward = self.reward(rows)
-        return self._observe(), reward, terminated, False, {"cycles": rows, "turn_ended": ended}
+        info = {"cycles": rows, "turn_ended": ended}
+        return self._observe(), self.reward(rows), terminated, False, info
 
     def close(self) -> None:
         if self._steps is not None:
@@ -229,6 +208,7 @@ class Env(gymnasium.Env):
         rows: list[Cycle] = []
         ended = False
         while True:
+            # 1. to the cycle's next question, or its end
             try:
                 if self._steps is None:
                     self._steps = at_once(cycle(self._engine, self._asks, self.learner.plan))
@@ -241,12 +221,11 @@ class Env(gymnasium.Env):
                 self._steps = None
                 for policy in self._policies:
                     policy.observe(row)
-                self.tokens += row.kept_tok
-                self.time_ms += row.total_ms
                 if self._engine.finished:
                     ended = True
                     self._open_if_needed()
                 continue
+            # 2. the answer: of a partner, of the learner now, or of its fixed rule
             if question.kind not in self.learner.asks:
                 answer = self.others.answer(question)
             elif self.learner.decides(question):

@@ -48,43 +48,6 @@ def rate_factor(
     return factor * min(1.0, (last_step - step) / max(1.0, DECAY_FRAC * last_step))
 
 
-class Curve:
-    """Rows of a training: the newest in memory, others in <folder>/part-<first row>.parquet.
-
-    Saving writes only new rows, so that its cost does not grow.
-    """
-
-    def __init__(self, folder: Path):
-        self.shards = runs.Shards(Path(folder))
-        self.rows = 0
-        self.new: list[dict] = []
-
-    def add(self, row: dict) -> None:
-        self.new.append(row)
-        self.rows += 1
-
-    def save(self) -> None:
-        if self.new:
-            self.shards.write(self.rows - len(self.new), pd.DataFrame(self.new))
-        self.new = []
-
-    def cut(self, rows: int) -> None:
-        """Drop all rows after the first `rows`; they must end at a shard's end, or in memory."""
-        saved = self.rows - len(self.new)
-        self.new = self.new[: max(0, rows - saved)]
-        self.shards.drop(rows)
-        self.rows = rows
-
-    def table(self) -> pd.DataFrame:
-        """All rows, including those in memory."""
-        parts = []
-        if self.shards.done():
-            parts.append(self.shards.read())
-        if self.new or not parts:
-            parts.append(pd.DataFrame(self.new))
-        return pd.concat(parts, ignore_index=True)
-
-
 class Best:
     """The weights that scored highest so far; a part of a checkpoint.
 
@@ -108,9 +71,7 @@ class Best:
         self.weights = copy.deepcopy(weights)
         self.step = step
         self.misses = 0
-        self.score = -math.inf
-        if score is not None:
-            self.score = float(torch.tensor(score, dtype=self.dtype))
+        self.score = float(torch.tensor(-math.inf if score is None else score, dtype=self.dtype))
 
     def load_into(self, network: torch.nn.Module) -> torch.nn.Module:
         """The network, with the best weights."""
@@ -146,26 +107,23 @@ class TrainingRun:
         out_dir = Path(out_dir)
         self.plan_path = out_dir / "plan.json"
         self.checkpoint = out_dir / "checkpoint.safetensors"
-        self.curve = Curve(out_dir / curve)
+        self.curve = out_dir / f"{curve}.parquet"
+        self.rows: list[dict] = []  # of the curve
         self.parts: dict = {}
         self.optimizers: list = []
         # whether to end before the last step
         self.stopped: Callable[[], bool] = lambda: False
         self.step = 0
         self.elapsed_s = 0.0
-        self._saved_step = -1
-        # 1. a new plan
         if not resume:
-            self.curve.cut(0)
-            self.plan_path.unlink(missing_ok=True)
-            self.checkpoint.unlink(missing_ok=True)
+            for path in (self.plan_path, self.checkpoint, self.curve):
+                path.unlink(missing_ok=True)
         settings = runs.plain(settings)
         self.plan = {"settings": settings, "last_step": settings["steps"], "finished": False}
-        self.plan["sessions"] = []
-        if not self.plan_path.is_file():
+        if self.plan_path.is_file():
+            self.plan = runs.read_json(self.plan_path)
+        else:
             self._write_plan()
-        # 2. or the one that is there
-        self.plan = runs.read_json(self.plan_path)
         if self.plan["settings"] != settings:
             why = f"{out_dir} holds a run with other settings; repeat them"
             raise SpecdecError(f"{why}, choose another folder, or pass resume=False to start over.")
@@ -179,10 +137,7 @@ class TrainingRun:
 
     def table(self) -> pd.DataFrame:
         """The curve so far."""
-        if not self.finished:
-            return self.curve.table()
-        folder = self.curve.shards.folder
-        return runs.read_table(folder.with_name(f"{folder.name}.parquet"))
+        return pd.DataFrame(self.rows)
 
     def track(self, parts: dict, optimizers=()) -> None:
         """Define the parts of a checkpoint, and load the checkpoint if there is one.
@@ -192,17 +147,16 @@ class TrainingRun:
         """
         self.parts = parts
         self.optimizers = list(optimizers)
-        rows = 0
-        if self.checkpoint.is_file():
-            note, tensors = read_checkpoint(self.checkpoint)
-            restore(tensors, self.parts, self.optimizers)
-            self.step = int(note["step"])
-            self.elapsed_s = float(note["elapsed_s"])
-            rows = int(note["rows"])
-        if not self.finished:
-            self.curve.cut(rows)
-            self.plan["sessions"].append({"step": self.step, **machine.fingerprint()})
-            self._write_plan()
+        if not self.checkpoint.is_file():
+            return
+        note, tensors = read_checkpoint(self.checkpoint)
+        restore(tensors, self.parts, self.optimizers)
+        self.step = int(note["step"])
+        self.elapsed_s = float(note["elapsed_s"])
+        # a run that was killed between the two writes has rows beyond its checkpoint
+        count = int(note["rows"])
+        if count:
+            self.rows = runs.read_table(self.curve).head(count).to_dict("records")
 
     def end_at(self, step: int | None) -> None:
         """Fix the last step if neither steps nor minutes did so."""
@@ -221,73 +175,58 @@ class TrainingRun:
         save_s: float = 120.0,
         shown: tuple[str, ...] = ("loss", "accuracy_0", "accuracy_3"),
         progress: bool = True,
-        leave: bool = True,
     ) -> None:
         """Call step(number, rate factor) to the planned end. A returned row is added to the curve.
 
-        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: an
-        interrupted step leaves nothing behind, such as an epoch. save_s: seconds between two
-        checkpoints; 0: after every step. Ctrl-C saves too. leave: whether the progress bar stays
-        when the run ends.
+        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: for
+        long steps such as an epoch; a checkpoint follows each, and an interrupted one leaves
+        nothing on the disk. Otherwise a checkpoint follows every `save_s` seconds, and Ctrl-C.
         """
         if self.finished:
             return
         self._began_s = time.perf_counter() - self.elapsed_s
         saved_s = time.perf_counter()
-        bar = dict(desc=label, mininterval=2.0, disable=not progress, leave=leave)
-        self._bar = tqdm(initial=self.step, total=self.plan["last_step"], **bar)
-        self._columns = shown
-        try:
-            while not self._ended():
-                if all_or_nothing:
-                    row = self._all_or_nothing(step, factor)
-                else:
-                    row = self._step(step, factor)
-                if row is not None:
-                    self.add({"step": self.step, **row})
-                self.step += 1
-                self.elapsed_s = time.perf_counter() - self._began_s
-                self._bar.total = self.plan["last_step"]
-                self._bar.update()
-                if time.perf_counter() - saved_s >= save_s:
+        options = {"desc": label, "mininterval": 2.0, "disable": not progress}
+        with tqdm(initial=self.step, total=self.plan["last_step"], **options) as bar:
+            try:
+                while not self._ended():
+                    row = step(self.step, self._set_rates(factor))
+                    if row is not None:
+                        self.add({"step": self.step, **row})
+                    self.step += 1
+                    self.elapsed_s = time.perf_counter() - self._began_s
+                    if all_or_nothing or time.perf_counter() - saved_s >= save_s:
+                        self.save()
+                        saved_s = time.perf_counter()
+                    self._show(bar, shown)
+            except BaseException:
+                if not all_or_nothing:
                     self.save()
-                    saved_s = time.perf_counter()
-        finally:
-            self._bar.close()
-            self.save()
-            if self.curve.rows:
-                self.curve.shards.merge()
+                raise
+        self.save()
 
-    def _step(self, step: Callable, factor: Callable | None) -> dict | None:
+    def _set_rates(self, factor: Callable[[int, int | None], float] | None) -> float:
         if factor is None:
-            return step(self.step, 1.0)
+            return 1.0
         share = factor(self.step, self.plan["last_step"])
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = share * group["peak"]
-        return step(self.step, share)
+        return share
 
-    def _all_or_nothing(self, step: Callable, factor: Callable | None) -> dict | None:
-        tracked = [*self.parts.values(), *self.optimizers]
-        rows = self.curve.rows
-        before = [copy.deepcopy(part.state_dict()) for part in tracked]
-        try:
-            return self._step(step, factor)
-        except BaseException:
-            for part, state in zip(tracked, before, strict=True):
-                part.load_state_dict(state)
-            self.curve.cut(rows)
-            raise
+    def _show(self, bar: tqdm, columns: tuple[str, ...]) -> None:
+        row = self.rows[-1] if self.rows else {}
+        numbers = {name: f"{row[name]:.4g}" for name in columns if pd.notna(row.get(name))}
+        bar.set_postfix(numbers, refresh=False)
+        bar.total = self.plan["last_step"]
+        bar.update()
 
     def add(self, row: dict) -> None:
         """Add a row to the curve, with elapsed_s. Steps that make several rows call it."""
-        row = {**row, "elapsed_s": time.perf_counter() - self._began_s}
-        self.curve.add(row)
-        numbers = {name: f"{row[name]:.4g}" for name in self._columns if pd.notna(row.get(name))}
-        self._bar.set_postfix(numbers, refresh=False)
+        self.rows.append({**row, "elapsed_s": time.perf_counter() - self._began_s})
 
     def _ended(self) -> bool:
-        """True when the last step is done.
+        """Whether the last step is done.
 
         The end of a run on time is fixed when its constant part has used its share.
         """
@@ -300,13 +239,9 @@ class TrainingRun:
         return self.stopped() or (last_step is not None and self.step >= last_step)
 
     def save(self) -> None:
-        """Write the newest rows, then checkpoint.safetensors.
-
-        If it is killed in between, a run drops the extra rows.
-        """
-        if self._saved_step == self.step:
-            return
-        self.curve.save()
+        """Write the curve, then checkpoint.safetensors."""
+        if self.rows:
+            runs.write_table(self.curve, self.table())
         tensors = {}
         for name, part in self.parts.items():
             for key, tensor in part.state_dict().items():
@@ -317,13 +252,12 @@ class TrainingRun:
                     tensor = torch.as_tensor(value).contiguous()
                     tensors[f"optimizer.{number}.{index}.{key}"] = tensor
         note = {"format": FORMAT, "step": str(self.step), "elapsed_s": str(self.elapsed_s)}
-        note["rows"] = str(self.curve.rows)
+        note["rows"] = str(len(self.rows))
         with runs.atomic(self.checkpoint) as temporary:
             save_file(tensors, temporary, metadata=note)
-        self._saved_step = self.step
 
     def finish(self, **results) -> None:
-        """Mark the plan as finished, store `results` in it, and leave one table of the curve."""
+        """Mark the plan as finished and store `results` in it."""
         if self.finished:
             return
         self.plan["finished"] = True
@@ -331,7 +265,6 @@ class TrainingRun:
         self.plan["elapsed_s"] = self.elapsed_s
         self.plan["results"] = results
         self._write_plan()
-        self.curve.shards.drop(0)
 
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:
@@ -419,9 +352,3 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if machine.multiplies_bfloat16() else torch.float32
-
-
-# shim: goes when tests/training/test_drafter_runs.py no longer imports it
-def in_use(settings):
-    """The settings as they are."""
-    return settings

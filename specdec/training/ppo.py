@@ -1,14 +1,17 @@
-"""PPO for any learned policy: stable-baselines3's networks and updates, our rollouts, exact resume.
+"""PPO for any learned policy: our rollouts, stable-baselines3's networks and update, exact resume.
 
-A training consists of segments, with a checkpoint after each. A segment opens new environments on
-new turns and seeds all randomness with (seed, segment). So a killed run continues at its last
-segment and ends with the same weights, bit for bit on one machine. Every decision is credited with
-the cycles it led to.
+    repeat   1. act: the policy draws actions in several environments until the buffer is full
+             2. advantages: how much better than the critic's expectation did each action do?
+             3. update: a few epochs that make better actions likelier, with a clipped loss
+
+(Schulman et al. 2017.) `iteration` is these three steps. A training consists of segments of some
+iterations, with a checkpoint after each. A segment opens new environments on new turns and seeds
+all randomness with (seed, segment). So a killed run continues at its last segment and ends with
+the same weights, bit for bit on one machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -17,11 +20,11 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 
 from specdec import runs
@@ -40,10 +43,8 @@ from specdec.training.loop import (
 )
 
 MAX_GRAD_NORM = 0.5  # stable-baselines3's default
-# Decisions of the trained policy in the histogram of its answers; at most those it learned from.
-COUNTED = 2048
-# Weight of earlier rollouts in the reference throughput of "lagrangian".
-RATE_MEMORY = 0.8
+COUNTED = 2048  # decisions of the trained policy whose answers are counted, at most
+RATE_MEMORY = 0.8  # weight of earlier rollouts in the throughput of "lagrangian"
 PATIENCE = 500  # decisions without a transition before training gives up
 # The part of a finished cycle that a learner of each kind has decided.
 DECIDED = {
@@ -51,6 +52,7 @@ DECIDED = {
     EXTEND: ("expansions",),
     SIZE: ("verify_nodes",),
 }
+SHOWN = ("reward", "entropy", "tok_per_ms")
 LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 
 
@@ -58,21 +60,20 @@ LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explaine
 class Task:
     """A policy's training task.
 
-    source: a ReplaySource, a function that makes a source, or a LiveSource (then envs=1, and times
-    are not reproducible). reward: of the cycles a decision led to. episode: "cycle", "interval" or
-    "turn". others: a policy that answers the other kinds (each environment gets a copy), or
-    others(seed) -> policy. credit: the transitions of a decision (`Credit`), by default one each.
-    adapt_rate: with reward "lagrangian", use the throughput of recent rollouts (Dinkelbach's
-    iteration), at least reward.rate. reseed_each_turn: every turn draws the same random numbers.
-    clear_each_turn: a turn's end drops transitions that have not yet filled the buffer.
+    source: a ReplaySource, or a LiveSource (then envs=1, and times are not reproducible). reward:
+    of the cycles a decision led to; "lagrangian" is charged at the throughput of recent rollouts
+    (Dinkelbach's iteration), at least reward.rate. episode: "cycle", "interval" or "turn". others:
+    a policy that answers the other kinds (each environment gets a copy), or others(seed) -> policy.
+    credit: the transitions of a decision (`Credit`), by default one each. reseed_each_turn: every
+    turn draws the same random numbers. clear_each_turn: a turn's end drops transitions that have
+    not yet filled the buffer.
     """
 
-    source: object
+    source: ReplaySource | LiveSource
     reward: Reward = Reward()  # noqa: RUF009  frozen
     episode: str = "cycle"
     others: object = None
     credit: Credit | None = None
-    adapt_rate: bool = False
     reseed_each_turn: bool = False
     clear_each_turn: bool = False
 
@@ -108,63 +109,438 @@ def train_policy(
 ) -> Learned:
     """Train `learner` and return it with its network.
 
-    Writes curve.parquet and answers.parquet into options.out_dir. judge: score of the policy after
-    each segment; the best is kept in place of the last. The same call continues a stopped run and
-    returns at once if it is finished. Warns if the policy collapsed to a constant. SpecdecError
-    for a number of environments that does not fit, or a folder with another run.
+    judge: score of the policy after each segment; the best is kept in place of the last. The same
+    call continues a stopped run, and returns at once if it is finished.
     """
-    # 1. settings
-    many = isinstance(task.source, ReplaySource) or callable(task.source)
-    assert many or options.envs == 1, "one live source decodes one text at a time"
-    assert task.reward.kind != "lagrangian" or task.reward.rate > 0, "lagrangian needs rate"
-    assert ppo.activation == learner.activation, (ppo.activation, learner.activation)
-    if ppo.n_steps % options.envs:
-        why = f"n_steps={ppo.n_steps} must divide among envs={options.envs}"
-        raise SpecdecError(f"{why}; choose a divisor.")
+    # 1. networks, running moments, and the run on disk
+    assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
     seed = options.seed
+    make_env = functools.partial(new_env, learner, task)
+    model = build_ppo(lambda: make_env(seed), ppo, options.envs, seed)
+    state = State(learner.observation_size)
+    best = Best()
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = _settings(learner, task, ppo, options, judge is not None)
     settings["steps"] = math.ceil(ppo.total_steps / segment_steps)
-    # 2. environments, stable-baselines3's model, and the run on disk
-    make_env = functools.partial(_new_env, learner, task)
-    rollouts = Rollouts(make_env, options.envs, task)
-    model = build_ppo(lambda: make_env(seed), ppo, options.envs, seed)
-    state = State(learner)
     run = TrainingRun(options.out_dir, settings, options.resume, "curve")
-    model.attach(rollouts, task, state, run.add)
+    # 2. they begin fresh, with those of another run, or where this one stopped
     optimizers = [model.policy.optimizer]
     if options.start_from is not None and not run.checkpoint.is_file():
         tensors = read_checkpoint(Path(options.start_from) / "checkpoint.safetensors")[1]
         parts = {"policy": model.policy, "state.observations": state.observations}
         restore(tensors, parts, optimizers)
-    run.track({"policy": model.policy, "state": state}, optimizers)
-    model.num_timesteps = min(ppo.total_steps, run.step * segment_steps)
+    run.track({"policy": model.policy, "state": state, "best": best}, optimizers)
 
-    # 3. segments
+    # 3. segments of several iterations
     def segment(number: int, _) -> None:
+        first = number * segment_steps
+        end = min(first + segment_steps, ppo.total_steps)
         words = np.random.SeedSequence((seed, number + 1, 1)).generate_state(2)
-        steps = min(segment_steps, ppo.total_steps - model.num_timesteps)
-        with generators(*words.tolist()), rollouts.opened(seed, number):
-            model.learn(steps, log_interval=None, reset_num_timesteps=False)
+        with generators(*words.tolist()):
+            with closing(Rollouts(make_env, options.envs, task, seed, number)) as rollouts:
+                for steps in range(first, end, ppo.n_steps):
+                    run.add(iteration(model, rollouts, state, ppo, steps))
         learner.network = export(model.policy, learner.activation, rollouts.scale)
         score = None if judge is None else float(judge(learner))
-        run.curve.new[-1]["score"] = state.keep(learner.network, score)
+        run.rows[-1]["score"] = math.nan if score is None else score
+        best.consider(tensors_of(learner.network), score)
 
     label = f"{type(learner).__name__}, seed {seed}"
-    columns = ("reward", "entropy", "tok_per_ms")
-    run.run(segment, label, all_or_nothing=True, save_s=0, shown=columns, progress=options.progress)
+    run.run(segment, label, all_or_nothing=True, shown=SHOWN, progress=options.progress)
     # 4. the kept network and its answers
-    learner.network = state.network
-    facts = {"seed": seed, "steps": model.num_timesteps, "ppo": dataclasses.asdict(ppo)}
+    arrays = {name: tensor.numpy() for name, tensor in best.weights.items()}
+    learner.network = Network.from_arrays(arrays, learner.activation)
+    facts = {"seed": seed, "steps": ppo.total_steps, "ppo": dataclasses.asdict(ppo)}
     learner.trained_for = {**facts, **options.trained_for}
     if not run.finished:
-        results = _answers(learner, make_env, ppo.total_steps, seed, Path(options.out_dir))
+        results = count_answers(learner, make_env, ppo.total_steps, seed)
         results |= {"steps": ppo.total_steps, "elapsed_s": run.elapsed_s}
-        run.finish(**results, best_score=state.best_score)
-    results = run.plan["results"]
-    answer = f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])}"
-    warn_of_a_constant(answer, results["most_common_frac"])
+        run.finish(**results, best_score=None if judge is None else best.score)
+    answer = tuple(run.plan["results"]["most_common"])
+    answer = f"this {type(learner).__name__} gave the answer {answer}"
+    warn_of_a_constant(answer, run.plan["results"]["most_common_frac"])
     return learner
+
+
+def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps: int) -> dict:
+    """One iteration of PPO after `steps` decisions; returns its row of the curve."""
+    buffer = model.rollout_buffer
+    reward = rollouts.task.reward
+    # 1. act
+    if config.normalise_observations:
+        rollouts.scale = state.observations.scale()
+    if reward.kind == "lagrangian":
+        reward = dataclasses.replace(reward, rate=state.rate(reward.rate))
+    row = rollouts.fill(model.policy, buffer, reward)
+    row["rate"] = reward.rate
+    state.note_rate(row["new_tok"], row["time"])
+    # 2. advantages: A_t = sum over l of (gamma * lambda)^l delta_(t+l), where
+    # delta_t = r_t + gamma * V(s_(t+1)) - V(s_t); returns R_t = A_t + V(s_t)
+    if config.normalise_reward:
+        state.rewards.add(buffer.rewards.reshape(-1, 1))
+        buffer.rewards /= state.rewards.scale()[1]
+    buffer.compute_returns_and_advantage(*rollouts.following)
+    if config.normalise_observations:
+        mean, deviation = rollouts.scale
+        raw = buffer.observations.reshape(-1, len(mean)) * deviation + mean
+        state.observations.add(raw)
+    # 3. n_epochs over the buffer in random minibatches; with ratio = pi(a|s) / pi_old(a|s) the loss
+    # is -min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A)
+    # + vf_coef * (V(s) - R)^2 - ent_coef * entropy
+    reached = min(config.total_steps, steps + config.n_steps)
+    middle = (steps + reached) / 2  # of the whole training, for the learning rate
+    model._current_progress_remaining = 1.0 - middle / config.total_steps
+    with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
+        model.train()
+    row = {"steps": reached, **row}
+    row["tok_per_ms"] = row["new_tok"] / row["total_ms"]
+    for name in LOGGED:
+        row[name] = float(model.logger.name_to_value[f"train/{name}"])
+    return {**row, "score": math.nan}
+
+
+class Rollouts:
+    """Fills stable-baselines3's rollout buffer from `count` new environments.
+
+    make_env(seed) builds one. scale: (mean, deviation) of observations, or None. following: what
+    comes after the buffer's last row: the critic's values, and whether an episode begins.
+    """
+
+    def __init__(
+        self, make_env: Callable[[int], Env], count: int, task: Task, seed: int, segment: int
+    ):
+        self.task = task
+        self.scale: tuple[np.ndarray, np.ndarray] | None = None
+        self.following: tuple[torch.Tensor, np.ndarray]
+        self.runners: list[EnvRunner] = []
+        # the run's seed: the same draws in every turn of every environment
+        each_turn = seed if task.reseed_each_turn else None
+        for state in np.random.SeedSequence((seed, segment)).generate_state(count).tolist():
+            self.runners.append(EnvRunner(make_env(state), state, task.credit, each_turn))
+
+    def close(self) -> None:
+        for runner in self.runners:
+            runner.env.close()
+
+    def fill(self, policy, buffer, reward: Reward) -> dict:
+        """Collect until the buffer is full, with values and log-probabilities.
+
+        Returns reward and entropy (means), new_tok (those kept), total_ms and time (as in the
+        reward).
+        """
+        # 1. transitions; environments whose column is full wait
+        buffer.reset()
+        finished: list[Cycle] = []
+        for column, runner in enumerate(self.runners):
+            runner.filled = 0
+            self._take(runner, column, buffer, reward)
+        most = 0
+        idle = 0
+        while active := [n for n, r in enumerate(self.runners) if r.filled < buffer.buffer_size]:
+            observations = np.stack([self.runners[column].observation for column in active])
+            logits = action_logits(policy, self.scaled(observations))
+            for column, row in zip(active, logits, strict=True):
+                runner = self.runners[column]
+                finished += runner.step(runner.draw(row))
+                self._take(runner, column, buffer, reward)
+            filled = sum(runner.filled for runner in self.runners)
+            idle = 0 if filled > most else idle + 1
+            most = max(most, filled)
+            if idle > PATIENCE:
+                why = "too few transitions to learn from: turns end before their first interval"
+                why = f"{why} (with clear_buffer: before n_steps)"
+                raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
+        buffer.pos = buffer.buffer_size
+        buffer.full = True
+        # 2. what the networks say of them
+        entropy = self._evaluate(policy, buffer)
+        # 3. sums for the curve
+        spent = sum(getattr(row, lap) for row in finished for lap in reward.laps)
+        return {
+            "reward": float(buffer.rewards.mean()),
+            "entropy": entropy,
+            "new_tok": sum(row.kept_tok for row in finished),
+            "total_ms": sum(row.total_ms for row in finished),
+            "time": spent / reward.unit_ms,
+        }
+
+    def scaled(self, observations: np.ndarray) -> np.ndarray:
+        if self.scale is None:
+            return observations
+        return (observations - self.scale[0]) / self.scale[1]
+
+    def _take(self, runner: EnvRunner, column: int, buffer, reward: Reward) -> None:
+        """Move pending transitions into the runner's column, as far as there is room."""
+        while runner.pending and runner.filled < buffer.buffer_size:
+            transition = runner.pending.popleft()
+            if transition is None:
+                runner.starts = True
+                if self.task.clear_each_turn:
+                    runner.filled = 0
+                continue
+            action, observation, rows, done = transition
+            place = (runner.filled, column)
+            buffer.observations[place] = self.scaled(observation)
+            buffer.actions[place] = action
+            buffer.rewards[place] = reward(rows)
+            buffer.episode_starts[place] = runner.starts
+            runner.filled += 1
+            runner.starts = done
+        while runner.pending and runner.pending[0] is None:
+            runner.pending.popleft()
+            runner.starts = True
+
+    def _evaluate(self, policy, buffer) -> float:
+        """Values and log-probabilities of the buffer in one forward; returns the mean entropy."""
+        observations = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
+        actions = torch.from_numpy(buffer.actions.reshape(-1))
+        following = []
+        for runner in self.runners:
+            following.append(runner.pending[0][1] if runner.pending else runner.observation)
+        policy.set_training_mode(False)
+        with torch.no_grad():
+            values, log_probs, entropy = policy.evaluate_actions(observations, actions)
+            last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
+        buffer.values[:] = values.numpy().reshape(buffer.values.shape)
+        buffer.log_probs[:] = log_probs.numpy().reshape(buffer.log_probs.shape)
+        self.following = (last_values, np.array([runner.starts for runner in self.runners]))
+        return float(entropy.mean())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one decision.
+
+    rows: the finished cycles of its own turn. before: cycles of this turn before its first decision
+    (a fixed first tree), given to that decision only; unknown, and empty, in the first turn of a
+    segment. first: it is the turn's first decision. ended: the turn ended with it.
+    """
+
+    observation: np.ndarray
+    rows: list[Cycle]
+    before: list[Cycle]
+    first: bool
+    ended: bool
+
+
+# (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's
+# end without a transition still ends the episode of the previous one.
+Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
+
+
+class EnvRunner:
+    """One environment, its random numbers, and transitions that did not fit into the buffer yet.
+
+    credit: None for one transition per decision. each_turn: seed of the draws of every turn, or
+    None for continuing draws.
+    """
+
+    def __init__(self, env: Env, seed: int, credit: Credit | None, each_turn: int | None):
+        self.env = env
+        self.credit = credit
+        self.each_turn = each_turn
+        self.random = np.random.default_rng(seed if each_turn is None else each_turn)
+        self.observation = env.reset(seed=seed)[0]
+        # transitions (action, observation, cycles, done), and None where a turn ended
+        self.pending: deque = deque()
+        self.filled = 0  # rows of its column
+        self.starts = True  # whether the next row begins an episode
+        self.rows: list[Cycle] = []  # finished by the latest decision, of its turn
+        self._first = True
+        self._before: list[Cycle] = []
+
+    def draw(self, logits: np.ndarray) -> int:
+        """An action from softmax(logits)."""
+        return int((logits + self.random.gumbel(size=logits.shape)).argmax())
+
+    def step(self, action: int) -> list[Cycle]:
+        """Answer the current question and queue the transitions. Returns the finished cycles."""
+        observation = self.observation
+        self.observation, _, over, _, info = self.env.step(action)
+        cycles = info["cycles"]
+        ended = info["turn_ended"]
+        # 1. later cycles belong to another turn, and undecided turns to no decision
+        self.rows = cycles
+        if ended:
+            rest = itertools.takewhile(lambda row: row.cycle > 0, cycles[1:])
+            self.rows = [*cycles[:1], *rest]
+        # 2. transitions; an episode never continues into another turn
+        if self.credit is None:
+            self.pending.append((action, observation, self.rows, over))
+        else:
+            outcome = Outcome(observation, self.rows, self._before, self._first, ended)
+            for transition in self.credit(outcome):
+                self.pending.append((action, *transition))
+        if ended:
+            self.pending.append(None)
+            if self.each_turn is not None:
+                self.random = np.random.default_rng(self.each_turn)
+        # 3. the cycles of the new turn that precede its first decision
+        self._before = []
+        for row in cycles[len(self.rows) :]:
+            if row.cycle == 0:
+                self._before = []
+            self._before.append(row)
+        self._first = ended
+        return cycles
+
+
+def new_env(learner: Learned, task: Task, seed: int) -> Env:
+    source = task.source
+    if isinstance(source, ReplaySource):
+        source = ReplaySource(source.trace, source.costs, source.policy_ms)
+    others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
+    return Env(copy.deepcopy(learner), source, others, task.reward, task.episode)
+
+
+def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
+    """stable-baselines3's PPO; its own environments only define shapes."""
+    if config.n_steps % envs:
+        why = f"n_steps={config.n_steps} must divide among envs={envs}"
+        raise SpecdecError(f"{why}; choose a divisor.")
+    # imported only for training: it takes seconds
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.logger import Logger
+
+    activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
+    widths = {"pi": list(config.pi), "vf": list(config.vf)}
+    with generators(0):  # leaves the caller's random numbers alone
+        model = PPO(
+            "MlpPolicy",
+            make_vec_env(make_env, envs),
+            learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
+            n_steps=config.n_steps // envs,
+            batch_size=config.batch_size,
+            n_epochs=config.n_epochs,
+            clip_range=config.clip_range,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            ent_coef=config.ent_coef,
+            vf_coef=config.vf_coef,
+            max_grad_norm=MAX_GRAD_NORM,
+            policy_kwargs={"net_arch": widths, "activation_fn": activation},
+            seed=seed,
+            device="cpu",
+        )
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    return model
+
+
+def learning_rate(config: PPOConfig, progress: float) -> float:
+    """Linear warm-up from 0, then constant or linear to 0 at the end. progress: 0 to 1."""
+    if progress < config.warmup_frac:
+        return config.learning_rate * (progress / config.warmup_frac)
+    if not config.linear_decay:
+        return config.learning_rate
+    return config.learning_rate * ((1 - progress) / (1 - config.warmup_frac))
+
+
+def action_logits(policy, observations: np.ndarray) -> np.ndarray:
+    """float32 [B, actions] of a stable-baselines3 MlpPolicy for observations float32 [B, O]."""
+    inputs = torch.from_numpy(np.ascontiguousarray(observations))
+    with torch.no_grad():
+        return policy.action_net(policy.mlp_extractor.forward_actor(inputs)).numpy()
+
+
+def export(policy, activation: str, scale=None) -> Network:
+    """The actor of a stable-baselines3 MlpPolicy as a numpy Network.
+
+    scale (mean, deviation) moves into its first layer, so that it reads raw observations:
+    W / deviation and b - W (mean / deviation).
+    """
+    weights = []
+    biases = []
+    for layer in [*policy.mlp_extractor.policy_net, policy.action_net]:
+        if isinstance(layer, torch.nn.Linear):
+            weights.append(layer.weight.detach().double().numpy())
+            biases.append(layer.bias.detach().double().numpy())
+    if scale is not None:
+        weights[0] = weights[0] / scale[1]
+        biases[0] = biases[0] - weights[0] @ scale[0]
+    return Network(weights, biases, activation)
+
+
+class RunningMoments(torch.nn.Module):
+    """Mean and variance of `width` numbers over all rows so far, in float64."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(width, dtype=torch.float64))
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add rows [N, width] (Chan, Golub and LeVeque's merging of two sets)."""
+        rows = rows.astype(np.float64)
+        count = int(self.count)
+        total = count + len(rows)
+        before = self.mean.numpy()
+        mean = rows.mean(0)
+        apart = np.square(mean - before) * count * len(rows) / total
+        squares = self.squares.numpy() + np.square(rows - mean).sum(0) + apart
+        self.squares = torch.from_numpy(squares)
+        self.mean = torch.from_numpy(before + (mean - before) * len(rows) / total)
+        self.count = torch.tensor(total)
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation, float32 [width] each; 0 and 1 before any row; 1 for constants."""
+        variance = self.squares.numpy() / max(1, int(self.count))
+        deviation = np.where(variance > 1e-8, np.sqrt(variance), 1.0)
+        return self.mean.numpy().astype(np.float32), deviation.astype(np.float32)
+
+
+class State(torch.nn.Module):
+    """Running moments, and tokens and time of recent rollouts."""
+
+    def __init__(self, observation_size: int):
+        super().__init__()
+        self.observations = RunningMoments(observation_size)
+        self.rewards = RunningMoments(1)
+        self.register_buffer("rate_sums", torch.zeros(2, dtype=torch.float64))
+
+    def rate(self, least: float) -> float:
+        """Recent tokens per unit of time, but at least `least`, which a constant reaches."""
+        tokens, spent = self.rate_sums.tolist()
+        return max(least, tokens / spent) if spent else least
+
+    def note_rate(self, tokens: float, spent: float) -> None:
+        latest = torch.tensor([tokens, spent], dtype=torch.float64)
+        self.rate_sums = RATE_MEMORY * self.rate_sums + latest
+
+
+def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> dict:
+    """The trained policy's commonest answer and its speed on the training text."""
+    seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
+    runner = EnvRunner(make_env(seed), seed, None, None)
+    counts: Counter = Counter()
+    finished: list[Cycle] = []
+    decisions = 0
+    # a cycle may need more decisions than a very short training had
+    while decisions < min(COUNTED, total_steps) or not counts:
+        decisions += 1
+        finished += runner.step(int(learner.network(runner.observation).argmax()))
+        for row in runner.rows:
+            counts[tuple(getattr(row, name) for name in DECIDED[learner.kind])] += 1
+    runner.env.close()
+    answer, cycles = counts.most_common(1)[0]
+    tokens = sum(row.kept_tok for row in finished)
+    return {
+        "tok_per_ms": tokens / sum(row.total_ms for row in finished),
+        "answers": len(counts),
+        "most_common": list(answer),
+        "most_common_frac": cycles / sum(counts.values()),
+        "weights": _hash_of(learner.network),
+    }
+
+
+def tensors_of(network: Network) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in network.arrays().items()}
+
+
+def _hash_of(network: Network) -> str:
+    content = b"".join(array.tobytes() for array in network.arrays().values())
+    return hashlib.sha256(content).hexdigest()
 
 
 def _settings(
@@ -201,469 +577,9 @@ def _described(part):
         priced = {"costs": part.costs, "policy_ms": part.policy_ms}
         return runs.content_key(header=part.trace.header, turns=turns, **priced)
     if isinstance(part, LiveSource):
-        decoding = [part.max_new_tokens, part.temperature, part.seed, part.policy_ms]
+        decoding = [part.max_new_tokens, part.policy_ms]
         pair = describe_pair(part.pair)
         return runs.content_key(pair=pair, prompts=part.prompts, decoding=decoding)
     if isinstance(part, Learned):
-        weights = None if part.network is None else _hash_of(part.network)
-        return [type(part).__name__, part.settings(), weights]
+        return [type(part).__name__, part.settings(), _hash_of(part.network)]
     return getattr(part, "__qualname__", type(part).__name__)
-
-
-def _new_env(learner: Learned, task: Task, seed: int) -> Env:
-    source = task.source
-    if isinstance(source, ReplaySource):
-        source = ReplaySource(source.trace, source.costs, source.policy_ms)
-    elif callable(source):
-        source = source()
-    others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
-    return Env(copy.deepcopy(learner), source, others, task.reward, task.episode)
-
-
-def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: Path) -> dict:
-    """The trained policy's answers (also in answers.parquet) and its speed on the training text."""
-    seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
-    runner = EnvRunner(make_env(seed), 0, seed, each_alone, None)
-    columns = DECIDED[learner.kind]
-    counts: Counter = Counter()
-    tokens = 0
-    total_ms = 0.0
-    decisions = 0
-    # a cycle may need more decisions than a very short training had
-    while decisions < min(COUNTED, total_steps) or not counts:
-        decisions += 1
-        for row in runner.step(int(learner.network(runner.observation).argmax())):
-            tokens += row.kept_tok
-            total_ms += row.total_ms
-        for row in runner.outcome.rows:
-            counts[tuple(getattr(row, name) for name in columns)] += 1
-    runner.env.close()
-    answers = pd.DataFrame(list(counts), columns=columns).assign(cycles=list(counts.values()))
-    runs.write_table(out_dir / "answers.parquet", answers.sort_values("cycles", ascending=False))
-    answer, cycles = counts.most_common(1)[0]
-    return {
-        "tok_per_ms": tokens / total_ms,
-        "answers": len(counts),
-        "most_common": list(answer),
-        "most_common_frac": cycles / sum(counts.values()),
-        "weights": _hash_of(learner.network),
-    }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one decision.
-
-    rows: the finished cycles of its own turn. before: cycles of this turn before its first decision
-    (a fixed first tree), given to that decision only; unknown, and empty, in the first turn of a
-    segment. first: it is the turn's first decision. ended: the turn ended with it; over: the
-    episode did.
-    """
-
-    observation: np.ndarray
-    rows: list[Cycle]
-    before: list[Cycle]
-    first: bool
-    ended: bool
-    over: bool = False
-
-
-# (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's
-# end without a transition still ends the episode of the previous one.
-Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
-
-
-def each_alone(outcome: Outcome) -> list[tuple[np.ndarray, list[Cycle], bool]]:
-    """One transition per decision."""
-    return [(outcome.observation, outcome.rows, outcome.over)]
-
-
-class EnvRunner:
-    """One environment, its random numbers, and transitions that did not fit into the buffer yet.
-
-    column: its column of the buffer. each_turn: seed of the draws of every turn, or None for
-    continuing draws.
-    """
-
-    def __init__(self, env: Env, column: int, seed: int, credit: Credit, each_turn: int | None):
-        self.env = env
-        self.column = column
-        self.credit = credit
-        self.each_turn = each_turn
-        self.random = np.random.default_rng(seed if each_turn is None else each_turn)
-        self.observation = env.reset(seed=seed)[0]
-        self.pending: deque = deque()
-        self.starts = True
-        self.filled = 0
-        # decisions without a new row in the buffer, and the most rows it had
-        self.idle = 0
-        self.most = 0
-        self._first = True
-        self._before: list[Cycle] = []
-        self.outcome: Outcome | None = None  # of the latest step
-
-    def draw(self, logits: np.ndarray) -> int:
-        """An action from softmax(logits)."""
-        return int((logits + self.random.gumbel(size=logits.shape)).argmax())
-
-    def step(self, action: int) -> list[Cycle]:
-        """Answer the current question and queue the transitions. Returns the finished cycles."""
-        answered = self.observation
-        self.observation, _, over, _, info = self.env.step(action)
-        rows = info["cycles"]
-        ended = info["turn_ended"]
-        # 1. later cycles belong to another turn, and undecided turns to no decision
-        same_turn = rows
-        if ended:
-            same_turn = [*rows[:1], *itertools.takewhile(lambda row: row.cycle > 0, rows[1:])]
-        self.outcome = Outcome(answered, same_turn, self._before, self._first, ended, over)
-        for transition in self.credit(self.outcome):
-            self.pending.append((action, *transition))
-        # 2. the cycles of the new turn that precede its first decision
-        self._before = []
-        for row in rows[len(same_turn) :]:
-            if row.cycle == 0:
-                self._before = []
-            self._before.append(row)
-        # 3. an episode never continues into another turn
-        if ended:
-            self.pending.append(None)
-            if self.each_turn is not None:
-                self.random = np.random.default_rng(self.each_turn)
-        self._first = ended
-        return rows
-
-
-class Rollouts:
-    """Fills stable-baselines3's rollout buffer from `count` environments.
-
-    make_env(seed) builds one. scale: (mean, deviation) of observations, or None.
-    """
-
-    def __init__(self, make_env: Callable[[int], Env], count: int, task: Task):
-        self.make_env = make_env
-        self.count = count
-        self.task = task
-        self.runners: list[EnvRunner] = []
-        self.scale: tuple[np.ndarray, np.ndarray] | None = None
-
-    @contextlib.contextmanager
-    def opened(self, seed: int, segment: int):
-        """New environments for a segment, closed at the end of the block."""
-        states = np.random.SeedSequence((seed, segment)).generate_state(self.count)
-        credit = self.task.credit or each_alone
-        # the run's seed: the same draws in every turn of every environment
-        each_turn = seed if self.task.reseed_each_turn else None
-        for column, state in enumerate(states.tolist()):
-            runner = EnvRunner(self.make_env(state), column, state, credit, each_turn)
-            self.runners.append(runner)
-        try:
-            yield
-        finally:
-            for runner in self.runners:
-                runner.env.close()
-            self.runners = []
-
-    def scaled(self, observations: np.ndarray) -> np.ndarray:
-        if self.scale is None:
-            return observations
-        return (observations - self.scale[0]) / self.scale[1]
-
-    def fill(self, policy, buffer, reward: Reward) -> dict:
-        """Collect until the buffer is full, with values and log-probabilities.
-
-        `last` then holds what follows its last row. Returns reward and entropy (means), cycles,
-        new_tok (those kept), total_ms, time (as in the reward), and the actions.
-        """
-        # 1. transitions
-        buffer.reset()
-        for runner in self.runners:
-            runner.filled = 0
-            runner.most = 0
-            self._take(runner, buffer, reward)
-        finished: list[Cycle] = []
-        while active := [runner for runner in self.runners if runner.filled < buffer.buffer_size]:
-            observations = np.stack([runner.observation for runner in active])
-            logits = action_logits(policy, self.scaled(observations))
-            for runner, row in zip(active, logits, strict=True):
-                finished += runner.step(runner.draw(row))
-                self._take(runner, buffer, reward)
-                runner.idle = runner.idle + 1 if runner.filled <= runner.most else 0
-                runner.most = max(runner.most, runner.filled)
-                if runner.idle > PATIENCE:
-                    why = f"{PATIENCE} decisions gave no transition to learn from: every turn ends"
-                    why = f"{why} before its first interval"
-                    raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
-        buffer.pos = buffer.buffer_size
-        buffer.full = True
-        # 2. what they show
-        spent = sum(getattr(row, lap) for row in finished for lap in reward.laps)
-        actions = buffer.actions.astype(int).ravel()
-        return {
-            "reward": float(buffer.rewards.mean()),
-            "entropy": self._evaluate(policy, buffer),
-            "cycles": len(finished),
-            "new_tok": sum(row.kept_tok for row in finished),
-            "total_ms": sum(row.total_ms for row in finished),
-            "time": spent / reward.unit_ms,
-            "actions": np.bincount(actions, minlength=int(policy.action_space.n)).tolist(),
-        }
-
-    def _take(self, runner: EnvRunner, buffer, reward: Reward) -> None:
-        """Move pending transitions into the runner's column, as far as there is room."""
-        while runner.pending and runner.filled < buffer.buffer_size:
-            transition = runner.pending.popleft()
-            if transition is None:
-                runner.starts = True
-                if self.task.clear_each_turn:
-                    runner.filled = 0
-                continue
-            action, observation, rows, done = transition
-            place = (runner.filled, runner.column)
-            buffer.observations[place] = self.scaled(observation)
-            buffer.actions[place] = action
-            buffer.rewards[place] = reward(rows)
-            buffer.episode_starts[place] = runner.starts
-            runner.filled += 1
-            runner.starts = done
-        while runner.pending and runner.pending[0] is None:
-            runner.pending.popleft()
-            runner.starts = True
-
-    def _evaluate(self, policy, buffer) -> float:
-        """Values and log-probabilities of the buffer in one forward; returns the mean entropy."""
-        observations = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
-        actions = torch.from_numpy(buffer.actions.reshape(-1))
-        following = []
-        for runner in self.runners:
-            following.append(runner.pending[0][1] if runner.pending else runner.observation)
-        policy.set_training_mode(False)
-        with torch.no_grad():
-            values, log_probs, entropy = policy.evaluate_actions(observations, actions)
-            last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
-        buffer.values[:] = values.numpy().reshape(buffer.values.shape)
-        buffer.log_probs[:] = log_probs.numpy().reshape(buffer.log_probs.shape)
-        self.last = (last_values, np.array([runner.starts for runner in self.runners]))
-        return float(entropy.mean())
-
-
-def action_logits(policy, observations: np.ndarray) -> np.ndarray:
-    """float32 [B, actions] of a stable-baselines3 MlpPolicy for observations float32 [B, O]."""
-    inputs = torch.from_numpy(np.ascontiguousarray(observations))
-    with torch.no_grad():
-        return policy.action_net(policy.mlp_extractor.forward_actor(inputs)).numpy()
-
-
-class SegmentRollouts:
-    """Mixin for stable-baselines3's PPO: our rollouts, and a row of a curve per update.
-
-    A mixin, because the library is imported only for training (`build_ppo`).
-    """
-
-    def attach(
-        self, rollouts: Rollouts, task: Task, state: State, add_row: Callable[[dict], None]
-    ) -> None:
-        self.rollouts = rollouts
-        self.task = task
-        self.state = state
-        self.add_row = add_row
-        self._last_obs = ()  # otherwise `learn` resets environments that are never used
-
-    def collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps) -> bool:
-        state = self.state
-        config = self.config
-        reward = self.task.reward
-        # 1. the rollout
-        self.rollouts.scale = state.observations.scale() if config.normalise_observations else None
-        if self.task.adapt_rate:
-            reward = dataclasses.replace(reward, rate=state.rate(reward.rate))
-        self.row = self.rollouts.fill(self.policy, rollout_buffer, reward)
-        self.row["rate"] = reward.rate
-        state.note_rate(self.row["new_tok"], self.row["time"])
-        # 2. rewards and returns
-        if config.normalise_reward:
-            state.rewards.add(rollout_buffer.rewards.reshape(-1, 1))
-            rollout_buffer.rewards /= state.rewards.scale()[1]
-        rollout_buffer.compute_returns_and_advantage(*self.rollouts.last)
-        # 3. moments of the raw observations
-        if config.normalise_observations:
-            mean, deviation = self.rollouts.scale
-            rows = rollout_buffer.observations.reshape(-1, len(mean))
-            state.observations.add(rows * deviation + mean)
-        self._begun_at = self.num_timesteps
-        self.num_timesteps = min(config.total_steps, self.num_timesteps + config.n_steps)
-        return True
-
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        """Of the whole training, not of this segment, and at the rollout's middle."""
-        middle = (self._begun_at + num_timesteps) / 2
-        super()._update_current_progress_remaining(middle, self.config.total_steps)
-
-    def train(self) -> None:
-        with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
-            super().train()
-        row = {"steps": self.num_timesteps, **self.row}
-        row["tok_per_ms"] = row["new_tok"] / row["total_ms"]
-        for name in LOGGED:
-            row[name] = float(self.logger.name_to_value[f"train/{name}"])
-        self.add_row({**row, "score": math.nan})
-
-
-def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
-    """stable-baselines3's PPO with `SegmentRollouts`; its own environments only define shapes."""
-    # imported only for training: it takes seconds
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.logger import Logger
-
-    class SegmentPPO(SegmentRollouts, PPO):
-        """PPO, one segment per call of `learn`."""
-
-    activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
-    widths = {"pi": list(config.pi), "vf": list(config.vf)}
-    words = np.random.SeedSequence((seed, 0, 1)).generate_state(2)
-    with generators(*words.tolist()):
-        model = SegmentPPO(
-            "MlpPolicy",
-            make_vec_env(make_env, envs, seed),
-            learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
-            n_steps=config.n_steps // envs,
-            batch_size=config.batch_size,
-            n_epochs=config.n_epochs,
-            clip_range=config.clip_range,
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            ent_coef=config.ent_coef,
-            vf_coef=config.vf_coef,
-            max_grad_norm=MAX_GRAD_NORM,
-            policy_kwargs={"net_arch": widths, "activation_fn": activation},
-            seed=seed,
-            device="cpu",
-        )
-    model.config = config
-    model.set_logger(Logger(folder=None, output_formats=[]))
-    return model
-
-
-def learning_rate(config: PPOConfig, progress: float) -> float:
-    """Linear warm-up from 0, then constant or linear to 0 at the end. progress: 0 to 1."""
-    if progress < config.warmup_frac:
-        return config.learning_rate * (progress / config.warmup_frac)
-    if not config.linear_decay:
-        return config.learning_rate
-    return config.learning_rate * ((1 - progress) / (1 - config.warmup_frac))
-
-
-def export(policy, activation: str, scale=None) -> Network:
-    """The actor of a stable-baselines3 MlpPolicy as a numpy Network.
-
-    scale (mean, deviation) moves into its first layer, so that it reads raw observations:
-    W / deviation and b - W (mean / deviation).
-    """
-    layers = [*policy.mlp_extractor.policy_net, policy.action_net]
-    weights = []
-    biases = []
-    for layer in layers:
-        if isinstance(layer, torch.nn.Linear):
-            weights.append(layer.weight.detach().double().numpy())
-            biases.append(layer.bias.detach().double().numpy())
-    if scale is not None:
-        weights[0] = weights[0] / scale[1]
-        biases[0] = biases[0] - weights[0] @ scale[0]
-    return Network(weights, biases, activation)
-
-
-def _hash_of(network: Network) -> str:
-    content = b"".join(array.tobytes() for array in network.arrays().values())
-    return hashlib.sha256(content).hexdigest()
-
-
-class RunningMoments:
-    """Mean and variance of `width` numbers over all rows so far.
-
-    Unlike stable-baselines3's RunningMeanStd it starts at no rows, not at 0.0001 rows of mean 0
-    and variance 1.
-    """
-
-    def __init__(self, width: int):
-        self.count = 0
-        self.mean = np.zeros(width)
-        self.squares = np.zeros(width)
-
-    def add(self, rows: np.ndarray) -> None:
-        """Add rows [N, width] (Chan, Golub and LeVeque's merging of two sets)."""
-        rows = rows.astype(np.float64)
-        mean = rows.mean(0)
-        total = self.count + len(rows)
-        apart = np.square(mean - self.mean) * self.count * len(rows) / total
-        self.squares = self.squares + np.square(rows - mean).sum(0) + apart
-        self.mean = self.mean + (mean - self.mean) * len(rows) / total
-        self.count = total
-
-    def scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and deviation, float32 [width] each; 0 and 1 before any row; 1 for constants."""
-        variance = self.squares / max(1, self.count)
-        deviation = np.where(variance > 1e-8, np.sqrt(variance), 1.0)
-        return self.mean.astype(np.float32), deviation.astype(np.float32)
-
-    def state_dict(self) -> dict:
-        return {name: torch.tensor(value) for name, value in vars(self).items()}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.count = int(state["count"])
-        self.mean = state["mean"].numpy()
-        self.squares = state["squares"].numpy()
-
-
-class State:
-    """Running moments, the recent throughput, and the network to keep.
-
-    rate_sums: tokens and time of recent rollouts.
-    """
-
-    def __init__(self, learner: Learned):
-        self.observations = RunningMoments(learner.observation_size)
-        self.rewards = RunningMoments(1)
-        self.activation = learner.activation
-        self.rate_sums = [0.0, 0.0]
-        self.best = Best()
-
-    def rate(self, least: float) -> float:
-        """Recent tokens per unit of time, but at least `least`, which a constant reaches."""
-        tokens, spent = self.rate_sums
-        return max(least, tokens / spent) if spent else least
-
-    def note_rate(self, tokens: float, spent: float) -> None:
-        earlier_tokens, earlier = self.rate_sums
-        self.rate_sums = [RATE_MEMORY * earlier_tokens + tokens, RATE_MEMORY * earlier + spent]
-
-    def keep(self, network: Network, score: float | None) -> float:
-        """Keep the network if it is the best, or the newest without scores. The score, or NaN."""
-        weights = {name: torch.from_numpy(array) for name, array in network.arrays().items()}
-        self.best.consider(weights, score)
-        return math.nan if score is None else score
-
-    @property
-    def network(self) -> Network | None:
-        """The kept network."""
-        if not self.best.weights:
-            return None
-        arrays = {name: tensor.numpy() for name, tensor in self.best.weights.items()}
-        return Network.from_arrays(arrays, self.activation)
-
-    @property
-    def best_score(self) -> float | None:
-        return self.best.score if math.isfinite(self.best.score) else None
-
-    def state_dict(self) -> dict:
-        tensors = {"rate_sums": torch.tensor(self.rate_sums, dtype=torch.float64)}
-        for part in ("observations", "rewards", "best"):
-            for name, tensor in getattr(self, part).state_dict().items():
-                tensors[f"{part}.{name}"] = tensor
-        return tensors
-
-    def load_state_dict(self, tensors: dict) -> None:
-        restore(
-            tensors, {name: getattr(self, name) for name in ("observations", "rewards", "best")}
-        )
-        self.rate_sums = tensors["rate_sums"].tolist()

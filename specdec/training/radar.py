@@ -9,19 +9,17 @@ computable, and sampling (as in the paper) is optional.
 
     sum over a of P(stop = a) (L(a) - rate * l(a))
 
-is ours; the paper rewards beta * L / l and -alpha per continue. Runs resume exactly, are evaluated
-on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk.
-(RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
+is ours; the paper rewards beta * L / l and -alpha per continue. (RADAR section 2.2, Eqs. 4-7;
+sheet sections 1 and 6.)
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 import hashlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,7 +30,6 @@ from specdec import runs
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, warn
-from specdec.policies import radar as published
 from specdec.policies.base import chose, deviations_of, named
 from specdec.policies.radar import (
     ACTIONS,
@@ -44,28 +41,22 @@ from specdec.policies.radar import (
     STOP,
     RadarConfig,
     RadarPolicy,
+    best_scores,
 )
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
 
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
-VERIFY_NODES = 59
 TREE = TREES["eagle3"]  # RADAR's
 HELD_OUT_FRAC = 0.2  # of prompts or cycles (sheet 3)
 BETA_FACTOR = 10.0  # beta is so many times T_d + T_p (sheet 1)
 LAST_RATE = 1e-6  # of the cosine decay, as CLIP and DROPOUT from the code (sheet 1 [C])
 CLIP = 1.0
 DROPOUT = 0.1
-_ARRAYS = {
-    "scores": np.float32,
-    "distributions": np.float32,
-    "prompts": np.int32,
-    "context_tok": np.int32,
-}
 
 
-@dataclass(frozen=True)
+@dataclass
 class RadarData:
     """Q positions.
 
@@ -83,23 +74,18 @@ class RadarData:
     header: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        for name, dtype in _ARRAYS.items():
-            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype))
-        scores = self.scores
-        distributions = self.distributions
-        count = len(scores)
-        assert count and scores.shape == (count, STOPS, STATE), "shape"
-        assert distributions.shape == (count, STOPS, LENGTHS), "shape"
-        assert self.prompts.shape == self.context_tok.shape == (count,), "shape"
-        assert np.isfinite(scores).all(), "scores are finite"
-        assert (np.diff(scores, axis=-1) <= 0).all(), "scores are descending"
-        assert distributions.min() >= -0.01, "probabilities"
+        self.scores = np.ascontiguousarray(self.scores, dtype=np.float32)
+        self.prompts = np.ascontiguousarray(self.prompts, dtype=np.int32)
+        self.context_tok = np.ascontiguousarray(self.context_tok, dtype=np.int32)
+        distributions = np.ascontiguousarray(self.distributions, dtype=np.float32)
+        assert self.scores.shape == (len(self), STOPS, STATE), "shape"
+        assert distributions.shape == (len(self), STOPS, LENGTHS), "shape"
         assert np.abs(distributions.sum(-1) - 1).max() <= 0.02, "rows sum to 1"
         # a tree of a expansions accepts at most a + 1 tokens
         beyond = np.arange(LENGTHS) > np.arange(STOPS)[:, None] + 1
         assert np.abs(distributions[:, beyond]).max() <= 0.01, "at most a + 1 tokens"
         clipped = np.where(beyond, 0, distributions.clip(min=0))
-        object.__setattr__(self, "distributions", clipped / clipped.sum(-1, keepdims=True))
+        self.distributions = clipped / clipped.sum(-1, keepdims=True)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -112,19 +98,14 @@ class RadarData:
     @property
     def key(self) -> str:
         """A hash of every number: two data sets with the same key are equal."""
-        content = b"".join(getattr(self, name).tobytes() for name in _ARRAYS)
-        return hashlib.sha256(content).hexdigest()
-
-    def select(self, rows) -> RadarData:
-        """Only these rows (int or bool array)."""
-        return RadarData(*(getattr(self, name)[rows] for name in _ARRAYS), self.header)
+        arrays = (self.scores, self.distributions, self.prompts, self.context_tok)
+        return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
     def split(self, by: str = "prompt", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers for training and held out (HELD_OUT_FRAC of the prompts or cycles).
 
         by="prompt" keeps a prompt's rows together, "cycle" does not (RADAR).
         """
-        assert by in ("prompt", "cycle"), by
         unit = self.prompts if by == "prompt" else np.arange(len(self))
         units = np.unique(unit)
         count = round(HELD_OUT_FRAC * len(units))
@@ -150,6 +131,12 @@ def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
     return train
 
 
+def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
+    """The training rows of `trace` for `config`: part "train" of its suites."""
+    turns = training_turns(trace, config.prompts)
+    return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
+
+
 def from_trace(
     trace: Trace,
     *,
@@ -168,9 +155,9 @@ def from_trace(
     keeps all ten.
     """
     depth = trace.depth_of(tree.top_k, tree.beam)
-    if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
-        needed = f"trees of depth {DECISIONS} (recorded: {depth})"
-        raise SpecdecError(f"RADAR's data need {needed} and flat_nodes None or {VERIFY_NODES}.")
+    if depth < DECISIONS:
+        why = f"RADAR's data need trees of depth {DECISIONS}, and the recorded ones have {depth}"
+        raise SpecdecError(f"{why}; record deeper ones.")
     # 1. the positions and their distributions
     recorded = distributions_of(trace, exact, tree)
     if recorded is None:
@@ -190,41 +177,44 @@ def from_trace(
     start = 0
     for n in range(STOPS):
         end = pool_size(n, tree.top_k, tree.beam)
-        states.append(published.best_scores(scores[rows, start:end], tree=tree))
+        states.append(best_scores(scores[rows, start:end], tree=tree))
         start = end
     # 3. where they come from
     prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
     prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
     header = {name: trace.header.get(name) for name in names}
-    header["flat_nodes"] = flat_nodes
-    header["exact"] = recorded is not None
-    stacked = np.stack(states, axis=1)
-    return RadarData(stacked, distributions, prompts, trace.context_tok[rows], header)
+    header |= {"flat_nodes": flat_nodes, "exact": recorded is not None}
+    context_tok = trace.context_tok[rows]
+    return RadarData(np.stack(states, axis=1), distributions, prompts, context_tok, header)
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
-    """`trace.acceptance_distributions`, or None if `exact` or the recording requires it."""
+    """`trace.acceptance_distributions`, or None if `exact` or the recording requires it.
+
+    They are recorded of RADAR's tree alone.
+    """
     recorded = trace.acceptance_distributions
-    if exact and tree != TREE:
-        why = f"distributions are recorded of {TREE} alone"
-        raise SpecdecError(f"{why}; pass exact=False for other trees.")
-    if exact and recorded is None:
-        why = "this recording holds no distributions"
+    if exact and (recorded is None or tree != TREE):
+        why = f"this recording holds no distributions of {tree}"
         raise SpecdecError(f"{why}; record with lengths=... or pass exact=False.")
     if exact is False or recorded is None or not len(recorded[0]) or tree != TREE:
         return None
     return recorded
 
 
+def _nodes(a: int, tree: TreeConfig) -> int:
+    """Verified nodes after `a` expansions."""
+    return min(tree.verify_nodes, pool_size(a, tree.top_k, tree.beam))
+
+
 def _accepted(
     trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig
 ) -> np.ndarray:
-    """int [Q, 8]: accepted tokens after a expansions with 59 nodes (or all) verified."""
+    """int [Q, 8]: accepted tokens after a expansions."""
     accepted = []
     for a in range(STOPS):
-        nodes = min(tree.verify_nodes, pool_size(a, tree.top_k, tree.beam))
-        accepted.append(trace.accepted_tok(rows, tree.top_k, a, nodes, tree.beam))
+        accepted.append(trace.accepted_tok(rows, tree.top_k, a, _nodes(a, tree), tree.beam))
     if flat_nodes:
         accepted[0] = trace.root_rank[rows] < flat_nodes
     return np.stack(accepted, axis=1).astype(np.int64)
@@ -233,12 +223,6 @@ def _accepted(
 def point_masses(accepted: np.ndarray) -> np.ndarray:
     """Accepted lengths int [Q, 8] as distributions float32 [Q, 8, 9]."""
     return (accepted[..., None] == np.arange(LENGTHS)).astype(np.float32)
-
-
-def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
-    """The learning rate of an epoch as a fraction of the first: cosine down to LAST_RATE."""
-    low = min(1.0, LAST_RATE / config.learning_rate) if config.learning_rate else 1.0
-    return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
 
 
 def latency_ms(
@@ -253,11 +237,11 @@ def latency_ms(
     """
     a = np.arange(STOPS)
     context_tok = np.asarray(context_tok)[:, None]
-    nodes = [min(tree.verify_nodes, pool_size(n, tree.top_k, tree.beam)) for n in a.tolist()]
+    nodes = np.array([_nodes(n, tree) for n in range(STOPS)])
     if flat_nodes:
         nodes[0] = flat_nodes
     cycles = costs.draft_ms(tree.top_k, a[None], context_tok, tree.beam) + costs.rest_ms
-    cycles = cycles + costs.verify_ms(np.array(nodes)[None], context_tok)
+    cycles = cycles + costs.verify_ms(nodes[None], context_tok)
     question_ms = costs.question_ms + costs.policy_ms.get("radar", 0.0)
     return cycles + np.minimum(a + 1, DECISIONS) * question_ms
 
@@ -265,12 +249,12 @@ def latency_ms(
 class RadarNetwork(nn.Module):
     """LSTM(10 -> 128) and a head on [its output, the state]: scores [B, T, 10] -> [B, T, 2]."""
 
-    def __init__(self, dropout: float = DROPOUT, continue_bias: float = 0.0):
+    def __init__(self, continue_bias: float = 0.0):
         super().__init__()
         self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
         first = nn.Linear(HIDDEN + STATE, HIDDEN)
         last = nn.Linear(HIDDEN, ACTIONS)
-        self.mlp = nn.Sequential(first, nn.ReLU(), nn.Dropout(dropout), last)
+        self.mlp = nn.Sequential(first, nn.ReLU(), nn.Dropout(DROPOUT), last)
         with torch.no_grad():
             last.bias[CONTINUE] += continue_bias
 
@@ -300,28 +284,21 @@ def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> T
     return torch.where(to_go >= 0, gamma**ahead * final[:, None] - alpha * penalties, 0.0)
 
 
-@dataclass
-class Rows:
-    """Some rows as float32 tensors.
+class Rows(NamedTuple):
+    """Some rows as float32 tensors."""
 
-    scores [B, 7, 10], distributions [B, 8, 9], expected [B, 8], latency_ms [B, 8].
-    """
+    scores: Tensor  # [B, 7, 10]
+    distributions: Tensor  # [B, 8, 9]
+    expected: Tensor  # [B, 8]
+    latency_ms: Tensor  # [B, 8]
 
-    scores: Tensor
-    distributions: Tensor
-    expected: Tensor
-    latency_ms: Tensor
+    def at(self, rows: Tensor) -> Rows:
+        return Rows(*(tensor[rows] for tensor in self))
 
-    @classmethod
-    def of(cls, data: RadarData, latency: np.ndarray) -> Rows:
-        tensors = []
-        for array in (data.scores[:, :DECISIONS], data.distributions, data.expected, latency):
-            tensors.append(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
-        return cls(*tensors)
 
-    def __getitem__(self, rows) -> Rows:
-        lengths = (self.distributions[rows], self.expected[rows])
-        return Rows(self.scores[rows], *lengths, self.latency_ms[rows])
+def rows_of(data: RadarData, latency: np.ndarray) -> Rows:
+    arrays = (data.scores[:, :DECISIONS], data.distributions, data.expected, latency)
+    return Rows(*(torch.from_numpy(np.array(array, dtype=np.float32)) for array in arrays))
 
 
 def final_rewards(
@@ -453,15 +430,14 @@ def train_radar(
     trained_for: dict | None = None,
     resume: bool = True,
 ) -> Trained:
-    """Train one controller and write it to out_dir/policy.
+    """Train one controller and write it to out_dir/policy, beside its plan, curve and checkpoint.
 
-    loss.parquet, results.json and a checkpoint lie beside it. data: a recording, whose part "train"
-    is used, or rows made by `from_trace`. costs: a cost model, or l(a) as [8] or [Q, 8]. config: a
-    RadarConfig or a name of CONFIGS. trained_for: further facts to store in the policy. The same
-    call continues a stopped run, bit for bit on one machine, and returns at once if it is finished.
+    data: a recording, whose part "train" is used, or rows made by `from_trace`. costs: a cost
+    model, or l(a) as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for:
+    further facts to store in the policy. The same call continues a stopped run, bit for bit on one
+    machine, and returns at once if it is finished.
     """
     config = named(config, CONFIGS, "RADAR")
-    out_dir = Path(out_dir)
     facts = dict(trained_for or {})
     # 1. rows and their times
     if isinstance(data, Trace):
@@ -470,60 +446,37 @@ def train_radar(
     flat_nodes = data.header.get("flat_nodes")
     if isinstance(costs, CostModel):
         costs = latency_ms(costs, data.context_tok, flat_nodes, config.tree)
-    latency = _checked_latency(costs, len(data))
-    learned, held = data.split(config.split_by)
-    train = Rows.of(data.select(learned), latency[learned])
-    held_out = Rows.of(data.select(held), latency[held])
+    latency = np.broadcast_to(np.asarray(costs, dtype=np.float64), (len(data), STOPS))
+    if latency.min() <= 0 or (np.diff(latency, axis=-1) <= 0).any():
+        why = "latency_ms must be above 0 and grow with every expansion"
+        raise SpecdecError(f"{why}; look at the cost model.")
     # 2. epochs
     settings = {"training": config, "seed": seed, "data": data.key, "steps": config.epochs}
     settings["latency"] = hashlib.sha256(latency.tobytes()).hexdigest()
-    run = TrainingRun(out_dir, settings, resume)
-    trainer = _Trainer(config, train, held_out, seed)
+    run = TrainingRun(Path(out_dir), settings, resume)
+    learned, held = data.split(config.split_by)
+    rows = rows_of(data, latency)
+    trainer = _Trainer(config, rows.at(learned), rows.at(held), seed)
     run.track({"network": trainer.network, "best": trainer.best}, [trainer.optimizer])
-    factor = functools.partial(rate_factor, config)
     columns = ("loss", "tok_per_ms", "draft_calls")
-    run.run(trainer.epoch, f"radar, seed {seed}", factor, all_or_nothing=True, shown=columns)
+    label = f"radar, seed {seed}"
+    run.run(trainer.epoch, label, trainer.rate_factor, all_or_nothing=True, shown=columns)
     # 3. the policy of the kept epoch
     policy = config.policy(seed=seed, flat_nodes=flat_nodes)
     weights = {name: value.numpy() for name, value in trainer.best.weights.items()}
     policy.network = policy.build_network(weights)
-    lengths = "exact distributions" if data.header.get("exact") else "one length each"
-    questions = len(np.unique(data.prompts[learned]))
-    policy.trained_for = {
-        "seed": seed,
-        "data": data.header,
-        "training": runs.plain(config),
-        **facts,
-        "deviations": deviations_of(
-            config, rows=len(learned), questions=questions, lengths=lengths
-        ),
-    }
+    counts = {"rows": len(learned), "questions": len(np.unique(data.prompts[learned]))}
+    counts["lengths"] = "exact distributions" if data.header.get("exact") else "one length each"
+    policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config)}
+    policy.trained_for |= {**facts, "deviations": deviations_of(config, **counts)}
     chose(policy, "weights and epoch", "train", f"recipe {config.name!r}, chosen before")
-    policy.save(out_dir / "policy")
+    policy.save(Path(out_dir) / "policy")
     # 4. what it reaches
-    results = trainer.judge(policy.temperature is None)
-    runs.write_json(out_dir / "results.json", results)
+    results = trainer.judge()
     run.finish(**results)
     stops = f"this RADAR policy stops after {results['most_common_stop']} expansions"
     warn_of_a_constant(stops, results["most_common_frac"])
     return Trained(policy, run.table(), results)
-
-
-def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
-    """The training rows of `trace` for `config`: part "train" of its suites."""
-    turns = training_turns(trace, config.prompts)
-    return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
-
-
-def _checked_latency(latency_ms, rows: int) -> np.ndarray:
-    """float64 [rows, 8]."""
-    latency = np.asarray(latency_ms, dtype=np.float64)
-    assert latency.shape in ((STOPS,), (rows, STOPS)), latency.shape
-    rises = np.isfinite(latency).all() and (np.diff(latency, axis=-1) > 0).all()
-    if not rises or (latency <= 0).any():
-        why = "latency_ms must be above 0 and grow with every expansion"
-        raise SpecdecError(f"{why}; look at the cost model.")
-    return np.broadcast_to(latency, (rows, STOPS)).copy()
 
 
 class _Trainer:
@@ -535,7 +488,7 @@ class _Trainer:
         self.held_out = held_out
         self.seed = seed
         with seeded(seed, -1):
-            self.network = RadarNetwork(DROPOUT, config.continue_bias)
+            self.network = RadarNetwork(config.continue_bias)
         self.best = Best(self.network)
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
@@ -546,25 +499,32 @@ class _Trainer:
         self.constant = constant_stop(train)
         self.constant_rate = throughput(always(self.constant, train), train)
 
+    def rate_factor(self, epoch: int, last_epoch: int) -> float:
+        """The learning rate as a fraction of the first: cosine down to LAST_RATE."""
+        low = min(1.0, LAST_RATE / self.config.learning_rate)
+        return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
+
     def epoch(self, number: int, factor: float) -> dict:
         """One pass over the training rows, then an evaluation; returns the curve's row.
 
         Random numbers come from (seed, number).
         """
         config = self.config
-        # tokens per ms that a constant can reach, or the policy has
+        # 1. the value of time: tokens per ms that a constant can reach, or the policy has
         rate = self.constant_rate
+        if config.objective == "lagrangian":
+            reached = stop_probs(self.network, self.train, greedy=True)
+            rate = max(rate, throughput(reached, self.train))
+        # 2. steps
         losses = []
         with seeded(self.seed, number):
-            if config.objective == "lagrangian":
-                reached = stop_probs(self.network, self.train, greedy=True)
-                rate = max(rate, throughput(reached, self.train))
             for rows in batches(len(self.train.scores), config.batch):
-                batch = self.train[rows]
+                batch = self.train.at(rows)
                 logits = self.network(batch.scores)
                 loss = loss_of(config, logits, batch, rate, self.step_ms, factor)
                 losses.append(descend(self.optimizer, loss, CLIP))
             row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
+        # 3. the best epoch is kept
         score = row["tok_per_ms" if config.temperature is None else "tok_per_ms_drawn"]
         if config.select_by == "surrogate":
             score = -row["held_out_loss"]
@@ -572,28 +532,28 @@ class _Trainer:
         return row
 
     def _held_out_row(self, rate: float) -> dict:
+        held = self.held_out
         self.network.eval()
         loss = 0.0
-        count = len(self.held_out.scores)
+        count = len(held.scores)
         for rows in torch.arange(count).split(4096):
-            part = self.held_out[rows]
+            part = held.at(rows)
             with torch.no_grad():
                 logits = self.network(part.scores)
             loss += loss_of(self.config, logits, part, rate, self.step_ms).item() * len(rows)
         row = {"held_out_loss": loss / count}
-        greedy = stop_probs(self.network, self.held_out, True)
-        drawn = stop_probs(self.network, self.held_out, False)
-        row["tok_per_ms"] = throughput(greedy, self.held_out)
-        row["tok_per_ms_drawn"] = throughput(drawn, self.held_out)
-        calls = torch.arange(1, STOPS + 1, dtype=drawn.dtype)
-        row["draft_calls"] = float((greedy @ calls).mean())
-        row["draft_calls_drawn"] = float((drawn @ calls).mean())
+        calls = torch.arange(1.0, STOPS + 1)
+        for ending, greedy in (("", True), ("_drawn", False)):
+            probs = stop_probs(self.network, held, greedy)
+            row[f"tok_per_ms{ending}"] = throughput(probs, held)
+            row[f"draft_calls{ending}"] = float((probs @ calls).mean())
         return row
 
-    def judge(self, greedy: bool) -> dict:
+    def judge(self) -> dict:
         """The kept epoch on held-out rows, beside the constant that was best in training."""
         held = self.held_out
-        probs = stop_probs(self.best.load_into(copy.deepcopy(self.network)), held, greedy)
+        self.best.load_into(self.network)
+        probs = stop_probs(self.network, held, self.config.temperature is None)
         shares = probs.mean(0)
         rate = throughput(probs, held)
         constant_rate = throughput(always(self.constant, held), held)

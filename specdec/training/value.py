@@ -1,5 +1,4 @@
-"""Trains `policies.value.ValuePolicy` on a recording: exact targets for every answer, no
-exploration noise, no returns.
+"""Trains our controller on a recording: exact targets for every answer, no exploration noise.
 
 A recording holds accepted_tok of every (expansions, verify_nodes) at every position. So the
 acceptance model is fitted by regression on full information:
@@ -15,13 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
+from tqdm.auto import trange
 
 from specdec import runs
 from specdec.core import clock
@@ -30,7 +29,7 @@ from specdec.core.records import PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.calibrate import calibrate, measured_answer_ms
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, check_number, warn
+from specdec.errors import SpecdecError, check_number
 from specdec.policies.base import chose
 from specdec.policies.value import (
     HISTORY,
@@ -46,13 +45,12 @@ from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import NEVER, Trace
-from specdec.training.loop import Best, TrainingRun, descend
+from specdec.training.loop import Best, descend
 
-NARROW_FRAC = 0.03  # another shape of trees must be faster by so much to be worth a training
 # Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
 SCHEDULES = (
-    (("first_evaluation", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
-    (("continue_bonus_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
+    [{"first_evaluation": n, "stride": m} for n, m in itertools.product((0, 1, 2), (1, 2, 3))],
+    [{"continue_bonus_tok": bonus} for bonus in (-0.1, -0.05, 0.0, 0.05)],
 )
 DETOURS = 3  # replays per round that leave the policy's path at random
 ENSEMBLE = 3  # networks trained separately; one of the same size is distilled from their mean
@@ -82,47 +80,32 @@ def train_value(
     actually reached. None measures it here (in live decoding if the `pair` is given); results then
     vary a little between runs.
     """
-    # 1. the policy, as large as the recording
+    # 1. the policy, as large as the recording, and what acts first
     check_number("policy_ms", policy_ms or 0.0)
-    probe = config.probe
-    if probe is None and config.plans:
-        probe = "none"
-    elif probe is None:
-        probe = "target" if trace.draft_state is None else "draft"
-    for name in PROBES[probe]:
-        if getattr(trace, name) is None:
-            why = f"this recording holds no {name}"
-            raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
-    top_k = config.top_k
-    depth = min(trace.depth_of(top_k), config.most_expansions)
-    policy = ValuePolicy(
-        top_k=top_k, most_expansions=depth, sizes=config.sizes, probe=probe, plans=config.plans
-    )
-    # 2. plain steps have no tree to learn from
-    if start is None or not start.verify_nodes:
-        total = min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1)
-        start = TreeConfig(total, min(5, depth), top_k)
+    policy = _untrained(trace, config)
+    if start is None or not start.verify_nodes:  # plain steps have no tree to learn from
+        total = min(24, 1 + pool_size(1, policy.top_k), trace.most_nodes + 1)
+        start = TreeConfig(total, min(5, policy.most_expansions), policy.top_k)
     acting: Policy = Static.of(start)
     rate = 1 / replay(trace, acting, costs).ms_per_tok
+    # 2. rounds: where cycles start, the acceptance model there, and what time is worth
     rows = np.empty(0, np.int64)
     histories = np.empty((0, HISTORY), np.float32)
     curves = []
-    # 3. rounds
     for number in range(config.rounds):
         begun = cycle_starts(trace, costs, acting, DETOURS, seed + 10 * number, config.plans)
         rows = np.concatenate((rows, begun[0]))
         histories = np.concatenate((histories, begun[1]))
         examples = Examples(trace, policy, rows, histories)
         last = number + 1 == config.rounds
-        policy.network, curve = fit_ensemble(
-            examples, config, seed + 100 * number, progress, distil=last
-        )
+        fitted = fit_ensemble(examples, config, seed + 100 * number, progress, distil=last)
+        policy.network, curve = fitted
         curves.append(curve.assign(round=number))
         if policy_ms is None:
             policy_ms = evaluation_ms(policy.price(costs, rate), trace, costs, pair)
         policy, rate = calibrate_rate(policy, trace, costs, rate, policy_ms)
         acting = policy
-    # 4. the schedule, and what the policy will say of its training
+    # 3. the schedule, and what the policy will say of its training
     policy = tune_schedule(policy, trace if tune_on is None else tune_on, costs, policy_ms)
     facts = {"pair": trace.header["pair"], "costs": costs.name, "seed": seed, "rate": rate}
     policy.trained_for = facts
@@ -132,6 +115,21 @@ def train_value(
     return policy, pd.concat(curves, ignore_index=True)
 
 
+def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
+    probe = config.probe
+    if probe is None and config.plans:
+        probe = "none"
+    elif probe is None:
+        probe = "target" if trace.draft_state is None else "draft"
+    for name in PROBES[probe]:
+        if getattr(trace, name) is None:
+            why = f"this recording holds no {name}"
+            raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
+    settings = {"top_k": config.top_k, "sizes": config.sizes, "plans": config.plans}
+    settings["most_expansions"] = min(trace.depth_of(config.top_k), config.most_expansions)
+    return ValuePolicy(**settings, probe=probe)
+
+
 def train_recording(
     trace: Trace, costs: CostModel, config: ValueConfig = OURS, *, seed: int, out_dir: Path
 ) -> ValuePolicy:
@@ -139,17 +137,16 @@ def train_recording(
 
     Only beams whose whole trees were recorded are considered.
     """
-    if not trace.header["trees"]:
+    top_ks = trace.header["trees"]
+    if not top_ks:
         why = "this recording keeps no whole trees"
         raise SpecdecError(f"{why}; record again with trees=(4,), for example.")
     tune = trace.select(part="tune")
-    learn = trace.select(part="train")
     totals = range(2, tune.most_nodes + 2)
-    top_ks = trace.header["trees"]
-    drafting = best_static(tune, costs, total_tokens=totals, top_ks=top_ks, beams=[()])
-    config = dataclasses.replace(config, top_k=drafting.top_k)
-    options = {"start": drafting, "tune_on": tune, "seed": seed, "policy_ms": None}
-    policy, curve = train_value(learn, costs, config, **options)
+    start = best_static(tune, costs, total_tokens=totals, top_ks=top_ks, beams=[()])
+    config = dataclasses.replace(config, top_k=start.top_k)
+    options = {"start": start, "tune_on": tune, "seed": seed, "policy_ms": None}
+    policy, curve = train_value(trace.select(part="train"), costs, config, **options)
     runs.write_table(Path(out_dir) / "curve.parquet", curve)
     policy.save(Path(out_dir) / "policy")
     return policy
@@ -158,7 +155,7 @@ def train_recording(
 class _StartRecorder(Policy):
     """Records cycle starts, with the history there; `inner` answers, but for random detours."""
 
-    def __init__(self, inner, detour_frac: float, seed: int, plans: bool = False):
+    def __init__(self, inner: Policy, detour_frac: float, seed: int, plans: bool = False):
         self.inner = inner
         self.detour_frac = detour_frac  # detours lead to other positions
         self.starts_at = PLAN if plans else SIZE
@@ -177,12 +174,11 @@ class _StartRecorder(Policy):
         if question.kind == self.starts_at:
             self.rows.append(question.view.row)
             self.histories.append(self.history)
+        answer = self.inner.plan
         if question.kind in self.inner.asks:
             answer = self.inner.answer(question)
         elif question.kind == SIZE:
             answer = self.inner.plan.verify_nodes
-        else:
-            answer = self.inner.plan
         if question.kind != SIZE:
             return answer
         if self._random.random() < self.detour_frac:
@@ -202,15 +198,15 @@ def cycle_starts(
     Once unchanged, then `detours` times with detours. plans: those of every cycle; otherwise of
     cycles in which a tree's size is asked for.
     """
-    rows = []
-    histories = []
+    rows: list[int] = []
+    histories: list[np.ndarray] = []
     for number in range(detours + 1):
         frac = 0.25 if number else 0.0
         recorder = _StartRecorder(policy, frac, seed + number, plans)
         replay(trace, recorder, costs)
-        rows.append(recorder.rows)
-        histories.append(np.stack(recorder.histories))
-    return np.concatenate(rows), np.concatenate(histories)
+        rows += recorder.rows
+        histories += recorder.histories
+    return np.array(rows), np.stack(histories)
 
 
 class Examples:
@@ -290,7 +286,8 @@ class Net(nn.Module):
         self, config: ValueConfig, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool
     ):
         super().__init__()
-        self.config, self.use_probe = config, probe
+        self.config = config
+        self.use_probe = probe
         names = ("input_mean", "input_deviation", "feature_mean", "feature_deviation")
         for name, value in zip(names, (*inputs, *features), strict=True):
             self.register_buffer(name, torch.from_numpy(value))
@@ -354,15 +351,15 @@ def fit_model(
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
     best = Best()
-    losses = []
     exam = []
     for level in range(levels):
         batch = held_out.batch(held_out.sample(1500), level)
         exam.append((level, *map(torch.from_numpy, batch)))
     weights = 0.8 ** np.arange(levels)  # most cycles end early
-
     # 2. steps
-    def step(number: int, _) -> dict | None:
+    losses = []
+    curve = []
+    for number in trange(config.steps, desc="acceptance model", leave=False, disable=not progress):
         level = int(min(random.geometric(0.2) - 1, levels - 1))
         numbers = random.integers(0, len(examples.rows), config.batch)
         inputs, features, accepted = examples.batch(numbers, level)
@@ -372,23 +369,18 @@ def fit_model(
         losses.append(descend(optimizer, loss, 1.0))
         schedule.step()
         if number % 100 < 99:
-            return None
+            continue
+        # 3. every hundredth step: is it still getting better?
         with torch.no_grad():
-            levels_losses = [float(_loss(net.eval(), *batch)) for batch in exam]
-        held_out_loss = float(np.average(levels_losses, weights=weights))
-        best.consider(net.state_dict(), -held_out_loss, number)
-        return {"loss": float(np.mean(losses[-100:])), "held_out_loss": held_out_loss}
-
-    columns = ("loss", "held_out_loss")
-    with tempfile.TemporaryDirectory() as folder:  # it takes seconds, so it is not resumable
-        run = TrainingRun(folder, {"steps": config.steps})
-        run.stopped = lambda: best.misses >= PATIENCE
-        run.run(step, "acceptance model", shown=columns, progress=progress, leave=False)
-        curve = run.curve.table()
-    # 3. the best weights
-    if best.weights:
+            held_losses = [float(_loss(net.eval(), *batch)) for batch in exam]
+        held_out_loss = float(np.average(held_losses, weights=weights))
+        curve.append((number, float(np.mean(losses[-100:])), held_out_loss))
+        best.consider(net.state_dict(), -held_out_loss)
+        if best.misses >= PATIENCE:
+            break
+    if curve:
         best.load_into(net)
-    return net.eval().arrays(), curve.reindex(columns=["step", *columns])
+    return net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
 
 
 def _loss(net: Net, level: int, inputs, features, accepted):
@@ -418,15 +410,15 @@ def fit_ensemble(
     curves = []
     members = []
     for number in range(ENSEMBLE):
-        training, held_out = examples.split(HELD_OUT_FRAC, seed % 100 + number)
-        arrays, curve = fit_model(training, held_out, config, seed + number, progress, None)
+        sides = examples.split(HELD_OUT_FRAC, seed % 100 + number)
+        arrays, curve = fit_model(*sides, config, seed + number, progress)
         members.append(arrays)
         curves.append(curve.assign(member=str(number)))
     network = AcceptanceModel(averaged(members), *shape)
     if distil:
         gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
-        training, held_out = examples.split(HELD_OUT_FRAC, seed % 100 + ENSEMBLE)
-        arrays, curve = fit_model(training, held_out, gentle, seed + ENSEMBLE, progress, network)
+        sides = examples.split(HELD_OUT_FRAC, seed % 100 + ENSEMBLE)
+        arrays, curve = fit_model(*sides, gentle, seed + ENSEMBLE, progress, network)
         network = AcceptanceModel(arrays, *shape)
         curves.append(curve.assign(member="distilled"))
     return network, pd.concat(curves, ignore_index=True)
@@ -464,67 +456,38 @@ def calibrate_rate(
     return policy.price(costs, rate), rate
 
 
-@dataclasses.dataclass(frozen=True)
-class Repriced:
-    """The result of `reprice`.
+def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> ValuePolicy:
+    """The policy for another machine: its `costs`, rate and schedule; weights and trees stay.
 
-    policy: with the new costs. table: a row per cost and prediction, before and after.
-    uncertainty_frac: of the costs; a smaller relative difference of two predicted times means
-    nothing.
+    Rate and schedule are chosen on `trace` (part "tune" of a recording), with the time of an
+    evaluation measured here, live if the `pair` is given.
     """
-
-    policy: ValuePolicy
-    table: pd.DataFrame
-    uncertainty_frac: float
-
-
-def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> Repriced:
-    """The policy with the times of `costs`, its rate and schedule chosen anew on `trace`.
-
-    trace: tuning turns. pair: to measure an answer's time in live decoding; otherwise in replay.
-    SpecdecError for policies without costs of their own: those must be trained again.
-    """
-    # 1. costs, rate and schedule
-    _check_priced(policy)
+    if not isinstance(policy, ValuePolicy):
+        why = f"a {type(policy).__name__} has no costs to replace: it learned its machine's costs"
+        raise SpecdecError(f"{why}. Train it here again.")
     moved = policy.price(costs, policy.rate)
     policy_ms = evaluation_ms(moved, trace, costs, pair)
     moved, rate = calibrate_rate(moved, trace, costs, policy.rate, policy_ms)
     moved = tune_schedule(moved, trace, costs, policy_ms)
     moved.trained_for = {**policy.trained_for, "costs": costs.name, "rate": rate}
-    # 2. the best static trees of this shape and of any
-    tree = best_static(trace, costs, top_ks=[policy.top_k], beams=[()])
-    tree_ms = replay(trace, Static.of(tree), costs).ms_per_tok
-    _warn_of_a_narrow_tree(policy, trace, costs, tree_ms)
-    # 3. the changes
-    rows = [
-        ("priced for", policy.priced_for, moved.priced_for),
-        ("tokens per ms", policy.rate, moved.rate),
-        ("expansion, ms", policy.expand_ms, moved.expand_ms),
-    ]
-    for size, before, after in zip(policy.sizes, policy.verify_ms, moved.verify_ms, strict=True):
-        rows.append((f"verification of {size} nodes, ms", before, after))
-    for name in ("first_evaluation", "stride", "continue_bonus_tok"):
-        rows.append((name, getattr(policy, name), getattr(moved, name)))
-    rows.append(("one evaluation here, ms", np.nan, policy_ms))
-    before_ms = ms_per_tok(policy, trace, costs, policy_ms)
-    after_ms = ms_per_tok(moved, trace, costs, policy_ms)
-    rows.append(("predicted here, ms per token", before_ms, after_ms))
-    label = f"predicted here, over the static tree {tree.text}"
-    rows.append((label, tree_ms / before_ms, tree_ms / after_ms))
-    table = pd.DataFrame(rows, columns=["", "before", "after"])
-    return Repriced(moved, table, costs.uncertainty_frac)
+    return moved
 
 
-def _warn_of_a_narrow_tree(
-    policy: ValuePolicy, trace: Trace, costs: CostModel, tree_ms: float
-) -> None:
-    """Prices do not move a policy to another shape of trees: 19 % from a CPU to an A100."""
-    best = best_static(trace, costs)
-    ahead = tree_ms / replay(trace, Static.of(best), costs).ms_per_tok
-    if ahead > 1 + NARROW_FRAC:
-        why = f"re-pricing keeps trees of top_k={policy.top_k}, and with these costs {best.text}"
-        why = f"{why} is {ahead - 1:.0%} faster than the best of them"
-        warn(f"{why}; train a controller with these costs.")
+def reprice_here(
+    policy: ValuePolicy, pair, *, suites=(), limit=10, seconds=45.0, cpu_time=False
+) -> tuple[ValuePolicy, CostModel]:
+    """(`reprice` of the policy on this machine, its costs).
+
+    suites, limit: prompts to record, `limit` of each suite. seconds: how long to measure.
+    cpu_time: in processor time.
+    """
+    costs = calibrate(pair, seconds=seconds, cpu_time=cpu_time)
+    widths = (policy.top_k,)
+    tree = {"top_ks": widths, "trees": widths, "depth": policy.most_expansions}
+    trace = record(pair, suites, limit=limit, name="reprice", max_new_tokens=64, **tree)
+    part = "tune" if (trace.turns["part"] == "tune").any() else "train"
+    with clock.by_processor_time(cpu_time):
+        return reprice(policy, trace.select(part=part), costs, pair), costs
 
 
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
@@ -550,37 +513,8 @@ def tune_schedule(
     policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0
 ) -> ValuePolicy:
     """The policy with the settings of SCHEDULES that are fastest on `trace`, one by one."""
-    for names, values in SCHEDULES:
-        candidates = []
-        times = []
-        for value in values:
-            candidate = policy.with_settings(**dict(zip(names, value, strict=True)))
-            candidates.append(candidate)
-            times.append(ms_per_tok(candidate, trace, costs, policy_ms))
+    for choices in SCHEDULES:
+        candidates = [policy.with_settings(**choice) for choice in choices]
+        times = [ms_per_tok(candidate, trace, costs, policy_ms) for candidate in candidates]
         policy = candidates[int(np.argmin(times))]
     return policy
-
-
-def _check_priced(policy) -> None:
-    if not isinstance(policy, ValuePolicy):
-        why = f"a {type(policy).__name__} has no costs to replace: it learned its machine's costs"
-        raise SpecdecError(f"{why}. Train it here again.")
-
-
-def reprice_here(
-    policy, pair, *, costs=None, trace=None, suites=(), limit=10, seconds=45.0, cpu_time=False
-):
-    """(`reprice` of the policy on this machine, the costs).
-
-    costs, trace: measured and recorded with the pair if not given. suites, limit: prompts to
-    record, `limit` of each suite. seconds: how long to measure. cpu_time: in processor time.
-    """
-    _check_priced(policy)
-    costs = costs or calibrate(pair, seconds=seconds, cpu_time=cpu_time)
-    if trace is None:
-        widths = (policy.top_k,)
-        tree = dict(top_ks=widths, trees=widths, depth=policy.most_expansions)
-        trace = record(pair, suites, limit=limit, name="reprice", max_new_tokens=64, **tree)
-    part = "tune" if (trace.turns["part"] == "tune").any() else "train"
-    with clock.by_processor_time(cpu_time):
-        return reprice(policy, trace.select(part=part), costs, pair), costs

@@ -32,7 +32,7 @@ from specdec.training.drafter.ppow import Ppow, Windows
 from specdec.training.drafter.presets import Budget, Continued, Settings
 from specdec.training.drafter.texts import FixedText, StreamedText, token_batch
 from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
-from specdec.training.loop import batches, in_use, mixed_seed, rate_factor
+from specdec.training.loop import batches, mixed_seed, rate_factor
 
 from workbook.medusa_tree import static_tree
 from workbook.pictures import training_curves, training_results
@@ -295,7 +295,7 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
     told = {"settings": settings, "objective": objective, "target": "LlamaForCausalLM", "seed": 4}
     told |= dict.fromkeys(("start_from", "minutes", "steps"))
     told["conversations"] = ChatList(CHATS).key
-    assert plan["settings"] == in_use(runs.plain(told))
+    assert plan["settings"] == runs.plain(told)
     curve = curve_of(tmp_path)
     measures = ["counted_tok", "missing_mass_frac", "loss_0", "accuracy_0", "loss_1", "accuracy_1"]
     assert list(curve) == ["step", "loss", "grad_norm", "batch_tok", *measures]

@@ -123,7 +123,7 @@ def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
     jobs = here.jobs([0], ["paper"])
     policies, table = terms.train_all(here, jobs, minutes=1)
     assert list(policies) == [Method("RADAR", "paper")] and table["state"].tolist()[1] == "trained"
-    assert table["state"][0].startswith("refused: 500 decisions gave no transition")
+    assert table["state"][0].startswith("refused: too few transitions")
 
 
 def leave(arena, job):
