@@ -38,8 +38,6 @@ HELP = {
     "dtype": "number format of weights: auto, float32, bfloat16 or float16",
     "estimate": "only print the estimated time and space",
     "family": "record every tree up to this many children per node and nodes per level: 3 8",
-    "features": "folder for cached target features of a fixed text",
-    "features_gb": "disk budget for cached target features, in GB; 0 disables the cache",
     "fields": "change settings of the objective, such as beta=0.1",
     "folder": "folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)",
     "force": "start over instead of continuing or reusing a run",
@@ -676,8 +674,6 @@ def train_drafter(
     device: str | None = None,
     seed: int = 0,
     restart: bool = False,
-    features: str | None = None,
-    features_gb: float = 20.0,
 ) -> None:
     """Train a drafter of one kind, or continue one with PPOW."""
     from specdec.data.toy_chats import CorpusChats
@@ -693,9 +689,8 @@ def train_drafter(
         more["unroll"] = unroll
     names = (system, target, preset, set, start_from)
     settings, aim, start = presets.training_named(*names, **more)
-    cache = presets.CacheConfig(Path(features) if features else None, features_gb)
     how: dict = {"minutes": minutes, "steps": steps, "seed": seed}
-    budget = presets.Budget(threads=threads, device=device, features=cache, **how)
+    budget = presets.Budget(threads=threads, device=device, **how)
     # 2. the training
     conversations = chats.load_conversations(data) if data else CorpusChats()
     how = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
