@@ -21,7 +21,6 @@ from specdec.replays.columns import read_columns
 from specdec.training.controllers import train_ltd
 from specdec.training.drafter.presets import (
     Budget,
-    CacheConfig,
     Continued,
     Settings,
     objective_named,
@@ -126,13 +125,11 @@ def test_settings_of_trainings_and_prices_of_answers_are_checked_when_they_are_g
         (
             Settings,
             dict(
-                batch=0, steps=0, passes=0, learning_rate=-1.0, betas=(2.0, 0.5), held_out_frac=1.5
+                batch=0, steps=0, passes=0, learning_rate=-1.0, held_out_frac=1.5
             ),
         ),
         (Continued, dict(measure_every=0, length=0)),
         (Budget, dict(minutes=math.nan, steps=0, seed=10**40)),
-        (CacheConfig, dict(limit_gb=math.nan)),
-        (CacheConfig, dict(limit_gb=-1.0)),
     ]:
         config()
         for name, value in spoiled.items():

@@ -6,10 +6,8 @@ out_dir/drafter in the official layout (config.json, model.safetensors) and
 out_dir/drafter_training: plan, curve, checkpoint, and the target's own answers to the training
 prompts.
 
-Online speculative decoding (`OnlineDrafter`): a drafter that keeps learning while it serves (OSD,
-and any other objective). Weights change only between cycles, and no drafter can change the text: it
-stays the target's own. Keys and values computed earlier in a turn keep the values of the older
-weights. The learned weights are lost with the pair unless its owner saves them.
+`OnlineDrafter` keeps learning while it serves (OSD). Weights change only between cycles; keys and
+values computed earlier in a turn keep the values of the older weights.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from specdec.training.drafter.chats import ChatList
 from specdec.training.drafter.networks import begun, check_start, load_target, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
-from specdec.training.drafter.texts import Text, training_text
+from specdec.training.drafter.texts import training_text
 from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import Best, TrainingRun, compute_dtype
 
@@ -65,15 +63,14 @@ def train_drafter(
     >>> import tempfile
     >>> chat = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5."}]
     >>> few = Settings(256, steps=1, batch=1, length=32)
-    >>> folder = train_drafter("tiny", [chat], out_dir=tempfile.mkdtemp(), settings=few)
-    >>> folder.name
+    >>> train_drafter("tiny", [chat], out_dir=tempfile.mkdtemp(), settings=few).name
     'drafter'
     """
     # 1. what is trained, and how
+    usual = TrainingTimeTest()
     if isinstance(settings, str):
-        settings, preset_objective = preset(settings)
-        objective = objective or preset_objective
-    objective = objective or TrainingTimeTest()
+        settings, usual = preset(settings)
+    objective = objective or usual
     budget = budget or Budget()
     device = budget.place()
     is_list = isinstance(conversations, list | tuple)
@@ -81,16 +78,12 @@ def train_drafter(
     # 2. the run on disk; out_dir may hold the target and its own plan too
     folder = Path(out_dir) / "drafter"
     state_dir = Path(out_dir) / "drafter_training"
-    described = {
-        "settings": settings,
-        "objective": objective,
-        "start_from": check_start(start_from, objective.network),
-        "seed": budget.seed,
-        "target": type(target[0]).__name__ if isinstance(target, tuple) else str(target),
-        "conversations": source.key,
-        "minutes": budget.minutes,
-        "steps": budget.steps_of(settings),
-    }
+    described = {"settings": settings, "objective": objective, "conversations": source.key}
+    described["start_from"] = check_start(start_from, objective.network)
+    described["target"] = type(target[0]).__name__ if isinstance(target, tuple) else str(target)
+    described["seed"] = budget.seed
+    described["minutes"] = budget.minutes
+    described["steps"] = budget.steps_of(settings)
     training = TrainingRun(state_dir, described, resume)
     if training.finished:
         return folder
@@ -105,9 +98,10 @@ def train_drafter(
     training.run(run.step, "drafter", settings.rate_factor)
     run.consider(training.step)
     save_trained(run.result, folder, model)
-    results = run.measure(training.step)
-    results["rate_frac"] = settings.rate_factor(training.step, training.plan["last_step"])
-    training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **results)
+    results = {"draft_vocab_size": run.network.config.draft_vocab_size}
+    results |= run.measure(training.step)
+    rate_frac = settings.rate_factor(training.step, training.plan["last_step"])
+    training.finish(**results, rate_frac=rate_frac)
     return folder
 
 
@@ -153,18 +147,10 @@ class DrafterRun:
     """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
     network: the trained float32 weights. working: a copy in the compute dtype, used by the
-    objective. result: what is written: the average of the weights or the best ones, if the settings
-    ask for them.
+    objective. result: what is written: the newest weights, their average or the best ones.
     """
 
-    def __init__(
-        self,
-        target: FrozenTarget,
-        network: EagleNetwork,
-        text: Text,
-        objective: Objective,
-        settings: Settings,
-    ):
+    def __init__(self, target: FrozenTarget, network, text, objective: Objective, settings):
         self.target = target
         self.network = network
         self.text = text
@@ -194,11 +180,7 @@ class DrafterRun:
         copy_weights(source or self.network, self.working)
 
     def step(self, number: int, factor: float) -> dict:
-        """One optimiser step; returns the row of the training curve.
-
-        The row has the loss and the objective's measurements. At intervals the drafter is measured
-        before the step, on held-out text.
-        """
+        """One optimiser step, before which the drafter may be measured; a row of the curve."""
         measured = {}
         if self.settings.is_measured(number):
             measured = self.consider(number) or self.measure(number)
@@ -237,10 +219,7 @@ class DrafterRun:
                 mean.lerp_(weight, share)
 
     def consider(self, step: int) -> dict:
-        """Measure the newest weights and keep them if they are the best so far.
-
-        Nothing is measured if the best weights are not kept.
-        """
+        """Measure the newest weights and keep them if they are the best, where that is asked."""
         if self.best is None:
             return {}
         measured = self.measure(step, self.network)
@@ -248,10 +227,7 @@ class DrafterRun:
         return measured
 
     def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
-        """Accuracy on the held-out texts after `step` steps, with the answer tokens read.
-
-        network: default the result. {} without held-out texts.
-        """
+        """Accuracy of the network (default: the result) on the held-out texts, if there are any."""
         if not self.text.held_out:
             return {}
         self.refresh(network or self.result)

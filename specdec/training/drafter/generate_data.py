@@ -5,17 +5,11 @@
     manifest.json           target, settings and counts
     *.jsonl                 other files there count and are not repeated
 
-The folder can be continued, and holds neither repetitions nor benchmark text. Shards are written in
-order, so that what is dropped depends on the numbers alone. A chat is made up by the target itself,
-or answers a given prompt:
-
-    template, user's turn opened   computed once, copied into every chat
-    opening                        "Write a Python function to"; the target continues until it ends
-    the turn cue for the answer    after the prompt just made up, or a given one
-    answer                         greedy or sampled
-
-All of a chat stays in one cache. A chat is a generator of forwards, for `core.decode.drive`, and
-depends only on (seed, number), up to rounding in products shared with other chats.
+The folder can be continued, and holds neither repetitions nor benchmark text. A chat answers a
+given prompt, or the target makes one up: it continues an opening such as "Write a Python function
+to" inside the user's turn. All of a chat stays in one cache. A chat is a generator of forwards, for
+`core.decode.drive`, and depends only on (seed, number), up to rounding in products shared with
+other chats.
 """
 
 from __future__ import annotations
@@ -31,7 +25,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,35 +33,27 @@ from tqdm.auto import tqdm
 from specdec import runs
 from specdec.core.decode import drive
 from specdec.core.pair import Pair
-from specdec.core.protocols import Forward, TargetForward, together
+from specdec.core.protocols import TargetForward, together
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError, check_fields, check_number
 from specdec.models.fingerprint import describe_pair
 from specdec.stored import json_line, read_text
 from specdec.training.drafter.chats import read_chats
 
-# chat numbers in a shard
-SHARD = 64
-# of all tokens written by SmolLM2-135M-Instruct; the rest are prompts, many of which never end
-ANSWER_SHARE = 0.6
-# of its chats, per step
-MEAN_CONTEXT_TOK = 200
-# size of a shard's line per answer token: its id and its text
-ROW_BYTES = 12
+SHARD = 64  # chat numbers in a shard
 OPENINGS = Path(__file__).with_name("openings.txt")
 PROMPTS = Path(__file__).with_name("prompts.txt")
-# placeholder for the user's text in the template
-MARKER = "USERTEXT"
+MARKER = "USERTEXT"  # placeholder for the user's text in the template
+PROMPT_TEMPERATURE = 0.9  # of made-up prompts
+TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))  # of answers, each with its share
+HOLD_OUT = 0.02  # fraction of chats marked for measurements
 # between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
 SLACK_TOK = 32
-# of made-up prompts
-PROMPT_TEMPERATURE = 0.9
-# of answers, each with its share
-TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))
-# fraction of chats marked for measurements
-HOLD_OUT = 0.02
-
-Message = dict[str, str]
+# of SmolLM2-135M-Instruct: the answers' share of all tokens written (many prompts never end), mean
+# context of a step, and size of a shard's line per answer token
+ANSWER_SHARE = 0.6
+MEAN_CONTEXT_TOK = 200
+ROW_BYTES = 12
 
 
 @dataclass(frozen=True)
@@ -110,16 +95,14 @@ def generate_chats(
     """
     writer = ChatWriter(pair, config)
     files = open_chats(pair, config, out, benchmarks)
-    until = float("inf")
-    if minutes is not None:
-        until = time.monotonic() + 60 * check_number("minutes", minutes)
+    until = time.monotonic() + 60 * check_number("minutes", minutes or 0)
     # chats of later shards begin while the last ones of a shard are still being written
     numbers = itertools.count(files.next_numbers.start)
     ended: dict[int, dict | None] = {}
     bar = tqdm(total=tokens, initial=files.answer_tok, unit="tok", disable=not progress)
     with pair.inference(plain=True), bar:
         chats = drive(writer.chats(numbers), config.rows)
-        while files.answer_tok < tokens and time.monotonic() < until:
+        while files.answer_tok < tokens and (minutes is None or time.monotonic() < until):
             _, (number, row) = next(chats)
             ended[number] = row
             # a shard is stored when all of its chats have ended
@@ -142,7 +125,7 @@ def open_chats(
     settings["temperatures"] = TEMPERATURES
     settings["hold_out"] = HOLD_OUT
     for name, path in (("openings", OPENINGS), ("prompts", config.prompts)):
-        settings[name] = runs.content_key(texts=_prompt_text(path))[:16]
+        settings[name] = runs.content_key(texts=read_text(path, "give a file of prompts"))[:16]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
     return ChatFiles(Path(out), {"target": target, "settings": settings}, benchmarks)
 
@@ -187,13 +170,9 @@ class ChatFiles:
         self._benchmark = {prompt_digest(text) for text in benchmark_texts(benchmarks)}
         self._prompts: set[bytes] = set()
         self._answers: set[bytes] = set()
-        # 1. the counts of the manifest
         if self.manifest.is_file():
             self._continue()
-        elif (self.folder / _shard(0)).exists():
-            why = f"{self.folder} holds chats but no manifest.json"
-            raise SpecdecError(f"{why}; choose another folder.")
-        # 2. what may not be repeated; tokens are counted again
+        # what may not be repeated; tokens are counted again
         for path in sorted(self.folder.glob("*.jsonl")):
             for messages in read_chats(path):
                 self._note({**messages[-1], "messages": messages})
@@ -318,7 +297,7 @@ class ChatWriter:
             why = f"a chat may grow to {self.longest} tokens, the target reads {self.limit}"
             raise SpecdecError(f"{why}; lower prompt_tok or answer_tok.")
 
-    def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple]]:
+    def chats(self, numbers: Iterable[int]) -> Iterator[Generator]:
         """A generator of forwards for each number; start it inside `pair.inference(plain=True)`.
 
         It returns (number, row): temperature, messages and answer_ids; None if a prompt did not
@@ -330,7 +309,7 @@ class ChatWriter:
         for number in numbers:
             yield self._chat(number, opened)
 
-    def _chat(self, number: int, opened) -> Generator[Forward, Any, tuple[int, dict | None]]:
+    def _chat(self, number: int, opened) -> Generator:
         config = self.config
         rng = random.Random(f"chats/{config.seed}/{number}")
         temperatures = [value for value, _ in TEMPERATURES]
@@ -359,13 +338,8 @@ class ChatWriter:
         messages = [*messages, {"role": "assistant", "content": self.pair.text_of(answer)}]
         return number, {"temperature": temperature, "messages": messages, "answer_ids": answer}
 
-    def _made_up(
-        self, text: _Text, rng: random.Random
-    ) -> Generator[Forward, Any, list[Message] | None]:
-        """A prompt in the target's own words, None if it does not end.
-
-        It is returned as text, since it may be written in other tokens.
-        """
+    def _made_up(self, text: _Text, rng: random.Random) -> Generator:
+        """A prompt in the target's own words, as text; None if it does not end."""
         tokenizer = self.pair.tokenizer
         opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
         limit = self.config.prompt_tok - len(opening)
@@ -386,18 +360,8 @@ class _Text:
         self.cache = target.new_cache(room)
         self.cache.append(opened)
 
-    def continued(
-        self,
-        ids: list[int],
-        most: int,
-        stops: frozenset[int],
-        temperature: float,
-        rng: random.Random,
-    ) -> Generator[Forward, Any, list[int]]:
-        """At most `most` tokens after `ids`, up to the first of `stops`.
-
-        Only the part of `ids` missing in the cache is read.
-        """
+    def continued(self, ids: list[int], most: int, stops, temperature: float, rng) -> Generator:
+        """At most `most` tokens after `ids`, up to the first of `stops`; reads what is missing."""
         # the last one is always read: its row picks the first token
         shared = len(commonprefix([self.ids, ids[:-1]]))
         self.cache.truncate(shared)
@@ -432,14 +396,13 @@ def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
     pair.ids_of(messages)
     text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if text.count(MARKER) != 1:
-        why = f"the chat template of {pair.name!r} does not show a user's text once"
-        raise SpecdecError(f"{why}; write chats with another model.")
+        raise SpecdecError(f"the chat template of {pair.name!r} does not show a user's text once.")
     before, after = text.split(MARKER)
     encode = pair.tokenizer.encode
     return encode(before, add_special_tokens=False), encode(after, add_special_tokens=False)
 
 
-def read_prompts(path: Path) -> list[list[Message]]:
+def read_prompts(path: Path) -> list[list[dict]]:
     """Prompts of a file as chat messages, one per line.
 
     A line is plain text ("\\n" is a line break) or, in a .jsonl file, JSON with `prompt` or
@@ -448,7 +411,7 @@ def read_prompts(path: Path) -> list[list[Message]]:
     is_json = Path(path).suffix == ".jsonl"
     prompts = []
     # texts may contain other line ends
-    for number, line in enumerate(_prompt_text(path).split("\n"), 1):
+    for number, line in enumerate(read_text(path, "give a file of prompts").split("\n"), 1):
         if not line.strip():
             continue
         if is_json:
@@ -461,11 +424,7 @@ def read_prompts(path: Path) -> list[list[Message]]:
     return prompts
 
 
-def _prompt_text(path: Path) -> str:
-    return read_text(path, "give a file with one prompt a line")
-
-
-def _json_prompt(line: str, where: str) -> list[Message]:
+def _json_prompt(line: str, where: str) -> list[dict]:
     row = json_line(line, where, "write one JSON object per line")
     prompt = []
     try:

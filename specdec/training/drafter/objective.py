@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from specdec.core.protocols import TargetForward
-from specdec.models.eagle_network import EagleNetwork
 from specdec.models.kv_cache import TreeCache
 from specdec.models.target import Target, TreeMask
 
@@ -41,18 +40,16 @@ class TargetOutput:
 class TokenBatch:
     """Rows of packed tokens on the training device.
 
-    ids [B, S]. loss_mask [B, S]: 1 on an assistant's tokens. documents [B, S]: index of each
-    token's text, -1 for padding; None if every row is one text.
-    step: the number of the optimiser step, which seeds an objective's randomness. output: the
-    target's output for these rows, if known. collected: the result of the objective's `collect`.
+    documents: index of each token's text, -1 for padding; None if every row is one text. step: the
+    number of the optimiser step, which seeds an objective's randomness.
     """
 
-    ids: Tensor
-    loss_mask: Tensor | None = None
-    documents: Tensor | None = None
+    ids: Tensor  # [B, S]
+    loss_mask: Tensor | None = None  # [B, S] 1 on an assistant's tokens
+    documents: Tensor | None = None  # [B, S]
     step: int = 0
-    output: TargetOutput | None = None
-    collected: object = None
+    output: TargetOutput | None = None  # the target's, if known
+    collected: object = None  # the result of the objective's `collect`
 
 
 @dataclass
@@ -187,22 +184,18 @@ class Objective(Protocol):
     updates = 1
     network = "eagle3"
 
-    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget) -> None:
         """Called once: may change the drafter's modules, or refuse one that does not fit."""
 
-    def measured(
-        self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]
-    ) -> Objective:
+    def measured(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Objective:
         """Called once after `prepare`: the objective with what it measures on the first batches."""
         return self
 
-    def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
+    def collect(self, drafter, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
         """Called once per step: the batch, with what is collected with the current weights."""
         return batch
 
-    def __call__(
-        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
-    ) -> tuple[Tensor, dict]:
+    def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         """(loss, measures): a scalar with gradient, and numbers for a row of the training curve."""
 
 

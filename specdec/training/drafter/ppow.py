@@ -7,13 +7,8 @@ other, as in GRPO:
     A = (R - mean of the group) / (its standard deviation + delta)            0 where all are equal
     R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
 
-    place     hard windows first, where the drafter differs from a certain target  `_choose_places`
-    draft     G windows from every place with the current weights                  `roll_out`
-    verify    k, the number of accepted tokens                                     `_verify`
-    reward    speed, and proximity where nothing was accepted                      `_speed_reward`
-    update    advantages within the group, clipped ratios, divergence              `Ppow.__call__`
-
-Without a reward it is distillation on the drafter's own text, or on the target's.
+`Ppow.collect` places, drafts, verifies and rewards; `Ppow.__call__` is the loss. Without a reward
+it is distillation on the drafter's own text, or on the target's.
 
 A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`,
 which reads the target's features of positions up to i and the tokens up to i + 1, as in a decoding
@@ -31,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.errors import SpecdecError, check_integer, check_name
-from specdec.models.eagle_network import EagleNetwork, vocabulary_ids
+from specdec.models.eagle_network import vocabulary_ids
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch, wide
 from specdec.training.drafter.ttt import columns_of, fuse_norms, unroll
 from specdec.training.loop import mixed_seed
@@ -118,15 +113,13 @@ class Ppow(Objective):
             why = f"the measured reward needs speedups for 0 to {self.window} tokens"
             raise SpecdecError(f"{why}, got {self.speedups}.")
 
-    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget) -> None:
         if drafter.config.generation != 3:
             raise SpecdecError("windows are drafted by EAGLE-3 drafters; this is another kind.")
         if target.embedding.device.type == "cpu":
             fuse_norms(drafter)
 
-    def measured(
-        self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]
-    ) -> Ppow:
+    def measured(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Ppow:
         """With epsilon, if None, set so that PAID_FRAC of the windows with k = 0 are below it."""
         if self.epsilon is not None or self.reward == "none" or not self.eta:
             return self
@@ -140,7 +133,7 @@ class Ppow(Objective):
         epsilon = float(rejected.quantile(PAID_FRAC)) if len(rejected) else 0.0
         return replace(self, epsilon=epsilon)
 
-    def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
+    def collect(self, drafter, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
         """The batch with its `Windows`: drafted, verified and rewarded with the current weights."""
         batch = replace(batch, output=target(batch))
         generator = torch.Generator(batch.ids.device)
@@ -167,9 +160,8 @@ class Ppow(Objective):
         log_q = torch.log_softmax(logits / self.temperature, -1)
         log_q_drafted = at_columns(log_q, columns)
         # 3. how many tokens are accepted
-        accepted, none_frac = self._verify(
-            tempered, drafted, log_p_drafted, log_q_drafted, generator
-        )
+        both = log_p_drafted, log_q_drafted
+        accepted, none_frac = self._verify(tempered, drafted, *both, generator)
         # 4. how far a window without any is from the target's own greedy one
         gap = torch.full_like(none_frac, float("inf"))
         needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
@@ -268,9 +260,7 @@ class Ppow(Objective):
             "windows": int(usable.sum()),
         }
 
-    def __call__(
-        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
-    ) -> tuple[Tensor, dict]:
+    def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         windows, measures = batch.collected
         # 1. the windows once more, now with gradients
         features = batch.output.features.to(target.embedding.dtype)
@@ -303,22 +293,19 @@ class Ppow(Objective):
 class Windows:
     """Windows drafted from A = places * group slots, and their results.
 
-    slots [B, A]; drafted [B, A, K] target ids; columns: the same as columns of the head, -1 for a
-    token of the text that cannot be drafted. log_p [B, A, K, Vd]: the target along it, over the
-    draft vocabulary, without its mass outside. log_q [B, A, K]: of the drafted tokens when they
-    were drafted. accepted, rewards [B, A]. usable [B, places]. gap [B, A]: nats by which the target
-    prefers its own greedy window, infinite if not computed.
+    log_p: the target along them, without its mass outside the draft vocabulary. log_q: of the
+    drafted tokens when they were drafted.
     """
 
-    slots: Tensor
-    drafted: Tensor
-    columns: Tensor
-    log_p: Tensor
-    log_q: Tensor
-    accepted: Tensor
-    rewards: Tensor
-    usable: Tensor
-    gap: Tensor
+    slots: Tensor  # [B, A]
+    drafted: Tensor  # [B, A, K] ids of the target
+    columns: Tensor  # [B, A, K] of the head, -1 for a token that cannot be drafted
+    log_p: Tensor  # [B, A, K, Vd]
+    log_q: Tensor  # [B, A, K]
+    accepted: Tensor  # [B, A]
+    rewards: Tensor  # [B, A]
+    usable: Tensor  # [B, places]
+    gap: Tensor  # [B, A] nats by which the target prefers its greedy window, inf: not computed
 
 
 def group_advantages(rewards: Tensor, group: int, delta: float) -> Tensor:
@@ -379,12 +366,7 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
 
 @torch.no_grad()
 def roll_out(
-    network,
-    embedding,
-    batch: TokenBatch,
-    slots: Tensor,
-    fixed: Tensor,
-    choose: Callable[[Tensor], Tensor],
+    network, embedding: Tensor, batch: TokenBatch, slots: Tensor, fixed: Tensor, choose: Callable
 ) -> tuple[Tensor, Tensor]:
     """Windows from `slots` [B, A]: (drafted [B, A, K] as target ids, logits [B, A, K, Vd]).
 
@@ -397,9 +379,8 @@ def roll_out(
     drafted = fixed.clone()
     logits = []
     features = batch.output.features.to(embedding.dtype)
-    for step, hidden in enumerate(
-        unroll(network, embedding, features, batch, steps, slots, drafted)
-    ):
+    states = unroll(network, embedding, features, batch, steps, slots, drafted)
+    for step, hidden in enumerate(states):
         logits.append(wide(network.head(hidden, step)))
         chosen = ids[choose(logits[-1])]
         drafted[..., step] = torch.where(fixed[..., step] < 0, chosen, fixed[..., step])

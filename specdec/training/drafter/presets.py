@@ -130,8 +130,10 @@ class Settings:
     max_new_tokens: int = 256
 
     def __post_init__(self):
-        counts = ("batch", "length", "steps", "passes", "measure_every")
-        check_fields(self, **dict.fromkeys(counts, (1, math.inf)))
+        least = (1, math.inf)
+        check_fields(
+            self, batch=least, length=least, steps=least, passes=least, measure_every=least
+        )
         if self.fc_norm is not None:
             check_name("fc_norm", self.fc_norm, ("each", "joint"))
 

@@ -8,10 +8,9 @@ p = i + s:
     is rotated as    position p
     learns           the target's distribution of t_{p+2}, which is the target's output at p + 1
 
-(EAGLE-3 section 3.2; sheet section 8.) Other objectives on the given text (`Supervised`: hard
-labels, HASS, EAGLE-1's features, GRIFFIN) are this test with other labels, weights and gradients.
-The released HASS code multiplies attention scores by a mask of 0 and 1 before the softmax, so that
-masked keys still get weight; here they are masked, as in decoding.
+(EAGLE-3 section 3.2; sheet section 8.) Other objectives on the given text are this test with other
+labels, weights and gradients. The released HASS code multiplies attention scores by a mask of 0 and
+1 before the softmax, so that masked keys still get weight; here they are masked, as in decoding.
 """
 
 from __future__ import annotations
@@ -50,13 +49,12 @@ class LossRules:
     """Which slots count, and how much. `RULES` holds EAGLE-3's official ones and ours.
 
     steps, decay: step s weighs decay**s; EAGLE-3 unrolls 7 steps at 0.8.
-    official: a position counts if its loss_mask is 1, up to two tokens before the taught token; a
-        uniform distribution is taught where the stream runs out of teacher; each step's sum is
-        divided by all B * S slots. Ours: both the token read and the token taught have loss_mask
-        1, as in drafting inside an answer; the sum is divided by the slots that count.
-    aligned_top: a slot counts at a step only if at each earlier step the text's token was among its
-        top so many (GRIFFIN's token alignment, 3): a path that drafting would not follow teaches
-        nothing. 0: always. GRIFFIN's code checks the neighbouring slot for the earlier steps.
+    official: a position counts if its loss_mask is 1, a uniform distribution is taught where the
+        stream runs out of teacher, and each step's sum is divided by all B * S slots. Ours: the
+        token read and the token taught have loss_mask 1, as in drafting inside an answer; the sum
+        is divided by the slots that count.
+    aligned_top: a slot counts only while the text's tokens were among its top so many (GRIFFIN's
+        token alignment, 3; its code checks the neighbouring slot). 0: always.
     """
 
     steps: int = 7
@@ -83,14 +81,12 @@ class TrainingTimeTest(Objective):
 
     rules: LossRules = RULES["ours"]
 
-    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget) -> None:
         # on a CPU autograd's intermediate tensors cost more than the small matrix products
         if target.embedding.device.type == "cpu":
             fuse_norms(drafter)
 
-    def __call__(
-        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
-    ) -> tuple[Tensor, dict]:
+    def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         return Supervised(self.rules, labels="soft")(drafter, target, batch)
 
 
@@ -98,13 +94,12 @@ class TrainingTimeTest(Objective):
 class Supervised(Objective):
     """Cross-entropy along the text over unrolled steps.
 
-    labels: the target's distribution ("soft") or the text's own token ("hard", as in PPOW's
-    continued supervised training). soft_weight: of that cross-entropy. top_k, top_weight: of the
-    same over only the target's top_k likeliest tokens. feature_weight: of the smooth L1 distance of
-    each state from the target's last hidden state (EAGLE-1's networks only). noise: of uniform
-    noise on the features, 512 / length times as wide. detach: no gradient from a step to the
-    previous one. errors_only: count only where the drafter's likeliest token is not the target's
-    (OSD's rule). network: the kind that it trains.
+    labels: the target's distribution ("soft") or the text's token ("hard"). soft_weight: of that
+    cross-entropy; top_weight: of the same over the target's top_k likeliest tokens. feature_weight:
+    of the smooth L1 distance of each state from the target's last one (EAGLE-1's networks only).
+    noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a
+    step to the previous one. errors_only: count only where the drafter's likeliest token is not the
+    target's (OSD's rule).
     """
 
     rules: LossRules = LossRules()
@@ -122,7 +117,7 @@ class Supervised(Objective):
     def __post_init__(self):
         check_name("labels", self.labels, ("soft", "hard"))
 
-    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget) -> None:
         if self.feature_weight and drafter.config.generation != 1:
             why = "this drafter's states are no features of the target"
             raise SpecdecError(f"{why}; set feature_weight to 0.")
@@ -131,9 +126,7 @@ class Supervised(Objective):
             why = f"a drafter of {heads} heads cannot be taught {self.rules.steps} steps"
             raise SpecdecError(f"{why}; lower rules.steps.")
 
-    def __call__(
-        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
-    ) -> tuple[Tensor, dict]:
+    def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         # 1. the labels, and the slots that count at some step
         output = target(batch)
         with torch.no_grad():
@@ -240,9 +233,8 @@ class Teacher:
     """The target's distributions over the draft vocabulary at the R positions that may count.
 
     probs [R, Vd], best [R]: their likeliest column. row [B, S]: the row of stream position p, or -1
-    if p does not count. masked_tok [steps]: loss-mask tokens still in the stream at each step (the
-    official accuracies' denominators). missing_mass_frac: mean probability outside the draft
-    vocabulary, before renormalising.
+    if p does not count. masked_tok [steps]: the official accuracies' denominators.
+    missing_mass_frac: mean probability outside the draft vocabulary, before renormalising.
     """
 
     probs: Tensor
@@ -265,14 +257,8 @@ def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return ids - torch.arange(size), membership
 
 
-def teach(
-    network: EagleNetwork, output: TargetOutput, batch: TokenBatch, rules: LossRules
-) -> Teacher:
-    """The teacher from the target's output.
-
-    The softmax of a position is computed once for all steps: at step s the same distributions
-    apply s slots further left.
-    """
+def teach(network, output: TargetOutput, batch: TokenBatch, rules: LossRules) -> Teacher:
+    """The teacher of all steps: at step s the same distributions apply s slots further left."""
     # 1. the positions that may count
     mask = batch.loss_mask.bool()
     if not rules.official:
@@ -310,14 +296,13 @@ def unroll(
 ) -> Iterator[Tensor]:
     """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1.
 
-    embedding [V, H]: the target's frozen table. features [B, S, taps * Ht]. slots [B, A]: the slots
-    to follow, default all; repetitions are allowed. drafted [B, A, steps]: slots read drafted[...,
-    s - 1] at step s > 0 in place of the text's token; it is read when step s begins, so that the
-    caller may draft while iterating. detach: no gradient from a step to the previous one.
+    embedding [V, H]: the target's. features [B, S, taps * Ht]. slots [B, A]: those to follow,
+    default all. drafted [B, A, steps]: slots read drafted[..., s - 1] at step s > 0 in place of the
+    text's token; it is read when step s begins, so that the caller may draft while iterating.
+    detach: no gradient from a step to the previous one.
 
-    Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i (of its own
-    document) and to its own keys of steps 1 .. s; all keys and values keep their gradients. Heads
-    (`HeadsNetwork`) have at most as many steps as heads.
+    Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i of its document and
+    to its own keys of steps 1 .. s. Heads have at most as many steps as heads.
     """
     if slots is None:
         slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
@@ -366,9 +351,8 @@ def _unroll_layer(
     memories: list[list[Tensor]] = [[] for _ in layers]
     hidden = network.fuse(features)
     bias = _causal_bias(documents_of(batch)).to(hidden.dtype)  # [B, S, S]
-    cos, sin = rotary_tables(config.head_dim, config.rope_theta, length + steps, stream.device)
-    cos = cos.to(hidden.dtype)
-    sin = sin.to(hidden.dtype)
+    tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, stream.device)
+    cos, sin = (table.to(hidden.dtype) for table in tables)
     # at step 0 every slot gives a key; later steps only follow `slots`
     at = torch.arange(length, device=stream.device).expand_as(batch.ids)
     if config.block:
