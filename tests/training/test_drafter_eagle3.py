@@ -1,8 +1,8 @@
-"""EAGLE-3's training-time test: the loss against a slow oracle and golden vectors, and trainings."""
+"""EAGLE-3's training-time test: against a slow oracle and golden vectors; whole trainings."""
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ from fakes.golden import GOLDEN, needs_golden
 from fakes.killed import killed_at
 from fakes.refusals import refusal
 from safetensors.torch import load_file
-from torch import Tensor
 
 from specdec.models.eagle_network import (
     EagleConfig,
@@ -22,9 +21,9 @@ from specdec.models.eagle_network import (
     rotary_tables,
     rotate,
 )
-from specdec.training.drafter import eagle3, texts, ttt
+from specdec.training.drafter import eagle3, ttt
 from specdec.training.drafter.accuracy import TAU, TOP1, learning_curve
-from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
+from specdec.training.drafter.objective import FrozenTarget, TargetOutput, TokenBatch
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.ttt import (
     RULES,
@@ -271,44 +270,6 @@ def test_held_out_text_is_measured_and_the_average_weighs_the_last_steps(tmp_pat
         mean += (weight - mean) / max(1, 0.3 * (number + 1))
     averaged = weights_of(folder)["fc.weight"].float()
     torch.testing.assert_close(averaged, mean, rtol=0.01, atol=1e-4)
-
-
-def test_a_resumed_run_on_time_reads_the_text_it_began_with(tmp_path, monkeypatch):
-    minutes = []
-    regenerate = texts.chats.regenerate
-
-    def noted(*given, **options):
-        minutes.append(options["minutes"])
-        return regenerate(*given, **options)
-
-    monkeypatch.setattr(texts.chats, "regenerate", noted)
-    for _ in range(2):
-        with killed_at(eagle3.DrafterRun, "step", 2):
-            trained(tmp_path, budget=Budget(minutes=4.0))
-    assert minutes == [1.0, 0]
-
-
-@dataclass(frozen=True)
-class HeadToZero(Objective):
-    """A stand-in for objectives to come: it gets all that it needs."""
-
-    def __call__(self, drafter, target, batch):
-        output = target(batch)
-        assert output.logits.shape[:2] == batch.ids.shape == batch.loss_mask.shape
-        assert target.embedding.dtype == drafter.fc.weight.dtype
-        loss = sum((weight.float() ** 2).sum() for weight in drafter.parameters())
-        return loss, {"step_seen": batch.step}
-
-
-def test_another_objective_starts_from_a_trained_drafter(tmp_path):
-    first = trained(tmp_path / "first", replace(TOY, regenerate_chats=0))
-    still = replace(TOY, regenerate_chats=0, steps=2, learning_rate=0.0)
-    options = dict(objective=HeadToZero(), start_from=first)
-    assert same_weights(first, trained(tmp_path / "same", still, **options))
-    smaller = trained(tmp_path / "smaller", replace(still, learning_rate=0.01), **options)
-    norms = [weights_of(folder)["fc.weight"].float().norm() for folder in (first, smaller)]
-    assert norms[1] < norms[0]
-    assert curve_of(tmp_path / "same")["step_seen"].tolist() == [0, 1]
 
 
 def test_training_lowers_the_loss_and_writes_the_official_layout(tmp_path):

@@ -1,4 +1,4 @@
-"""What drafters learn from: chats, the target's own answers, packed rows, held-out chats, curves."""
+"""What drafters learn from: chats, the target's own answers, packed rows, held-out chats."""
 
 import itertools
 import json
@@ -282,7 +282,10 @@ def test_own_answers_are_written_first_where_settings_ask(tmp_path, monkeypatch)
     monkeypatch.setattr(chats, "regenerate", regenerate)
     settings = Settings(48, batch=2, length=48, regenerate_chats=3, max_new_tokens=9)
 
-    def text_of(settings=settings, budget=Budget(minutes=8.0, seed=5), source=ChatList(CHATS)):
+    budget = Budget(minutes=8.0, seed=5)
+
+    def text_of(settings=settings, source=None):
+        source = source or ChatList(CHATS)
         return texts.training_text(*chat_target(), source, settings, tmp_path, budget)
 
     text = text_of()

@@ -1,4 +1,4 @@
-"""Every preset of a training is the one in presets.yml: whoever changes a number changes it there."""
+"""Every preset of a training is the one in presets.yml, and is changed there too."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
