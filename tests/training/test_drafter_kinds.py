@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 import torch
 from fakes.chats import CHATS, chat_target, curve_of
-from fakes.pairs import random_drafter, random_pair, random_target, shared_bigrams, spread
+from fakes.pairs import random_pair, shared_bigrams, spread
 from fakes.refusals import refusal
 
 import specdec
 from specdec.core.decode import autoregress, decode
-from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.evaluation.lossless import audit
-from specdec.models.eagle_network import EagleConfig
-from specdec.models.heads import HeadsConfig, HydraDrafter, HydraNetwork
 from specdec.models.load import load_drafter
-from specdec.models.small_lm import SmallLM
-from specdec.models.target import Target
 from specdec.training.drafter import ttt
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
@@ -206,37 +201,23 @@ def test_it_learns_every_few_cycles_from_what_was_written(monkeypatch):
     assert out.prompt_tok == 3 and out.text == online.pair.text_of(out.tokens)
 
 
-LAYER = EagleConfig(32, 32, 4, 2, 24, 24, 32, generation=1, num_taps=1, taps=(8,))
-HEADS = HeadsConfig(32, 24, 24, num_heads=3, taps=(8,), path="layer", layer=LAYER)
-OTHERS = {
-    "eagle3": lambda target: random_drafter(target, seed=4),
-    "hydra++": lambda target: HydraDrafter(HydraNetwork(HEADS), target),
-    "griffin": lambda target: random_drafter(target, generation=1, num_taps=1, griffin=True),
-    "lm": lambda target: SmallLM(random_target(24, hidden=16, layers=1, seed=8), target),
-}
-OF_OTHERS = {"eagle3": objective_named("osd")}
-for _name, _levels in (("hydra++", 3), ("griffin", 4), ("lm", 4)):
-    OF_OTHERS[_name] = Supervised(LossRules(_levels), labels="soft", errors_only=True)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_served_text_takes_fewer_cycles_again(name):
-    target = Target(random_target(24, seed=3))
-    pair = Pair(target, OTHERS[name](target), name=name)
+def test_a_served_text_takes_fewer_cycles_again():
+    pair = random_pair(seed=3)
     settings = dict(max_new_tokens=40, stop_tokens=())
     expected = autoregress(pair, [1, 2, 3], **settings).tokens
     cold = decode(pair, [1, 2, 3], CHAIN, **settings)
     online = OnlineDrafter(pair, config=OnlineConfig(every=1, learning_rate=0.01))
-    assert online.run.objective == OF_OTHERS[name]
     for _ in range(2):
         assert online.decode([1, 2, 3], CHAIN, **settings).tokens == expected
     # by the weights that now draft
-    assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.8 * len(cold.rows)
+    assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.7 * len(cold.rows)
 
 
 def test_what_cannot_learn_online_is_refused():
-    for pair in (random_pair(drafter_fields={"hidden": 16}), shared_bigrams()):
-        assert "only EAGLE's layers" in refusal(OnlineDrafter, pair)
+    griffin = dict(generation=1, num_taps=1, griffin=True)
+    own = random_pair(drafter_fields={"hidden": 16})
+    for pair in (own, random_pair(drafter_fields=griffin), shared_bigrams()):
+        assert "only EAGLE-3 drafters" in refusal(OnlineDrafter, pair)
     assert "every must be" in refusal(OnlineDrafter, random_pair(), config=OnlineConfig(every=0))
 
 

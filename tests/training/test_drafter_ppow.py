@@ -384,14 +384,6 @@ def test_hard_labels_are_the_texts_tokens(scene):
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_only_errors_count_where_that_is_asked(scene):
-    _, network, target, batch = scene
-    loss = Supervised(LossRules(1), "soft")
-    every, measures = loss(network, target, batch)
-    wrong, _ = replace(loss, errors_only=True)(network, target, batch)
-    assert 0 < float(wrong.detach()) < float(every.detach()) or measures["accuracy_0"] == 0
-
-
 SETTINGS = Continued(
     48,
     steps=6,

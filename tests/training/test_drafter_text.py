@@ -312,13 +312,13 @@ def test_a_learning_curve_holds_the_measurements_and_the_result(tmp_path):
     rows = pd.concat([measured, pd.DataFrame({"step": [1]})]).sort_values("step")
     folder = tmp_path / "drafter_training"
     runs.write_json(folder / "plan.json", {"finished": False})
+    runs.write_table(folder / "loss.parquet", rows.drop(columns=TAU))
     assert "measured nothing on held-out text" in refusal(learning_curve, tmp_path)
-    runs.Shards(folder / "loss").write(0, rows)
+    runs.write_table(folder / "loss.parquet", rows)
     pd.testing.assert_frame_equal(learning_curve(tmp_path), measured)
     last = dict(zip(names, (3, 30, 15, 0.5, 0.3, 1.75), strict=True))
     results = {name: last[name] for name in names[1:]} | {"draft_vocab_size": 9}
     runs.write_json(folder / "plan.json", {"finished": True, "steps_done": 3, "results": results})
-    runs.write_table(folder / "loss.parquet", rows)
     expected = pd.concat([measured, pd.DataFrame([last])], ignore_index=True)
     pd.testing.assert_frame_equal(learning_curve(tmp_path), expected)
 

@@ -44,7 +44,6 @@ def draft_accuracy(
     Returns a dict:
         tau_chain      tokens per cycle of greedy chain drafting, bonus token included
         cycles         number of these cycles, and emitted_tok of the tokens
-        positions_tok  [drafts] how many tokens are counted at each draft step
         rank_frac      [drafts, top_k] how often the text's token is the drafter's first, second, ..
                        choice, given that the tokens before it are the text's
     """
@@ -73,7 +72,6 @@ def draft_accuracy(
         "tau_chain": emitted / cycles,
         "cycles": cycles,
         "emitted_tok": emitted,
-        "positions_tok": positions,
         "rank_frac": by_rank / np.maximum(positions, 1)[:, None],
     }
 
@@ -136,12 +134,10 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
     """
     folder = Path(out_dir) / "drafter_training"
     plan = runs.read_json(folder / "plan.json")
+    rows = runs.read_table(folder / "loss.parquet")
     if plan["finished"]:
         last = {"step": plan["steps_done"], **plan["results"]}
-        rows = pd.concat([runs.read_table(folder / "loss.parquet"), pd.DataFrame([last])])
-    else:
-        shards = runs.Shards(folder / "loss")
-        rows = shards.read() if shards.done() else pd.DataFrame()
+        rows = pd.concat([rows, pd.DataFrame([last])])
     if TAU not in rows:
         why = f"the training in {out_dir} measured nothing on held-out text (held_out)"
         raise SpecdecError(f"{why}.")

@@ -26,15 +26,13 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.eagle_network import EagleNetwork, network_of
-from specdec.models.heads import HeadsNetwork, heads_network
-from specdec.models.small_lm import LMNetwork, SmallLM
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import ChatList
 from specdec.training.drafter.networks import begun, check_start, load_target, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
 from specdec.training.drafter.texts import training_text
-from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
+from specdec.training.drafter.ttt import TrainingTimeTest
 from specdec.training.loop import Best, TrainingRun, compute_dtype
 
 # batches for an objective's measurements before the first step
@@ -242,22 +240,18 @@ class DrafterRun:
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """How a drafter learns while it serves.
+    """How a drafter learns while it serves."""
 
-    every: cycles between two steps. learning_rate: OSD's own is 1e-5. longest: number of newest
-    tokens that a step reads.
-    """
-
-    every: int = 8
-    learning_rate: float = 1e-5
-    longest: int = 256
+    every: int = 8  # cycles between two steps
+    learning_rate: float = 1e-5  # OSD's own
+    longest: int = 256  # newest tokens that a step reads
 
 
 class OnlineDrafter:
     """A pair whose drafter learns from the texts it helps to write.
 
-    It has EAGLE's layers, heads, or is a small language model. objective: default OSD's rule, which
-    learns only where the drafter was corrected.
+    It is an EAGLE-3 drafter. objective: default OSD's rule, which learns only where the drafter was
+    corrected.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -277,16 +271,13 @@ class OnlineDrafter:
         self.config = config
         self.steps = 0
         self._served: TokenBatch | None = None
-        taps = pair.drafter.taps or (pair.target.num_layers,)
         network = trainable(pair)
-        self.network = pair.drafter.network
-        if not isinstance(network, LMNetwork):
-            # a packed network cannot change
-            self.network = trainable(pair).requires_grad_(False).eval()
-            pair.drafter.network = self.network
-        frozen = FrozenTarget(pair.target.model, taps)
+        # a packed network cannot change
+        self.network = trainable(pair).requires_grad_(False).eval()
+        frozen = FrozenTarget(pair.target.model, pair.drafter.taps)
+        pair.drafter.network = self.network
         settings = Settings(muon=False, learning_rate=config.learning_rate)
-        objective = objective or _osd_for(network)
+        objective = objective or objective_named("osd")
         self.run = DrafterRun(frozen, network, self, objective, settings)
 
     def batch(self, number: int) -> TokenBatch:
@@ -326,14 +317,6 @@ class OnlineDrafter:
         return measures
 
 
-def _osd_for(network: nn.Module) -> Objective:
-    """OSD's rule; windows are drafted by EAGLE-3 drafters only, others learn along the text."""
-    if network.config.generation == 3:
-        return objective_named("osd")
-    levels = min(4, getattr(network.config, "num_heads", 4))
-    return Supervised(LossRules(levels), labels="soft", errors_only=True)
-
-
 def _both(first: nn.Module, second: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """The parameters of two equal networks, side by side."""
     return zip(first.parameters(), second.parameters(), strict=True)
@@ -346,19 +329,12 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
         weight.copy_(other)
 
 
-def trainable(pair: Pair) -> nn.Module:
-    """A trainable copy of the drafter's network. SpecdecError if it has none."""
-    drafter = pair.drafter
-    network = None if drafter is None else drafter.network
-    if isinstance(drafter, SmallLM):
-        network = LMNetwork(copy.deepcopy(network), (pair.target.num_layers,))
-        return network.requires_grad_(True)
-    if not isinstance(network, EagleNetwork | HeadsNetwork) or network.config.own_embedding:
-        what = "EAGLE's layers, heads and small language models"
-        raise SpecdecError(f"only {what} can learn while they serve.")
-    fresh = network_of if isinstance(network, EagleNetwork) else heads_network
-    trained = fresh(network.config).to(pair.target.device)
-    trained.load_state_dict(network.state_dict())
-    if not hasattr(trained, "lm_head"):
-        trained.use_head(pair.target.model.get_output_embeddings())
-    return trained
+def trainable(pair: Pair) -> EagleNetwork:
+    """A copy of the pair's EAGLE-3 network, with its own weights. SpecdecError for others."""
+    network = None if pair.drafter is None else pair.drafter.network
+    is_eagle = isinstance(network, EagleNetwork) and network.config.generation == 3
+    if not is_eagle or network.config.own_embedding:
+        raise SpecdecError("only EAGLE-3 drafters can learn while they serve; use another drafter.")
+    copied = network_of(network.config).to(pair.target.device)
+    copied.load_state_dict(network.state_dict())
+    return copied

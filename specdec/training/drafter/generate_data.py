@@ -58,17 +58,13 @@ ROW_BYTES = 12
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """What is written, and how many chats in parallel (rows).
-
-    prompt_tok, answer_tok: token limits; a made-up prompt that does not end by then is dropped, an
-    answer is cut. prompts: file of prompts to answer before others are made up.
-    """
+    """What is written."""
 
     seed: int = 0
-    rows: int = 64
-    prompt_tok: int = 256
-    answer_tok: int = 320
-    prompts: Path = PROMPTS
+    rows: int = 64  # chats in parallel
+    prompt_tok: int = 256  # a made-up prompt that does not end by then is dropped
+    answer_tok: int = 320  # longer answers are cut
+    prompts: Path = PROMPTS  # file of prompts to answer before others are made up
 
     def __post_init__(self):
         least = (1, float("inf"))

@@ -176,13 +176,10 @@ class FrozenTarget:
 
 
 class Objective(Protocol):
-    """What a drafter is trained for: a frozen dataclass, whose fields go into a run's plan.
+    """What a drafter is trained for: a frozen dataclass, whose fields go into a run's plan."""
 
-    updates: optimiser steps per `collect`. network: the kind of network that it trains.
-    """
-
-    updates = 1
-    network = "eagle3"
+    updates = 1  # optimiser steps per `collect`
+    network = "eagle3"  # the kind that it trains
 
     def prepare(self, drafter, target: FrozenTarget) -> None:
         """Called once: may change the drafter's modules, or refuse one that does not fit."""

@@ -90,50 +90,36 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
 class Settings:
     """Training settings of a drafter, for any objective. `PRESETS` holds some.
 
-    draft_vocab_size, intermediate_size: None takes the target's.
-    layers: of a block drafter that is fresh or begins as an EAGLE-3 drafter (start_from).
-    fc_norm: "each" norms every tap separately before fc, for targets whose taps differ in scale;
-        "joint" all of them together.
-    steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
-    passes: over a fixed text; steps is None then. linear_end: see loop.rate_factor.
-    muon: Muon for the matrices, AdamW for head and norms, whose rate is then head_rate.
-    warm_start: initialise the head with the target's own rows, not at random.
     average_frac: measure and write the mean of the weights over about this last fraction of the
-        steps so far; 0: the newest. It approximates the result of a falling rate at any time, so
-        the rate stays at its peak.
-    held_out, held_out_frac: this fraction of the conversations is held out, and the drafter
-        measured on at most so many of them at intervals (of a fixed text only).
-    regenerate_chats: number of training conversations that the target answers anew, with at most
-        max_new_tokens per answer. regenerated_frac: their share of the training text.
+    steps so far; 0: the newest. It approximates the result of a falling rate at any time, so the
+    rate stays at its peak.
     """
 
-    draft_vocab_size: int | None = None
-    intermediate_size: int | None = None
-    layers: int = 1
-    fc_norm: str | None = None
+    draft_vocab_size: int | None = None  # None: the target's
+    intermediate_size: int | None = None  # None: the target's
+    layers: int = 1  # of a block drafter that is fresh or begins as an EAGLE-3 drafter
+    fc_norm: str | None = None  # before fc: "each" tap by itself, or "joint"
     learning_rate: float = 0.015
-    head_rate: float | None = None
+    head_rate: float | None = None  # of AdamW; None: as of Muon
     warmup_steps: int = 40
-    linear_end: int | None = None
+    linear_end: int | None = None  # see loop.rate_factor
     clip_norm: float = 0.5
-    muon: bool = True
-    warm_start: bool = True
+    muon: bool = True  # Muon for the matrices, AdamW for head and norms
+    warm_start: bool = True  # initialise the head with the target's rows
     average_frac: float = 0.0
-    batch: int = 8
-    length: int = 256
+    batch: int = 8  # rows in a step
+    length: int = 256  # packed tokens in a row
     steps: int | None = 1000
-    passes: int | None = None
-    held_out: int = 0
+    passes: int | None = None  # over a fixed text; steps is None then
+    held_out: int = 0  # at most so many conversations of a fixed text, to measure on
     held_out_frac: float = 0.02
-    regenerate_chats: int = 0
-    regenerated_frac: float = 0.75
-    max_new_tokens: int = 256
+    regenerate_chats: int = 0  # conversations that the target answers anew
+    regenerated_frac: float = 0.75  # their share of the training text
+    max_new_tokens: int = 256  # of these answers
 
     def __post_init__(self):
-        least = (1, math.inf)
-        check_fields(
-            self, batch=least, length=least, steps=least, passes=least, measure_every=least
-        )
+        counts = ("batch", "length", "steps", "passes", "measure_every")
+        check_fields(self, **dict.fromkeys(counts, (1, math.inf)))
         if self.fc_norm is not None:
             check_name("fc_norm", self.fc_norm, ("each", "joint"))
 
@@ -157,19 +143,17 @@ class Settings:
 class Continued(Settings):
     """Settings for continuing a trained drafter: measured at even intervals, the best weights kept.
 
-    measure_every: steps between two measurements on held-out text. The rate rises over 3 % of the
-    steps, then falls as a cosine to zero.
+    The rate rises over 3 % of the steps, then falls as a cosine to zero.
     """
 
-    # ours; for 8B targets about 1e-5
-    learning_rate: float = 1e-4
+    learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
     muon: bool = False
     batch: int = 4
     steps: int | None = 300
     passes: int | None = 1
     held_out: int = 24
     held_out_frac: float = 0.1
-    measure_every: int = 25
+    measure_every: int = 25  # steps
 
     def rate_factor(self, step: int, last_step: int | None) -> float:
         if last_step is None:
@@ -183,17 +167,13 @@ class Continued(Settings):
 
 @dataclass(frozen=True)
 class Budget:
-    """Duration and place of a training.
-
-    minutes: time limit. steps: number of steps; without either, the preset's number. threads: CPU
-    threads, for the whole process. device: default a GPU if there is one.
-    """
+    """Duration and place of a training; without minutes or steps it is the preset's."""
 
     minutes: float | None = None
     steps: int | None = None
     seed: int = 0
-    threads: int | None = None
-    device: str | None = None
+    threads: int | None = None  # of the CPU, for the whole process
+    device: str | None = None  # default a GPU if there is one
 
     def __post_init__(self):
         # torch's own limit of seeds

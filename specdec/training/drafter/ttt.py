@@ -98,8 +98,7 @@ class Supervised(Objective):
     cross-entropy; top_weight: of the same over the target's top_k likeliest tokens. feature_weight:
     of the smooth L1 distance of each state from the target's last one (EAGLE-1's networks only).
     noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a
-    step to the previous one. errors_only: count only where the drafter's likeliest token is not the
-    target's (OSD's rule).
+    step to the previous one.
     """
 
     rules: LossRules = LossRules()
@@ -110,7 +109,6 @@ class Supervised(Objective):
     feature_weight: float = 0.0
     noise: float = 0.0
     detach: bool = False
-    errors_only: bool = False
     network: str = "eagle3"
     seed: int = 0
 
@@ -155,7 +153,7 @@ class Supervised(Objective):
             # 3. the loss and the accuracy of these slots
             logits = drafter.head(state, step)  # [counted, Vd]
             scores = logits.detach()
-            loss = self._cross_entropy(logits, probs[index], teacher.best[index])
+            loss = -(probs[index] * torch.log_softmax(wide(logits), -1)).sum()
             if self.feature_weight:
                 # the slot at position p predicts the feature of p + 1
                 feature = output.features[rows, place + 1].float()
@@ -174,14 +172,6 @@ class Supervised(Objective):
                 among_top = (likeliest + drafter.d2t[likeliest] == tokens[:, None]).any(1)
                 aligned = torch.zeros_like(counted).masked_scatter_(counted, among_top)
         return self._weighted(losses, hits, counts, teacher, batch)
-
-    def _cross_entropy(self, logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-        """-sum_v p_v log softmax(z)_v, summed over rows. [N, Vd], [N, Vd], [N] -> scalar"""
-        if self.errors_only:
-            wrong = logits.detach().argmax(-1) != best
-            probs = probs[wrong]
-            logits = logits[wrong]
-        return -(probs * torch.log_softmax(wide(logits), -1)).sum()
 
     def _weighted(self, losses, hits, counts, teacher, batch) -> tuple[Tensor, dict]:
         """The steps' sums per slot, weighted by step; and the values for a training curve."""
