@@ -569,7 +569,6 @@ def generate_data(
     device: str = "auto",
     device_map: str | None = None,
     threads: int | None = None,
-    estimate: bool = False,
 ) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     import torch
@@ -586,13 +585,8 @@ def generate_data(
     config = chats.ChatConfig(**how)
     where = {"device_map": device_map} if device_map else {}
     pair = load_pair(target=target, dtype=dtype, device=device, **where)
-    files = chats.open_chats(pair, config, out, folder)
-    missing = total - files.answer_tok
-    if missing > 0:
-        print(chats.estimate_chats(pair, config, missing), file=sys.stderr)
-    if missing > 0 and not estimate:
-        end = {"tokens": total, "minutes": minutes, "benchmarks": folder}
-        files = chats.generate_chats(pair, config, out, **end)
+    end = {"tokens": total, "minutes": minutes, "benchmarks": folder}
+    files = chats.generate_chats(pair, config, out, **end)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
     print(f"{out} holds {files.answer_tok:,} answer tokens ({counts}).")
 

@@ -268,14 +268,9 @@ def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, mon
 
 
 def test_the_command_says_what_the_folder_holds(tiny, tmp_path, config, capsys):
-    estimate = generate_data.estimate_chats(tiny, config, 2_000_000)
-    assert estimate.startswith("2,000,000 answer tokens") and estimate.endswith("and 24 MB.")
     places = f"--out {tmp_path}/out --prompts {config.prompts}"
     arguments = f"generate-data tiny {places} --rows 3 --tokens".split()
-    assert cli.main([*arguments, "0.05k", "--estimate"]) == 0
-    assert "50 answer tokens take about" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert cli.main([*arguments, "5"]) == 0
+    assert cli.main([*arguments, "0.05k"]) == 0
     assert "answer tokens (kept" in capsys.readouterr().out
     assert cli.main([*arguments, "many"]) == 2
     assert "--tokens takes a number such as 500k or 3M" in capsys.readouterr().err

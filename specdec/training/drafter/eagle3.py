@@ -54,9 +54,8 @@ def train_drafter(
 
     target: as in `load_pair`, or (model, tokenizer). conversations: lists of chat messages, or a
     source such as `chats.ChatList`. objective: default the preset's, or the training-time test.
-    settings: a Settings or the name of one of PRESETS. budget: writing the target's answers may
-    take a quarter more. start_from: folder of a drafter to continue. A finished run returns at
-    once; an interrupted one continues to the same weights with `resume`.
+    budget: writing the target's answers may take a quarter more. start_from: folder of a drafter to
+    continue. A finished run returns at once; an interrupted one continues to the same weights.
 
     >>> import tempfile
     >>> chat = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5."}]
@@ -70,23 +69,22 @@ def train_drafter(
         settings, usual = preset(settings)
     objective = objective or usual
     budget = budget or Budget()
-    device = budget.place()
-    is_list = isinstance(conversations, list | tuple)
-    source = ChatList(conversations) if is_list else conversations
+    source = conversations
+    if isinstance(source, list):
+        source = ChatList(source)
     # 2. the run on disk; out_dir may hold the target and its own plan too
     folder = Path(out_dir) / "drafter"
     state_dir = Path(out_dir) / "drafter_training"
     described = {"settings": settings, "objective": objective, "conversations": source.key}
     described["start_from"] = check_start(start_from, objective.network)
     described["target"] = type(target[0]).__name__ if isinstance(target, tuple) else str(target)
-    described["seed"] = budget.seed
-    described["minutes"] = budget.minutes
+    described |= {"seed": budget.seed, "minutes": budget.minutes}
     described["steps"] = budget.steps_of(settings)
     training = TrainingRun(state_dir, described, resume)
     if training.finished:
         return folder
     # 3. the target, its text, and the drafter before its first step
-    model, tokenizer = load_target(target, device)
+    model, tokenizer = load_target(target, budget.place())
     text = training_text(model, tokenizer, source, settings, state_dir, budget)
     run = prepared(model, text, objective, settings, budget, start_from)
     training.track(run.parts, run.optimizers)
@@ -98,14 +96,12 @@ def train_drafter(
     save_trained(run.result, folder, model)
     results = {"draft_vocab_size": run.network.config.draft_vocab_size}
     results |= run.measure(training.step)
-    rate_frac = settings.rate_factor(training.step, training.plan["last_step"])
-    training.finish(**results, rate_frac=rate_frac)
+    results["rate_frac"] = settings.rate_factor(training.step, training.plan["last_step"])
+    training.finish(**results)
     return folder
 
 
-def prepared(
-    model, text, objective: Objective, settings: Settings, budget: Budget, start_from
-) -> DrafterRun:
+def prepared(model, text, objective: Objective, settings, budget: Budget, start_from) -> DrafterRun:
     """The run before its first step. Its drafter is fresh, or that of `start_from`."""
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     network = begun(start_from, model, settings, counts, budget.seed, objective.network)

@@ -33,7 +33,7 @@ from tqdm.auto import tqdm
 from specdec import runs
 from specdec.core.decode import drive
 from specdec.core.pair import Pair
-from specdec.core.protocols import TargetForward, together
+from specdec.core.protocols import TargetForward
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError, check_fields, check_number
 from specdec.models.fingerprint import describe_pair
@@ -49,11 +49,6 @@ TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))  # of answers, each with its
 HOLD_OUT = 0.02  # fraction of chats marked for measurements
 # between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
 SLACK_TOK = 32
-# of SmolLM2-135M-Instruct: the answers' share of all tokens written (many prompts never end), mean
-# context of a step, and size of a shard's line per answer token
-ANSWER_SHARE = 0.6
-MEAN_CONTEXT_TOK = 200
-ROW_BYTES = 12
 
 
 @dataclass(frozen=True)
@@ -126,31 +121,6 @@ def open_chats(
     return ChatFiles(Path(out), {"target": target, "settings": settings}, benchmarks)
 
 
-def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) -> str:
-    """Time and disk space for so many answer tokens, by a few timed steps, as a sentence."""
-    target = pair.target
-    ids = (ChatWriter(pair, config).before * MEAN_CONTEXT_TOK)[:MEAN_CONTEXT_TOK]
-    context = torch.tensor(ids, device=target.device)
-    rng = random.Random(0)
-    with pair.inference(plain=True):
-        # 1. rows of the usual length
-        forwards = []
-        for _ in range(config.rows):
-            cache = target.new_cache(len(ids) + steps + 1)
-            target.forward(context, cache, last_only=True)
-            forwards.append(TargetForward(target, context[:1], cache, last_only=True))
-        # 2. steps of all rows together
-        begin = time.perf_counter()
-        for _ in range(steps):
-            for rows in together(forwards):
-                draw(rows.logits[-1], 1.0, rng)
-        rate = ANSWER_SHARE * steps * config.rows / (time.perf_counter() - begin)
-    minutes = tokens / rate / 60
-    megabytes = ROW_BYTES * tokens / 1e6
-    here = f"{minutes:,.0f} minutes here ({rate:.0f} a second, by a few steps)"
-    return f"{tokens:,} answer tokens take about {here} and {megabytes:.0f} MB."
-
-
 class ChatFiles:
     """The folder and its contents.
 
@@ -166,25 +136,20 @@ class ChatFiles:
         self._benchmark = {prompt_digest(text) for text in benchmark_texts(benchmarks)}
         self._prompts: set[bytes] = set()
         self._answers: set[bytes] = set()
+        # 1. the counts of the manifest; a shard written after it is written again
         if self.manifest.is_file():
-            self._continue()
-        # what may not be repeated; tokens are counted again
+            manifest = runs.read_json(self.manifest)
+            for name, value in self.identity.items():
+                if manifest.get(name) != value:
+                    why = f"{self.folder} holds chats made with another {name}"
+                    raise SpecdecError(f"{why}; choose another folder.")
+            self.counts.update(manifest["counts"])
+            (self.folder / _shard(self.counts["shards"])).unlink(missing_ok=True)
+        # 2. what may not be repeated; tokens are counted again
+        self.counts["train_tok"] = self.counts["held_out_tok"] = 0
         for path in sorted(self.folder.glob("*.jsonl")):
             for messages in read_chats(path):
                 self._note({**messages[-1], "messages": messages})
-
-    def _continue(self) -> None:
-        """Take up the counts of the manifest. SpecdecError if it is of other chats."""
-        manifest = runs.read_json(self.manifest)
-        for name, value in self.identity.items():
-            if manifest.get(name) != value:
-                why = f"{self.folder} holds chats made with another {name}"
-                raise SpecdecError(f"{why}; choose another folder.")
-        for name, count in manifest["counts"].items():
-            if not name.endswith("_tok"):
-                self.counts[name] = count
-        # a shard written after the manifest is written again
-        (self.folder / _shard(self.counts["shards"])).unlink(missing_ok=True)
 
     @property
     def next_numbers(self) -> range:
@@ -198,10 +163,7 @@ class ChatFiles:
         return self.counts["train_tok"] + self.counts["held_out_tok"]
 
     def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
-        """Store the next shard.
-
-        chats: (number, row) of all `next_numbers`, in order; the row is None for a failed chat.
-        """
+        """Store the next shard: (number, row) of all `next_numbers`; None for a failed chat."""
         lines = []
         for number, row in chats:
             reason = self._why_not(row)
@@ -294,10 +256,9 @@ class ChatWriter:
             raise SpecdecError(f"{why}; lower prompt_tok or answer_tok.")
 
     def chats(self, numbers: Iterable[int]) -> Iterator[Generator]:
-        """A generator of forwards for each number; start it inside `pair.inference(plain=True)`.
+        """A generator of forwards for each number, inside `pair.inference(plain=True)`.
 
-        It returns (number, row): temperature, messages and answer_ids; None if a prompt did not
-        end, or is too long.
+        It returns (number, row); the row is None if a prompt did not end, or is too long.
         """
         opened = self.target.new_cache(len(self.before))
         ids = torch.tensor(self.before, device=self.target.device)

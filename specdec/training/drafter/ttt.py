@@ -132,8 +132,8 @@ class Supervised(Objective):
             probs, label_row = self._labels(drafter, teacher, batch)
         slots = slots_to_unroll(label_row, self.rules.steps)
         features = self._noisy(output, batch)
-        how = {"slots": slots, "detach": self.detach}
-        states = unroll(drafter, target.embedding, features, batch, self.rules.steps, **how)
+        inputs = (drafter, target.embedding, features, batch)
+        states = unroll(*inputs, self.rules.steps, slots, detach=self.detach)
         documents = documents_of(batch)
         length = batch.ids.shape[1]
         losses = []
@@ -296,28 +296,21 @@ def unroll(
     """
     if slots is None:
         slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
+    if isinstance(network, EagleNetwork):
+        return _unroll_layer(network, embedding, features, batch, steps, slots, drafted, detach)
+    assert drafted is None, "other kinds learn only from the given text"
     if isinstance(network, LMNetwork):
-        assert drafted is None, "a language model learns only from the given text"
         return _unroll_model(network, batch, steps, slots)
-    if isinstance(network, HeadsNetwork):
-        return _unroll_heads(network, embedding, features, batch, steps, slots, drafted)
-    return _unroll_layer(network, embedding, features, batch, steps, slots, drafted, detach)
+    return _unroll_heads(network, embedding, features, batch, steps, slots)
 
 
-def _tokens_read(stream: Tensor, at: Tensor, step: int, drafted: Tensor | None) -> Tensor:
-    """The token that each slot reads at a step: the text's next one, or the one it drafted."""
-    if step and drafted is not None:
-        return drafted[..., step - 1]
-    return stream.gather(1, at + step + 1)
-
-
-def _unroll_heads(network, embedding, features, batch, steps, slots, drafted) -> Iterator[Tensor]:
+def _unroll_heads(network, embedding, features, batch, steps, slots) -> Iterator[Tensor]:
     path = _take(features, slots)
     if network.config.path == "layer":
         path = next(unroll(network.prefix, embedding, features, batch, 1, slots))
     stream = F.pad(batch.ids, (0, steps + 1))
     for step in range(min(steps, network.config.num_heads)):
-        tokens = _tokens_read(stream, slots, step, drafted)
+        tokens = stream.gather(1, slots + step + 1)
         path = network.extend(path, F.embedding(tokens, embedding))
         yield network.state(path, step)
 
@@ -349,12 +342,14 @@ def _unroll_layer(
         steps = min(steps, config.block)
         masked_tokens, masked_states = network.masked(*slots.shape)
     for step in range(steps):
-        # 1. the token and the state that each slot reads; a block's rows read no drafted token
+        # 1. the token and the state that each slot reads
         if step and config.block:
             tokens = masked_tokens[..., step - 1]
             hidden = masked_states[..., step - 1, :]
+        elif step and drafted is not None:
+            tokens = drafted[..., step - 1]
         else:
-            tokens = _tokens_read(stream, at, step, drafted)
+            tokens = stream.gather(1, at + step + 1)
         x, hidden = network.attention_input(F.embedding(tokens, embedding), hidden)
         for number, (layer, memory) in enumerate(zip(layers, memories, strict=True)):
             if number:
