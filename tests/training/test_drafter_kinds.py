@@ -150,8 +150,8 @@ def test_a_drafter_is_taught_and_decodes(tmp_path, name, layers):
         shape = static_tree(pair, prompts[:2], 6, depth=3, max_new_tokens=12)
         assert shape.verify_nodes == 6 and (0,) in shape.choices and shape.depth <= 2
         policies["static"] = specdec.Static.of(shape)
-    found = audit(pair, prompts[:2], policies, max_new_tokens=16, progress=False)
-    assert found.passed and len(found.rows) == 4 * len(policies)
+    result = audit(pair, prompts[:2], policies, max_new_tokens=16, progress=False)
+    assert result.passed and len(result.rows) == 4 * len(policies)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -215,8 +215,8 @@ def test_a_served_text_takes_fewer_cycles_again():
 
 def test_what_cannot_learn_online_is_refused():
     griffin = dict(generation=1, num_taps=1, griffin=True)
-    own = random_pair(drafter_fields={"hidden": 16})
-    for pair in (own, random_pair(drafter_fields=griffin), shared_bigrams()):
+    narrow = random_pair(drafter_fields={"hidden": 16})
+    for pair in (narrow, random_pair(drafter_fields=griffin), shared_bigrams()):
         assert "only EAGLE-3 drafters" in refusal(OnlineDrafter, pair)
     assert "every must be" in refusal(OnlineDrafter, random_pair(), config=OnlineConfig(every=0))
 

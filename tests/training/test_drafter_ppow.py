@@ -46,9 +46,9 @@ def log(*values):
 
 
 def test_advantages_and_clipped_gains_by_hand():
-    found = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
+    result = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
     # groups (1, 3), (0, 0), (0, 4): means 2, 0, 2; deviations 1, 0, 2; delta 1
-    assert found[0].tolist() == pytest.approx([-0.5, 0.5, 0.0, 0.0, -2 / 3, 2 / 3])
+    assert result[0].tolist() == pytest.approx([-0.5, 0.5, 0.0, 0.0, -2 / 3, 2 / 3])
     # 0.893 eight times has a mean that differs from it in float32
     assert not group_advantages(torch.full((1, 24), 0.893), 8, 1e-6).any()
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log()
@@ -60,8 +60,8 @@ def test_advantages_and_clipped_gains_by_hand():
 def test_criticality_and_window_places_by_hand():
     # P = (1/2, 1/2, 0, 0): C = 1 - 1/2; over the draft vocabulary {0, 2} P is (1, 0)
     columns = torch.tensor([0, 2])
-    found = ppow_module.criticality(log(0.5, 0.5, 0.0, 0.0)[None], log(0.25, 0.75)[None], columns)
-    assert float(found) == pytest.approx(0.5 * math.log(4))
+    result = ppow_module.criticality(log(0.5, 0.5, 0.0, 0.0)[None], log(0.25, 0.75)[None], columns)
+    assert float(result) == pytest.approx(0.5 * math.log(4))
     sure, flat = log(1.0, 0.0, 0.0, 0.0), log(0.25, 0.25, 0.25, 0.25)
     values = ppow_module.criticality(sure, flat, torch.arange(4))
     assert float(values) == pytest.approx(math.log(4))
@@ -243,7 +243,7 @@ def test_epsilon_is_measured_so_that_a_fifth_is_paid(scene):
     batches = [replace(batch, step=step) for step in range(6)]
     shape = dict(window=3, group=4, places_per_row=8, epsilon=None)
     objective = Ppow(**shape).measured(network, target, iter(batches))
-    rows = [objective.collect(network, target, one).collected for one in batches]
+    rows = [objective.collect(network, target, item).collected for item in batches]
     none = torch.cat([windows.accepted == 0 for windows, _ in rows])
     near = torch.cat([windows.gap < objective.epsilon for windows, _ in rows]) & none
     assert float(near.sum() / none.sum()) == pytest.approx(0.2, abs=0.02)
@@ -336,15 +336,15 @@ def test_places_follow_the_curriculum_and_the_scores(scene, monkeypatch):
     shares = {"gradual": [0.2, 0.5, 0.74, 0.8, 0.8], "switched": [0.2, 0.2, 0.2, 0.8, 0.8]}
     for curriculum, expected in shares.items():
         config = Ppow(window=3, curriculum_steps=10, curriculum=curriculum)
-        found = []
+        result = []
         for step in (0, 5, 9, 10, 99):
             collected = config.collect(network, target, replace(batch, step=step)).collected
-            found.append(collected[1]["hard_frac"])
-        assert found == pytest.approx(expected)
-    scores, right = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
+            result.append(collected[1]["hard_frac"])
+        assert result == pytest.approx(expected)
+    scores, correct = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
     scores[:, 14] = 1.0
-    right[:, 16] = False
-    monkeypatch.setattr(ppow_module, "divergence_along", lambda *given: (scores, right))
+    correct[:, 16] = False
+    monkeypatch.setattr(ppow_module, "divergence_along", lambda *given: (scores, correct))
     config = Ppow(window=3, places_per_row=32, hard_from=1.0, hard_to=1.0, eta=0.0)
     for places, begins in (("adaptive", [12, 13, 14]), ("errors", [16])):
         windows, _ = replace(config, places=places).collect(network, target, batch).collected
@@ -360,7 +360,7 @@ def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
     best = teacher.probs.topk(3).indices
     torch.testing.assert_close(probs.gather(1, best), 1.1 * teacher.probs.gather(1, best))
     assert float(probs.sum()) < 1.1 * len(teacher.probs) and torch.equal(row, teacher.row)
-    losses = [one(network, target, batch)[0] for one in (hass, replace(hass, detach=False))]
+    losses = [item(network, target, batch)[0] for item in (hass, replace(hass, detach=False))]
     cut, joined = (torch.autograd.grad(loss, network.fc.weight)[0] for loss in losses)
     assert torch.allclose(*losses) and not torch.allclose(cut, joined)
 

@@ -29,19 +29,19 @@ TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
 
 def test_rates_rise_and_fall():
     assert [rate_factor(step, 100, 4) for step in (0, 1, 3, 50)] == [0.25, 0.5, 1.0, 1.0]
-    found = [rate_factor(step, 100, 0) for step in (65, 72, 86, 100)]
-    assert found == pytest.approx([1.0, 0.8, 0.4, 0.0])
-    found = [rate_factor(step, None, 10, 110) for step in (4, 10, 60, 110, 200)]
-    assert found == pytest.approx([0.5, 1, 0.5, 0, 0])
+    result = [rate_factor(step, 100, 0) for step in (65, 72, 86, 100)]
+    assert result == pytest.approx([1.0, 0.8, 0.4, 0.0])
+    result = [rate_factor(step, None, 10, 110) for step in (4, 10, 60, 110, 200)]
+    assert result == pytest.approx([0.5, 1, 0.5, 0, 0])
     # an average needs no falling rate
     averaged = Settings(warmup_steps=2, average_frac=0.3)
     assert [averaged.rate_factor(step, 100) for step in (0, 1, 99)] == [0.5, 1.0, 1.0]
     assert Settings(warmup_steps=2).rate_factor(99, 100) == pytest.approx(1 / 35)
     continued = Continued()
     assert continued.rate_factor(5, None) == 1.0
-    found = [continued.rate_factor(step, 200) for step in (0, 5, 100, 200, 300)]
+    result = [continued.rate_factor(step, 200) for step in (0, 5, 100, 200, 300)]
     cosine = 0.5 * (1 + math.cos(math.pi * 5 / 200))
-    assert found == pytest.approx([1 / 6, cosine, 0.5, 0.0, 0.0])
+    assert result == pytest.approx([1 / 6, cosine, 0.5, 0.0, 0.0])
     assert [step for step in range(80) if continued.is_measured(step)] == [0, 25, 50, 75]
     measured = [step for step in range(600) if averaged.is_measured(step)]
     assert measured == [64, 91, 128, 182, 256, 363, 512]
@@ -122,11 +122,11 @@ def test_agreement_of_drafts_by_hand(monkeypatch):
     monkeypatch.setattr(accuracy, "_ranks", lambda *given: ranks)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]])
     text = TokenBatch(torch.zeros(1, 8, dtype=torch.long), mask)
-    found = accuracy.draft_accuracy(None, None, [text], drafts=3, top_k=3)
+    result = accuracy.draft_accuracy(None, None, [text], drafts=3, top_k=3)
     # step 0: slots 1 .. 4 draft tokens 3 .. 6, ranks 0 1 0 2; step 1: slots 1 .. 3, ranks 0 0 -1
-    np.testing.assert_allclose(found["rank_frac"], [[0.5, 0.25, 0.25], [2 / 3, 0, 0], [1, 0, 0]])
+    np.testing.assert_allclose(result["rank_frac"], [[0.5, 0.25, 0.25], [2 / 3, 0, 0], [1, 0, 0]])
     # token 2 comes from the prompt; three are right (slot 1), and the bonus token 6 ends the answer
-    assert (found["cycles"], found["emitted_tok"], found["tau_chain"]) == (1, 4, 4.0)
+    assert (result["cycles"], result["emitted_tok"], result["tau_chain"]) == (1, 4, 4.0)
     silent = [replace(text, loss_mask=0 * mask)]
     words = "no answer of two tokens or more"
     assert words in refusal(accuracy.draft_accuracy, None, None, silent, drafts=3, top_k=3)

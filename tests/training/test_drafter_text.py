@@ -61,19 +61,19 @@ def test_a_template_that_rewrites_history_still_shows_its_answers(monkeypatch):
 
 def test_sampled_answers_stay_as_they_are_and_odd_lines_are_read_or_named(tmp_path):
     tokenizer = chat_target()[1]
-    said = {"role": "assistant", "content": "wo\u2028od"}
-    sampled = {"messages": [USER, said], "temperature": 0.7, "answer_ids": [9, 8, 7, 2]}
+    answer_message = {"role": "assistant", "content": "wo\u2028od"}
+    sampled = {"messages": [USER, answer_message], "temperature": 0.7, "answer_ids": [9, 8, 7, 2]}
     alone = {"messages": [USER], "answer_ids": [5], "part": "held-out"}
     rows = [alone, {"messages": CHATS[0]}]
     (tmp_path / "2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "1.jsonl").write_text(json.dumps(sampled, ensure_ascii=False))
     first, second, third = chats.load_conversations(tmp_path)
-    assert first[1] == said | {"answer_ids": [9, 8, 7, 2], "temperature": 0.7}
+    assert first[1] == answer_message | {"answer_ids": [9, 8, 7, 2], "temperature": 0.7}
     assert (second[1]["part"], second[1]["content"], third) == ("held-out", "", CHATS[0])
     ids, answer = chats.conversation_document(tokenizer, second)
     prompt = tokenizer.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
     assert ids.tolist() == [*prompt, 5] and answer.tolist() == [False] * len(prompt) + [True]
-    foreign = [USER, said | {"answer_ids": [10**6]}]
+    foreign = [USER, answer_message | {"answer_ids": [10**6]}]
     assert "another tokenizer" in refusal(chats.conversation_document, tokenizer, foreign)
     for bad in ({"answer_ids": ["a"]}, {}, {"messages": [{"role": "robot", "content": "a"}]}):
         (tmp_path / "1.jsonl").write_text(json.dumps({"messages": [USER]} | bad))
@@ -264,8 +264,8 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
     assert len(split(conversations, replace(settings, held_out=5))[1]) == 5
     marked = [chat("q8", part="held-out"), chat("q9", part="train"), chat("q7", temperature=0.7)]
     for frac, sides in ((0.0, (2, 1)), (1.0, (1, 1))):
-        found = split(marked, replace(settings, held_out_frac=frac))
-        assert tuple(map(len, found)) == sides, "sampled answers are not measured on"
+        sides_of = split(marked, replace(settings, held_out_frac=frac))
+        assert tuple(map(len, sides_of)) == sides, "sampled answers are not measured on"
     whole = replace(settings, held_out_frac=1.0)
     assert "all of 400 conversations are held out" in refusal(split, conversations, whole)
     none = replace(settings, held_out_frac=1e-6)

@@ -3,7 +3,6 @@
 import json
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,34 +190,6 @@ def test_the_template_around_a_users_text_and_tokens_by_their_odds(tiny):
     expected = 4000 * (logits / 0.5).softmax(-1)
     # 2 degrees, p = 0.001
     assert float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8 and counts[3] == 0
-
-
-def test_only_new_tokens_are_read():
-    lengths = []
-    cache = SimpleNamespace(append=lambda opened: None, truncate=lengths.append)
-    target = SimpleNamespace(device=torch.device("cpu"), new_cache=lambda room: cache)
-    text = generate_data._Text(target, 9, None, [1, 2, 3])
-
-    def read(replies, *arguments):
-        """(tokens of each forward, what was written) where `replies` are the likeliest."""
-        forwards = []
-        steps = text.continued(*arguments, 0.0, None)
-        try:
-            forward = next(steps)
-            for reply in replies:
-                forwards.append(forward.tokens.tolist())
-                logits = torch.zeros(1, 50)
-                logits[0, reply] = 99.0
-                forward = steps.send(SimpleNamespace(logits=logits))
-        except StopIteration as ended:
-            return forwards, ended.value
-
-    assert read([10, 11, 12], [1, 2, 3, 4, 5], 8, {12}) == ([[4, 5], [10], [11]], [10, 11, 12])
-    # what differs is read again, and the last one in any case
-    assert read([20, 21], [1, 2, 3, 9, 9], 2, {12}) == ([[9, 9], [20]], [20, 21])
-    assert read([30], [1, 2, 3], 1, {}) == ([[3]], [30])
-    assert read([], [1, 2, 3], 0, {}) == ([], [])
-    assert lengths == [3, 3, 2, 2]
 
 
 def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, monkeypatch):

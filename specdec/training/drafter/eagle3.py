@@ -321,8 +321,8 @@ def _both(first: nn.Module, second: nn.Module) -> Iterator[tuple[Tensor, Tensor]
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """Give one network the weights of another."""
-    for weight, other in _both(target, source):
-        weight.copy_(other)
+    for weight, value in _both(target, source):
+        weight.copy_(value)
 
 
 def trainable(pair: Pair) -> EagleNetwork:

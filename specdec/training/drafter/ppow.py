@@ -160,8 +160,8 @@ class Ppow(Objective):
         log_q = torch.log_softmax(logits / self.temperature, -1)
         log_q_drafted = at_columns(log_q, columns)
         # 3. how many tokens are accepted
-        both = log_p_drafted, log_q_drafted
-        accepted, none_frac = self._verify(tempered, drafted, *both, generator)
+        log_probs = log_p_drafted, log_q_drafted
+        accepted, none_frac = self._verify(tempered, drafted, *log_probs, generator)
         # 4. how far a window without any is from the target's own greedy one
         gap = torch.full_like(none_frac, float("inf"))
         needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
@@ -191,10 +191,10 @@ class Ppow(Objective):
         chance = fits / fits.sum(1, keepdim=True).clamp(min=1)
         if hard > 0 and bool(fits.any()):
             inside = F.pad(fits, (self.window - 1, 0)).unfold(1, self.window, 1).any(-1)
-            scores, right = divergence_along(drafter, target, batch, inside)
+            scores, correct = divergence_along(drafter, target, batch, inside)
             difficulty = window_means(scores, self.window)
             if self.places == "errors":
-                difficulty = ~right
+                difficulty = ~correct
             weight = (difficulty * fits).double()
             total = weight.sum(1, keepdim=True)
             preferred = torch.where(total > 0, weight / total.clamp(min=1e-300), chance)
@@ -419,15 +419,15 @@ def divergence_along(network, target: FrozenTarget, batch: TokenBatch, positions
     features = batch.output.features.to(target.dtype)
     states = next(unroll(network, target.embedding, features, batch, 1))[rows, columns]
     scores = torch.zeros_like(positions, dtype=torch.float32)
-    right = torch.ones_like(positions)
+    correct = torch.ones_like(positions)
     for part in torch.arange(len(rows), device=rows.device).split(ROWS):
         row = rows[part]
         column = columns[part]
         logits, best, log_sum = batch.output.at(row, column + 1)
         log_q = torch.log_softmax(wide(network.head(states[part])), -1)
         scores[row, column] = criticality(logits - log_sum[:, None], log_q, ids).float()
-        right[row, column] = ids[log_q.argmax(-1)] == best
-    return scores, right
+        correct[row, column] = ids[log_q.argmax(-1)] == best
+    return scores, correct
 
 
 def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:

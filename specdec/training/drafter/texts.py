@@ -81,11 +81,11 @@ class StreamedText:
 
     def _documents(self, block_seed: str) -> Iterator[Document]:
         rng = random.Random(f"mixed/{block_seed}")
-        given = self.source.stream(f"drafter/{block_seed}" if self.answers else block_seed)
+        stream = self.source.stream(f"drafter/{block_seed}" if self.answers else block_seed)
         queue: list[int] = []
         while True:
             if not self.answers or rng.random() >= self.settings.regenerated_frac:
-                yield chats.conversation_document(self.tokenizer, next(given))
+                yield chats.conversation_document(self.tokenizer, next(stream))
                 continue
             if not queue:
                 queue = rng.sample(range(len(self.answers)), len(self.answers))

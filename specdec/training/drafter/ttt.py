@@ -393,8 +393,8 @@ def slots_to_unroll(row: Tensor, steps: int) -> Tensor:
     counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
     length = row.shape[1]
     needed = counted[:, steps : steps + length] > counted[:, :length]
-    most = max(1, int(needed.sum(1).max()))
-    return torch.sort(needed.long(), dim=1, descending=True, stable=True).indices[:, :most]
+    count = max(1, int(needed.sum(1).max()))
+    return torch.sort(needed.long(), dim=1, descending=True, stable=True).indices[:, :count]
 
 
 def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
