@@ -146,7 +146,7 @@ class ChatFiles:
             self.counts.update(manifest["counts"])
             (self.folder / _shard(self.counts["shards"])).unlink(missing_ok=True)
         # 2. what may not be repeated; tokens are counted again
-        self.counts["train_tok"] = self.counts["held_out_tok"] = 0
+        del self.counts["train_tok"], self.counts["held_out_tok"]
         for path in sorted(self.folder.glob("*.jsonl")):
             for messages in read_chats(path):
                 self._note({**messages[-1], "messages": messages})
