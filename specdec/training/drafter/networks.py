@@ -119,6 +119,7 @@ def begun(
     network = load_network(start_from, model)
     if kind != "block" or network.config.block:
         return network
+    torch.manual_seed(seed)
     block = network_of(replace(network.config, block=BLOCK, num_layers=settings.layers))
     block.load_state_dict(network.state_dict(), strict=False)
     attention = block.midlayer.self_attn
