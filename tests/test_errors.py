@@ -19,12 +19,7 @@ from specdec.policies.resps import RespsConfig
 from specdec.policies.value import ValueConfig
 from specdec.replays.columns import read_columns
 from specdec.training.controllers import train_ltd
-from specdec.training.drafter.presets import (
-    Budget,
-    Continued,
-    Settings,
-    objective_named,
-)
+from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named
 from specdec.training.env import LiveSource, ReplaySource, Reward
 from specdec.training.loop import read_checkpoint
 from specdec.training.value import train_value
@@ -122,12 +117,7 @@ def test_settings_of_trainings_and_prices_of_answers_are_checked_when_they_are_g
         (RadarConfig, dict(alpha=-1.0, batch=0, continue_bias=math.nan)),
         (ValueConfig, dict(noise=math.nan, dropout=7.0)),
         (Reward, dict(unit_ms=0.0, rate=math.nan, laps="draft_ms")),
-        (
-            Settings,
-            dict(
-                batch=0, steps=0, passes=0, learning_rate=-1.0, held_out_frac=1.5
-            ),
-        ),
+        (Settings, dict(batch=0, steps=0, passes=0, learning_rate=-1.0, held_out_frac=1.5)),
         (Continued, dict(measure_every=0, length=0)),
         (Budget, dict(minutes=math.nan, steps=0, seed=10**40)),
     ]:
