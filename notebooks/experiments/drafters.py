@@ -31,7 +31,6 @@ from specdec.models.load import load_drafter, load_pair
 from specdec.parallel import parallel
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
-    ANSWER,
     ChatList,
     Regeneration,
     conversation_document,
@@ -42,7 +41,7 @@ from specdec.training.drafter.chats import (
 from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, prepared, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
-from specdec.training.drafter.ppow import divergence, roll_out, window_starts
+from specdec.training.drafter.ppow import at_columns, roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.texts import split, token_batch, training_text
 from specdec.training.loop import compute_dtype
@@ -170,10 +169,8 @@ def gradient_agreement(
     model, tokenizer = load_target(target, budget.place())
     means, rows = {}, []
     for name, objective in tqdm(objectives.items(), desc="gradients"):
-        text = training_text(
-            model, tokenizer, ChatList(conversations), settings, Path(), budget, []
-        )
-        run, found = prepared(model, tokenizer, text, objective, settings, budget, start_from), []
+        text = training_text(model, tokenizer, ChatList(conversations), settings, Path(), budget)
+        run, found = prepared(model, text, objective, settings, budget, start_from), []
         run.refresh()
         for step in range(batches):
             run.gradients(run.objective.collect(run.working, run.target, text.batch(step)))
@@ -271,7 +268,7 @@ def chain_rows(
     rows = []
     for item in tqdm(prompts, desc="chains"):
         document = conversation_document(tokenizer, answered[item.turns[0]])
-        if int((document.kind == ANSWER).sum()) < 2:
+        if int(document.answer.sum()) < 2:
             continue
         text = token_batch(lay_out([document], [[0]], len(document.ids)), model.device)
         read = {
@@ -435,7 +432,9 @@ def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> d
     )
     says = frozen.continued(batch, slots, drafted)
     log_q, ids = logits.log_softmax(-1), vocabulary_ids(network)
-    nabla = divergence("k3", log_q, says.log_softmax(-1)[..., ids], logits.argmax(-1)).mean(-1)
+    log_ratio = says.log_softmax(-1)[..., ids] - log_q
+    chosen = at_columns(log_ratio, logits.argmax(-1))
+    nabla = (chosen.exp() - chosen - 1).mean(-1)
     accepted = (says.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
     return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}
 

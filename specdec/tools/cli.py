@@ -38,8 +38,6 @@ HELP = {
     "dtype": "number format of weights: auto, float32, bfloat16 or float16",
     "estimate": "only print the estimated time and space",
     "family": "record every tree up to this many children per node and nodes per level: 3 8",
-    "features": "folder for cached target features of a fixed text",
-    "features_gb": "disk budget for cached target features, in GB; 0 disables the cache",
     "fields": "change settings of the objective, such as beta=0.1",
     "folder": "folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)",
     "force": "start over instead of continuing or reusing a run",
@@ -571,7 +569,6 @@ def generate_data(
     device: str = "auto",
     device_map: str | None = None,
     threads: int | None = None,
-    estimate: bool = False,
 ) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     import torch
@@ -588,13 +585,8 @@ def generate_data(
     config = chats.ChatConfig(**how)
     where = {"device_map": device_map} if device_map else {}
     pair = load_pair(target=target, dtype=dtype, device=device, **where)
-    files = chats.open_chats(pair, config, out, folder)
-    missing = total - files.answer_tok
-    if missing > 0:
-        print(chats.estimate_chats(pair, config, missing), file=sys.stderr)
-    if missing > 0 and not estimate:
-        end = {"tokens": total, "minutes": minutes, "benchmarks": folder}
-        files = chats.generate_chats(pair, config, out, **end)
+    end = {"tokens": total, "minutes": minutes, "benchmarks": folder}
+    files = chats.generate_chats(pair, config, out, **end)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
     print(f"{out} holds {files.answer_tok:,} answer tokens ({counts}).")
 
@@ -676,8 +668,6 @@ def train_drafter(
     device: str | None = None,
     seed: int = 0,
     restart: bool = False,
-    features: str | None = None,
-    features_gb: float = 20.0,
 ) -> None:
     """Train a drafter of one kind, or continue one with PPOW."""
     from specdec.data.toy_chats import CorpusChats
@@ -693,9 +683,8 @@ def train_drafter(
         more["unroll"] = unroll
     names = (system, target, preset, set, start_from)
     settings, aim, start = presets.training_named(*names, **more)
-    cache = presets.CacheConfig(Path(features) if features else None, features_gb)
     how: dict = {"minutes": minutes, "steps": steps, "seed": seed}
-    budget = presets.Budget(threads=threads, device=device, features=cache, **how)
+    budget = presets.Budget(threads=threads, device=device, **how)
     # 2. the training
     conversations = chats.load_conversations(data) if data else CorpusChats()
     how = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}

@@ -15,7 +15,7 @@ from specdec.data.suites import conversation, gather
 from specdec.evaluation import stats
 from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3, networks, presets
-from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document
+from specdec.training.drafter.chats import Regeneration, conversation_document
 
 from experiments import drafters
 from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
@@ -278,7 +278,7 @@ def test_windows_on_held_out_text_are_those_of_decoding(tiny, monkeypatch):
     for number, text in ((0, chats[1]), (2, chats[3])):
         document = conversation_document(tiny.tokenizer, text)
         ids, own = document.ids[:60].tolist(), halves[0][halves[0]["text"] == number]
-        written = (document.kind[:60] == ANSWER).tolist()
+        written = document.answer[:60].tolist()
         starts = [slot for slot in range(len(ids) - 3) if all(written[slot + 1 : slot + 4])]
         assert own["slot"].tolist() == starts
         for slot, accepted in zip(own["slot"], own["accepted_tok"], strict=True):

@@ -1,4 +1,4 @@
-"""A progress bar that draws nothing and remembers what it was told."""
+"""A progress bar that draws nothing and remembers what it showed."""
 
 import contextlib
 
@@ -10,14 +10,12 @@ class Bar(contextlib.nullcontext):
 
     def __init__(self, total, unit="", **named):
         super().__init__(self)
-        self.total, self.unit, self.named, self.n, self.closed, self.told = (
-            total,
-            unit,
-            named,
-            0,
-            False,
-            [],
-        )
+        self.total = total
+        self.unit = unit
+        self.named = named
+        self.n = 0
+        self.closed = False
+        self.told = []
         Bar.made.append(self)
 
     def update(self, count=1):
@@ -26,7 +24,8 @@ class Bar(contextlib.nullcontext):
     def set_postfix(self, numbers, refresh):
         self.told.append(numbers)
 
-    def close(self, *_):
-        self.closed = True
+    def __exit__(self, *_):
+        self.close()
 
-    __exit__ = close
+    def close(self):
+        self.closed = True

@@ -13,16 +13,17 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
-from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.models.eagle_network import EagleNetwork
+from specdec.models.eagle_network import EagleNetwork, vocabulary_ids
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import unroll
 
 TAU = "held_out_tau_chain"
 TOP1 = "held_out_top1_frac"
+# answer tokens from which on the accuracy grows with their logarithm
+FIRST_TOK = 30_000
 
 
 @torch.no_grad()
@@ -41,53 +42,37 @@ def draft_accuracy(
     read the text's own tokens, and its states are those of `ttt.unroll`. drafts: the longest chain.
 
     Returns a dict:
-        tau_chain     tokens per cycle of greedy chain drafting, bonus token included
-        cycles        number of these cycles, and emitted_tok of the tokens
-        table         a row per draft step: draft_step, positions_tok (how many are counted) and
-            top1_frac     the text's token is the drafter's first choice, given that the tokens
-                          before it are the text's
-            topk_frac     the same among its first top_k
-            reached_frac  the whole chain so far was right
-        rank_frac     [drafts, top_k]: the text's token is the first, second, .. choice, from which
-                      `workbook.medusa_tree` makes a static tree
+        tau_chain      tokens per cycle of greedy chain drafting, bonus token included
+        cycles         number of these cycles, and emitted_tok of the tokens
+        rank_frac      [drafts, top_k] how often the text's token is the drafter's first, second, ..
+                       choice, given that the tokens before it are the text's
     """
-    columns = ("positions_tok", "top1_frac", "topk_frac", "reached_frac")
-    total = np.zeros((len(columns), drafts))
+    positions = np.zeros(drafts)
     by_rank = np.zeros((drafts, top_k))
     cycles = 0
     emitted = 0
     for text in texts:
         # 1. the rank of each token of the text among the drafter's choices
         answer = text.loss_mask[0].bool().cpu().numpy()
-        # the first slot that reads a token of an answer
-        reads = max(0, int(answer.argmax()) - 1)
-        features = target(text).features
-        ranks = _ranks(network, target.embedding, features, text.ids, (drafts, top_k, reads))
+        ranks = _ranks(network, target, text, drafts, top_k)
         # 2. what counts: the drafted token and all tokens between are in one answer
         counted = _inside_answers(answer, drafts)
-        first = (ranks == 0) & counted
-        among = (ranks >= 0) & counted
-        chain = np.logical_and.accumulate(first, axis=0)
-        total += np.stack([part.sum(1) for part in (counted, first, among, chain)])
+        positions += counted.sum(1)
         for rank in range(top_k):
             by_rank[:, rank] += ((ranks == rank) & counted).sum(1)
         # 3. the cycles of a chain along each answer
+        accepted = np.logical_and.accumulate((ranks == 0) & counted, axis=0).sum(0)
         for begin, end in _spans(answer):
-            cycles += _chain_cycles(chain.sum(0), begin, end)
+            cycles += _chain_cycles(accepted, begin, end)
             emitted += end - begin - 1
     if not cycles:
         why = "no answer of two tokens or more to measure on"
         raise SpecdecError(f"{why}; give conversations with answers.")
-    positions = np.maximum(total[0], 1)
-    table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
-    for name, count in zip(columns[1:], total[1:], strict=True):
-        table[name] = count / positions
     return {
-        "table": table,
         "tau_chain": emitted / cycles,
         "cycles": cycles,
         "emitted_tok": emitted,
-        "rank_frac": by_rank / positions[:, None],
+        "rank_frac": by_rank / np.maximum(positions, 1)[:, None],
     }
 
 
@@ -102,27 +87,22 @@ def _inside_answers(answer: np.ndarray, drafts: int) -> np.ndarray:
     return counted
 
 
-def _ranks(
-    network, embedding, features, tokens: Tensor, limits: tuple[int, int, int]
-) -> np.ndarray:
-    """Rank of the text's token among the drafter's top_k, at [step, slot]; -1 for none of them.
-
-    limits: drafts, top_k and the first slot of interest. Returns int [drafts, T].
-    """
-    drafts, top_k, first = limits
-    length = tokens.shape[1]
-    # stored features may be in another dtype than the drafter computes in
-    features = features.to(embedding.dtype)
-    vocabulary_ids = network.t2d.nonzero().squeeze(1)
-    choices = min(top_k, len(vocabulary_ids))
+def _ranks(network, target: FrozenTarget, text: TokenBatch, drafts: int, top_k: int) -> np.ndarray:
+    """Rank of the text's token among the drafter's top_k, -1 for none of them. int [drafts, T]"""
+    length = text.ids.shape[1]
+    # the first slot that reads a token of an answer
+    first = max(0, int(text.loss_mask[0].int().argmax()) - 1)
+    ids = vocabulary_ids(network)
     ranks = np.full((drafts, length), -1)
-    states = unroll(network, embedding, features, TokenBatch(tokens), drafts)
+    features = target(text).features.to(target.embedding.dtype)
+    states = unroll(network, target.embedding, features, TokenBatch(text.ids), drafts)
     for step, hidden in enumerate(states):
         end = length - step - 2
         if end <= first:
             break
-        best = network.head(hidden[0, first:end], step).topk(choices).indices
-        same = vocabulary_ids[best] == tokens[0, first + step + 2 :, None]
+        logits = network.head(hidden[0, first:end], step)
+        best = logits.topk(min(top_k, len(ids))).indices
+        same = ids[best] == text.ids[0, first + step + 2 :, None]
         rank = torch.where(same.any(1), same.int().argmax(1), -1)
         ranks[step, first:end] = rank.cpu().numpy()
     return ranks
@@ -154,12 +134,10 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
     """
     folder = Path(out_dir) / "drafter_training"
     plan = runs.read_json(folder / "plan.json")
+    rows = runs.read_table(folder / "loss.parquet")
     if plan["finished"]:
-        last = {"step": plan["steps_done"]} | plan["results"]
-        rows = pd.concat([runs.read_table(folder / "loss.parquet"), pd.DataFrame([last])])
-    else:
-        shards = runs.Shards(folder / "loss")
-        rows = shards.read() if shards.done() else pd.DataFrame()
+        last = {"step": plan["steps_done"], **plan["results"]}
+        rows = pd.concat([rows, pd.DataFrame([last])])
     if TAU not in rows:
         why = f"the training in {out_dir} measured nothing on held-out text (held_out)"
         raise SpecdecError(f"{why}.")
@@ -168,22 +146,20 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
     return measured.astype({"seen_tok": int, "distinct_tok": int})
 
 
-def fit_doubling(curve: pd.DataFrame, from_tok: int = 30_000) -> pd.DataFrame:
+def fit_doubling(curve: pd.DataFrame) -> pd.DataFrame:
     """The gain of each doubling of the distinct tokens, for TOP1 and TAU.
 
     It is the slope of a straight line over their log2, fitted to measurements at the full learning
-    rate after `from_tok` tokens; lower rates and repeated text follow another curve. A row each:
+    rate after FIRST_TOK tokens; lower rates and repeated text follow another curve. A row each:
     measure, per_doubling, its 95 % interval (low, high), points. No row without three points.
     """
     at_full_rate = (curve["rate_frac"] == 1) & (curve["distinct_tok"] == curve["seen_tok"])
-    points = curve[at_full_rate & (curve["distinct_tok"] >= from_tok)]
-    columns = ["measure", "per_doubling", "low", "high", "points"]
+    points = curve[at_full_rate & (curve["distinct_tok"] >= FIRST_TOK)]
     rows = []
     if len(points) >= 3:
         for measure in (TOP1, TAU):
             line = stats.linregress(np.log2(points["distinct_tok"]), points[measure])
             margin = stats.t.ppf(0.975, len(points) - 2) * line.stderr
             low = line.slope - margin
-            high = line.slope + margin
-            rows.append((measure, line.slope, low, high, len(points)))
-    return pd.DataFrame(rows, columns=columns)
+            rows.append((measure, line.slope, low, line.slope + margin, len(points)))
+    return pd.DataFrame(rows, columns=["measure", "per_doubling", "low", "high", "points"])

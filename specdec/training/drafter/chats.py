@@ -1,10 +1,7 @@
 """Training text of drafters: conversations, the target's own answers, and rows of packed tokens.
 
 While decoding, a drafter only sees contexts written by the target. So the target rewrites the
-answers of the training conversations (EAGLE-3 section 4), and they are mixed with the given text.
-
-Rows are a pure function of (seed, step), so that a resumed run sees the same batches as an
-uninterrupted one. Documents never cross rows, and each row marks the document of every token.
+answers of the training conversations (EAGLE-3 section 4). Documents never cross rows.
 """
 
 from __future__ import annotations
@@ -12,11 +9,11 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,45 +24,28 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.stored import json_line, read_text
 
-# kinds of tokens in Batch.kind
-PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3
 # replaces an answer, to see what the template puts around it
 MARK = "\ue000answer\ue001"
-# roles as ShareGPT and UltraChat call them
-_ROLE_NAMES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-}
+ROLES = ("user", "assistant", "system")
 
 
 class Batch(NamedTuple):
-    """Packed rows.
-
-    ids [B, S] int64; kind [B, S] uint8 (PADDING..LIBRARY); document [B, S] int64, -1 for padding.
-    """
+    """Packed rows: ids [B, S] int64; answer [B, S] bool; document [B, S] int64, -1 for padding."""
 
     ids: np.ndarray
-    kind: np.ndarray
+    answer: np.ndarray
     document: np.ndarray
-
-    @property
-    def answer_mask(self) -> np.ndarray:
-        """[B, S] bool: tokens an assistant wrote, end of turn included."""
-        return self.kind == ANSWER
 
 
 class Document(NamedTuple):
-    """One text: ids [T] and kind [T]."""
+    """One text: ids [T], and answer [T], the tokens an assistant wrote, end of turn included."""
 
     ids: np.ndarray
-    kind: np.ndarray
+    answer: np.ndarray
 
 
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
-    """A whole conversation under the tokenizer's own chat template, as PROMPT and ANSWER tokens.
+    """A whole conversation under the tokenizer's own chat template.
 
     Assistant spans are found by rendering the chat with a mark in the answer's place, so that any
     template works, including those that rewrite earlier turns. A span starts where the generation
@@ -84,10 +64,12 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts = np.array(coded["offset_mapping"], dtype=np.int64).reshape(-1, 2)[:, 0]
-    kind = np.full(len(starts), PROMPT, dtype=np.uint8)
-    for begin, end in _answer_spans(tokenizer, messages, text):
-        kind[(starts >= begin) & (starts < end)] = ANSWER
-    return Document(np.array(coded["input_ids"], dtype=np.int64), kind)
+    answer = np.zeros(len(starts), dtype=bool)
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            begin, end = _answer_span(tokenizer, messages, index, text)
+            answer |= (starts >= begin) & (starts < end)
+    return Document(np.array(coded["input_ids"], dtype=np.int64), answer)
 
 
 def _sampled_document(tokenizer, messages: list[dict]) -> Document:
@@ -97,136 +79,109 @@ def _sampled_document(tokenizer, messages: list[dict]) -> Document:
         raise SpecdecError(f"answer_ids {min(answer)} to {max(answer)} are of another tokenizer.")
     text = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
     prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-    kind = np.full(len(prompt) + len(answer), PROMPT, dtype=np.uint8)
-    kind[len(prompt) :] = ANSWER
-    return Document(np.array([*prompt, *answer], dtype=np.int64), kind)
+    ids = np.array([*prompt, *answer], dtype=np.int64)
+    return Document(ids, np.arange(len(ids)) >= len(prompt))
 
 
-def _answer_spans(tokenizer, messages: list[dict], text: str) -> Iterator[tuple[int, int]]:
-    """(begin, end) in characters of each answer in the rendered `text`, end of turn included."""
+def _answer_span(tokenizer, messages: list[dict], index: int, text: str) -> tuple[int, int]:
+    """(begin, end) in characters of an answer in the rendered `text`, end of turn included."""
 
     def rendered(part: list[dict], **options) -> str:
         return tokenizer.apply_chat_template(part, tokenize=False, **options)
 
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        # 1. whatever the template and the message, a mark shows what is written around it
-        earlier = messages[:index]
-        later = messages[index + 1 :]
-        marked = {**message, "content": MARK}
-        before, mark, after = rendered([*earlier, marked, *later]).partition(MARK)
-        if not mark:
-            why = f"the chat template drops the answer of message {index}"
-            raise SpecdecError(f"{why}; use one that keeps it.")
-        # 2. the beginning: after the generation prompt, if the text has it
-        prompt = rendered(earlier, add_generation_prompt=True)
-        if not text.startswith(prompt):
-            prompt = commonprefix([text, before])
-        # 3. the end: with the end of turn, which another turn after it would hide
-        end = len(text) - len(commonprefix([text[::-1], after[::-1]]))
-        closing = after
-        if later:
-            closing = rendered([*earlier, marked]).partition(MARK)[2]
-        closing = closing.rstrip("\n")
-        if text.startswith(closing, end):
-            end += len(closing)
-        yield len(prompt), end
+    # 1. whatever the template and the message, a mark shows what is written around it
+    earlier = messages[:index]
+    later = messages[index + 1 :]
+    marked = {**messages[index], "content": MARK}
+    before, mark, after = rendered([*earlier, marked, *later]).partition(MARK)
+    if not mark:
+        why = f"the chat template drops the answer of message {index}"
+        raise SpecdecError(f"{why}; use one that keeps it.")
+    # 2. the beginning: after the generation prompt, if the text has it
+    prompt = rendered(earlier, add_generation_prompt=True)
+    if not text.startswith(prompt):
+        prompt = commonprefix([text, before])
+    # 3. the end: with the end of turn, which another turn after it would hide
+    end = len(text) - len(commonprefix([text[::-1], after[::-1]]))
+    closing = rendered([*earlier, marked]).partition(MARK)[2].rstrip("\n")
+    if text.startswith(closing, end):
+        end += len(closing)
+    return len(prompt), end
 
 
 def load_conversations(path: Path) -> list[list[dict]]:
     """Chats of a JSONL file, or of all *.jsonl files of a folder in the order of their names.
 
-    One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role,
-    content) style. With `answer_ids` (the ids that the target sampled), these, `temperature` and
-    `part` ("held-out": only measured on) are stored in the last message, the answer; it may be
-    missing from `messages`. SpecdecError names the file and the line for anything else.
+    One object per line with `messages` of role and content. With `answer_ids` (the ids that the
+    target sampled), these, `temperature` and `part` ("held-out": only measured on) are stored in
+    the last message, the answer; it may be missing from `messages`.
     """
     path = Path(path)
     chats = []
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        # texts may contain other line ends
-        lines = read_text(file, "give a JSONL file of chats").split("\n")
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                chats.append(_parse_chat(line, f"{file}, line {number}"))
+        chats += read_chats(file)
     if not chats:
         why = f"{path} holds no conversation"
         raise SpecdecError(f"{why}; give a JSONL file with one chat per line.")
     return chats
 
 
-def _parse_chat(line: str, where: str) -> list[dict]:
-    record = json_line(line, where, "write one JSON object per line")
-    turns = None
-    if isinstance(record, dict):
-        turns = record.get("conversations", record.get("messages"))
-    if not isinstance(turns, list) or not turns:
-        why = f"{where}: no list of turns in `conversations` or `messages`"
-        raise SpecdecError(f"{why}; rename the field.")
-    messages = [_parse_turn(turn, where) for turn in turns]
+def read_chats(file: Path) -> list[list[dict]]:
+    """The chats of one file, of which there may be none."""
+    chats = []
+    # texts may contain other line ends
+    for number, line in enumerate(read_text(file, "give a JSONL file of chats").split("\n"), 1):
+        where = f"{file}, line {number}"
+        if not line.strip():
+            continue
+        record = json_line(line, where, "write one JSON object per line")
+        try:
+            chats.append(_parse_chat(record))
+        except (KeyError, TypeError, AttributeError) as error:
+            why = f"{where}: not a chat with an answer ({error})"
+            raise SpecdecError(f"{why}; correct or drop the line.") from None
+    return chats
+
+
+def _parse_chat(record: dict) -> list[dict]:
+    messages = []
+    for turn in record["messages"]:
+        if turn["role"] not in ROLES or not isinstance(turn["content"], str):
+            raise TypeError("a message needs a role and a text")
+        messages.append({"role": turn["role"], "content": turn["content"]})
     if "answer_ids" in record:
-        return _with_answer_ids(messages, record, where)
+        ids = record["answer_ids"]
+        if not ids or not all(type(token) is int for token in ids):
+            raise TypeError("answer_ids must be a list of token ids")
+        if messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1] |= {"answer_ids": ids, "temperature": record.get("temperature")}
+        if "part" in record:
+            messages[-1]["part"] = record["part"]
+        return messages
     for message in messages:
         if message["role"] == "assistant" and message["content"].strip():
             return messages
-    raise SpecdecError(f"{where}: no assistant turn to train on; drop the line.")
-
-
-def _parse_turn(turn, where: str) -> dict:
-    role = None
-    content = None
-    if isinstance(turn, dict):
-        role = turn.get("from", turn.get("role"))
-        content = turn.get("value", turn.get("content"))
-    if role not in _ROLE_NAMES or not isinstance(content, str):
-        why = f"{where}: a turn needs a role out of {', '.join(_ROLE_NAMES)} and a text"
-        raise SpecdecError(f"{why}; found {json.dumps(turn)[:80]}; correct or drop the line.")
-    return {"role": _ROLE_NAMES[role], "content": content}
-
-
-def _with_answer_ids(messages: list[dict], record: dict, where: str) -> list[dict]:
-    ids = record["answer_ids"]
-    temperature = record.get("temperature")
-    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
-        why = f"{where}: answer_ids must be a list of token ids"
-        raise SpecdecError(f"{why}; correct or drop the line.")
-    if temperature is not None and not isinstance(temperature, int | float):
-        raise SpecdecError(f"{where}: temperature must be a number; correct or drop the line.")
-    if messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    messages[-1] |= {"answer_ids": ids, "temperature": temperature}
-    if "part" in record:
-        messages[-1]["part"] = record["part"]
-    return messages
-
-
-class ChatSource(Protocol):
-    """A source of training conversations. A chat is a list of {"role", "content"}.
-
-    key: distinguishes sources in the plan of a run; None for a source that is the same everywhere.
-    """
-
-    key: str | None
-
-    def prompts(self, seed: int, count: int) -> list[list[dict]]:
-        """At most `count` conversations whose answers the target will rewrite."""
-
-    def stream(self, block_seed: str) -> Iterator[list[dict]]:
-        """Conversations of one block of rows, without end; a function of the seed alone."""
+    raise TypeError("no assistant turn to train on")
 
 
 class ChatList:
-    """A fixed list of conversations as a ChatSource: each block reads them in a new order."""
+    """A source of training conversations: a fixed list, in a new order for each block of rows.
+
+    Other sources have the same methods; their stream is a function of the seed alone, without end.
+    key: distinguishes sources in the plan of a run; None for one that is the same everywhere.
+    """
 
     def __init__(self, conversations: Sequence[list[dict]]):
         self.conversations = list(conversations)
         self.key = runs.content_key(chats=self.conversations)
 
     def prompts(self, seed: int, count: int) -> list[list[dict]]:
+        """At most `count` conversations whose answers the target will rewrite."""
         return self.conversations[:count]
 
     def stream(self, block_seed: str) -> Iterator[list[dict]]:
+        """Conversations of one block of rows."""
         rng = random.Random(f"chats/{block_seed}")
         count = len(self.conversations)
         while True:
@@ -234,55 +189,9 @@ class ChatList:
                 yield self.conversations[index]
 
 
-def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Document]]:
-    """`chats` of Rows: the tokenised conversations of a source."""
-
-    def chats(block_seed: str) -> Iterator[Document]:
-        for chat in source.stream(block_seed):
-            yield conversation_document(tokenizer, chat)
-
-    return chats
-
-
-def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], own_frac: float):
-    """`chats` of Rows: the target's own answers with probability own_frac, else the source's."""
-    as_given = documents(tokenizer, source)
-    if not own:
-        return as_given
-    answered = [conversation_document(tokenizer, chat) for chat in own]
-
-    def chats(block_seed: str) -> Iterator[Document]:
-        rng = random.Random(f"mixed/{block_seed}")
-        fresh = as_given(f"drafter/{block_seed}")
-        queue: list[int] = []
-        while True:
-            if rng.random() >= own_frac:
-                yield next(fresh)
-                continue
-            if not queue:
-                queue = rng.sample(range(len(answered)), len(answered))
-            yield answered[queue.pop()]
-
-    return chats
-
-
-def pack(documents: Sequence[Document], rows: int, length: int) -> Batch:
-    """Documents in `rows` rows of `length` tokens, the longest first into the first with room.
-
-    Longer documents are cut to `length`; those that fit nowhere are dropped. Returns a Batch [rows,
-    length].
-    """
-    longest_first = sorted(documents, key=lambda item: -len(item.ids))
-    items = [cut(item, length) for item in longest_first]
-    members = first_fit([len(item.ids) for item in items], length)[:rows]
-    while len(members) < rows:
-        members.append([])
-    return lay_out(items, members, length)
-
-
 def cut(document: Document, length: int) -> Document:
     """Its first `length` tokens."""
-    return Document(document.ids[:length], document.kind[:length])
+    return Document(document.ids[:length], document.answer[:length])
 
 
 def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
@@ -308,77 +217,28 @@ def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
 def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int) -> Batch:
     """Documents one after the other in the rows that name them; the rest of a row is padding."""
     shape = (len(rows), length)
-    ids = np.zeros(shape, np.int64)
-    kind = np.zeros(shape, np.uint8)
-    owner = np.full(shape, -1, np.int64)
+    batch = Batch(np.zeros(shape, np.int64), np.zeros(shape, bool), np.full(shape, -1, np.int64))
     for row, members in enumerate(rows):
         begin = 0
         for index in members:
             end = begin + len(documents[index].ids)
-            ids[row, begin:end] = documents[index].ids
-            kind[row, begin:end] = documents[index].kind
-            owner[row, begin:end] = index
+            batch.ids[row, begin:end] = documents[index].ids
+            batch.answer[row, begin:end] = documents[index].answer
+            batch.document[row, begin:end] = index
             begin = end
-    return Batch(ids, kind, owner)
+    return batch
 
 
-class Rows:
-    """An endless, deterministic table of packed rows, built in blocks.
-
-    chats: `chats(block_seed)` yields Documents for one block, finitely or infinitely many.
-    Block b depends on (seed, b) alone, so row r of step s is the same in every run.
-    """
-
-    def __init__(self, chats, *, seed: int, length: int, block_rows: int = 256):
-        self.chats = chats
-        self.seed = seed
-        self.length = length
-        self.block_rows = block_rows
-        self._block: tuple[int, Batch | None] = (-1, None)
-
-    def block(self, index: int) -> Batch:
-        """Block `index` as a Batch [block_rows, length], rows shuffled."""
-        rng = random.Random(f"rows/{self.seed}/{index}")
-        packed = self.packed(index, rng)
-        order = list(range(self.block_rows))
-        rng.shuffle(order)
-        return Batch(*(field[order] for field in packed))
-
-    def packed(self, index: int, rng: random.Random) -> Batch:
-        """The rows of block `index` in the order of packing."""
-        documents = self.documents(index, self.block_rows * self.length)
-        return pack(documents, self.block_rows, self.length)
-
-    def documents(self, index: int, budget_tok: float) -> list[Document]:
-        """Chats of block `index`, until they have so many tokens or end."""
-        documents = []
-        for document in self.chats(f"{self.seed}/{index}"):
-            documents.append(document)
-            budget_tok -= min(len(document.ids), self.length)
-            if budget_tok <= 0:
-                break
-        return documents
-
-    def batch(self, step: int, size: int) -> Batch:
-        """Rows step * size and following as a Batch [size, length]; `size` divides block_rows."""
-        assert self.block_rows % size == 0, "a batch must divide a block of rows"
-        index, offset = divmod(step * size, self.block_rows)
-        if self._block[0] != index:
-            self._block = (index, self.block(index))
-        return Batch(*(field[offset : offset + size] for field in self._block[1]))
+# conversations that the target answers at a time, and its temperature where it is not greedy
+ANSWERED_ROWS = 64
+ANSWER_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True)
 class Regeneration:
-    """How the target rewrites answers.
-
-    greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`. batch:
-    conversations at a time.
-    """
+    """How the target rewrites answers: greedy_frac of the batches greedily, the rest sampled."""
 
     greedy_frac: float = 0.5
-    temperature: float = 0.8
-    batch: int = 64
     max_new_tokens: int = 256
 
 
@@ -402,9 +262,9 @@ def regenerate(
     done = set(shards.done())
     # 1. conversations of similar length share a batch; batches come in random order
     order = sorted(range(len(conversations)), key=lambda index: _longest(conversations[index]))
-    groups = [order[begin : begin + how.batch] for begin in range(0, len(order), how.batch)]
+    begins = range(0, len(order), ANSWERED_ROWS)
     generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(len(groups), generator=generator).tolist()
+    shuffled = torch.randperm(len(begins), generator=generator).tolist()
     # 2. batch after batch, as far as the time goes
     started_s = time.perf_counter()
     written = []
@@ -419,8 +279,9 @@ def regenerate(
         torch.manual_seed(seed * 1_000_003 + number)
         # spreads the greedy batches evenly
         is_greedy = (number + 1) * how.greedy_frac % 1.0 < how.greedy_frac
-        temperature = 0.0 if is_greedy else how.temperature
-        chats = [conversations[index] for index in groups[place]]
+        temperature = 0.0 if is_greedy else ANSWER_TEMPERATURE
+        members = order[begins[place] : begins[place] + ANSWERED_ROWS]
+        chats = [conversations[index] for index in members]
         answered = _answer(chats, model, tokenizer, temperature, how.max_new_tokens)
         written += answered
         shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))

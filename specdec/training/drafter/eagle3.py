@@ -6,18 +6,14 @@ out_dir/drafter in the official layout (config.json, model.safetensors) and
 out_dir/drafter_training: plan, curve, checkpoint, and the target's own answers to the training
 prompts.
 
-Online speculative decoding (`OnlineDrafter`): a drafter that keeps learning while it serves (OSD,
-and any other objective). Weights change only between cycles, and no drafter can change the text: it
-stays the target's own. Keys and values computed earlier in a turn keep the values of the older
-weights. The learned weights are lost with the pair unless its owner saves them.
+`OnlineDrafter` keeps learning while it serves (OSD). Weights change only between cycles; keys and
+values computed earlier in a turn keep the values of the older weights.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,22 +26,22 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.eagle_network import EagleNetwork, network_of
-from specdec.models.heads import HeadsNetwork, heads_network
-from specdec.models.small_lm import LMNetwork, SmallLM
-from specdec.models.target import Target
 from specdec.training.drafter.accuracy import draft_accuracy
-from specdec.training.drafter.chats import ChatList, ChatSource
+from specdec.training.drafter.chats import ChatList
 from specdec.training.drafter.networks import begun, check_start, load_target, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
-from specdec.training.drafter.texts import Text, training_text
-from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
+from specdec.training.drafter.texts import training_text
+from specdec.training.drafter.ttt import TrainingTimeTest
 from specdec.training.loop import Best, TrainingRun, compute_dtype
+
+# batches for an objective's measurements before the first step
+MEASURED_BATCHES = 8
 
 
 def train_drafter(
     target,
-    conversations: Sequence[list[dict]] | ChatSource,
+    conversations,
     *,
     out_dir: Path,
     objective: Objective | None = None,
@@ -56,78 +52,61 @@ def train_drafter(
 ) -> Path:
     """Train a drafter and return out_dir/drafter.
 
-    target: as in `load_pair`, or (model, tokenizer). conversations: lists of chat messages
-    (chats.load_conversations), or a source of them. objective: default the preset's, or the
-    training-time test with our rules. settings: a Settings or the name of one of PRESETS. budget:
-    of time; writing the target's answers may take a quarter of it more.
-    start_from: folder of a drafter to continue from.
-    A finished run returns at once; an interrupted one continues to the same weights with `resume`.
+    target: as in `load_pair`, or (model, tokenizer). conversations: lists of chat messages, or a
+    source such as `chats.ChatList`. objective: default the preset's, or the training-time test.
+    budget: writing the target's answers may take a quarter more. start_from: folder of a drafter to
+    continue. A finished run returns at once; an interrupted one continues to the same weights.
 
-    >>> import specdec, tempfile
-    >>> question = {"role": "user", "content": "What is 2 + 3?"}
-    >>> chat = [question, {"role": "assistant", "content": "5."}]
+    >>> import tempfile
+    >>> chat = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5."}]
     >>> few = Settings(256, steps=1, batch=1, length=32)
-    >>> folder = train_drafter("tiny", [chat], out_dir=tempfile.mkdtemp(), settings=few)
-    >>> specdec.load_pair("tiny", drafter=folder).drafter is not None
-    True
+    >>> train_drafter("tiny", [chat], out_dir=tempfile.mkdtemp(), settings=few).name
+    'drafter'
     """
     # 1. what is trained, and how
+    usual = TrainingTimeTest()
     if isinstance(settings, str):
-        settings, preset_objective = preset(settings)
-        objective = objective or preset_objective
-    objective = objective or TrainingTimeTest()
-    check_start(start_from)
+        settings, usual = preset(settings)
+    objective = objective or usual
     budget = budget or Budget()
-    device = budget.place()
     source = conversations
-    if isinstance(conversations, list | tuple):
-        source = ChatList(conversations)
+    if isinstance(source, list):
+        source = ChatList(source)
     # 2. the run on disk; out_dir may hold the target and its own plan too
-    out_dir = Path(out_dir)
-    state_dir = out_dir / "drafter_training"
-    described = {
-        "settings": settings,
-        "objective": objective,
-        "start_from": start_from,
-        "seed": budget.seed,
-        "target": type(target[0]).__name__ if isinstance(target, tuple) else str(target),
-        "conversations": source.key,
-        "minutes": budget.minutes,
-        "steps": budget.steps_of(settings),
-    }
+    folder = Path(out_dir) / "drafter"
+    state_dir = Path(out_dir) / "drafter_training"
+    described = {"settings": settings, "objective": objective, "conversations": source.key}
+    described["start_from"] = check_start(start_from, objective.network)
+    described["target"] = type(target[0]).__name__ if isinstance(target, tuple) else str(target)
+    described |= {"seed": budget.seed, "minutes": budget.minutes}
+    described["steps"] = budget.steps_of(settings)
     training = TrainingRun(state_dir, described, resume)
     if training.finished:
-        return out_dir / "drafter"
+        return folder
     # 3. the target, its text, and the drafter before its first step
-    model, tokenizer = load_target(target, device)
+    model, tokenizer = load_target(target, budget.place())
     text = training_text(model, tokenizer, source, settings, state_dir, budget)
-    run = prepared(model, tokenizer, text, objective, settings, budget, start_from)
+    run = prepared(model, text, objective, settings, budget, start_from)
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
-    run.begin(training)
+    run.refresh()
     # 4. the steps, and the result with its last measurement
     training.run(run.step, "drafter", settings.rate_factor)
     run.consider(training.step)
-    save_trained(run.result, out_dir / "drafter", model)
-    results = run.measure(training.step)
+    save_trained(run.result, folder, model)
+    results = {"draft_vocab_size": run.network.config.draft_vocab_size}
+    results |= run.measure(training.step)
     results["rate_frac"] = settings.rate_factor(training.step, training.plan["last_step"])
-    training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **results)
-    return out_dir / "drafter"
+    training.finish(**results)
+    return folder
 
 
-def prepared(
-    model, tokenizer, text, objective: Objective, settings: Settings, budget: Budget, start_from
-) -> DrafterRun:
-    """The run before its first step, with the target's features of the text.
-
-    Its drafter is fresh, or that of `start_from`.
-    """
+def prepared(model, text, objective: Objective, settings, budget: Budget, start_from) -> DrafterRun:
+    """The run before its first step. Its drafter is fresh, or that of `start_from`."""
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     network = begun(start_from, model, settings, counts, budget.seed, objective.network)
-    frozen = FrozenTarget(
-        model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer
-    )
-    text.prepare(frozen, budget.features)
+    dtype = compute_dtype(torch.device(model.device))
+    frozen = FrozenTarget(model, network.config.taps, dtype)
     return DrafterRun(frozen, network.to(model.device), text, objective, settings)
 
 
@@ -146,7 +125,7 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
             rest.append(weight)
     rate = settings.learning_rate
     adamw = torch.optim.AdamW(
-        rest, lr=settings.head_rate or rate, betas=settings.betas, weight_decay=0.0, fused=True
+        rest, lr=settings.head_rate or rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     result: list[torch.optim.Optimizer] = [adamw]
     if settings.muon:
@@ -158,29 +137,14 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
     return result
 
 
-# batches for an objective's measurements before the first step
-MEASURED_BATCHES = 8
-# shorter fresh trainings skip the two timing steps
-ESTIMATED_STEPS = 100
-
-
 class DrafterRun:
     """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
     network: the trained float32 weights. working: a copy in the compute dtype, used by the
-    objective.
-    result: what is written: the average of the weights or the best ones, if the settings ask for
-    them.
+    objective. result: what is written: the newest weights, their average or the best ones.
     """
 
-    def __init__(
-        self,
-        target: FrozenTarget,
-        network: EagleNetwork,
-        text: Text,
-        objective: Objective,
-        settings: Settings,
-    ):
+    def __init__(self, target: FrozenTarget, network, text, objective: Objective, settings):
         self.target = target
         self.network = network
         self.text = text
@@ -189,23 +153,15 @@ class DrafterRun:
         objective.prepare(self.working, target)
         batches = map(text.batch, range(MEASURED_BATCHES))
         self.objective = objective.measured(self.working, target, batches)
+        self.optimizers = optimizers(network, settings)
+        # the parts of a checkpoint
+        self.parts: dict[str, nn.Module | Best] = {"drafter": network}
         self.best = None
         self.average = None
         if isinstance(settings, Continued) and text.held_out:
-            self.best = Best(network, torch.float32)
+            self.best = self.parts["best"] = Best(network, torch.float32)
         elif settings.average_frac:
-            self.average = copy.deepcopy(network)
-        self.optimizers = optimizers(network, settings)
-
-    @property
-    def parts(self) -> dict[str, EagleNetwork | Best]:
-        """The parts of a checkpoint."""
-        parts = {"drafter": self.network}
-        if self.best is not None:
-            parts["best"] = self.best
-        if self.average is not None:
-            parts["average"] = self.average
-        return parts
+            self.average = self.parts["average"] = copy.deepcopy(network)
 
     @property
     def result(self) -> EagleNetwork:
@@ -217,19 +173,8 @@ class DrafterRun:
         """Copy the float32 weights into the working copy, which computes as in decoding."""
         copy_weights(source or self.network, self.working)
 
-    @torch.no_grad()
-    def _add_to_average(self, number: int) -> None:
-        if self.average is not None:
-            share = 1 / max(1.0, self.settings.average_frac * (number + 1))
-            for mean, weight in _both(self.average, self.network):
-                mean.lerp_(weight, share)
-
     def step(self, number: int, factor: float) -> dict:
-        """One optimiser step; returns the row of the training curve.
-
-        The row has the loss and the objective's measurements. At intervals the drafter is measured
-        before the step, on held-out text.
-        """
+        """One optimiser step, before which the drafter may be measured; a row of the curve."""
         measured = {}
         if self.settings.is_measured(number):
             measured = self.consider(number) or self.measure(number)
@@ -260,52 +205,23 @@ class DrafterRun:
             weight.grad = None
         return loss.detach(), measures
 
-    def begin(self, training: TrainingRun) -> None:
-        """Restore the checkpoint, and print how long a fresh training will take.
-
-        Two steps are timed, which change nothing.
-        """
-        self.refresh()
-        training.stopped = self.ended
-        last_step = training.plan["last_step"]
-        short = self.best is None and last_step is not None and last_step < ESTIMATED_STEPS
-        if training.step or not last_step or short:
-            return
-        for _ in range(2):
-            began_s = time.perf_counter()
-            self.gradients(self.objective.collect(self.working, self.target, self.text.batch(0)))
-        for weight in self.network.parameters():
-            weight.grad = None
-        step_s = (time.perf_counter() - began_s) * self.objective.updates
-        minutes = step_s * last_step / 60
-        beside = ""
-        if self.text.held_out:
-            count = 1 + sum(map(self.settings.is_measured, range(last_step)))
-            beside = f" beside {count} measurements"
-        print(f"{last_step} steps take about {minutes:.1f} min{beside}.", file=sys.stderr)
-
-    def ended(self) -> bool:
-        """Whether the best weights are too many measurements old."""
-        return self.best is not None and 0 < self.settings.patience <= self.best.misses
+    @torch.no_grad()
+    def _add_to_average(self, number: int) -> None:
+        if self.average is not None:
+            share = 1 / max(1.0, self.settings.average_frac * (number + 1))
+            for mean, weight in _both(self.average, self.network):
+                mean.lerp_(weight, share)
 
     def consider(self, step: int) -> dict:
-        """Measure the newest weights and keep them if they are the best so far.
-
-        Nothing is measured if the best weights are not kept.
-        """
+        """Measure the newest weights and keep them if they are the best, where that is asked."""
         if self.best is None:
             return {}
         measured = self.measure(step, self.network)
-        if measured:
-            score = measured["held_out_tau_chain"]
-            self.best.consider(self.network.state_dict(), score, step)
+        self.best.consider(self.network.state_dict(), measured["held_out_tau_chain"], step)
         return measured
 
     def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
-        """Accuracy on the held-out texts after `step` steps, with the answer tokens read.
-
-        network: default the result. {} without held-out texts.
-        """
+        """Accuracy of the network (default: the result) on the held-out texts, if there are any."""
         if not self.text.held_out:
             return {}
         self.refresh(network or self.result)
@@ -313,29 +229,25 @@ class DrafterRun:
         self.refresh()
         return {
             **self.text.progress(step),
-            "held_out_top1_frac": float(accuracy["table"]["top1_frac"][0]),
+            "held_out_top1_frac": float(accuracy["rank_frac"][0, 0]),
             "held_out_tau_chain": accuracy["tau_chain"],
         }
 
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """How a drafter learns while it serves.
+    """How a drafter learns while it serves."""
 
-    every: cycles between two steps. learning_rate: OSD's own is 1e-5. longest: number of newest
-    tokens that a step reads.
-    """
-
-    every: int = 8
-    learning_rate: float = 1e-5
-    longest: int = 256
+    every: int = 8  # cycles between two steps
+    learning_rate: float = 1e-5  # OSD's own
+    longest: int = 256  # newest tokens that a step reads
 
 
 class OnlineDrafter:
     """A pair whose drafter learns from the texts it helps to write.
 
-    It has EAGLE's layers, heads, or is a small language model. objective: default OSD's rule, which
-    learns only where the drafter was corrected.
+    It is an EAGLE-3 drafter. objective: default OSD's rule, which learns only where the drafter was
+    corrected.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -343,6 +255,9 @@ class OnlineDrafter:
     >>> out.tokens == specdec.autoregress(pair, "What is 2 + 3?", max_new_tokens=16).tokens
     True
     """
+
+    # for DrafterRun, whose text this is: nothing is held out
+    held_out = ()
 
     def __init__(
         self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()
@@ -352,17 +267,14 @@ class OnlineDrafter:
         self.config = config
         self.steps = 0
         self._served: TokenBatch | None = None
-        taps = pair.drafter.taps or (pair.target.num_layers,)
-        network = copy_of(learned_by(pair.drafter), pair.target)
-        self.network = serve_plainly(pair, network)
-        frozen = FrozenTarget(pair.target.model, taps)
+        network = trainable(pair)
+        # a packed network cannot change
+        self.network = trainable(pair).requires_grad_(False).eval()
+        frozen = FrozenTarget(pair.target.model, pair.drafter.taps)
+        pair.drafter.network = self.network
         settings = Settings(muon=False, learning_rate=config.learning_rate)
-        if objective is None:
-            objective = _osd_for(network)
+        objective = objective or objective_named("osd")
         self.run = DrafterRun(frozen, network, self, objective, settings)
-
-    # for DrafterRun, whose text this is: nothing is held out
-    held_out = ()
 
     def batch(self, number: int) -> TokenBatch:
         """The newest served text."""
@@ -401,14 +313,6 @@ class OnlineDrafter:
         return measures
 
 
-def _osd_for(network: nn.Module) -> Objective:
-    """OSD's rule; windows are drafted by EAGLE-3 drafters only, others learn along the text."""
-    if network.config.generation == 3:
-        return objective_named("osd")
-    levels = min(4, getattr(network.config, "num_heads", 4))
-    return Supervised(LossRules(levels), labels="soft", errors_only=True)
-
-
 def _both(first: nn.Module, second: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """The parameters of two equal networks, side by side."""
     return zip(first.parameters(), second.parameters(), strict=True)
@@ -417,37 +321,16 @@ def _both(first: nn.Module, second: nn.Module) -> Iterator[tuple[Tensor, Tensor]
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """Give one network the weights of another."""
-    for weight, other in _both(target, source):
-        weight.copy_(other)
+    for weight, value in _both(target, source):
+        weight.copy_(value)
 
 
-def learned_by(drafter) -> nn.Module:
-    """The trainable network of a drafter. SpecdecError if it has none."""
-    network = drafter.network if drafter is not None else None
-    if isinstance(drafter, SmallLM):
-        return LMNetwork(network, (drafter.target.num_layers,))
-    if not isinstance(network, EagleNetwork | HeadsNetwork) or network.config.own_embedding:
-        what = "EAGLE's layers, heads and small language models"
-        raise SpecdecError(f"only {what} can learn while they serve.")
-    return network
-
-
-def serve_plainly(pair: Pair, network: nn.Module) -> nn.Module:
-    """A copy of the trained network that drafts from now on: a packed one cannot change."""
-    if isinstance(network, LMNetwork):
-        return pair.drafter.network
-    served = copy_of(network, pair.target).requires_grad_(False).eval()
-    pair.drafter.network = served
-    return served
-
-
-def copy_of(network: nn.Module, target: Target) -> nn.Module:
-    """The same weights in a trainable network, without anything prepared for drafting."""
-    if isinstance(network, LMNetwork):
-        return copy.deepcopy(network).requires_grad_(True)
-    fresh = network_of if isinstance(network, EagleNetwork) else heads_network
-    trained = fresh(network.config).to(target.device)
-    trained.load_state_dict(network.state_dict())
-    if not hasattr(trained, "lm_head"):
-        trained.use_head(target.model.get_output_embeddings())
-    return trained
+def trainable(pair: Pair) -> EagleNetwork:
+    """A copy of the pair's EAGLE-3 network, with its own weights. SpecdecError for others."""
+    network = None if pair.drafter is None else pair.drafter.network
+    is_eagle = isinstance(network, EagleNetwork) and network.config.generation == 3
+    if not is_eagle or network.config.own_embedding:
+        raise SpecdecError("only EAGLE-3 drafters can learn while they serve; use another drafter.")
+    copied = network_of(network.config).to(pair.target.device)
+    copied.load_state_dict(network.state_dict())
+    return copied

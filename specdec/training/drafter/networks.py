@@ -30,44 +30,40 @@ BLOCK = 8
 TEMPERED = 8
 
 
-def new_network(
-    model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3"
-) -> nn.Module:
+def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str) -> nn.Module:
     """A fresh drafter of one of KINDS in float32 with the target's hidden size and heads.
 
     settings: a `presets.Settings`. answer_counts [V]: how often each token occurs in the answers;
     the draft vocabulary is the most frequent. "eagle3" and "block" have three taps, their own head
     and RoPE base 10000; all others read only the last state. "eagle1" and "griffin" use the
     target's head, restricted to the draft vocabulary. The heads of "medusa", "hydra" and "hydra++"
-    share a projection that is initialised with those rows. "lm" is a model of the target's family
-    with two layers, initialised with the target's embedding and head only.
+    share a projection that is initialised with those rows. "lm" is a model of the target's family,
+    initialised with the target's embedding and head only.
     """
     check_name("kind of drafter", kind, KINDS)
     text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
     torch.manual_seed(seed)
+    last_tap = (text.num_hidden_layers,)
     if kind == "lm":
-        lm = fresh_lm(model, LM_LAYERS, settings.warm_start)
-        return LMNetwork(lm, (text.num_hidden_layers,))
+        return LMNetwork(fresh_lm(model, LM_LAYERS, settings.warm_start), last_tap)
     # 1. a layer like the target's own, over its taps
     sizes = {"hidden_size": hidden, "head_dim": None}
     if settings.intermediate_size:
         sizes["intermediate_size"] = settings.intermediate_size
     drafted = min(settings.draft_vocab_size or vocabulary, vocabulary)
     config = layer_like(text, vocabulary, draft_vocab_size=drafted, **sizes)
-    last = replace(config, generation=1, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
+    last = replace(config, generation=1, num_taps=1, taps=last_tap, fc_bias=True)
     if kind in ("eagle3", "block"):
         taps = default_taps(text.num_hidden_layers)
         config = replace(config, taps=taps, fc_norm=settings.fc_norm, num_layers=settings.layers)
-        if kind == "block":
-            config = replace(config, block=BLOCK)
-        network = network_of(config)
+        network = network_of(replace(config, block=BLOCK) if kind == "block" else config)
     elif kind in ("eagle1", "griffin"):
         network = network_of(replace(last, griffin=kind == "griffin"))
     else:
         path = {"medusa": None, "hydra": "state", "hydra++": "layer"}[kind]
         layer = replace(last, draft_vocab_size=vocabulary) if path == "layer" else None
-        heads = HeadsConfig(hidden, vocabulary, drafted, taps=last.taps, path=path, layer=layer)
+        heads = HeadsConfig(hidden, vocabulary, drafted, taps=last_tap, path=path, layer=layer)
         network = heads_network(heads)
     # 2. the draft vocabulary
     if hasattr(network, "d2t"):
@@ -78,10 +74,9 @@ def new_network(
     head = model.get_output_embeddings()
     if not hasattr(network, "lm_head"):
         network.use_head(head)
-    elif settings.warm_start and head is not None and head.weight.shape[1] == hidden:
-        with torch.no_grad():
-            rows = head.weight[network.t2d.to(head.weight.device)]
-            network.lm_head.weight.copy_(rows.float())
+    elif settings.warm_start and head.weight.shape[1] == hidden:
+        rows = head.weight[network.t2d.to(head.weight.device)]
+        network.lm_head.weight.data.copy_(rows.detach().float())
     return network
 
 
@@ -124,13 +119,14 @@ def begun(
     network = load_network(start_from, model)
     if kind != "block" or network.config.block:
         return network
+    torch.manual_seed(seed)
     block = network_of(replace(network.config, block=BLOCK, num_layers=settings.layers))
     block.load_state_dict(network.state_dict(), strict=False)
     attention = block.midlayer.self_attn
-    smaller = [block.fc, block.midlayer.mlp.down_proj]
-    smaller += [attention.q_proj, attention.k_proj, attention.o_proj]
-    for part in smaller:
+    for part in (attention.q_proj, attention.k_proj, attention.o_proj):
         part.weight.data /= TEMPERED
+    block.fc.weight.data /= TEMPERED
+    block.midlayer.mlp.down_proj.weight.data /= TEMPERED
     for layer in block.layers.values():
         layer.self_attn.o_proj.weight.data.zero_()
         layer.mlp.down_proj.weight.data.zero_()
@@ -150,11 +146,22 @@ def save_trained(network: nn.Module, folder: Path, model) -> Path:
     return save_drafter(network, folder, torch.bfloat16, **fields)
 
 
-def check_start(folder: Path | None) -> Path | None:
-    """The folder of a drafter to continue from; SpecdecError if there is none."""
-    if folder is not None and not (Path(folder) / "config.json").is_file():
+def check_start(folder: Path | None, network: str) -> Path | None:
+    """The folder of a drafter to continue; SpecdecError for none there, or one of another kind."""
+    if folder is None:
+        return None
+    if not (Path(folder) / "config.json").is_file():
         why = f"there is no drafter in {folder} to continue from"
         raise SpecdecError(f"{why}; name one with --start-from FOLDER.")
+    # some kinds have no mark of their own in config.json
+    expected = network.rstrip("+")
+    if not drafters.KINDS[expected].mark:
+        expected = "eagle3"
+    kind = drafters.kind_of(load.config_of(folder))
+    # a block drafter can begin as an EAGLE-3 drafter
+    if kind != expected and (kind, expected) != ("eagle3", "block"):
+        why = f"the drafter in {folder} is of kind {kind!r}, not {expected!r}"
+        raise SpecdecError(f"{why}; name another.")
     return folder
 
 

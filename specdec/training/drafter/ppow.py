@@ -1,5 +1,4 @@
-"""PPOW: a drafter learns from its own windows and how far the target accepts them (arXiv
-2605.14978).
+"""PPOW (arXiv 2605.14978): a drafter learns from its own windows and how far they are accepted.
 
 At each window place, G windows of K tokens are drafted, verified, rewarded and compared with each
 other, as in GRPO:
@@ -8,14 +7,8 @@ other, as in GRPO:
     A = (R - mean of the group) / (its standard deviation + delta)            0 where all are equal
     R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
 
-    place     hard windows first, where the drafter differs from a certain target  `_choose_places`
-    draft     G windows from every place with the current weights                  `roll_out`
-    verify    k, the number of accepted tokens                                     `_verify`
-    reward    speed, and proximity where nothing was accepted                      `_speed_reward`
-    update    advantages within the group, clipped ratios, divergence              `Ppow.__call__`
-
-One config selects windows, places, rewards and the divergence from the target. Without a reward it
-is distillation on the drafter's own text, or on the target's.
+`Ppow.collect` places, drafts, verifies and rewards; `Ppow.__call__` is the loss. Without a reward
+it is distillation on the drafter's own text, or on the target's.
 
 A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`,
 which reads the target's features of positions up to i and the tokens up to i + 1, as in a decoding
@@ -32,27 +25,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.errors import SpecdecError, check_integer, check_name, check_number
-from specdec.models.eagle_network import EagleNetwork, vocabulary_ids
-from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch, documents_of
-from specdec.training.drafter.ttt import UnrollPlan, columns_of, fuse_norms, unroll
+from specdec.errors import SpecdecError, check_integer, check_name
+from specdec.models.eagle_network import vocabulary_ids
+from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch, wide
+from specdec.training.drafter.ttt import columns_of, fuse_norms, unroll
 from specdec.training.loop import mixed_seed
 
 # full logits computed at once
 ROWS = 256
+# of the windows with k = 0: `epsilon` is measured such that so many are paid
+PAID_FRAC = 0.2
 CHOICES = {
     "places": ("adaptive", "errors"),
     "curriculum": ("gradual", "switched"),
     "rollout": ("drafter", "text", "mixed"),
     "verify": ("sampled", "greedy", "expected"),
-    "reward": ("cost_aware", "raw", "ratio", "measured", "none"),
-    "divergence": ("reverse_kl", "forward_kl", "jsd", "tv", "k3"),
+    "reward": ("cost_aware", "raw", "measured", "none"),
+    "divergence": ("reverse_kl", "forward_kl", "jsd", "tv"),
 }
 
 
 @dataclass(frozen=True)
 class Ppow(Objective):
-    """PPOW and its ablations. The comment before each default gives its source.
+    """PPOW and its ablations. The comment behind each default gives its source.
 
     window (K), group (G), places_per_row: windows' length, windows per place, places in each row.
     places: where the hard windows are. "adaptive": with probability proportional to the window's
@@ -63,68 +58,42 @@ class Ppow(Objective):
     rollout: the author of the windows: the drafter, the text, or one of both, at even odds.
     verify: the number of accepted tokens: rejection "sampled" once, "greedy" matches, or the
         "expected" number.
-    reward: "cost_aware" k / (k gamma + 1); "raw" k; "ratio" (k + 1) / (K gamma + 1); "measured":
-        speedups[k]; "none".
-    gamma: cost of a drafted token over one of the target; None counts parameters.
+    reward: "cost_aware" k / (k gamma + 1), gamma the cost of a drafted token over one of the
+        target; "raw" k; "measured" speedups[k]; "none".
     eta, epsilon: proximity reward, paid if k = 0 and the target finds the window less than epsilon
         nats worse than its own greedy one. eta 0 disables it. epsilon None: measured before the
-        first step, so that `paid_frac` of the windows with k = 0 are paid.
+        first step.
     clip, delta, updates: of the clipped objective; `updates` optimiser steps share the windows.
     after_rejection: also reinforce tokens behind the first rejected one.
     beta, divergence: weight and kind of the divergence from the target at every drafted token.
-        Forward KL renormalises the target over the draft vocabulary; "k3" estimates the reverse KL
-        from the drafted token alone.
+        Forward KL renormalises the target over the draft vocabulary.
     temperature: of drafter and target alike. detach: no gradient through states inside a window.
     """
 
-    # the paper's
-    window: int = 10
-    # the paper's
-    group: int = 8
-    # ours; the paper's algorithm has one per prefix
-    places_per_row: int = 4
-    # the paper's
-    places: str = "adaptive"
-    # ours: the paper says "a smaller proportion"
-    hard_from: float = 0.2
-    # ours
-    hard_to: float = 0.8
-    # the paper's; its Figure 4 shows "switched"
-    curriculum: str = "gradual"
-    # ours; 44,000 in Figure 4
-    curriculum_steps: int = 1000
-    # the paper's
-    rollout: str = "drafter"
-    # the paper's
-    verify: str = "sampled"
-    # the paper's
-    reward: str = "cost_aware"
-    # the paper's
-    gamma: float | None = 0.12
-    # ours: measured per accepted length 0 .. K
-    speedups: tuple[float, ...] = ()
-    # ours: below the reward of one accepted token
-    eta: float = 0.5
+    window: int = 10  # the paper's
+    group: int = 8  # the paper's
+    places_per_row: int = 4  # ours; the paper's algorithm has one per prefix
+    places: str = "adaptive"  # the paper's
+    hard_from: float = 0.2  # ours: the paper says "a smaller proportion"
+    hard_to: float = 0.8  # ours
+    curriculum: str = "gradual"  # the paper's; its Figure 4 shows "switched"
+    curriculum_steps: int = 1000  # ours; 44,000 in Figure 4
+    rollout: str = "drafter"  # the paper's
+    verify: str = "sampled"  # the paper's
+    reward: str = "cost_aware"  # the paper's
+    gamma: float = 0.12  # the paper's
+    speedups: tuple[float, ...] = ()  # ours: measured per accepted length 0 .. K
+    eta: float = 0.5  # ours: below the reward of one accepted token
     # ours, as a constant; over six tokens it pays 0.03 to 1 % of all windows
     epsilon: float | None = 2.0
-    # ours
-    paid_frac: float = 0.2
-    # ours
-    clip: float = 0.2
-    # ours
-    delta: float = 1e-6
-    # ours
-    updates: int = 1
-    # the paper's
-    after_rejection: bool = True
-    # ours
-    beta: float = 0.04
-    # the paper's
-    divergence: str = "reverse_kl"
-    # ours
-    temperature: float = 1.0
-    # ours
-    detach: bool = False
+    clip: float = 0.2  # ours
+    delta: float = 1e-6  # ours
+    updates: int = 1  # ours
+    after_rejection: bool = True  # the paper's
+    beta: float = 0.04  # ours
+    divergence: str = "reverse_kl"  # the paper's
+    temperature: float = 1.0  # ours
+    detach: bool = False  # ours
     seed: int = 0
 
     def __post_init__(self):
@@ -132,10 +101,6 @@ class Ppow(Objective):
             check_name(name, getattr(self, name), allowed)
         for name in ("window", "group", "places_per_row", "updates", "curriculum_steps"):
             check_integer(name, getattr(self, name), 1)
-        for name in ("hard_from", "hard_to", "paid_frac"):
-            check_number(name, getattr(self, name), 0, 1)
-        if not self.temperature > 0:
-            raise SpecdecError(f"temperature must be above 0, got {self.temperature}.")
         if self.reward == "none":
             return
         if self.group < 2:
@@ -148,16 +113,14 @@ class Ppow(Objective):
             why = f"the measured reward needs speedups for 0 to {self.window} tokens"
             raise SpecdecError(f"{why}, got {self.speedups}.")
 
-    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget) -> None:
         if drafter.config.generation != 3:
             raise SpecdecError("windows are drafted by EAGLE-3 drafters; this is another kind.")
         if target.embedding.device.type == "cpu":
             fuse_norms(drafter)
 
-    def measured(
-        self, drafter: EagleNetwork, target: FrozenTarget, batches: Iterable[TokenBatch]
-    ) -> Ppow:
-        """With epsilon, if None, set so that `paid_frac` of the windows with k = 0 are below it."""
+    def measured(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Ppow:
+        """With epsilon, if None, set so that PAID_FRAC of the windows with k = 0 are below it."""
         if self.epsilon is not None or self.reward == "none" or not self.eta:
             return self
         unpaid = replace(self, epsilon=0.0)
@@ -167,10 +130,10 @@ class Ppow(Objective):
             usable = windows.usable.repeat_interleave(self.group, 1)
             gaps.append(windows.gap[usable & (windows.accepted < 1)].cpu())
         rejected = torch.cat(gaps).double()
-        epsilon = float(rejected.quantile(self.paid_frac)) if len(rejected) else 0.0
+        epsilon = float(rejected.quantile(PAID_FRAC)) if len(rejected) else 0.0
         return replace(self, epsilon=epsilon)
 
-    def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
+    def collect(self, drafter, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
         """The batch with its `Windows`: drafted, verified and rewarded with the current weights."""
         batch = replace(batch, output=target(batch))
         generator = torch.Generator(batch.ids.device)
@@ -197,20 +160,19 @@ class Ppow(Objective):
         log_q = torch.log_softmax(logits / self.temperature, -1)
         log_q_drafted = at_columns(log_q, columns)
         # 3. how many tokens are accepted
-        accepted, none_frac = self._verify(
-            tempered, drafted, log_p_drafted, log_q_drafted, generator
-        )
+        log_probs = log_p_drafted, log_q_drafted
+        accepted, none_frac = self._verify(tempered, drafted, *log_probs, generator)
         # 4. how far a window without any is from the target's own greedy one
         gap = torch.full_like(none_frac, float("inf"))
         needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
         if compared and bool(needed.any()):
             first = target_logits[:, :: self.group]
-            tokens, along = greedy_windows(target, batch, places, first, caches, needed)
+            tokens, along = target.greedy(batch, places, first, caches, needed)
             best = token_log_probs(along / self.temperature, tokens).sum(-1)
             gap = best.repeat_interleave(self.group, 1) - log_p_drafted.sum(-1)
         # 5. the reward: speed, and proximity where nothing was accepted
         near = self.eta * none_frac * (gap < (self.epsilon or 0.0))
-        rewards = self._speed_reward(accepted, self._gamma(drafter, target)) + near
+        rewards = self._speed_reward(accepted) + near
         log_p = tempered[..., vocabulary_ids(drafter)] - tempered.logsumexp(-1, keepdim=True)
         windows = Windows(
             slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable, gap
@@ -229,10 +191,10 @@ class Ppow(Objective):
         chance = fits / fits.sum(1, keepdim=True).clamp(min=1)
         if hard > 0 and bool(fits.any()):
             inside = F.pad(fits, (self.window - 1, 0)).unfold(1, self.window, 1).any(-1)
-            scores, right = divergence_along(drafter, target, batch, inside)
+            scores, correct = divergence_along(drafter, target, batch, inside)
             difficulty = window_means(scores, self.window)
             if self.places == "errors":
-                difficulty = ~right
+                difficulty = ~correct
             weight = (difficulty * fits).double()
             total = weight.sum(1, keepdim=True)
             preferred = torch.where(total > 0, weight / total.clamp(min=1e-300), chance)
@@ -261,31 +223,16 @@ class Ppow(Objective):
             chance = (draws < chance).float()
         return chance.cumprod(-1).sum(-1), 1 - chance[..., 0]
 
-    def _gamma(self, drafter: EagleNetwork, target: FrozenTarget) -> float:
-        """The cost of a drafted token over one of the target."""
-        if self.gamma is not None:
-            return self.gamma
-        drafter_size = sum(weight.numel() for weight in drafter.parameters())
-        target_size = sum(weight.numel() for weight in target.model.parameters())
-        embedding = target.model.get_input_embeddings().weight
-        # a table that is only looked up costs nothing
-        if target.head.weight is not embedding:
-            target_size -= embedding.numel()
-        return drafter_size / target_size
-
-    def _speed_reward(self, accepted: Tensor, gamma: float) -> Tensor:
+    def _speed_reward(self, accepted: Tensor) -> Tensor:
         """The reward for so many accepted tokens [..]."""
         if self.reward == "cost_aware":
-            return accepted / (accepted * gamma + 1)
-        if self.reward == "ratio":
-            return (accepted + 1) / (self.window * gamma + 1)
+            return accepted / (accepted * self.gamma + 1)
         if self.reward == "raw":
             return accepted
         if self.reward == "none":
             return torch.zeros_like(accepted)
         # measured: linear between integers
-        table = torch.tensor((*self.speedups, self.speedups[-1]), dtype=accepted.dtype)
-        table = table.to(accepted.device)
+        table = accepted.new_tensor((*self.speedups, self.speedups[-1]))
         below = accepted.long()
         return torch.lerp(table[below], table[below + 1], accepted - below)
 
@@ -313,25 +260,22 @@ class Ppow(Objective):
             "windows": int(usable.sum()),
         }
 
-    def __call__(
-        self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch
-    ) -> tuple[Tensor, dict]:
-        if batch.collected is None:
-            batch = self.collect(drafter, target, batch)
+    def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         windows, measures = batch.collected
         # 1. the windows once more, now with gradients
-        plan = UnrollPlan(windows.slots, windows.drafted, self.detach)
         features = batch.output.features.to(target.embedding.dtype)
-        states = unroll(drafter, target.embedding, features, batch, self.window, plan)
-        logits = [_wide(drafter.head(hidden, step)) for step, hidden in enumerate(states)]
+        places = windows.slots, windows.drafted, self.detach
+        states = unroll(drafter, target.embedding, features, batch, self.window, *places)
+        logits = [wide(drafter.head(hidden, step)) for step, hidden in enumerate(states)]
         log_q = torch.log_softmax(torch.stack(logits, 2) / self.temperature, -1)
         # 2. the divergence from the target at every drafted token
         usable = windows.usable.repeat_interleave(self.group, 1)
         count = usable.sum().clamp(min=1) * self.window
-        distance = divergence(self.divergence, log_q, windows.log_p, windows.columns)
+        distance = divergence(self.divergence, log_q, windows.log_p)
         kl = (distance * usable[..., None]).sum() / count
+        measures = {**measures, "kl": float(kl.detach())}
         if self.reward == "none":
-            return self.beta * kl, measures | {"kl": float(kl.detach())}
+            return self.beta * kl, measures
         # 3. the clipped gain of each token, by its window's advantage in its group
         advantages = group_advantages(windows.rewards, self.group, self.delta)[..., None]
         log_ratio = at_columns(log_q, windows.columns) - windows.log_q
@@ -341,42 +285,34 @@ class Ppow(Objective):
             steps = torch.arange(self.window, device=counted.device)
             counted = counted & (steps <= windows.accepted[..., None])
         policy = (gain * counted).sum() / count
-        clip_frac = float((clipped & counted).sum() / counted.sum().clamp(min=1))
-        return self.beta * kl - policy, measures | {
-            "kl": float(kl.detach()),
-            "clip_frac": clip_frac,
-        }
+        measures["clip_frac"] = float((clipped & counted).sum() / counted.sum().clamp(min=1))
+        return self.beta * kl - policy, measures
 
 
 @dataclass(frozen=True)
 class Windows:
     """Windows drafted from A = places * group slots, and their results.
 
-    slots [B, A]; drafted [B, A, K] target ids; columns: the same as columns of the head, -1 for a
-    token of the text that cannot be drafted. log_p [B, A, K, Vd]: the target along it, over the
-    draft vocabulary, without its mass outside.
-    log_q [B, A, K]: of the drafted tokens when they were drafted. accepted, rewards [B, A]. usable
-    [B, places].
-    gap [B, A]: nats by which the target prefers its own greedy window, infinite if not computed.
+    log_p: the target along them, without its mass outside the draft vocabulary. log_q: of the
+    drafted tokens when they were drafted.
     """
 
-    slots: Tensor
-    drafted: Tensor
-    columns: Tensor
-    log_p: Tensor
-    log_q: Tensor
-    accepted: Tensor
-    rewards: Tensor
-    usable: Tensor
-    gap: Tensor
+    slots: Tensor  # [B, A]
+    drafted: Tensor  # [B, A, K] ids of the target
+    columns: Tensor  # [B, A, K] of the head, -1 for a token that cannot be drafted
+    log_p: Tensor  # [B, A, K, Vd]
+    log_q: Tensor  # [B, A, K]
+    accepted: Tensor  # [B, A]
+    rewards: Tensor  # [B, A]
+    usable: Tensor  # [B, places]
+    gap: Tensor  # [B, A] nats by which the target prefers its greedy window, inf: not computed
 
 
 def group_advantages(rewards: Tensor, group: int, delta: float) -> Tensor:
-    """(R - mean) / (standard deviation + delta) within each `group` of neighbours; exactly 0 where
-    all are equal. [.., A]
-    """
+    """(R - mean) / (standard deviation + delta) within each `group` of neighbours. [.., A]"""
     grouped = rewards.unflatten(-1, (-1, group))
     centred = grouped - grouped.mean(-1, keepdim=True)
+    # the rounded mean of equal rewards may differ from them
     centred = centred.masked_fill((grouped == grouped[..., :1]).all(-1, keepdim=True), 0.0)
     return (centred / (centred.square().mean(-1, keepdim=True).sqrt() + delta)).flatten(-2)
 
@@ -389,16 +325,11 @@ def clipped_gain(log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Te
     return torch.minimum(plain, bounded), bounded < plain
 
 
-def divergence(name: str, log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tensor:
-    """Divergence of the drafter's distributions from the target's, at every token. [.., Vd], [..,
-    Vd] -> [..]
+def divergence(name: str, log_q: Tensor, log_p: Tensor) -> Tensor:
+    """The drafter's divergence from the target at every token. [.., Vd], [.., Vd] -> [..]
 
-    log_p: the target's over the draft vocabulary; the missing mass is outside. columns [..]:
-    drafted tokens.
+    log_p: the target's over the draft vocabulary; the missing mass is outside.
     """
-    if name == "k3":
-        chosen = at_columns(log_p - log_q, columns)
-        return (chosen.exp() - chosen - 1) * (columns >= 0)
     q = log_q.exp()
     p = log_p.exp()
     if name == "reverse_kl":
@@ -424,9 +355,8 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
     if window + 2 > slots:
         why = f"a window of {window} tokens and the two before it do not fit into rows of {slots}"
         raise SpecdecError(f"{why}; lower the objective's window or raise the setting length.")
-    answer = batch.loss_mask.bool()
     # answer tokens before each position
-    inside = F.pad(answer.long(), (1, window + 1)).cumsum(1)
+    inside = F.pad(batch.loss_mask.long(), (1, window + 1)).cumsum(1)
     fits = inside[:, window + 2 : window + 2 + slots] - inside[:, 1 : slots + 1] == window + 1
     if batch.documents is not None:
         ends = F.pad(batch.documents[:, window + 1 :], (0, window + 1), value=-2)
@@ -436,18 +366,12 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
 
 @torch.no_grad()
 def roll_out(
-    network,
-    embedding,
-    batch: TokenBatch,
-    slots: Tensor,
-    fixed: Tensor,
-    choose: Callable[[Tensor], Tensor],
+    network, embedding: Tensor, batch: TokenBatch, slots: Tensor, fixed: Tensor, choose: Callable
 ) -> tuple[Tensor, Tensor]:
-    """(drafted [B, A, K] as target ids, logits [B, A, K, Vd]): windows from `slots` [B, A], token
-    by token.
+    """Windows from `slots` [B, A]: (drafted [B, A, K] as target ids, logits [B, A, K, Vd]).
 
-    batch: with the target's `output`, as everywhere here. choose(logits [B, A, Vd]) -> columns [B,
-    A]. fixed [B, A, K]: given tokens; below 0 the drafter chooses.
+    batch: with the target's `output`. choose(logits [B, A, Vd]) -> columns [B, A]. fixed [B, A, K]:
+    given tokens; below 0 the drafter chooses.
     """
     ids = vocabulary_ids(network)
     steps = fixed.shape[-1]
@@ -455,46 +379,19 @@ def roll_out(
     drafted = fixed.clone()
     logits = []
     features = batch.output.features.to(embedding.dtype)
-    states = unroll(network, embedding, features, batch, steps, UnrollPlan(slots, drafted))
+    states = unroll(network, embedding, features, batch, steps, slots, drafted)
     for step, hidden in enumerate(states):
-        logits.append(_wide(network.head(hidden, step)))
+        logits.append(wide(network.head(hidden, step)))
         chosen = ids[choose(logits[-1])]
         drafted[..., step] = torch.where(fixed[..., step] < 0, chosen, fixed[..., step])
     return drafted, torch.stack(logits, 2)
 
 
 def text_windows(batch: TokenBatch, slots: Tensor, window: int) -> Tensor:
-    """The text's own tokens in the windows. slots [B, A] -> [B, A, window]; token 0 past the end of
-    a row.
-    """
+    """The text's tokens in the windows, token 0 past the end. slots [B, A] -> [B, A, window]"""
     places = slots[..., None] + 2 + torch.arange(window, device=slots.device)
     padded = F.pad(batch.ids, (0, window + 2))
     return padded.gather(1, places.flatten(1)).view_as(places)
-
-
-def greedy_windows(
-    target: FrozenTarget,
-    batch: TokenBatch,
-    slots: Tensor,
-    logits: Tensor,
-    caches: list,
-    needed: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The target's own greedy windows: (tokens [B, A, K], logits [B, A, K, V] along them).
-
-    Zeros where not `needed` [B, A]. logits [B, A, K, V] and caches: from `continued` for any
-    windows from these slots, whose first logits are the same.
-    """
-    tokens = torch.zeros(logits.shape[:-1], dtype=torch.long, device=slots.device)
-    along = torch.zeros_like(logits)
-    rows = needed.nonzero()[:, 0].tolist()
-    places = list(zip(rows, (slots[needed] + 1).tolist(), strict=True))
-    if places:
-        first = logits[needed][:, 0]
-        tokens[needed], along[needed] = target.greedy(
-            documents_of(batch), places, caches, first, logits.shape[2]
-        )
-    return tokens, along
 
 
 def at_columns(values: Tensor, columns: Tensor) -> Tensor:
@@ -519,25 +416,22 @@ def divergence_along(network, target: FrozenTarget, batch: TokenBatch, positions
     """
     rows, columns = positions.nonzero(as_tuple=True)
     ids = vocabulary_ids(network)
-    everything = torch.arange(len(network.t2d), device=batch.ids.device)
     features = batch.output.features.to(target.dtype)
     states = next(unroll(network, target.embedding, features, batch, 1))[rows, columns]
     scores = torch.zeros_like(positions, dtype=torch.float32)
-    right = torch.ones_like(positions)
+    correct = torch.ones_like(positions)
     for part in torch.arange(len(rows), device=rows.device).split(ROWS):
         row = rows[part]
         column = columns[part]
-        full, best, log_sum = batch.output.logits.at(row, column + 1, everything)
-        log_q = torch.log_softmax(_wide(network.head(states[part])), -1)
-        scores[row, column] = criticality(full - log_sum[:, None], log_q, ids).float()
-        right[row, column] = ids[log_q.argmax(-1)] == best
-    return scores, right
+        logits, best, log_sum = batch.output.at(row, column + 1)
+        log_q = torch.log_softmax(wide(network.head(states[part])), -1)
+        scores[row, column] = criticality(logits - log_sum[:, None], log_q, ids).float()
+        correct[row, column] = ids[log_q.argmax(-1)] == best
+    return scores, correct
 
 
 def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:
-    """v of `divergence_along` from log P [.., V] over the whole vocabulary and log Q [.., Vd] over
-    the tokens `ids`.
-    """
+    """v of `divergence_along` from log P [.., V], and log Q [.., Vd] of the tokens `ids`."""
     entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1)
     inside = torch.log_softmax(log_p[..., ids], -1)
     distance = (inside.exp() * (inside - log_q)).nan_to_num(0.0).sum(-1)
@@ -547,7 +441,3 @@ def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:
 def window_means(scores: Tensor, window: int) -> Tensor:
     """Mean of `scores` [B, S] over each window [i, i + window - 1]; zero counts past the end."""
     return F.pad(scores, (0, window - 1)).unfold(1, window, 1).mean(-1)
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -20,11 +20,9 @@ from pathlib import Path
 import torch
 
 from specdec import runs
-from specdec.errors import SpecdecError, check_fields, check_name
-from specdec.models import drafters
-from specdec.models.load import config_of, own_drafter, placement
+from specdec.errors import check_fields, check_name
+from specdec.models.load import own_drafter, placement
 from specdec.policies.base import changed, setting
-from specdec.training.drafter.networks import check_start
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest
@@ -71,18 +69,6 @@ OBJECTIVES: dict[str, Objective] = {
     "lm": Supervised(LossRules(1), labels="soft", network="lm"),
 }
 
-# drafters by name -> their objective
-FRESH = {
-    "block": "block",
-    "eagle1": "eagle1",
-    "griffin": "griffin",
-    "medusa": "medusa",
-    "hydra": "hydra",
-    "hydra++": "hydra++",
-    "lm": "lm",
-    "hass": "hass-eagle1",
-}
-
 
 def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
     """The objective of this name with some fields changed; "rules.steps" is a nested field.
@@ -93,69 +79,49 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
     4
     """
     objective = OBJECTIVES[check_name("objective", name, OBJECTIVES)]
-    fields = {}
     if hasattr(objective, "seed"):
-        fields["seed"] = seed
-    for field, value in (changes or {}).items():
-        fields[field] = tuple(value) if isinstance(value, list) else value
-    objective = changed(objective, fields)
+        objective = replace(objective, seed=seed)
+    objective = changed(objective, changes or {})
     check_fields(objective)
     return objective
-
-
-# of `Settings.fc_norm`
-FC_NORMS = ("each", "joint")
 
 
 @dataclass(frozen=True)
 class Settings:
     """Training settings of a drafter, for any objective. `PRESETS` holds some.
 
-    draft_vocab_size, intermediate_size: None takes the target's.
-    layers: of a block drafter that is fresh or begins as an EAGLE-3 drafter (start_from).
-    fc_norm: "each" norms every tap separately before fc, for targets whose taps differ in scale.
-    steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
-    passes: over a fixed text, with features from disk; steps is None then.
-    linear_end: see loop.rate_factor.
-    muon: Muon for the matrices, AdamW for head and norms, whose rate is then head_rate.
-    warm_start: initialise the head with the target's own rows, not at random.
     average_frac: measure and write the mean of the weights over about this last fraction of the
-        steps so far; 0: the newest. It approximates the result of a falling rate at any time, so
-        the rate stays at its peak.
-    held_out, held_out_frac: this fraction of the conversations is held out, and the drafter
-        measured on at most so many of them at intervals (of a fixed text only).
-    regenerate_chats: number of training conversations that the target answers anew, with at most
-        max_new_tokens per answer. regenerated_frac: their share of the training text.
+    steps so far; 0: the newest. It approximates the result of a falling rate at any time, so the
+    rate stays at its peak.
     """
 
-    draft_vocab_size: int | None = None
-    intermediate_size: int | None = None
-    layers: int = 1
-    fc_norm: str | None = None
+    draft_vocab_size: int | None = None  # None: the target's
+    intermediate_size: int | None = None  # None: the target's
+    layers: int = 1  # of a block drafter that is fresh or begins as an EAGLE-3 drafter
+    fc_norm: str | None = None  # before fc: "each" tap by itself, or "joint"
     learning_rate: float = 0.015
-    head_rate: float | None = None
-    betas: tuple[float, float] = (0.9, 0.95)
+    head_rate: float | None = None  # of AdamW; None: as of Muon
     warmup_steps: int = 40
-    linear_end: int | None = None
+    linear_end: int | None = None  # see loop.rate_factor
     clip_norm: float = 0.5
-    muon: bool = True
-    warm_start: bool = True
+    muon: bool = True  # Muon for the matrices, AdamW for head and norms
+    warm_start: bool = True  # initialise the head with the target's rows
     average_frac: float = 0.0
-    batch: int = 8
-    length: int = 256
+    batch: int = 8  # rows in a step
+    length: int = 256  # packed tokens in a row
     steps: int | None = 1000
-    passes: int | None = None
-    held_out: int = 0
+    passes: int | None = None  # over a fixed text; steps is None then
+    held_out: int = 0  # at most so many conversations of a fixed text, to measure on
     held_out_frac: float = 0.02
-    regenerate_chats: int = 0
-    regenerated_frac: float = 0.75
-    max_new_tokens: int = 256
+    regenerate_chats: int = 0  # conversations that the target answers anew
+    regenerated_frac: float = 0.75  # their share of the training text
+    max_new_tokens: int = 256  # of these answers
 
     def __post_init__(self):
         counts = ("batch", "length", "steps", "passes", "measure_every")
-        check_fields(self, betas=(0.0, 1.0), **dict.fromkeys(counts, (1, math.inf)))
+        check_fields(self, **dict.fromkeys(counts, (1, math.inf)))
         if self.fc_norm is not None:
-            check_name("fc_norm", self.fc_norm, FC_NORMS)
+            check_name("fc_norm", self.fc_norm, ("each", "joint"))
 
     def rate_factor(self, step: int, last_step: int | None) -> float:
         """The learning rate as a fraction of its peak."""
@@ -177,21 +143,17 @@ class Settings:
 class Continued(Settings):
     """Settings for continuing a trained drafter: measured at even intervals, the best weights kept.
 
-    measure_every: steps between two measurements on held-out text. patience: number of consecutive
-    measurements without improvement that end the run; 0: never. The rate rises over 3 % of the
-    steps, then falls as a cosine to zero.
+    The rate rises over 3 % of the steps, then falls as a cosine to zero.
     """
 
-    # ours; for 8B targets about 1e-5
-    learning_rate: float = 1e-4
+    learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
     muon: bool = False
     batch: int = 4
     steps: int | None = 300
     passes: int | None = 1
     held_out: int = 24
     held_out_frac: float = 0.1
-    measure_every: int = 25
-    patience: int = 0
+    measure_every: int = 25  # steps
 
     def rate_factor(self, step: int, last_step: int | None) -> float:
         if last_step is None:
@@ -204,35 +166,14 @@ class Continued(Settings):
 
 
 @dataclass(frozen=True)
-class CacheConfig:
-    """Where features are stored, and how much.
-
-    folder: default `features` in the user's cache. Later trainings reuse it, and it can be deleted.
-    limit_gb: 0 stores nothing; the target runs beside the drafter.
-    """
-
-    folder: Path | None = None
-    limit_gb: float = 20.0
-
-    def __post_init__(self):
-        check_fields(self)
-
-
-@dataclass(frozen=True)
 class Budget:
-    """Duration and place of a training.
-
-    minutes: time limit. steps: number of steps; without either, the preset's number. threads: CPU
-    threads, for the whole process. device: default a GPU if there is one. features: where those of
-    a fixed text are stored.
-    """
+    """Duration and place of a training; without minutes or steps it is the preset's."""
 
     minutes: float | None = None
     steps: int | None = None
     seed: int = 0
-    threads: int | None = None
-    device: str | None = None
-    features: CacheConfig = CacheConfig()
+    threads: int | None = None  # of the CPU, for the whole process
+    device: str | None = None  # default a GPU if there is one
 
     def __post_init__(self):
         # torch's own limit of seeds
@@ -288,8 +229,6 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
     "continued": (Continued(), OBJECTIVES["ppow"]),
     "continued-corpus": (Continued(regenerate_chats=600), OBJECTIVES["ppow"]),
 }
-# At the preset's rates the loss of these networks diverges.
-OF_NETWORK = {("pretrained", "griffin"): {"learning_rate": 0.001, "head_rate": 0.0005}}
 
 
 def preset(
@@ -298,13 +237,15 @@ def preset(
     """Settings and objective of one of PRESETS.
 
     changes: of settings. unroll: another number of unrolled draft steps. network: the kind to
-    train; some need their own rates (OF_NETWORK), which `changes` overrides.
+    train.
     """
     settings, objective = PRESETS[check_name("drafter preset", name, PRESETS)]
     if unroll is not None:
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
-    fields = OF_NETWORK.get((name, network), {}) | (changes or {})
-    return runs.configured(settings, type(settings), fields), objective
+    if (name, network) == ("pretrained", "griffin"):
+        # at the preset's rates its loss diverges
+        settings = replace(settings, learning_rate=0.001, head_rate=0.0005)
+    return runs.configured(settings, type(settings), changes or {}), objective
 
 
 def training_named(
@@ -322,13 +263,12 @@ def training_named(
 ) -> tuple[Settings, Objective, Path | None]:
     """(settings, objective, start_from) of `train_drafter` by names.
 
-    system: "eagle3", a kind in FRESH, or "ppow", which continues a drafter. changes: strings
+    system: "eagle3", "ppow", which continues a drafter, or another kind. changes: strings
     NAME=VALUE that change settings of the preset, values as JSON or words. unroll: draft steps, of
-    eagle3 only. fields: strings NAME=VALUE that change the objective. objective: of ppow. own_text:
-    whether conversations are given; without them ppow's target writes its answers first.
-    SpecdecError for unknown names.
+    eagle3 only. fields: the same of the objective. objective: of ppow. own_text: whether
+    conversations are given; without them ppow's target writes its answers first.
     """
-    # 1. what is changed; some settings may be words
+    # 1. what is changed
     other_settings = dict(setting("--set", "passes=2", text) for text in changes)
     other_fields = dict(setting("--fields", "beta=0.1", text) for text in fields)
     start_from = Path(start_from) if start_from else None
@@ -339,27 +279,11 @@ def training_named(
         aim = objective_named(objective, other_fields, seed)
         if aim.network != "eagle3":
             return settings, aim, None
-        return settings, aim, check_start(start_from or own_drafter(target))
-    # 3. a fresh drafter
-    if system in FRESH:
-        aim = objective_named(FRESH[system], other_fields, seed)
-        settings, _ = preset(preset_name, other_settings, network=aim.network)
-        _check_kind(start_from, aim.network)
+        return settings, aim, start_from or own_drafter(target)
+    # 3. a drafter of one kind, fresh or continued
+    if system == "eagle3":
+        settings, aim = preset(preset_name, other_settings, unroll)
         return settings, aim, start_from
-    settings, aim = preset(preset_name, other_settings, unroll)
+    aim = objective_named("hass-eagle1" if system == "hass" else system, other_fields, seed)
+    settings, _ = preset(preset_name, other_settings, network=aim.network)
     return settings, aim, start_from
-
-
-def _check_kind(start_from: Path | None, network: str) -> None:
-    """SpecdecError for a drafter of another kind than trained, as far as its config.json says."""
-    if start_from is None:
-        return
-    expected = network.rstrip("+")
-    # some kinds have no mark of their own in config.json
-    if not drafters.KINDS[expected].mark:
-        expected = "eagle3"
-    kind = drafters.kind_of(config_of(start_from))
-    # a block drafter can begin as an EAGLE-3 drafter
-    if kind != expected and (kind, expected) != ("eagle3", "block"):
-        why = f"the drafter in {start_from} is of kind {kind!r}, not {expected!r}"
-        raise SpecdecError(f"{why}; name another.")

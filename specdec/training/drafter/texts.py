@@ -1,267 +1,95 @@
-"""Sources of a drafter's batches: an endless stream of rows, or a fixed set of documents read a few
-times.
+"""Sources of a drafter's batches: an endless stream of rows, or a fixed set of documents.
 
 In both, a batch depends only on the seed and the number of the step, so that a resumed run sees the
-same batches as an uninterrupted one; with several ranks, each gets its share of the batch that one
-process would have read.
-
-The target's features of fixed documents are computed once and kept on disk, so that training only
-runs the drafter. For every token the taps are stored, in bfloat16. At places where an answer is
-taught, the last hidden state as well, from which `HeadLogits` computes the logits that an objective
-needs. Shards are named by their content. So an interrupted pass continues, a longer text reuses the
-shards of a shorter one, and another target or other taps use other shards.
+same batches as an uninterrupted one.
 """
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import random
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-from tqdm.auto import tqdm
 
-from specdec import machine, runs
-from specdec.errors import SpecdecError, unreadable
-from specdec.models.fingerprint import fingerprint
-from specdec.models.target import Target
+from specdec import runs
+from specdec.errors import SpecdecError
 from specdec.training.drafter import chats
-from specdec.training.drafter.chats import (
-    ANSWER,
-    Batch,
-    ChatList,
-    ChatSource,
-    Document,
-    Regeneration,
-    Rows,
-)
-from specdec.training.drafter.objective import FrozenTarget, HeadLogits, TargetOutput, TokenBatch
-from specdec.training.drafter.presets import Budget, CacheConfig, Settings
-
-FORMAT = 1
-SHARD_TOK = 16_384  # a minute of a small target on one core
-DTYPE = (
-    torch.bfloat16
-)  # its range holds what float16 cannot: the first token's activations reach tens of thousands
-GB = 1e9
+from specdec.training.drafter.chats import Batch, ChatList, Document, Regeneration
+from specdec.training.drafter.objective import TokenBatch
+from specdec.training.drafter.presets import Budget, Settings
 
 
-class Kept(NamedTuple):
-    """Features of a document of T tokens with A taught places: features [T, taps * Ht], hidden [A,
-    H], best, log_sum [A].
-    """
-
-    features: Tensor
-    hidden: Tensor
-    best: Tensor
-    log_sum: Tensor
-
-
-def _joined(parts: Sequence[Kept]) -> Kept:
-    """The features of several documents, one after the other."""
-    return Kept(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
-def taught_places(document: Document) -> np.ndarray:
-    """[T] bool: the tokens of answers and the one after each, where a drafter may learn the
-    target's choice.
-    """
-    answer = document.kind == ANSWER
-    answer[1:] |= answer[:-1]
-    return answer
-
-
-class FeatureCache:
-    """Features of `documents` under a target. `fill` computes missing ones; then `read` returns
-    those of one document.
-
-    SpecdecError if they would exceed the limit or the free disk space.
-    """
-
-    def __init__(self, target: FrozenTarget, documents: Sequence[Document], config: CacheConfig):
-        self.target, self.documents, self.config = target, documents, config
-        key = runs.content_key(format=FORMAT, target=fingerprint(target.model), taps=target.taps)
-        self.folder = (config.folder or machine.cache_folder() / "features") / key[:12]
-        self._lengths = np.array([len(document.ids) for document in documents])
-        self._taught = np.array([taught_places(document).sum() for document in documents])
-        self._begins = _shards(self._lengths)
-        self._paths = [
-            self.folder / f"{self._name(shard)}.safetensors"
-            for shard in range(len(self._begins) - 1)
-        ]
-        self._open: dict[int, object] = {}
-
-    @property
-    def gb(self) -> float:
-        """Size of all features in GB (10**9 bytes)."""
-        config = self.target.model.config.get_text_config()
-        per_tok = len(self.target.taps) * config.hidden_size * DTYPE.itemsize
-        per_place = config.hidden_size * DTYPE.itemsize + 4 + 4
-        return (self._lengths.sum() * per_tok + self._taught.sum() * per_place) / GB
-
-    def fill(self, progress: bool = True) -> None:
-        """Compute and write the missing shards. The progress bar shows the size beforehand."""
-        missing = [number for number, path in enumerate(self._paths) if not path.is_file()]
-        if not missing:
-            return
-        total = int(self._lengths.sum())
-        missing_tok = sum(self._tokens(number) for number in missing)
-        self._check_room(self.gb * missing_tok / total)
-        label = f"features, {self.gb:.1f} GB in {self.folder}"
-        layers = self.target.model.config.get_text_config().num_hidden_layers
-        engine = Target(self.target.model, (*self.target.taps, layers))
-        bar = tqdm(
-            total=total, initial=total - missing_tok, desc=label, unit="tok", disable=not progress
-        )
-        with bar, engine.inference():
-            for number in missing:
-                outputs = []
-                for index in self._members(number):
-                    outputs.append(self._compute(engine, self.documents[index]))
-                self._write(number, _joined(outputs))
-                bar.update(self._tokens(number))
-
-    def read(self, index: int) -> Kept:
-        """The stored features of document `index`, on the CPU. SpecdecError for a damaged file."""
-        number = bisect.bisect_right(self._begins, index) - 1
-        begin = self._begins[number]
-        token, place = int(self._lengths[begin:index].sum()), int(self._taught[begin:index].sum())
-        tokens, places = (
-            slice(token, token + self._lengths[index]),
-            slice(place, place + self._taught[index]),
-        )
-        if number not in self._open:
-            try:
-                self._open[number] = safe_open(self._paths[number], "pt")
-            except (OSError, SafetensorError) as error:
-                raise unreadable(
-                    self._paths[number], error, "features", "delete it and run again"
-                ) from error
-        stored = self._open[number]
-        return Kept(
-            *(
-                stored.get_slice(name)[tokens if name == "features" else places]
-                for name in Kept._fields
-            )
-        )
-
-    def _members(self, shard: int) -> range:
-        return range(self._begins[shard], self._begins[shard + 1])
-
-    def _tokens(self, shard: int) -> int:
-        return int(self._lengths[self._begins[shard] : self._begins[shard + 1]].sum())
-
-    def _name(self, shard: int) -> str:
-        documents = [self.documents[index] for index in self._members(shard)]
-        return runs.content_key(documents=[[item.ids, taught_places(item)] for item in documents])[
-            :24
-        ]
-
-    def _check_room(self, wanted_gb: float) -> None:
-        tokens, limit = int(self._lengths.sum()), self.config.limit_gb
-        if self.gb > limit:
-            raise SpecdecError(
-                f"the features of {tokens:,} tokens take {self.gb:.2f} GB, more than the limit of "
-                f"{limit:g} GB; raise it, give fewer conversations, or set it to 0 to store none."
-            )
-        there = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
-        free_gb = shutil.disk_usage(there).free / GB
-        if wanted_gb > free_gb:
-            why = f"the features take {wanted_gb:.2f} GB more in {self.folder}"
-            why = f"{why}, {free_gb:.2f} GB are free"
-            raise SpecdecError(
-                f"{why}; free the disk, choose another folder or give fewer conversations."
-            )
-
-    def _compute(self, engine: Target, document: Document) -> Kept:
-        """One document with the engine's own forward, as in decoding."""
-        ids = torch.from_numpy(document.ids).to(engine.device)
-        rows = engine.forward(ids, engine.new_cache(len(ids)), last_only=True)
-        features, hidden = rows.features.split(
-            [len(self.target.taps) * engine.hidden_size, engine.hidden_size], -1
-        )
-        again, said = self.target.head(hidden[-1]), rows.logits[-1]
-        linear = isinstance(self.target.head, torch.nn.Linear)
-        if not linear or float((again - said).abs().max()) > 0.03 * float(
-            said.std()
-        ):  # scaled or capped logits
-            why = f"{type(self.target.model).__name__} changes its head's logits after the head"
-            raise SpecdecError(
-                f"{why}; set the limit of the features to 0 to run the target in every step."
-            )
-        hidden = hidden[torch.from_numpy(taught_places(document)).to(ids.device)]
-        best, log_sum = [], []
-        for part in hidden.split(256):
-            logits = self.target.head(part).float()  # an arg-max in bfloat16 takes longer
-            best.append(logits.argmax(-1).int())
-            log_sum.append(logits.logsumexp(-1))
-        return Kept(
-            *(
-                x.cpu()
-                for x in (features.to(DTYPE), hidden.to(DTYPE), torch.cat(best), torch.cat(log_sum))
-            )
-        )
-
-    def _write(self, number: int, kept: Kept) -> None:
-        with runs.atomic(self._paths[number]) as temporary:
-            save_file(
-                {name: value.contiguous() for name, value in kept._asdict().items()}, temporary
-            )
-
-
-def _shards(lengths: np.ndarray) -> list[int]:
-    """Starts of the shards of about SHARD_TOK tokens, and the end of the last."""
-    begins, tokens = [0], 0
-    for index, length in enumerate(lengths):
-        tokens += length
-        if tokens >= SHARD_TOK or index == len(lengths) - 1:
-            begins.append(index + 1)
-            tokens = 0
-    return begins
-
-
-def token_batch(
-    rows: Batch, device, step: int = 0, output: TargetOutput | None = None
-) -> TokenBatch:
+def token_batch(rows: Batch, device, step: int = 0) -> TokenBatch:
     """Packed rows as tensors on a device."""
-    arrays = (rows.ids, rows.answer_mask, rows.document)
-    tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
-    return TokenBatch(*tensors, step=step, output=output)
+    ids, answer, document = (torch.from_numpy(np.ascontiguousarray(part)) for part in rows)
+    return TokenBatch(ids.to(device), answer.to(device), document.to(device), step)
 
 
 class StreamedText:
-    """Rows without end."""
+    """Rows without end, in blocks of 32 batches.
+
+    They hold the target's own answers with probability settings.regenerated_frac, else the
+    source's chats. Block b depends on (seed, b) alone.
+    """
 
     steps = None
     held_out = ()
 
-    def __init__(self, rows: Rows, size: int, device):
-        self.rows, self.size, self.device = rows, size, device
+    def __init__(self, tokenizer, source, answered: list, settings: Settings, seed: int, device):
+        self.tokenizer = tokenizer
+        self.source = source
+        self.answers = [chats.conversation_document(tokenizer, chat) for chat in answered]
+        self.settings = settings
+        self.seed = seed
+        self.device = device
+        self._block: tuple[int, Batch | None] = (-1, None)
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
-        """How often each token occurs in an answer, [V]. Of the first block: all that is available
-        before training begins.
-        """
-        first = self.rows.block(0)
-        return np.bincount(first.ids[first.answer_mask], minlength=vocabulary)
-
-    def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
-        """Does nothing: rows that are read once need no stored features."""
+        """How often each token occurs in an answer of the first block, [V]."""
+        first = self.block(0)
+        return np.bincount(first.ids[first.answer], minlength=vocabulary)
 
     def batch(self, number: int) -> TokenBatch:
-        rows = self.rows.batch(number, self.size)
-        return token_batch(rows, self.device, number)
+        size = self.settings.batch
+        index, place = divmod(number, 32)
+        if self._block[0] != index:
+            self._block = (index, self.block(index))
+        rows = slice(place * size, (place + 1) * size)
+        return token_batch(Batch(*(part[rows] for part in self._block[1])), self.device, number)
 
-    def progress(self, step: int) -> dict:
-        return {}
+    def block(self, index: int) -> Batch:
+        """As many documents as fill it, the longest first; those that fit nowhere are dropped."""
+        length = self.settings.length
+        count = 32 * self.settings.batch
+        documents = []
+        missing_tok = count * length
+        for document in self._documents(f"{self.seed}/{index}"):
+            documents.append(document)
+            missing_tok -= min(len(document.ids), length)
+            if missing_tok <= 0:
+                break
+        documents.sort(key=lambda item: -len(item.ids))
+        documents = [chats.cut(document, length) for document in documents]
+        rows = chats.first_fit([len(item.ids) for item in documents], length)[:count]
+        packed = chats.lay_out(documents, rows + [[]] * (count - len(rows)), length)
+        order = list(range(count))
+        random.Random(f"rows/{self.seed}/{index}").shuffle(order)
+        return Batch(*(part[order] for part in packed))
+
+    def _documents(self, block_seed: str) -> Iterator[Document]:
+        rng = random.Random(f"mixed/{block_seed}")
+        stream = self.source.stream(f"drafter/{block_seed}" if self.answers else block_seed)
+        queue: list[int] = []
+        while True:
+            if not self.answers or rng.random() >= self.settings.regenerated_frac:
+                yield chats.conversation_document(self.tokenizer, next(stream))
+                continue
+            if not queue:
+                queue = rng.sample(range(len(self.answers)), len(self.answers))
+            yield self.answers[queue.pop()]
 
 
 class FixedText:
@@ -271,56 +99,39 @@ class FixedText:
     measurements.
     """
 
-    def __init__(
-        self,
-        documents: list[Document],
-        held_out: list[Document],
-        settings: Settings,
-        seed: int,
-        device,
-    ):
-        length = settings.length
-        self.length = length
+    def __init__(self, documents: list, held_out: list, settings: Settings, seed: int, device):
+        self.length = settings.length
         self.size = settings.batch
         self.device = device
-        self.documents = [chats.cut(document, length) for document in documents]
-        self.held_out = [chats.cut(document, length) for document in held_out]
+        self.documents = [chats.cut(document, self.length) for document in documents]
+        self.held_out = [chats.cut(document, self.length) for document in held_out]
         # numbers of the documents in each row, and of the rows in the order of reading
-        self.rows = chats.first_fit([len(item.ids) for item in self.documents], length)
+        self.rows = chats.first_fit([len(item.ids) for item in self.documents], self.length)
         self._reads: list[int] = []
         for number in range(settings.passes):
             order = list(range(len(self.rows)))
             random.Random(f"passes/{seed}/0/{number}").shuffle(order)
             self._reads += order
-        answers = [int((item.kind == ANSWER).sum()) for item in self.documents]
+        answers = [int(item.answer.sum()) for item in self.documents]
         self._answer_tok = np.array([sum(answers[index] for index in row) for row in self.rows])
         self.steps = max(1, len(self._reads) // self.size)
-        self.cache = None
-        self.held_out_cache = None
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
         """How often each token occurs in an answer, [V]."""
         ids = np.concatenate([document.ids for document in self.documents])
-        kind = np.concatenate([document.kind for document in self.documents])
-        return np.bincount(ids[kind == ANSWER], minlength=vocabulary)
-
-    def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
-        """Let the target read everything once, and store its features."""
-        if cache.limit_gb:
-            self.cache = FeatureCache(target, self.documents, cache)
-            self.cache.fill()
-            self.held_out_cache = FeatureCache(target, self.held_out, cache)
-            self.held_out_cache.fill()
-        self._target = target
+        answer = np.concatenate([document.answer for document in self.documents])
+        return np.bincount(ids[answer], minlength=vocabulary)
 
     def batch(self, number: int) -> TokenBatch:
-        chosen = [self.rows[row] for row in self._rows_of(number, number + 1)]
-        return self._batch(self.documents, self.cache, chosen, self.length, number)
+        rows = [self.rows[row] for row in self._rows_of(number, number + 1)]
+        packed = chats.lay_out(self.documents, rows, self.length)
+        return token_batch(packed, self.device, number)
 
-    def held_out_texts(self):
+    def held_out_texts(self) -> Iterator[TokenBatch]:
         """The held-out documents, a row each."""
-        for index, item in enumerate(self.held_out):
-            yield self._batch(self.held_out, self.held_out_cache, [[index]], len(item.ids), 0)
+        for document in self.held_out:
+            row = chats.lay_out([document], [[0]], len(document.ids))
+            yield token_batch(row, self.device)
 
     def progress(self, step: int) -> dict:
         """Number of answer tokens read before `step`, and number of distinct ones."""
@@ -332,51 +143,15 @@ class FixedText:
 
     def _rows_of(self, first: int, end: int) -> list[int]:
         """Numbers of the rows read in the steps first .. end - 1; past the end it starts again."""
-        return [
-            self._reads[place % len(self._reads)]
-            for place in range(first * self.size, end * self.size)
-        ]
-
-    def _batch(
-        self, documents, cache: FeatureCache | None, rows: list[list[int]], length: int, step: int
-    ) -> TokenBatch:
-        packed = chats.lay_out(documents, rows, length)
-        output = None if cache is None else self._output(documents, cache, rows, length)
-        return token_batch(packed, self.device, step, output)
-
-    def _output(
-        self, documents, cache: FeatureCache, rows: list[list[int]], length: int
-    ) -> TargetOutput:
-        """The target's output for these rows, assembled from the stored features of their
-        documents.
-        """
-        kept = [[cache.read(index) for index in row] for row in rows]
-        features = kept[0][0].features.new_zeros(len(rows), length, kept[0][0].features.shape[1])
-        place, count = np.full((len(rows), length), -1, dtype=np.int64), 0
-        for row, (members, parts) in enumerate(zip(rows, kept, strict=True)):
-            begin = 0
-            for index, part in zip(members, parts, strict=True):
-                end = begin + len(part.features)
-                features[row, begin:end] = part.features
-                taught = begin + np.flatnonzero(taught_places(documents[index]))
-                place[row, taught] = count + np.arange(len(taught))
-                begin, count = end, count + len(taught)
-        flat = _joined([part for parts in kept for part in parts])
-        head, device = self._target.head, self.device
-        stored = (
-            flat.hidden.to(device, head.weight.dtype),
-            flat.best.long().to(device),
-            flat.log_sum.to(device),
-        )
-        logits = HeadLogits(head, *stored, torch.from_numpy(place).to(device))
-        return TargetOutput(features.to(device, self._target.dtype), logits)
+        places = range(first * self.size, end * self.size)
+        return [self._reads[place % len(self._reads)] for place in places]
 
 
 Text = FixedText | StreamedText
 
 
 def training_text(
-    model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget
+    model, tokenizer, source, settings: Settings, state_dir: Path, budget: Budget
 ) -> Text:
     """The training text: the target's own answers and given text.
 
@@ -395,15 +170,11 @@ def training_text(
             resumed = (state_dir / "checkpoint.safetensors").is_file()
             minutes = 0 if resumed else minutes / 4
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
-        folder = state_dir / f"regenerated-{key}"
-        answered = chats.regenerate(
-            model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed
-        )
+        ends = {"folder": state_dir / f"regenerated-{key}", "minutes": minutes, "seed": seed}
+        answered = chats.regenerate(model, tokenizer, prompts, how, **ends)
     # 2. a stream without end
     if settings.passes is None:
-        mixed = chats.mixed_documents(tokenizer, source, answered, settings.regenerated_frac)
-        rows = Rows(mixed, seed=seed, length=settings.length, block_rows=32 * settings.batch)
-        return StreamedText(rows, settings.batch, device)
+        return StreamedText(tokenizer, source, answered, settings, seed, device)
     # 3. or a fixed text, a part of which is held out
     if not answered and not isinstance(source, ChatList):
         why = "text that is read in passes must be a list of conversations"
@@ -422,18 +193,20 @@ def split(
     A conversation's own `part` takes precedence. If answers record their temperature, only greedy
     ones are used for measurements.
     """
-    learned, held_out = [], []
+    held_out_frac = settings.held_out_frac if settings.held_out else 0.0
+    learned = []
+    held_out = []
     for chat in conversations:
         prompt = "\n".join(message["content"] for message in chat if message["role"] != "assistant")
-        share = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
-        part = chat[-1].get(
-            "part", "held-out" if settings.held_out and share < settings.held_out_frac else "train"
-        )
-        (held_out if part == "held-out" else learned).append(chat)
+        place = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
+        part = chat[-1].get("part", "held-out" if place < held_out_frac else "train")
+        if part != "held-out":
+            learned.append(chat)
+        elif not chat[-1].get("temperature"):
+            held_out.append(chat)
     if not learned:
-        raise SpecdecError(f"all {len(held_out)} conversations are held out; give more of them.")
-    greedy = [chat for chat in held_out if not chat[-1].get("temperature")]
-    if settings.held_out and not greedy:
+        raise SpecdecError(f"all of {len(conversations)} conversations are held out; give more.")
+    if settings.held_out and not held_out:
         why = f"no greedy answer among {len(conversations)} conversations is held out"
         raise SpecdecError(f"{why}; give more of them, raise held_out_frac, or set held_out to 0.")
-    return learned, greedy[: settings.held_out]
+    return learned, held_out[: settings.held_out]

@@ -1,0 +1,351 @@
+"""What drafters learn from: chats, the target's own answers, packed rows, held-out chats."""
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fakes.chats import CHATS, chat_target
+from fakes.refusals import refusal
+from scipy import stats
+
+from specdec import runs
+from specdec.data.toy_chats import CorpusChats
+from specdec.training.drafter import chats, texts
+from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
+from specdec.training.drafter.chats import ChatList, Document, Regeneration
+from specdec.training.drafter.presets import Budget, Settings
+from specdec.training.drafter.texts import FixedText, StreamedText, split
+
+USER = {"role": "user", "content": "Say wood."}
+
+
+def chat_of(length: int) -> list[dict]:
+    answer = {"role": "assistant", "content": "a" * length}
+    return [{"role": "user", "content": f"Question {length}"}, answer]
+
+
+def document(length: int, token: int = 7) -> Document:
+    return Document(np.full(length, token), np.ones(length, bool))
+
+
+def test_answers_are_found_under_a_template_with_their_end_of_turn():
+    tokenizer = chat_target()[1]
+    ids, answer = chats.conversation_document(tokenizer, CHATS[0] + CHATS[1])
+    text = tokenizer.apply_chat_template(CHATS[0] + CHATS[1], tokenize=False)
+    assert tokenizer.decode(ids) == text
+    expected = "".join(chat[1]["content"] + tokenizer.eos_token for chat in CHATS[:2])
+    assert tokenizer.decode(ids[answer]) == expected
+    bare = SimpleNamespace(chat_template=None)
+    assert "no chat template" in refusal(chats.conversation_document, bare, CHATS[0])
+
+
+def test_a_template_that_rewrites_history_still_shows_its_answers(monkeypatch):
+    tokenizer = chat_target()[1]
+    # earlier turns lose their roles, and the last answer is followed by a line
+    earlier = "{%- if loop.last %}{{ '<|' ~ m['role'] ~ '|>' ~ m['content'] }}{%- else %}"
+    later = "{{ m['content'] ~ '|' }}{%- endif %}{%- endfor %}{{ '\\n' }}"
+    template = "{%- for m in messages %}" + earlier + later
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    ids, answer = chats.conversation_document(tokenizer, CHATS[0] + CHATS[1])
+    content = [chat[1]["content"] for chat in CHATS[:2]]
+    assert "".join(tokenizer.decode(ids[answer]).split()) == "".join("".join(content).split())
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0]['content'] }}")
+    assert "drops the answer" in refusal(chats.conversation_document, tokenizer, CHATS[0])
+
+
+def test_sampled_answers_stay_as_they_are_and_odd_lines_are_read_or_named(tmp_path):
+    tokenizer = chat_target()[1]
+    answer_message = {"role": "assistant", "content": "wo\u2028od"}
+    sampled = {"messages": [USER, answer_message], "temperature": 0.7, "answer_ids": [9, 8, 7, 2]}
+    alone = {"messages": [USER], "answer_ids": [5], "part": "held-out"}
+    rows = [alone, {"messages": CHATS[0]}]
+    (tmp_path / "2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "1.jsonl").write_text(json.dumps(sampled, ensure_ascii=False))
+    first, second, third = chats.load_conversations(tmp_path)
+    assert first[1] == answer_message | {"answer_ids": [9, 8, 7, 2], "temperature": 0.7}
+    assert (second[1]["part"], second[1]["content"], third) == ("held-out", "", CHATS[0])
+    ids, answer = chats.conversation_document(tokenizer, second)
+    prompt = tokenizer.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
+    assert ids.tolist() == [*prompt, 5] and answer.tolist() == [False] * len(prompt) + [True]
+    foreign = [USER, answer_message | {"answer_ids": [10**6]}]
+    assert "another tokenizer" in refusal(chats.conversation_document, tokenizer, foreign)
+    for bad in ({"answer_ids": ["a"]}, {}, {"messages": [{"role": "robot", "content": "a"}]}):
+        (tmp_path / "1.jsonl").write_text(json.dumps({"messages": [USER]} | bad))
+        assert "1.jsonl, line 1: not a chat" in refusal(chats.load_conversations, tmp_path)
+    (tmp_path / "1.jsonl").write_text("\n")
+    assert "no conversation" in refusal(chats.load_conversations, tmp_path / "1.jsonl")
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """(lengths of the replaced answers, temperature, limit, a drawn number) of every batch of 2."""
+    batches = []
+
+    def answer(batch, model, tokenizer, temperature, limit):
+        lengths = [len(chat[1]["content"]) for chat in batch]
+        batches.append((lengths, temperature, limit, float(torch.rand(1))))
+        new = []
+        for chat, length in zip(batch, lengths, strict=True):
+            new.append([chat[0], {"role": "assistant", "content": f"new {length}"}])
+        return new
+
+    monkeypatch.setattr(chats, "_answer", answer)
+    monkeypatch.setattr(chats, "ANSWERED_ROWS", 2)
+    return batches
+
+
+def test_answers_of_like_length_are_written_together_and_only_once(tmp_path, answered):
+    given = [chat_of(n) for n in (5, 1, 4, 8, 2, 7, 3, 6)]
+    how = Regeneration(max_new_tokens=9)
+
+    def regenerate(folder, how=how, seed=3):
+        return chats.regenerate("model", "tokenizer", given, how, folder=folder, seed=seed)
+
+    written = regenerate(tmp_path / "a")
+    groups = [batch[0] for batch in answered]
+    assert sorted(groups) == [[1, 2], [3, 4], [5, 6], [7, 8]] and groups != sorted(groups)
+    assert [batch[1:3] for batch in answered] == [(0.8, 9), (0.0, 9)] * 2
+    contents = [chat[1]["content"] for chat in written]
+    assert contents == [f"new {n}" for n in itertools.chain(*groups)]
+    for number, batch in enumerate(answered):
+        torch.manual_seed(3 * 1_000_003 + number)
+        assert batch[3] == float(torch.rand(1))
+    answered.clear()
+    assert regenerate(tmp_path / "a") == written and not answered
+    regenerate(tmp_path / "b", Regeneration(greedy_frac=0.25), seed=0)
+    assert [batch[1] for batch in answered] == [0.8, 0.8, 0.8, 0.0]
+    assert [batch[0] for batch in answered] != groups, "another seed, another order"
+
+
+def test_answers_written_in_time_stay(tmp_path, answered, monkeypatch):
+    # seconds; the clock is read once at the beginning, and once before each batch
+    clock = itertools.count(0, 50)
+    monkeypatch.setattr(chats, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    given = [chat_of(n) for n in range(1, 7)]
+
+    def regenerate(**options):
+        return chats.regenerate("m", "t", given, Regeneration(), folder=tmp_path, **options)
+
+    assert len(regenerate(minutes=1.0)) == 2 and len(answered) == 1
+    assert len(regenerate()) == 6
+
+
+def test_greedy_answers_are_the_targets_turn_after_turn(tmp_path):
+    model, tokenizer = chat_target()
+    both = [CHATS[0] + CHATS[1], [{"role": "system", "content": "Short."}, *CHATS[2]]]
+    how = Regeneration(greedy_frac=1.0, max_new_tokens=8)
+    written = chats.regenerate(model, tokenizer, both, how, folder=tmp_path)
+    for chat in written:
+        for turn, message in enumerate(chat):
+            if message["role"] != "assistant":
+                continue
+            prompt = tokenizer.apply_chat_template(
+                chat[:turn], tokenize=False, add_generation_prompt=True
+            )
+            ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
+            out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+            assert message["content"] == tokenizer.decode(out, skip_special_tokens=True)
+    roles = [[message["role"] for message in chat] for chat in sorted(written, key=len)]
+    assert roles == [["system", "user", "assistant"], ["user", "assistant"] * 2]
+
+
+def test_sampling_and_room_of_an_answer(monkeypatch):
+    model, tokenizer = chat_target()
+    given = []
+
+    class Model:
+        device = model.device
+        config = SimpleNamespace(max_position_embeddings=64)
+
+        def generate(self, input_ids, attention_mask, **options):
+            given.append((input_ids.shape[1], options))
+            return torch.cat((input_ids, torch.full((len(input_ids), 3), 9)), 1)
+
+    prompts = [[CHATS[0][0]], [CHATS[1][0]]]
+    expected = [tokenizer.decode([9, 9, 9], skip_special_tokens=True)] * 2
+    assert chats.generate_texts(prompts, Model(), tokenizer, 0.0, 1000) == expected
+    chats.generate_texts(prompts, Model(), tokenizer, 0.7, 5)
+    (length, greedy), (_, sampled) = given
+    assert greedy == {"pad_token_id": 0, "max_new_tokens": 64 - length, "do_sample": False}
+    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0}
+    assert sampled == {"pad_token_id": 0, "max_new_tokens": 5, **sampling}
+    Model.config.max_position_embeddings = length
+    full = refusal(chats.generate_texts, prompts, Model(), tokenizer, 0.0, 5)
+    assert "fills the target's whole context" in full
+
+
+def test_documents_go_into_the_first_row_with_room_the_longest_first():
+    documents = [document(n, 10 + n) for n in (2, 3, 1)]
+    documents[0].answer[:] = False
+    packed = chats.lay_out(documents, [[1, 0], [2]], 6)
+    assert packed.ids.tolist() == [[13, 13, 13, 12, 12, 0], [11, 0, 0, 0, 0, 0]]
+    assert packed.answer.sum(1).tolist() == [3, 1]
+    assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
+    batch = texts.token_batch(packed, "cpu", 7)
+    assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and batch.step == 7
+    assert batch.documents.tolist() == packed.document.tolist()
+    assert chats.first_fit([2, 5, 3, 6], 6) == [[3], [1], [2, 0]]
+    lengths = np.random.default_rng(0).integers(1, 60, 300).tolist()
+    rows = chats.first_fit(lengths, 60)
+    filled = [sum(lengths[index] for index in row) for row in rows]
+    assert sorted(itertools.chain(*rows)) == list(range(300))
+    assert max(filled) <= 60 and np.mean(filled) > 0.95 * 60
+
+
+def test_a_stream_mixes_own_answers_in_and_is_a_function_of_seed_and_step():
+    tokenizer = chat_target()[1]
+    settings = Settings(batch=2, length=48, regenerated_frac=0.75)
+
+    def stream(seed=3, answered=CHATS[3:]):
+        return StreamedText(tokenizer, ChatList(CHATS[:3]), answered, settings, seed, "cpu")
+
+    text = stream()
+    coded = [chats.conversation_document(tokenizer, chat).ids.tolist() for chat in CHATS]
+    read = [item.ids.tolist() for item in itertools.islice(text._documents("b"), 400)]
+    mine = [ids for ids in read if ids in coded[3:]]
+    assert len(mine) == pytest.approx(300, abs=35)
+    # each of them once before any is read again
+    for begin in range(0, 297, 3):
+        assert sorted(mine[begin : begin + 3]) == sorted(coded[3:])
+    given = [item.ids.tolist() for item in itertools.islice(stream(answered=[])._documents("b"), 9)]
+    rng = random.Random("chats/b")
+    assert given == [coded[n] for _ in range(3) for n in rng.sample(range(3), 3)]
+    # batches are the rows of blocks, 32 to a block
+    block = text.block(1)
+    assert torch.equal(text.batch(33).ids, torch.from_numpy(block.ids[2:4]))
+    assert torch.equal(stream().batch(33).ids, text.batch(33).ids)
+    assert not torch.equal(stream(4).batch(33).ids, text.batch(33).ids)
+    counts = np.bincount(text.block(0).ids[text.block(0).answer], minlength=300)
+    assert (text.answer_counts(300) == counts).all() and counts.sum() > 0
+    # few documents fill a block only in part
+    text._documents = lambda seed: iter([document(60, 5), document(10, 6)])
+    block = text.block(0)
+    assert sorted(block.ids.max(1).tolist())[-3:] == [0, 5, 6] and (block.ids == 5).sum() == 48
+
+
+def test_every_document_is_read_once_a_pass():
+    lengths = (30, 7, 12, 20, 41, 5, 3, 18)
+    settings = Settings(length=32, batch=2, passes=4)
+    text = FixedText([document(n, n) for n in lengths], [document(9)], settings, 1, "cpu")
+    cut = [min(n, 32) for n in lengths]
+    batches = [text.batch(number) for number in range(text.steps)]
+    ids = torch.cat([batch.ids[batch.documents >= 0] for batch in batches])
+    assert text.steps * 2 == 4 * len(text.rows)
+    assert torch.bincount(ids)[list(lengths)].tolist() == [4 * n for n in cut]
+    assert text.answer_counts(50)[list(lengths)].tolist() == cut
+    assert text.progress(0) == {"seen_tok": 0, "distinct_tok": 0}
+    assert text.progress(text.steps) == {"seen_tok": 4 * sum(cut), "distinct_tok": sum(cut)}
+    tokens = [int((batch.documents >= 0).sum()) for batch in batches]
+    read = [text.progress(step)["seen_tok"] for step in range(text.steps)]
+    assert read == [sum(tokens[:step]) for step in range(text.steps)]
+    orders = [text._reads[number * len(text.rows) :][: len(text.rows)] for number in range(4)]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+    (held_out,) = text.held_out_texts()
+    assert held_out.ids.tolist() == [[7] * 9] and held_out.loss_mask.all()
+
+
+def test_the_side_of_a_chat_follows_from_its_prompt():
+    def chat(prompt, **answer):
+        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": "a"} | answer]
+
+    conversations = [chat(f"q{n}") for n in range(400)]
+    settings = Settings(held_out=1000, held_out_frac=0.25)
+    learned, held_out = split(conversations, settings)
+    assert 60 < len(held_out) < 140 and len(learned) + len(held_out) == 400
+    again = split([*conversations[::-1], chat("x")], settings)[1]
+    assert all(item in again for item in held_out)
+    assert split(conversations, Settings()) == (conversations, [])
+    assert len(split(conversations, replace(settings, held_out=5))[1]) == 5
+    marked = [chat("q8", part="held-out"), chat("q9", part="train"), chat("q7", temperature=0.7)]
+    for frac, sides in ((0.0, (2, 1)), (1.0, (1, 1))):
+        sides_of = split(marked, replace(settings, held_out_frac=frac))
+        assert tuple(map(len, sides_of)) == sides, "sampled answers are not measured on"
+    whole = replace(settings, held_out_frac=1.0)
+    assert "all of 400 conversations are held out" in refusal(split, conversations, whole)
+    none = replace(settings, held_out_frac=1e-6)
+    assert "no greedy answer among 3" in refusal(split, conversations[:3], none)
+
+
+def test_own_answers_are_written_first_where_settings_ask(tmp_path, monkeypatch):
+    calls = []
+
+    def regenerate(*given, **how):
+        calls.append((given, how))
+        return CHATS[:2]
+
+    monkeypatch.setattr(chats, "regenerate", regenerate)
+    settings = Settings(48, batch=2, length=48, regenerate_chats=3, max_new_tokens=9)
+
+    budget = Budget(minutes=8.0, seed=5)
+
+    def text_of(settings=settings, source=None):
+        source = source or ChatList(CHATS)
+        return texts.training_text(*chat_target(), source, settings, tmp_path, budget)
+
+    text = text_of()
+    key = runs.content_key(prompts=CHATS[:3], seed=5, most=9)[:12]
+    given, how = calls.pop()
+    assert given == (*chat_target(), CHATS[:3], Regeneration(max_new_tokens=9))
+    assert how == {"folder": tmp_path / f"regenerated-{key}", "minutes": 2.0, "seed": 5}
+    assert isinstance(text, StreamedText) and len(text.answers) == 2 and text.seed == 5
+    (tmp_path / "checkpoint.safetensors").write_text("")
+    text_of()
+    assert calls.pop()[1]["minutes"] == 0, "a resumed run adds no text"
+    fixed = text_of(replace(settings, passes=3))
+    assert isinstance(fixed, FixedText) and len(fixed.documents) == 2
+    parted = Settings(batch=2, length=48, passes=2, held_out=2, held_out_frac=0.5)
+    text = text_of(parted)
+    assert [len(text.documents), len(text.held_out)] == list(map(len, split(CHATS, parted)))
+    endless = refusal(text_of, parted, source=CorpusChats())
+    assert "must be a list of conversations" in endless
+
+
+def test_a_learning_curve_holds_the_measurements_and_the_result(tmp_path):
+    names = ["step", "seen_tok", "distinct_tok", "rate_frac", TOP1, TAU]
+    measured = pd.DataFrame([(0, 0, 0, 1.0, 0.1, 1.0), (2, 20, 15, 1.0, 0.2, 1.5)], columns=names)
+    rows = pd.concat([measured, pd.DataFrame({"step": [1]})]).sort_values("step")
+    folder = tmp_path / "drafter_training"
+    runs.write_json(folder / "plan.json", {"finished": False})
+    runs.write_table(folder / "loss.parquet", rows.drop(columns=TAU))
+    assert "measured nothing on held-out text" in refusal(learning_curve, tmp_path)
+    runs.write_table(folder / "loss.parquet", rows)
+    pd.testing.assert_frame_equal(learning_curve(tmp_path), measured)
+    last = dict(zip(names, (3, 30, 15, 0.5, 0.3, 1.75), strict=True))
+    results = {name: last[name] for name in names[1:]} | {"draft_vocab_size": 9}
+    runs.write_json(folder / "plan.json", {"finished": True, "steps_done": 3, "results": results})
+    expected = pd.concat([measured, pd.DataFrame([last])], ignore_index=True)
+    pd.testing.assert_frame_equal(learning_curve(tmp_path), expected)
+
+
+def test_the_gain_of_a_doubling_has_students_interval():
+    tokens = 30_000 * 2 ** np.arange(5)
+    curve = pd.DataFrame({"distinct_tok": tokens, "seen_tok": tokens, "rate_frac": 1.0})
+    curve[TAU] = [1.0, 1.3, 1.4, 1.8, 1.9]
+    curve[TOP1] = [0.1, 0.15, 0.2, 0.22, 0.3]
+    fit = fit_doubling(curve)
+    x = np.arange(5.0)
+    slope, cut = np.polyfit(x, curve[TAU], 1)
+    variance = ((curve[TAU] - slope * x - cut) ** 2).sum() / 3
+    margin = np.sqrt(variance / ((x - 2) ** 2).sum()) * stats.t.ppf(0.975, 3)
+    assert fit["measure"].tolist() == [TOP1, TAU]
+    expected = [slope, slope - margin, slope + margin, 5]
+    assert fit.iloc[1, 1:].tolist() == pytest.approx(expected)
+    # few tokens, repeated ones and a lower rate are another curve
+    others = pd.DataFrame(
+        {
+            "distinct_tok": [29_999, 10**9, 10**9],
+            "seen_tok": [29_999, 10**10, 10**9],
+            "rate_frac": [1, 1, 0.5],
+            TAU: 9.0,
+            TOP1: 9.0,
+        }
+    )
+    pd.testing.assert_frame_equal(fit_doubling(pd.concat([curve, others])), fit)
+    assert fit_doubling(curve.head(3))["points"].tolist() == [3, 3]
+    assert fit_doubling(curve.head(2)).empty
