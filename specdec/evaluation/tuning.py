@@ -193,7 +193,9 @@ def tune_gate(
     each also appears without a gate, with copied_tokens and saved_frac missing.
     """
     if trace.copies is None or not trace.forwards:
-        raise SpecdecError("a gate needs a recording of a drafter with copies and a network.")
+        raise SpecdecError(
+            "a gate chooses between copies and a tree; record a drafter that has both."
+        )
     rows = []
     for tree in trees:
         plan = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam)

@@ -34,6 +34,7 @@ from specdec.replays.record import RecordConfig
 PROMPT_TOK = 1024  # the longest prompt to reserve memory for
 PROBE_TOK = 24  # tokens that a probe decodes
 PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
+TURN_BYTES = 8_000  # the table of one prompt's turns
 DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributions over nine lengths
 
 
@@ -317,7 +318,7 @@ def estimate_record(
     # 3. all prompts, from these
     turns = sum(len(item.turns) for item in items)
     positions = turns * (answer_tok - 1)
-    size = positions * _written_bytes(tables) / grown
+    size = positions * _written_bytes(tables) / grown + len(items) * TURN_BYTES
     size += turns * min(config.acceptance_distributions, answer_tok) * DISTRIBUTION_BYTES
     return RecordEstimate(
         pair=pair.name,

@@ -38,7 +38,6 @@ def test_the_estimate_is_what_is_written(features, home):
     assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
     found = record(pair, prompts, progress=False, **settings)
     assert (needed.prompts, needed.turns, needed.positions) == (8, 8, len(found))
-    assert needed.most_positions == 8 * 23 >= len(found)
     written = (
         sum(
             path.stat().st_size for path in runs.find("record")[0].directory.rglob("part-*.parquet")
@@ -59,7 +58,6 @@ def test_more_prompts_take_more_bad_settings_are_those_of_record_and_no_room_is_
     )
     assert many.turns == 10 * few.turns
     assert many.megabytes > 4 * few.megabytes
-    assert many.most_positions > few.positions
     for settings, message in (
         (dict(max_new_token=8), "unknown setting 'max_new_token'; did you mean"),
         (dict(top_ks=(0,)), "top_k must be an integer"),
