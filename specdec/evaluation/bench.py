@@ -55,7 +55,6 @@ class EvaluateConfig(Sampling):
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     repeats: int = 1
     warmup: int = 1  # prompts decoded first, uncounted
-    texts: bool = False  # keep the texts in a column `text`
     # processor time in place of the wall clock, for one thread on a busy CPU
     cpu_time: bool = False
     name: str = "evaluate"  # of the run
@@ -81,20 +80,12 @@ def evaluate(
     """Decode `suites` with every method; returns the Run with prompts.parquet and cycles.parquet.
 
     methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", or a policy
-    `methods.DraftedBy` another drafter on the pair's target.
-    suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of
-    EvaluateConfig by name.
-    between: called before each prompt with its share of the prompts, in this process only, for
-    measurements at the same time.
+    `methods.DraftedBy` another drafter on the pair's target. suites: as in `gather`. settings:
+    fields of EvaluateConfig by name. between: called before each prompt with its share of the
+    prompts, in this process only.
 
-    A row of prompts.parquet is one turn of a prompt by a method in a repeat. new_tok counts tokens
-    up to the first stop token, cycle_tok sums new_tok of the cycles (the numerator of tau), clock
-    is the kind of time, machine the hardware, and neighbours the number of CPUs that other
-    processes kept busy. Later turns of a conversation continue with the *baseline's* answers for
-    all methods.
-
-    The same call continues a stopped run and reuses a finished one (same methods, prompts, pair,
-    settings, threads, machine, source). SpecdecError for bad input, before anything is decoded.
+    Later turns of a conversation continue with the *baseline's* answers for all methods. The same
+    call continues a stopped run and reuses a finished one.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -104,35 +95,16 @@ def evaluate(
     >>> bool(run.read_table("prompts")["same"].all())
     True
     """
-    # 1. what to decode, checked before anything is
     config = runs.configured(config, EvaluateConfig, settings)
     policies = named_methods(methods)
     chosen = dict(limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
     items = gather(suites, **chosen)
     place = _check(pair, policies, items, config)
-    # 2. the run, named by what decides its rows
-    identity = {
-        "methods": {label: fingerprint(policy) for label, policy in policies.items()},
-        "baseline": baseline_of(policies),
-        "items": describe_items(items),
-        "prompts": len(items),
-        "pair": describe_pair(pair),
-        "threads": torch.get_num_threads(),
-        "repeats": config.repeats,
-        "max_new_tokens": config.max_new_tokens,
-        "temperature": config.temperature,
-        "seed": config.seed,
-        "sampling": config.warping,
-    }
-    if config.cpu_time:
-        identity["clock"] = "processor"
-    if config.texts:
-        identity["texts"] = True
-    run = runs.start(config.name, identity, scale=config.scale)
+    run = runs.start(config.name, _identity(pair, policies, items, config), scale=config.scale)
     if config.force:
         for table in ("prompts", "cycles"):
             shutil.rmtree(run.path(table), ignore_errors=True)
-    # 3. every missing prompt is a shard of the run, written here or by workers
+    # every missing prompt is a shard of the run, written here or by workers
     bench = _Bench(pair, policies, items, config, run)
     jobs = bench.missing()
     if place is None:
@@ -161,6 +133,26 @@ def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> s
                 why = f"method {label!r} was tuned on prompt {item.id!r}"
                 raise SpecdecError(f"{why}; judge it on others (part='test').")
     return place
+
+
+def _identity(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> dict:
+    """What decides the rows of a run."""
+    identity = {
+        "methods": {label: fingerprint(policy) for label, policy in policies.items()},
+        "baseline": baseline_of(policies),
+        "items": describe_items(items),
+        "prompts": len(items),
+        "pair": describe_pair(pair),
+        "threads": torch.get_num_threads(),
+        "repeats": config.repeats,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "seed": config.seed,
+        "sampling": config.warping,
+    }
+    if config.cpu_time:
+        identity["clock"] = "processor"
+    return identity
 
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
@@ -268,6 +260,9 @@ class _Bench:
         return decode(self.pair, ids, policy, seed=seed, **self.options)
 
     def _row(self, item, turn: int, out: Generation) -> dict:
+        """A row of prompts.parquet: new_tok counts tokens up to the first stop token, cycle_tok
+        those of the cycles (the numerator of tau).
+        """
         text = out.text if out.text is not None else " ".join(map(str, out.tokens))
         row = {"prompt_tok": out.prompt_tok, "new_tok": out.new_tok, "cycles": len(out.rows)}
         row["cycle_tok"] = sum(cycle.new_tok for cycle in out.rows)
@@ -282,8 +277,6 @@ class _Bench:
             if (item.id, text) not in self.verdicts:
                 self.verdicts[item.id, text] = check_answer(item, text)
             row["correct"] = self.verdicts[item.id, text]
-        if self.config.texts:
-            row["text"] = text
         return {**row, **self.label}
 
     def finish(self) -> runs.Run:

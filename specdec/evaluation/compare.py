@@ -206,15 +206,12 @@ def compare_replay(
 
     policies: name -> a policy or one per training seed; they stay unchanged. baselines: None
     chooses them on the recording. policy_ms: name -> time of one answer; that of others is measured
-    with the first seed: in live decoding if the `pair` is given, else in replay (`answer_ms`),
-    whose caches are warmer than live ones. random_seeds: of the random policy. If only that part
-    was recorded, trees are tuned on it, with a warning. SpecdecError for a part used to make
-    choices, and for a policy that this recording cannot replay.
+    with the first seed, live if the `pair` is given, else in replay, whose caches are warmer.
+    random_seeds: of the random policy.
     """
     baselines = baselines or _usual(trace, costs, part)
     if part in baselines.chosen_on:
-        why = f"trees were chosen on part {part!r}"
-        raise SpecdecError(f"{why}; compare on another part, such as test.")
+        raise SpecdecError(f"trees were chosen on part {part!r}; compare on another one.")
     test = trace.select(part=part)
     policies = baselines.by_method(policies)
     charged = dict(policy_ms or {})
@@ -230,12 +227,10 @@ def compare_replay(
             refuse_if_chosen_on(name, policy, part)
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
             contenders.append((name, seed, test, policy))
-        if name not in charged:
-            policy = copy.deepcopy(seeds[0])
-            if pair is None:
-                charged[name] = answer_ms(test, policy, costs)
-            else:
-                charged[name] = measured_answer_ms(pair, policy, costs)
+        if name not in charged and pair is None:
+            charged[name] = answer_ms(test, copy.deepcopy(seeds[0]), costs)
+        elif name not in charged:
+            charged[name] = measured_answer_ms(pair, copy.deepcopy(seeds[0]), costs)
     # 3. the best tree of every suite
     for suite in dict.fromkeys(test.turns["suite"]):
         turns = test.select((test.turns["suite"] == suite).to_numpy())
@@ -244,23 +239,18 @@ def compare_replay(
     turns, cycles = [], []
     for name, seed, recording, policy in tqdm(contenders, "replay", disable=not progress):
         ms = charged[name] if name in policies else 0.0
-        how = {"policy_ms": ms, "keep_cycles": True}
-        replayed = replay(recording, copy.deepcopy(policy), costs, **how)
+        policy = copy.deepcopy(policy)
+        replayed = replay(recording, policy, costs, policy_ms=ms, keep_cycles=True)
         turns.append(replayed.table.assign(method=name, seed=seed))
         cycles.append(replayed.cycles.assign(method=name, seed=seed))
     # 5. the bounds, which have no cycles
     for name, options in baselines.bounds.items():
         bound = clairvoyant(test, costs, **options).turns
         turns.append(bound.assign(policy_ms=0.0, method=name, seed=0))
-    return Comparison(
-        pd.concat(turns, ignore_index=True),
-        pd.concat(cycles, ignore_index=True),
-        baselines,
-        {name: charged[name] for name in policies},
-        costs.uncertainty_frac,
-        float(trace.header.get("temperature", 0.0)),
-        costs.name,
-    )
+    tables = [pd.concat(parts, ignore_index=True) for parts in (turns, cycles)]
+    charged = {name: charged[name] for name in policies}
+    temperature = float(trace.header.get("temperature", 0.0))
+    return Comparison(*tables, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
 
 
 def _usual(trace, costs, part: str) -> Baselines:

@@ -136,18 +136,11 @@ def audit(
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
     prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name,
-    a list, or None for `default_policies()`. rows: texts decoded at once, by `decode_many` if more
-    than one;
-    the plain text is decoded alone. sampling: top_k, top_p, min_p, repetition_penalty.
+    a list, or None for `default_policies()`. rows: texts decoded at once, but for the plain one.
+    sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
-    text may diverge where two scores differ by at most
-
-        max(NOISES x noise, one rounding of either logit)
-
-    noise is how much one causal forward over the same text changes the gap between two likely
-    tokens: the root mean square over all pairs of the RIVALS best at every position. A shift common
-    to all of them does not count.
+    text may diverge at a near-tie (`_NearTies`).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -162,10 +155,8 @@ def audit(
         policies = {f"{n} {type(policy).__name__}": policy for n, policy in enumerate(policies)}
     policies = named_methods(policies)
     prompts = ids_of_all(pair, list(prompts), max_new_tokens)
-    if pair.drafter is None or not prompts:
-        raise SpecdecError("an audit needs a list of prompts, and a pair with a drafter.")
+    assert pair.drafter is not None and prompts, "an audit needs a drafter and prompts"
     verdicts = []
-    dtype = dtype_name(pair.target.dtype)
     count = len(prompts) * len(temperatures) * len(policies)
     with tqdm(total=count, unit="text", disable=not progress) as bar:
         for number, prompt in enumerate(prompts):
@@ -176,18 +167,17 @@ def audit(
                 plain = autoregress(pair, prompt, **settings).tokens
                 ties = _NearTies(pair, prompt, plain, Picker.from_settings(**draws), temperature)
                 # 2. its text under each policy, compared with the plain one
-                if rows == 1:
-                    texts = (decode(pair, prompt, each, **settings) for each in policies.values())
-                else:
-                    several = list(policies.values())
-                    same = [prompt] * len(several)
-                    texts = decode_many(pair, same, several.__getitem__, rows=rows, **settings)
+                texts = (decode(pair, prompt, each, **settings) for each in policies.values())
+                if rows > 1:
+                    policy_of = list(policies.values()).__getitem__
+                    same = [prompt] * len(policies)
+                    texts = decode_many(pair, same, policy_of, rows=rows, **settings)
                 for name, text in zip(policies, texts, strict=True):
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
                     questions = sum(row.questions for row in text.rows)
-                    facts = (number, name, temperature, dtype, text.new_tok)
-                    verdict = ties.compare(text.tokens)
-                    verdicts.append((*facts, accepted_tok, questions, *verdict))
+                    facts = (number, name, temperature, dtype_name(pair.target.dtype))
+                    facts += (text.new_tok, accepted_tok, questions, *ties.compare(text.tokens))
+                    verdicts.append(facts)
                     bar.update()
     table = pd.DataFrame(verdicts, columns=COLUMNS)
     table = table.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool})
@@ -196,8 +186,13 @@ def audit(
 
 
 class _NearTies:
-    """Compares texts with one plain text; the target's token-by-token scores are computed on first
-    use.
+    """Compares texts with one plain text. A near-tie are two scores that differ by at most
+
+        max(NOISES x noise, one rounding of either logit)
+
+    noise is how much one causal forward over the same text changes the gap between two likely
+    tokens: the root mean square over all pairs of the RIVALS best at every position. A shift common
+    to all of them does not count. The target's token-by-token scores are computed on first use.
     """
 
     def __init__(self, pair: Pair, prompt, plain: list[int], picker: Picker, temperature: float):

@@ -37,7 +37,11 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "folder": (str, None, "JSONL files of suites that are not embedded (default: SPECDEC_DATA)"),
     "limit": (int, 4, "maximum number of prompts per suite; 0 takes all"),
     "part": (("train", "tune", "test"), None, "use only this split of each suite"),
-    "data": (str, None, "conversations (drafters) or prompts (controllers): a file or folder"),
+    "data": (
+        str,
+        None,
+        "conversations (drafters: file or folder) or prompts (controllers: a file)",
+    ),
     # decoding and measuring
     "prompt": (str, None, "text to continue; a user message if the pair has a chat template"),
     "policy": (str, "tuned", "tuned, autoregressive, eagle3, static:60,7,10, or a policy's folder"),
@@ -350,8 +354,9 @@ RECORDING = f"data estimate {SHAPES} on jobs suites folder limit"
 def record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
-    from specdec.data.suites import NAMES, embedded_suite
+    from specdec.data.suites import NAMES, Prompt, embedded_suite
     from specdec.replays import record as recording
+    from specdec.training.drafter.generate_data import read_prompts
 
     # 1. the pair and its prompts
     models = _load(args)
@@ -359,8 +364,12 @@ def record(args) -> None:
     widths = (*args.top_ks, *args.trees)
     settings["lengths"] = recording.usual_lengths(models, widths, args.depth)
     prompts = list(args.suites) or [embedded_suite(name, models.name) for name in NAMES]
-    if args.data:
-        prompts = _chats_of(Path(args.data))
+    if args.data:  # the user's turns of every line: the pair gives its own answers
+        name = Path(args.data).stem
+        prompts = {name: []}
+        for chat in read_prompts(Path(args.data)):
+            turns = tuple(turn["content"] for turn in chat if turn["role"] == "user")
+            prompts[name].append(Prompt(f"{name}/{len(prompts[name])}", name, turns))
         settings["part"] = recording.SPLIT
     # 2. what it needs
     needed = tools.estimate.estimate_record(models, prompts, **settings)
@@ -376,20 +385,6 @@ def record(args) -> None:
         if run.key == trace.header["key"]:
             tools.places.leave_recording(run.directory, trace)
             print(run.directory)
-
-
-def _chats_of(path: Path) -> dict:
-    """The user's turns of every line, as one suite: the pair gives its own answers."""
-    from specdec.data.suites import Prompt
-    from specdec.training.drafter.generate_data import read_prompts
-
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    prompts = []
-    for file in files:
-        for chat in read_prompts(file):
-            turns = tuple(turn["content"] for turn in chat if turn["role"] == "user")
-            prompts.append(Prompt(f"{path.stem}/{len(prompts)}", path.stem, turns))
-    return {path.stem: prompts}
 
 
 WRITING = "out tokens minutes rows answer_tok prompts folder seed estimate"
@@ -458,7 +453,7 @@ def calibrate(args) -> None:
 def train_drafter(args) -> None:
     """Train a drafter of one kind, or continue one with PPOW."""
     from specdec.data.toy_chats import CorpusChats
-    from specdec.training.drafter import accuracy, chats, eagle3, presets
+    from specdec.training.drafter import chats, eagle3, presets
 
     # 1. the settings; eagle3 has no objective, and only that of ppow has a name
     names = (args.system, args.target, args.preset, args.set, args.start_from)
@@ -470,14 +465,6 @@ def train_drafter(args) -> None:
     how: dict = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
     how.update(out_dir=args.out, resume=not args.restart)
     print(eagle3.train_drafter(args.target, conversations, **how))
-    # 3. what it learned, by number of conversations
-    if settings.passes and settings.held_out:
-        points = accuracy.learning_curve(args.out)
-        print()
-        _print_table(points, digits=3)
-        if args.system != "ppow":
-            print()
-            _print_table(accuracy.fit_doubling(points), digits=3)
 
 
 def _recording(args: argparse.Namespace) -> tuple:

@@ -105,11 +105,10 @@ def estimate(
         check_name("GPU", gpu, GPUS)
     # 1. where, and in which number format; published weights are in bfloat16
     name = pair.name if isinstance(pair, Pair) else str(pair)
+    number_format, place = load.DTYPES.get(dtype, torch.bfloat16), torch.device("cuda")
     if isinstance(pair, Pair):
         number_format, place = pair.target.dtype, pair.target.device
-    elif gpu:
-        number_format, place = load.DTYPES.get(dtype, torch.bfloat16), torch.device("cuda")
-    else:
+    elif not gpu:
         number_format, place = load.placement(dtype, device)
     if number_format == "auto":
         number_format = torch.bfloat16
