@@ -1,4 +1,6 @@
-"""Every row of tests/refusals is refused with an error that names what is wrong, and nothing is begun."""
+"""Every row of tests/refusals is refused with an error that names what is wrong, and nothing is
+begun.
+"""
 
 import importlib
 from pathlib import Path
@@ -6,28 +8,20 @@ from pathlib import Path
 import pytest
 from refusals import Given
 
-from specdec.errors import SpecdecError
+FOLDER = Path(__file__).with_name("refusals")
+ROOMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+ROWS = {}
+for room in ROOMS:
+    for row in importlib.import_module(f"refusals.{room}").ROWS:
+        assert f"{room}: {row.name}" not in ROWS, "no row has the name of another"
+        ROWS[f"{room}: {row.name}"] = row
 
-ROOMS = sorted(
-    path.stem for path in Path(__file__).parent.glob("refusals/*.py") if path.stem != "__init__"
-)
-ROWS = [(room, row) for room in ROOMS for row in importlib.import_module(f"refusals.{room}").ROWS]
 
-
-@pytest.mark.parametrize(
-    "row", [row for _, row in ROWS], ids=[f"{room}: {row.name}" for room, row in ROWS]
-)
-def test_bad_input_gets_one_sentence(row, home):
+@pytest.mark.parametrize("name", ROWS)
+def test_bad_input_gets_one_sentence(name, home):
+    row = ROWS[name]
     with pytest.raises(row.error) as caught:
         row.call(Given(home))
-    said = str(caught.value)
-    missing = [word for word in row.words if word not in said]
-    assert row.words and not missing, f"{missing} not in: {said}"
-    if row.error is SpecdecError:
-        assert said.rstrip()[-1] in ".?)", f"no sentence: {said}"
+    text = str(caught.value)
+    assert row.words and all(word in text for word in row.words), text
     assert not list(home.glob("runs/*")), "nothing was begun"
-
-
-def test_no_row_has_the_name_of_another():
-    names = [(room, row.name) for room, row in ROWS]
-    assert len(set(names)) == len(names)

@@ -56,32 +56,15 @@ ROWS = [
         "prompts/1: token id 1000000000",
     ),
     row(
-        "an audit's last prompt",
-        lambda given: specdec.audit(given.pair, LAST_IS_BAD),
-        "prompt 1: token id 1000000000",
-    ),
-    row(
         "measuring's",
         lambda given: evaluate({"a": None}, LAST_IS_BAD, given.pair),
         "prompts/1: token id 1000000000",
     ),
     row("a recorded width of 0", settings(top_ks=(2, 0)), "top_k must be an integer of at least 1"),
-    row("whole trees of width 0", settings(trees=(0,)), "top_k must be an integer of at least 1"),
-    row(
-        "no width at all",
-        settings(top_ks=(), trees=()),
-        "top_k must be an integer of at least 1, got 0",
-    ),
     row("no depth", settings(depth=0), "depth must be an integer of at least 1"),
     row("no nodes", settings(most_nodes=0), "most_nodes must be an integer of at least 1"),
     row(
         "more nodes than ranks", settings(most_nodes=trace.NEVER), "most_nodes must be below 32767"
-    ),
-    row("no prompts of a suite", settings(limit=0), "limit must be an integer of at least 1"),
-    row(
-        "fewer than no distributions",
-        settings(acceptance_distributions=-1),
-        "lengths must be an integer of at least 0",
     ),
     row(
         "distributions without width 10",
@@ -90,7 +73,6 @@ ROWS = [
     ),
     row("distributions of shallow trees", settings(**DISTRIBUTIONS, depth=6), OUTSIDE),
     row("a family without levels", settings(family=(3,)), FAMILY),
-    row("a family of no nodes", settings(family=(3, 0)), FAMILY),
     row("no such part", settings(part="tset"), "'tset'", "did you mean 'test'"),
     row(
         "nothing that drafts",
@@ -123,11 +105,6 @@ ROWS = [
         "copies of 5 tokens",
         "depth 4 at least",
     ),
-    row(
-        "recorded in vain",
-        lambda given: record(given.pair, [[1, 2]], top_ks=(0,)),
-        "top_k must be an integer",
-    ),
     row("a width that was not recorded", replayed(Static(5, 2, 10)), "top_k=10 was not recorded"),
     row("deeper than recorded", replayed(Static(5, 6, 3)), "recorded to depth 4"),
     row("more nodes than recorded", replayed(Static(25, 4, 3)), "at most 20"),
@@ -139,10 +116,7 @@ ROWS = [
     row("copies that nobody made", replayed(Static.of(CopiedTree(4))), "copies nothing"),
     row("an answer before it was asked", replayed(Static(5, 2, 3), policy_ms=-1.0), "policy_ms"),
     row("a depth of 5", judged(3, 5), "depth 5 was asked for"),
-    row("a depth below 0", judged(3, -1), "depth -1 was asked for"),
-    row("a width of 2", judged(2), "top_k=2 was not recorded"),
     row("a beam", judged(3, beam=(1,)), "top_k=3 and beam=(1,) was not recorded, only (3,)"),
-    row("one node too many", judged(3, 4, 21), "21 nodes were asked for", "at most 20"),
     row("a part without turns", lambda given: given.trace.select(part="tune"), "no recorded turn"),
     row(
         "costs of other widths",
