@@ -229,10 +229,10 @@ def _marked(turn: Generator, marks: list[tuple[float, int]], plain: bool) -> Gen
         result = yield item
 
 
-def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
+def batch_summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
     """One row per (texts, method): tok_per_s of all texts together, speedup over the baseline at
     the same size, with its interval over groups; tau and verify_nodes of one text; ms_per_cycle and
-    context_tok. options: those of stats.interval.
+    context_tok.
     """
     rows = run.read_table("batches")
     names = list(dict.fromkeys(rows["method"]))
@@ -245,7 +245,7 @@ def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.D
         base = baseline or next(
             (name for name, method in methods.items() if method is None), next(iter(methods))
         )
-        table = stats.compare(part.assign(cycle_tok=part["new_tok"]), base, **options)
+        table = stats.compare(part.assign(cycle_tok=part["new_tok"]), base)
         groups = part.groupby("method")
         sums, means = (
             groups[["total_ms", "cycles"]].sum(),

@@ -1,7 +1,8 @@
-"""Whether a text passes an example's check: numbers, exact text, contained facts, JSON, code that must run.
+"""Whether a text passes an example's check: numbers, exact text, contained facts, JSON, code.
 
-Knows nothing about prompts or suites. Checks are plain dictionaries: {"kind": "number" | "exact" | "contains" | "letter" |
-"json", "value": ...} or {"kind": "code", "entry": name, "tests": [statements], "prompt": code to complete (optional)}.
+Checks are plain dictionaries: {"kind": "number" | "exact" | "contains" | "letter" | "json",
+"value": ...} or {"kind": "code", "entry": name, "tests": [statements], "prompt": code to complete
+(optional)}.
 """
 
 from __future__ import annotations
@@ -17,108 +18,94 @@ import sys
 import tempfile
 from pathlib import Path
 
-from specdec.errors import SpecdecError, check_name
+from specdec.errors import SpecdecError
 
 CODE_TIMEOUT_S = 5.0
-_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 
 
 def passes(check: dict, text: str) -> bool:
-    """Whether `text` passes `check`. Raises SpecdecError for an unknown kind.
+    """Whether `text` passes `check`.
 
-    Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact` ignores spacing;
-    `contains` looks for the value (or any of a list) as whole words in any case; `letter` takes the first of A to D that
-    stands alone, after the word "answer" if there is one; `json` compares the first object.
-    Code runs against its tests in a process and session of its own, with limits on time, memory, files and processes; it
-    is never shown what is expected (`run_answer`). Sockets, child processes, signals and writing outside its folder are
-    refused as far as Python reports them. It is no sandbox: compiled code is not watched (`ctypes` is refused, but other
-    modules load libraries too), files may be read that this user may read, and root's limits on processes do not hold.
+    Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact`
+    ignores spacing; `contains` looks for the value (or any of a list) as whole words in any case;
+    `letter` takes the first of A to D that stands alone, after the word "answer" if there is one;
+    `json` compares the first object. Code runs against its tests in a process and session of its
+    own, with limits on time, memory, files and processes; it never gets the expected values
+    (`run_answer`). Sockets, child processes, signals and writing outside its folder are refused as
+    far as Python reports them. It is no sandbox: compiled code is not watched (`ctypes` is refused,
+    but other modules load libraries too), files may be read that this user may read, and root's
+    limits on processes do not hold.
 
     >>> passes({"kind": "number", "value": "42"}, "40 + 2 = 42, so the answer is 42.")
     True
     """
-    return _CHECKERS[check_name("kind of check", check["kind"], _CHECKERS)](check, text)
-
-
-def _check_number(check: dict, text: str) -> bool:
-    marked = re.findall(rf"(?:Answer:|####|boxed{{)\s*\$?({_NUMBER})", text)
-    numbers = marked or re.findall(_NUMBER, text)
-    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(check["value"])
-
-
-def _check_contains(check: dict, text: str) -> bool:
-    values = [check["value"]] if isinstance(check["value"], str) else check["value"]
-    return any(
-        re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) for value in values
-    )
-
-
-def _check_letter(check: dict, text: str) -> bool:
-    """A leading article "A" is no answer: a letter counts before a mark or the end of its line or text, or after `answer`."""
-    led = re.search(r"(?i:answer)(?i:\s+is)?[\s:*(]*([A-D])\b(?![\w'])", text)
-    found = led or re.search(r"(?<!\w)([A-D])(?=[).:,*\]]|\s*(?:\n|$))", text)
-    return bool(found) and found[1] == check["value"]
-
-
-def _check_json(check: dict, text: str) -> bool:
+    kind = check["kind"]
+    value = check.get("value")
+    if kind == "code":
+        return _passes_tests(check, text)
+    if kind == "exact":
+        return text.split() == value.split()
+    if kind == "number":
+        marked = re.findall(rf"(?:Answer:|####|boxed{{)\s*\$?({NUMBER})", text)
+        numbers = marked or re.findall(NUMBER, text)
+        return bool(numbers) and float(numbers[-1].replace(",", "")) == float(value)
+    if kind == "contains":
+        words = [value] if isinstance(value, str) else value
+        choices = "|".join(map(re.escape, words))
+        return re.search(rf"(?<!\w)(?:{choices})(?!\w)", text, re.IGNORECASE) is not None
+    if kind == "letter":
+        # a leading article "A" is no answer: a letter counts before a mark or at a line's end
+        answer = re.search(r"(?i:answer)(?i:\s+is)?[\s:*(]*([A-D])\b(?![\w'])", text)
+        answer = answer or re.search(r"(?<!\w)([A-D])(?=[).:,*\]]|\s*(?:\n|$))", text)
+        return answer is not None and answer[1] == value
+    assert kind == "json", f"unknown kind of check {kind!r}"
     try:
-        return json.JSONDecoder().raw_decode(text, text.index("{"))[0] == json.loads(check["value"])
+        return json.JSONDecoder().raw_decode(text, text.index("{"))[0] == json.loads(value)
     except (ValueError, RecursionError):  # no brace, not JSON from there on, or nested without end
         return False
 
 
 def _program(check: dict, text: str) -> str:
-    """The answer's code, completed by the prompt where that holds the signature.
+    """The answer's code, completed by the prompt if that has the signature.
 
-    The code is the first part between fences that defines the function, else the first block, else the whole answer.
-    Unindented lines after the function that define nothing, remarks or a demo, are dropped.
+    The code is the first part between fences that defines the function, else the first block, else
+    the whole answer. Unindented lines after the function that define nothing, remarks or a demo,
+    are dropped.
     """
-    parts, prompt = re.split("```(?:python|py)?", text), check.get("prompt", "")
-    defines = re.compile(rf"def\s+{check['entry']}\b").search
-    code = next(filter(defines, parts), parts[min(1, len(parts) - 1)])
-    if found := defines(code):
-        rest = re.compile(r"^(?!def |class |import |from |async )[^\s#@)\]}]", re.MULTILINE).search(
-            code, found.end()
-        )
+    defines = re.compile(rf"def\s+{check['entry']}\b")
+    parts = re.split("```(?:python|py)?", text)
+    code = next(filter(defines.search, parts), parts[min(1, len(parts) - 1)])
+    function = defines.search(code)
+    if function:
+        remark = re.compile(r"^(?!def |class |import |from |async )[^\s#@)\]}]", re.MULTILINE)
+        rest = remark.search(code, function.end())
         code = code[: rest.start()] if rest else code
-    if prompt:  # it may hold imports and helpers; a bare body continues it, a whole function replaces its own
-        code = f"{prompt}\n    pass\n\n{code}" if defines(code) else prompt + code
-    return code
+    # the prompt may have imports and helpers; a bare body continues it, a function replaces its own
+    prompt = check.get("prompt", "")
+    if prompt and function:
+        return f"{prompt}\n    pass\n\n{code}"
+    return prompt + code
 
 
-def _check_code(check: dict, text: str) -> bool:
+def _passes_tests(check: dict, text: str) -> bool:
     if not hasattr(os, "fork"):
-        raise SpecdecError(
-            "answers of code can be run on Linux and macOS only; leave suites with code out here."
-        )
-    passed = secrets.token_hex(
-        16
-    )  # printed after all tests have passed: exiting early with status 0 is not a pass
-    job = json.dumps(
-        {"program": _program(check, text), "tests": check["tests"], "passed": passed}
-    ).encode()
-    with tempfile.TemporaryDirectory(
-        ignore_cleanup_errors=True
-    ) as folder:  # the working directory stays clean
+        why = "answers of code can be run on Linux and macOS only"
+        raise SpecdecError(f"{why}; leave suites with code out here.")
+    # printed after all tests have passed: exiting early with status 0 is not a pass
+    token = secrets.token_hex(16)
+    job = {"program": _program(check, text), "tests": check["tests"], "passed": token}
+    # the working directory stays clean
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         command = [sys.executable, "-I", str(Path(__file__).with_name("run_answer.py"))]
         child = subprocess.Popen(command, **pipes, cwd=folder, env={}, start_new_session=True)
         try:
-            said = child.communicate(job, timeout=CODE_TIMEOUT_S)[0]
+            output = child.communicate(json.dumps(job).encode(), timeout=CODE_TIMEOUT_S)[0]
         except subprocess.TimeoutExpired:
             child.kill()
-            said = child.communicate()[0]
-        answer, _, verdict = said.partition(b"\n")
+            output = child.communicate()[0]
+        process, _, verdict = output.partition(b"\n")
         with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
-            os.killpg(int(answer), signal.SIGKILL)  # it outlives a judge that it killed
-    return verdict == passed.encode()
-
-
-_CHECKERS = {
-    "number": _check_number,
-    "exact": lambda check, text: text.split() == check["value"].split(),
-    "contains": _check_contains,
-    "letter": _check_letter,
-    "json": _check_json,
-    "code": _check_code,
-}
+            os.killpg(int(process), signal.SIGKILL)  # it outlives a judge that it killed
+    return verdict == token.encode()

@@ -1,18 +1,18 @@
 """The corpus of the small pairs: 32,449 chats of sixteen task families.
 
-The chats ship as text, `corpus.jsonl.xz`, in the order in which generators produced them when the shipped pairs were
-trained with seed 0 (the generators are in this repository's history). One line is one chat:
+The chats ship as text, `corpus.jsonl.xz`, in the order in which generators produced them when the
+shipped pairs were trained with seed 0. One line is one chat:
 
        {"stream": "0/3", "family": "maths", "turns": [...], "answers": [...]}
 
-`stream` is the purpose of the chat: "0/tokenizer" (the tokenizer), "0/<block>" (block of the target's rows),
-"drafter/0/<block>" (of the drafter's rows), "drafter/0" (prompts that the target answers again for its drafter) and
-"0/record" (prompts of the recordings that policies learn from). No prompt of a test suite is among them: an eighth of
-all prompts was held out by hash.
+`stream` is the purpose of the chat: "0/tokenizer" (the tokenizer), "0/<block>" (block of the
+target's rows), "drafter/0/<block>" (of the drafter's rows), "drafter/0" (prompts that the target
+answers again for its drafter) and "0/record" (prompts of the recordings that policies learn from).
+No prompt of a test suite is among them: an eighth of all prompts was held out by hash.
 
-The text is finite. With seed 0 the target of `tiny` reads its original rows, and so do the first 544 of the 2,400
-steps of `small`. Longer trainings, or other seeds, read the same chats again in random orders.
-Knows nothing about tokenizers, models or how answers are scored.
+The text is finite. With seed 0 the target of `tiny` reads its original rows, and so do the first
+544 of the 2,400 steps of `small`. Longer trainings, or other seeds, read the same chats again in
+random orders.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
-
-from specdec.errors import unreadable
 
 FILE = Path(__file__).with_name("corpus.jsonl.xz")
 PROMPTS, RECORDED = "drafter/0", "0/record"  # streams that are not used for rows
@@ -42,20 +40,18 @@ class Example(NamedTuple):
 
 @functools.cache
 def streams() -> dict[str, list[Example]]:
-    """{stream: its chats, in order}. SpecdecError if the file is missing or damaged."""
-    named: dict[str, list[Example]] = {}
-    try:
-        with lzma.open(FILE, "rt", encoding="utf-8") as lines:
-            for row in map(json.loads, lines):
-                example = Example(row["family"], tuple(row["turns"]), tuple(row["answers"]))
-                named.setdefault(row["stream"], []).append(example)
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
-        raise unreadable(FILE, error, "chats", "install the package again") from error
-    return named
+    """{stream: its chats, in order}."""
+    chats: dict[str, list[Example]] = {}
+    with lzma.open(FILE, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            example = Example(row["family"], tuple(row["turns"]), tuple(row["answers"]))
+            chats.setdefault(row["stream"], []).append(example)
+    return chats
 
 
 def training_examples(stream: str | int, count: int | None = None) -> Iterator[Example]:
-    """`count` chats, or None for no end: those of `stream`, then all chats of the rows in one new order after another.
+    """`count` chats, or None for no end: those of `stream`, then all chats of the rows in one new
+    order after another.
 
     A function of the stream alone, with the prefix property.
 
@@ -67,9 +63,10 @@ def training_examples(stream: str | int, count: int | None = None) -> Iterator[E
 
 def _without_end(stream: str) -> Iterator[Example]:
     yield from streams().get(stream, [])
-    rows = [
-        one for name, drawn in streams().items() if name not in (PROMPTS, RECORDED) for one in drawn
-    ]
+    rows: list[Example] = []
+    for name, chats in streams().items():
+        if name not in (PROMPTS, RECORDED):
+            rows += chats
     rng = random.Random(f"corpus/{stream}")
     while True:
         yield from rng.sample(rows, len(rows))
@@ -77,5 +74,7 @@ def _without_end(stream: str) -> Iterator[Example]:
 
 def drafter_prompts(seed: int, count: int) -> list[Example]:
     """At most `count` chats that no target is trained on; seeds other than 0 change the order."""
-    drawn = streams()[PROMPTS]
-    return (drawn if seed == 0 else random.Random(seed).sample(drawn, len(drawn)))[:count]
+    chats = streams()[PROMPTS]
+    if seed != 0:
+        chats = random.Random(seed).sample(chats, len(chats))
+    return chats[:count]

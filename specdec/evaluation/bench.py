@@ -2,9 +2,7 @@
 
 All methods decode every prompt (and every turn of it) in a random order, one right after the other,
 so that a slow phase of the machine affects all of them alike. Rows go to small atomic shards: a
-killed run continues.
-
-Policies start every prompt in their given state.
+killed run continues. Policies start every prompt in their given state.
 """
 
 from __future__ import annotations
@@ -27,9 +25,8 @@ from specdec.core import clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
 from specdec.core.records import CYCLE_COLUMNS, TURN, Generation
-from specdec.data import suites as suites_module
-from specdec.data.suites import conversation, describe_items, gather, openings
-from specdec.errors import SpecdecError, check_integer, door, warn
+from specdec.data.suites import check_answer, conversation, describe_items, gather, openings
+from specdec.errors import SpecdecError, check_integer, warn
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import (
     DraftedBy,
@@ -45,7 +42,6 @@ from specdec.parallel import checked_place, parallel
 KEYS = [*TURN, "method", "repeat"]
 COUNTED = ("draft_calls", "accepted_tok", "verified_tok")  # summed over cycles
 SHARES = ("draft", "policy", "verify", "commit", "host")
-MOST_ROUNDS = 10_000  # limit of repeats, and of warm-up prompts
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,8 @@ class EvaluateConfig(Sampling):
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     repeats: int = 1
     warmup: int = 1  # prompts decoded first, uncounted
-    texts: bool = False  # keep the texts in a column `text`
-    cpu_time: bool = (
-        False  # processor time in place of the wall clock, for one thread on a busy CPU
-    )
+    # processor time in place of the wall clock, for one thread on a busy CPU
+    cpu_time: bool = False
     name: str = "evaluate"  # of the run
     scale: str = "laptop"
     force: bool = False  # start over
@@ -74,7 +68,6 @@ class EvaluateConfig(Sampling):
 
 
 @runs.with_settings(EvaluateConfig)
-@door
 def evaluate(
     methods: dict,
     suites,
@@ -87,20 +80,12 @@ def evaluate(
     """Decode `suites` with every method; returns the Run with prompts.parquet and cycles.parquet.
 
     methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", or a policy
-    `methods.DraftedBy` another drafter on the pair's target.
-    suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of
-    EvaluateConfig by name.
-    between: called before each prompt with its share of the prompts, in this process only, for
-    measurements at the same time.
+    `methods.DraftedBy` another drafter on the pair's target. suites: as in `gather`. settings:
+    fields of EvaluateConfig by name. between: called before each prompt with its share of the
+    prompts, in this process only.
 
-    A row of prompts.parquet is one turn of a prompt by a method in a repeat. new_tok counts tokens
-    up to the first stop token, cycle_tok sums new_tok of the cycles (the numerator of tau), clock
-    is the kind of time, machine the hardware, and neighbours the number of CPUs that other
-    processes kept busy. Later turns of a conversation continue with the *baseline's* answers for
-    all methods.
-
-    The same call continues a stopped run and reuses a finished one (same methods, prompts, pair,
-    settings, threads, machine, source). SpecdecError for bad input, before anything is decoded.
+    Later turns of a conversation continue with the *baseline's* answers for all methods. The same
+    call continues a stopped run and reuses a finished one.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -112,11 +97,46 @@ def evaluate(
     """
     config = runs.configured(config, EvaluateConfig, settings)
     policies = named_methods(methods)
-    _check_counts(config)
-    items = gather(
-        suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed
-    )
-    _check(pair, policies, items, config, between)
+    chosen = dict(limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
+    items = gather(suites, **chosen)
+    place = _check(pair, policies, items, config)
+    run = runs.start(config.name, _identity(pair, policies, items, config), scale=config.scale)
+    if config.force:
+        for table in ("prompts", "cycles"):
+            shutil.rmtree(run.path(table), ignore_errors=True)
+    # every missing prompt is a shard of the run, written here or by workers
+    bench = _Bench(pair, policies, items, config, run)
+    jobs = bench.missing()
+    if place is None:
+        bench.measure(jobs, between)
+    elif jobs:
+        source = load.source_of(pair)
+        elsewhere = partial(_measure_elsewhere, source, policies, items, config, run)
+        tasks = [partial(elsewhere, job) for job in jobs]
+        parallel(tasks, config.on, config.jobs, True, desc=run.name, progress=config.progress)
+    return bench.finish()
+
+
+def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> str | None:
+    """SpecdecError for what cannot be measured, together or in this way; the place to run on."""
+    check_integer("repeats", config.repeats, 1)
+    check_countable(pair, config.cpu_time)
+    openings(pair, items, config.max_new_tokens)
+    place = checked_place(config.on, config.jobs)
+    for label, policy in policies.items():
+        if place is not None and isinstance(policy, DraftedBy):
+            why = f"method {label!r} has its own drafter in memory"
+            raise SpecdecError(f"{why}; leave `on` out for it.")
+        tuned_on = getattr(policy, "tuned_on", ())
+        for item in items:
+            if item.digest in tuned_on:
+                why = f"method {label!r} was tuned on prompt {item.id!r}"
+                raise SpecdecError(f"{why}; judge it on others (part='test').")
+    return place
+
+
+def _identity(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> dict:
+    """What decides the rows of a run."""
     identity = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
         "baseline": baseline_of(policies),
@@ -124,59 +144,15 @@ def evaluate(
         "prompts": len(items),
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
-        **{
-            name: getattr(config, name)
-            for name in ("repeats", "max_new_tokens", "temperature", "seed")
-        },
+        "repeats": config.repeats,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "seed": config.seed,
         "sampling": config.warping,
-        **({"clock": "processor"} if config.cpu_time else {}),
-        **({"texts": True} if config.texts else {}),
     }
-    run = runs.start(config.name, identity, scale=config.scale)
-    if config.force:
-        for table in ("prompts", "cycles"):
-            shutil.rmtree(run.path(table), ignore_errors=True)
-    bench = _Bench(pair, policies, items, config, run, identity)
-    # 3. every missing prompt is a shard of the run, written here or by workers
-    if checked_place(config.on, config.jobs) is None:
-        bench.measure(bench.missing(), between)
-    elif bench.missing():
-        source = load.source_of(pair)
-        elsewhere = partial(_measure_elsewhere, source, policies, items, config, run, identity)
-        tasks = [partial(elsewhere, job) for job in bench.missing()]
-        parallel(tasks, config.on, config.jobs, True, desc=run.name, progress=config.progress)
-    return bench.finish()
-
-
-def _check_counts(config: EvaluateConfig) -> None:
-    for name, lowest in (("repeats", 1), ("warmup", 0), ("max_new_tokens", 1)):
-        check_integer(name, getattr(config, name), lowest)
-    for name in ("repeats", "warmup"):
-        if getattr(config, name) > MOST_ROUNDS:
-            why = f"{name} must be at most {MOST_ROUNDS:,}"
-            raise SpecdecError(f"{why}, got {getattr(config, name):,}.")
-
-
-def _check(
-    pair: Pair, policies: dict, items: list, config: EvaluateConfig, between: Callable | None
-) -> None:
-    """SpecdecError for methods and prompts that cannot be measured, together or in this way."""
-    openings(pair, items, config.max_new_tokens)
-    check_countable(pair, config.cpu_time)
-    for label, policy in policies.items():
-        tuned_on = getattr(policy, "tuned_on", ())
-        for item in items:
-            if item.digest in tuned_on:
-                why = f"method {label!r} was tuned on prompt {item.id!r}"
-                raise SpecdecError(f"{why}; judge it on others (part='test').")
-    if checked_place(config.on, config.jobs) is None:
-        return
-    if between is not None:
-        raise SpecdecError("`between` needs a single process; leave `on` and `jobs` out.")
-    for label, policy in policies.items():
-        if isinstance(policy, DraftedBy):
-            why = f"method {label!r} has its own drafter in memory"
-            raise SpecdecError(f"{why}; leave `on` out for it.")
+    if config.cpu_time:
+        identity["clock"] = "processor"
+    return identity
 
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
@@ -192,17 +168,20 @@ def check_countable(pair: Pair, cpu_time: bool) -> None:
 class _Bench:
     """One call of `evaluate`: the task, and the rows as they come."""
 
-    def __init__(self, pair, policies, items, config: EvaluateConfig, run, identity: dict):
+    def __init__(self, pair: Pair, policies: dict, items: list, config: EvaluateConfig, run):
         self.pair = pair
         self.policies = policies
         self.items = items
         self.config = config
         self.run = run
         self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
-        self.baseline = identity["baseline"]
-        self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
-        self.label["clock"] = identity.get("clock", "wall")
-        self._verdicts: dict[tuple, bool | None] = {}
+        self.baseline = baseline_of(policies)
+        described = describe_pair(pair)
+        self.label = {name: described[name] for name in ("pair", "dtype", "device")}
+        self.label["clock"] = "processor" if config.cpu_time else "wall"
+        self.label["threads"] = torch.get_num_threads()
+        self.label["machine"] = runs.content_key(**machine.hardware())[:8]
+        self.verdicts: dict[tuple, bool | None] = {}
 
     def missing(self) -> list[tuple[int, int]]:
         """(repeat, prompt) of every missing shard, whose number is repeat x prompts + prompt."""
@@ -221,22 +200,18 @@ class _Bench:
         """Decode these prompts and store their rows. between: see `evaluate`."""
         if not jobs:
             return
-        self.label["machine"] = runs.content_key(**machine.hardware())[:8]
-        options = dict(desc=self.run.name, unit="prompt", smoothing=0.1)
-        options["disable"] = not self.config.progress
-        with clock.by_processor_time(self.config.cpu_time), tqdm(jobs, **options) as bar:
+        options = dict(desc=self.run.name, unit="prompt", disable=not self.config.progress)
+        with clock.by_processor_time(self.config.cpu_time):
             # 1. warm up
             for number in range(self.config.warmup):
                 _, index = jobs[number % len(jobs)]
                 self.decode_all(self.items[index], repeat=0)
-            for repeat, index in bar:
-                item = self.items[index]
-                bar.set_postfix_str(item.suite, refresh=False)
+            for repeat, index in tqdm(jobs, **options):
                 # 2. all methods decode one prompt
                 if between is not None:
                     between(1 / (self.config.repeats * len(self.items)))
                 others = machine.Neighbours()
-                prompts, cycles = self.decode_all(item, repeat)
+                prompts, cycles = self.decode_all(self.items[index], repeat)
                 # 3. its rows; the shard of prompts goes last, as it marks the job as done
                 prompts = pd.DataFrame(prompts).assign(neighbours=others.cpus())
                 cycles = pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS])
@@ -285,6 +260,9 @@ class _Bench:
         return decode(self.pair, ids, policy, seed=seed, **self.options)
 
     def _row(self, item, turn: int, out: Generation) -> dict:
+        """A row of prompts.parquet: new_tok counts tokens up to the first stop token, cycle_tok
+        those of the cycles (the numerator of tau).
+        """
         text = out.text if out.text is not None else " ".join(map(str, out.tokens))
         row = {"prompt_tok": out.prompt_tok, "new_tok": out.new_tok, "cycles": len(out.rows)}
         row["cycle_tok"] = sum(cycle.new_tok for cycle in out.rows)
@@ -293,21 +271,16 @@ class _Bench:
         for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason"):
             row[name] = getattr(out, name)
         row["text_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-        row["correct"] = self._verdict(item, turn, text)
-        if self.config.texts:
-            row["text"] = text
-        return {**row, **self.label, "threads": torch.get_num_threads()}
-
-    def _verdict(self, item, turn: int, text: str) -> bool | None:
-        """Whether the answer to the last turn is right; None if it has no check."""
-        if item.check is None or turn + 1 < len(item.turns):
-            return None
-        # running code takes seconds, so each distinct text is checked once
-        if (item.id, text) not in self._verdicts:
-            self._verdicts[item.id, text] = suites_module.check_answer(item, text)
-        return self._verdicts[item.id, text]
+        # the answer to the last turn is checked; running code takes seconds, so each text once
+        row["correct"] = None
+        if item.check is not None and turn + 1 == len(item.turns):
+            if (item.id, text) not in self.verdicts:
+                self.verdicts[item.id, text] = check_answer(item, text)
+            row["correct"] = self.verdicts[item.id, text]
+        return {**row, **self.label}
 
     def finish(self) -> runs.Run:
+        """Merge the shards and warn of texts and times that are no result."""
         prompts = self.run.shards("prompts").merge()
         cycles = self.run.shards("cycles").merge()
         differing = prompts[~prompts["same"]]
@@ -318,81 +291,55 @@ class _Bench:
             warn(f"{why}, {which}: in float32 this is a bug; run specdec audit.")
         crowded = is_crowded(prompts)
         if crowded:
-            why = f"other processes kept {typical_neighbours(prompts):.1f} CPUs busy"
-            warn(f"{why}: these ratios are no result; measure again when nothing else runs.")
+            warn("other processes kept CPUs busy: these ratios are no result; measure again.")
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
-
-
-def typical_neighbours(prompts: pd.DataFrame) -> float:
-    """CPUs kept busy by others during these rows, averaged over time; 0 if not counted."""
-    counted = prompts[prompts["neighbours"].notna()] if "neighbours" in prompts else prompts[:0]
-    return (
-        float(np.average(counted["neighbours"], weights=counted["total_ms"]))
-        if len(counted)
-        else 0.0
-    )
 
 
 def is_crowded(prompts: pd.DataFrame) -> bool:
     """Whether others used too many cores for these times to mean much; processor time is not
     affected.
     """
-    return "wall" in set(prompts.get("clock", ["wall"])) and machine.is_crowded(
-        typical_neighbours(prompts)
-    )
+    counted = prompts[prompts["neighbours"].notna() & (prompts["clock"] == "wall")]
+    if counted.empty:
+        return False
+    return machine.is_crowded(np.average(counted["neighbours"], weights=counted["total_ms"]))
 
 
 def decode_rounds(
     methods: dict, prompts, pair: Pair, **settings
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written, and
-    nothing can be continued.
-
-    methods, settings: as for `evaluate`; only the settings of decoding matter. prompts: as in
-    `gather`.
-    """
+    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written."""
     config = runs.configured(None, EvaluateConfig, settings)
-    _check_counts(config)
-    policies = named_methods(methods)
-    items = gather(prompts)
     check_countable(pair, config.cpu_time)
-    identity = {"baseline": baseline_of(policies), "pair": describe_pair(pair)}
-    bench = _Bench(pair, policies, items, config, None, identity)
+    items = gather(prompts)
+    bench = _Bench(pair, named_methods(methods), items, config, None)
+    turns = []
+    cycles = []
     with clock.by_processor_time(config.cpu_time):
-        for number in range(config.warmup):
-            bench.decode_all(items[number % len(items)], repeat=0)
-        rows = []
+        bench.decode_all(items[0], repeat=0)  # warms up
         for repeat in range(config.repeats):
-            for item in tqdm(items, desc=pair.name, disable=not config.progress):
-                rows.append(bench.decode_all(item, repeat))
-    return tuple(
-        pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True)
-    )
+            for item in items:
+                rows = bench.decode_all(item, repeat)
+                turns += rows[0]
+                cycles += rows[1]
+    return pd.DataFrame(turns), pd.DataFrame(cycles)
 
 
 def _measure_elsewhere(
-    source: dict,
-    policies: dict,
-    items: list,
-    config: EvaluateConfig,
-    run: runs.Run,
-    identity: dict,
-    job: tuple[int, int],
+    source: dict, policies: dict, items: list, config: EvaluateConfig, run, job: tuple[int, int]
 ) -> None:
     """A task of `evaluate` in another process: writes one prompt's rows into the run's folder."""
-    pair = load.load_again(**source)
-    _Bench(pair, policies, items, replace(config, progress=False), run, identity).measure([job])
+    config = replace(config, progress=False)
+    _Bench(load.load_again(**source), policies, items, config, run).measure([job])
 
 
-@door
-def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
+def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: the columns of stats.compare and some more.
 
     Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac,
     checked, accuracy_frac), prefill_frac (of the total time), crowded (others used the cores: no
-    result) and, of the time in cycles, a <share>_frac for of SHARES. options: those of
-    stats.interval.
+    result) and, of the time in cycles, a <share>_frac for each of SHARES.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -403,62 +350,65 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
     [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
     prompts = run.read_table("prompts")
-    cycles = run.read_table("cycles")
     config = run.record()["config"]
     # a copy measures the noise and is no hypothesis
     family = set(config["methods"]) - {twin for _, twin in _twins(config["methods"])}
-    table = stats.compare(prompts, baseline or config["baseline"], family=family, **options)
-    added = _measures(stats.with_all(prompts), stats.with_all(cycles))
-    table = table.merge(added.reset_index(), on=["suite", "method"], how="left")
+    table = stats.compare(prompts, baseline or config["baseline"], family=family)
+    # 1. counts, texts and prefill
+    keys = ["suite", "method"]
+    prompts = stats.with_all(prompts)
+    groups = prompts.groupby(keys, sort=False)
+    sums = groups[["new_tok", "cycles", "draft_calls", "prefill_ms", "total_ms"]].sum()
+    added = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"])
+    added = added.join(metrics.text_facts(prompts))
+    added["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
+    added["crowded"] = groups.apply(is_crowded)
+    # 2. where the time of a cycle goes
+    columns = [f"{part}_ms" for part in (*SHARES, "total")]
+    cycles = stats.with_all(run.read_table("cycles"))
+    times = cycles.groupby(keys, sort=False)[columns].sum()
+    for part in SHARES:
+        added[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
+    table = table.merge(added.reset_index(), on=keys, how="left")
     return stats.in_order(table, list(config["methods"]))
 
 
-def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
-    groups = prompts.groupby(["suite", "method"], sort=False)
-    sums = groups[["new_tok", "cycles", "draft_calls", "prefill_ms", "total_ms"]].sum()
-    table = (
-        sums[["new_tok", "cycles"]]
-        .assign(calls=sums["draft_calls"])
-        .join(metrics.text_facts(prompts))
-    )
-    table["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
-    table["crowded"] = groups.apply(is_crowded)
-    times = cycles.groupby(["suite", "method"], sort=False)[
-        [f"{part}_ms" for part in (*SHARES, "total")]
-    ].sum()
-    for part in SHARES:
-        table[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
-    return table
-
-
-@door
-def noise_check(run: runs.Run, **options) -> dict:
+def noise_check(run: runs.Run) -> dict:
     """Compare two identical methods of the run: the smallest difference that this machine can
     detect.
 
-    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of
-    stats.interval.
+    Returns first and second (their names), their speedup with its interval, the interval's width,
+    prompts, p_value, and quiet: whether the interval holds 1.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> twins = {"once": specdec.Static(8, 3, 2), "again": specdec.Static(8, 3, 2)}
     >>> few = dict(max_new_tokens=8, name="example", progress=False)
-    >>> run = specdec.evaluate(twins, {"mine": ["Hello."]}, pair, **few)
-    >>> noise = noise_check(run)
+    >>> noise = noise_check(specdec.evaluate(twins, {"mine": ["Hello."]}, pair, **few))
     >>> noise["first"], noise["second"], noise["prompts"]
     ('once', 'again', 1)
     """
-    for first, second in _twins(run.record()["config"]["methods"]):
-        found = stats.noise_check(run.read_table("prompts"), first, second, **options)
-        return {"first": first, "second": second, **found}
-    raise SpecdecError("no two methods of this run are the same; evaluate one under two names.")
+    twins = _twins(run.record()["config"]["methods"])
+    if not twins:
+        raise SpecdecError("no two methods of this run are the same; evaluate one under two names.")
+    first, second = twins[0]
+    rows = run.read_table("prompts")
+    table = stats.summarise(rows[rows["method"].isin(twins[0])], {"speedup": second})
+    # the last row holds all suites together
+    row = table[table["method"] == first].iloc[-1]
+    low, high = float(row["speedup_low"]), float(row["speedup_high"])
+    facts = {"first": first, "second": second, "speedup": float(row["speedup"])}
+    facts.update(speedup_low=low, speedup_high=high, width=high - low)
+    facts.update(prompts=int(row["prompts"]), p_value=float(row["p_speedup"]))
+    return {**facts, "quiet": low <= 1 <= high}
 
 
 def _twins(methods: dict) -> list[tuple[str, str]]:
     """Pairs of a method and a later one that is identical except for its name."""
-    first = {}
-    pairs = [
-        (first.setdefault(runs.canonical(described), name), name)
-        for name, described in methods.items()
-    ]
-    return [(known, name) for known, name in pairs if known != name]
+    first: dict[str, str] = {}
+    twins = []
+    for name, described in methods.items():
+        earlier = first.setdefault(runs.canonical(described), name)
+        if earlier != name:
+            twins.append((earlier, name))
+    return twins

@@ -6,53 +6,44 @@ time of a policy's answers is included. `compare_live` measures the same methods
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import scipy
+from tqdm.auto import tqdm
 
-from specdec import identity, runs
+from specdec import identity
 from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE, SUMS, with_rates
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
-from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError, warn
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
 from specdec.identity import STATIC, Method
-from specdec.parallel import parallel
 from specdec.policies.base import choices_of, chose, shipped_folder
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
-from specdec.replays.trace import Trace, open_trace
+from specdec.replays.trace import Trace
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
 TUNED = Method(STATIC, identity.TUNED)
 PER_SUITE = Method(STATIC, identity.PER_SUITE)
 RANDOM = Method("random")
-ORACLE_DEPTH, ORACLE_SIZE, ORACLE = (Method(f"oracle {what}") for what in ("depth", "size", "tree"))
+ORACLE_DEPTH = Method("oracle depth")
+ORACLE_SIZE = Method("oracle size")
+ORACLE = Method("oracle tree")
 CLAIRVOYANT = Method("clairvoyant")
 RATIOS = ("speedup", "over_default", "over_tuned")
-MEASURES = (
-    "ms_per_tok",
-    "tau",
-    *RATIOS,
-    "headroom_frac",
-    "draft_calls",
-    "verify_nodes",
-    "policy_frac",
-)
+COUNTS = ("draft_calls", "verify_nodes", "policy_frac")
+MEASURES = ("ms_per_tok", "tau", *RATIOS, "headroom_frac", *COUNTS)
 
 
 @dataclass(frozen=True)
@@ -70,20 +61,19 @@ class Baselines:
 
         grid: total_tokens, depths, top_ks of `static_grid`.
         """
-        by_suite = static_grid(
-            trace.select(trace.turns["part"].isin(parts)), costs, by="suite", **grid
-        )
+        chosen_on = trace.select(trace.turns["part"].isin(parts))
+        by_suite = static_grid(chosen_on, costs, by="suite", **grid)
         tuned = fastest(by_suite.groupby(SETTING, as_index=False, sort=False)[SUMS].sum())
         per_suite = {suite: fastest(rows) for suite, rows in by_suite.groupby("suite", sort=False)}
         return cls(tuple(defaults), tuned, per_suite, tuple(parts))
 
     @classmethod
-    def from_race(cls, pair, trace, costs, *, defaults=DEFAULTS, **settings) -> Baselines:
+    def from_race(cls, pair, trace, costs, **settings) -> Baselines:
         """The trees that win a live race among the fastest in replay on the tune part
         (`race_static`).
         """
         race = race_static(pair, trace, costs, **settings)
-        return cls(tuple(defaults), race.tuned, race.per_suite, ("tune",))
+        return cls(DEFAULTS, race.tuned, race.per_suite, ("tune",))
 
     @property
     def default(self) -> Method:
@@ -93,9 +83,8 @@ class Baselines:
     @property
     def trees(self) -> dict[Method, TreeConfig]:
         """Trees that are the same for every suite, by method: the defaults and the tuned one."""
-        return {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults} | {
-            TUNED: self.tuned
-        }
+        trees = {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults}
+        return {**trees, TUNED: self.tuned}
 
     def of_suite(self, suite: str) -> TreeConfig:
         """The tree tuned on one suite."""
@@ -116,28 +105,26 @@ class Baselines:
         An oracle chooses depth, size or both; the rest comes from the tuned tree. The clairvoyant
         chooses everything.
         """
-        own = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
-        depth = {"depths": [self.tuned.depth]}
-        size = {"sizes": [self.tuned.verify_nodes]}
-        return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
+        width = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
+        return {
+            ORACLE_DEPTH: {**width, "sizes": [self.tuned.verify_nodes]},
+            ORACLE_SIZE: {**width, "depths": [self.tuned.depth]},
+            ORACLE: width,
+            CLAIRVOYANT: {},
+        }
 
     def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
         """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names
         already in use.
         """
-        taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
+        baselines = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {}
-        for name, some in policies.items():
-            seeds = list(some) if isinstance(some, list | tuple) else [some]
-            seeds = [load_controller(one) if isinstance(one, str | Path) else one for one in seeds]
+        for name, seeds in policies.items():
+            seeds = list(seeds) if isinstance(seeds, list | tuple) else [seeds]
+            if name in baselines or not all(isinstance(policy, Policy) for policy in seeds):
+                expected = "a policy or a list of them, one per seed, under a name of no baseline"
+                raise SpecdecError(f"{name!r} must be {expected}.")
             lists[Method.of(name)] = seeds
-            if (
-                name in taken
-                or not seeds
-                or not all(isinstance(policy, Policy) for policy in seeds)
-            ):
-                wanted = "a policy or a list of them, one per seed, under a name of no baseline"
-                raise SpecdecError(f"{name!r} must be {wanted}.")
         return lists
 
 
@@ -149,9 +136,7 @@ class Comparison:
     cycles: pd.DataFrame  # one row per cycle of all methods but the bounds
     baselines: Baselines
     policy_ms: dict[Method, float]  # time charged for one answer of each policy
-    uncertainty_frac: float = (
-        0.0  # relative uncertainty (95 %) of the costs in a comparison of two times
-    )
+    uncertainty_frac: float = 0.0  # of the costs (95 %), in a comparison of two times
     temperature: float = 0.0  # of the recording
     machine: str = ""  # whose costs these are
 
@@ -163,156 +148,109 @@ class Comparison:
         speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls
         and verify_nodes are means per cycle, policy_frac is the policy's share of the time.
         policy_ms is missing for baselines. beyond_costs: whether over_tuned differs from 1 by more
-        than the costs' uncertainty; otherwise it is no finding. The columns of `with_fields` come
-        last.
+        than the costs' uncertainty. With the fields of the row's method.
         """
+        # 1. sums and rates
         turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))
-        groups = pd.concat([turns, turns.assign(suite="all")]).groupby(
-            ["suite", "method", "seed"], sort=False
-        )
+        groups = pd.concat([turns, turns.assign(suite="all")])
+        groups = groups.groupby(["suite", "method", "seed"], sort=False)
         sums = groups[[*SUMS, "draft_calls", "verified_tok", "policy_ms"]].sum()
-        table = (
-            with_rates(sums)
-            .assign(turns=groups.size(), prompts=groups["of"].nunique())
-            .reset_index()
-        )
-        assert (table.groupby("suite")["new_tok"].nunique() == 1).all(), (
-            "the methods did not decode the same turns"
-        )
-
-        def of(method: str) -> pd.Series:
-            return table["suite"].map(
-                table[table["method"] == method].set_index("suite")["ms_per_tok"]
-            )
-
-        table["over_default"] = of(self.baselines.default) / table["ms_per_tok"]
-        table["over_tuned"] = of(TUNED) / table["ms_per_tok"]
-        table["headroom_frac"] = headroom(table["ms_per_tok"], of(TUNED), of(CLAIRVOYANT))
+        table = with_rates(sums).assign(turns=groups.size(), prompts=groups["of"].nunique())
+        table = table.reset_index()
+        same_turns = (table.groupby("suite")["new_tok"].nunique() == 1).all()
+        assert same_turns, "the methods did not decode the same turns"
+        # 2. over the trees and the bound of the same suite
+        references = {}
+        for method in (self.baselines.default, TUNED, CLAIRVOYANT):
+            rows = table[table["method"] == method].set_index("suite")
+            references[method] = table["suite"].map(rows["ms_per_tok"])
+        ms = table["ms_per_tok"]
+        table["over_default"] = references[self.baselines.default] / ms
+        table["over_tuned"] = references[TUNED] / ms
+        table["headroom_frac"] = headroom(ms, references[TUNED], references[CLAIRVOYANT])
+        # 3. means of a cycle
         table["draft_calls"] /= table["cycles"]
         table["verify_nodes"] = table["verified_tok"] / table["cycles"] - 1
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
         table["beyond_costs"] = self.beyond_costs(table["over_tuned"])
-        shown = [
-            "suite",
-            "method",
-            "seed",
-            "turns",
-            "prompts",
-            *MEASURES,
-            "policy_ms",
-            "beyond_costs",
-        ]
-        return self.with_identity(table[shown])
+        first = ["suite", "method", "seed", "turns", "prompts"]
+        return self.with_identity(table[[*first, *MEASURES, "policy_ms", "beyond_costs"]])
 
     def with_identity(self, table: pd.DataFrame) -> pd.DataFrame:
         """The table with the fields of every row's method (`identity.FIELDS`), the temperature and
         the machine.
         """
         methods = [*self.baselines.trees, PER_SUITE, *self.policy_ms]
-        return identity.with_fields(
-            table, methods, temperature=self.temperature, machine=self.machine
-        )
+        facts = {"temperature": self.temperature, "machine": self.machine}
+        return identity.with_fields(table, methods, **facts)
 
     def beyond_costs(self, ratio):
         """Whether a ratio of two times differs from 1 by more than the costs' uncertainty."""
         return np.abs(np.log(ratio)) > self.uncertainty_frac
 
 
-@dataclass(frozen=True)
-class ReplayConfig:
-    """Settings of a comparison in replay.
-
-    The answer time of policies missing from policy_ms is measured on this machine with the first
-    seed: in live decoding if the `pair` is given, else in replay (`answer_ms`), whose caches are
-    warmer than live ones.
-    """
-
-    baselines: Baselines | None = None  # None: chosen on the recording
-    part: str = "test"  # the part of the recording to replay
-    policy_ms: dict | None = None  # name -> time of one answer; others are measured
-    pair: object = None  # in which policies are measured while it decodes
-    random_seeds: tuple[int, ...] = (0, 1, 2)  # of the random policy
-    progress: bool = True
-    # run elsewhere: local, ray or ray://host:port (`parallel`)
-    on: str | None = None
-    # the most contenders at once there
-    jobs: int | None = None
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One method in `compare_replay`: a policy, or the options of a bound."""
-
-    name: Method
-    recording: Trace  # all test turns, or one suite's for its own tree
-    policy: Policy | None = None
-    seed: int = 0
-    policy_ms: float = 0.0  # charged for an answer
-    bound: dict | None = None  # options of `clairvoyant`
-
-
-@runs.with_settings(ReplayConfig)
 def compare_replay(
-    trace, costs, policies: dict[str, list[Policy]], config: ReplayConfig | None = None, **settings
+    trace: Trace,
+    costs: CostModel,
+    policies: dict,
+    *,
+    baselines: Baselines | None = None,
+    part: str = "test",
+    policy_ms: dict | None = None,
+    pair=None,
+    random_seeds: tuple[int, ...] = (0, 1, 2),
+    progress: bool = True,
 ) -> Comparison:
     """Replay the turns of a part of the recording with `policies` and with all baselines.
 
-    trace, costs: also their folder or file, as `open_trace` and `profiles.prices` take them.
-    policies: name -> policies or their folders (`load_controller`), one per training seed; they
-    stay unchanged. settings: fields of ReplayConfig by name. If only that part was recorded, trees
-    are tuned on it, with a warning. SpecdecError for a part used to make choices, and for a policy
-    that this recording cannot replay.
+    policies: name -> a policy or one per training seed; they stay unchanged. baselines: None
+    chooses them on the recording. policy_ms: name -> time of one answer; that of others is measured
+    with the first seed, live if the `pair` is given, else in replay, whose caches are warmer.
+    random_seeds: of the random policy.
     """
-    config = runs.configured(config, ReplayConfig, settings)
-    costs = prices(costs)
-    trace = open_trace(trace) if isinstance(trace, str | Path) else trace
-    baselines = config.baselines or _usual(trace, costs, config.part)
-    if config.part in baselines.chosen_on:
-        why = f"trees were chosen on part {config.part!r}"
-        raise SpecdecError(f"{why}; compare on another part, such as test.")
-    test = trace.select(part=config.part)
+    baselines = baselines or _usual(trace, costs, part)
+    if part in baselines.chosen_on:
+        raise SpecdecError(f"trees were chosen on part {part!r}; compare on another one.")
+    test = trace.select(part=part)
     policies = baselines.by_method(policies)
-
+    charged = dict(policy_ms or {})
     # 1. the references: fixed trees and random answers, whose answers cost nothing
-    contenders = []
+    contenders: list[tuple] = []
     for name, tree in baselines.trees.items():
-        contenders.append(Contender(name, test, Static.of(tree)))
-    for seed in config.random_seeds:
-        contenders.append(Contender(RANDOM, test, baselines.random(seed), seed))
-
+        contenders.append((name, 0, test, Static.of(tree)))
+    for seed in random_seeds:
+        contenders.append((RANDOM, seed, test, baselines.random(seed)))
     # 2. the policies to judge; an answer costs what it takes on this machine
-    charged = dict(config.policy_ms or {})
     for name, seeds in policies.items():
-        for policy in seeds:
-            refuse_if_chosen_on(name, policy, config.part)
-            warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
-        if name not in charged:
-            with _named(name):
-                policy = copy.deepcopy(seeds[0])
-                if config.pair is None:
-                    charged[name] = answer_ms(test, policy, costs)
-                else:
-                    charged[name] = measured_answer_ms(config.pair, policy, costs)
         for seed, policy in enumerate(seeds):
-            contenders.append(Contender(name, test, policy, seed, charged[name]))
-
-    # 3. the best tree of every suite, and the bounds
+            refuse_if_chosen_on(name, policy, part)
+            warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
+            contenders.append((name, seed, test, policy))
+        if name not in charged and pair is None:
+            charged[name] = answer_ms(test, copy.deepcopy(seeds[0]), costs)
+        elif name not in charged:
+            charged[name] = measured_answer_ms(pair, copy.deepcopy(seeds[0]), costs)
+    # 3. the best tree of every suite
     for suite in dict.fromkeys(test.turns["suite"]):
         turns = test.select((test.turns["suite"] == suite).to_numpy())
-        contenders.append(Contender(PER_SUITE, turns, Static.of(baselines.of_suite(suite))))
+        contenders.append((PER_SUITE, 0, turns, Static.of(baselines.of_suite(suite))))
+    # 4. replay all of them
+    turns, cycles = [], []
+    for name, seed, recording, policy in tqdm(contenders, "replay", disable=not progress):
+        ms = charged[name] if name in policies else 0.0
+        policy = copy.deepcopy(policy)
+        replayed = replay(recording, policy, costs, policy_ms=ms, keep_cycles=True)
+        turns.append(replayed.table.assign(method=name, seed=seed))
+        cycles.append(replayed.cycles.assign(method=name, seed=seed))
+    # 5. the bounds, which have no cycles
     for name, options in baselines.bounds.items():
-        contenders.append(Contender(name, test, bound=options))
-
-    # 4. replay all of them, here or elsewhere
-    tasks = [partial(_replayed, contender, costs) for contender in contenders]
-    tables = parallel(tasks, config.on, config.jobs, desc="replay", progress=config.progress)
-    turns = pd.concat([turns for turns, _ in tables], ignore_index=True)
-    cycles = pd.concat([cycles for _, cycles in tables if cycles is not None], ignore_index=True)
+        bound = clairvoyant(test, costs, **options).turns
+        turns.append(bound.assign(policy_ms=0.0, method=name, seed=0))
+    tables = [pd.concat(parts, ignore_index=True) for parts in (turns, cycles)]
     charged = {name: charged[name] for name in policies}
     temperature = float(trace.header.get("temperature", 0.0))
-    spread = costs.uncertainty_frac
-    return Comparison(turns, cycles, baselines, charged, spread, temperature, costs.name)
+    return Comparison(*tables, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
 
 
 def _usual(trace, costs, part: str) -> Baselines:
@@ -326,34 +264,12 @@ def _usual(trace, costs, part: str) -> Baselines:
     return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
 
 
-@contextlib.contextmanager
-def _named(name: str):
-    """Adds the policy's name to SpecdecErrors."""
-    try:
-        yield
-    except SpecdecError as error:
-        raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
-
-
-def _replayed(contender: Contender, costs: CostModel) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Turns and cycles of one contender; a bound has no cycles."""
-    labels = {"method": contender.name, "seed": contender.seed}
-    with _named(contender.name):
-        if contender.policy is None:
-            turns = clairvoyant(contender.recording, costs, **contender.bound).turns
-            return turns.assign(policy_ms=0.0, **labels), None
-        policy = copy.deepcopy(contender.policy)
-        options = dict(policy_ms=contender.policy_ms, keep_cycles=True)
-        replayed = replay(contender.recording, policy, costs, **options)
-    return replayed.table.assign(**labels), replayed.cycles.assign(**labels)
-
-
 def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
     """SpecdecError if a choice in the making of a policy used the part that tests it."""
-    seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
-    if seen:
-        why = f"{name!r} looked at part {part!r} for its {seen[0]}"
-        raise SpecdecError(f"{why}; judge it on another part, such as test.")
+    for row in choices_of(policy):
+        if row["part"] == part:
+            why = f"{name!r} looked at part {part!r} for its {row['choice']}"
+            raise SpecdecError(f"{why}; judge it on another part, such as test.")
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:
@@ -362,10 +278,10 @@ def warn_elsewhere(policy: Policy, **here) -> None:
     """
     for part in getattr(policy, "policies", (policy,)):
         if hasattr(part, "warn_elsewhere"):
-            settled = {"costs"} if getattr(part, "priced_for", None) == here.get("costs") else set()
-            part.warn_elsewhere(
-                **{name: value for name, value in here.items() if name not in settled}
-            )
+            facts = dict(here)
+            if getattr(part, "priced_for", None) == here.get("costs"):
+                facts.pop("costs", None)
+            part.warn_elsewhere(**facts)
 
 
 def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
@@ -375,68 +291,55 @@ def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300)
     Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as
     LTD's Figure 2 counts.
     """
+    columns = ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
     rows = []
     for name, costs in models.items():
-        for depth, nodes in ((depth, 20 * depth) for depth in range(1, 11)):
-            if costs.measured("expansions", [depth - 1]) and costs.measured(
-                "verify_nodes", [nodes]
-            ):
-                ms = (
-                    float(costs.draft_ms(top_k, depth - 1, context_tok)),
-                    float(costs.verify_ms(nodes, context_tok)),
-                )
-                rows.append((name, name == here, depth, nodes, *ms))
-    return pd.DataFrame(
-        rows, columns=["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
-    )
+        for depth in range(1, 11):
+            nodes = 20 * depth
+            measured = costs.measured("expansions", [depth - 1])
+            if measured and costs.measured("verify_nodes", [nodes]):
+                draft_ms = float(costs.draft_ms(top_k, depth - 1, context_tok))
+                verify_ms = float(costs.verify_ms(nodes, context_tok))
+                rows.append((name, name == here, depth, nodes, draft_ms, verify_ms))
+    return pd.DataFrame(rows, columns=columns)
 
 
-def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
+def over_seeds(comparison: Comparison) -> pd.DataFrame:
     """One row per suite and method, with the spreads over training seeds and over prompts.
 
     Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's
     t-interval (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low
     and _high: paired interval over prompts of the mean over seeds. beyond_costs: as in
-    `Comparison.table`.
-    p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a
-    suite (baselines are no hypotheses of ours and get none).
+    `Comparison.table`. p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust
+    over the policies of a suite (baselines are no hypotheses of ours and get none).
     """
+    # 1. means and spreads over seeds
+    keys = ["suite", "method"]
     rows = []
-    for (suite, method), seeds in comparison.table.groupby(["suite", "method"], sort=False):
+    for (suite, method), seeds in comparison.table.groupby(keys, sort=False):
         row = {"suite": suite, "method": method, "seeds": len(seeds)}
+        quantile = scipy.stats.t.ppf((1 + stats.LEVEL) / 2, len(seeds) - 1)
         for name in MEASURES:
-            mean, deviation = float(seeds[name].mean()), seeds[name].std()  # NaN for one seed
-            reach = (
-                scipy.stats.t.ppf((1 + level) / 2, len(seeds) - 1) * deviation / len(seeds) ** 0.5
-            )
-            row |= {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
-        rows.append(row | {"beyond_costs": comparison.beyond_costs(row["over_tuned"])})
-    table = pd.DataFrame(rows).merge(
-        _over_prompts(comparison, level), on=["suite", "method"], how="left"
-    )
-    tests = [name for name in table if name.startswith("p_")]
-    first = [name for name in table if name not in ("beyond_costs", *tests)]
-    return comparison.with_identity(table[[*first, "beyond_costs", *tests]])
-
-
-def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
-    """suite, method, prompts, and of RATIOS the intervals over prompts and the p-values, as
-    `over_seeds` calls them.
-    """
+            mean = float(seeds[name].mean())
+            reach = quantile * seeds[name].std() / len(seeds) ** 0.5  # NaN for one seed
+            row.update({name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach})
+        row["beyond_costs"] = comparison.beyond_costs(row["over_tuned"])
+        rows.append(row)
+    # 2. intervals and tests over prompts
     plain = comparison.turns[comparison.turns["method"] == TUNED]
     plain = plain.assign(method=AUTOREGRESSIVE, time_ms=plain["plain_ms"])
-    rows = pd.concat([comparison.turns, plain])
+    turns = pd.concat([comparison.turns, plain])
+    references = (AUTOREGRESSIVE, comparison.baselines.default, TUNED)
+    over = dict(zip(RATIOS, references, strict=True))
     policies = set(comparison.policy_ms)
-    baselines = dict(
-        zip(RATIOS, (AUTOREGRESSIVE, comparison.baselines.default, TUNED), strict=True)
-    )
-    table = stats.summarise(
-        rows, baselines, rate=stats.SPEED, family=policies, pool=True, level=level
-    )
-    ends = {f"{name}_{end}": f"{name}_prompts_{end}" for name in RATIOS for end in ("low", "high")}
+    prompts = stats.summarise(turns, over, rate=stats.SPEED, family=policies, pool=True)
     tests = ["p_default", "p_tuned", "p_default_holm", "p_tuned_holm"] if policies else []
-    table.loc[~table["method"].isin(policies), tests] = np.nan
-    return table.rename(columns=ends)[["suite", "method", "prompts", *ends.values(), *tests]]
+    prompts.loc[~prompts["method"].isin(policies), tests] = np.nan
+    ends = {f"{name}_{end}": f"{name}_prompts_{end}" for name in RATIOS for end in ("low", "high")}
+    prompts = prompts.rename(columns=ends)[[*keys, "prompts", *ends.values(), *tests]]
+    table = pd.DataFrame(rows).merge(prompts, on=keys, how="left")
+    last = ["beyond_costs", *tests]
+    return comparison.with_identity(table[[*table.columns.drop(last), *last]])
 
 
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
@@ -444,10 +347,10 @@ def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
     to keep.
     """
     tune = trace.select(part="tune")
-    times = [
-        replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms).ms_per_tok
-        for policy in policies
-    ]
+    times = []
+    for policy in policies:
+        replayed = replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms)
+        times.append(replayed.ms_per_tok)
     best = int(np.argmin(times))
     chose(policies[best], "seed", "tune", f"{best + 1} of {len(policies)}")
     return best
@@ -459,13 +362,12 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 
     Columns method, choice, part, value. Policies without such a record have one row of dashes.
     """
-    rows = []
     columns = ["method", "choice", "part", "value"]
+    rows = []
     for name, seeds in policies.items():
-        logs = [row for policy in seeds for row in choices_of(policy)] or [
-            dict.fromkeys(columns, "-")
-        ]
-        rows += [row | {"method": name} for row in logs]
+        logs = [row for policy in seeds for row in choices_of(policy)]
+        for row in logs or [dict.fromkeys(columns, "-")]:
+            rows.append({**row, "method": name})
     return pd.DataFrame(rows, columns=columns).drop_duplicates(ignore_index=True)
 
 
@@ -473,11 +375,7 @@ def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
     """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes
     them.
     """
-    lists = {
-        Method.of(name): [some] if isinstance(some, str | Path) else some
-        for name, some in folders.items()
-    }
-    return {name: list(map(load_controller, some)) for name, some in lists.items()}
+    return {Method.of(name): list(map(load_controller, seeds)) for name, seeds in folders.items()}
 
 
 def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
@@ -486,11 +384,10 @@ def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
     >>> list(shipped_controllers("small", "float32"))
     ['ours, as shipped']
     """
-    kinds = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
-    folders = {
-        Method(name, identity.SHIPPED): shipped_folder(f"{pair}/{kind}-{dtype}")
-        for kind, name in kinds.items()
-    }
-    return {
-        method: [load_controller(folder)] for method, folder in folders.items() if folder.is_dir()
-    }
+    systems = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
+    controllers = {}
+    for kind, name in systems.items():
+        folder = shipped_folder(f"{pair}/{kind}-{dtype}")
+        if folder.is_dir():
+            controllers[Method(name, identity.SHIPPED)] = [load_controller(folder)]
+    return controllers

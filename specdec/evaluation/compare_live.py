@@ -15,30 +15,21 @@ from specdec import identity, runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.records import TURN, ms_per_tok, speedup
-from specdec.core.tree_config import TREES, TreeConfig
+from specdec.core.tree_config import TreeConfig
 from specdec.costs.calibrate import Calibration
 from specdec.costs.measure import CalibrateConfig
 from specdec.costs.model import CostModel
-from specdec.data.suites import Prompt, gather
-from specdec.errors import SpecdecError, door
+from specdec.data.suites import gather
+from specdec.errors import SpecdecError
 from specdec.evaluation import compare, metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
-from specdec.evaluation.compare import (
-    PER_SUITE,
-    RANDOM,
-    RATIOS,
-    TUNED,
-    Baselines,
-    Comparison,
-    warn_elsewhere,
-)
+from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.identity import Method
 from specdec.models.fingerprint import describe_pair
 from specdec.replays.static_trees import (
     SETTING,
     fastest,
-    judged_shapes,
     setting,
     static_grid,
     static_turns,
@@ -71,7 +62,7 @@ class Live:
 def decode_live(
     pair: Pair,
     policies: dict,
-    suites,
+    suites: list[str],
     baselines: Baselines,
     config: EvaluateConfig | None = None,
     *,
@@ -84,48 +75,41 @@ def decode_live(
 
     policies: name -> policies, the first `seeds` of which are used; they stay unchanged. suites:
     names, as in the recording of `baselines`; each has its own run, which includes the suite's own
-    tree.
-    calibration: calibrate too, in pieces between the prompts. settings: fields of EvaluateConfig by
-    name. The same call continues a stopped one.
+    tree. calibration: calibrate too, in pieces between the prompts. settings: fields of
+    EvaluateConfig by name. The same call continues a stopped one.
     """
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
-    suites = [suites] if isinstance(suites, str) else list(suites)
-    own_trees = [baselines.of_suite(suite) for suite in suites]
+    suite_trees = [baselines.of_suite(suite) for suite in suites]
+    # 1. the methods that all suites share, and their labels
+    methods: dict = {AUTOREGRESSIVE: AUTOREGRESSIVE}
+    methods[baselines.default] = Static.of(baselines.defaults[0])
+    methods[TUNED] = Static.of(baselines.tuned)
+    methods[PER_SUITE] = None
+    methods[RANDOM] = baselines.random()
+    labels = {label: (Method.of(label), 0) for label in methods}
     policies = baselines.by_method(policies)
-    labels = {}
-    methods = {}
-    for name, some in policies.items():
-        for seed, policy in enumerate(some[:seeds]):
-            warn_elsewhere(policy, pair=pair.name)
-            label = name if min(seeds, len(some)) == 1 else f"{name} #{seed}"
-            labels[label], methods[label] = (name, seed), policy
-    done = []
+    for name, trained in policies.items():
+        for seed, policy in enumerate(trained[:seeds]):
+            compare.warn_elsewhere(policy, pair=pair.name)
+            label = name if min(seeds, len(trained)) == 1 else f"{name} #{seed}"
+            labels[label] = (name, seed)
+            methods[label] = policy
+    # 2. a run per suite
     timing = calibration and Calibration(pair, calibration)
     between = timing and (lambda frac: timing.go_on(frac / len(suites)))
-    for suite, own_tree in zip(suites, own_trees, strict=True):
-        trees = {
-            baselines.default: baselines.defaults[0],
-            TUNED: baselines.tuned,
-            PER_SUITE: own_tree,
-        }
-        static = {name: Static.of(tree) for name, tree in trees.items()}
-        compared = {
-            AUTOREGRESSIVE: AUTOREGRESSIVE,
-            **static,
-            RANDOM: baselines.random(),
-            **copy.deepcopy(methods),
-        }
+    done = []
+    for suite, tree in zip(suites, suite_trees, strict=True):
+        methods[PER_SUITE] = Static.of(tree)
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
-        own = dataclasses.replace(config, part="test", name=name)
-        done.append(evaluate(compared, suite, pair, own, between=between))
-    tables = [
-        pd.concat([run.read_table(kind) for run in done], ignore_index=True)
-        for kind in ("prompts", "cycles")
-    ]
-    labels = {label: (Method.of(label), 0) for label in compared if label not in labels} | labels
+        of_suite = dataclasses.replace(config, part="test", name=name)
+        done.append(evaluate(copy.deepcopy(methods), suite, pair, of_suite, between=between))
+    # 3. their rows
+    prompts = pd.concat([run.read_table("prompts") for run in done], ignore_index=True)
+    cycles = pd.concat([run.read_table("cycles") for run in done], ignore_index=True)
     costs = _measured_beside(done[-1], timing) if timing else None
-    where = {"temperature": config.temperature, "machine": tables[0]["machine"].iloc[0]}
-    return Live(tuple(done), *tables, labels, tuple(policies), baselines.default, costs, **where)
+    facts = (config.temperature, prompts["machine"].iloc[0])
+    names = tuple(policies)
+    return Live(tuple(done), prompts, cycles, labels, names, baselines.default, costs, *facts)
 
 
 def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
@@ -136,67 +120,50 @@ def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
     return CostModel.load(path)
 
 
-def live_table(
-    live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options
-) -> pd.DataFrame:
-    """One row per suite ("all" pools several), method and seed, measured live.
+def live_table(live: Live) -> pd.DataFrame:
+    """One row per suite ("all" pools several), method and seed, measured live, prefill included.
 
     Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low,
     _high), speedup over plain decoding, over_default and over_tuned. p_default_holm and
-    p_tuned_holm: after Holm over the policies of a suite. draft_calls and others are per cycle;
-    policy_frac of their time; and metrics.text_facts.
-
-    prefill: False leaves out the prompt's own forward, as replay does. only: (suite,
-    prompt, turn) to keep. options: of `stats.interval`.
+    p_tuned_holm: after Holm over the policies of a suite. draft_calls and verify_nodes are per
+    cycle; policy_frac of their time; and metrics.text_facts.
     """
-    prompts = (
-        live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
-    )
-    prompts = prompts if prefill else _without_prefill(prompts)
-    if prompts.empty:
-        raise SpecdecError(
-            "there is nothing to compare: no prompt was decoded beyond its first token."
-        )
-    tested = {label for label, (method, _) in live.labels.items() if method in live.policies}
-    table = stats.compare(prompts, AUTOREGRESSIVE, **options)
+    return _table(live, live.prompts)
+
+
+def _table(live: Live, prompts: pd.DataFrame) -> pd.DataFrame:
+    """`live_table` of some rows."""
+    # 1. over plain decoding, and over two trees
+    keys = ["suite", "method"]
+    table = stats.compare(prompts, AUTOREGRESSIVE)
     table = table.drop(columns=["p_value", "p_holm", *stats.spread_names("mean_speedup")])
     drafting = prompts[prompts["method"] != AUTOREGRESSIVE]
     baselines = {"over_default": live.default, "over_tuned": TUNED}
-    ratios = stats.summarise(drafting, baselines, family=tested, **options)
-    shown = ["suite", "method"]
+    tested = {label for label, (method, _) in live.labels.items() if method in live.policies}
+    ratios = stats.summarise(drafting, baselines, family=tested)
+    columns = [*keys]
     for name in baselines:
-        shown += [*stats.spread_names(name), *([f"{stats.p_name(name)}_holm"] if tested else [])]
-    table = table.merge(ratios[shown], on=["suite", "method"], how="left")
-    table = table.merge(_measures(live.cycles, prompts), on=["suite", "method"], how="left")
+        columns += stats.spread_names(name)
+        if tested:
+            columns.append(f"{stats.p_name(name)}_holm")
+    table = table.merge(ratios[columns], on=keys, how="left")
+    # 2. means of the cycles of these turns
+    turn = [*TURN, "method", "repeat"]
+    cycles = stats.with_all(live.cycles.merge(prompts[turn], on=turn)).groupby(keys, sort=False)
+    means = cycles[["draft_calls", "verify_nodes"]].mean()
+    means["policy_frac"] = cycles["policy_ms"].sum() / cycles["total_ms"].sum()
+    means = means.join(metrics.text_facts(stats.with_all(prompts)), how="outer")
+    table = table.merge(means.reset_index(), on=keys, how="left")
+    # 3. methods and seeds in place of the runs' labels
     table.insert(2, "seed", [live.labels[label][1] for label in table["method"]])
     table["method"] = [str(live.labels[label][0]) for label in table["method"]]
     methods = list(dict.fromkeys(method for method, _ in live.labels.values()))
+    table = stats.in_order(table, methods)
     facts = {"temperature": live.temperature, "machine": live.machine}
-    return identity.with_fields(stats.in_order(table, methods), methods, **facts)
+    return identity.with_fields(table, methods, **facts)
 
 
-def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
-    """Tokens after the first (which the prefill yields) and their time; turns that end with it are
-    dropped.
-    """
-    longer = prompts[prompts.groupby(TURN)["new_tok"].transform("min") > 1]
-    return longer.assign(new_tok=longer["new_tok"] - 1, total_ms=longer["decode_ms"])
-
-
-def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
-    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are equal
-    and correct.
-    """
-    keys = [*TURN, "method", "repeat"]
-    cycles = stats.with_all(cycles.merge(prompts[keys], on=keys))
-    prompts = stats.with_all(prompts)
-    groups = cycles.groupby(["suite", "method"], sort=False)
-    table = groups[["draft_calls", "verify_nodes"]].mean()
-    table["policy_frac"] = groups["policy_ms"].sum() / groups["total_ms"].sum()
-    return table.join(metrics.text_facts(prompts), how="outer").reset_index()
-
-
-def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
+def beside(comparison: Comparison, live: Live) -> pd.DataFrame:
     """Replay's predictions next to live measurements, on common turns and without prefill on both
     sides.
 
@@ -206,15 +173,18 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with
     its interval, <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the
     prediction; NA for a single prompt); replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off. Both
-    sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
+    sides must have decoded with the same max_new_tokens.
     """
-    turns = comparison.turns.merge(
-        _without_prefill(live.prompts)[[*TURN, "prompt_tok"]].drop_duplicates(), on=TURN
-    )
+    # 1. tokens after the first, which the prefill yields; turns that end with it are dropped
+    prompts = live.prompts
+    prompts = prompts[prompts.groupby(TURN)["new_tok"].transform("min") > 1]
+    prompts = prompts.assign(new_tok=prompts["new_tok"] - 1, total_ms=prompts["decode_ms"])
+    turns = comparison.turns.merge(prompts[[*TURN, "prompt_tok"]].drop_duplicates(), on=TURN)
     if turns.empty:
-        raise SpecdecError(
-            "replay and live share no turn; compare on the same suites, and record their test part."
-        )
+        why = "replay and live share no turn"
+        raise SpecdecError(f"{why}; compare on the same suites, and record their test part.")
+    prompts = prompts.merge(turns[TURN].drop_duplicates(), on=TURN)
+    # 2. replay's times of these turns
     if live.costs is not None:
         turns["time_ms"] += (turns["draft_calls"] > 0) * live.costs.reading_ms(turns["prompt_tok"])
         least = np.minimum(turns.groupby(TURN)["time_ms"].transform("min"), turns["plain_ms"])
@@ -222,28 +192,22 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
         turns["time_ms"] = turns["time_ms"].mask(turns["method"] == compare.CLAIRVOYANT, least)
     keys = ["suite", "method", "seed"]
     predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
-    both = live_table(live, prefill=False, only=turns, **options).merge(
-        predicted, on=keys, suffixes=("", "_replay")
-    )
-    table = both[[*keys, "prompts"]].copy()
+    # 3. side by side
+    rows = _table(live, prompts).merge(predicted, on=keys, suffixes=("", "_replay"))
+    table = rows[[*keys, "prompts"]].copy()
     for name in RATIOS:
-        replayed = both[f"{name}_replay"]
-        low = both[f"{name}_low"]
-        high = both[f"{name}_high"]
+        replayed = rows[f"{name}_replay"]
+        low, high = rows[f"{name}_low"], rows[f"{name}_high"]
         table[f"replay_{name}"] = replayed
-        table[f"live_{name}"], table[f"live_{name}_low"], table[f"live_{name}_high"] = (
-            both[name],
-            low,
-            high,
-        )
-        table[f"{name}_off"] = replayed / both[name] - 1
+        table[f"live_{name}"] = rows[name]
+        table[f"live_{name}_low"] = low
+        table[f"live_{name}_high"] = high
+        table[f"{name}_off"] = replayed / rows[name] - 1
         table[f"{name}_inside"] = replayed.between(low, high).astype("boolean").mask(low.isna())
-    table["replay_ms_per_tok"], table["live_ms_per_tok"] = (
-        both["ms_per_tok"],
-        1e3 / both["tok_per_s"],
-    )
+    table["replay_ms_per_tok"] = rows["ms_per_tok"]
+    table["live_ms_per_tok"] = 1e3 / rows["tok_per_s"]
     table["ms_per_tok_off"] = table["replay_ms_per_tok"] / table["live_ms_per_tok"] - 1
-    return table.join(both[[*identity.FIELDS, "temperature", "machine"]])
+    return table.join(rows[[*identity.FIELDS, "temperature", "machine"]])
 
 
 def agreement(table: pd.DataFrame) -> dict[str, float]:
@@ -251,12 +215,11 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
     together, as numbers by name.
 
     methods; median_frac and worst_frac: errors of milliseconds per token; spearman: their rank
-    correlation; gain_median and
-    gain_worst: difference between predicted and live gain over the tuned tree (0.02 is two
-    percentage points).
+    correlation; gain_median and gain_worst: difference between predicted and live gain over the
+    tuned tree (0.02 is two percentage points).
     """
-    suites = table["suite"].tolist()
-    rows = table[table["suite"] == ("all" if "all" in suites else suites[0])]
+    suites = set(table["suite"])
+    rows = table[table["suite"] == ("all" if "all" in suites else table["suite"].iloc[0])]
     off = rows["ms_per_tok_off"].abs()
     replayed_ms = rows["replay_ms_per_tok"]
     gains = (rows["replay_over_tuned"] - rows["live_over_tuned"]).abs()[rows["method"] != TUNED]
@@ -274,94 +237,62 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
 class LiveCheck:
     """The result of `live_check`.
 
-    table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k,
+    table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k, beam,
     predicted_ms and measured_ms per token (prefill excluded), error_frac: predicted speed (tokens
     per second) over the measured one, less 1; predicted_speedup and measured_speedup over plain
     decoding of the same turns, relative_frac: their ratio, less 1; within_costs: whether a tree's
     error, beyond the one common to all trees, is within the costs' stated uncertainty.
+
+    facts: trees; turns compared, and left_out as their live text differs (half precision);
+    cycles_differing: pairs of turn and tree with other cycles than predicted, 0 if the recording is
+    exact; spearman: rank correlation of the trees' times; drift_frac: extra time of all trees
+    together over the prediction; uncertainty_frac of the costs; median and worst error of a tree's
+    speed (_frac) and of its speed-up over plain decoding (_relative_frac).
     """
 
     table: pd.DataFrame
-    # rank correlation of the trees' times
-    spearman: float
-    # relative extra time of all trees together over the prediction
-    drift_frac: float
-    # how many turns were compared, and left out as their live text differs (half precision)
-    turns: int
-    left_out: int
-    # pairs of turn and tree with other cycles than predicted: 0 if the recording is exact
-    cycles_differing: int
-    # the bench's
-    run: runs.Run
-    # used for the prediction
-    costs: CostModel = dataclasses.field(repr=False)
-    # the compared turns
+    facts: dict[str, float]
+    run: runs.Run  # the bench's
     trace: Trace = dataclasses.field(repr=False)
+    shapes: dict[str, TreeConfig] = dataclasses.field(repr=False)
 
     def priced(self, costs: CostModel) -> LiveCheck:
         """The same decodings beside the predictions of other costs."""
-        chosen = {row["method"]: tree_of(row) for row in self.trees.to_dict("records")}
-        return dataclasses.replace(
-            check_predictions(self.trace, costs, chosen, self.run), left_out=self.left_out
-        )
+        return check_predictions(self.trace, costs, self.shapes, self.run)
 
     @property
     def trees(self) -> pd.DataFrame:
         """The rows of the table that are trees."""
         return self.table[self.table["method"] != AUTOREGRESSIVE]
 
-    @property
-    def facts(self) -> dict[str, float]:
-        """All single-number results; median and worst: a tree's error, of its speed and of its
-        speed-up over plain decoding.
-
-        uncertainty_frac: the costs' relative uncertainty (95 %) in comparing two predicted trees.
-        """
-        off = self.trees[["error_frac", "relative_frac"]].abs().astype(float)
-        median = off.median()
-        worst = off.max()
-        return {
-            "trees": len(self.trees),
-            "turns": self.turns,
-            "left_out": self.left_out,
-            "cycles_differing": self.cycles_differing,
-            "spearman": float(self.spearman),
-            "drift_frac": float(self.drift_frac),
-            "uncertainty_frac": float(self.costs.uncertainty_frac),
-            "median_frac": float(median["error_frac"]),
-            "median_relative_frac": float(median["relative_frac"]),
-            "worst_frac": float(worst["error_frac"]),
-            "worst_relative_frac": float(worst["relative_frac"]),
-        }
-
 
 def pick_trees(
-    trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3"
-) -> dict:
-    """name -> TreeConfig: the default, the tree tuned on `part`, and others evenly spread over the
-    ranking there.
+    trace: Trace, costs: CostModel, count: int = 10, default: TreeConfig | None = None
+) -> dict[str, TreeConfig]:
+    """name -> TreeConfig: the default, the tree tuned on the part train, and others evenly spread
+    over the ranking there.
 
-    Sizes are SIZES, depths and widths those of the recording. default: a name of TREES or a
-    TreeConfig.
+    Sizes are SIZES, depths and widths those of the recording. default: None takes EAGLE-3's.
     """
-    default = default if isinstance(default, TreeConfig) else TREES[default]
-    trace = trace.select(part=part)
+    default = default or compare.DEFAULTS[0]
+    trace = trace.select(part="train")
     static_turns(trace, costs, default)  # refuses a default that was not recorded
     sizes = [total for total in SIZES if total <= trace.most_nodes + 1]
     grid = static_grid(trace, costs, sizes, range(1, trace.depth + 1))
     trees = {"default": default, "tuned": fastest(grid)}
     ranked = map(tree_of, grid.sort_values("ms_per_tok", kind="stable")[SETTING].to_dict("records"))
-    others = [tree for tree in dict.fromkeys(ranked) if tree not in trees.values()]
-    if count < 2 or len(others) < count - 2:
-        why = f"{count} trees were asked for, but {len(others) + 2} are there"
+    rest = [tree for tree in dict.fromkeys(ranked) if tree not in trees.values()]
+    if not 2 <= count <= len(rest) + 2:
+        why = f"{count} trees were asked for, but {len(rest) + 2} are available"
         raise SpecdecError(f"{why}; ask for 2 or more, or record more widths or depths.")
-    points = min(count - 1, len(others))  # the fastest of the others is used if all are needed
-    places = np.linspace(0, len(others) - 1, points)[points - (count - 2) :].round().astype(int)
-    return trees | {tree.text: tree for tree in (others[place] for place in places)}
+    points = min(count - 1, len(rest))  # the fastest of the rest is used if all are needed
+    places = np.linspace(0, len(rest) - 1, points)[points - (count - 2) :].round().astype(int)
+    for place in places:
+        trees[rest[place].text] = rest[place]
+    return trees
 
 
 @runs.with_settings(CHECKED)
-@door
 def live_check(
     pair: Pair,
     trace: Trace,
@@ -374,10 +305,10 @@ def live_check(
     """Decode prompts of the recording with every tree, interleaved, and compare with replay's
     predictions for these turns.
 
-    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: those recorded, if the
-    recording is not of suites by name. settings: fields of EvaluateConfig; limit (2) takes the
-    recording's first prompts per suite, of its part (test). The recording must be the pair's own
-    and greedy, the cost model of this pair, precision and machine.
+    trees: name -> TreeConfig (see `pick_trees`). prompts: those recorded, if the recording is not
+    of suites by name. settings: fields of EvaluateConfig; limit (2) takes the recording's first
+    prompts per suite, of its part (test). The recording must be the pair's own and greedy, the cost
+    model of this pair, precision and machine.
     costs: or how to measure them, in pieces between the prompts: then a change of the machine's
     speed since calibration is no error of the prediction.
 
@@ -394,117 +325,109 @@ def live_check(
     (2, 0)
     """
     config = runs.configured(config or CHECKED, EvaluateConfig, settings)
-    _check(pair, trace, costs, trees)
+    _check(pair, trace, costs)
+    # 1. the turns to decode, in the recording's order
     trace, header = trace.select(part=config.part), trace.header
-    first = (
-        trace.turns.drop_duplicates("prompt")
-        .groupby("suite", sort=False)
-        .head(config.limit)["prompt"]
-    )
-    trace = trace.select(trace.turns["prompt"].isin(first))
-    items = _items(trace, prompts, config.folder, header.get("seed", 0))
+    first = trace.turns.drop_duplicates("prompt").groupby("suite", sort=False).head(config.limit)
+    trace = trace.select(trace.turns["prompt"].isin(first["prompt"]))
     for tree in trees.values():
-        judged_shapes(trace, tree)  # refuses unrecorded trees before anything is decoded
-    methods = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {
-        name: Static.of(tree) for name, tree in trees.items()
-    }
-    decoding = dict(max_new_tokens=header["max_new_tokens"], temperature=0.0, limit=None, part=None)
+        if isinstance(costs, CostModel):
+            static_turns(trace, costs, tree)  # refuses unrecorded trees before decoding
+    suites = list(dict.fromkeys(trace.turns["suite"])) if prompts is None else prompts
+    items = gather(suites, folder=config.folder, seed=header.get("seed", 0))
+    by_id = {item.id: item for item in items}
+    recorded = trace.turns["prompt"].unique()
+    missing = [prompt for prompt in recorded if prompt not in by_id]
+    if missing:
+        why = f"the recorded prompt {missing[0]!r} is not among the prompts given"
+        raise SpecdecError(f"{why}; pass what was recorded.")
+    # 2. plain decoding and every tree
+    methods = {AUTOREGRESSIVE: AUTOREGRESSIVE}
+    for name, tree in trees.items():
+        methods[name] = Static.of(tree)
+    length = header["max_new_tokens"]
+    config = dataclasses.replace(config, max_new_tokens=length, limit=None, part=None)
     timing = Calibration(pair, costs) if isinstance(costs, CalibrateConfig) else None
-    run = evaluate(
-        methods,
-        items,
-        pair,
-        dataclasses.replace(config, **decoding),
-        between=timing and timing.go_on,
-    )
-    return check_predictions(trace, _measured_beside(run, timing) if timing else costs, trees, run)
+    between = timing and timing.go_on
+    run = evaluate(methods, [by_id[prompt] for prompt in recorded], pair, config, between=between)
+    if timing:
+        costs = _measured_beside(run, timing)
+    return check_predictions(trace, costs, trees, run)
 
 
 def check_predictions(
     trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run
 ) -> LiveCheck:
     """The LiveCheck of a finished bench run of the turns of `trace`, plain and with `trees`."""
+    # 1. the turns whose live text is the recorded one
     rows = run.read_table("prompts").merge(trace.turns[[*TURN, "kept_tok"]], on=TURN)
-    same_text = (
-        (rows["same"] & (rows["new_tok"] == rows["kept_tok"]))
-        .groupby([rows[name] for name in TURN])
-        .all()
-    )
+    rows["recorded"] = rows["same"] & (rows["new_tok"] == rows["kept_tok"])
+    recorded = rows.groupby(TURN)["recorded"].all()
     index = pd.MultiIndex.from_frame(trace.turns[TURN])
-    compared = trace.select(same_text.reindex(index, fill_value=False).to_numpy())
-    predicted = {name: static_turns(compared, costs, tree) for name, tree in trees.items()}
-    turns = next(iter(predicted.values()))
-    # the live first cycle includes it
+    compared = trace.select(recorded.reindex(index, fill_value=False).to_numpy())
+    # 2. their predicted times; the live first cycle includes the reading of the prompt
     read_ms = costs.reading_ms(compared.turns["prompt_tok"].to_numpy())
+    parts = []
     for name, tree in trees.items():
-        predicted[name]["time_ms"] += read_ms * (tree.verify_nodes > 0)
-    predicted = {AUTOREGRESSIVE: turns.assign(time_ms=turns["plain_ms"]), **predicted}
-    predicted = pd.concat([turns.assign(method=name) for name, turns in predicted.items()])
-    both = predicted.merge(rows, on=[*TURN, "method"], suffixes=("_predicted", ""))
-    sums = both.groupby("method", sort=False)[["new_tok_predicted", "time_ms", "decode_ms"]].sum()
-    table = pd.DataFrame(
-        [setting(trees[name]) if name in trees else {} for name in sums.index], sums.index, SETTING
-    )
+        turns = static_turns(compared, costs, tree)
+        if not parts:
+            parts.append(turns.assign(method=AUTOREGRESSIVE, time_ms=turns["plain_ms"]))
+        turns["time_ms"] += read_ms * (tree.verify_nodes > 0)
+        parts.append(turns.assign(method=name))
+    merged = pd.concat(parts).merge(rows, on=[*TURN, "method"], suffixes=("_predicted", ""))
+    sums = merged.groupby("method", sort=False)[["new_tok_predicted", "time_ms", "decode_ms"]].sum()
+    # 3. speeds, predicted and measured
+    settings = [setting(trees[name]) if name in trees else {} for name in sums.index]
+    table = pd.DataFrame(settings, sums.index, SETTING)
     table = table.astype(dict.fromkeys(SETTING[:-1], "Int64"))
     for kind, column in (("predicted", "time_ms"), ("measured", "decode_ms")):
-        table[f"{kind}_ms"] = ms_per_tok(sums[column], sums["new_tok_predicted"])
-        table[f"{kind}_speedup"] = speedup(
-            table.loc[AUTOREGRESSIVE, f"{kind}_ms"], table[f"{kind}_ms"]
-        )
+        ms = ms_per_tok(sums[column], sums["new_tok_predicted"])
+        table[f"{kind}_ms"] = ms
+        table[f"{kind}_speedup"] = speedup(ms[AUTOREGRESSIVE], ms)
     table["error_frac"] = table["measured_ms"] / table["predicted_ms"] - 1
     table["relative_frac"] = table["predicted_speedup"] / table["measured_speedup"] - 1
-    times = table.loc[list(trees), ["predicted_ms", "measured_ms"]]
-    spearman = float(times["predicted_ms"].corr(times["measured_ms"], method="spearman"))
-    drift_frac = float(times["measured_ms"].sum() / times["predicted_ms"].sum() - 1)
+    # 4. single numbers; an error that all trees share is the machine's drift
+    of_trees = table.loc[list(trees)]
+    drift_frac = float(of_trees["measured_ms"].sum() / of_trees["predicted_ms"].sum() - 1)
     apart = np.log(table["error_frac"] + 1) - np.log1p(drift_frac)
-    table["within_costs"] = (apart.abs() <= costs.uncertainty_frac).where(
-        table.index != AUTOREGRESSIVE
-    )
-    differing = (both["cycles"] != both["cycles_predicted"]) & (both["method"] != AUTOREGRESSIVE)
-    counts = len(compared.turns), len(trace.turns) - len(compared.turns), int(differing.sum())
-    shown = [
-        "predicted_ms",
-        "measured_ms",
-        "error_frac",
-        "predicted_speedup",
-        "measured_speedup",
-        "relative_frac",
-    ]
-    table = table[[*SETTING, *shown, "within_costs"]].reset_index()
-    return LiveCheck(table, spearman, drift_frac, *counts, run, costs, compared)
+    within = apart.abs() <= costs.uncertainty_frac
+    table["within_costs"] = within.where(table.index != AUTOREGRESSIVE)
+    drafted = merged[merged["method"] != AUTOREGRESSIVE]
+    off = of_trees[["error_frac", "relative_frac"]].abs().astype(float)
+    ranks = of_trees["predicted_ms"].corr(of_trees["measured_ms"], method="spearman")
+    facts = {
+        "trees": len(trees),
+        "turns": len(compared.turns),
+        "left_out": len(trace.turns) - len(compared.turns),
+        "cycles_differing": int((drafted["cycles"] != drafted["cycles_predicted"]).sum()),
+        "spearman": float(ranks),
+        "drift_frac": drift_frac,
+        "uncertainty_frac": float(costs.uncertainty_frac),
+        "median_frac": float(off["error_frac"].median()),
+        "median_relative_frac": float(off["relative_frac"].median()),
+        "worst_frac": float(off["error_frac"].max()),
+        "worst_relative_frac": float(off["relative_frac"].max()),
+    }
+    columns = [*SETTING, "predicted_ms", "measured_ms", "error_frac", "predicted_speedup"]
+    columns += ["measured_speedup", "relative_frac", "within_costs"]
+    return LiveCheck(table[columns].reset_index(), facts, run, trace, trees)
 
 
-def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) -> None:
+def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig) -> None:
+    """SpecdecError for a recording or costs of another pair, precision or machine."""
     here = describe_pair(pair)
     header = trace.header
     if header.get("temperature", 0.0) != 0:
-        raise SpecdecError(
-            "a live check decodes greedily, but this recording was sampled; record greedily."
-        )
-    if isinstance(costs, CostModel) and (costs.kind != "calibrated" or not costs.check_machine()):
-        why = f"the cost model {costs.name!r} is not of this machine"
-        raise SpecdecError(f"{why}; run specdec.calibrate(pair) here first.")
-    whose = [
-        ("recording", header["pair"], header.get("dtype"), header.get("weights") == here["weights"])
-    ]
+        raise SpecdecError("a live check decodes greedily, but this recording was sampled.")
+    sources = [("recording", header["pair"], header.get("dtype"), header.get("weights"))]
     if isinstance(costs, CostModel):
-        whose.append(("cost model", costs.pair, costs.dtype, costs.pair == here["pair"]))
-    for what, name, dtype, same in whose:
-        if not same or dtype != here["dtype"]:
+        if costs.kind != "calibrated" or not costs.check_machine():
+            why = f"the cost model {costs.name!r} is not of this machine"
+            raise SpecdecError(f"{why}; run specdec.calibrate(pair) here first.")
+        weights = here["weights"] if costs.pair == here["pair"] else None
+        sources.append(("cost model", costs.pair, costs.dtype, weights))
+    for source, name, dtype, weights in sources:
+        if (dtype, weights) != (here["dtype"], here["weights"]):
             of_pair = f"{here['pair']!r} in {here['dtype']}"
-            why = f"the {what} belongs to the pair {name!r} in {dtype}, not to this {of_pair}"
+            why = f"the {source} belongs to the pair {name!r} in {dtype}, not to this {of_pair}"
             raise SpecdecError(f"{why}; record and calibrate this pair.")
-    if not isinstance(trees, dict) or len(trees) < 2 or AUTOREGRESSIVE in trees:
-        why = f"trees is a dict of two or more names, none {AUTOREGRESSIVE!r}, and TreeConfigs"
-        raise SpecdecError(f"{why}; see pick_trees.")
-
-
-def _items(trace: Trace, prompts, folder, seed: int) -> list[Prompt]:
-    """The prompts of the recording's turns, in its order."""
-    suites = list(dict.fromkeys(trace.turns["suite"])) if prompts is None else prompts
-    items = {item.id: item for item in gather(suites, folder=folder, seed=seed)}
-    wanted = list(dict.fromkeys(trace.turns["prompt"]))
-    if missing := [prompt for prompt in wanted if prompt not in items]:
-        why = f"the recorded prompt {missing[0]!r} is not among the prompts given"
-        raise SpecdecError(f"{why}; pass what was recorded.")
-    return [items[prompt] for prompt in wanted]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,11 @@ from specdec import runs
 from specdec.core.decode import autoregress, decode, decode_many, ids_of_all
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
-from specdec.core.records import EXTEND, PLAN, SIZE, Generation
+from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, check_integer, door
+from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation.methods import Sampling, named_methods
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
@@ -122,7 +122,6 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
     return policies
 
 
-@door
 def audit(
     pair: Pair,
     prompts: Sequence,
@@ -136,83 +135,64 @@ def audit(
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
-    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name, a
-    list, or None for `default_policies()`. rows: texts decoded at once, by `decode_many` if more
-    than one; the plain text is decoded alone.
+    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name,
+    a list, or None for `default_policies()`. rows: texts decoded at once, but for the plain one.
     sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
-    text may diverge where two scores differ by at most
-
-        max(NOISES x noise, one rounding of either logit)
-
-    noise is how much one causal forward over the same text changes the gap between two likely
-    tokens: the root mean square over all pairs of the RIVALS best at every position. A shift common
-    to all of them does not count.
+    text may diverge at a near-tie (`_NearTies`).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> policies = [specdec.Static(8, 3, 2)]
-    >>> found = audit(pair, ["Hello."], policies, max_new_tokens=8, progress=False)
-    >>> found.passed, len(found.rows)
+    >>> policies = {"tree": specdec.Static(8, 3, 2)}
+    >>> checked = audit(pair, ["Hello."], policies, max_new_tokens=8, progress=False)
+    >>> checked.passed, len(checked.rows)
     (True, 2)
     """
-    # 1. the policies by name, and every prompt checked before anything is decoded
     if policies is None:
         policies = default_policies(seed)
     if not isinstance(policies, Mapping):
         policies = {f"{n} {type(policy).__name__}": policy for n, policy in enumerate(policies)}
-    check_integer("rows", rows, 1)
-    prompts = ids_of_all(pair, [] if isinstance(prompts, str) else list(prompts), max_new_tokens)
-    if not prompts or not len(temperatures) or not policies:
-        needed = "a list of at least one prompt, at least one temperature and at least one policy"
-        raise SpecdecError(f"audit needs {needed}.")
-    named_methods(policies)
-    if pair.drafter is None:
-        raise SpecdecError(
-            "this pair has no drafter to audit; load it with load_pair(drafter=...)."
-        )
+    policies = named_methods(policies)
+    prompts = ids_of_all(pair, list(prompts), max_new_tokens)
+    assert pair.drafter is not None and prompts, "an audit needs a drafter and prompts"
     verdicts = []
-    dtype = dtype_name(pair.target.dtype)
     count = len(prompts) * len(temperatures) * len(policies)
     with tqdm(total=count, unit="text", disable=not progress) as bar:
         for number, prompt in enumerate(prompts):
             for temperature in temperatures:
-                # 2. the plain text of a prompt
+                # 1. the plain text of a prompt
                 draws = dict(temperature=temperature, seed=seed + number, **sampling)
                 settings = dict(max_new_tokens=max_new_tokens, **draws)
-                plain = autoregress(pair, prompt, **settings)
-                picker = Picker.from_settings(**draws)
-                ties = _NearTies(pair, prompt, plain.tokens, picker, temperature)
-                # 3. its text under each policy, compared with the plain one
-                texts = _drafted(pair, prompt, list(policies.values()), rows, settings)
+                plain = autoregress(pair, prompt, **settings).tokens
+                ties = _NearTies(pair, prompt, plain, Picker.from_settings(**draws), temperature)
+                # 2. its text under each policy, compared with the plain one
+                texts = (decode(pair, prompt, each, **settings) for each in policies.values())
+                if rows > 1:
+                    policy_of = list(policies.values()).__getitem__
+                    same = [prompt] * len(policies)
+                    texts = decode_many(pair, same, policy_of, rows=rows, **settings)
                 for name, text in zip(policies, texts, strict=True):
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
                     questions = sum(row.questions for row in text.rows)
-                    counts = text.new_tok, accepted_tok, questions
-                    verdict = ties.compare(text.tokens)
-                    verdicts.append((number, name, temperature, dtype, *counts, *verdict))
+                    facts = (number, name, temperature, dtype_name(pair.target.dtype))
+                    facts += (text.new_tok, accepted_tok, questions, *ties.compare(text.tokens))
+                    verdicts.append(facts)
                     bar.update()
-    # 4. one row per text
     table = pd.DataFrame(verdicts, columns=COLUMNS)
     table = table.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool})
     asking = [name for name, policy in policies.items() if policy is not None and policy.asks]
     return Audit(table, frozenset(asking))
 
 
-def _drafted(
-    pair: Pair, prompt, policies: list[Policy], rows: int, settings: dict
-) -> Iterable[Generation]:
-    """The prompt's text under each policy."""
-    if rows == 1:
-        return (decode(pair, prompt, policy, **settings) for policy in policies)
-    prompts = [prompt] * len(policies)
-    return decode_many(pair, prompts, policies.__getitem__, rows=rows, **settings)
-
-
 class _NearTies:
-    """Compares texts with one plain text; the target's token-by-token scores are computed on first
-    use.
+    """Compares texts with one plain text. A near-tie are two scores that differ by at most
+
+        max(NOISES x noise, one rounding of either logit)
+
+    noise is how much one causal forward over the same text changes the gap between two likely
+    tokens: the root mean square over all pairs of the RIVALS best at every position. A shift common
+    to all of them does not count. The target's token-by-token scores are computed on first use.
     """
 
     def __init__(self, pair: Pair, prompt, plain: list[int], picker: Picker, temperature: float):
@@ -273,21 +253,13 @@ class ChiSquare:
     statistic: float
     degrees: int
     p_value: float
-    draws: int
-    level: float
 
     @property
     def passed(self) -> bool:
-        return self.p_value >= self.level
-
-    @classmethod
-    def of(cls, statistic: float, degrees: int, draws: int, level: float) -> ChiSquare:
-        """The test with this statistic, which may be a sum over independent tests."""
-        p_value = float(scipy.stats.chi2.sf(statistic, degrees)) if degrees else 1.0
-        return cls(statistic, degrees, p_value, draws, level)
+        return self.p_value >= 1e-3
 
 
-def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
+def chi_square(counts, probabilities) -> ChiSquare:
     """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells that expect under
     five draws are pooled.
 
@@ -296,35 +268,32 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
     counts = np.asarray(counts, dtype=float)
     probabilities = np.asarray(probabilities, dtype=float)
     draws = counts.sum()
-    assert counts.shape == probabilities.shape and counts.ndim == 1 and draws >= 1, (
-        "one count per cell, and some draws"
-    )
+    assert counts.shape == probabilities.shape and draws >= 1, "one count per cell, some draws"
     assert abs(probabilities.sum() - 1) < 1e-4, "probabilities sum to 1"
     if counts[probabilities <= 0].any():
-        return ChiSquare(float("inf"), 0, 0.0, int(draws), level)
+        return ChiSquare(float("inf"), 0, 0.0)
     rare = draws * probabilities < 5
     expected = np.append(draws * probabilities[~rare], draws * probabilities[rare].sum())
     observed = np.append(counts[~rare], counts[rare].sum())
-    used = expected > 1e-9
-    statistic = float(((observed - expected)[used] ** 2 / expected[used]).sum())
-    degrees = int(used.sum()) - 1
-    return ChiSquare.of(statistic, degrees, int(draws), level)
+    cells = expected > 1e-9
+    statistic = float(((observed - expected)[cells] ** 2 / expected[cells]).sum())
+    degrees = int(cells.sum()) - 1
+    p_value = float(scipy.stats.chi2.sf(statistic, degrees)) if degrees else 1.0
+    return ChiSquare(statistic, degrees, p_value)
 
 
 @dataclass(frozen=True)
 class DistributionConfig(Sampling):
-    """How `distribution_test` draws, and its level of significance."""
+    """How `distribution_test` draws."""
 
     temperature: float = 1.0
     new_tok: int = 3  # tokens of a continuation
     draws: int = 500  # continuations
     seed: int = 0  # of the first draw; the next ones count up
-    level: float = 1e-3
     progress: bool = True
 
 
 @runs.with_settings(DistributionConfig)
-@door
 def distribution_test(
     pair: Pair,
     prompt,
@@ -348,26 +317,24 @@ def distribution_test(
     True
     """
     config = runs.configured(config, DistributionConfig, settings)
-    for name, lowest in (("seed", None), ("draws", 1), ("new_tok", 1)):
-        check_integer(name, getattr(config, name), lowest)
+    check_integer("draws", config.draws, 1)
+    check_integer("new_tok", config.new_tok, 1)
     if not config.temperature > 0:
-        raise SpecdecError(
-            "distribution_test compares sampled text; the temperature must be above 0."
-        )
+        raise SpecdecError("distribution_test compares sampled text; set a temperature above 0.")
 
-    def drawn(seed: int) -> list[int]:
+    def drafted(seed: int) -> list[int]:
         options = dict(max_new_tokens=config.new_tok, stop_tokens=(), seed=seed, **config.sampling)
         return decode(pair, prompt, policy, **options).tokens
 
+    draw = draw or drafted
     picker = Picker.from_settings(seed=0, **config.sampling)
     law = continuation_law(pair, prompt, config.new_tok, picker)
     seeds = range(config.seed, config.seed + config.draws)
     counts: Counter = Counter()
     for seed in tqdm(seeds, unit="draw", disable=not config.progress):
-        counts[tuple((draw or drawn)(seed))] += 1
+        counts[tuple(draw(seed))] += 1
     cells = [*law, *(set(counts) - set(law))]
-    observed = [counts[cell] for cell in cells]
-    return chi_square(observed, [law.get(cell, 0.0) for cell in cells], config.level)
+    return chi_square([counts[cell] for cell in cells], [law.get(cell, 0.0) for cell in cells])
 
 
 def continuation_law(

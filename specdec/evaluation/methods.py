@@ -49,8 +49,9 @@ class DraftedBy:
     policy: Policy
     name: str = ""  # the drafter's identity for the run: its kind and the source of its weights
 
-    def __getattr__(self, name: str):
-        return getattr(object.__getattribute__(self, "policy"), name)
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        return self.policy.tuned_on
 
     @property
     def fingerprinted(self) -> dict:
@@ -72,18 +73,18 @@ def unused_method(method):
 
 def method_from(text: str) -> Policy | None:
     """A method from text: "autoregressive" (None), a name in TREES,
-    "static:total_tokens,depth,top_k[,beam,...]", or what `load_controller` takes.
+    "static:total_tokens,depth,top_k[,beam,...]", or a policy's folder or name.
     """
     kind, _, numbers = text.partition(":")
-    if kind == AUTOREGRESSIVE and not numbers:
+    if text == AUTOREGRESSIVE:
         return None
-    if kind in TREES and not numbers:
-        return Static.of(TREES[kind])
-    if kind != "static":
-        if policy_folder(text).is_dir() or "/" in text or "\\" in text:
-            return load_policy(text)
-        raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
-    return Static.of(tree_from(numbers))
+    if text in TREES:
+        return Static.of(TREES[text])
+    if kind == "static":
+        return Static.of(tree_from(numbers))
+    if policy_folder(text).is_dir() or "/" in text:
+        return load_policy(text)
+    raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
 
 
 def load_controller(folder: str | Path | list | tuple) -> Policy:
@@ -92,26 +93,20 @@ def load_controller(folder: str | Path | list | tuple) -> Policy:
     """
     if not isinstance(folder, list | tuple):
         return load_policy(folder)
-    both = {policy.kind: policy for policy in map(load_policy, folder)}
-    if set(both) != {EXTEND, SIZE}:
-        raise SpecdecError(
-            f"{list(map(str, folder))} must be LTD's two policies, one for depth and one for size."
-        )
-    return combine(both[EXTEND], both[SIZE])
+    parts = {policy.kind: policy for policy in map(load_policy, folder)}
+    if set(parts) != {EXTEND, SIZE}:
+        why = f"{list(map(str, folder))} must be LTD's two policies"
+        raise SpecdecError(f"{why}, one for depth and one for size.")
+    return combine(parts[EXTEND], parts[SIZE])
 
 
-def named_methods(methods) -> dict[str, Policy | None]:
+def named_methods(methods: dict) -> dict[str, Policy | None]:
     """{name: policy (perhaps `DraftedBy` another drafter), or None for plain decoding}; texts as in
     `method_from`.
     """
     if not isinstance(methods, dict) or not methods:
-        raise SpecdecError(
-            "methods is a dict of names and policies, such as {'plain': 'autoregressive'}."
-        )
-    if len(set(map(str, methods))) < len(methods):
-        raise SpecdecError(
-            f"two methods have the same name as text: {', '.join(map(repr, methods))}; rename one."
-        )
+        example = "{'plain': 'autoregressive'}"
+        raise SpecdecError(f"methods is a dict of names and policies, such as {example}.")
     policies = {}
     for name, method in methods.items():
         policy = method_from(method) if isinstance(method, str) else method

@@ -18,22 +18,16 @@ ACTION = ["verified_tok", "expansions", "top_k"]
 ANSWERS = ("expansions", "verify_nodes", "top_k")
 
 # Quotients of sums over cycles: name -> (numerator, denominator). draft_calls = expansions + 1 is
-# also the
-# longest path that a cycle can accept. Re-SpS's Table 6 does not define its rate: accepted_per_node
-# is
-# accepted / (TT - 1), accepted_per_level is accepted / (depth + 1).
+# also the longest path that a cycle can accept. Re-SpS's Table 6 does not define its rate:
+# accepted_per_node is accepted / (TT - 1), accepted_per_level is accepted / (depth + 1).
 RATES = {
     "accepted_per_node": ("accepted_tok", "verify_nodes"),
     "accepted_per_level": ("accepted_tok", "draft_calls"),
     "accepted_per_candidate": ("accepted_tok", "candidates"),
     "new_per_verified_row": ("new_tok", "verified_tok"),
 }
-_COUNTED = [
-    "cycles",
-    "first_accepted",
-    "all_levels",
-    *dict.fromkeys(name for pair in RATES.values() for name in pair),
-]
+COUNTED = ["cycles", "first_accepted", "all_levels", "accepted_tok", "verify_nodes"]
+COUNTED += ["draft_calls", "candidates", "new_tok", "verified_tok"]
 
 
 def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
@@ -41,47 +35,46 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     counts as a turn.
 
     tau_pooled: new tokens over cycles, as in LTD. tau_macro: mean over the prompts' own, as in
-    RADAR's code.
-    tau_last_turn: pooled over each prompt's last turn only, as LTD's code records it.
+    RADAR's code. tau_last_turn: pooled over each prompt's last turn only, as LTD's code records it.
     calls_pooled, calls_macro: draft calls per cycle; the second is RADAR's "average calls".
     rounds_per_turn, rounds_per_turn_sd: cycles per turn, the "acceptance length" of Re-SpS's Table
-    6; less is better.
-    RATES, and <rate>_macro, <rate>_sd: mean and deviation over the turns' own.
+    6; less is better. RATES, and <rate>_macro, <rate>_sd: mean and deviation over the turns' own.
     first_accepted_frac, all_levels_frac: share of cycles that accept a draft token, or one at every
     drafted depth. And the columns of `actions`.
     """
     by = _list(by)
-    decoding = [
-        *by,
-        *TURN,
-        *(name for name in ("repeat", "seed") if name in rows and name not in by),
-    ]
-    prompt = [name for name in decoding if name != "turn"]
-    first = rows["accepted_tok"] > 0
+    # 1. sums of turns, of prompts, and of the prompts' last turns
+    turn = [*by, *TURN]
+    for name in ("repeat", "seed"):
+        if name in rows and name not in by:
+            turn.append(name)
+    prompt = [name for name in turn if name != "turn"]
     all_levels = rows["accepted_tok"] >= rows["draft_calls"].clip(lower=1)
-    rows = rows.assign(cycles=1, first_accepted=first, all_levels=all_levels)
-    turns = rows.groupby(decoding, sort=False)[_COUNTED].sum()
+    rows = rows.assign(cycles=1, first_accepted=rows["accepted_tok"] > 0, all_levels=all_levels)
+    turns = rows.groupby(turn, sort=False)[COUNTED].sum()
     prompts = turns.groupby(prompt, sort=False).sum()
-    last = turns.groupby(prompt, sort=False).tail(1)
-    sums, last = (some.groupby(by, sort=False).sum() for some in (turns, last))
+    last = turns.groupby(prompt, sort=False).tail(1).groupby(by, sort=False).sum()
+    sums = turns.groupby(by, sort=False).sum()
 
-    def mean(quotients: pd.Series) -> pd.Series:
-        return quotients.groupby(level=by, sort=False).mean()
+    def over(quotients: pd.Series):
+        return quotients.groupby(level=by, sort=False)
 
-    rounds = turns["cycles"].groupby(level=by, sort=False)
+    # 2. tokens, calls and rounds
+    rounds = over(turns["cycles"])
     facts = pd.DataFrame({"cycles": sums["cycles"], "turns": rounds.size()})
     facts["tau_pooled"] = tau(sums["new_tok"], sums["cycles"])
-    facts["tau_macro"] = mean(tau(prompts["new_tok"], prompts["cycles"]))
+    facts["tau_macro"] = over(tau(prompts["new_tok"], prompts["cycles"])).mean()
     facts["tau_last_turn"] = tau(last["new_tok"], last["cycles"])
     facts["calls_pooled"] = sums["draft_calls"] / sums["cycles"]
-    facts["calls_macro"] = mean(prompts["draft_calls"] / prompts["cycles"])
-    facts["rounds_per_turn"], facts["rounds_per_turn_sd"] = rounds.mean(), rounds.std()
-    for name, (number, divisor) in RATES.items():  # missing if nothing could be accepted
+    facts["calls_macro"] = over(prompts["draft_calls"] / prompts["cycles"]).mean()
+    facts["rounds_per_turn"] = rounds.mean()
+    facts["rounds_per_turn_sd"] = rounds.std()
+    # 3. acceptance, missing where nothing could be accepted
+    for name, (number, divisor) in RATES.items():
         facts[name] = sums[number] / sums[divisor].where(sums[divisor] > 0)
-        own = (turns[number] / turns[divisor].where(turns[divisor] > 0)).groupby(
-            level=by, sort=False
-        )
-        facts[f"{name}_macro"], facts[f"{name}_sd"] = own.mean(), own.std()
+        rates = over(turns[number] / turns[divisor].where(turns[divisor] > 0))
+        facts[f"{name}_macro"] = rates.mean()
+        facts[f"{name}_sd"] = rates.std()
     facts["first_accepted_frac"] = sums["first_accepted"] / sums["cycles"]
     facts["all_levels_frac"] = sums["all_levels"] / sums["cycles"]
     return facts.join(actions(rows, by))
@@ -110,14 +103,12 @@ def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     by = _list(by)
     shares = action_shares(rows, by)
     shares["commonest"] = shares[ACTION].astype(str).agg("/".join, axis=1)
+    shares["entropy"] = -shares["share"] * np.log(shares["share"])
     groups = shares.groupby(by, sort=False)
     table = groups.size().to_frame("unique_actions")
-    table["effective_actions"] = groups["share"].agg(
-        lambda share: np.exp(-np.sum((share * np.log(share)).to_numpy()))
-    )
-    table = table.assign(
-        commonest=groups["commonest"].first(), commonest_frac=groups["share"].first()
-    )
+    table["effective_actions"] = np.exp(groups["entropy"].sum())
+    table["commonest"] = groups["commonest"].first()
+    table["commonest_frac"] = groups["share"].first()
     return table.assign(collapsed=table["commonest_frac"] >= COLLAPSED_FRAC)
 
 
@@ -126,16 +117,12 @@ def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFra
     frequent first.
     """
     by = _list(by)
-    columns = list(columns)
     assert len(rows), "there are no cycles: decode, or replay with keep_cycles=True"
     counts = rows.groupby([*by, *columns], sort=False).size().rename("cycles").reset_index()
-    counts["share"] = counts["cycles"] / counts.groupby(by)["cycles"].transform("sum")
-    places = pd.DataFrame(
-        {"group": counts.groupby(by, sort=False).ngroup(), "cycles": -counts["cycles"]}
-    )
-    return counts.loc[places.sort_values(["group", "cycles"], kind="stable").index].reset_index(
-        drop=True
-    )
+    groups = counts.groupby(by, sort=False)
+    counts["share"] = counts["cycles"] / groups["cycles"].transform("sum")
+    order = np.lexsort((-counts["cycles"], groups.ngroup()))
+    return counts.iloc[order].reset_index(drop=True)
 
 
 def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFrame:
@@ -143,18 +130,18 @@ def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFr
     value, cycles, share.
     """
     by = _list(by)
-    parts = [
-        action_shares(rows, by, [name]).rename(columns={name: "value"}).assign(answer=name)
-        for name in columns
-    ]
+    parts = []
+    for name in columns:
+        shares = action_shares(rows, by, [name]).rename(columns={name: "value"})
+        parts.append(shares.assign(answer=name))
     return pd.concat(parts, ignore_index=True)[[*by, "answer", "value", "cycles", "share"]]
 
 
-def answer_counts(rows: pd.DataFrame, by=("suite", "method", "seed")) -> pd.DataFrame:
-    """Number of cycles with each answer and each accepted length: `by`, ANSWERS, draft_calls,
-    accepted_tok, cycles.
+def answer_counts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Number of cycles with each answer and each accepted length, by suite, method and seed:
+    these, ANSWERS, draft_calls, accepted_tok, cycles.
     """
-    columns = [*(name for name in by if name in rows), *ANSWERS, "draft_calls", "accepted_tok"]
+    columns = ["suite", "method", "seed", *ANSWERS, "draft_calls", "accepted_tok"]
     return rows.groupby(columns, sort=False).size().rename("cycles").reset_index()
 
 

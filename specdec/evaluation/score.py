@@ -3,7 +3,7 @@ machines.
 
 Speed over plain decoding and over the static tree tuned for the machine, with intervals over
 prompts; the share of the gap between that tree and the clairvoyant bound; the time of the policy's
-own answers, measured here and charged. A policy's file is imported, so its code runs here. What is
+answers, measured here and charged. A policy's file is imported, so its code runs here. What is
 accepted is that of the recorded pair, on every machine.
 """
 
@@ -28,7 +28,7 @@ from specdec.core.policy import Policy, checked_policy
 from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
-from specdec.errors import SpecdecError, check_kind, door, first_line
+from specdec.errors import SpecdecError, first_line
 from specdec.evaluation import stats
 from specdec.evaluation.compare import CHOSEN_ON, TUNED
 from specdec.evaluation.methods import AUTOREGRESSIVE, method_from
@@ -39,7 +39,6 @@ from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static, static_turns
 from specdec.replays.trace import Trace, open_trace
 
-NEW = "write one to begin with by score.new_policy(NAME)."
 RECORDING = Path(__file__).parents[1] / "report" / "recordings" / "scored"
 MACHINES = (
     "roofline-h100-llama-8b-graphs",
@@ -67,33 +66,33 @@ class Bench:
         parts for choices.
         """
         test = recorded.select(part="test").restrict(costs.ranges)
-        known = recorded.header.get("tuned", {}).get(price_key(costs))
-        tuned = tree_from(known) if known else tuned_on(recorded, costs)
+        text = recorded.header.get("tuned", {}).get(price_key(costs))
+        tuned = tree_from(text) if text else tuned_on(recorded, costs)
         turns = static_turns(test, costs, tuned)
         plain = turns.assign(method=AUTOREGRESSIVE, time_ms=turns["plain_ms"])
-        both = pd.concat([plain, turns.assign(method=TUNED)], ignore_index=True)
-        return cls(costs, test, tuned, both, clairvoyant(test, costs).ms_per_tok)
+        turns = pd.concat([plain, turns.assign(method=TUNED)], ignore_index=True)
+        return cls(costs, test, tuned, turns, clairvoyant(test, costs).ms_per_tok)
 
     def judge(self, policy: Policy, policy_ms: float) -> dict[str, Any]:
         """The columns of `Score.table`."""
         replayed = replay(self.trace, policy, self.costs, policy_ms=policy_ms)
-        rows = pd.concat([self.turns, replayed.table.assign(method="own")], ignore_index=True)
+        rows = pd.concat([self.turns, replayed.table.assign(method="policy")], ignore_index=True)
         table = stats.summarise(rows, RATIOS, rate=stats.SPEED, pool=True)
-        found = table[(table["suite"] == "all") & (table["method"] == "own")].iloc[0]
-        tuned_ms = replayed.ms_per_tok * found["over_tuned"]
-        return {
-            "machine": self.costs.name,
-            "prompts": int(found["prompts"]),
-            **{name: float(found[name]) for ratio in RATIOS for name in stats.spread_names(ratio)},
-            "headroom_frac": headroom(replayed.ms_per_tok, tuned_ms, self.bound_ms),
-            "tau": replayed.tau,
-            "policy_ms": policy_ms,
-            "policy_frac": float(
-                replayed.table["policy_ms"].sum() / replayed.table["time_ms"].sum()
-            ),
-            "tuned": self.tuned.text,
-            "beyond_costs": bool(abs(np.log(found["over_tuned"])) > self.costs.uncertainty_frac),
-        }
+        row = table[(table["suite"] == "all") & (table["method"] == "policy")].iloc[0]
+        columns = {"machine": self.costs.name, "prompts": int(row["prompts"])}
+        for ratio in RATIOS:
+            for name in stats.spread_names(ratio):
+                columns[name] = float(row[name])
+        tuned_ms = replayed.ms_per_tok * row["over_tuned"]
+        columns["headroom_frac"] = headroom(replayed.ms_per_tok, tuned_ms, self.bound_ms)
+        columns["tau"] = replayed.tau
+        columns["policy_ms"] = policy_ms
+        answers_ms = replayed.table["policy_ms"].sum()
+        columns["policy_frac"] = float(answers_ms / replayed.table["time_ms"].sum())
+        columns["tuned"] = self.tuned.text
+        apart = abs(np.log(row["over_tuned"]))
+        columns["beyond_costs"] = bool(apart > self.costs.uncertainty_frac)
+        return columns
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,6 @@ class Score:
         return f"{speed} and {tuned} ({row['machine']}), and {share}."
 
 
-@door
 def score(
     policy: Policy | str | Path,
     *,
@@ -135,68 +133,59 @@ def score(
     policy: a policy, a Python file with a subclass of Policy (importing it runs its code: look at
     it first), or a policy's name or folder (`method_from`). trace: a recording or its folder,
     default the one that ships. costs: its prices, a file or a profile's name, default those beside
-    it. machines: more prices.
-    policy_ms: the time of an answer; None measures it. SpecdecError, in one sentence, for what no
-    policy may do.
+    it. machines: more prices. policy_ms: the time of an answer; None measures it.
 
-    >>> found = score("static:8,3,4", machines=(), progress=False)
-    >>> bool(found.table["speedup"][0] > 1), sorted(found.hashes)
+    >>> judged = score("static:8,3,4", machines=(), progress=False)
+    >>> bool(judged.table["speedup"][0] > 1), sorted(judged.hashes)
     (True, ['policy', 'prices', 'recording'])
     """
     benches = course(trace, costs, machines, progress)
-    name, controller = opened(policy)
+    name, controller = _opened(policy)
     if policy_ms is None:
         first = benches[0]
-        policy_ms = answer_ms(first.trace, priced(controller, first.costs), first.costs)
+        policy_ms = answer_ms(first.trace, _priced(controller, first.costs), first.costs)
     rows = []
     for bench in tqdm(benches, name, unit="machine", disable=not progress):
-        rows.append(bench.judge(priced(controller, bench.costs), policy_ms))
-    table = pd.DataFrame(rows)
+        rows.append(bench.judge(_priced(controller, bench.costs), policy_ms))
     header = benches[0].trace.header
     hashes: dict[str, Any] = {"recording": header.get("checksum", header.get("key"))}
     hashes["prices"] = {bench.costs.name: price_key(bench.costs) for bench in benches}
-    if str(policy).endswith(".py"):
-        return Score(
-            name, table, hashes | {"file": hashlib.sha256(Path(policy).read_bytes()).hexdigest()}
-        )
-    named = (
-        policy if isinstance(policy, str | Path) else runs.content_key(policy=fingerprint(policy))
-    )
-    return Score(name, table, hashes | {"policy": str(named)})
+    if isinstance(policy, Policy):
+        hashes["policy"] = runs.content_key(policy=fingerprint(policy))
+    elif str(policy).endswith(".py"):
+        hashes["file"] = hashlib.sha256(Path(policy).read_bytes()).hexdigest()
+    else:
+        hashes["policy"] = str(policy)
+    return Score(name, pd.DataFrame(rows), hashes)
 
 
 def course(
     trace: Any = None, costs: Any = None, machines: Sequence[str] = MACHINES, progress: bool = False
 ) -> list[Bench]:
     """A Bench for the recording's own prices and one for each machine."""
-    check_kind("machines", machines, list | tuple)
-    for one in machines:
-        check_kind("each machine", one, str)
     if trace is None and costs is None:
-        return [_shipped(one) for one in tqdm(("", *machines), "references", disable=not progress)]
+        return [_shipped(name) for name in tqdm(("", *machines), disable=not progress)]
     if isinstance(trace, Trace) and costs is None:
         raise SpecdecError("a recording in memory names no prices; give score costs=...")
     place = RECORDING if trace is None else trace
-    opened = place if isinstance(place, Trace) else open_trace(place)
-    own = runs.placed(place) / "costs.json" if costs is None else costs
-    return [Bench.of(opened, prices(one)) for one in (own, *machines)]
+    recorded = place if isinstance(place, Trace) else open_trace(place)
+    first = runs.placed(place) / "costs.json" if costs is None else costs
+    return [Bench.of(recorded, prices(source)) for source in (first, *machines)]
 
 
-_shipped = functools.cache(
-    lambda name: Bench.of(open_trace(RECORDING), prices(name or RECORDING / "costs.json"))
-)
+@functools.cache
+def _shipped(name: str) -> Bench:
+    return Bench.of(open_trace(RECORDING), prices(name or RECORDING / "costs.json"))
 
 
 def tuned_on(recorded: Trace, costs: CostModel) -> TreeConfig:
     """The fastest static tree on the parts for choices; SpecdecError if the recording has none."""
-    if not (choosing := recorded.turns["part"].isin(CHOSEN_ON)).any():
-        raise SpecdecError(
-            f"the recording has no part to tune a tree for {costs.name} on; record train or tune."
-        )
+    choosing = recorded.turns["part"].isin(CHOSEN_ON)
+    if not choosing.any():
+        raise SpecdecError("the recording has no part to tune a tree on; record train or tune.")
     part = recorded.select(choosing).restrict(costs.ranges)
-    return best_static(
-        part, costs, total_tokens=[size for size in SIZES if size <= part.most_nodes + 1]
-    )
+    sizes = [size for size in SIZES if size <= part.most_nodes + 1]
+    return best_static(part, costs, total_tokens=sizes)
 
 
 def price_key(costs: CostModel) -> str:
@@ -204,11 +193,8 @@ def price_key(costs: CostModel) -> str:
     return runs.content_key(costs=runs.plain(vars(costs)))[:16]
 
 
-def opened(policy: Any) -> tuple[str, Policy]:
-    """(name, policy) of what was given to `score`.
-
-    The code of a Python file runs in this process.
-    """
+def _opened(policy: Any) -> tuple[str, Policy]:
+    """(name, policy) of what was given to `score`; the code of a Python file runs here."""
     if not isinstance(policy, str | Path):
         return type(policy).__name__, checked_policy(policy)
     if not str(policy).endswith(".py"):
@@ -216,31 +202,27 @@ def opened(policy: Any) -> tuple[str, Policy]:
         return str(policy), checked_policy(method_from(str(policy)))
     file = Path(policy).resolve()
     if not file.is_file():
-        raise SpecdecError(f"there is no file {policy}; check the path: {NEW}")
+        advice = "check the path, or write one to begin with by score.new_policy(NAME)"
+        raise SpecdecError(f"there is no file {policy}; {advice}.")
     module = ModuleType(file.stem)
     sys.path.append(str(file.parent))
     try:
         exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), vars(module))
+        classes = []
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Policy) and kind.__module__ == file.stem:
+                classes.append(kind)
+        if len(classes) != 1:
+            raise TypeError(f"{len(classes)} subclasses of Policy instead of one")
+        return file.stem, checked_policy(classes[0]())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file raises
         reason = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
-        raise SpecdecError(f"{file.name} failed when it was loaded ({reason}); {NEW}") from error
+        raise SpecdecError(f"{file.name} cannot be used as a policy ({reason}).") from error
     finally:
         sys.path.remove(str(file.parent))
-    classes = []
-    for kind in vars(module).values():
-        if isinstance(kind, type) and issubclass(kind, Policy) and kind.__module__ == file.stem:
-            classes.append(kind)
-    if len(classes) != 1:
-        names = ", ".join(kind.__name__ for kind in classes) or "none"
-        raise SpecdecError(f"{file.name} holds {names} instead of one subclass of Policy; {NEW}")
-    try:
-        return file.stem, checked_policy(classes[0]())
-    except Exception as error:  # noqa: BLE001 - whatever its constructor raises
-        why = f"{file.name} failed when it was loaded ({first_line(error).rstrip('.')})"
-        raise SpecdecError(f"{why}; {NEW}") from error
 
 
-def priced(policy: Policy, costs: CostModel) -> Policy:
+def _priced(policy: Policy, costs: CostModel) -> Policy:
     """A fresh copy of the policy; a rule with a method `price` gets the prices of the machine."""
     if hasattr(policy, "price") and not isinstance(policy, Learned):
         return policy.price(costs)
@@ -248,17 +230,14 @@ def priced(policy: Policy, costs: CostModel) -> Policy:
 
 
 def new_policy(name: str, folder: str | Path = ".") -> Path:
-    """Write `<name>.py`, a policy to begin with; returns the path. SpecdecError for another file's
-    name, or none.
+    """Write `<name>.py`, a policy to begin with; returns the path.
 
     >>> import tempfile
     >>> new_policy("mine", tempfile.mkdtemp()).name
     'mine.py'
     """
     path = Path(folder) / f"{name}.py"
-    if path.exists():
-        raise SpecdecError(f"{path} is there already; take another name.")
-    if not name.isidentifier():
-        raise SpecdecError(f"{path} is no name of a module; take another name.")
+    if path.exists() or not name.isidentifier():
+        raise SpecdecError(f"{path} exists already, or is no name of a module; take another.")
     template = Path(__file__).with_name("new_policy.txt")
     return runs.write_text(path, template.read_text(encoding="utf-8"))

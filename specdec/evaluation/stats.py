@@ -13,7 +13,7 @@ covered as well and was 1.5 times as wide (the tests repeat it).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ import scipy
 from specdec.errors import SpecdecError, check_name
 
 LEVEL = 0.95
-LEAST_PROMPTS = 8  # fewer give no reliable spread: nothing shown has an interval from them
+LEAST_PROMPTS = 8  # fewer give no reliable spread: no page prints an interval from them
 # Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts
 # (before truncation).
 TOKENS = "new_tok"
@@ -32,21 +32,16 @@ CYCLE_TOKENS = "cycle_tok"
 SPEED = ("new_tok", "time_ms")  # the rate of a replay's turns: tokens per millisecond
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A figure of the whole sample, its confidence interval, and the two-sided p-value of "it is
-    1".
-    """
+class Interval(NamedTuple):
+    """A figure, its 95 % confidence interval, and the two-sided p-value of "it is 1"."""
 
     value: float
     low: float
     high: float
-    level: float = LEVEL
-    prompts: int = 0
     p_value: float = np.nan
 
 
-def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
+def interval(columns, statistic: Callable) -> Interval:
     """Student's t-interval of log(statistic), with the jackknife's standard error.
 
     columns: float array [P, C], one row per prompt, one column per measured quantity.
@@ -54,39 +49,28 @@ def interval(columns, statistic: Callable, *, level: float = LEVEL) -> Interval:
     ratios of sums. A single prompt has no interval and no p-value (NaN).
     """
     columns = np.asarray(columns, dtype=float)
-    assert len(columns) and np.isfinite(columns).all(), (
-        "an interval needs at least one prompt, and no NaN or infinity"
-    )
-    assert 0 < level < 1, f"a level lies between 0 and 1, got {level}"
+    assert len(columns) and np.isfinite(columns).all(), "at least one prompt, and no NaN"
     prompts = len(columns)
     value = float(statistic(columns.mean(axis=0)))
     if prompts == 1:
-        return Interval(value, np.nan, np.nan, level, 1)
+        return Interval(value, np.nan, np.nan)
     # the statistic without each prompt, [P]
     without_one = np.log(statistic((columns.sum(axis=0) - columns) / (prompts - 1)))
     error = np.sqrt((prompts - 1) * np.var(without_one))
-    reach = float(np.exp(scipy.stats.t.ppf((1 + level) / 2, prompts - 1) * error))
+    reach = float(np.exp(scipy.stats.t.ppf((1 + LEVEL) / 2, prompts - 1) * error))
     distance = abs(np.log(value))
     p_value = float(distance == 0)
     if error:
         p_value = float(2 * scipy.stats.t.sf(distance / error, prompts - 1))
-    return Interval(value, value / reach, value * reach, level, prompts, p_value)
+    return Interval(value, value / reach, value * reach, p_value)
 
 
-def ratio_of_sums(numerator, denominator, **options) -> Interval:
+def ratio_of_sums(numerator, denominator) -> Interval:
     """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]: tau, tokens per
     second.
     """
-    return interval(
-        _paired(numerator, denominator), lambda means: means[..., 0] / means[..., 1], **options
-    )
-
-
-def mean_speedup(tokens, seconds, base_tokens, base_seconds, **options) -> Interval:
-    """Mean of per-prompt ratios of throughputs: every prompt has equal weight."""
-    columns = _paired(tokens, seconds, base_tokens, base_seconds)
-    ratios = columns[:, 0] / columns[:, 1] * columns[:, 3] / columns[:, 2]
-    return interval(ratios[:, None], lambda means: means[..., 0], **options)
+    columns = np.stack([np.ravel(numerator), np.ravel(denominator)], axis=1)
+    return interval(columns, lambda means: means[..., 0] / means[..., 1])
 
 
 def holm(p_values) -> np.ndarray:
@@ -107,9 +91,8 @@ def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKEN
     counts = groups.size().unstack(["method", "seed"])
     uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1).sum()
     if uneven:
-        raise SpecdecError(
-            f"{uneven} prompts were not measured equally often by all methods; finish the run."
-        )
+        why = f"{uneven} prompts were not measured equally often by all methods"
+        raise SpecdecError(f"{why}; finish the run.")
     summed = groups[[name for name in quantities if name in rows]].sum()
     return summed.unstack(["method", "seed"]).sort_index()
 
@@ -121,19 +104,18 @@ def summarise(
     rate: tuple[str, str] = (TOKENS, TIME),
     family: Collection[str] | None = None,
     pool: bool | None = None,
-    **options,
 ) -> pd.DataFrame:
     """One row per suite and method: its rate relative to that of each baseline, with paired
     intervals over prompts.
 
     rows: columns suite, prompt, method and the two of `rate`, a quotient of sums; optionally seed,
     over which rates are averaged. baselines: name of a ratio, such as "over_tuned" -> the method in
-    its denominator.
-    family: the methods under test, default all but the baseline. pool: adds the suite "all", the
-    primary comparison; default if there are several suites. options: those of `interval`. Returns
-    suite, method, seeds, prompts, rate, and for each ratio <ratio>, <ratio>_low, <ratio>_high,
-    p_<ratio> and p_<ratio>_holm (`holm_by_suite`); the p-value's name drops a leading "over_" of
-    the ratio.
+    its denominator. family: the methods under test, default all but the baseline. pool: adds the
+    suite "all", the primary comparison; default if there are several suites.
+
+    Returns suite, method, seeds, prompts, rate, and for each ratio <ratio>, <ratio>_low,
+    <ratio>_high, p_<ratio> and p_<ratio>_holm; the p-value's name drops a leading "over_". A
+    family of tests is one suite: with few prompts no row of a larger one could be significant.
     """
     summed = per_prompt(rows, rate)
     methods = list(summed[rate[0]].columns.unique("method"))
@@ -155,16 +137,19 @@ def summarise(
             row = {"suite": suite, "method": method, "seeds": seeds, "prompts": len(part)}
             row["rate"] = float(_mean_rate(side[0].mean(0), side[1].mean(0)))
             for name, baseline in baselines.items():
-                ratio = _over(side, sides[baseline], options)
-                row |= spread_of(name, ratio)
+                ratio = _over(side, sides[baseline])
+                row.update(spread_of(name, ratio))
                 row[p_name(name)] = np.nan if method == baseline else ratio.p_value
             table.append(row)
     table = pd.DataFrame(table)
-    # 3. p-values of the methods under test, adjusted
+    # 3. p-values of the methods under test, adjusted within each suite
     family = set(methods if family is None else family)
     for name, baseline in baselines.items():
-        tested = table["method"].isin(family - {baseline})
-        table[f"{p_name(name)}_holm"] = holm_by_suite(table, p_name(name), tested)
+        adjusted = pd.Series(np.nan, index=table.index)
+        tested = table["method"].isin(family - {baseline}) & table[p_name(name)].notna()
+        for _, tests in table[tested].groupby("suite"):
+            adjusted[tests.index] = holm(tests[p_name(name)])
+        table[f"{p_name(name)}_holm"] = adjusted
     return table
 
 
@@ -182,82 +167,53 @@ def _mean_rate(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
     return (numerators / denominators).mean(-1)
 
 
-def _over(own: list[np.ndarray], base: list[np.ndarray], options: dict) -> Interval:
-    """The rate of `own` over that of `base`; each two arrays [P, seeds], numerators and
+def _over(method: list[np.ndarray], base: list[np.ndarray]) -> Interval:
+    """The rate of one method over another's; each two arrays [P, seeds], numerators and
     denominators.
     """
-    ends = np.cumsum([side.shape[1] for side in (*own, *base)])[:-1]
+    ends = np.cumsum([side.shape[1] for side in (*method, *base)])[:-1]
 
     def ratio(means: np.ndarray) -> np.ndarray:
         parts = np.split(means, ends, axis=-1)
         return _mean_rate(*parts[:2]) / _mean_rate(*parts[2:])
 
-    return interval(np.concatenate([*own, *base], axis=1), ratio, **options)
+    return interval(np.concatenate([*method, *base], axis=1), ratio)
 
 
 def compare(
-    rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None = None, **options
+    rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None = None
 ) -> pd.DataFrame:
     """One row per (suite, method) against `baseline`: speed-ups with intervals, two kinds of tau,
     p-values after Holm.
 
-    rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison. family,
-    options: of `summarise`. Returns columns suite, method, prompts, speedup(_low, _high),
-    mean_speedup(_low, _high), tok_per_s, p_value (of speedup), p_holm, and tau(_low, _high),
-    tau_macro if cycles were counted.
+    rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison. family:
+    of `summarise`. Returns columns suite, method, prompts, speedup(_low, _high),
+    mean_speedup(_low, _high) (the mean of prompts' own ratios), tok_per_s, p_value (of speedup),
+    p_holm, and tau(_low, _high), tau_macro if cycles were counted.
     """
     # all policies of a method count as one method here
     rows = rows.assign(seed=0)
-    table = summarise(rows, {"speedup": baseline}, family=family, **options)
+    table = summarise(rows, {"speedup": baseline}, family=family)
     table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"})
     table = table.drop(columns=["seeds", "rate"]).set_index(["suite", "method"])
     summed = per_prompt(rows).droplevel("seed", axis=1)
     added = []
     for suite, method in table.index:
         part = summed if suite == "all" else summed.loc[[suite]]
-        own = part.xs(method, axis=1, level="method").astype(float)
+        sums = part.xs(method, axis=1, level="method").astype(float)
         base = part.xs(baseline, axis=1, level="method").astype(float)
-        mean = mean_speedup(own[TOKENS], own[TIME], base[TOKENS], base[TIME], **options)
-        row = spread_of("mean_speedup", mean)
-        row["tok_per_s"] = 1e3 * own[TOKENS].sum() / own[TIME].sum()
+        ratios = sums[TOKENS] / sums[TIME] * base[TIME] / base[TOKENS]
+        row = spread_of("mean_speedup", ratio_of_sums(ratios, np.ones(len(ratios))))
+        row["tok_per_s"] = 1e3 * sums[TOKENS].sum() / sums[TIME].sum()
         # plain decoding has no cycles
-        if CYCLES in own and (own[CYCLES] > 0).all():
-            row |= spread_of("tau", ratio_of_sums(own[CYCLE_TOKENS], own[CYCLES], **options))
-            row["tau_macro"] = float((own[CYCLE_TOKENS] / own[CYCLES]).mean())
+        if CYCLES in sums and (sums[CYCLES] > 0).all():
+            row.update(spread_of("tau", ratio_of_sums(sums[CYCLE_TOKENS], sums[CYCLES])))
+            row["tau_macro"] = float((sums[CYCLE_TOKENS] / sums[CYCLES]).mean())
         added.append(row)
     table = table.join(pd.DataFrame(added, index=table.index)).reset_index()
     first = ["suite", "method", "prompts", *spread_names("speedup"), *spread_names("mean_speedup")]
     first += ["tok_per_s", "p_value"]
     return table[[*first, *(name for name in table if name not in first)]]
-
-
-def holm_by_suite(table: pd.DataFrame, column: str, tested: pd.Series) -> pd.Series:
-    """p-values of the tested rows, adjusted within each suite ("all" is one, the primary one); NaN
-    elsewhere.
-
-    One family per suite: with few prompts no row of a family over all suites could be significant.
-    """
-    adjusted = pd.Series(np.nan, index=table.index)
-    for _, rows in table[tested & table[column].notna()].groupby("suite"):
-        adjusted[rows.index] = holm(rows[column])
-    return adjusted
-
-
-def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
-    """Compare two identical methods: their speed-up, its interval, the p-value, and the verdict.
-
-    `quiet`: the interval holds 1. The interval's width is then the smallest difference that this
-    machine can detect.
-    """
-    rows = rows[rows["method"].isin([first, second])]
-    table = summarise(rows, {"speedup": second}, **options)
-    # all suites together
-    row = table[table["method"] == first].iloc[-1]
-    facts = {name: float(row[name]) for name in spread_names("speedup")}
-    low = facts["speedup_low"]
-    high = facts["speedup_high"]
-    facts |= {"width": high - low, "prompts": int(row["prompts"])}
-    return facts | {"p_value": float(row["p_speedup"]), "quiet": low <= 1 <= high}
 
 
 def with_all(rows: pd.DataFrame) -> pd.DataFrame:
@@ -267,10 +223,9 @@ def with_all(rows: pd.DataFrame) -> pd.DataFrame:
 
 def in_order(table: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
     """The rows of a table suite by suite, in each the methods and seeds in the order given."""
-    places = pd.DataFrame(
-        {"suite": pd.factorize(table["suite"])[0], "method": table["method"].map(methods.index)}
-    )
-    places["seed"] = table["seed"] if "seed" in table else 0
+    places = pd.DataFrame({"suite": pd.factorize(table["suite"])[0]}, index=table.index)
+    places["method"] = table["method"].map(methods.index)
+    places["seed"] = table.get("seed", 0)
     return table.loc[places.sort_values([*places]).index].reset_index(drop=True)
 
 
@@ -279,13 +234,6 @@ def spread_names(name: str) -> list[str]:
     return [name, f"{name}_low", f"{name}_high"]
 
 
-def spread_of(name: str, found: Interval) -> dict[str, float]:
+def spread_of(name: str, spread: Interval) -> dict[str, float]:
     """A figure and its interval under `spread_names`."""
-    return dict(zip(spread_names(name), (found.value, found.low, found.high), strict=True))
-
-
-def _paired(*columns) -> np.ndarray:
-    """Columns [P] side by side as [P, C]."""
-    arrays = [np.asarray(column, dtype=float).reshape(-1) for column in columns]
-    assert len({len(array) for array in arrays}) == 1, "paired samples have equal lengths"
-    return np.stack(arrays, axis=1)
+    return dict(zip(spread_names(name), spread[:3], strict=True))

@@ -21,15 +21,17 @@ from specdec.core.policy import Static
 from specdec.core.records import ms_per_tok, tau
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.suites import gather
-from specdec.errors import SpecdecError, check_integer, door
+from specdec.errors import SpecdecError
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.policies.copying import CopyGate
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 
 FINALISTS = 5  # trees that replay finds fastest, which then race live
-GATE_COLUMNS = ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
+PART = "tune"  # of the suites and recordings on which trees race
 KEEP = 3  # one in KEEP candidates remains for the next step, on KEEP times as many prompts
+FIRST = 4  # prompts of the first step
+GATE_COLUMNS = ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
 TUNED = EvaluateConfig(name="tune_static")
 RACED = EvaluateConfig(name="race_static")
 
@@ -48,34 +50,33 @@ class Tuning:
 
 def default_grid() -> list[TreeConfig]:
     """Plain steps, chains, small trees and the published defaults, up to 60 tokens."""
-    depths = {8: (3, 5), 16: (3, 5, 7), 24: (5, 7), 32: (5, 7, 9), 48: (5, 7, 9), 60: (5, 7)}
     grid = [TreeConfig(1, 0, 1), *(TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7))]
-    for total, levels in depths.items():
-        widths = (3,) if total <= 8 else (3, 8) if total <= 32 else (6, 10)
-        grid += [
-            TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)
-        ]
+    # total_tokens -> depths and widths
+    small, large = (3, 8), (6, 10)
+    shapes = {8: ((3, 5), (3,)), 16: ((3, 5, 7), small), 24: ((5, 7), small)}
+    shapes.update({32: ((5, 7, 9), small), 48: ((5, 7, 9), large), 60: ((5, 7), large)})
+    for total, (depths, widths) in shapes.items():
+        for depth, width in itertools.product(depths, widths):
+            if total - 1 <= pool_size(depth, width):
+                grid.append(TreeConfig(total, depth, width))
     return grid
 
 
 @runs.with_settings(TUNED)
-@door
 def tune_static(
     pair: Pair,
     prompts: Iterable,
     grid: list[TreeConfig] | None = None,
     config: EvaluateConfig | None = None,
     *,
-    first: int = 4,
     most: int = 60,
     **settings,
 ) -> Tuning:
     """Find the fastest static tree for `pair` on this machine.
 
     prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid:
-    the trees to try, default `default_grid()`. first: prompts of the first step. most: prompts used
-    in all. settings: fields of EvaluateConfig by name. Speed is new tokens over prefill and
-    decoding time.
+    the trees to try, default `default_grid()`. most: prompts used in all. settings: fields of
+    EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -85,38 +86,38 @@ def tune_static(
     >>> tuning.policy.plan in trees, len(tuning.table)
     (True, 2)
     """
+    # 1. the trees, and the prompts in a random order
     config = runs.configured(config or TUNED, EvaluateConfig, settings)
-    first = check_integer("first", first, 1)
-    most = check_integer("most", most, 1)
     trees = list(grid) if grid is not None else default_grid()
     if not trees:
         raise SpecdecError("the grid of trees is empty; give at least one TreeConfig.")
     by_name = not isinstance(prompts, dict) and all(isinstance(name, str) for name in prompts)
-    part = "tune" if by_name else None
-    items = gather(prompts, limit=config.limit, folder=config.folder, part=part, seed=config.seed)
+    chosen = dict(limit=config.limit, folder=config.folder, part=PART if by_name else None)
+    items = gather(prompts, seed=config.seed, **chosen)
     random.Random(config.seed).shuffle(items)
     items = items[:most]
     config = replace(config, part=None, limit=None)
+    # 2. the steps
     racing = {tree.text: tree for tree in trees}
     tables = []
     done = []
     rows = []
-    for step, (start, end) in enumerate(_steps(len(items), len(racing), first)):
+    for step, (start, end) in enumerate(_steps(len(items), len(racing))):
         policies = {label: Static.of(tree) for label, tree in racing.items()}
         done.append(evaluate(policies, items[start:end], pair, config))
         rows.append(done[-1].read_table("prompts"))
         table = _ranked(pd.concat(rows, ignore_index=True), racing).assign(step=step, prompts=end)
-        kept = (
-            table["method"].head(math.ceil(len(racing) / KEEP) if end < len(items) else 1).tolist()
-        )
-        tables.append(table.assign(kept=table["method"].isin(kept)))
-        racing = {label: racing[label] for label in kept}
+        count = math.ceil(len(racing) / KEEP) if end < len(items) else 1
+        best = table["method"].head(count).tolist()
+        tables.append(table.assign(kept=table["method"].isin(best)))
+        racing = {label: racing[label] for label in best}
         if len(racing) == 1:
             break
-    best = Static.of(racing[kept[0]])
-    best.tuned_on = frozenset(item.digest for item in items)
+    # 3. the fastest
+    winner = Static.of(racing[best[0]])
+    winner.tuned_on = frozenset(item.digest for item in items)
     columns = ["step", "method", *SETTING, "prompts", "ms_per_tok", "tau", "kept"]
-    return Tuning(best, pd.concat(tables, ignore_index=True)[columns], tuple(done))
+    return Tuning(winner, pd.concat(tables, ignore_index=True)[columns], tuple(done))
 
 
 @dataclass(frozen=True)
@@ -130,96 +131,57 @@ class Race:
     tuned: TreeConfig  # the fastest over all suites, among the trees that all suites decoded
     per_suite: dict[str, TreeConfig]
     table: pd.DataFrame
-    tuned_on: frozenset  # digests of the prompts
-    runs: tuple[runs.Run, ...]
 
 
-def finalists(trace, costs, count: int = FINALISTS, **grid) -> list[TreeConfig]:
-    """The fastest static trees on a recording; only the best size of each depth, width and beam.
-
-    grid: of `static_grid`.
-    """
-    table = (
-        static_grid(trace, costs, **grid)
-        .sort_values("time_ms", kind="stable")
-        .drop_duplicates(SETTING[1:])
-    )
-    return list(dict.fromkeys(map(tree_of, table.head(count).to_dict("records"))))
+def finalists(trace, costs) -> list[TreeConfig]:
+    """The fastest static trees on a recording; only the best size of each depth, width and beam."""
+    table = static_grid(trace, costs).sort_values("time_ms", kind="stable")
+    table = table.drop_duplicates(SETTING[1:]).head(FINALISTS)
+    return list(dict.fromkeys(map(tree_of, table.to_dict("records"))))
 
 
 @runs.with_settings(RACED)
-def race_static(
-    pair: Pair,
-    trace,
-    costs,
-    config: EvaluateConfig | None = None,
-    *,
-    count: int = FINALISTS,
-    part: str = "tune",
-    **settings,
-) -> Race:
-    """The strongest static trees: chosen by replay, then raced live, on the same part of the same
-    suites.
+def race_static(pair: Pair, trace, costs, config: EvaluateConfig | None = None, **settings) -> Race:
+    """The strongest static trees: chosen by replay on part "tune", then raced live on it.
 
-    Every suite is decoded by the `count` trees that replay finds fastest over all suites, and by
-    those it finds fastest on this one. trace: a recording of suites by name. settings: fields of
+    Every suite is decoded by the FINALISTS that replay finds fastest over all suites, and by those
+    it finds fastest on this one. trace: a recording of suites by name. settings: fields of
     EvaluateConfig by name.
     """
     config = runs.configured(config or RACED, EvaluateConfig, settings)
-    trace = trace.select(part=part)
+    trace = trace.select(part=PART)
     suites = list(dict.fromkeys(trace.turns["suite"]))
-    parts = {suite: trace.select((trace.turns["suite"] == suite).to_numpy()) for suite in suites}
-    pooled = finalists(trace, costs, count)
-    done = []
+    pooled = finalists(trace, costs)
     rows = []
-    digests = set()
     for suite in suites:
-        trees = list(dict.fromkeys([*pooled, *finalists(parts[suite], costs, count)]))
+        # 1. a live race on one suite
+        recorded = trace.select((trace.turns["suite"] == suite).to_numpy())
+        trees = list(dict.fromkeys([*pooled, *finalists(recorded, costs)]))
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
         methods = {tree.text: Static.of(tree) for tree in trees}
-        done.append(evaluate(methods, suite, pair, replace(config, part=part, name=name)))
-        turns = done[-1].read_table("prompts")
+        run = evaluate(methods, suite, pair, replace(config, part=PART, name=name))
+        turns = run.read_table("prompts")
         turns["new_tok"] -= 1  # the first token comes from the prefill
         measured = turns.groupby("method")[["decode_ms", "new_tok"]].sum()
+        # 2. beside the times that replay predicts
         for tree in trees:
-            predicted = static_turns(parts[suite], costs, tree)[["time_ms", "new_tok"]].sum()
-            rows.append(
-                {
-                    "suite": suite,
-                    "tree": tree,
-                    **measured.loc[tree.text],
-                    **predicted.add_prefix("predicted_"),
-                }
-            )
-        digests |= {
-            item.digest
-            for item in gather(suite, limit=config.limit, part=part, folder=config.folder)
-        }
-    found = pd.DataFrame(rows)
-    together = (
-        found[found["tree"].isin(pooled)]
-        .groupby("tree", sort=False)
-        .sum(numeric_only=True)
-        .reset_index()
-    )
-    found = pd.concat([found, together.assign(suite="all")], ignore_index=True)
-    found["measured_ms"] = ms_per_tok(found["decode_ms"], found["new_tok"])
-    found["predicted_ms"] = ms_per_tok(found["predicted_time_ms"], found["predicted_new_tok"])
-    fastest = found.loc[found.groupby("suite", sort=False)["measured_ms"].idxmin()].set_index(
-        "suite"
-    )["tree"]
-    found["fastest"] = found["tree"] == found["suite"].map(fastest)
-    named = pd.DataFrame([setting(tree) for tree in found["tree"]])
-    table = pd.concat(
-        [found[["suite"]], named, found[["predicted_ms", "measured_ms", "fastest"]]], axis=1
-    )
-    return Race(
-        fastest["all"],
-        {suite: fastest[suite] for suite in suites},
-        table,
-        frozenset(digests),
-        tuple(done),
-    )
+            predicted = static_turns(recorded, costs, tree)[["time_ms", "new_tok"]].sum()
+            row = {"suite": suite, "tree": tree, **measured.loc[tree.text]}
+            rows.append({**row, **predicted.add_prefix("predicted_")})
+    # 3. all suites together, for the trees that all of them decoded
+    table = pd.DataFrame(rows)
+    shared = table[table["tree"].isin(pooled)].groupby("tree", sort=False)
+    together = shared.sum(numeric_only=True).reset_index().assign(suite="all")
+    table = pd.concat([table, together], ignore_index=True)
+    table["measured_ms"] = ms_per_tok(table["decode_ms"], table["new_tok"])
+    table["predicted_ms"] = ms_per_tok(table["predicted_time_ms"], table["predicted_new_tok"])
+    best = table.loc[table.groupby("suite", sort=False)["measured_ms"].idxmin()]
+    fastest = best.set_index("suite")["tree"]
+    table["fastest"] = table["tree"] == table["suite"].map(fastest)
+    shapes = pd.DataFrame([setting(tree) for tree in table["tree"]])
+    table = table[["suite", "predicted_ms", "measured_ms", "fastest"]].join(shapes)
+    table = table[["suite", *SETTING, "predicted_ms", "measured_ms", "fastest"]]
+    return Race(fastest["all"], {suite: fastest[suite] for suite in suites}, table)
 
 
 def tune_gate(
@@ -231,42 +193,44 @@ def tune_gate(
     each also appears without a gate, with copied_tokens and saved_frac missing.
     """
     if trace.copies is None or not trace.forwards:
-        why = "a gate chooses between copies and a network's tree"
-        raise SpecdecError(f"{why}; record a drafter that has both (hybrid).")
+        raise SpecdecError(
+            "a gate chooses between copies and a tree; record a drafter that has both."
+        )
     rows = []
     for tree in trees:
         plan = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam)
-        for numbers in [(math.nan, math.nan), *itertools.product(copied, saved)]:
-            policy = Static.of(tree) if math.isnan(numbers[0]) else CopyGate(plan, *numbers)
-            found = replay(trace, policy, costs)
-            rows.append((policy, tree.text, *numbers, found.tau, found.ms_per_tok, found.speedup))
+        gates = [(Static.of(tree), math.nan, math.nan)]
+        for numbers in itertools.product(copied, saved):
+            gates.append((CopyGate(plan, *numbers), *numbers))
+        for policy, *numbers in gates:
+            replayed = replay(trace, policy, costs)
+            rates = replayed.tau, replayed.ms_per_tok, replayed.speedup
+            rows.append((policy, tree.text, *numbers, *rates))
     return pd.DataFrame(rows, columns=GATE_COLUMNS).sort_values("ms_per_tok", ignore_index=True)
 
 
-def decodings(candidates: int, prompts: int, first: int = 4) -> int:
+def decodings(candidates: int, prompts: int) -> int:
     """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for
     estimates.
     """
     count = 0
-    left = candidates
-    for start, end in _steps(prompts, candidates, first):
-        count = count + (end - start) * left
-        left = math.ceil(left / KEEP)
+    for start, end in _steps(prompts, candidates):
+        count += (end - start) * candidates
+        candidates = math.ceil(candidates / KEEP)
     return count
 
 
-def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
+def _steps(prompts: int, candidates: int) -> list[tuple[int, int]]:
     """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists
     see most.
     """
     bounds = [0]
-    size = first
-    left = candidates
-    while left > KEEP and bounds[-1] + size < prompts:
+    size = FIRST
+    while candidates > KEEP and bounds[-1] + size < prompts:
         bounds.append(bounds[-1] + size)
         size = size * KEEP
-        left = math.ceil(left / KEEP)
-    return list(zip(bounds, [*bounds[1:], prompts], strict=True))
+        candidates = math.ceil(candidates / KEEP)
+    return list(itertools.pairwise([*bounds, prompts]))
 
 
 def _ranked(rows: pd.DataFrame, racing: dict[str, TreeConfig]) -> pd.DataFrame:

@@ -1,8 +1,6 @@
-"""The command line: 14 commands, each a function whose signature is its options.
+"""The command line: 14 commands. OPTIONS says once what every option is; a command names its own.
 
-Parameters without a default are positional, others become `--options`; False makes a flag, a tuple
-an option with several values. HELP explains every name once. Heavy modules are imported inside the
-functions, so that `--help` is instant.
+Heavy modules are imported inside the functions, so that `--help` is instant.
 Exit statuses: 0; 1 if the command found a fault (a failed notebook, a different text); 2 for bad
 input, in one sentence; 130 for Ctrl-C. `--debug` shows the traceback instead.
 """
@@ -10,171 +8,153 @@ input, in one sentence; 130 for Ctrl-C. `--debug` shows the traceback instead.
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from specdec import machine, tools
 from specdec.errors import SpecdecError, check_integer
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
-HELP = {
-    "all": "run every notebook of the book, not only the main ones",
-    "answer_ms": "time of one answer in milliseconds (default: measured)",
-    "answer_tok": "maximum number of tokens of an answer",
-    "bench": "also time cycles of more pairs, in more rounds",
-    "budget": "training length in decisions: laptop or paper",
-    "check": "change nothing; only list notebooks that are not tidy",
-    "costs": "costs of a cycle: file of `specdec calibrate` or name of a hardware profile",
-    "cpu_time": "measure processor time instead of the wall clock (one thread)",
-    "data": "conversations (drafters) or prompts to record (controllers): a file or folder",
-    "depth": "expansions (draft forwards after the first) of the deepest tree",
-    "device": "where to run: auto, cpu or cuda",
-    "device_map": "spread the target's layers over several GPUs: auto, balanced or sequential",
-    "drafter": "folder or hub id of a drafter, or a kind such as suffix, instead of the pair's own",
-    "dtype": "number format of weights: auto, float32, bfloat16 or float16",
-    "estimate": "only print the estimated time and space",
-    "family": "record every tree up to this many children per node and nodes per level: 3 8",
-    "fields": "change settings of the objective, such as beta=0.1",
-    "folder": "folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)",
-    "force": "start over instead of continuing or reusing a run",
-    "full": "evaluate whole suites instead of a few prompts of each",
-    "gpu": "compute from this GPU's data sheet: a100, h100, rtx3090 or t4",
-    "jobs": "number of parallel jobs with --on (default: all cores)",
-    "lengths": "positions per turn with RADAR's exact distributions",
-    "limit": "maximum number of prompts per suite; 0 takes all",
-    "machines": "hardware profiles to judge at as well (default: three GPUs)",
-    "max_new_tokens": "maximum number of new tokens per answer",
-    "methods": "decoding methods to compare, written as for --policy of `specdec decode`",
-    "minutes": "stop after this many minutes instead of the preset's steps",
-    "most_nodes": "largest number of verified nodes that can be replayed",
-    "name": "name of the run directory",
-    "no_browser": "start JupyterLab without opening a browser",
-    "notebooks": "folder of the notebooks (default: SPECDEC_NOTEBOOKS, or the checkout's)",
-    "objective": "what to optimise: ppow, cst, kl_only, distillspec-reverse, ...",
-    "on": "where to run: local (several processes), ray or ray://host:port (default: here)",
-    "only": "names of notebooks or beginnings of them (2: the twenties)",
-    "order": "section of LTD's paper whose order of rounds is used: 6.1 or 4",
-    "out": "output folder or file",
-    "p": "set a parameter of the notebooks (repeatable)",
-    "pair": "target and drafter by name, or a folder or hub id (default: small)",
-    "part": "use only this split of each suite: train, tune or test",
-    "policy": "how to draft: tuned, autoregressive, eagle3, static:total_tokens,depth,top_k, "
-    "the folder of a learned policy, or a shipped one such as small/ours-float32",
-    "preset": "settings by name",
-    "prompt": "text to continue; a user message if the pair has a chat template",
-    "prompt_tok": "longest prompt to reserve memory for, in tokens",
-    "prompts": "file of prompts to answer before others are made up",
-    "publish": "copy the items of the runs into figures/",
-    "raw": "continue the text itself, without the chat template",
-    "repeats": "number of times to decode every prompt",
-    "replace": "with --publish: also replace items with more rows than these",
-    "restart": "start over instead of continuing a run",
-    "rounds": "rounds of --bench; in each, every method decodes every prompt",
-    "rows": "number of chats generated in parallel",
-    "scale": "budgets of the notebooks: laptop or paper",
-    "seconds": "duration of the measurement in seconds",
-    "seed": "random seed",
-    "seeds": "training seeds for each controller",
-    "set": "change settings of the preset, such as passes=2 (repeatable)",
-    "smoke": "run with the small settings of the tests",
-    "start_from": "folder of the drafter to continue from",
-    "steps": "length of the training in steps or decisions (default: the preset's)",
-    "suites": "suites of prompts such as laptop/gsm8k (default: embedded ones for the pair)",
-    "systems": "controllers to train",
-    "target": "a preset, folder, hub id or GGUF file of a causal language model",
-    "temperature": "sampling temperature; 0 decodes greedily",
-    "threads": "CPU threads to use (default: torch's choice)",
-    "tokens": "total number of answer tokens in the folder, such as 500k or 3M",
-    "top_ks": "beam widths whose acceptance is recorded, but not the trees",
-    "trace": "folder of a recording (default: the newest one of the pair)",
-    "trees": "beam widths whose whole trees are recorded",
-    "tuned": "add the fastest static tree on the tuning prompts; evaluate on the test prompts",
-    "unroll": "draft steps that training unrolls (default: the preset's)",
-    "variant": "variant of Re-SpS: max_entropy or standard",
+SCALES = ("laptop", "paper")
+# name -> (kind, default, help). kind: a type, [type] for several values, a tuple of choices, or
+# bool for a flag
+OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    # the pair and its place
+    "pair": (str, None, "target and drafter by name, or a folder or hub id (default: small)"),
+    "target": (str, None, "a preset, folder, hub id or GGUF file of a causal language model"),
+    "drafter": (str, None, "a drafter's folder or hub id, or a kind, not the pair's own"),
+    "dtype": (str, "auto", "number format of weights: auto, float32, bfloat16 or float16"),
+    "device": (str, "auto", "where to run: auto, cpu or cuda"),
+    "device_map": (str, None, "spread the target's layers over several GPUs: auto, balanced"),
+    "on": (str, None, "several processes or machines: local, ray or ray://host:port"),
+    "jobs": (int, None, "number of parallel jobs with --on (default: all cores)"),
+    # prompts
+    "suites": ([str], (), "suites such as laptop/gsm8k (default: embedded ones for the pair)"),
+    "folder": (str, None, "JSONL files of suites that are not embedded (default: SPECDEC_DATA)"),
+    "limit": (int, 4, "maximum number of prompts per suite; 0 takes all"),
+    "part": (("train", "tune", "test"), None, "use only this split of each suite"),
+    "data": (
+        str,
+        None,
+        "conversations (drafters: file or folder) or prompts (controllers: a file)",
+    ),
+    # decoding and measuring
+    "prompt": (str, None, "text to continue; a user message if the pair has a chat template"),
+    "policy": (str, "tuned", "tuned, autoregressive, eagle3, static:60,7,10, or a policy's folder"),
+    "methods": ([str], ("autoregressive", "eagle3", "eagle3-scripts"), "methods to compare"),
+    "raw": (bool, False, "continue the text itself, without the chat template"),
+    "max_new_tokens": (int, 128, "maximum number of new tokens per answer"),
+    "temperature": (float, 0.0, "sampling temperature; 0 decodes greedily"),
+    "seed": (int, 0, "random seed"),
+    "repeats": (int, 1, "number of times to decode every prompt"),
+    "tuned": (bool, False, "add the fastest static tree on the tuning prompts; judge on the rest"),
+    "force": (bool, False, "start over instead of continuing or reusing a run"),
+    "cpu_time": (bool, False, "measure processor time instead of the wall clock (one thread)"),
+    "bench": (bool, False, "also time cycles of more pairs, in more rounds"),
+    "gpu": (str, None, "compute from this GPU's data sheet: a100, h100, rtx3090 or t4"),
+    "seconds": (float, 45.0, "duration of the measurement"),
+    "estimate": (bool, False, "only print the estimated time and space"),
+    # recordings
+    "depth": (int, 12, "draft forwards after the first of the deepest tree"),
+    "top_ks": ([int], (1, 2, 8, 16), "widths whose acceptance is recorded, but not the trees"),
+    "trees": ([int], (4, 10), "widths whose whole trees are recorded"),
+    "family": ([int], (), "record every tree up to these children per node and nodes per level"),
+    "most_nodes": (int, 240, "largest number of verified nodes that can be replayed"),
+    "trace": (str, None, "folder of a recording (default: the newest one of the pair)"),
+    "costs": (str, None, "costs of a cycle: file of `specdec calibrate` or a hardware profile"),
+    "machines": ([str], None, "hardware profiles to judge at as well (default: three GPUs)"),
+    # trainings
+    "preset": (str, None, "settings by name"),
+    "set": (["extend"], (), "change settings of the preset, such as passes=2 (repeatable)"),
+    "objective": (str, "ppow", "what to optimise: ppow, cst, kl_only, distillspec-reverse, ..."),
+    "fields": (["extend"], (), "change settings of the objective, such as beta=0.1"),
+    "start_from": (str, None, "folder of the drafter to continue from"),
+    "minutes": (float, None, "stop after this many minutes instead of the preset's steps"),
+    "steps": (int, None, "length of the training in steps or decisions (default: the preset's)"),
+    "restart": (bool, False, "start over instead of continuing a run"),
+    "budget": (SCALES, "laptop", "training length in decisions"),
+    "variant": (("max_entropy", "standard"), "max_entropy", "variant of Re-SpS"),
+    "order": (("6.1", "4"), "6.1", "section of LTD's paper whose order of rounds is used"),
+    "systems": ([str], SYSTEMS, "controllers to train"),
+    "seeds": ([int], (0,), "training seeds for each controller"),
+    "out": (str, None, "output folder or file"),
+    "tokens": (str, "3M", "total number of answer tokens in the folder, such as 500k or 3M"),
+    "rows": (int, 64, "number of chats generated in parallel"),
+    "answer_tok": (int, 320, "maximum number of tokens of an answer"),
+    "prompts": (str, None, "file of prompts to answer before others are made up"),
+    # the book
+    "all": (bool, False, "run every notebook of the book, not only the main ones"),
+    "scale": (SCALES, "laptop", "budgets of the notebooks"),
+    "only": ([str], (), "names of notebooks or beginnings of them (2: the twenties)"),
+    "p": (["append"], (), "set a parameter of the notebooks (repeatable)"),
+    "smoke": (bool, False, "run with the small settings of the tests"),
+    "notebooks": (str, None, "folder of the notebooks (default: SPECDEC_NOTEBOOKS)"),
+    "publish": (bool, False, "copy the items of the runs into figures/"),
+    "replace": (bool, False, "with --publish: also replace items with more rows than these"),
+    "check": (bool, False, "change nothing; only list notebooks that are not tidy"),
 }
-CHOICES = {
-    "part": ("train", "tune", "test"),
-    "scale": ("laptop", "paper"),
-    "budget": ("laptop", "paper"),
-    "order": ("6.1", "4"),
-    "variant": ("max_entropy", "standard"),
-    "systems": SYSTEMS,
-}
-# options that must be at least 1, if they are given
-COUNTS = ("rows", "answer_tok", "repeats", "rounds", "threads", "max_new_tokens", "jobs")
-# None as a default leaves the type to the annotation
-TYPES = {"int": int, "float": float}
-
-COMMANDS: dict[str, Callable] = {}
-TRAININGS: dict[str, tuple[str, Callable]] = {}
-BOOK: dict[str, Callable] = {}
+PAIR = "pair target drafter"
+PLACE = "dtype device device_map"
+PROMPTS = "suites folder limit part"
+DECODING = "max_new_tokens temperature seed"
+# two commands have commands of their own
+GROUPS = {"train": "train a drafter or a controller", "book": "run, list or open the notebooks"}
 
 
-def command(name: str, table: dict[str, Callable] = COMMANDS) -> Callable:
-    """Decorator that adds a function to a table of commands; its docstring is the help."""
+REQUIRED = object()  # as the default of an option
+
+
+class Command(NamedTuple):
+    """A command: its function, help, options, and defaults that differ from OPTIONS."""
+
+    function: Callable[[argparse.Namespace], int | None]
+    text: str
+    options: str
+    defaults: dict[str, Any]
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def command(name: str, *options: str, **defaults) -> Callable:
+    """Decorator that adds a function to COMMANDS; its docstring is the help."""
 
     def add(function: Callable) -> Callable:
-        table[name] = function
+        COMMANDS[name] = Command(function, function.__doc__ or "", " ".join(options), defaults)
         return function
 
     return add
 
 
-def add_options(parser: argparse.ArgumentParser, function: Callable, skip=()) -> None:
-    """An argument for every parameter of a command's function."""
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in skip:
-            _add_option(parser, parameter)
-    parser.set_defaults(run=function)
-
-
-def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
-    name = parameter.name
-    text = HELP[name].replace("%", "%%")
-    annotation = str(parameter.annotation).removesuffix(" | None")
-    facts: dict = {"choices": CHOICES.get(name)}
-    # 1. positional, or a flag
-    if parameter.kind is not parameter.KEYWORD_ONLY:
-        if parameter.default is not parameter.empty:
-            facts.update(nargs="?", default=parameter.default)
-        parser.add_argument(name, help=text, **facts)
+def add_option(parser: argparse.ArgumentParser, name: str, defaults: dict[str, Any]) -> None:
+    """The argument of an option; a name in capitals is a positional one."""
+    if name.isupper():
+        parser.add_argument(name.lower(), help=OPTIONS[name.lower()][2])
         return
-    flag = "-p" if name == "p" else f"--{name.replace('_', '-')}"
-    if parameter.default is False:
-        parser.add_argument(flag, action="store_true", help=text)
-        return
-    # 2. the kind of a value, and how many
-    if annotation.startswith("tuple"):
-        annotation = annotation.removeprefix("tuple[").split(",")[0]
-        facts["nargs"] = "*"
-    if name in ("set", "fields"):
-        facts["action"] = "extend"
-        del facts["choices"]
-    if name == "p":
-        facts = {"nargs": 2, "action": "append", "metavar": ("NAME", "VALUE")}
-    if annotation in TYPES:
-        facts["type"] = TYPES[annotation]
-    # 3. the default, which the help states
-    if parameter.default is parameter.empty:
-        facts["required"] = True
+    kind, default, text = OPTIONS[name]
+    default = defaults.get(name, default)
+    facts: dict[str, Any] = {"default": default, "help": text}
+    if kind is bool:
+        facts["action"] = "store_true"
+    elif kind == ["append"]:
+        facts.update(action="append", nargs=2, default=[], metavar=("NAME", "VALUE"))
+    elif kind == ["extend"]:
+        facts.update(action="extend", nargs="*", default=[])
+    elif isinstance(kind, list):
+        facts.update(type=kind[0], nargs="*")
+    elif isinstance(kind, tuple):
+        facts["choices"] = kind
     else:
-        facts["default"] = parameter.default
-        if facts.get("action") in ("extend", "append"):
-            facts["default"] = []
-        if parameter.default not in (None, (), ""):
-            text = f"{text} (default: {_shown(parameter.default)})"
-    parser.add_argument(flag, help=text, **facts)
-
-
-def _shown(default) -> str:
-    if isinstance(default, tuple):
-        return " ".join(map(str, default))
-    return str(default)
+        facts["type"] = kind
+    if default is REQUIRED:
+        facts["required"] = True
+    elif default not in (None, (), False):
+        facts["help"] = f"{text} (default: {default})"
+    parser.add_argument("-p" if name == "p" else f"--{name.replace('_', '-')}", **facts)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -184,92 +164,42 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     version = f"specdec {sys.modules['specdec'].__version__}"
     top.add_argument("--version", action="version", version=version)
-    commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    for name, function in COMMANDS.items():
-        text = _summary(function)
-        add_options(commands.add_parser(name, help=text, description=text), function)
-    # two commands have commands of their own
-    text = "train a drafter or a controller"
-    train = commands.add_parser("train", help=text, description=text)
-    systems = train.add_subparsers(dest="system", required=True, metavar="system")
-    for name, (text, function) in TRAININGS.items():
-        unfit = {"system"}
-        if name != "eagle3":
-            unfit.add("unroll")
-        if name != "ppow":
-            unfit.add("objective")
-        if name == "eagle3":
-            unfit.add("fields")
-        if name != "resps":
-            unfit.add("variant")
-        if name != "ltd":
-            unfit.add("order")
-        add_options(systems.add_parser(name, help=text, description=text), function, unfit)
-    text = "the notebooks: run, contents, pages, lab, student (without solutions) or tidy"
-    book = commands.add_parser("book", help=text, description=text)
-    actions = book.add_subparsers(dest="action", required=True, metavar="action")
-    for name, function in BOOK.items():
-        text = _summary(function)
-        add_options(actions.add_parser(name, help=text, description=text), function)
+    groups = {"": top.add_subparsers(dest="command", required=True, metavar="command")}
+    for name, text in GROUPS.items():
+        group = groups[""].add_parser(name, help=text, description=text)
+        groups[name] = group.add_subparsers(dest="system", required=True, metavar="system")
+    for name, line in COMMANDS.items():
+        group, _, last = name.rpartition(" ")
+        each = groups[group].add_parser(last, help=line.text, description=line.text)
+        each.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+        each.set_defaults(run=line.function)
+        for option in line.options.split():
+            add_option(each, option, line.defaults)
     return top
-
-
-def _summary(function: Callable) -> str:
-    return " ".join((function.__doc__ or "").split())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments` default to the process's own."""
-    options = vars(parser().parse_args(arguments))
+    args = parser().parse_args(arguments)
+    if getattr(args, "notebooks", None):
+        os.environ[machine.NOTEBOOKS_VARIABLE] = args.notebooks
     usual = warnings.formatwarning
-    warnings.formatwarning = _as_sentence
-    debug = options.pop("debug")
-    function = options.pop("run")
-    # `system` is an argument of the trainings alone
-    for name in ("command", "action", "system"):
-        if name not in inspect.signature(function).parameters:
-            options.pop(name, None)
+    # a warning without its line of code
+    warnings.formatwarning = lambda message, *_, **__: f"specdec: {message}\n"
     try:
-        _check(options)
-        return function(**options) or 0
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        kept = "what was written is kept, and the same command continues"
-        print(f"\nspecdec: stopped; {kept}.", file=sys.stderr)
-        return 130
+        return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         sys.stderr.close()
         return 0
-    except SpecdecError as error:
-        if debug:
+    except (SpecdecError, KeyboardInterrupt) as error:
+        if args.debug:
             raise
+        if isinstance(error, KeyboardInterrupt):
+            error = "stopped; what was written is kept, and the same command continues."
         print(f"specdec: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, SpecdecError) else 130
     finally:
         warnings.formatwarning = usual
-
-
-def _check(options: dict) -> None:
-    """Refuse numbers that no command can use; set the folder of the notebooks."""
-    for name in (*COUNTS, "limit"):
-        lowest = 0 if name == "limit" else 1
-        value = options.get(name)
-        if value is not None and value < lowest:
-            option = f"--{name.replace('_', '-')}"
-            raise SpecdecError(f"{option} must be at least {lowest}, got {value}.")
-    if options.get("on") is not None:
-        from specdec.parallel import checked_place
-
-        checked_place(options["on"])
-    notebooks = options.pop("notebooks", None)
-    if notebooks:
-        os.environ[machine.NOTEBOOKS_VARIABLE] = notebooks
-
-
-def _as_sentence(message, *_, **__) -> str:
-    """A warning as a sentence, without its line of code."""
-    return f"specdec: {message}\n"
 
 
 def _print_table(table, digits: int = 2) -> None:
@@ -278,116 +208,94 @@ def _print_table(table, digits: int = 2) -> None:
     print(markdown(table, digits=digits))
 
 
-def _suites(suites: tuple, pair: str, every: bool = False) -> list[str]:
-    """The named suites, or embedded ones for the pair: the usual four, or all."""
-    from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
+def _values(args: argparse.Namespace, names: str) -> dict[str, Any]:
+    """Options as keyword arguments of a function that calls them the same; a limit of 0 is none."""
+    values = {name: getattr(args, name) for name in names.split()}
+    if "limit" in values:
+        values["limit"] = args.limit or None
+    return values
 
-    names = NAMES if every else DEFAULT_NAMES
-    return list(suites) or [embedded_suite(name, pair) for name in names]
+
+def _which(args: argparse.Namespace):
+    return tools.places.which(args.pair, args.target, args.drafter)
 
 
-@command("doctor")
-def doctor(
-    *,
-    bench: bool = False,
-    rounds: int = 5,
-    dtype: str = "float32",
-    threads: int | None = None,
-    cpu_time: bool = False,
-) -> int:
+def _load(args: argparse.Namespace):
+    """The pair of the options."""
+    return tools.places.load(_which(args), args.dtype, args.device, args.device_map)
+
+
+def _suites(args: argparse.Namespace) -> list[str]:
+    """The named suites, or the usual embedded ones for the pair."""
+    from specdec.data.suites import DEFAULT_NAMES, embedded_suite
+
+    pair = _which(args).name
+    return list(args.suites) or [embedded_suite(name, pair) for name in DEFAULT_NAMES]
+
+
+@command("doctor", "bench")
+def doctor(args) -> int:
     """report this machine's features, missing parts and the costs of a cycle here"""
     checks = tools.doctor.checks()
     _print_table(checks)
-    pairs = ("tiny", "small") if bench else ("small",)
-    how = {"rounds": rounds if bench else 1, "threads": threads, "cpu_time": cpu_time}
     print()
-    _print_table(tools.doctor.benchmark(pairs, dtype, **how))
+    pairs = ("tiny", "small") if args.bench else ("small",)
+    _print_table(tools.doctor.benchmark(pairs, rounds=5 if args.bench else 1))
     return int((checks["state"] == tools.doctor.FAULT).any())
 
 
 @command("pairs")
-def pairs() -> None:
+def pairs(args) -> None:
     """list the pairs known by name to --pair and the notebooks"""
-    import pandas
-
     from specdec.models.load import at_hand
     from specdec.models.pairs import names
 
-    rows = []
     for name in names():
-        rows.append({"pair": name, "state": "available" if at_hand(name) else "to be downloaded"})
-    _print_table(pandas.DataFrame(rows))
+        print(f"{name:20} {'available' if at_hand(name) else 'to be downloaded'}")
 
 
-@command("decode")
-def decode(
-    prompt: str,
-    *,
-    policy: str = "tuned",
-    raw: bool = False,
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    device_map: str | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> None:
+@command("decode", "PROMPT policy raw", PAIR, PLACE, DECODING)
+def decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
     from specdec.core.decode import autoregress
     from specdec.core.decode import decode as drafted
     from specdec.core.policy import Static
 
-    which = tools.places.which(pair, target, drafter)
-    method = None if policy == "tuned" else tools.places.policy(policy, which.name)
-    models = tools.places.load(which, dtype, device, device_map=device_map)
-    if policy == "tuned":
+    settings = _values(args, f"raw {DECODING}")
+    method = None
+    if args.policy != "tuned":
+        method = tools.places.policy(args.policy, _which(args).name)
+    models = _load(args)
+    if args.policy == "tuned":
         method = Static.of(models.usual_tree)
-    how = {"temperature": temperature, "seed": seed, "raw": raw}
     if method is None:
-        out = autoregress(models, prompt, max_new_tokens, **how)
+        out = autoregress(models, args.prompt, **settings)
         facts = f"autoregressive: {out.new_tok} tokens"
     else:
-        out = drafted(models, prompt, method, max_new_tokens, **how)
+        out = drafted(models, args.prompt, method, **settings)
         facts = f"{method!r}: {out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles"
     print(out.tokens if out.text is None else out.text)
     print(f"[{facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
 
 
-@command("audit")
-def audit(
-    *,
-    policy: tuple[str, ...] = (),
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    device_map: str | None = None,
-    max_new_tokens: int = 32,
-    temperature: float | None = None,
-    seed: int = 0,
-    suites: tuple[str, ...] = (),
-    folder: str | None = None,
-    limit: int = 4,
-    part: str | None = None,
-) -> int:
+AUDITED: dict[str, Any] = {"methods": (), "max_new_tokens": 32, "temperature": None}
+
+
+@command("audit", "methods", PAIR, PLACE, DECODING, PROMPTS, **AUDITED)
+def audit(args) -> int:
     """check that no tree and no policy changes the text, at temperature 0 and 1"""
     from specdec.data.suites import gather, openings
     from specdec.evaluation import lossless
 
-    which = tools.places.which(pair, target, drafter)
-    policies = {text: tools.places.policy(text, which.name) for text in policy}
-    names = _suites(suites, which.name)
-    items = gather(names, limit=limit or None, part=part, folder=folder, seed=seed)
-    models = tools.places.load(which, dtype, device, device_map=device_map)
-    how: dict = {"max_new_tokens": max_new_tokens, "seed": seed}
-    if policies:
-        how["policies"] = {**lossless.default_policies(seed), **policies}
-    how["temperatures"] = (0.0, 1.0) if temperature is None else (temperature,)
-    result = lossless.audit(models, openings(models, items), **how)
+    policies = lossless.default_policies(args.seed)
+    for text in args.methods:
+        policies[text] = tools.places.policy(text, _which(args).name)
+    items = gather(_suites(args), **_values(args, "limit part folder seed"))
+    models = _load(args)
+    temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
+    settings = _values(args, "max_new_tokens seed")
+    prompts = openings(models, items)
+    result = lossless.audit(models, prompts, policies, temperatures=temperatures, **settings)
     _print_table(result.table)
     if result.unasked:
         names = ", ".join(result.unasked)
@@ -398,388 +306,214 @@ def audit(
     return int(not result.passed)
 
 
-@command("evaluate")
-def evaluate(
-    *,
-    methods: tuple[str, ...] = ("autoregressive", "eagle3", "eagle3-scripts"),
-    policy: tuple[str, ...] = (),
-    tuned: bool = False,
-    name: str = "evaluate",
-    force: bool = False,
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    device_map: str | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
-    suites: tuple[str, ...] = (),
-    folder: str | None = None,
-    limit: int = 4,
-    part: str | None = None,
-    repeats: int = 1,
-    on: str | None = None,
-    jobs: int | None = None,
-) -> None:
+MEASURING = "methods tuned repeats force on jobs"
+
+
+@command("evaluate", MEASURING, PAIR, PLACE, DECODING, PROMPTS)
+def evaluate(args) -> None:
     """measure the speed of methods on suites"""
     from specdec.evaluation import bench
     from specdec.evaluation.tuning import tune_static
 
-    which = tools.places.which(pair, target, drafter)
-    named = {text: tools.places.policy(text, which.name) for text in (*methods, *policy)}
-    if tuned and part not in (None, "test"):
-        raise SpecdecError(f"--tuned evaluates on the test part, not on --part {part}.")
-    names = _suites(suites, which.name)
-    models = tools.places.load(which, dtype, device, device_map=device_map)
-    how: dict = {"max_new_tokens": max_new_tokens, "temperature": temperature}
-    how.update(seed=seed, folder=folder)
-    if tuned:
-        named["tuned"] = tune_static(models, names, **how).policy
-        part = "test"
-        print(f"The fastest tree on the tuning prompts is {named['tuned']!r}.", file=sys.stderr)
-    how.update(part=part, repeats=repeats, name=name, force=force, on=on, jobs=jobs)
-    run = bench.evaluate(named, names, models, limit=limit or None, **how)
+    methods = {}
+    for text in args.methods:
+        methods[text] = tools.places.policy(text, _which(args).name)
+    if args.tuned and args.part not in (None, "test"):
+        raise SpecdecError(f"--tuned evaluates on the test part, not on --part {args.part}.")
+    suites = _suites(args)
+    models = _load(args)
+    if args.tuned:
+        settings = _values(args, f"{DECODING} folder")
+        methods["tuned"] = tune_static(models, suites, **settings).policy
+        args.part = "test"
+        print(f"The fastest tree on the tuning prompts is {methods['tuned']!r}.", file=sys.stderr)
+    settings = _values(args, f"{DECODING} folder limit part repeats force on jobs")
+    run = bench.evaluate(methods, suites, models, **settings)
     table = bench.summary(run)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
     columns += ["tok_per_s", "same_frac", "accuracy_frac"]
-    _print_table(table[[column for column in columns if column in table]])
+    _print_table(table.reindex(columns=columns).dropna(axis=1, how="all"))
     print(f"\nEvery row is in {run.directory}.")
 
 
-@command("estimate")
-def estimate(
-    *,
-    gpu: str | None = None,
-    policy: str | None = None,
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    max_new_tokens: int = 128,
-    prompt_tok: int = 1024,
-    suites: tuple[str, ...] = (),
-    folder: str | None = None,
-    limit: int = 4,
-    part: str | None = None,
-    repeats: int = 1,
-) -> None:
+@command("estimate", "gpu repeats max_new_tokens dtype device", PAIR, PROMPTS)
+def estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
-    which = tools.places.which(pair, target, drafter)
-    how: dict = {"dtype": dtype, "device": device, "drafter": drafter, "gpu": gpu}
-    how.update(max_new_tokens=max_new_tokens, prompt_tok=prompt_tok, limit=limit or None)
-    how.update(folder=folder, part=part, repeats=repeats)
-    if policy:
-        largest = tools.places.policy(policy, which.name)
-        if largest is not None:
-            how["tree"] = largest.limits
-    needed = tools.estimate.estimate(which.base, _suites(suites, which.name), **how)
+    names = "dtype device drafter gpu max_new_tokens limit folder part repeats"
+    needed = tools.estimate.estimate(_which(args).base, _suites(args), **_values(args, names))
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
 
 
-@command("record")
-def record(
-    *,
-    data: str | None = None,
-    estimate: bool = False,
-    name: str = "record",
-    depth: int = 12,
-    top_ks: tuple[int, ...] = (1, 2, 8, 16),
-    trees: tuple[int, ...] = (4, 10),
-    family: tuple[int, ...] = (),
-    most_nodes: int = 240,
-    lengths: int | None = None,
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    device_map: str | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
-    suites: tuple[str, ...] = (),
-    folder: str | None = None,
-    limit: int = 40,
-    on: str | None = None,
-    jobs: int | None = None,
-) -> None:
+SHAPES = "depth top_ks trees family most_nodes"
+RECORDING = f"data estimate {SHAPES} on jobs suites folder limit"
+
+
+@command("record", RECORDING, PAIR, PLACE, DECODING, limit=40)
+def record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
+    from specdec.data.suites import NAMES, Prompt, embedded_suite
     from specdec.replays import record as recording
+    from specdec.training.drafter.generate_data import read_prompts
 
     # 1. the pair and its prompts
-    which = tools.places.which(pair, target, drafter)
-    models = tools.places.load(which, dtype, device, device_map=device_map)
-    prompts = _own_prompts(Path(data)) if data else _suites(suites, which.name, every=True)
-    if lengths is None:
-        lengths = recording.usual_lengths(models, (*top_ks, *trees), depth)
-    how: dict = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    how.update(depth=depth, top_ks=top_ks, trees=trees, family=family, most_nodes=most_nodes)
-    how.update(lengths=lengths, limit=limit or None, folder=folder, name=name, on=on, jobs=jobs)
-    if data:
-        how["part"] = recording.SPLIT
+    models = _load(args)
+    settings = _values(args, f"{DECODING} {SHAPES} limit folder on jobs")
+    widths = (*args.top_ks, *args.trees)
+    settings["lengths"] = recording.usual_lengths(models, widths, args.depth)
+    prompts = list(args.suites) or [embedded_suite(name, models.name) for name in NAMES]
+    if args.data:  # the user's turns of every line: the pair gives its own answers
+        name = Path(args.data).stem
+        prompts = {name: []}
+        for chat in read_prompts(Path(args.data)):
+            turns = tuple(turn["content"] for turn in chat if turn["role"] == "user")
+            prompts[name].append(Prompt(f"{name}/{len(prompts[name])}", name, turns))
+        settings["part"] = recording.SPLIT
     # 2. what it needs
-    needed = tools.estimate.estimate_record(models, prompts, **how)
+    needed = tools.estimate.estimate_record(models, prompts, **settings)
     print(needed.sentence, file=sys.stderr)
-    if estimate:
+    if args.estimate:
         return
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     # 3. the recording, which other commands then find
-    trace = recording.record(models, prompts, **how)
+    trace = recording.record(models, prompts, **settings)
     print(f"{trace!r}", file=sys.stderr)
-    matching = [run for run in runs.find(name) if run.key == trace.header["key"]]
-    if name == tools.places.RECORDINGS:
-        tools.places.leave_recording(matching[0].directory, trace)
-    print(matching[0].directory)
+    for run in runs.find(tools.places.RECORDINGS):
+        if run.key == trace.header["key"]:
+            tools.places.leave_recording(run.directory, trace)
+            print(run.directory)
 
 
-def _own_prompts(path: Path) -> dict:
-    """The user's turns of every line, as one suite: the pair gives its own answers."""
-    from specdec.data.suites import Prompt
-    from specdec.training.drafter.generate_data import read_prompts
-
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    prompts = []
-    for file in files:
-        for chat in read_prompts(file):
-            turns = tuple(turn["content"] for turn in chat if turn["role"] == "user")
-            prompts.append(Prompt(f"{path.stem}/{len(prompts)}", path.stem, turns))
-    return {path.stem: prompts}
+WRITING = "out tokens minutes rows answer_tok prompts folder seed estimate"
 
 
-@command("generate-data")
-def generate_data(
-    target: str,
-    *,
-    out: str,
-    tokens: str = "3M",
-    minutes: float | None = None,
-    rows: int = 64,
-    answer_tok: int = 320,
-    prompts: str | None = None,
-    folder: str | None = None,
-    seed: int = 0,
-    dtype: str = "auto",
-    device: str = "auto",
-    device_map: str | None = None,
-    threads: int | None = None,
-) -> None:
+@command("generate-data", "TARGET", WRITING, PLACE, out=REQUIRED)
+def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
-    import torch
-
-    from specdec.models.load import load_pair
     from specdec.training.drafter import generate_data as chats
 
-    total = _amount(tokens)
-    if threads:
-        torch.set_num_threads(threads)
-    how: dict = {"seed": seed, "rows": rows, "answer_tok": answer_tok}
-    if prompts:
-        how["prompts"] = Path(prompts)
-    config = chats.ChatConfig(**how)
-    where = {"device_map": device_map} if device_map else {}
-    pair = load_pair(target=target, dtype=dtype, device=device, **where)
-    end = {"tokens": total, "minutes": minutes, "benchmarks": folder}
-    files = chats.generate_chats(pair, config, out, **end)
+    total = _amount(args.tokens)
+    settings = _values(args, "seed rows answer_tok")
+    if args.prompts:
+        settings["prompts"] = Path(args.prompts)
+    config = chats.ChatConfig(**settings)
+    args.pair = args.drafter = None
+    pair = _load(args)
+    files = chats.open_chats(pair, config, args.out, args.folder)
+    missing = total - files.answer_tok
+    if missing > 0:
+        print(chats.estimate_chats(pair, config, missing), file=sys.stderr)
+    if missing > 0 and not args.estimate:
+        end = {"tokens": total, "minutes": args.minutes, "benchmarks": args.folder}
+        files = chats.generate_chats(pair, config, args.out, **end)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
-    print(f"{out} holds {files.answer_tok:,} answer tokens ({counts}).")
+    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
 
 
 def _amount(text: str) -> int:
     """A count such as 300000, 300k or 3M."""
     units = {"k": 1_000, "m": 1_000_000}
-    unit = units.get(text.strip()[-1:].lower(), 1)
+    unit = units.get(text[-1:].lower(), 1)
     try:
-        count = int(float(text.strip().rstrip("kKmM")) * unit)
+        count = int(float(text.rstrip("kKmM")) * unit)
     except (ValueError, OverflowError):
         raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
     return check_integer("--tokens", count, 1)
 
 
-@command("score")
-def score(
-    policy: str,
-    *,
-    trace: str | None = None,
-    costs: str | None = None,
-    machines: tuple[str, ...] | None = None,
-    answer_ms: float | None = None,
-) -> None:
+@command("score", "POLICY trace costs machines")
+def score(args) -> None:
     """judge a controller by replay: speed over plain decoding and the tuned tree"""
-    from specdec.evaluation.score import score as judge
+    from specdec.evaluation import score as module
 
-    how: dict = {"trace": trace, "costs": costs, "policy_ms": answer_ms}
-    if machines is not None:
-        how["machines"] = machines
-    result = judge(policy, **how)
+    machines = module.MACHINES if args.machines is None else args.machines
+    result = module.score(args.policy, trace=args.trace, costs=args.costs, machines=machines)
     _print_table(result.table, digits=3)
     print(f"\n{result.sentence}")
 
 
-@command("calibrate")
-def calibrate(
-    *,
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    device_map: str | None = None,
-    seconds: float = 45.0,
-    seed: int = 0,
-    cpu_time: bool = False,
-    out: str | None = None,
-) -> None:
+@command("calibrate", "seconds seed cpu_time out", PAIR, PLACE)
+def calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
     from specdec.costs.calibrate import calibrate as measure
 
-    which = tools.places.which(pair, target, drafter)
-    models = tools.places.load(which, dtype, device, device_map=device_map)
-    costs = measure(models, seconds=seconds, seed=seed, cpu_time=cpu_time)
-    number_format = dtype_name(models.target.dtype)
-    print(costs.save(out or tools.places.costs_file(models.name, number_format)))
-    tree = None if out else tools.places.keep_tree(models.name, number_format)
+    models = _load(args)
+    costs = measure(models, **_values(args, "seconds seed cpu_time"))
+    dtype = dtype_name(models.target.dtype)
+    print(costs.save(args.out or tools.places.costs_file(models.name, dtype)))
+    tree = None if args.out else tools.places.keep_tree(models.name, dtype)
     if tree:
         print(f"{models.name} now decodes with the tree {tree.text}, the fastest at these costs.")
 
 
-def train_drafter(
-    *,
-    system: str,
-    target: str,
-    out: str,
-    data: str | None = None,
-    preset: str | None = None,
-    set: tuple[str, ...] = (),
-    objective: str = "ppow",
-    fields: tuple[str, ...] = (),
-    unroll: int | None = None,
-    start_from: str | None = None,
-    minutes: float | None = None,
-    steps: int | None = None,
-    threads: int | None = None,
-    device: str | None = None,
-    seed: int = 0,
-    restart: bool = False,
-) -> None:
+def train_drafter(args) -> None:
     """Train a drafter of one kind, or continue one with PPOW."""
     from specdec.data.toy_chats import CorpusChats
-    from specdec.training.drafter import accuracy, chats, eagle3, presets
+    from specdec.training.drafter import chats, eagle3, presets
 
-    # 1. the settings; those of another kind are not among its options
-    if system != "ppow":
-        preset = preset or "small"
-    more: dict = {"seed": seed, "own_text": bool(data), "fields": fields}
-    if system == "ppow":
-        more["objective"] = objective
-    if system == "eagle3":
-        more["unroll"] = unroll
-    names = (system, target, preset, set, start_from)
-    settings, aim, start = presets.training_named(*names, **more)
-    how: dict = {"minutes": minutes, "steps": steps, "seed": seed}
-    budget = presets.Budget(threads=threads, device=device, **how)
+    # 1. the settings; eagle3 has no objective, and only that of ppow has a name
+    names = (args.system, args.target, args.preset, args.set, args.start_from)
+    more = _values(args, f"seed {MORE.get(args.system, 'fields')}")
+    settings, aim, start = presets.training_named(*names, own_text=bool(args.data), **more)
+    budget = presets.Budget(**_values(args, "minutes steps seed device"))
     # 2. the training
-    conversations = chats.load_conversations(data) if data else CorpusChats()
-    how = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
-    how.update(out_dir=out, resume=not restart)
-    print(eagle3.train_drafter(target, conversations, **how))
-    # 3. what it learned, by number of conversations
-    if settings.passes and settings.held_out:
-        points = accuracy.learning_curve(out)
-        print()
-        _print_table(points, digits=3)
-        if system != "ppow":
-            print()
-            _print_table(accuracy.fit_doubling(points), digits=3)
+    conversations = chats.load_conversations(args.data) if args.data else CorpusChats()
+    how: dict = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
+    how.update(out_dir=args.out, resume=not args.restart)
+    print(eagle3.train_drafter(args.target, conversations, **how))
 
 
-def train_controller(
-    *,
-    system: str,
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    data: str | None = None,
-    trace: str | None = None,
-    costs: str | None = None,
-    preset: str = "ours",
-    set: tuple[str, ...] = (),
-    steps: int | None = None,
-    budget: str = "laptop",
-    variant: str = "max_entropy",
-    order: str | None = None,
-    out: str | None = None,
-    seed: int = 0,
-    restart: bool = False,
-) -> None:
+def _recording(args: argparse.Namespace) -> tuple:
+    """The recording that a training reads, and its prices."""
+    which = _which(args)
+    name = None if args.trace and not which.typed else which.name
+    recorded = tools.places.trace(args.trace, name)
+    header = recorded.header
+    return recorded, tools.places.costs(args.costs, header["pair"], header["dtype"])
+
+
+def train_controller(args) -> None:
     """Train a controller on a recording."""
     from specdec import runs
     from specdec.policies import ltd
     from specdec.policies.base import setting
     from specdec.training import controllers
 
-    which = tools.places.which(pair, target, drafter)
     # 1. the recording and its prices; with --data they are made first
-    if data:
-        if trace:
+    if args.data:
+        if args.trace:
             raise SpecdecError("give --data (prompts to record) or --trace, and not both.")
-        record(data=data, limit=0, pair=pair, target=target, drafter=drafter)
-        if not costs:
-            calibrate(pair=pair, target=target, drafter=drafter)
-    name = None if trace and not which.typed else which.name
-    recorded = tools.places.trace(trace, name)
-    pair_name, dtype = recorded.header["pair"], recorded.header["dtype"]
-    prices = tools.places.costs(costs, pair_name, dtype)
+        chosen = []
+        for name in PAIR.split():
+            if getattr(args, name):
+                chosen += [f"--{name}", getattr(args, name)]
+        parse = parser().parse_args
+        record(parse(["record", "--data", args.data, "--limit", "0", *chosen]))
+        if not args.costs:
+            calibrate(parse(["calibrate", *chosen]))
+    recorded, prices = _recording(args)
+    pair, dtype = recorded.header["pair"], recorded.header["dtype"]
     # 2. the settings
-    changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in set)
-    if system == "ltd":
-        changes = {"rounds": ltd.ORDERS[order or "6.1"]} | changes
-    how: dict = {"preset": preset, "steps": steps, "seed": seed, "changes": changes}
-    if system == "resps":
-        how["variant"] = variant
+    changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in args.set)
+    if args.system == "ltd":
+        changes.setdefault("rounds", ltd.ORDERS[args.order])
+    settings = _values(args, "preset steps seed")
+    if args.system == "resps":
+        settings["variant"] = args.variant
     if changes.get("state") == "text" and "text_state" not in recorded.header:
-        chosen = which if which.typed else tools.places.which(pair_name)
+        which = _which(args)
+        which = which if which.typed else tools.places.which(pair)
         texts = runs.workbook_module("texts", "experiments")
-        recorded = texts.embedded(recorded, lambda: tools.places.load(chosen, dtype))
+        recorded = texts.embedded(recorded, lambda: tools.places.load(which, dtype))
     # 3. the training
-    folder = Path(out or tools.places.policy_folder(pair_name, system, dtype))
-    how.update(out_dir=folder, resume=not restart, paper=budget == "paper")
-    controllers.train_system(system, recorded, prices, **how)
+    folder = Path(args.out or tools.places.policy_folder(pair, args.system, dtype))
+    how = {"out_dir": folder, "resume": not args.restart, "paper": args.budget == "paper"}
+    controllers.train_system(args.system, recorded, prices, changes=changes, **settings, **how)
     print(folder)
-
-
-def train_sweep(
-    *,
-    systems: tuple[str, ...] = SYSTEMS,
-    seeds: tuple[int, ...] = (0,),
-    pair: str | None = None,
-    target: str | None = None,
-    drafter: str | None = None,
-    trace: str | None = None,
-    costs: str | None = None,
-    preset: str = "ours",
-    steps: int | None = None,
-    budget: str = "laptop",
-    out: str,
-    on: str | None = None,
-    jobs: int | None = None,
-) -> None:
-    """Train several controllers with several seeds; existing ones are kept."""
-    from specdec.training import controllers
-
-    which = tools.places.which(pair, target, drafter)
-    recorded = tools.places.trace(trace, None if trace and not which.typed else which.name)
-    prices = tools.places.costs(costs, recorded.header["pair"], recorded.header["dtype"])
-    how = {"preset": preset, "steps": steps, "paper": budget == "paper", "on": on, "jobs": jobs}
-    folder = Path(out)
-    _print_table(controllers.train_sweep(systems, recorded, prices, seeds, out_dir=folder, **how))
 
 
 DRAFTERS = {
@@ -794,140 +528,116 @@ DRAFTERS = {
     "hydra++": "train Hydra's heads behind an extra layer",
     "lm": "train a small language model as drafter",
 }
+DRAFTING = "target out data preset set start_from minutes steps device seed restart"
+CONTROLLING = f"{PAIR} trace costs preset steps budget out"
+MORE = {"eagle3": "", "ppow": "objective fields", "resps": "variant", "ltd": "order"}
 for _name, _text in DRAFTERS.items():
-    TRAININGS[_name] = (_text, train_drafter)
+    _defaults = {"target": REQUIRED, "out": REQUIRED, "device": None}
+    if _name != "ppow":
+        _defaults["preset"] = "small"
+    _options = f"{DRAFTING} {MORE.get(_name, 'fields')}"
+    COMMANDS[f"train {_name}"] = Command(train_drafter, _text, _options, _defaults)
 for _name in SYSTEMS:
-    TRAININGS[_name] = (f"train the controller {_name} on a recording", train_controller)
-TRAININGS["sweep"] = ("train several controllers with several seeds", train_sweep)
+    _text = f"train the controller {_name} on a recording"
+    _options = f"{CONTROLLING} data set seed restart {MORE.get(_name, '')}"
+    COMMANDS[f"train {_name}"] = Command(train_controller, _text, _options, {"preset": "ours"})
 
 
-@command("reproduce")
-def reproduce(
-    *,
-    scale: str = "laptop",
-    full: bool = False,
-    all: bool = False,
-    force: bool = False,
-    notebooks: str | None = None,
-    on: str | None = None,
-    jobs: int | None = None,
-) -> int:
-    """run the main notebooks of the book and write a page of all results"""
-    book = tools.book.Book(scale)
-    names = [entry.name for entry in book.choose((), all)]
-    whole_suites = [name for name in names if full and name.startswith("30_evaluate")]
-    first = [name for name in names if name not in whole_suites]
-    reports = [tools.book.run(book, first, force=force, on=on, jobs=jobs)]
-    if whole_suites:
-        how = {"parameters": {"limit": 0}, "force": force, "on": on, "jobs": jobs}
-        reports.append(tools.book.run(book, whole_suites, **how))
-    headlines = []
-    for report in reports:
-        headlines += report.attrs["headlines"]
-    tools.book.write_page(book, headlines)
-    return int(any(_any_failed(report) for report in reports))
+@command("train sweep", CONTROLLING, "systems seeds on jobs", preset="ours", out=REQUIRED)
+def train_sweep(args) -> None:
+    """train several controllers with several seeds; existing ones are kept"""
+    from specdec.training import controllers
+
+    recorded, prices = _recording(args)
+    settings = _values(args, "seeds preset steps on jobs")
+    settings.update(out_dir=Path(args.out), paper=args.budget == "paper")
+    _print_table(controllers.train_sweep(args.systems, recorded, prices, **settings))
 
 
-def _any_failed(report) -> bool:
-    return bool(report["state"].isin(["failed", "skipped"]).any())
-
-
-@command("items")
-def items(
-    *,
-    scale: str = "laptop",
-    publish: bool = False,
-    replace: bool = False,
-    notebooks: str | None = None,
-) -> int:
+@command("items", "scale publish replace notebooks")
+def items(args) -> int:
     """list the papers' tables and figures and the state of each"""
     from specdec import runs
 
     book_items = runs.workbook_module("items")
-    if not publish:
-        table = book_items.status(scale)
+    if not args.publish:
+        table = book_items.status(args.scale)
         _print_table(table[["item", "state", "missing", "scale", "notebook"]])
         states = table["state"].value_counts().items()
         counts = ", ".join(f"{count} {state}" for state, count in states)
         print(f"\n{counts}, of {len(table)}.")
         return 0
-    sources = runs.workbook_module("claims").sources(scale, richest=not replace)
-    published = book_items.publish(scale, sources, replace)
+    sources = runs.workbook_module("claims").sources(args.scale, richest=not args.replace)
+    published = book_items.publish(args.scale, sources, args.replace)
     # README's verdicts and figure follow from the published rows
     if runs.home() == runs.workbook():
         runs.workbook_module("speeds").write(book_items.figures_dir())
         page = runs.workbook_module("page")
         page.write_verdicts(runs.home() / "README.md", book_items.figures_dir())
     if not len(published):
-        print(f"The runs of scale {scale} hold no item; run make book first.")
+        print(f"The runs of scale {args.scale} hold no item; run make book first.")
         return 0
     _print_table(published)
     return int((published["state"] == "refused").any())
 
 
-@command("run", BOOK)
-def book_run(
-    *,
-    only: tuple[str, ...] = (),
-    all: bool = False,
-    force: bool = False,
-    smoke: bool = False,
-    p: tuple[str, ...] = (),
-    scale: str = "laptop",
-    notebooks: str | None = None,
-    on: str | None = None,
-    jobs: int | None = None,
-) -> int:
+@command("reproduce", "all force scale notebooks on jobs")
+def reproduce(args) -> int:
+    """run the main notebooks of the book and write a page of all results"""
+    args.only, args.p, args.smoke = (), (), False
+    return book_run(args)
+
+
+@command("book run", "only p smoke all force scale notebooks on jobs")
+def book_run(args) -> int:
     """run the notebooks whose results are out of date"""
     import yaml
 
-    book = tools.book.Book(scale)
-    values = {name: yaml.safe_load(text) for name, text in p}  # a number, flag or list
-    how = {"force": force, "smoke": smoke, "everything": all, "on": on, "jobs": jobs}
-    report = tools.book.run(book, only, parameters=values, **how)
-    if not only:
+    book = tools.book.Book(args.scale)
+    values = {name: yaml.safe_load(text) for name, text in args.p}  # a number, flag or list
+    how = _values(args, "force smoke on jobs")
+    report = tools.book.run(book, args.only, parameters=values, everything=args.all, **how)
+    if not args.only:
         tools.book.write_page(book, report.attrs["headlines"])
-    return int(_any_failed(report))
+    return int(report["state"].isin(["failed", "skipped"]).any())
 
 
-@command("contents", BOOK)
-def book_contents(*, scale: str = "laptop", notebooks: str | None = None) -> None:
+@command("book contents", "scale notebooks")
+def book_contents(args) -> None:
     """print the table of contents with the state of each notebook"""
-    print(tools.book.contents(scale))
+    print(tools.book.contents(args.scale))
 
 
-@command("pages", BOOK)
-def book_pages(
-    *, only: tuple[str, ...] = (), scale: str = "laptop", notebooks: str | None = None
-) -> None:
+@command("book pages", "only scale notebooks")
+def book_pages(args) -> None:
     """write the executed notebooks as pages with pictures into figures/book"""
     from specdec import runs
 
-    written = runs.workbook_module("executed").write_pages(tools.book.Book(scale), only)
-    print("\n".join(map(str, written)))
+    pages = runs.workbook_module("executed").write_pages(tools.book.Book(args.scale), args.only)
+    print(*pages, sep="\n")
 
 
-@command("student", BOOK)
-def book_student(*, out: str | None = None, notebooks: str | None = None) -> None:
+@command("book student", "out notebooks")
+def book_student(args) -> None:
     """write the teaching notebooks without their solutions"""
     from specdec import runs
 
-    folder = Path(out) if out else runs.home() / "runs" / "student"
-    print("\n".join(map(str, tools.book.write_student_edition(folder))))
+    folder = Path(args.out) if args.out else runs.home() / "runs" / "student"
+    print(*tools.book.write_student_edition(folder), sep="\n")
 
 
-@command("lab", BOOK)
-def book_lab(*, no_browser: bool = False, notebooks: str | None = None) -> int:
+@command("book lab", "notebooks")
+def book_lab(args) -> int:
     """open the book in JupyterLab"""
-    return tools.book.open_lab(["--no-browser"] if no_browser else [])
+    return tools.book.open_lab([])
 
 
-@command("tidy", BOOK)
-def book_tidy(*, check: bool = False, notebooks: str | None = None) -> int:
+@command("book tidy", "check notebooks")
+def book_tidy(args) -> int:
     """remove outputs from the notebooks and rewrite their first cells"""
-    untidy = tools.book.tidy_all(check=check)
+    untidy = tools.book.tidy_all(check=args.check)
     print("\n".join(untidy) or "everything is tidy")
-    return int(check and bool(untidy))
+    return int(args.check and bool(untidy))
 
 
 if __name__ == "__main__":

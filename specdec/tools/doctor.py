@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 import pandas as pd
-import torch
 
 from specdec import machine, runs
 from specdec.core.pair import Pair, dtype_name
@@ -29,81 +28,62 @@ PLAIN = "plain"
 
 
 def checks(pairs=SHIPPED) -> pd.DataFrame:
-    """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT), hint."""
-    neighbours = machine.Neighbours()
+    """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT)."""
     facts = machine.fingerprint()
-    free_gib = free_memory_gib()
-    rows = [("CPU", f"{facts['cpu']}, {facts['cores']} usable cores, {facts['system']}", OK, "")]
-    rows.append(("GPU", facts["gpu"] or "none", OK, ""))
+    cores = facts["cores"]
+    rows = [("CPU", f"{facts['cpu']}, {cores} usable cores, {facts['system']}", OK)]
+    rows.append(("GPU", facts["gpu"] or "none", OK))
     # 1. what slows decoding down
-    flags = set(facts["cpu_flags"])
-    slow = not facts["gpu"] and not machine.multiplies_bfloat16()
-    hint = "no bfloat16 units: use float32" if slow else ""
-    rows.append(("CPU flags", ", ".join(sorted(flags)), NOTE if slow else OK, hint))
-    short = free_gib is not None and free_gib < 2
-    hint = "little is free: ask `specdec estimate` before a run" if short else ""
-    free = "unknown" if free_gib is None else f"{free_gib:.1f} GiB free"
-    rows.append(("memory", free, NOTE if short else OK, hint))
+    if not facts["gpu"] and not machine.multiplies_bfloat16():
+        rows.append(("number format", "no bfloat16 units: use float32", NOTE))
+    free_gib = free_memory_gib()
+    if free_gib is not None:
+        rows.append(("memory", f"{free_gib:.1f} GiB free", NOTE if free_gib < 2 else OK))
     threads = facts["threads"] or 0
-    many = threads > facts["cores"]
-    hint = "more than cores: set OMP_NUM_THREADS" if many else ""
-    rows.append(("threads", str(threads), NOTE if many else OK, hint))
+    rows.append(("threads", f"{threads} (OMP_NUM_THREADS)", NOTE if threads > cores else OK))
     # 2. what is missing
     for name in pairs:
         try:
             load_pair(name)
-            rows.append((f"pair {name}", "loads", OK, ""))
+            rows.append((f"pair {name}", "loads", OK))
         except SpecdecError as error:
-            rows.append((f"pair {name}", str(error), FAULT, "install the package again"))
+            rows.append((f"pair {name}", str(error), FAULT))
     folder = os.environ.get(suites.DATA_VARIABLE)
     missing = folder is not None and not Path(folder).expanduser().is_dir()
-    hint = f"correct or unset {suites.DATA_VARIABLE}" if missing else ""
-    rows.append(("benchmarks", folder or "embedded only", FAULT if missing else OK, hint))
+    rows.append(("benchmarks", folder or "embedded only", FAULT if missing else OK))
     writable = os.access(nearest_existing(runs.home()), os.W_OK)
-    hint = "" if writable else "not writable: set SPECDEC_HOME"
-    rows.append(("results", str(runs.home()), OK if writable else FAULT, hint))
+    rows.append(("results", str(runs.home()), OK if writable else FAULT))
     # 3. versions, and who else computes here
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    rows.append(("versions", f"Python {facts['python']}, {versions}", OK, ""))
-    crowded = neighbours.crowded()
-    rows.append(("load", crowded or "this process has its cores", NOTE if crowded else OK, ""))
-    return pd.DataFrame(rows, columns=["fact", "value", "state", "hint"])
+    rows.append(("versions", f"Python {facts['python']}, {versions}", OK))
+    crowded = machine.Neighbours().crowded()
+    rows.append(("load", crowded or "this process has its cores", NOTE if crowded else OK))
+    return pd.DataFrame(rows, columns=["fact", "value", "state"])
 
 
-def benchmark(
-    pairs=("small",), dtype: str = "float32", rounds: int = 1, threads=None, cpu_time=False
-) -> pd.DataFrame:
+def benchmark(pairs=("small",), rounds: int = 1) -> pd.DataFrame:
     """`cycle_costs` of shipped pairs; a row each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
     rows = []
-    try:
-        for name in pairs:
-            pair = load_pair(name, dtype=dtype)
-            rows.append(cycle_costs(pair, suite_prompts(pair), rounds=rounds, cpu_time=cpu_time))
-    finally:
-        torch.set_num_threads(before)
+    for name in pairs:
+        pair = load_pair(name, dtype="float32")
+        rows.append(cycle_costs(pair, suite_prompts(pair), rounds=rounds))
     return pd.DataFrame(rows)
 
 
-def cycle_costs(
-    pair: Pair, prompts, trees=TREES, new_tok: int = 24, rounds: int = 1, **settings
-) -> dict:
+def cycle_costs(pair: Pair, prompts, trees=TREES, new_tok=24, rounds: int = 1, **settings) -> dict:
     """Costs of the fastest of `trees` on `prompts`, as medians over the rounds.
 
     tree: total_tokens/depth/top_k. plain_ms: a step of `autoregress`. draft_steps, verify_steps,
     rest_steps: of the mean cycle, in plain steps. speed: tokens per second over those of
     `autoregress`, with speed_low and speed_high of the rounds. settings: those of `bench.evaluate`.
     """
-    if pair.drafter is None or not trees:
-        raise SpecdecError("there is no cycle to time; give a pair with a drafter and a tree.")
     methods = {PLAIN: "autoregressive"}
     for tree in trees:
         methods[f"{tree.total_tokens}/{tree.depth}/{tree.top_k}"] = Static.of(tree)
     options = {"max_new_tokens": new_tok, "repeats": rounds, "progress": False, **settings}
     turns, cycles = bench.decode_rounds(methods, {pair.name: prompts}, pair, **options)
     facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype)}
-    return facts | fastest(turns, cycles)
+    return {**facts, **fastest(turns, cycles)}
 
 
 def fastest(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
@@ -122,15 +102,14 @@ def fastest(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
     speed = token_ms[PLAIN] / token_ms[tree]
     step_ms = sums.loc[PLAIN, "decode_ms"] / sums.loc[PLAIN, "steps"]
     rows = sums.loc[tree]
-    draft = rows["draft_ms"] / rows["cycles"] / step_ms
-    verify = rows["verify_ms"] / rows["cycles"] / step_ms
-    rest = rows["cycle_ms"] / rows["cycles"] / step_ms - draft - verify
+    steps = rows[["draft_ms", "verify_ms", "cycle_ms"]].div(rows["cycles"] * step_ms, axis=0)
+    rest = steps["cycle_ms"] - steps["draft_ms"] - steps["verify_ms"]
     return {
         "tree": tree,
         "tau": float(tau(rows["cycle_tok"].sum(), rows["cycles"].sum())),
         "plain_ms": float(step_ms.median()),
-        "draft_steps": float(draft.median()),
-        "verify_steps": float(verify.median()),
+        "draft_steps": float(steps["draft_ms"].median()),
+        "verify_steps": float(steps["verify_ms"].median()),
         "rest_steps": float(rest.median()),
         "speed": float(speed.median()),
         "speed_low": float(speed.min()),
@@ -138,9 +117,7 @@ def fastest(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
     }
 
 
-def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
-    """Token ids of one tuning prompt of each suite, by default of the pair's usual ones."""
-    if not names:
-        names = [suites.embedded_suite(name, pair.name) for name in suites.DEFAULT_NAMES]
-    prompts = suites.gather(list(names), part="tune", limit=1, seed=seed)
-    return suites.openings(pair, prompts)
+def suite_prompts(pair: Pair) -> list[list[int]]:
+    """Token ids of one tuning prompt of each of the pair's usual suites."""
+    names = [suites.embedded_suite(name, pair.name) for name in suites.DEFAULT_NAMES]
+    return suites.openings(pair, suites.gather(names, part="tune", limit=1))

@@ -19,13 +19,12 @@ from specdec.models.pairs import name_of, named
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import open_trace, recording_folder
 
-USUAL = "small"  # the default pair
 RECORDINGS = "record"  # the name of the runs that `record` writes
 
 
 @dataclass(frozen=True)
 class Which:
-    """The chosen pair. name: to show; base: its preset or target; typed: whether chosen at all.
+    """The chosen pair. base: its preset or target; typed: whether anything was chosen.
 
     With another drafter a pair has another name, so that recordings and costs are not mixed up.
     """
@@ -38,20 +37,20 @@ class Which:
 
 
 def which(pair: str | None = None, target: str | None = None, drafter: str | None = None) -> Which:
-    """The pair of --pair, --target and --drafter; USUAL without any."""
+    """The pair of --pair, --target and --drafter; `small` without any."""
     if pair and target:
         raise SpecdecError("give --pair (a preset) or --target (a folder or hub id), not both.")
-    base = target or named(pair or USUAL)
+    base = target or named(pair or "small")
     name = name_of(base) if target else base
-    shown = name
+    full_name = name
     if drafter:
         kind, source = kind_and_source(drafter)
         # the drafter's kind and place, unless they are the pair's own
         if kind not in (None, "eagle3", name):
-            shown += f"+{kind}"
+            full_name += f"+{kind}"
         if source and name_of(source) != name:
-            shown += f"+{name_of(source)}"
-    return Which(shown, base, target, drafter, bool(pair or target or drafter))
+            full_name += f"+{name_of(source)}"
+    return Which(full_name, base, target, drafter, bool(pair or target or drafter))
 
 
 def load(which: Which, dtype: str = "auto", device: str = "auto", device_map: str | None = None):
@@ -64,10 +63,10 @@ def load(which: Which, dtype: str = "auto", device: str = "auto", device_map: st
     return pair
 
 
-def policy(text: str, pair: str | None):
+def policy(text: str, pair: str):
     """A method by text, see `methods.method_from`; a warning if trained for another pair."""
     method = method_from(text)
-    if method is not None and pair:
+    if method is not None:
         warn_elsewhere(method, pair=pair)
     return method
 

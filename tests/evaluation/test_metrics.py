@@ -14,21 +14,12 @@ HAND = [
     ("s", "b", 0, "m", 0, 0, 0, 0),
     ("s", "a", 0, "n", 1, 1, 1, 3),
 ]
+COLUMNS = "suite prompt turn method accepted_tok verify_nodes draft_calls candidates".split()
 
 
 @pytest.fixture
 def rows():
-    columns = [
-        "suite",
-        "prompt",
-        "turn",
-        "method",
-        "accepted_tok",
-        "verify_nodes",
-        "draft_calls",
-        "candidates",
-    ]
-    table = pd.DataFrame(HAND, columns=columns)
+    table = pd.DataFrame(HAND, columns=COLUMNS)
     table["new_tok"], table["verified_tok"] = table["accepted_tok"] + 1, table["verify_nodes"] + 1
     return table.assign(expansions=(table["draft_calls"] - 1).clip(lower=0), top_k=3)
 
@@ -36,8 +27,8 @@ def rows():
 def test_facts_of_a_method_are_whole(rows):
     table = metrics.cycle_facts(rows)
     assert table.index.tolist() == ["m", "n"] and table.index.name == "method"
-    halves = [2 / 8, 1 / 2]  # of the two turns in which nodes were verified
-    deviation = pytest.approx(abs(halves[0] - halves[1]) / 2**0.5)
+    # of the two turns in which nodes were verified
+    halves = [2 / 8, 1 / 2]
     assert table.loc["m"].to_dict() == {
         "cycles": 4,
         "turns": 3,
@@ -50,7 +41,7 @@ def test_facts_of_a_method_are_whole(rows):
         "rounds_per_turn_sd": pytest.approx(1 / 3**0.5),
         "accepted_per_node": 3 / 10,
         "accepted_per_node_macro": sum(halves) / 2,
-        "accepted_per_node_sd": deviation,
+        "accepted_per_node_sd": pytest.approx(abs(halves[0] - halves[1]) / 2**0.5),
         "accepted_per_level": 3 / 5,
         "accepted_per_level_macro": (2 / 4 + 1) / 2,
         "accepted_per_level_sd": pytest.approx(0.5 / 2**0.5),
@@ -68,33 +59,30 @@ def test_facts_of_a_method_are_whole(rows):
         "commonest_frac": 0.5,
         "collapsed": False,
     }
-    nothing = metrics.cycle_facts(rows[rows["prompt"] == "b"])
-    assert np.isnan(nothing.loc["m", "accepted_per_node"])
-    assert nothing.loc["m", "new_per_verified_row"] == 1.0
-    for column in ("repeat", "seed"):  # each is a decoding of its own, pooled or not
-        twice = pd.concat([rows.assign(**{column: 0}), rows.assign(**{column: 1})])
-        assert metrics.cycle_facts(twice, ["method", column]).loc[("m", 1)].equals(table.loc["m"])
-        pooled = metrics.cycle_facts(twice).loc[
-            "m", ["turns", "rounds_per_turn", "tau_macro", "tau_last_turn"]
-        ]
-        assert pooled.tolist() == pytest.approx([6, 4 / 3, 1.5, 1.5])
-    pytest.raises(AssertionError, metrics.cycle_facts, rows.iloc[:0]).match("no cycles")
-    pytest.raises(KeyError, metrics.cycle_facts, rows.drop(columns="accepted_tok")).match(
-        "accepted_tok"
-    )
+    nothing = metrics.cycle_facts(rows[rows["prompt"] == "b"]).loc["m"]
+    assert np.isnan(nothing["accepted_per_node"]) and nothing["new_per_verified_row"] == 1.0
 
 
-def test_histograms_collapses_and_texts_are_counted(rows):
+@pytest.mark.parametrize("column", ["repeat", "seed"])
+def test_each_repeat_is_a_decoding_pooled_or_not(rows, column):
+    once = metrics.cycle_facts(rows)
+    twice = pd.concat([rows.assign(**{column: 0}), rows.assign(**{column: 1})])
+    assert metrics.cycle_facts(twice, ["method", column]).loc[("m", 1)].equals(once.loc["m"])
+    columns = ["turns", "rounds_per_turn", "tau_macro", "tau_last_turn"]
+    pooled = metrics.cycle_facts(twice).loc["m", columns]
+    assert pooled.tolist() == pytest.approx([6, 4 / 3, 1.5, 1.5])
+
+
+def test_histograms(rows):
     shares = metrics.action_shares(rows)
-    assert list(shares) == ["method", "verified_tok", "expansions", "top_k", "cycles", "share"]
-    assert shares.index.tolist() == [0, 1, 2, 3]
-    assert shares.values.tolist() == [
-        ["m", 5, 1, 3, 2, 0.5],
-        ["m", 3, 0, 3, 1, 0.25],
-        ["m", 1, 0, 3, 1, 0.25],
-        ["n", 2, 0, 3, 1, 1.0],
+    assert list(shares) == ["method", *metrics.ACTION, "cycles", "share"]
+    assert shares.reset_index().values.tolist() == [
+        [0, "m", 5, 1, 3, 2, 0.5],
+        [1, "m", 3, 0, 3, 1, 0.25],
+        [2, "m", 1, 0, 3, 1, 0.25],
+        [3, "n", 2, 0, 3, 1, 1.0],
     ]
-    each = metrics.answer_shares(rows)
+    each = metrics.answer_shares(rows, columns=["expansions", "verify_nodes"])
     assert list(each) == ["method", "answer", "value", "cycles", "share"]
     assert each[each["method"] == "m"].values.tolist() == [
         ["m", "expansions", 1, 2, 0.5],
@@ -102,50 +90,28 @@ def test_histograms_collapses_and_texts_are_counted(rows):
         ["m", "verify_nodes", 4, 2, 0.5],
         ["m", "verify_nodes", 2, 1, 0.25],
         ["m", "verify_nodes", 0, 1, 0.25],
-        ["m", "top_k", 3, 4, 1.0],
     ]
-    assert metrics.answer_shares(rows, columns=["top_k"]).values.tolist() == [
-        ["m", "top_k", 3, 4, 1.0],
-        ["n", "top_k", 3, 1, 1.0],
-    ]
-    counts = metrics.answer_counts(rows)
-    columns = [
-        "suite",
-        "method",
-        "expansions",
-        "verify_nodes",
-        "top_k",
-        "draft_calls",
-        "accepted_tok",
-        "cycles",
-    ]
-    assert list(counts) == columns
-    assert counts.values.tolist() == [
-        ["s", "m", 1, 4, 3, 2, 2, 1],
-        ["s", "m", 1, 4, 3, 2, 0, 1],
-        ["s", "m", 0, 2, 3, 1, 1, 1],
-        ["s", "m", 0, 0, 3, 0, 0, 1],
-        ["s", "n", 0, 1, 3, 1, 1, 1],
-    ]
-    assert list(metrics.answer_counts(rows.assign(seed=4)))[:3] == ["suite", "method", "seed"]
+    counts = metrics.answer_counts(rows.assign(seed=4))
+    names = "suite method seed expansions verify_nodes top_k draft_calls accepted_tok cycles"
+    assert list(counts) == names.split()
+    assert counts.values.tolist()[0] == ["s", "m", 4, 1, 4, 3, 2, 2, 1] and len(counts) == 5
+
+
+def test_a_policy_of_one_action_has_collapsed(rows):
     same = pd.concat([rows[:1]] * 99 + [rows[2:3]], ignore_index=True)
     effective = pytest.approx(np.exp(-0.99 * np.log(0.99) - 0.01 * np.log(0.01)))
-    (found,) = metrics.actions(same).to_dict("records")
-    assert list(found.values()) == [2, effective, "5/1/3", 0.99, True]
+    (row,) = metrics.actions(same).to_dict("records")
+    assert list(row.values()) == [2, effective, "5/1/3", 0.99, True]
     assert not metrics.actions(pd.concat([same, rows[2:3]]))["collapsed"]["m"]
-    prompts = pd.DataFrame(
-        [
-            ("s", "n", True, None),
-            ("s", "m", True, True),
-            ("s", "m", False, False),
-            ("s", "m", True, None),
-        ],
-        columns=["suite", "method", "same", "correct"],
-    ).astype({"correct": "boolean"})
-    table = metrics.text_facts(prompts)
+
+
+def test_texts_are_counted():
+    texts = [("s", "n", True, None), ("s", "m", True, True), ("s", "m", False, False)]
+    texts.append(("s", "m", True, None))
+    prompts = pd.DataFrame(texts, columns=["suite", "method", "same", "correct"])
+    table = metrics.text_facts(prompts.astype({"correct": "boolean"}))
     assert table.index.tolist() == [("s", "n"), ("s", "m")]
     assert list(table) == ["same_frac", "checked", "accuracy_frac"]
     assert table.loc[("s", "m")].tolist() == [pytest.approx(2 / 3), 2, 0.5]
     assert table.loc[("s", "n")].tolist()[:2] == [1.0, 0]
     assert np.isnan(table.loc[("s", "n"), "accuracy_frac"])
-    assert table["accuracy_frac"].dtype == np.dtype(float), "which knows a NaN"

@@ -33,7 +33,7 @@ def test_drafters_of_one_target_in_one_run(tiny, home):
     assert facts.loc["hybrid", "parameters"] == facts.loc["eagle3", "parameters"]
     assert facts.loc["suffix", "megabytes"] == 0 < facts.loc["lookahead", "extra_rows"]
     methods = baselines.methods_of(found, specdec.TreeConfig(6, 2, 2), 5, 0.2)
-    assert isinstance(methods["suffix"].plan, CopiedTree) and isinstance(
+    assert isinstance(methods["suffix"].policy.plan, CopiedTree) and isinstance(
         methods[baselines.GATED].policy, CopyGate
     )
     prompts = {"mine": ["one two three, one two three, one two"]}

@@ -168,7 +168,7 @@ def test_the_summary_is_of_all_groups_together():
         pytest.approx([2, "tree", 2, 200, 2, 2, 2, 2.5, 7, 25, 10.5]),
     ]
     assert batch_summary(made_up_batches(), "tree")["speedup"].tolist() == pytest.approx([0.5, 1])
-    first = batch_summary(made_up_batches("a"), level=0.5)
+    first = batch_summary(made_up_batches("a"))
     assert first["speedup"].tolist() == pytest.approx([1, 2]), (
         "the first method where nothing decodes plainly"
     )

@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from specdec.errors import SpecdecError
 from specdec.tools import doctor
 
 
@@ -26,14 +25,12 @@ def test_a_cycle_is_counted_in_plain_steps():
     row = doctor.fastest(pd.DataFrame([plain, tree, slow]), cycles)
     assert row["tree"] == "8/3/3"
     expected = {"tau": 2.0, "plain_ms": 2.0, "draft_steps": 0.5, "verify_steps": 1.0}
-    expected |= {"rest_steps": 0.5, "speed": 2.0, "speed_low": 2.0, "speed_high": 2.0}
+    expected.update(rest_steps=0.5, speed=2.0, speed_low=2.0, speed_high=2.0)
     for name, value in expected.items():
         assert row[name] == pytest.approx(value), name
 
 
 def test_costs_of_a_real_pair(tiny):
-    row = doctor.cycle_costs(tiny, doctor.suite_prompts(tiny, ["toy/gsm8k"]), new_tok=6)
+    row = doctor.cycle_costs(tiny, doctor.suite_prompts(tiny)[:1], new_tok=6)
     assert row["pair"] == "tiny"
     assert row["tau"] >= 1 and row["verify_steps"] > 0
-    with pytest.raises(SpecdecError, match="tree"):
-        doctor.cycle_costs(tiny, [[1, 2]], trees=())
