@@ -86,7 +86,7 @@ class Item:
 
     @property
     def how(self) -> str:
-        """The command, GPU memory and hours for what is not measured here; '' if nothing is left."""
+        """How what is not measured here would be; '' if nothing is left."""
         command = self.command
         if self.pairs and not command:
             numbers = [name.partition("_")[0] for name in (*self.reads, self.notebook)]

@@ -113,7 +113,7 @@ def block_costs(
 
 
 def priced(machines: dict[str, dict[str, CostModel]], context_tok: int = 200) -> pd.DataFrame:
-    """Milliseconds of the root pass, of one more level, of verifying eight nodes, of a plain step."""
+    """Milliseconds of root pass, one more level, verifying eight nodes, and a plain step."""
     rows = []
     for machine, drafters in machines.items():
         for drafter, costs in drafters.items():

@@ -199,7 +199,7 @@ class Arena:
         return shapes
 
     def start(self, shape: Shape) -> TreeConfig:
-        """The fastest tree of a shape that drafts anything, on part "tune": where learning begins."""
+        """The fastest tree of a shape that drafts, on part "tune": where learning begins."""
         most = self.trace.most_nodes + 1
         totals = [total for total in self.terms.total_tokens if 1 < total <= most]
         depths = range(1, self.depth(shape) + 1)
@@ -244,7 +244,7 @@ def _recorded(trace, tree: TreeConfig) -> bool:
 
 
 def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:
-    """The run `name` of what is trained on a recording for a machine, found again by all callers."""
+    """The run `name` of what is trained on a recording for a machine, the same for all callers."""
     suites = list(dict.fromkeys(trace.turns["suite"]))
     facts = {"recording": trace.header["key"], "suites": suites}
     facts |= {"costs": runs.content_key(costs=costs), "terms": terms}
@@ -574,7 +574,7 @@ def in_time(
     made: str,
     is_made: Callable[[Any], bool],
 ) -> list[dict]:
-    """What `make` says of each task in turn, and its state: "found", `made`, "left", "refused: ...".
+    """What `make` says of each task, and its state: "found", `made`, "left", "refused: ...".
 
     minutes: no task begins after so long, nor one that would end later if it took as long as the
     last of its kind (0: no limit). What is left is for the next call.
