@@ -74,7 +74,7 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
         assert fingerprint(policies[job.method][0]) == fingerprint(
             terms.saved(tmp_path / job.folder)
         )
-    assert (table["state"] == "trained").all() and (table["learned_from"] > 0).all()
+    assert (table["state"] == "trained").all()
     tune, test = (here.trace.select(part=part) for part in ("tune", "test"))
     for job in jobs:
         policy, choice = policies[job.method][0], terms.choose(here, job.system)
@@ -90,11 +90,8 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
         replayed = replay(test, policy, COSTS).ms_per_tok
         assert replayed == replay(test, terms.saved(tmp_path / job.folder), COSTS).ms_per_tok
     again, found = terms.train_all(here, jobs)
-    assert (
-        (found["state"] == "found").all()
-        and (found["expected_min"] == 0).all()
-        and list(again) == list(policies)
-    )
+    assert (found["state"] == "found").all() and list(again) == list(policies)
+    assert terms.expected_min(here, jobs) == 0
     assert found["minutes"].tolist() == table["minutes"].tolist()
     resps_trees = policies[Method("Re-SpS", EQUAL)][0].trees
     assert [tree.total_tokens for tree in resps_trees].count(1) == 1 and {
@@ -127,9 +124,7 @@ def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
 
 
 def leave(arena, job):
-    terms.runs.write_json(
-        arena.folder / job.folder / "trained.json", {"seconds": 1.0, "learned_from": 1}
-    )
+    terms.runs.write_json(arena.folder / job.folder / "trained.json", {"seconds": 1.0})
 
 
 @functools.cache
@@ -161,7 +156,7 @@ def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
     jobs = here.jobs([0, 1], [LIVE])
     assert jobs == [Job("Re-SpS", LIVE, 0), Job("LTD", LIVE, 0)], "one seed: live learning is slow"
     policies, table = terms.train_all(here, jobs)
-    assert (table["state"] == "trained").all() and table["learned_from"].tolist() == [8, 16]
+    assert (table["state"] == "trained").all()
     assert terms.runs.read_json(tmp_path / "answers.json")["Re-SpS-0"] > 0
     for job in jobs:
         assert fingerprint(policies[job.method][0]) == fingerprint(
@@ -191,7 +186,7 @@ def test_beams_of_their_own_decide_live_as_in_replay(tmp_path):
         assert list(map(told, rows)) == list(map(told, lived)), system
 
 
-def test_lengths_are_scaled_in_whole_rollouts(tmp_path):
+def test_lengths_are_scaled_in_whole_rollouts():
     config = terms.lengthened(resps.PAPER, 0.01)
     assert config.ppo.total_steps == 64 * round(550 / 64) and config.ppo.n_steps == 64
     both = terms.lengthened(ltd.PAPER, 0.5)
@@ -217,13 +212,6 @@ def test_lengths_are_scaled_in_whole_rollouts(tmp_path):
         "rollouts that divide among eight environments"
     )
     assert terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 3}), 1.0).ppo.n_steps == 8
-    here = arena(tmp_path)
-    assert terms.length(here, changed(value.OURS, {"steps": 7, "batch": 3})) == 21
-    assert terms.length(here, changed(radar.OURS, {"epochs": 3, "prompts": ("hard",)})) == 3 * 60
-    assert terms.length(here, changed(resps.OURS, {"ppo.total_steps": 77})) == 77
-    two = changed(ltd.PAPER, {"depth.ppo.total_steps": 5, "size.ppo.total_steps": 7})
-    assert terms.length(here, two) == 7 + 5 + 7 + 5 + 7
-    assert terms.length(here, dataclasses.replace(two, rounds=ltd.ROUNDS[:2])) == 12
 
 
 def test_jobs_and_shapes_are_those_that_were_recorded(tmp_path):
@@ -287,10 +275,11 @@ def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
     shape |= {"depth.from_root": True, "depth.total_tokens": start, "size.sizes": sizes}
     equal = terms.equal_config(here, "LTD", (2, ()))
     assert equal == changed(ltd.OURS, {"name": "equal", **shape})
-    official = terms.published_config(here, "Re-SpS", "official")
-    assert official == changed(resps.OFFICIAL, {"hidden_size": 3}), "9 features of 3 layers"
-    assert terms.published_config(here, "LTD", "paper") == ltd.LAPTOP["paper"]
-    assert terms.config_of(here, Job("Re-SpS", "official", 0)) == terms.lengthened(official, 1.0)
+    official = terms.config_of(here, Job("Re-SpS", "official", 0))
+    hidden = changed(resps.OFFICIAL, {"hidden_size": 3})  # 9 features of 3 layers
+    assert official == terms.lengthened(hidden, 1.0)
+    published = terms.config_of(here, Job("LTD", "paper", 0))
+    assert published == terms.lengthened(ltd.LAPTOP["paper"], 1.0)
     twice = dataclasses.replace(
         here, terms=dataclasses.replace(TERMS, effort=2.0), live_decisions=16
     )
@@ -320,11 +309,11 @@ def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
     here = arena(tmp_path, wide=wide, sampled=sampled, pair="pair")
     job = {name: Job(system, name, 4) for name, system in ((EQUAL, "Re-SpS"), ("paper", "LTD"))}
     assert terms.learn(here, job[EQUAL], "config", tmp_path / "a", 0.5) == "a plan"
-    assert terms.learn(here, job["paper"], "config", tmp_path / "b", 0.25, "live") == "both"
+    assert terms.learn(here, job["paper"], "config", tmp_path / "b", 0.25) == "both"
     common = {"seed": 4, "progress": False}
-    given = {"out_dir": tmp_path / "a", "policy_ms": 0.5, "source": None}
+    given = {"out_dir": tmp_path / "a", "policy_ms": 0.5}
     assert trainers[0] == ("train_resps", (here.trace, COSTS, "config"), common | given)
-    alone = {"out_dir": tmp_path / "b", "policy_ms": 0.25, "source": "live", "envs": 1}
+    alone = {"out_dir": tmp_path / "b", "policy_ms": 0.25, "envs": 1}
     assert trainers[1] == ("train_ltd", (wide, COSTS, "config"), common | alone)
     config = changed(radar.OURS, {"top_k": 3, "total_tokens": 16, "prompts": ("hard",)})
     drawn = changed(config, {"exact": None})
@@ -354,8 +343,6 @@ def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
         terms.radar_recording(here, radar.PAPER) is sampled
         and terms.radar_recording(both, config) is sampled
     )
-    counted = changed(radar.PAPER, {"epochs": 3, "prompts": ()})
-    assert terms.length(both, counted) == 3 * 4, "one position in each of four turns"
     ours = changed(value.OURS, {"top_k": 3})
     assert terms.learn(here, Job("ours", EQUAL, 4), ours, tmp_path, 0.5) == "values"
     _, (learned, costs, used), options = trainers[-1]
@@ -396,65 +383,42 @@ def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
     assert terms.runs.read_json(tmp_path / "answers.json") == {"a": 0.5, "b": 0.0, "c": 0.75}
 
 
-@pytest.fixture
-def taught(monkeypatch):
-    """(job, config, folder, price, source) of what was trained; (key, trace) of what was priced."""
-    taught, priced, policy = [], [], Static(1, 0, 1)
-
-    def learn(arena, *given):
-        taught.append(given)
-        policy.trained_for = {"deviations": ["counted"]}
-        return policy
-
-    monkeypatch.setattr(terms, "learn", learn)
-    monkeypatch.setattr(
-        terms, "priced", lambda arena, *given: priced.append(given) or len(given[0])
-    )
-    monkeypatch.setattr(terms, "save", lambda policy, folder: taught.append(choices_of(policy)))
-    monkeypatch.setattr(
-        terms, "saved", lambda folder: "kept" if (folder / "trained.json").is_file() else None
-    )
-    return taught, priced
-
-
-def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch):
-    here = arena(tmp_path, wide=recording(most_nodes=60), pair=None, live_prompts=[[1, 2]])
-    here.trace.header["max_new_tokens"] = 33
-    monkeypatch.setattr(terms, "choose", lambda arena, system: {"option": 1})
-    monkeypatch.setattr(terms, "LiveSource", lambda *given, **options: ("live", given, options))
-    trained, priced = taught
-    tuned = lambda choice, value: {"choice": choice, "part": "tune", "value": value}  # noqa: E731
-    width, nodes = tuned("width", "(2, ())"), tuned("nodes to begin with", here.start((2, ())).text)
-    interval, grid = tuned("interval", "1"), {"choice": "action grid, recipe", "part": "none"}
-    cases = {
-        Job("Re-SpS", EQUAL, 2): ("Re-SpS-1", [interval], here.trace),
-        Job("LTD", EQUAL, 2): ("LTD-1", [width, nodes], here.trace),
-        Job("RADAR", EQUAL, 2): ("RADAR-1", [width, nodes], here.trace),
-        Job("ours", EQUAL, 2): ("ours-1", [width], here.trace),
-        Job("LTD", LIVE, 0): ("LTD-1", [width, nodes], here.trace),
-        Job("LTD", "paper", 1): ("LTD-paper", [grid | {"value": "as in the paper"}], here.wide),
-        Job("LTD", "official", 1): (
+@pytest.mark.parametrize(
+    ("job", "key", "choices"),
+    [
+        (Job("Re-SpS", EQUAL, 2), "Re-SpS-1", {"interval": ("tune", "1")}),
+        (Job("LTD", LIVE, 0), "LTD-1", {"width": ("tune", "(2, ())"), "nodes to begin with": None}),
+        (Job("RADAR", EQUAL, 2), "RADAR-1", {"width": None, "nodes to begin with": None}),
+        (Job("ours", EQUAL, 2), "ours-1", {"width": ("tune", "(2, ())")}),
+        (Job("LTD", "paper", 1), "LTD-paper", {"action grid, recipe": ("none", "as in the paper")}),
+        (
+            Job("LTD", "official", 1),
             "LTD-official",
-            [grid | {"value": "as in its code"}],
-            here.wide,
+            {"action grid, recipe": ("none", "as in its code")},
         ),
-    }
-    for job, (key, log, home) in cases.items():
-        trained.clear()
-        priced.clear()
-        assert terms.deviations(here, job) == [], "it is not trained yet"
-        assert terms.train(here, job) == "kept" == terms.train(here, job)
-        (given, choices), (asked,) = trained, priced
-        option = None if job.terms in ("paper", "official") else here.options(job.system)[1]
-        config = terms.config_of(here, job, option)
-        source = (
-            ("live", (None, [[1, 2]], 33), {"policy_ms": len(key)}) if job.terms == LIVE else None
-        )
-        assert given == (job, config, tmp_path / job.folder, len(key), source)
-        assert choices == log and asked[0] == key and asked[1] is home
-        note = terms.runs.read_json(tmp_path / job.folder / "trained.json")
-        assert note["deviations"] == terms.deviations(here, job) == ["counted"]
-        assert note["learned_from"] == terms.length(here, config) and note["seconds"] >= 0
+    ],
+)
+def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, monkeypatch, job, key, choices):
+    here = arena(tmp_path, wide=recording(most_nodes=60), live_prompts=[[1, 2]])
+    policy = Static(1, 0, 1)
+    policy.trained_for = {"deviations": ["counted"]}
+    learned, answers, trials = [], [], []
+    monkeypatch.setattr(terms, "choose", lambda arena, system: {"option": 1})
+    monkeypatch.setattr(terms, "learn", lambda arena, *given: learned.append(given) or policy)
+    monkeypatch.setattr(terms, "priced", lambda arena, *given: answers.append(given) or 0.75)
+    monkeypatch.setattr(terms, "save", lambda policy, folder: trials.append(choices_of(policy)))
+    monkeypatch.setattr(terms, "saved", lambda folder: "kept")
+    assert terms.deviations(here, job) == [], "it is not trained yet"
+    assert terms.train(here, job) == "kept" == terms.train(here, job)
+    option = None if job.terms in ("paper", "official") else here.options(job.system)[1]
+    config = terms.config_of(here, job, option)
+    assert learned == [(job, config, tmp_path / job.folder, 0.75)], "once"
+    assert answers[0][0] == key and answers[0][1] is here.home(job)
+    assert [row["choice"] for row in trials[0]] == list(choices)
+    for row in trials[0]:
+        if choices[row["choice"]] is not None:
+            assert (row["part"], row["value"]) == choices[row["choice"]]
+    assert terms.deviations(here, job) == ["counted"]
 
 
 def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch):
@@ -475,10 +439,8 @@ def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch
     assert policies == {re_sps: ["re-sps-equal-0"], ltd_too: ["ltd-equal-0"]}
     assert table.fillna(-1.0).to_dict("list") == {
         "minutes": [1 / 60, 1 / 60, -1.0, -1.0],
-        "learned_from": [1.0, 1.0, -1.0, -1.0],
         "method": ["Re-SpS, equal terms", "LTD, equal terms"] * 2,
         "seed": [0, 0, 1, 1],
-        "expected_min": [0.0, 0.0, 3.0, 3.0],
         "state": ["trained", "trained", "left", "left"],
     }
     policies, table = terms.train_all(here, jobs)
@@ -498,8 +460,6 @@ def test_two_policies_are_kept_side_by_side(tmp_path):
     )
     both = ltd.combine(depth.fill_at_random((4,)), size.fill_at_random((4,)))
     terms.save(both, tmp_path)
-    assert terms.saved(tmp_path) is None, "not before the training has ended"
-    (tmp_path / "trained.json").write_text("{}")
     found = terms.saved(tmp_path)
     assert [part.settings() for part in found.policies] == [depth.settings(), size.settings()]
     assert (tmp_path / "policy" / "depth" / "policy.json").is_file()
