@@ -9,7 +9,9 @@ import ast
 import json
 import re
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Collection
 from pathlib import Path
 
@@ -149,8 +151,11 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
     from papermill.exceptions import PapermillExecutionError
 
     class ThisInterpreter(AsyncKernelManager):
-        """Its kernels are this interpreter, whatever other kernels are installed."""
+        """Its kernels are this interpreter, and open no network port where the system has ipc."""
 
+        transport = "tcp" if sys.platform == "win32" else "ipc"
+        if transport == "ipc":
+            ip = str(Path(tempfile.gettempdir()) / f"specdec-{uuid.uuid4().hex}")
         kernel_spec = KernelSpec(argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"])
 
     begin = time.monotonic()
