@@ -33,75 +33,65 @@ def run(home) -> runs.Run:
     return run.finish()
 
 
-def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_and_suites():
-    listed = items.read_items()
-    expected = [f"{paper}/{kind}{number}" for paper, counts in COUNTS.items()
-                for kind, count in zip(("table", "figure"), counts, strict=True) for number in range(1, count + 1)]  # fmt: skip  # noqa: E501
-    assert list(listed) == expected and len(listed) == 47
-    for item in listed.values():
-        assert item.title and item.notebook, item.id
-        assert (
-            item.kind in ("table", "settings")
-            if "/table" in item.id
-            else item.kind in ("figure", "diagram")
-        )
-        assert (
-            bool(item.reads)
-            == bool(item.not_here)
-            == bool(item.how)
-            == (item.kind not in items.UNMEASURED)
-        ), item.id
-        assert set(item.pairs) <= set(provenance.PAPER_PAIRS), item.id
-    assert set(provenance.PAPER_PAIRS) == {
-        name for name in PRESETS if not name.startswith("smollm2")
-    }
-    assert set(provenance.TOYS) <= set(SHIPPED)
+def test_every_table_and_figure_of_the_four_papers_is_listed():
+    expected = []
+    for paper, counts in COUNTS.items():
+        for kind, count in zip(("table", "figure"), counts, strict=True):
+            expected += [f"{paper}/{kind}{number}" for number in range(1, count + 1)]
+    assert list(items.read_items()) == expected and len(expected) == 47
+
+
+@pytest.mark.parametrize("item", items.read_items().values(), ids=lambda item: item.id)
+def test_an_item_says_how_it_would_be_measured(item):
+    kinds = ("table", "settings") if "/table" in item.id else ("figure", "diagram")
+    assert item.kind in kinds and item.title and item.notebook
+    measured = item.kind not in items.UNMEASURED
+    assert bool(item.reads) == bool(item.not_here) == bool(item.how) == measured
+    assert set(item.pairs) <= set(provenance.PAPER_PAIRS)
+
+
+def test_names_of_pairs_and_suites_are_known():
+    pairs = {name for name in PRESETS if not name.startswith("smollm2")}
+    assert set(provenance.PAPER_PAIRS) == pairs and set(provenance.TOYS) <= set(SHIPPED)
     assert {name for name in SUITES if "/" not in name} <= set(provenance.BENCHMARKS)
-    told = "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"  # noqa: E501
-    assert items.find_item("resps/table6").how == told
+    how = items.find_item("resps/table6").how
+    assert how.startswith("make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b'")
 
 
-def test_tables_and_figures_are_saved_in_several_ways_with_provenance_counts_and_doubts(run):
-    saved = [items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"]) for _ in range(2)]
-    assert [path.name for path in saved[0]] == [
-        "table1.md",
-        "table1.csv",
-        "table1.tex",
-        "table1.json",
-    ]
-    assert saved[0][0] == runs.figure_path("resps", "table1").with_suffix(".md")
-    first = [path.read_bytes() for path in saved[0]]
-    assert first == [path.read_bytes() for path in saved[1]]
+def test_a_table_is_saved_in_several_ways_with_its_provenance(run):
+    paths = items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"])
+    assert [path.suffix for path in paths] == [".md", ".csv", ".tex", ".json"]
+    assert paths[0] == runs.figure_path("resps", "table1").with_suffix(".md")
+    first = [path.read_bytes() for path in paths]
+    again = items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"])
+    assert first == [path.read_bytes() for path in again]
     tex, facts = first[2].decode(), json.loads(first[3])
-    assert r"50\% \& more" in tex and r"\label{tab:resps-table1}" in tex
-    assert "laptop scale: smollm2 float32 on CPU" in tex
-    assert (
-        facts["item"] == "resps/table1"
-        and facts["missing"] == ["Medusa"]
-        and facts["rows"] == {"measured": 1}
-    )
-    assert facts["measured"][0]["suites"] == ["laptop/nq"] and facts["scale"] == "laptop"
-    theirs = LONG.drop(columns="pair").assign(
-        target="8B", row="Hydra", value=2.8, doubt="printed twice"
-    )
-    markdown, csv, tex, label = items.save(
-        "resps/table1", PaperTable.of(LONG, theirs), sources=[run]
-    )
+    assert r"50\% \& more" in tex and "laptop scale: smollm2 float32 on CPU" in tex
+    assert facts["item"] == "resps/table1" and facts["missing"] == ["Medusa"]
+    assert facts["rows"] == {"measured": 1} and facts["scale"] == "laptop"
+    assert facts["measured"][0]["suites"] == ["laptop/nq"]
+
+
+def test_a_papers_table_says_what_is_missing_and_in_doubt(run):
+    theirs = LONG.drop(columns="pair").assign(target="8B", row="Hydra", doubt="printed twice")
+    content = PaperTable.of(LONG, theirs)
+    markdown, _, _, label = items.save("resps/table1", content, sources=[run])
     facts = json.loads(label.read_text())
-    assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0} and facts[
-        "missing"
-    ] == ["Hydra"]
-    assert facts["doubts"] == ["printed twice"] and "(a) printed twice" in markdown.read_text()
-    assert "whose,model,row,speed" in csv.read_text() and "Hydra & 2.80 (a)" in tex.read_text()
+    assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0}
+    assert facts["missing"] == ["Hydra"] and facts["doubts"] == ["printed twice"]
+    assert "(a) printed twice" in markdown.read_text()
+
+
+def test_a_figure_is_saved_with_its_rows(run):
     data = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a"})
     curves = figures.curves(data, "x", "y", by="by")
-    saved = [items.save("ltd/figure5", curves, sources=[run], data=data) for _ in range(2)]
-    assert [path.suffix for path in saved[0]] == [".svg", ".pdf", ".png", ".csv", ".json"]
-    again = [path.read_bytes() for path in saved[1]]
-    assert [path.read_bytes() for path in saved[0]] == again and b"laptop scale" in again[0]
-    assert (
-        json.loads(again[-1])["rows"] == {"measured": 2} and json.loads(again[-1])["missing"] == []
-    )
+    paths = items.save("ltd/figure5", curves, sources=[run], data=data)
+    assert [path.suffix for path in paths] == [".svg", ".pdf", ".png", ".csv", ".json"]
+    first = [path.read_bytes() for path in paths]
+    again = items.save("ltd/figure5", curves, sources=[run], data=data)
+    assert [path.read_bytes() for path in again] == first and b"laptop scale" in first[0]
+    facts = json.loads(first[-1])
+    assert facts["rows"] == {"measured": 2} and facts["missing"] == []
 
 
 LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "value": [2.0]})
