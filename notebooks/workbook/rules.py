@@ -97,9 +97,16 @@ class Tuner:
                 raise nearest_name_error("rule", name, RULES)
         self.arena, self.folder = arena, folder
         self.seeds, self.names = list(seeds), tuple(names) or tuple(RULES)
-        # the parts that choices are made on
-        self.train = arena.trace.select(part="train")
-        self.tune_on = arena.trace.select(part="tune")
+
+    @functools.cached_property
+    def train(self) -> Trace:
+        """The part on which settings are chosen, and classifiers fitted."""
+        return self.arena.trace.select(part="train")
+
+    @functools.cached_property
+    def tune_on(self) -> Trace:
+        """The part on which shapes are chosen."""
+        return self.arena.trace.select(part="tune")
 
     def shapes(self, name: str) -> list[Shape]:
         """The shapes tried: a chain if one was recorded, then those of the terms."""

@@ -34,7 +34,6 @@ from specdec.training.drafter.texts import FixedText, StreamedText, token_batch
 from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import batches, in_use, mixed_seed, rate_factor
 
-from workbook.medusa_tree import static_tree
 from workbook.pictures import training_curves, training_results
 
 TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
@@ -204,8 +203,6 @@ def test_optimisers_layouts_agreement_of_drafts_and_measures_of_windows_by_hand(
         accuracy._chain_cycles(accepted, 2, 8) == 2
         and accuracy._chain_cycles(accepted, 3, 8) == 4 - 1
     )
-    nobody = SimpleNamespace(drafter=None)
-    pytest.raises(SpecdecError, static_tree, nobody, []).match("no training forward")
     usable = torch.tensor([[True, True], [True, False]])
     rewards = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 9.0, 9.0]])
     accepted = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 0.0, 9.0, 9.0]])

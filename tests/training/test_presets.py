@@ -57,7 +57,7 @@ def test_every_number_is_on_record(group, name):
     told, wanted = runs.plain(asdict(CONFIGS[group][name])), dict(RECORD[group][name])
     assert set(RECORD[group]) == set(CONFIGS[group])
     if group == "rules":
-        wanted = dict.fromkeys(("fitted", "seeded", "square", "chain"), False) | wanted
+        wanted = dict.fromkeys(("fitted", "square", "chain"), False) | wanted
         assert (name in rules.ENGINES) == (not wanted["square"])
     if name == "ChatConfig":
         wanted |= {texts: str(HOME / wanted[texts]) for texts in ("openings", "prompts")}
@@ -167,8 +167,7 @@ def test_chats_serving_terms_and_rules_of_controllers(tmp_path):
         live_decisions=256,
     )
     assert arena == terms.Arena(arena.trace, COSTS, tmp_path, **usual, progress=True)
-    assert arena.choice_file("RADAR") == tmp_path / "radar-choice.json"
     job = terms.Job("Re-SpS", "paper", 3)
     assert (job.method, job.folder) == ("Re-SpS, the paper's settings", "re-sps-paper-3")
     tuner = rules.Tuner(arena, tmp_path)
-    assert tuner.names == tuple(rules.RULES) == tuple(RECORD["rules"]) and tuner.seeds == (0,)
+    assert tuner.names == tuple(rules.RULES) == tuple(RECORD["rules"]) and tuner.seeds == [0]
