@@ -11,7 +11,7 @@ import itertools
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -21,6 +21,7 @@ import pandas as pd
 from specdec import machine, runs, stored
 from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.parallel import parallel
+from specdec.tools import places
 
 from workbook import notebooks
 from workbook.items import read_items
@@ -29,7 +30,7 @@ STAND_IN = "small"  # replaces a pair that is not available
 CONTENTS = "00_start_here"
 RESULTS = "70_claims"  # the notebook that shows all results
 PAGES = "../figures/book"  # executed pages, from the notebooks
-ADVICE = "correct it"  # what to do about a book.yml that is wrong
+STOPPED = ("failed", "skipped")  # states of notebooks whose readers cannot run
 
 
 @dataclass(frozen=True)
@@ -81,20 +82,23 @@ def read_book(folder: Path | None = None) -> list[Entry]:
     lines = runs.read_yaml(path)
     if not isinstance(lines, list):
         raise SpecdecError(f"{path} must be a list of entries, each with a name.")
-    entries = []
+    entries: dict[str, Entry] = {}
     for number, line in enumerate(lines, 1):
-        line = stored.checked(stored.BookLine, line, f"{path}, entry {number}", ADVICE)
+        line = stored.checked(stored.BookLine, line, f"{path}, entry {number}", "correct it")
+        reads = line.get("reads", {})
+        if not isinstance(reads, dict):
+            line["reads"] = {pattern: pattern for pattern in reads}
+        for scale in (*line.get("cost", {}), *line.get("parameters", {})):
+            runs.known_scale(scale)
         for expanded in _expand(line):
-            entries.append(_entry_from(expanded, path))
-    names = set()
-    for entry in entries:
-        if entry.name in names:
-            raise SpecdecError(f"{path} lists {entry.name} twice.")
-        names.add(entry.name)
-        source = folder / f"{entry.stem}.ipynb"
-        if not source.is_file():
-            raise SpecdecError(f"{path} lists {entry.name}, but there is no {source}.")
-    return entries
+            where = f"{path}, {expanded['name']}"
+            entry = stored.checked(Entry, expanded, where, "correct it")
+            if entry.name in entries:
+                raise SpecdecError(f"{path} lists {entry.name} twice.")
+            if not (folder / f"{entry.stem}.ipynb").is_file():
+                raise SpecdecError(f"{where}: there is no {entry.stem}.ipynb.")
+            entries[entry.name] = entry
+    return list(entries.values())
 
 
 def _expand(line: dict) -> list[dict]:
@@ -121,20 +125,6 @@ def _as_text(value) -> str:
     if isinstance(value, list):
         return "_".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _entry_from(line: dict, path: Path) -> Entry:
-    keys = [key.name for key in fields(Entry)]
-    for name in line:
-        if name not in keys:
-            raise nearest_name_error("key in book.yml", name, keys)
-    for by_scale in (line.get("cost", {}), line.get("parameters", {})):
-        for scale in by_scale:
-            runs.known_scale(scale)
-    reads = line.get("reads", {})
-    if not isinstance(reads, dict):
-        reads = {pattern: pattern for pattern in reads}
-    return stored.checked(Entry, {**line, "reads": reads}, f"{path}, {line['name']}", ADVICE)
 
 
 class Book:
@@ -170,20 +160,17 @@ class Book:
         them as well names these.
         """
         if not only:
-            return [
-                entry for entry in self.entries if entry.main or (everything and not entry.apart)
-            ]
+            every = [entry for entry in self.entries if everything and not entry.apart]
+            return every or [entry for entry in self.entries if entry.main]
         chosen = set()
         for beginning in [only] if isinstance(only, str) else only:
-            matching = [
-                entry.name
-                for entry in self.entries
-                if entry.name.startswith(beginning) and ("__" in beginning) >= ("__" in entry.name)
-            ]
-            if not beginning or not matching:
+            names = [entry.name for entry in self.entries if entry.name.startswith(beginning)]
+            if "__" not in beginning:
+                names = [name for name in names if "__" not in name]
+            if not beginning or not names:
                 names = [entry.name for entry in self.entries]
                 raise nearest_name_error("notebook", beginning, names)
-            chosen.update(matching)
+            chosen.update(names)
         return [entry for entry in self.entries if entry.name in chosen]
 
     def defaults(self, entry: Entry) -> dict:
@@ -201,11 +188,7 @@ class Book:
         """A path of the entry under these parameters."""
         figures = f"runs/{self.scale}/figures"  # as runs.figure_path has it
         values = {**values, **_recorded_names(values), "scale": self.scale, "figures": figures}
-        try:
-            return pattern.format(**values).replace("//", "/")
-        except KeyError as error:
-            name = f"parameter in a path of {entry.name}"
-            raise nearest_name_error(name, error.args[0], values) from error
+        return pattern.format(**values).replace("//", "/")
 
     def reads(self, entry: Entry, values: dict) -> dict[str, str]:
         """The files that it needs under these parameters: those that no parameter names instead."""
@@ -237,19 +220,15 @@ class Book:
         patterns = self.writes(entry, values)
         return [pattern for pattern in patterns if not any(runs.home().glob(pattern))]
 
-    def is_fresh(self, entry: Entry, values: dict) -> bool:
+    def state(self, entry: Entry, values: dict | None = None) -> str:
+        """'fresh', 'stale' or 'never run' under these parameters, default its usual ones."""
+        values = values or self.parameters(entry, {})
         record = self.copy(entry).with_suffix(".json")
-        if not record.is_file() or not self.copy(entry).is_file():
-            return False
-        if self.unwritten(entry, values):
-            return False
-        return runs.read_json(record)["key"] == self.key(entry, values)
-
-    def state(self, entry: Entry) -> str:
-        """'fresh', 'stale' or 'never run', for the table of contents."""
-        if not self.copy(entry).with_suffix(".json").is_file():
+        if not record.is_file():
             return "never run"
-        return "fresh" if self.is_fresh(entry, self.parameters(entry, {})) else "stale"
+        complete = self.copy(entry).is_file() and not self.unwritten(entry, values)
+        same = runs.read_json(record)["key"] == self.key(entry, values)
+        return "fresh" if complete and same else "stale"
 
     def missing(self, entry: Entry, values: dict) -> str:
         """'' or which files it lacks and which notebooks write them."""
@@ -257,19 +236,17 @@ class Book:
         if not lacking:
             return ""
         writers = []
-        for other in self.entries:
-            usual = self.parameters(other, {})
+        for writer in self.entries:
+            usual = self.parameters(writer, {})
             shared = {name: values[name] for name in usual if name in values and name != "name"}
-            if matches(lacking, self.writes(other, {**usual, **shared})):
-                writers.append(other.name)
+            if matches(lacking, self.writes(writer, {**usual, **shared})):
+                writers.append(writer.name)
         advice = f", which {', '.join(writers)} writes; run it first" if writers else ""
         return f"needs {', '.join(lacking)}{advice}"
 
 
 def _recorded_names(values: dict) -> dict:
     """The parameters `pair` and `drafter` as the folders of `runs.recorded`."""
-    from specdec.tools import places
-
     if not values.get("pair"):
         return {}
     place = places.which(values["pair"], drafter=values.get("drafter") or None)
@@ -305,12 +282,9 @@ def check_parameter(entry_name: str, defaults: dict, name: str, value) -> None:
         return
     kind = type(defaults[name])
     fits = isinstance(value, (int, float) if kind is float else kind)
-    if isinstance(value, bool) and kind is not bool:
-        fits = False
-    if not fits:
-        raise SpecdecError(
-            f"parameter {name} of {entry_name} is of type {kind.__name__}, got {value!r}."
-        )
+    if not fits or isinstance(value, bool) != (kind is bool):
+        expected = f"of type {kind.__name__}, got {value!r}"
+        raise SpecdecError(f"parameter {name} of {entry_name} is {expected}.")
 
 
 def run(
@@ -324,66 +298,47 @@ def run(
     smoke: bool = False,
     parameters: dict | None = None,
 ) -> pd.DataFrame:
-    """Execute the stale notebooks of the book; a DataFrame tells what happened to each.
+    """Execute the stale notebooks of the book; a DataFrame says what happened to each.
 
     only: beginnings of names ("2" means the twenties); without it the main ones, or all with
     `everything`. parameters: values for those selected notebooks that have them. smoke: with the
     small settings of the tests. force: fresh ones too. on, jobs: as `parallel` has them; those
     that measure time run alone. Readers wait for writers, and a notebook that fails stops only
     those that need its files. Returns columns name, state ('done', 'fresh', 'failed', 'skipped'),
-    seconds, copy, note. SpecdecError before anything runs for what can be known.
+    seconds, copy, note.
     """
-    # 1. what to run, with which parameters, and who waits for whom
     check_integer("jobs", 1 if jobs is None else jobs, 1)
     entries = {entry.name: entry for entry in book.choose(only, everything)}
     settings = _settings(book, list(entries.values()), smoke, parameters or {})
-    waits, needs = {}, {}
-    for name, entry in entries.items():
-        needed = list(book.reads(entry, settings[name]).values())
-        shown = book.may_read(entry, settings[name])
-        waits[name], needs[name] = [], []
-        for writer in entries:
-            writes = book.writes(entries[writer], settings[writer])
-            if writer != name and matches(needed, writes):
-                needs[name].append(writer)
-            if writer != name and matches(needed + shown, writes):
-                waits[name].append(writer)
-    order = TopologicalSorter(waits)
-    try:
-        order.prepare()
-    except CycleError as error:
-        circle = ", ".join(error.args[1][1:])
-        raise SpecdecError(f"{circle} read each other's files in a circle.") from error
-
-    # 2. wave after wave of notebooks whose writers are done
+    needs, order = _order(book, entries, settings)
     outcomes: dict[str, dict] = {}
 
     def note(name: str, state: str, seconds: float = 0.0, text: str = "") -> None:
         copy = str(book.copy(entries[name]))
         outcomes[name] = dict(name=name, state=state, seconds=seconds, copy=copy, note=text)
-        print(
-            " ".join([f"{name}: {state}", f"in {seconds:.0f} s" if seconds else "", text]).strip()
-        )
+        print(f"{name}: {state} {text}")
         order.done(name)
 
+    # wave after wave of notebooks whose writers are done
     waiting: list[str] = []
     while order.is_active() or waiting:
         for name in order.get_ready():
-            stopped = [
-                writer
-                for writer in needs[name]
-                if outcomes[writer]["state"] in ("failed", "skipped")
-            ]
-            missing = book.missing(entries[name], settings[name])
-            if stopped:
-                note(name, "skipped", text=f"(its input failed: {', '.join(stopped)})")
+            entry, values = entries[name], settings[name]
+            failed = [writer for writer in needs[name] if outcomes[writer]["state"] in STOPPED]
+            missing = book.missing(entry, values)
+            if failed:
+                note(name, "skipped", text=f"(its input failed: {', '.join(failed)})")
             elif missing:
                 note(name, "failed", text=f"({missing})")
-            elif not force and book.is_fresh(entries[name], settings[name]):
+            elif not force and book.state(entry, values) == "fresh":
                 note(name, "fresh")
             else:
                 waiting.append(name)
-        wave = _next_wave(waiting, entries, together=jobs is not None or on is not None)
+        # one at a time, or all that measure no time
+        wave = waiting[:1]
+        untimed = [name for name in waiting if not entries[name].timed]
+        if untimed and (jobs is not None or on is not None):
+            wave = untimed
         tasks, keys = [], []
         for name in wave:
             waiting.remove(name)
@@ -396,60 +351,67 @@ def run(
         timed = any(entries[name].timed for name in wave)
         results = parallel(tasks, on, jobs, timed, desc="notebooks", progress=False)
         for name, key, (seconds, fault) in zip(wave, keys, results, strict=True):
-            fault = _recorded(book, entries[name], settings[name], key, seconds, fault)
-            note(name, "failed" if fault else "done", seconds, f"({fault})" if fault else "")
+            missing = book.unwritten(entries[name], settings[name])
+            if missing and not fault:
+                fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
+            if fault:
+                note(name, "failed", seconds, f"({fault}; see {book.copy(entries[name])})")
+                continue
+            record = {"key": key, "parameters": settings[name], "seconds": seconds}
+            runs.write_json(book.copy(entries[name]).with_suffix(".json"), record)
+            note(name, "done", seconds)
 
-    # 3. what the reader wants to see
+    # what the reader wants to see
     report = pd.DataFrame([outcomes[name] for name in entries])
     report.attrs["headlines"] = []
     for name, entry in entries.items():
-        if entry.headline and outcomes[name]["state"] in ("done", "fresh"):
+        if entry.headline and outcomes[name]["state"] not in STOPPED:
             path = runs.home() / book.filled(entry, entry.headline, settings[name])
             report.attrs["headlines"].append(str(path))
             print(f"\n{path}\n\n{path.read_text(encoding='utf-8')}")
     return report
 
 
-def _next_wave(waiting: list[str], entries: dict[str, Entry], together: bool) -> list[str]:
-    """The notebooks to run at once: one, or all that measure no time."""
-    untimed = [name for name in waiting if not entries[name].timed]
-    if together and untimed:
-        return untimed
-    return waiting[:1]
-
-
-def _recorded(book: Book, entry: Entry, values: dict, key: str, seconds: float, fault: str) -> str:
-    """The fault of a notebook that ran; one without leaves a record of what it was made from."""
-    copy = book.copy(entry)
-    missing = book.unwritten(entry, values)
-    if not fault and missing:
-        fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
-    if fault:
-        return f"{fault}; see {copy}"
-    record = {"key": key, "parameters": values, "seconds": seconds}
-    runs.write_json(copy.with_suffix(".json"), record)
-    return ""
+def _order(book: Book, entries: dict, settings: dict) -> tuple[dict, TopologicalSorter]:
+    """Each notebook's writers whose files it needs, and the order in which readers wait."""
+    waits, needs = {}, {}
+    for name, entry in entries.items():
+        needed = list(book.reads(entry, settings[name]).values())
+        shown = book.may_read(entry, settings[name])
+        waits[name], needs[name] = [], []
+        for writer in entries:
+            if writer == name:
+                continue
+            writes = book.writes(entries[writer], settings[writer])
+            if matches(needed, writes):
+                needs[name].append(writer)
+            if matches(needed + shown, writes):
+                waits[name].append(writer)
+    order = TopologicalSorter(waits)
+    try:
+        order.prepare()
+    except CycleError as error:
+        circle = ", ".join(error.args[1][1:])
+        raise SpecdecError(f"{circle} read each other's files in a circle.") from error
+    return needs, order
 
 
 def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -> dict[str, dict]:
     """Name of each entry -> its parameters. A pair that is not available is replaced.
 
-    A given `pair` counts as `pairs` in notebooks that have only that, and the other way round.
+    A given `pair` counts as `pairs` in notebooks that have only that.
     """
     settings, used = {}, set()
     for entry in entries:
         defaults = book.defaults(entry)
         changes = dict(entry.smoke) if smoke else {}
         for name, value in parameters.items():
-            if name == "pair" and "pairs" in defaults and "pairs" not in parameters:
-                name, value = "pairs", [value]
-                used.add("pair")
-            elif name == "pairs" and "pair" in defaults and "pair" not in parameters:
-                name, value = "pair", value[0]
-                used.add("pairs")
             if name in defaults:
                 changes[name] = value
                 used.add(name)
+            elif name == "pair" and "pairs" in defaults and "pairs" not in parameters:
+                changes["pairs"] = [value]
+                used.add("pair")
         values = book.parameters(entry, changes)
         if "pair" in values:
             values["pair"], reason = pair_at_hand(values["pair"])
@@ -620,7 +582,10 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
 
     book = Book(values["scale"])
     entry = book.find(name)
-    parameters = _checked_values(book, entry, values)
+    parameters = {}
+    for parameter, default in book.defaults(entry).items():
+        check_parameter(name, {parameter: default}, parameter, values[parameter])
+        parameters[parameter] = values[parameter]
     missing = book.missing(entry, parameters)
     if missing:
         raise SpecdecError(f"{name} {missing}.")
@@ -631,28 +596,14 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
     if run is None:
         hashes = {key: machine.file_hash(path) for key, path in files.items()}
         config = {"parameters": {**parameters, "scale": book.scale}, "inputs": hashes}
-        called = parameters.get("name", figures)
-        run = runs.start(called, config, scale=book.scale, tie_to_code=tie_to_code)
+        title = parameters.get("name", figures)
+        run = runs.start(title, config, scale=book.scale, tie_to_code=tie_to_code)
     values = {**parameters, **files}
     return NotebookRun(run.directory, run.name, run.scale, run.key, figures, values)
 
 
-def check(name: str, values: dict) -> None:
-    """Check the parameters of the notebook in `values`, for one that uses them before `open`."""
-    book = Book(values["scale"])
-    _checked_values(book, book.find(name), values)
-
-
 def lesson(name: str, values: dict):
     """A run for the first half of a training notebook, which needs no recording of notebook 21."""
-    check(name, values)
     run = runs.start(f"{name.partition('_')[2]}_taught", {}, scale=values["scale"])
     shipped = {"recording": "the one that ships", "costs": "its own"}
     return open(name, {**values, **shipped}, run=run)
-
-
-def _checked_values(book: Book, entry: Entry, values: dict) -> dict:
-    defaults = book.defaults(entry)
-    for name in defaults:
-        check_parameter(entry.stem, defaults, name, values[name])
-    return {name: values[name] for name in defaults}

@@ -1,22 +1,18 @@
-"""Equal terms on every machine: a controller may answer what the tuned tree may be, is trained at
-that machine's prices with several seeds, and is judged on test prompts beside the tuned tree and
-the bound.
+"""Equal terms on every machine, in one table.
 
-Knows nothing about how systems learn (`terms`), and nothing about what a recording holds.
+A controller may answer what the tuned tree may be, is trained at that machine's prices with
+several seeds, and is judged on test prompts beside the tuned tree and the bound.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.costs.model import CostModel
@@ -34,34 +30,35 @@ LLAMA_70B = dict(parameters=69.5e9, drafter_parameters=1.4e9, layers=80, hidden=
 
 @dataclass(frozen=True)
 class Terms:
-    """How long and how often everybody learns. effort: as a part of each system's own length;
-    seeds: of trainings.
+    """How long and how often everybody learns.
+
+    effort: as a part of each system's own length. minutes: as in `terms.in_time`. pair: to time
+    answers while it decodes.
     """
 
     seeds: tuple[int, ...] = (0, 1, 2)
     effort: float = 1.0
-    systems: tuple[str, ...] = (terms.RESPS, terms.LTD, terms.RADAR, terms.OURS)
-    minutes: float = 0.0  # nothing begins that would not end in this time; 0: no limit
+    minutes: float = 0.0
     scale: str = "laptop"
-    pair: Pair | None = field(default=None, compare=False)  # to time answers while it decodes
+    pair: Pair | None = field(default=None, compare=False)
 
 
 def costs_of(name: str, folder: Path) -> CostModel:
-    """The prices of a machine: costs-NAME.json in `folder` (notebook 21), a data sheet's of a GPU,
-    or a published profile.
+    """The prices of a machine: costs-NAME.json in `folder` (notebook 21), else a data sheet's.
 
     `h100x8-llama-70b-graphs` is Llama-3.1-70B on eight H100s that share weights and arithmetic,
     without the time between them.
     """
-    if (calibrated := Path(folder) / f"costs-{name}.json").is_file():
+    calibrated = Path(folder) / f"costs-{name}.json"
+    if calibrated.is_file():
         return CostModel.load(calibrated)
-    gpu, _, model = name.partition("x8-llama-70b-")
-    if not model:
+    gpu, _, host = name.partition("x8-llama-70b-")
+    if not host:
         return profile(f"roofline-{name}")
     bandwidth, rate = GPUS[gpu]
     return roofline(
         **LLAMA_70B,
-        **HOSTS[model],
+        **HOSTS[host],
         name=f"roofline-{name}",
         bandwidth_gb_per_s=8 * bandwidth,
         tflop_per_s=8 * rate,
@@ -69,100 +66,63 @@ def costs_of(name: str, folder: Path) -> CostModel:
 
 
 def same_space(trace: Trace, costs: CostModel, effort: float = 1.0) -> terms.EqualTerms:
-    """Equal terms whose first shape is the tuned tree's own, where its whole trees were
-    recorded.
-    """
+    """Equal terms whose first shape is the tuned tree's own."""
     usual = terms.EqualTerms()
     tuned = compare.Baselines.choose(trace, costs).tuned
     shapes = dict.fromkeys(((tuned.top_k, *tuned.beam), *usual.shapes))
     return dataclasses.replace(usual, shapes=tuple(shapes)[: len(usual.shapes)], effort=effort)
 
 
+def arena_of(trace: Trace, costs: CostModel, how: Terms) -> terms.Arena:
+    """Where the systems are trained on a recording at a machine's prices."""
+    equal = same_space(trace, costs, how.effort)
+    place = terms.opened("central", trace, costs, equal, how.scale)
+    return terms.Arena(trace, costs, place.directory, equal, pair=how.pair)
+
+
 def trained(
     trace: Trace, costs: CostModel, how: Terms
 ) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
-    """The systems trained on a recording at a machine's prices, a policy per seed, and the table of
-    `terms.train_all`.
-
-    A training that was finished before is found again.
-    """
-    equal = same_space(trace, costs, how.effort)
-    place = terms.opened("central", trace, costs, equal, how.scale)
-    arena = terms.Arena(trace, costs, place.directory, equal, pair=how.pair)
-    jobs = [job for job in arena.jobs(how.seeds, [terms.EQUAL]) if job.system in how.systems]
-    return terms.train_all(arena, jobs, how.minutes)
+    """The systems, a policy per seed, and the table of `terms.train_all`."""
+    arena = arena_of(trace, costs, how)
+    return terms.train_all(arena, arena.jobs(how.seeds, [EQUAL]), how.minutes)
 
 
 def judged(
     trace: Trace, costs: CostModel, policies: dict[Method, list[Policy]], **options: Any
 ) -> pd.DataFrame:
-    """Rows of `compare.over_seeds` for the part `test`: over_tuned with its interval over prompts,
-    paired, mean over seeds.
+    """Rows of `compare.over_seeds` for the part `test`: mean over seeds, paired over prompts.
 
     options: of `compare.compare_replay`, such as policy_ms.
     """
-    options |= {
-        "baselines": compare.Baselines.choose(trace, costs),
-        "random_seeds": (),
-        "progress": False,
-    }
-    comparison = compare.compare_replay(trace, costs, policies, **options)
+    options |= {"baselines": compare.Baselines.choose(trace, costs), "random_seeds": ()}
+    comparison = compare.compare_replay(trace, costs, policies, progress=False, **options)
     table = compare.over_seeds(comparison)
     ends = {f"over_tuned_{end}": table[f"over_tuned_prompts_{end}"] for end in ("low", "high")}
     charged = table["method"].map(comparison.policy_ms)
     return table.assign(**ends, tree=comparison.baselines.tuned.text, policy_ms=charged)
 
 
-def by_suite(rows: pd.DataFrame) -> pd.DataFrame:
-    """Where is the gain? A row per suite, machine and system: tau of the default tree, over_tuned,
-    and the bound's.
-    """
-    keys = ["machine", "suite"]
-    default = rows[rows["terms"] == DEFAULT].groupby(keys)["tau"].first().rename("default_tau")
-    bound = (
-        rows[rows["method"] == compare.CLAIRVOYANT]
-        .groupby(keys)["over_tuned"]
-        .first()
-        .rename("bound")
-    )
-    learned = rows[(rows["terms"] == EQUAL) & (rows["suite"] != "all")]
-    return learned.merge(default.reset_index(), on=keys).merge(bound.reset_index(), on=keys)
-
-
 def table(
-    trace: Trace, prices: dict[str, CostModel], how: dict[str, Terms], **options: Any
+    trace: Trace, prices: dict[str, CostModel], how: dict[str, Terms]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The rows of `judged` for every machine of `how`, in a column `machine`, and the trainings."""
     rows, trainings = [], []
-    for name, own in how.items():
-        policies, made = trained(trace, prices[name], own)
-        rows.append(judged(trace, prices[name], policies, **options).assign(machine=name))
+    for name, terms_here in how.items():
+        policies, made = trained(trace, prices[name], terms_here)
+        rows.append(judged(trace, prices[name], policies).assign(machine=name))
         trainings.append(made.assign(machine=name))
     return pd.concat(rows, ignore_index=True), pd.concat(trainings, ignore_index=True)
 
 
-def learning_curve(
-    trace: Trace, costs: CostModel, how: Terms, prompts: Sequence[int], draw: int = 0
-) -> pd.DataFrame:
-    """What a system gains over the tuned tree by the number of training prompts: rows of `judged`
-    with a column `prompts_learned`.
-
-    The fewer are drawn at random from the more. Choices are made on the whole part `tune`.
-    """
-    turns = trace.turns
-    names = np.random.default_rng(draw).permutation(
-        turns.loc[turns["part"] == "train", "prompt"].unique()
-    )
-    rows = []
-    for count in prompts:
-        some = trace.select(~turns["prompt"].isin(names[count:]).to_numpy())
-        some.header = {
-            **some.header,
-            "key": runs.content_key(of=trace.header["key"], prompts=sorted(names[:count])),
-        }
-        policies, _ = trained(some, costs, how)
-        rows.append(judged(trace, costs, policies).assign(prompts_learned=count))
-    return pd.concat(rows, ignore_index=True)
+def by_suite(rows: pd.DataFrame) -> pd.DataFrame:
+    """Where is the gain? A row per suite, machine and system, with default_tau and the bound."""
+    keys = ["machine", "suite"]
+    default = rows[rows["terms"] == DEFAULT].groupby(keys)["tau"].first().rename("default_tau")
+    bound = rows[rows["method"] == compare.CLAIRVOYANT].groupby(keys)["over_tuned"].first()
+    learned = rows[(rows["terms"] == EQUAL) & (rows["suite"] != "all")]
+    learned = learned.merge(default.reset_index(), on=keys)
+    return learned.merge(bound.rename("bound").reset_index(), on=keys)
 
 
 def beside(
@@ -172,17 +132,16 @@ def beside(
     prompts: pd.DataFrame,
     **options: Any,
 ) -> pd.DataFrame:
-    """What replay says of the turns of `prompts` that were decoded live: columns method, replay
-    (over the tuned tree).
+    """What replay says of the test turns of `prompts`, which were decoded live.
 
-    options: of `compare.compare_replay`: baselines, policy_ms.
+    Columns method, replay (over the tuned tree). options: baselines and policy_ms of
+    `compare.compare_replay`.
     """
     same = trace.turns["prompt"].isin(set(prompts["prompt"])) & (trace.turns["part"] == "test")
+    part = trace.select(same.to_numpy())
     options |= {"random_seeds": (), "progress": False}
-    found = compare.compare_replay(trace.select(same.to_numpy()), costs, policies, **options).table
-    found = found[found["suite"] == "all"] if (found["suite"] == "all").any() else found
-    return (
-        found[["method", "over_tuned"]]
-        .rename(columns={"over_tuned": "replay"})
-        .astype({"method": str})
-    )
+    rows = compare.compare_replay(part, costs, policies, **options).table
+    if (rows["suite"] == "all").any():
+        rows = rows[rows["suite"] == "all"]
+    rows = rows[["method", "over_tuned"]].rename(columns={"over_tuned": "replay"})
+    return rows.astype({"method": str})

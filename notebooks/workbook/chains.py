@@ -72,15 +72,14 @@ def read(
     return trace_of(rows, lengths, pair)
 
 
-def made_up(seed: int = 0, requests: int = 4) -> Trace:
+def made_up() -> Trace:
     """Lengths at random, for trials without the data."""
-    rng = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     rows = []
     for suite in SETS:
-        for number in range(requests):
-            part = "tune" if number % 2 == 0 else "test"
+        for number, part in enumerate(("tune", "test") * 2):
             rows.append((suite, f"{suite}/{number}", 0, part, 60))
-    lengths = [np.minimum(rng.geometric(0.35, 40), 6) for _ in rows]
+    lengths = [np.minimum(random.geometric(0.35, 40), 6) for _ in rows]
     return trace_of(rows, lengths, "made up")
 
 
@@ -162,13 +161,12 @@ def judge(trace: Trace, texts: int, reading: str) -> pd.DataFrame:
     is_chain = (grid["total_tokens"] == grid["depth"] + 2) | (grid["total_tokens"] == 1)
     best = grid.loc[grid.loc[is_chain, "time_ms"].idxmin()]
     chain = TreeConfig(int(best["total_tokens"]), int(best["depth"]), 1)
-    tables = {
+    rows = []
+    for method, turns in {
         "best chain": replay(test, Static.of(chain), costs).table,
         "bound": clairvoyant(test, costs).turns,
-    }
-    rows = []
-    for method, table in tables.items():
-        speedup = float(table["plain_ms"].sum() / table["time_ms"].sum())
+    }.items():
+        speedup = float(turns["plain_ms"].sum() / turns["time_ms"].sum())
         rows.append((texts, reading, method, chain.verify_nodes, speedup))
     return pd.DataFrame(rows, columns=["texts", "reading", "method", "levels", "speedup"])
 
@@ -176,24 +174,23 @@ def judge(trace: Trace, texts: int, reading: str) -> pd.DataFrame:
 def carried_on(trace: Trace) -> pd.DataFrame:
     """Are lengths inside an accepted block carried on? One row per set.
 
-    A block is a step with the longest chain. follows_frac: positions inside blocks whose length is
-    one less than the one before. mean_all, mean_visited: tokens per step over all positions, and
-    over those where steps begin.
+    follows_frac: positions inside the blocks of steps whose length is one less than the one before.
+    mean_all, mean_visited: tokens per step over all positions, and where steps begin.
     """
     lengths = 1 + (trace.ranks[1][:, -1] < NEVER).sum(-1)
     rows = []
     for suite, turns in trace.turns.groupby("suite", sort=False):
-        visited, follows, all_lengths = [], [], []
+        every, visited, follows = [], [], []
         for first, count in zip(turns["first"], turns["positions"], strict=True):
-            one_turn = lengths[first : first + count]
-            all_lengths.append(one_turn)
+            turn = lengths[first : first + count]
+            every.append(turn)
             start = 0
             while start < count:
-                block = one_turn[start : start + one_turn[start]]
-                visited.append(one_turn[start])
+                block = turn[start : start + turn[start]]
+                visited.append(block[0])
                 follows.extend(block[1:] == block[:-1] - 1)
-                start += one_turn[start]
-        mean_all = np.concatenate(all_lengths).mean()
-        rows.append((suite, len(follows), np.mean(follows), mean_all, np.mean(visited)))
+                start += block[0]
+        means = (np.concatenate(every).mean(), np.mean(visited))
+        rows.append((suite, len(follows), np.mean(follows), *means))
     columns = ["suite", "positions", "follows_frac", "mean_all", "mean_visited"]
     return pd.DataFrame(rows, columns=columns)

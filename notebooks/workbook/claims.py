@@ -24,73 +24,13 @@ from workbook import evidence, items, verdicts
 from workbook.method_rows import identified
 from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 
-# the shipped pairs, the largest first: the first with rows is the one that is drawn
+# the shipped pairs, the largest first
 PAIRS = ("smollm2", "small", "tiny")
 PRINTED = "printed numbers"
 SUBJECTS = ("method", PRINTED, "ours")
 SOURCE = ["run_key", "run_table"]  # columns of the rows of a test: where each comes from
 # of the steps that the paper trains for; below, a training that shows nothing was too short
 LEAST_TRAINED = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """One claim.
-
-    where: its place in the paper. item: of the papers' items, the one it is about. test: how it
-    is decided, see `TESTS`; without one `why` says what would be needed.
-    """
-
-    id: str
-    paper: str
-    says: str
-    where: str
-    item: str = ""
-    test: dict = dataclasses.field(default_factory=dict)
-    why: str = ""
-
-    @property
-    def about(self) -> str:
-        """Whose numbers decide: "ours", "printed numbers" of a paper, or the "method" here."""
-        if self.paper == "ours":
-            return "ours"
-        return PRINTED if "published" in self.test else "method"
-
-    @property
-    def limit(self) -> tuple[float, bool]:
-        """The threshold, and whether numbers must be below it."""
-        if "below" in self.test:
-            return float(self.test["below"]), True
-        return float(self.test.get("above", 0.0)), False
-
-
-def read_claims() -> dict[str, Claim]:
-    """{id: Claim} of figures/claims.yml.
-
-    SpecdecError for anything misspelt, listed twice or with neither test nor why.
-    """
-    claims = items.read_listed(runs.workbook() / "figures" / "claims.yml", Claim)
-    for claim in claims.values():
-        if bool(claim.test) == bool(claim.why):
-            raise SpecdecError(f"claim {claim.id} needs either a test, or why there is none.")
-        check(claim)
-    return claims
-
-
-def check(claim: Claim) -> None:
-    """SpecdecError for a kind of test, a key or an item that there is not."""
-    if claim.item:
-        items.find_item(claim.item)
-    if not claim.test:
-        return
-    kind = str(claim.test.get("kind"))
-    if kind not in TESTS:
-        raise nearest_name_error(f"kind of test in claim {claim.id}", kind, TESTS)
-    for name in claim.test:
-        if name not in KEYS:
-            raise nearest_name_error(f"key in the test of claim {claim.id}", name, KEYS)
-
-
 KEYS = {
     "kind": "one of TESTS",
     "published": "an item, or several: the numbers that the paper prints",
@@ -122,13 +62,62 @@ KEYS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One claim. where: its place in the paper. item: of the papers' items, the one it is about.
+
+    test: how it is decided (`KEYS`); without one `why` says what would be needed.
+    """
+
+    id: str
+    paper: str
+    says: str
+    where: str
+    item: str = ""
+    test: dict = dataclasses.field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def about(self) -> str:
+        """Whose numbers decide: "ours", "printed numbers" of a paper, or the "method" here."""
+        if self.paper == "ours":
+            return "ours"
+        return PRINTED if "published" in self.test else "method"
+
+    @property
+    def limit(self) -> tuple[float, bool]:
+        """The threshold, and whether numbers must be below it."""
+        if "below" in self.test:
+            return float(self.test["below"]), True
+        return float(self.test.get("above", 0.0)), False
+
+
+def read_claims() -> dict[str, Claim]:
+    """{id: Claim} of figures/claims.yml; SpecdecError for anything misspelt or listed twice."""
+    claims = items.read_listed(runs.workbook() / "figures" / "claims.yml", Claim)
+    for claim in claims.values():
+        if bool(claim.test) == bool(claim.why):
+            raise SpecdecError(f"claim {claim.id} needs either a test, or why there is none.")
+        if claim.item:
+            items.find_item(claim.item)
+        for name in claim.test:
+            if name not in KEYS:
+                raise nearest_name_error(f"key in the test of claim {claim.id}", name, KEYS)
+        if claim.test and claim.test["kind"] not in TESTS:
+            raise nearest_name_error(f"test of claim {claim.id}", claim.test["kind"], TESTS)
+    return claims
+
+
+def listed(value) -> list:
+    return value if isinstance(value, list) else [value]
+
+
 def runs_of(
     test: dict, scale: str = "laptop", pair: str = "", shipped: bool = False
 ) -> list[runs.Run]:
-    """The runs whose rows a test reads, of all pairs or of one.
+    """The runs whose rows a test reads, of all pairs or of one; none for what a paper prints.
 
-    None where nothing was measured, or for what a paper prints. A run that other processes
-    disturbed is left out.
+    A run that other processes disturbed is left out.
     """
     if "run" not in test:
         return []
@@ -136,24 +125,15 @@ def runs_of(
     kept = []
     for run in items.measured(test["run"], scale, shipped, **facts):
         results = run.record()["results"] or {}
-        if not results.get("crowded") and any(_holds(run, table) for table in _tables(test)):
+        tables = [table for table in listed(test["table"]) if _holds(run, table)]
+        if tables and not results.get("crowded"):
             kept.append(run)
+    if test.get("largest"):
+        # one that does not ship counts as larger than all that do
+        pairs = [provenance.of([run]).rows[0]["pair"] for run in kept]
+        places = [PAIRS.index(name) if name in PAIRS else -1 for name in pairs]
+        kept = [run for run, place in zip(kept, places, strict=True) if place == min(places)]
     return kept
-
-
-def _of_largest(measured: list[runs.Run]) -> list[runs.Run]:
-    """The runs of the largest pair; one that does not ship counts as larger than all that do."""
-    places = []
-    for run in measured:
-        pair = provenance.of([run]).rows[0]["pair"]
-        places.append(PAIRS.index(pair) if pair in PAIRS else -1)
-    largest = min(places, default=0)
-    return [run for run, place in zip(measured, places, strict=True) if place == largest]
-
-
-def _tables(test: dict) -> list[str]:
-    tables = test["table"]
-    return [tables] if isinstance(tables, str) else list(tables)
 
 
 def _holds(run: runs.Run, table: str) -> bool:
@@ -163,27 +143,21 @@ def _holds(run: runs.Run, table: str) -> bool:
 def rows_of(test: dict, sources: list[runs.Run]) -> pd.DataFrame:
     """The rows of a test, with the columns SOURCE: of these runs, or what papers print."""
     parts = []
-    if "published" in test:
-        names = test["published"]
-        for name in [names] if isinstance(names, str) else names:
-            printed = items.read_published(*name.split("/"))
-            parts.append(printed.assign(run_key="", run_table=""))
-    else:
-        for run in sources:
-            for table in _tables(test):
-                if _holds(run, table):
-                    rows = _table(run, table)
-                    parts.append(rows.assign(run_key=run.key, run_table=table))
+    for name in listed(test.get("published", [])):
+        printed = items.read_published(*name.split("/"))
+        parts.append(printed.assign(run_key="", run_table=""))
+    for run in sources:
+        for table in listed(test["table"]):
+            if table == "results":
+                rows = pd.json_normalize(run.record()["results"])
+            elif _holds(run, table):
+                rows = identified(run.read_table(table))
+                if "crowded" in rows:
+                    rows = rows[~rows["crowded"].fillna(False).astype(bool)]
+            else:
+                continue
+            parts.append(rows.assign(run_key=run.key, run_table=table))
     return pd.concat(parts, ignore_index=True)
-
-
-def _table(run: runs.Run, table: str) -> pd.DataFrame:
-    if table == "results":
-        return pd.json_normalize(run.record()["results"])
-    rows = identified(run.read_table(table))
-    if "crowded" in rows:
-        rows = rows[~rows["crowded"].fillna(False).astype(bool)]
-    return rows
 
 
 def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
@@ -195,8 +169,7 @@ def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
         if name == "suite" and condition == "all" and table["suite"].nunique() == 1:
             continue
         excluded = isinstance(condition, dict)
-        values = condition["not"] if excluded else condition
-        values = values if isinstance(values, list) else [values]
+        values = listed(condition["not"] if excluded else condition)
         inside = table[name].astype(str).isin(list(map(str, values)))
         table = table[~inside if excluded else inside]
     return table
@@ -205,17 +178,15 @@ def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
 def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.DataFrame:
     """The selected rows as columns name, value, low, high, prompts, still, SOURCE and `match`.
 
-    Printed and exact numbers are their own interval. A measured interval without a width is none:
-    `still` says that nothing changed there. Where rows have an interval over seeds and one over
-    prompts, the wider end counts on each side.
+    Printed and exact numbers are their own interval. Where rows have an interval over seeds and
+    one over prompts, the wider end counts on each side.
     """
     # 1. the rows and their numbers
     rows = select(table, {**test.get("where", {}), **(where or {})})
     value = test.get("value", "value")
     if value not in rows:
         raise nearest_name_error("column", value, rows.columns)
-    numbers = rows[value].astype(float) if rows[value].dtype == bool else rows[value]
-    numbers = pd.to_numeric(numbers, errors="coerce")
+    numbers = pd.to_numeric(rows[value], errors="coerce").astype(float)
     parts = pd.DataFrame({"name": _names(rows, value), "value": numbers}, index=rows.index)
     # 2. their intervals
     exact = "published" in test or test.get("exact", False)
@@ -276,8 +247,12 @@ def _parts(rows: pd.DataFrame) -> list[Part]:
     return parts
 
 
-def _values(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.DataFrame:
-    """`parts_of` the selected rows, divided by the matching rows of `over` if a test has that."""
+def ratio_above(table: pd.DataFrame, test: dict, where: dict | None = None) -> list[Part]:
+    """Every selected value, or its ratio to the value of the matching row of `over`."""
+    return _parts(_values(table, test, where))
+
+
+def _values(table: pd.DataFrame, test: dict, where: dict | None) -> pd.DataFrame:
     rows = parts_of(table, test, where)
     if "over" not in test:
         return rows
@@ -288,19 +263,6 @@ def _values(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.Da
     low = both["low"] / both["high_y"]
     high = both["high"] / both["low_y"]
     return both.assign(value=quotient, low=low, high=high)[rows.columns]
-
-
-def _averaged(name: str, values: pd.Series, source: tuple[str, str]) -> Part:
-    """The mean of measurements of the same thing, with Student's interval."""
-    mean = float(np.mean(values))
-    error = np.std(values, ddof=1) / len(values) ** 0.5
-    reach = float(t.ppf(0.975, len(values) - 1) * error)
-    return Part(name, mean, mean - reach, mean + reach, source=source)
-
-
-def ratio_above(table: pd.DataFrame, test: dict) -> list[Part]:
-    """Every selected value, or its ratio to the value of the matching row of `over`."""
-    return _parts(_values(table, test))
 
 
 def difference_above(table: pd.DataFrame, test: dict) -> list[Part]:
@@ -321,8 +283,13 @@ def difference_above(table: pd.DataFrame, test: dict) -> list[Part]:
             low = rows["low"] - rows["high_y"]
             high = rows["high"] - rows["low_y"]
             parts += _parts(rows.assign(low=low, high=high))
-        else:
-            parts.append(_averaged(test.get("value", "value"), rows["value"], source))
+            continue
+        # measurements of the same thing, with Student's interval
+        mean = float(rows["value"].mean())
+        error = rows["value"].std(ddof=1) / len(rows) ** 0.5
+        reach = float(t.ppf(0.975, len(rows) - 1) * error)
+        name = test.get("value", "value")
+        parts.append(Part(name, mean, mean - reach, mean + reach, source=source))
     return parts
 
 
@@ -340,10 +307,7 @@ def paired_ratio(table: pd.DataFrame, test: dict) -> list[Part]:
 
 
 def signed_rank(table: pd.DataFrame, test: dict) -> list[Part]:
-    """The p-value of "the `rate` of `first` is not above that of `second`", over prompts.
-
-    Wilcoxon's signed-rank test.
-    """
+    """Wilcoxon's p-value of "the `rate` of `first` is not above that of `second`", over prompts."""
     parts = []
     above, under = test["rate"]
     for source, rows in _sides(table, test):
@@ -385,23 +349,20 @@ def ordering(table: pd.DataFrame, test: dict) -> list[Part]:
 
 
 def share(table: pd.DataFrame, test: dict) -> list[Part]:
-    """The share of selected rows of each run whose value is `is`, with Wilson's interval.
-
-    All or nothing is counted exactly.
-    """
+    """The share of selected rows of each run whose value is `is`, with Wilson's interval."""
     rows = select(table, test.get("where", {}))
     value = test["value"]
     if not rows.empty and value not in rows:
         raise nearest_name_error("column", value, rows.columns)
     parts = []
-    for source, own in rows.groupby(SOURCE):
-        good = int((own[value] == test["is"]).sum())
-        frac = good / len(own)
-        part = Part(f"{good} of {len(own)}", frac, frac, frac, source=source)
+    for source, group in rows.groupby(SOURCE):
+        good = int((group[value] == test["is"]).sum())
+        frac = good / len(group)
+        part = Part(f"{good} of {len(group)}", frac, frac, frac, source=source)
         if not test.get("exact"):
-            interval = binomtest(good, len(own)).proportion_ci(method="wilson")
+            interval = binomtest(good, len(group)).proportion_ci(method="wilson")
             ends = {"low": interval.low, "high": interval.high}
-            part = dataclasses.replace(part, **ends, prompts=len(own))
+            part = dataclasses.replace(part, **ends, prompts=len(group))
         parts.append(part)
     return parts
 
@@ -409,13 +370,9 @@ def share(table: pd.DataFrame, test: dict) -> list[Part]:
 def adds_up(table: pd.DataFrame, test: dict) -> list[Part]:
     """How far each `whole` is from the mean or sum of the other rows with the same `match`."""
     whole = parts_of(table, test, test["whole"])
-    other = {name: {"not": value} for name, value in test["whole"].items()}
-    rest = parts_of(table, test, other)
-    if test["match"]:
-        totals = rest.groupby(test["match"])["value"].agg(test["of"]).rename("total")
-        whole = whole.merge(totals, left_on=test["match"], right_index=True)
-    else:
-        whole["total"] = rest["value"].agg(test["of"])
+    rest = parts_of(table, test, {name: {"not": value} for name, value in test["whole"].items()})
+    totals = rest.groupby(test["match"])["value"].agg(test["of"]).rename("total")
+    whole = whole.merge(totals, left_on=test["match"], right_index=True)
     apart = (whole["value"] - whole["total"]).abs()
     return _parts(whole.assign(value=apart, low=apart, high=apart))
 
@@ -432,9 +389,16 @@ def extreme(table: pd.DataFrame, test: dict) -> list[Part]:
     return [Part(sentence, apart, apart, apart)]
 
 
-_TESTS = (ratio_above, difference_above, paired_ratio, signed_rank)
-_TESTS += (ordering, share, adds_up, extreme)
-TESTS: dict[str, Callable] = {test.__name__: test for test in _TESTS}
+TESTS: dict[str, Callable] = {
+    "ratio_above": ratio_above,
+    "difference_above": difference_above,
+    "paired_ratio": paired_ratio,
+    "signed_rank": signed_rank,
+    "ordering": ordering,
+    "share": share,
+    "adds_up": adds_up,
+    "extreme": extreme,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -459,7 +423,14 @@ class Judged:
         verdict, why = self.note
         if not verdict:
             verdict = self.finding.verdict(p_value)
-        number = self._worst(p_value)
+        tested = p_value if self.finding.tested else None
+        number = ""
+        if self.parts:
+            # the number furthest to the wrong side, among those with an interval where any has
+            _, below = claim.limit
+            telling = [part for part in self.parts if part.bounded] or self.parts
+            worst = min(telling, key=lambda part: -part.value if below else part.value)
+            number = evidence.sentence(worst, claim.test, tested)
         return {
             "id": claim.id,
             "paper": claim.paper,
@@ -470,22 +441,9 @@ class Judged:
             "verdict": verdict,
             "evidence": ". ".join(filter(None, [number, why])),
             "parts": len(self.parts),
-            "p_holm": p_value if self.finding.tested else np.nan,
+            "p_holm": np.nan if tested is None else tested,
             "source": source,
         }
-
-    def _worst(self, p_value: float) -> str:
-        """The number furthest to the wrong side, and the limit.
-
-        Among those that have an interval where any has.
-        """
-        if not self.parts:
-            return ""
-        below = self.claim.limit[1]
-        telling = [part for part in self.parts if part.told] or self.parts
-        worst = min(telling, key=lambda part: -part.value if below else part.value)
-        tested = p_value if self.finding.tested else None
-        return evidence.sentence(worst, self.claim.test, tested)
 
 
 def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> Judged:
@@ -496,10 +454,8 @@ def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool =
         return Judged(claim, note=(verdicts.UNTESTABLE, why))
     # 1. the runs
     sources = runs_of(test, scale, pair, shipped)
-    if test.get("largest"):
-        sources = _of_largest(sources)
     if "run" in test and not sources:
-        why = evidence.unmeasured(test, _tables(test))
+        why = evidence.unmeasured(test, listed(test["table"]))
         return Judged(claim, note=(verdicts.UNMEASURED, why))
     # 2. their numbers; rows of another version stop no other claim
     judged = Judged(claim, tuple(sources))
@@ -523,9 +479,14 @@ def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
     if all(part.still for part in judged.parts):
         return verdicts.UNLEARNED, "What was trained does just what it did before"
     if judged.finding.verdict(judged.finding.p_value) != HOLDS:
-        short = _too_short(judged)
-        return (verdicts.SHORT, short) if short else ("", "")
-    # the rows whose place the others take
+        short = []
+        for name, paper in test.get("trained", {}).items():
+            trained = max(_parameter(run, name) for run in judged.runs)
+            if trained < LEAST_TRAINED * paper:
+                unit = name.replace("_", " ")
+                short.append(f"Only {trained:,} of {paper:,} {unit} were trained")
+        return (verdicts.SHORT, ". ".join(short)) if short else ("", "")
+    # the rows whose place those of a method without learning take
     side = "first" if "first" in test else "where"
     for where in test.get("beside", ()):
         replaced = {**test, side: {**test.get(side, {}), "terms": "", **where}}
@@ -538,28 +499,12 @@ def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
     return "", ""
 
 
-def _too_short(judged: Judged) -> str:
-    """How long the longest training took, if less than LEAST_TRAINED of the paper's; else ''."""
-    short = []
-    for name, paper in judged.claim.test.get("trained", {}).items():
-        trained = max(_parameter(run, name) for run in judged.runs)
-        if trained < LEAST_TRAINED * paper:
-            unit = name.replace("_", " ")
-            short.append(f"Only {trained:,} of {paper:,} {unit} were trained")
-    return ". ".join(short)
-
-
 def _parameter(run: runs.Run, name: str) -> float:
+    """What a run was given, or noted at its end."""
     record = run.record()
     settings = record["config"].get("parameters", record["config"])
     settings = settings | (record["results"] or {})
     return settings.get(name) or 0
-
-
-def judge(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> dict:
-    """The row of the ledger of a claim that is a family of its own."""
-    judged = examine(claim, scale, pair, shipped)
-    return judged.row(judged.finding.p_value)
 
 
 def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
@@ -567,15 +512,12 @@ def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.D
 
     Columns id, paper, about, says, where, item, verdict, evidence (the number furthest to the
     wrong side), parts, p_holm (after Holm over the measured claims of a paper), source. pair:
-    whose measurements are used, default all that were measured. shipped: only rows that came with
-    the checkout.
+    whose measurements are used, default all. shipped: only rows that came with the checkout.
     """
     judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
-    families: dict[str, list[Judged]] = {}
-    for claim in judged:
-        families.setdefault(claim.claim.paper, []).append(claim)
     p_values = {}
-    for family in families.values():
+    for paper in {claim.claim.paper for claim in judged}:
+        family = [claim for claim in judged if claim.claim.paper == paper]
         adjusted = verdicts.adjusted([claim.finding for claim in family])
         for claim, p_value in zip(family, adjusted, strict=True):
             p_values[claim.claim.id] = p_value
@@ -600,10 +542,7 @@ def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> lis
 
 
 def summary(judged: pd.DataFrame) -> pd.DataFrame:
-    """How many claims have each verdict.
-
-    A row per verdict, a column per paper's method, its printed numbers, and ours.
-    """
+    """How many claims have each verdict: a column per paper's method, its printed numbers, ours."""
     whose = []
     for paper, about in zip(judged["paper"], judged["about"], strict=True):
         name = items.PAPERS.get(paper, paper).partition(" (")[0]

@@ -1,13 +1,12 @@
 """Fits the classifiers among the heuristics, Disco, SpecDec++ and C2T, to recordings of EAGLE-3.
 
 Balanced samples and AdamW at 1e-4, as in LTD's appendix A.1. `*_arrays` compute inputs and labels
-from a trace, `fit_*` train on arrays and write the policy. Knows nothing about models or the cycle.
+from a trace, `fit` trains on arrays and writes the policy.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,10 @@ from specdec.policies import heuristics
 from specdec.policies.base import Learned, Network
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, descend, seeded
+
+KINDS = {"Disco": heuristics.Disco, "C2T": heuristics.C2T, "SpecDec++": heuristics.SpecDecPlus}
+EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # LTD's appendix A.1, and SpecDec++'s own
+HIDDEN = {"Disco": 128, "C2T": 64, "SpecDec++": 1024}
 
 
 def disco_arrays(
@@ -38,24 +41,25 @@ def disco_arrays(
     for n in range(min(max_depth, trace.depth + 1)):
         end = pool_size(n, top_k)
         newest = scores[:, start:end]
-        inputs.append(
-            heuristics.disco_inputs(newest.reshape(len(trace), -1, top_k), parents, n, top_k)
-        )
+        groups = newest.reshape(len(trace), -1, top_k)
+        inputs.append(heuristics.disco_inputs(groups, parents, n, top_k))
         labels.append(ranks[:, n, n] < verify_nodes)
-        parents, start = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1], end
+        parents = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1]
+        start = end
     return np.concatenate(inputs), np.concatenate(labels)
 
 
 def specdec_plus_arrays(
     trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(features float16 [R, F], labels int8 [R, max_depth + 1]): 1 if a level of the deepest tree
-    holds the target's token, 0 at the first that does not, -1 below it.
+    """(features float16 [R, F], labels int8 [R, max_depth + 1]).
+
+    1 if a level of the deepest tree holds the target's token, 0 at the first that does not, -1
+    below it.
     """
     if trace.features is None:
-        raise SpecdecError(
-            "SpecDec++ learns from the target's features; record with features=True."
-        )
+        why = "SpecDec++ learns from the target's features"
+        raise SpecdecError(f"{why}; record with features=True.")
     deepest = min(max_depth, trace.depth)
     accepted = trace.accepted_tok(np.arange(len(trace)), top_k, deepest, verify_nodes)[:, None]
     level = np.arange(max_depth + 1)
@@ -67,15 +71,14 @@ def specdec_plus_arrays(
 def c2t_arrays(
     trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs float32 [M, 2], labels bool [M]): all nodes on the target's path, and as many others
-    of the same pools.
+    """(inputs float32 [M, 2], labels bool [M]).
+
+    All nodes on the target's path, and as many others of the same pools.
     """
     depth, random = min(max_depth, trace.depth), np.random.default_rng(seed)
     count = pool_size(depth, top_k)
-    scores, ranks = (
-        trace.column("scores", top_k)[:, :count],
-        trace.ranks[top_k][:, depth, : depth + 1],
-    )
+    scores = trace.column("scores", top_k)[:, :count]
+    ranks = trace.ranks[top_k][:, depth, : depth + 1]
     depths = heuristics.node_depths(count, top_k)
     inputs, labels = [], []
     for row_scores, row_ranks in zip(scores, ranks, strict=True):
@@ -89,82 +92,17 @@ def c2t_arrays(
         inputs.append(np.stack((row_scores[nodes], depths[nodes] / 10), axis=-1))
         labels.append(np.arange(len(nodes)) < len(path))
     if not inputs:
-        raise SpecdecError(
-            "no target path enters any of these trees; record more positions before fitting C2T."
-        )
+        raise SpecdecError("no target path enters any of these trees; record more positions.")
     return np.concatenate(inputs).astype(np.float32), np.concatenate(labels)
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """Settings of a fit. The weights and all random draws come from `seed`. policy: settings of the
-    policy.
-    """
-
-    out_dir: Path
-    epochs: int
-    rate: float = 1e-4  # AdamW's, for all three
-    batch: int = 256
-    seed: int = 0
-    resume: bool = True
-    policy: dict = field(default_factory=dict)
-
-
-def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options):
-    """(Disco, curve), fitted to `disco_arrays`; the policy is also in out_dir/policy. options: of
-    FitOptions.
-    """
-    layers = nn.Sequential(nn.Linear(np.shape(inputs)[-1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(heuristics.Disco, layers, inputs, labels, FitOptions(out_dir, epochs, **options))
-
-
-def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options):
-    """(C2T, curve), fitted to `c2t_arrays` as in `fit_disco`."""
-    layers = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(heuristics.C2T, layers, inputs, labels, FitOptions(out_dir, epochs, **options))
-
-
-def fit_specdec_plus(
-    features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options
-):
-    """(SpecDec++, curve), fitted to `specdec_plus_arrays`. Balanced over (position, level)
-    pairs.
-    """
-    features, labels = np.asarray(features), np.asarray(labels)
-    matching = features.ndim == labels.ndim == 2 and len(features) == len(labels)
-    assert matching, "features and labels of the same positions"
-    module = _Residual(features.shape[1], hidden, labels.shape[1])
-    row, level = np.nonzero(labels >= 0)
-    options = FitOptions(
-        out_dir,
-        epochs,
-        policy={"max_depth": labels.shape[1] - 1, **options.pop("policy", {})},
-        **options,
-    )
-    inputs = heuristics.unit_features(features)
-    return _fit(
-        heuristics.SpecDecPlus, module, inputs, labels[row, level] == 1, options, row, level
-    )
-
-
-EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # number of epochs for each
-_FITS = {
-    "Disco": (fit_disco, disco_arrays, {"max_depth", "verify_nodes", "top_k"}),
-    "C2T": (fit_c2t, c2t_arrays, {"max_depth", "top_k"}),
-    "SpecDec++": (fit_specdec_plus, specdec_plus_arrays, {"max_depth", "verify_nodes", "top_k"}),
-}
-
-
-def fitted(
-    name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dict, **options
-) -> Policy:
-    """The classifier of this name (a key of EPOCHS), fitted to a recording. policy: its settings.
-    options: of FitOptions.
-    """
-    fit, arrays, takes = _FITS[name]
-    examples = arrays(trace, **{key: value for key, value in policy.items() if key in takes})
-    options = {"epochs": EPOCHS[name], **options}
-    return fit(*examples, out_dir=Path(out_dir), seed=seed, policy=policy, **options)[0]
+def fitted(name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dict) -> Policy:
+    """The classifier of this name (a key of KINDS), fitted to a recording. policy: its settings."""
+    arrays = {"Disco": disco_arrays, "C2T": c2t_arrays, "SpecDec++": specdec_plus_arrays}[name]
+    tree = dict(policy)
+    if name == "C2T":
+        tree.pop("verify_nodes", None)
+    return fit(name, *arrays(trace, **tree), Path(out_dir), seed=seed, policy=policy)[0]
 
 
 class _Residual(nn.Module):
@@ -181,88 +119,89 @@ class _Residual(nn.Module):
 
 def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     """The trained module in numpy."""
+    arrays = {name: value.numpy() for name, value in module.state_dict().items()}
     if isinstance(module, _Residual):
-        return heuristics.ResidualNetwork(
-            {name: value.numpy() for name, value in module.state_dict().items()}
-        )
-    linear = [layer for layer in module if isinstance(layer, nn.Linear)]
-    weights, biases = (
-        [getattr(layer, name).detach().numpy() for layer in linear] for name in ("weight", "bias")
-    )
-    return Network(weights, biases, "relu")
+        return heuristics.ResidualNetwork(arrays)
+    weights = [arrays["0.weight"], arrays["2.weight"]]
+    return Network(weights, [arrays["0.bias"], arrays["2.bias"]], "relu")
 
 
-def _fit(
-    kind, module: nn.Module, inputs, known, options: FitOptions, row=None, column=None
+def fit(
+    name: str,
+    inputs,
+    labels,
+    out_dir: Path,
+    *,
+    epochs: int | None = None,
+    rate: float = 1e-4,
+    batch: int = 256,
+    seed: int = 0,
+    policy: dict,
 ) -> tuple[Learned, pd.DataFrame]:
-    """Binary cross-entropy over a balanced sample. The curve: epoch, loss and accuracy on that
-    sample.
+    """(classifier, curve) of binary cross-entropy over a balanced sample; resumed if interrupted.
 
-    inputs float32 [M, I]; known bool [N], labels of output column[n] of input row[n]; default one
-    per input, the only output's.
+    inputs, labels: of the classifier's arrays. policy: its settings; it is saved in
+    out_dir/policy. The weights and all random draws come from `seed`. The curve has loss and
+    accuracy on the sample by epoch.
     """
-    known = np.asarray(known, dtype=bool)
-    if row is None:
-        assert np.ndim(inputs) == 2 and known.shape == (len(inputs),), (
-            "inputs [M, I] and one label per input"
-        )
-        row, column = np.arange(len(known)), np.zeros(len(known), dtype=int)
-    inputs = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
-    sample, seed, out_dir = balanced(known, options.seed), options.seed, Path(options.out_dir)
-    row, column, labels = (
-        torch.from_numpy(np.ascontiguousarray(array[sample])) for array in (row, column, known)
-    )
-    labels = labels.float()
-    data = hashlib.sha256(inputs.numpy().tobytes() + known.tobytes()).hexdigest()
-    shape = [list(weight.shape) for weight in module.parameters()]
-    plan = {
-        "kind": kind.__name__,
-        "data": data,
-        "shape": shape,
-        "batch": options.batch,
-        "seed": seed,
-    }
-    plan |= {"rate": options.rate, "steps": options.epochs}
+    kind, hidden = KINDS[name], HIDDEN[name]
+    epochs = EPOCHS[name] if epochs is None else epochs
+    inputs, labels = np.asarray(inputs), np.asarray(labels)
+    # 1. the network; of SpecDec++ the outputs are levels, balanced over (position, level) pairs
+    module: nn.Module
+    if name == "SpecDec++":
+        module = _Residual(inputs.shape[1], hidden, labels.shape[1])
+        row, column = np.nonzero(labels >= 0)
+        labels = labels[row, column] == 1
+        inputs = heuristics.unit_features(inputs)
+    else:
+        layers = nn.Linear(inputs.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        module = nn.Sequential(*layers)
+        row, column = np.arange(len(labels)), np.zeros(len(labels), dtype=int)
     with seeded(seed, -1):
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
-    optimizer = torch.optim.AdamW(module.parameters(), options.rate)
+    optimizer = torch.optim.AdamW(module.parameters(), rate)
+    # 2. the sample
+    sample = balanced(labels, seed)
+    examples = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
+    row, column = torch.from_numpy(row[sample]), torch.from_numpy(column[sample])
+    truth = torch.from_numpy(labels[sample]).float()
 
+    # 3. the training
     def epoch(number: int, _) -> dict:
         total, right = 0.0, 0
         with seeded(seed, number):
-            order = list(batches(len(labels), options.batch))
+            order = list(batches(len(truth), batch))
         for part in order:
-            logits = module(inputs[row[part]]).gather(1, column[part, None])[:, 0]
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[part])
+            logits = module(examples[row[part]]).gather(1, column[part, None])[:, 0]
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, truth[part])
             total += descend(optimizer, loss) * len(part)
-            right += int(((logits > 0) == (labels[part] > 0)).sum())
-        return {"loss": total / len(labels), "accuracy": right / len(labels)}
+            right += int(((logits > 0) == (truth[part] > 0)).sum())
+        return {"loss": total / len(truth), "accuracy": right / len(truth)}
 
-    run = TrainingRun(out_dir, plan, options.resume)
+    plan = {"kind": kind.__name__, "batch": batch, "seed": seed, "rate": rate, "steps": epochs}
+    plan["data"] = hashlib.sha256(examples.numpy().tobytes() + labels.tobytes()).hexdigest()
+    plan["shape"] = [list(weight.shape) for weight in module.parameters()]
+    run = TrainingRun(out_dir, plan)
     run.track({"network": module}, [optimizer])
     run.run(epoch, kind.__name__, all_or_nothing=True, shown=("loss", "accuracy"))
-    policy = kind(**options.policy)
-    policy.network = exported(module)
-    policy.trained_for = {"examples": len(labels), "epochs": options.epochs}
-    policy.save(out_dir / "policy")
+    # 4. the policy
+    classifier = kind(**policy)
+    classifier.network = exported(module)
+    classifier.trained_for = {"examples": len(truth), "epochs": epochs}
+    classifier.save(out_dir / "policy")
     run.finish(**run.table().iloc[-1][["loss", "accuracy"]].to_dict())
-    return policy, run.table()
+    return classifier, run.table()
 
 
 def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Indices of equally many positives and negatives, all of the rarer kind. SpecdecError if one
-    kind is missing.
-    """
+    """Indices of equally many positives and negatives, all of the rarer kind."""
     positive, negative = np.flatnonzero(labels), np.flatnonzero(~labels)
     count = min(len(positive), len(negative))
     if not count:
-        raise SpecdecError(
-            "a classifier needs examples of both kinds, but all labels are equal; record more "
-            "positions."
-        )
+        raise SpecdecError("all labels are equal, so nothing can be learned; record more.")
     random = np.random.default_rng(seed)
-    return np.concatenate(
-        [random.choice(rows, count, replace=False) for rows in (positive, negative)]
-    )
+    chosen = random.choice(positive, count, replace=False)
+    return np.concatenate([chosen, random.choice(negative, count, replace=False)])

@@ -1,8 +1,6 @@
-"""What decides a claim, in one sentence: the number, its interval, on how many prompts it rests, and what it needs to be.
+"""What decides a claim, in one sentence: the number, its interval, and what it needs to be.
 
-    1.53 × [1.43, 1.64], 27 prompts (Re-SpS, equal terms, all suites); needs > 1; p = 1.1e-06 after Holm
-
-Knows the kinds of tests (`claims.TESTS`) by their names, and nothing about any method.
+1.53 × [1.43, 1.64], 27 prompts (Re-SpS, all suites); needs > 1; p = 1.1e-06 after Holm
 """
 
 from __future__ import annotations
@@ -14,20 +12,21 @@ from specdec import runs
 from workbook.verdicts import Part
 
 RATIOS = ("over", "speedup")  # how columns of ratios begin
-MOST_DECIMALS = 5
 
 
 def sentence(part: Part, test: dict, p_value: float | None = None) -> str:
-    """The number of a part and the limit of its test. p_value: after Holm, where an interval decides.
+    """The number of a part and the limit of its test. p_value: after Holm, where intervals decide.
 
-    >>> sentence(Part("LTD, all suites", 2.741, 2.49, 3.01, 12), {"kind": "ratio_above", "value": "over_tuned", "above": 1})
+    >>> test = {"kind": "ratio_above", "value": "over_tuned", "above": 1}
+    >>> sentence(Part("LTD, all suites", 2.741, 2.49, 3.01, 12), test)
     '2.74 × [2.49, 3.01], 12 prompts (LTD, all suites); needs > 1'
     """
-    sign, limit = (
-        ("<", float(test["below"])) if "below" in test else (">", float(test.get("above", 0.0)))
-    )
+    sign = "<" if "below" in test else ">"
+    limit = float(test.get("below", test.get("above", 0.0)))
     scale, unit = _unit(test)
-    needed = f"needs {sign} {scale * limit:g}{unit if unit == ' %' else ''}"
+    needed = f"needs {sign} {scale * limit:g}"
+    if unit == " %":
+        needed += unit
     if test["kind"] == "extreme":
         needed = f"may differ by {limit:g}"
     elif test["kind"] == "share" and limit > 0.999:
@@ -37,15 +36,17 @@ def sentence(part: Part, test: dict, p_value: float | None = None) -> str:
 
 
 def number(part: Part, test: dict, limit: float) -> str:
-    """'2.74 × [2.49, 3.01], 12 prompts (LTD, all suites)', with the decimals that tell it from the limit."""
-    scale, unit = _unit(test)
-    ends = [part.low, part.high] if part.told and not part.exact else []
-    value, *ends = _printed([scale * one for one in (part.value, *ends)], scale * limit)
-    interval = f" [{', '.join(ends)}]" if ends else ""
+    """'2.74 × [2.49, 3.01], 12 prompts (LTD, all suites)', with decimals that tell the limit."""
     if test["kind"] == "extreme":
         return part.name
+    scale, unit = _unit(test)
+    has_interval = part.bounded and not part.exact
     if test["kind"] == "share":
-        return part.name + f" [{scale * part.low:.0f}, {scale * part.high:.0f}] %" * bool(ends)
+        interval = f" [{scale * part.low:.0f}, {scale * part.high:.0f}] %" if has_interval else ""
+        return part.name + interval
+    numbers = [part.value, part.low, part.high] if has_interval else [part.value]
+    value, *ends = _printed([scale * number for number in numbers], scale * limit)
+    interval = f" [{', '.join(ends)}]" if ends else ""
     value = f"p = {part.value:.2g}" if test["kind"] == "signed_rank" else value + unit
     count = f", {part.prompts} prompts" if part.prompts else ""
     return f"{value}{interval}{count} ({part.name})"
@@ -53,28 +54,30 @@ def number(part: Part, test: dict, limit: float) -> str:
 
 def unmeasured(test: dict, tables: list[str]) -> str:
     """Which notebook would measure the rows of a test."""
-    notebooks = (runs.workbook() / "notebooks").glob(f"[0-9]*_{test['run']}.ipynb")
-    where = next((f"notebook {path.stem}" for path in notebooks), f"a run {test['run']!r}")
+    where = f"a run {test['run']!r}"
+    for path in (runs.workbook() / "notebooks").glob(f"[0-9]*_{test['run']}.ipynb"):
+        where = f"notebook {path.stem}"
     return f"Not measured yet: {where} writes these rows ({' or '.join(tables)})"
 
 
 def _unit(test: dict) -> tuple[int, str]:
     """What the numbers of a test are multiplied by to be read, and the unit behind them."""
     kind, value = test["kind"], test.get("value", "")
-    if kind == "share" or (kind == "ratio_above" and value.endswith("_frac")):
+    is_ratio = kind == "ratio_above"
+    if kind == "share" or (is_ratio and value.endswith("_frac")):
         return 100, " %"
-    if kind == "paired_ratio" or (
-        kind == "ratio_above" and ("over" in test or value.startswith(RATIOS))
-    ):
+    if kind == "paired_ratio" or (is_ratio and ("over" in test or value.startswith(RATIOS))):
         return 1, " ×"
     return 1, " apart" if kind == "adds_up" else ""
 
 
 def _printed(numbers: list[float], limit: float) -> list[str]:
-    """The numbers with two decimals; none where all are whole, and more where one would look like the limit."""
+    """With two decimals; none where all are whole, more where one looks like the limit."""
     least = max(0, -Decimal(f"{limit:g}").as_tuple().exponent)
-    least = least if all(one == int(one) for one in numbers) else max(2, least)
-    for decimals in range(least, MOST_DECIMALS + 1):
-        if all(one == limit or round(one, decimals) != round(limit, decimals) for one in numbers):
+    if any(number != int(number) for number in numbers):
+        least = max(2, least)
+    for decimals in range(least, 6):
+        close = [round(number, decimals) == round(limit, decimals) for number in numbers]
+        if not any(near and number != limit for near, number in zip(close, numbers, strict=True)):
             break
-    return [f"{one:.{decimals}f}" for one in numbers]
+    return [f"{number:.{decimals}f}" for number in numbers]

@@ -110,20 +110,16 @@ def _prepared(cell: dict, name: str, pictures: dict[str, bytes], pages) -> dict:
     texts = []
     for output in cell.get("outputs", []):
         data = output.get("data", {})
-        text = "".join(data.get("text/plain", ""))
-        if output["output_type"] == "stream":
-            if output["name"] == "stdout" and "".join(output["text"]).strip():
-                texts.append(f"```\n{''.join(output['text']).rstrip()}\n```")
-        elif "text/markdown" in data:
+        text = "".join(data.get("text/plain", "")).strip()
+        if output.get("name") == "stdout":
+            text = "".join(output["text"]).rstrip()
+        if "text/markdown" in data:
             texts.append(_relinked("".join(data["text/markdown"]), pages))
         elif "image/png" in data:
             file = f"{name}-{len(pictures) + 1}.png"
             pictures[file] = small_picture(base64.b64decode("".join(data["image/png"])))
-            title = re.search(r"<title>(.*?)</title>", "".join(data.get("image/svg+xml", "")))
-            alternative = output.get("metadata", {}).get("image/png", {}).get("alt")
-            alternative = alternative or (title[1] if title else "Figure")
-            alternative = re.sub(r"[\[\]]", " ", alternative)
-            texts.append(f"![{alternative}]({file})")
+            alternative = output["metadata"].get("image/png", {}).get("alt", "Figure")
+            texts.append(f"![{re.sub(r'[][]', ' ', alternative)}]({file})")
         elif text and not REPRS.match(text) and "widget" not in " ".join(data):
             texts.append(f"```\n{text}\n```")
     tags = notebooks.tags_of(cell)
@@ -137,13 +133,12 @@ def provenance(executed: dict) -> str:
     """When a copy was executed, by which commit, where, and with which changed parameters."""
     facts = executed["metadata"].get(notebooks.EXECUTED, {})
     papermill = executed["metadata"].get("papermill", {})
-    commit = f"commit {facts['commit'][:12]}" if facts.get("commit") else "an unknown commit"
-    changes = " with local changes" if facts.get("dirty") else ""
-    text = f"Executed by {commit}{changes}"
+    text = f"Executed by commit {facts.get('commit', 'unknown')[:12]}"
+    if facts.get("dirty"):
+        text += " with local changes"
     if papermill.get("end_time"):
         text += f" on {papermill['end_time'][:10]} in {papermill['duration'] / 60:.1f} min"
-    if facts.get("cpu"):
-        text += f" on {facts['cpu']}"
+    text += f" on {facts.get('cpu', 'an unknown machine')}, with the parameters below"
     defaults = notebooks.default_parameters(executed)
     changed = []
     for name, value in papermill.get("parameters", {}).items():
@@ -152,7 +147,7 @@ def provenance(executed: dict) -> str:
                 value = Path(value).name
             changed.append(f"`{name} = {value!r}`")
     ending = f" but {', '.join(changed)}" if changed else ""
-    return f"{text}, with the parameters below{ending}."
+    return f"{text}{ending}."
 
 
 def _relinked(text: str, pages) -> str:
@@ -163,8 +158,6 @@ def _relinked(text: str, pages) -> str:
         name = file.removesuffix(".ipynb")
         if name in pages:
             return f"{name}.md{mark}{heading}"
-        if file.startswith("../figures/book/"):
-            return match[1].removeprefix("../figures/book/")
         return posixpath.normpath(f"{SOURCES}/{file}") + mark + heading
 
     return re.sub(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))", target, text)

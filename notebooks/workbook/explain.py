@@ -1,4 +1,4 @@
-"""Why some suites are faster than others, what the host does with its time, and the measurements in a sentence.
+"""Why some suites are faster than others, what the host does, and measurements in a sentence.
 
 speedup = tau / cycle_steps,    less what the prompt's own forward takes in both
 """
@@ -19,7 +19,8 @@ from specdec.core.pair import Pair
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import tables
 
-# The files whose own time is the host's, and what they do in a cycle; all else belongs to the forwards or the stop-watch.
+# The files whose own time is the host's, and what they do in a cycle; all else belongs to the
+# forwards or the stop-watch.
 HOST_WORK = {
     "tree": "growing and pruning the tree",
     "verification": "comparing the tree with what the target picks",
@@ -31,105 +32,103 @@ ROOMS = {Path(specdec.__file__).resolve().parent / room for room in ("core", "mo
 
 
 def suites(run: runs.Run, table: pd.DataFrame, method: str, baseline: str) -> pd.DataFrame:
-    """What makes `method` fast or slow on each suite of a run: one row per suite, in the run's order, and 'all'.
+    """What makes `method` fast or slow: one row per suite, in the run's order, and 'all'.
 
-    table: bench.summary(run). cycle_steps: the mean cycle in mean plain steps, both without prefill. first_frac: how often
-    a cycle's first draft token is accepted. prefill_frac: of the method's whole time. answer_tok: mean of new tokens.
+    table: bench.summary(run). cycle_steps: the mean cycle in mean plain steps, both without
+    prefill. first_frac: how often a cycle's first draft token is accepted. prefill_frac: of the
+    method's whole time. answer_tok: mean of new tokens.
     """
     for name in {method, baseline} - set(table["method"]):
         raise nearest_name_error("method of this run", name, set(table["method"]))
     summary = table[table["method"] == method].set_index("suite")
-    if method == baseline or summary["tau"].isna().any():
+    if summary["tau"].isna().any():
         raise SpecdecError(f"{method!r} has no cycles to explain; name a method that drafts.")
     prompts, cycles = run.read_table("prompts"), run.read_table("cycles")
+    cycles = cycles[cycles["method"] == method]
     rows = []
     for suite in summary.index:
-        turns = prompts if suite == "all" else prompts[prompts["suite"] == suite]
-        own_cycles = cycles[
-            (cycles["method"] == method) & (True if suite == "all" else cycles["suite"] == suite)
-        ]
-        plain, own = turns[turns["method"] == baseline], turns[turns["method"] == method]
-        step_ms = (
-            plain["decode_ms"].sum() / np.maximum(plain["new_tok"] - 1, 0).sum()
-        )  # the prefill brings one token
-        row = {"cycle_steps": own_cycles["total_ms"].mean() / step_ms}
-        row["first_frac"] = (own_cycles["accepted_tok"] > 0).mean()
-        row["prefill_frac"] = own["prefill_ms"].sum() / own["total_ms"].sum()
-        rows.append(row | {"answer_tok": own["new_tok"].mean()})
-    shown = summary[["prompts", "speedup", "speedup_low", "speedup_high", "tau"]]
-    return shown.join(pd.DataFrame(rows, index=summary.index))
+        turns, part = prompts, cycles
+        if suite != "all":
+            turns = prompts[prompts["suite"] == suite]
+            part = cycles[cycles["suite"] == suite]
+        plain, drafted = turns[turns["method"] == baseline], turns[turns["method"] == method]
+        # the prefill brings one token
+        steps = np.maximum(plain["new_tok"] - 1, 0).sum()
+        row = {"cycle_steps": part["total_ms"].mean() / (plain["decode_ms"].sum() / steps)}
+        row["first_frac"] = (part["accepted_tok"] > 0).mean()
+        row["prefill_frac"] = drafted["prefill_ms"].sum() / drafted["total_ms"].sum()
+        rows.append(row | {"answer_tok": drafted["new_tok"].mean()})
+    columns = summary[["prompts", "speedup", "speedup_low", "speedup_high", "tau"]]
+    return columns.join(pd.DataFrame(rows, index=summary.index))
 
 
 def drivers(by_suite: pd.DataFrame) -> pd.Series:
-    """Spearman's rank correlation, over suites, of the speed-up with each other column of `suites`; NaN below three."""
-    each = by_suite.drop(index="all", errors="ignore")
+    """Spearman's rank correlation, over suites, of the speed-up with the columns of `suites`.
+
+    NaN below three suites, and for a column that is constant.
+    """
+    by_suite = by_suite.drop(index="all", errors="ignore")
     names = ["tau", "cycle_steps", "first_frac", "prefill_frac", "answer_tok"]
-    varied = [
-        name for name in names if len(each) >= 3 and each[name].nunique() > 1
-    ]  # what is constant orders nothing
-    ranks = each[varied].corrwith(each["speedup"], method="spearman").reindex(names)
+    varied = [name for name in names if len(by_suite) >= 3 and by_suite[name].nunique() > 1]
+    ranks = by_suite[varied].corrwith(by_suite["speedup"], method="spearman").reindex(names)
     return ranks.rename("rank correlation with speedup")
 
 
 def host_work(pair: Pair, prompts, policy, max_new_tokens: int = 64) -> pd.DataFrame:
-    """What the host does between forwards, from Python's profiler: one row per kind of work, the largest first.
+    """What the host does between forwards, from Python's profiler: one row per kind of work.
 
-    own_ms: per cycle. frac: of all the host's. The profiler slows Python down and tensor work less, so the shares say
-    where to look, not how long it takes.
+    own_ms: per cycle. frac: of all the host's. The profiler slows Python down and tensor work
+    less, so the shares say where to look, not how long it takes.
     """
-    profile, cycles = (
-        cProfile.Profile(builtins=False),
-        0,
-    )  # a tensor operation counts for its caller
+    profile = cProfile.Profile(builtins=False)  # a tensor operation counts for its caller
+    cycles = 0
     for prompt in prompts:
         cycles += len(profile.runcall(decode, pair, prompt, policy, max_new_tokens).rows)
     if not cycles:
-        raise SpecdecError(
-            "there was no cycle to profile; allow more new tokens or give other prompts."
-        )
+        raise SpecdecError("there was no cycle to profile; allow more new tokens.")
     own_ms: dict[str, float] = {}
     for (file, _, _), (_, _, own_s, _, _) in pstats.Stats(profile).stats.items():
         work = HOST_WORK.get(Path(file).stem) if Path(file).parent in ROOMS else None
         if work is not None:
             own_ms[work] = own_ms.get(work, 0.0) + 1e3 * own_s / cycles
-    table = (
-        pd.DataFrame({"own_ms": own_ms}).sort_values("own_ms", ascending=False).rename_axis("work")
-    )
-    return table.assign(frac=table["own_ms"] / table["own_ms"].sum())
+    table = pd.DataFrame({"own_ms": own_ms}).sort_values("own_ms", ascending=False)
+    return table.rename_axis("work").assign(frac=table["own_ms"] / table["own_ms"].sum())
 
 
 def clear_of_one(table: pd.DataFrame, name: str, value: str) -> str:
-    """How many rows have an interval (`low`, `high`) without one, and which: the smallest ratio first.
+    """How many rows have an interval (`low`, `high`) without one, and which, the smallest first.
 
-    >>> rows = pd.DataFrame({"choice": ["a", "b"], "gain": [0.9, 1.0], "low": [0.8, 0.9], "high": [0.95, 1.1]})
-    >>> clear_of_one(rows, "choice", "gain")
+    >>> rows = {"choice": ["a", "b"], "gain": [0.9, 1.0], "low": [0.8, 0.9], "high": [0.95, 1.1]}
+    >>> clear_of_one(pd.DataFrame(rows), "choice", "gain")
     '1 of 2: a **0.90 [0.80, 0.95]**'
     """
     clear = table[(table["low"] > 1) | (table["high"] < 1)].sort_values(value)
-    cells = tables.cells(
-        clear.rename(columns={"low": f"{value}_low", "high": f"{value}_high"}), value
-    )
-    told = ", ".join(f"{label} **{cell}**" for label, cell in zip(clear[name], cells, strict=True))
-    return f"{len(clear)} of {len(table)}{': ' * bool(told)}{told}"
+    ends = {"low": f"{value}_low", "high": f"{value}_high"}
+    cells = tables.cells(clear.rename(columns=ends), value)
+    texts = [f"{label} **{cell}**" for label, cell in zip(clear[name], cells, strict=True)]
+    count = f"{len(clear)} of {len(table)}"
+    return f"{count}: {', '.join(texts)}" if texts else count
 
 
 def of_rows(long: pd.DataFrame, metric: str, printed: int = 2) -> str:
-    """What long rows (`paper_rows.LONG`) of one metric say of the first pair, by each clock: means over the benchmarks of a row.
+    """What long rows (`paper_rows.LONG`) of one metric say of the first pair, by each clock.
 
     >>> columns = {"pair": "tiny", "metric": "speedup", "column": ["GSM8K", "Alpaca", "Mean"]}
     >>> of_rows(pd.DataFrame({**columns, "row": "EAGLE-3", "value": [0.4, 0.6, 0.5]}), "speedup")
     'tiny: EAGLE-3 **0.50** (2 benchmarks)'
     """
-    own = long.dropna(subset=["value"]) if len(long) else long
-    own = own[(own["metric"] == metric) & ~own["column"].isin(["Mean", "All"])] if len(own) else own
-    if own.empty:
+    if len(long):
+        long = long.dropna(subset=["value"])
+        long = long[(long["metric"] == metric) & ~long["column"].isin(["Mean", "All"])]
+    if long.empty:
         return "Nothing was measured here"
-    first, told = own["pair"].iloc[0].partition(",")[0], []
-    for pair, rows in own[own["pair"].str.partition(",")[0] == first].groupby("pair", sort=False):
-        means = rows.groupby("row", sort=False)["value"].agg(["mean", "size"]).itertuples()
-        each = [
-            f"{row} **{mean:.{printed}f}** ({size} benchmark{'s' * (size > 1)})"
-            for row, mean, size in means
-        ]
-        told.append(f"{pair}: {', '.join(each)}")
-    return "; ".join(told)
+    names = long["pair"].str.partition(",")[0]
+    sentences = []
+    for pair, rows in long[names == names.iloc[0]].groupby("pair", sort=False):
+        cells = []
+        means = rows.groupby("row", sort=False)["value"].agg(["mean", "size"])
+        for row, mean, size in means.itertuples():
+            plural = "s" if size > 1 else ""
+            cells.append(f"{row} **{mean:.{printed}f}** ({size} benchmark{plural})")
+        sentences.append(f"{pair}: {', '.join(cells)}")
+    return "; ".join(sentences)

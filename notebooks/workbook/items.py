@@ -1,5 +1,4 @@
-"""The papers' tables and figures: the list of all of them, saving one with its provenance, and
-listing those that exist.
+"""The papers' tables and figures: the list of all of them, and saving one with its provenance.
 
 notebooks/items.yml names every item once. A notebook draws one with `save` (inside a notebook:
 `run.show_item`), which leaves it in runs/<scale>/figures/<paper>/<item>.*; `publish` copies them
@@ -18,6 +17,7 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
@@ -29,7 +29,20 @@ from workbook.paper_table import PaperTable
 FILES = {"figure": ("svg", "pdf", "png"), "table": ("md", "csv", "tex")}
 FILES |= {"diagram": FILES["figure"], "settings": FILES["table"]}
 UNMEASURED = ("diagram", "settings")  # kinds that state and measure nothing
-ILLUSTRATION = "illustration"  # the line below a diagram, where other items have measurements
+SAME, PARTLY = "same layout, our pairs", "partly"
+STATED, NOT_MEASURED = "diagram or settings", "not measured"
+PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
+SPEAKERS = {**PAPERS, "ours": "This workbook"}  # whose claims the ledger holds
+MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
+# With a smaller part of the published rows, an item does not replace the published one: half of
+# them are fewer prompts, seeds or repeats, which a quick run of the book has.
+LEAST_PART = 0.5
+RUN_FILES = ("run.json", "recording.json", "costs.json", "*.parquet")
+ABOUT = (
+    "Written by `make figures`. Each item has our rows in the layout of the paper, and a json file "
+    "that says where they come from. [claims.md](claims.md) holds the claims that are decided by "
+    "them."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,37 +86,28 @@ class Item:
 
     @property
     def how(self) -> str:
-        """How what is not measured here would be: the command, the GPU memory, the hours.
-
-        '' where nothing is left.
-        """
-        if not self.pairs and not self.command:
-            return ""
+        """How what is not measured here would be; '' if nothing is left."""
         command = self.command
-        if not command:
+        if self.pairs and not command:
             numbers = [name.partition("_")[0] for name in (*self.reads, self.notebook)]
             only = " ".join(dict.fromkeys(numbers))
             pair, *others = self.pairs
             command = f"make book SCALE=paper ARGS='--only {only} -p pair {pair}'"
             if others:
                 command += f", and again for {', '.join(others)}"
+        if not command:
+            return ""
         return f"{command} (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
 
 
 def read_items() -> dict[str, Item]:
-    """{id: Item} of notebooks/items.yml, in its order; SpecdecError for anything misspelt or listed
-    twice.
-    """
+    """{id: Item} of notebooks/items.yml, in its order."""
     return _items_in(runs.workbook() / "notebooks" / "items.yml")
 
 
 @functools.cache
 def _items_in(path: Path) -> dict[str, Item]:
-    items = read_listed(path, Item)
-    for item in items.values():
-        if item.kind not in FILES:
-            raise nearest_name_error(f"kind of {item.id}", item.kind, FILES)
-    return items
+    return read_listed(path, Item)
 
 
 def read_listed(path: Path, kind: type) -> dict:
@@ -127,7 +131,7 @@ def read_listed(path: Path, kind: type) -> dict:
 
 
 def find_item(item_id: str) -> Item:
-    """The item of this id, such as "ltd/figure5"; SpecdecError that names the nearest.
+    """The item of this id; SpecdecError that names the nearest.
 
     >>> find_item("ltd/figure5").kind
     'figure'
@@ -144,36 +148,33 @@ def save(
     """Write an item's files and the json file beside them into runs/<scale>/figures/<paper>/.
 
     Returns their paths. content: a figure (svg, pdf, png; `data`, a DataFrame, as csv), or a
-    DataFrame or PaperTable (md, csv, tex), as the item's kind asks. sources: the Runs whose rows
-    are shown. missing: sentences about what of the item is not there, default what the table
-    says, or attrs["missing"] of `data`; empty says that it is complete. Equal rows give equal
-    bytes. SpecdecError for an unknown item, the wrong kind of content, or sources that are no
-    Runs.
+    DataFrame or PaperTable (md, csv, tex). sources: the Runs whose rows are shown. missing:
+    sentences about what of the item is not there, default what the table says, or
+    attrs["missing"] of `data`; empty says that it is complete. Equal rows give equal bytes.
     """
-    # 1. what was handed over
     item = find_item(item_id)
     is_table = isinstance(content, pd.DataFrame | PaperTable)
-    if is_table != ("md" in FILES[item.kind]):
-        kind = type(content).__name__
-        raise SpecdecError(f"{item.id} is a {item.kind}; it cannot be saved as a {kind}.")
-    for source in sources:
-        if not isinstance(source, runs.Run):
-            raise SpecdecError(f"what {item.id} shows must come from Runs, not from {source!r}.")
-    # 2. what the json file says of it
-    facts = _facts(content if is_table else data)
-    if missing is None:
-        missing = facts["missing"]
+    assert is_table == ("md" in FILES[item.kind]), "tables as tables, figures as figures"
+    # 1. what the json file says of it
+    shown = content if is_table else data
+    if isinstance(shown, PaperTable):
+        rows, doubts, lacking = shown.counts, list(shown.doubts), list(shown.lacking)
+    else:
+        attributes = {} if shown is None else shown.attrs
+        count = len(shown) if shown is not None and sources else 0
+        rows, doubts = attributes.get("rows") or {"measured": count}, []
+        lacking = attributes.get("missing", [])
     about = {
         "item": item.id,
         "title": item.title,
         "notebook": item.notebook,
-        "missing": list(map(str, missing)),
-        "rows": facts["rows"] or {"measured": facts["count"] if sources else 0},
-        "doubts": facts["doubts"],
+        "missing": list(map(str, lacking if missing is None else missing)),
+        "rows": rows,
+        "doubts": doubts,
     }
     if item.kind == "diagram":
-        about["label"] = ILLUSTRATION
-    # 3. the files
+        about["label"] = "illustration"
+    # 2. the files
     stem = runs.figure_path(item.paper, item.name, scale)
     if isinstance(content, PaperTable):
         # the number of prompts is a part of a row's name
@@ -185,28 +186,14 @@ def save(
     return figures.save(content, stem, sources=sources, data=data, about=about)
 
 
-def _facts(content: pd.DataFrame | PaperTable | None) -> dict:
-    """What an item's json file says of its rows: rows, missing and doubts, and their count."""
-    facts = {"rows": None, "missing": [], "doubts": [], "count": 0}
-    if isinstance(content, PaperTable):
-        facts |= {"rows": content.counts, "missing": list(content.lacking)}
-        facts["doubts"] = list(content.doubts)
-    elif content is not None:
-        facts |= {"rows": content.attrs.get("rows"), "count": len(content)}
-        facts["missing"] = content.attrs.get("missing", [])
-    return facts
-
-
 def measured(
     name: str, scale: str = "laptop", shipped: bool = False, **parameters
 ) -> list[runs.Run]:
-    """Finished runs called `name`, the newest first.
+    """Finished runs called `name`, the newest first, here and (shipped: only) in the checkout.
 
-    Those of this home, then those that came with the checkout. shipped: only the latter.
     parameters: what the run was measured with, such as pair="smollm2", dtype="float32" or
     temperature=0.0, as its provenance or its settings say; None leaves a fact open. Unless
-    `drafter` is among them, it is the pair's own. Only the newest of equal runs (same parameters)
-    is given. An empty list says that nothing was measured.
+    `drafter` is among them, it is the pair's own. Only the newest of equal runs is given.
     """
     chosen = {}
     parameters = {"drafter": "", **parameters}
@@ -217,19 +204,11 @@ def measured(
         facts = {key: fact for key, fact in row.items() if fact is not None}
         facts = {"drafter": "", **config, **facts}
         fits = True
-        for key, asked in parameters.items():
-            fits = fits and (asked is None or facts.get(key) == asked)
+        for key, value in parameters.items():
+            fits = fits and (value is None or facts.get(key) == value)
         if fits:
             chosen.setdefault(runs.canonical([config, row["pair"]]), run)
     return list(chosen.values())
-
-
-SAME, PARTLY, STATED, NOT_MEASURED = (
-    "same layout, our pairs",
-    "partly",
-    "diagram or settings",
-    "not measured",
-)
 
 
 def figures_dir() -> Path:
@@ -245,28 +224,23 @@ class Drawn:
     stem: Path
     facts: dict
 
+    def file(self, kind: str) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.{kind}")
+
     def files(self) -> list[Path]:
-        """Every file of it; the ones its kind asks for and, of a figure, the csv of what is
-        drawn.
-        """
-        kinds = dict.fromkeys((*FILES[self.item.kind], "csv", "json"))
-        return [
-            path
-            for kind in kinds
-            if (path := self.stem.with_name(f"{self.stem.name}.{kind}")).is_file()
-        ]
+        """The ones its kind asks for and, of a figure, the csv of what is drawn."""
+        paths = [self.file(kind) for kind in dict.fromkeys((*FILES[self.item.kind], "csv", "json"))]
+        return [path for path in paths if path.is_file()]
 
     @property
     def incomplete(self) -> list[str]:
         """Names of files that its kind asks for and that are not there."""
-        names = [f"{self.stem.name}.{kind}" for kind in FILES[self.item.kind]]
-        return [name for name in names if not self.stem.with_name(name).is_file()]
+        paths = [self.file(kind) for kind in FILES[self.item.kind]]
+        return [path.name for path in paths if not path.is_file()]
 
     @property
     def state(self) -> str:
-        """SAME, PARTLY (facts["missing"] says what is not there), NOT_MEASURED, or STATED, which
-        measures nothing.
-        """
+        """SAME, PARTLY, NOT_MEASURED, or STATED, which measures nothing."""
         if self.incomplete:
             return NOT_MEASURED
         if self.item.kind in UNMEASURED:
@@ -285,48 +259,35 @@ class Drawn:
 
     @functools.cached_property
     def sources(self) -> list[runs.Run]:
-        """Those that it comes from, as far as they are there."""
+        """The runs that it comes from, as far as they are there."""
+        places = [*sorted((runs.home() / "runs").glob("*")), runs.shipped_dir()]
         sources = []
         for row in self.facts.get("measured", ()):
-            run = run_of(row.get("key") or "", row.get("run") or "")
-            if run is not None:
-                sources.append(run)
+            for place in places:
+                folder = place / f"{row.get('run')}-{(row.get('key') or '')[:12]}"
+                if not (folder / "run.json").is_file():
+                    continue
+                record = runs.read_json(folder / "run.json")
+                if record["key"] == row["key"]:
+                    sources.append(runs.Run(folder, row["run"], record["scale"], record["key"]))
+                    break
         return sources
 
     @property
     def fault(self) -> str:
-        """Why it cannot be published; '' where it can.
-
-        All files and runs must be there, and the runs' label on what they gave.
-        """
+        """Why it cannot be published: a file, a run or its label is not there; '' where it can."""
         if self.incomplete:
             return f"{', '.join(self.incomplete)} is not there"
-        if self.facts.get("item") != self.item.id or "measured" not in self.facts:
-            return "it does not say where it comes from"
-        rows = self.facts["rows"]["measured"]
-        if self.item.kind not in UNMEASURED and rows and not self.facts["measured"]:
+        rows = self.facts.get("measured", ())
+        if self.item.kind not in UNMEASURED and self.facts["rows"]["measured"] and not rows:
             return "it shows measured rows and names no run"
-        if len(self.sources) < len(self.facts["measured"]):
+        if len(self.sources) < len(rows):
             return "a run that it comes from is not there any more"
-        label = provenance.of(self.sources).label
-        if self.item.kind == "diagram":
-            label = ILLUSTRATION
-        file = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}")
-        if label != self.facts["label"] or label not in file.read_text(encoding="utf-8"):
-            return f"it does not bear the label of its runs, {label!r}"
+        if self.item.kind != "diagram":
+            label = provenance.of(self.sources).label
+            if label != self.facts["label"]:
+                return f"it does not bear the label of its runs, {label!r}"
         return ""
-
-
-def run_of(key: str, name: str) -> runs.Run | None:
-    """The run of this key, here or among those that came with the checkout; else None."""
-    places = [*sorted((runs.home() / "runs").glob("*")), runs.shipped_dir()]
-    for place in places:
-        folder = place / f"{name}-{key[:12]}"
-        if (folder / "run.json").is_file():
-            record = runs.read_json(folder / "run.json")
-            if record["key"] == key:
-                return runs.Run(folder, name, record["scale"], key)
-    return None
 
 
 def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
@@ -339,8 +300,6 @@ def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
         label = stem.with_name(f"{stem.name}.json")
         if label.is_file():
             there[item.id] = Drawn(item, stem, runs.read_json(label))
-        elif any(stem.parent.glob(f"{stem.name}.*")):
-            there[item.id] = Drawn(item, stem, {"rows": {"measured": 0}, "missing": []})
     return there
 
 
@@ -355,55 +314,43 @@ def status(scale: str = "laptop") -> pd.DataFrame:
         row = {"item": item.id, "title": item.title, "state": NOT_MEASURED}
         row |= {"missing": item.not_here, "scale": "", "notebook": item.notebook}
         if item.id in there:
-            own = there[item.id]
-            row |= {"state": own.state, "scale": own.facts.get("label", "")}
-            if own.state != NOT_MEASURED:
-                row["missing"] = own.lacking
+            files = there[item.id]
+            row |= {"state": files.state, "scale": files.facts.get("label", "")}
+            if files.state != NOT_MEASURED:
+                row["missing"] = files.lacking
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
-# With a smaller part of the published rows, an item does not replace the published one: half of
-# them are fewer prompts, seeds or repeats, which a quick run of the book has.
-LEAST_PART = 0.5
-RUN_FILES = ("run.json", "recording.json", "costs.json", "*.parquet")
 
 
 def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFrame:
     """Take the items of the runs of `scale` into figures/, and their rows into figures/measured.
 
-    So they can be drawn again anywhere. Columns: item, state ('published', 'kept', 'refused'),
-    note. also: more Runs whose rows go with them, such as those that decide the claims. Refused:
-    what does not say, or does not show, where it comes from. Kept: a published item of a larger
-    scale, or one that rests on more than twice as many rows; replace: the latter is not kept.
+    Columns: item, state ('published', 'kept', 'refused'), note. also: more Runs whose rows go with
+    them, such as those that decide the claims. Kept: a published item of a larger scale, or one
+    that rests on more than twice as many rows; replace: the latter is not kept.
     """
     # 1. which items are taken
-    old = drawn(published=True)
-    items = dict(old)
+    items = drawn(published=True)
     rows = []
     for item_id, fresh in drawn(scale).items():
-        state = "published"
-        note = fresh.fault
-        if note:
-            state = "refused"
-        elif item_id in old:
-            note = _better(old[item_id], fresh, replace)
+        state, note = "refused", fresh.fault
+        if not note:
+            note = _better(items[item_id], fresh, replace) if item_id in items else ""
             state = "kept" if note else "published"
         if state == "published":
             items[item_id] = fresh
         rows.append({"item": item_id, "state": state, "note": note})
     # 2. their files, one step per paper
     by_paper: dict[str, dict] = {}
-    for own in items.values():
-        files = by_paper.setdefault(own.item.paper, {})
-        files |= {path.name: path for path in own.files()}
-    for paper, files in by_paper.items():
-        if files:
-            runs.replace_folder(figures_dir() / paper, files)
+    used = {run.key: run for run in also}
+    for files in items.values():
+        by_paper.setdefault(files.item.paper, {}).update(
+            {path.name: path for path in files.files()}
+        )
+        used |= {run.key: run for run in files.sources}
+    for paper, paths in by_paper.items():
+        runs.replace_folder(figures_dir() / paper, paths)
     # 3. the rows that they come from
-    used = {run.key: run for own in items.values() for run in own.sources}
-    used |= {run.key: run for run in also}
     sources = {}
     for run in used.values():
         for pattern in RUN_FILES:
@@ -427,16 +374,14 @@ def _better(old: Drawn, new: Drawn, replace: bool) -> str:
 
 def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
     """Of which table the new runs hold less than LEAST_PART of the old ones' rows; '' of none."""
-    here = _rows_of_tables(new)
+    counts = _rows_of_tables(new)
     for name, count in _rows_of_tables(old).items():
-        if here[name] < LEAST_PART * count:
-            return f"{count} in {name}, here {here[name]}"
+        if counts[name] < LEAST_PART * count:
+            return f"{count} in {name}, here {counts[name]}"
     return ""
 
 
 def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
-    import pyarrow.parquet as pq
-
     counts = collections.Counter()
     for run in sources:
         for path in sorted(run.directory.glob("*.parquet")):
@@ -444,23 +389,11 @@ def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
     return counts
 
 
-def _rank(drawn_item: Drawn) -> int:
+def _rank(item: Drawn) -> int:
     """Place of the largest scale of its rows: rows of a toy pair make an item no smaller."""
     levels = ("none", *provenance.LEVELS)
-    rows = drawn_item.facts.get("measured", ())
-    scales = [provenance.of([row]).scale for row in rows]
-    if not scales:
-        scales = [drawn_item.facts.get("scale", "none")]
-    return max(levels.index(scale) for scale in scales)
-
-
-PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
-SPEAKERS = {**PAPERS, "ours": "This workbook"}  # whose claims the ledger holds
-ABOUT = (
-    "Written by `make figures`. Each item has our rows in the layout of the paper, and a json file "
-    "that says where they come from. [claims.md](claims.md) holds the claims that are decided by "
-    "them."
-)
+    scales = [provenance.of([row]).scale for row in item.facts.get("measured", ())]
+    return max(levels.index(scale) for scale in scales or [item.facts.get("scale", "none")])
 
 
 def contents(ledger: pd.DataFrame | None = None) -> str:
@@ -480,61 +413,44 @@ def contents(ledger: pd.DataFrame | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _line(item: Item, own: Drawn | None, ledger: pd.DataFrame | None) -> str:
+def _line(item: Item, files: Drawn | None, ledger: pd.DataFrame | None) -> str:
     """An item's line of `contents`."""
-    files = []
-    state = NOT_MEASURED
-    about = ""
-    if own is not None:
-        files = own.files()
-        state = ": ".join(filter(None, (own.state, own.lacking)))
-        about = f"<br><sub>{own.facts.get('label', '')}</sub>"
+    paths, state, about = [], NOT_MEASURED, ""
+    if files is not None:
+        paths = files.files()
+        state = ": ".join(filter(None, (files.state, files.lacking)))
+        about = f"<br><sub>{files.facts.get('label', '')}</sub>"
     picture = ""
-    for path in files:
-        if path.suffix == ".svg":
-            picture = f'<img src="{item.paper}/{path.name}" width="160" alt="{item.title}">'
-            break
-    links = " ".join(f"[{path.suffix[1:]}]({item.paper}/{path.name})" for path in files)
+    if files is not None and files.file("svg") in paths:
+        picture = f'<img src="{item.paper}/{item.name}.svg" width="160" alt="{item.title}">'
+    links = " ".join(f"[{path.suffix[1:]}]({item.paper}/{path.name})" for path in paths)
+    verdicts = []
+    if ledger is not None:
+        for verdict, rows in ledger[ledger["item"] == item.id].groupby("verdict"):
+            claims = [f"[{place}](claims.md#{claim})" for place, claim in enumerate(rows["id"], 1)]
+            verdicts.append(f"{verdict}: {', '.join(claims)}")
     anchor = f'<a id="{item.anchor}"></a>'
     text = f"{anchor}**{item.label}** {item.title}<br>{state}{about}"
-    return f"| {picture} | {text} | {_verdicts(item, ledger)} | {links} |"
-
-
-def _verdicts(item: Item, ledger: pd.DataFrame | None) -> str:
-    """'holds: 1, 2<br>does not hold: 1', each number a link to its claim."""
-    if ledger is None:
-        return ""
-    lines = []
-    for verdict, rows in ledger[ledger["item"] == item.id].groupby("verdict"):
-        links = [f"[{place}](claims.md#{claim})" for place, claim in enumerate(rows["id"], 1)]
-        lines.append(f"{verdict}: {', '.join(links)}")
-    return "<br>".join(lines)
+    return f"| {picture} | {text} | {'<br>'.join(verdicts)} | {links} |"
 
 
 def published_file(paper: str, item: str) -> Path:
     """Where the paper's own numbers of an item lie, if it prints any."""
-    return (
-        runs.workbook()
-        / "figures"
-        / "published"
-        / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
-    )
+    name = f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
+    return runs.workbook() / "figures" / "published" / name
 
 
 def read_published(paper: str, item: str) -> pd.DataFrame:
-    """The paper's own numbers of one item, figures/published/<paper>_<item>.csv of the checkout, in
-    long rows.
+    """The paper's own numbers of one item, in long rows; lines that begin with # are comments.
 
-    Column `source` says where in the paper a number stands, `doubt` what speaks against it (empty
-    where nothing does). The others are the item's own: those of our rows (method, suite, ...),
-    `target` for the paper's model, and the values. Lines that begin with # are comments.
-    SpecdecError for an item without such a file.
+    Column `source` says where in the paper a number stands, `doubt` what speaks against it. The
+    others are the item's own: those of our rows (method, suite, ...), `target` for the paper's
+    model, and the values.
     """
     path = published_file(paper, item)
     if not path.is_file():
-        raise nearest_name_error(
-            "published table", path.stem, [table.stem for table in path.parent.glob("*.csv")]
-        )
+        there = [table.stem for table in path.parent.glob("*.csv")]
+        raise nearest_name_error("published table", path.stem, there)
     table = pd.read_csv(path, comment="#", keep_default_na=True)
     need(table, "source", "doubt")
     return table.assign(doubt=table["doubt"].fillna(""))

@@ -1,4 +1,4 @@
-"""Medusa's static trees: the likeliest nodes, by how often each rank of each head is right on the target's own answers."""
+"""Medusa's static trees: the likeliest nodes, by how often each head's ranks are right."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 def static_tree(
     pair: Pair, prompts: Sequence, nodes: int = 25, *, depth: int = 4, max_new_tokens: int = 64
 ) -> StaticShape:
-    """The best fixed tree of so many nodes for a pair's drafter on the target's answers to `prompts` (Medusa's recipe).
+    """The best fixed tree of so many nodes on the target's answers to `prompts`.
 
     depth: levels, at most the number of heads. `Static.of(...)` is its policy.
     """
-    network = pair.drafter.network if pair.drafter is not None else None
-    if not hasattr(network, "t2d"):
-        raise SpecdecError(
-            "this type of drafter has no training forward, so its accuracy cannot be computed; use one of EAGLE, Medusa or "
-            "Hydra."
-        )
     texts = []
     for prompt in prompts:
         ids = pair.ids_of(prompt)
@@ -37,35 +31,32 @@ def static_tree(
     target, deepest = FrozenTarget(pair.target.model, pair.drafter.taps), pair.drafter.deepest
     levels = (depth if deepest is None else deepest) + 1
     with torch.inference_mode(), pair.drafter.inference():
-        found = draft_accuracy(network, target, texts, drafts=min(depth, levels))
-    return tree_from_table(found["rank_frac"], nodes)
+        accuracy = draft_accuracy(pair.drafter.network, target, texts, drafts=min(depth, levels))
+    return tree_from_table(accuracy["rank_frac"], nodes)
 
 
 def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> StaticShape:
-    """Medusa's static tree with so many nodes: built by repeatedly adding the node most likely to be reached.
+    """Medusa's static tree: repeatedly the node most likely to be reached is added.
 
-    right_frac [heads][ranks]: how often the token of that rank is the target's own, given the tokens before it are right; a
-    node's probability is the product along its path.
+    right_frac [heads][ranks]: how often the token of that rank is the target's own, given the
+    tokens before it are right; a node's probability is the product along its path.
 
     >>> tree_from_table([[0.6, 0.2, 0.1], [0.5, 0.1]], 4).choices
     ((0,), (1,), (0, 0), (1, 0))
     """
-    if not len(right_frac) or nodes < 1 or not all(len(row) for row in right_frac):
-        raise SpecdecError(
-            "a static tree needs a table with a row of shares per head, and at least one node."
-        )
-    waiting, chosen = (
-        [(-float(right_frac[0][0]), (0,), 1.0)],
-        [],
-    )  # negated probability, path, its parent's
+    if nodes < 1:
+        raise SpecdecError("a static tree needs at least one node.")
+    # negated probability, path, the parent's probability
+    waiting = [(-float(right_frac[0][0]), (0,), 1.0)]
+    chosen = []
     while waiting and len(chosen) < nodes:
         chance, path, above = heapq.heappop(waiting)
         chosen.append(path)
         level, rank = len(path) - 1, path[-1] + 1
         if rank < len(right_frac[level]):
-            heapq.heappush(
-                waiting, (-above * float(right_frac[level][rank]), (*path[:-1], rank), above)
-            )
+            sibling = -above * float(right_frac[level][rank])
+            heapq.heappush(waiting, (sibling, (*path[:-1], rank), above))
         if level + 1 < len(right_frac):
-            heapq.heappush(waiting, (chance * float(right_frac[level + 1][0]), (*path, 0), -chance))
+            child = chance * float(right_frac[level + 1][0])
+            heapq.heappush(waiting, (child, (*path, 0), -chance))
     return StaticShape(chosen)

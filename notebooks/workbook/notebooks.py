@@ -1,14 +1,12 @@
 """One notebook: its parameters, its tidy form, its execution, and its edition for students.
 
-Execution goes through papermill in a kernel of this interpreter: it needs no installed kernelspec
-and opens no network port.
+Execution goes through papermill in a kernel of this interpreter.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import sys
 import tempfile
@@ -18,7 +16,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError
 
 # A kernel without a screen: tqdm.auto takes text bars if its notebook module cannot be imported.
 LAUNCH = (
@@ -29,15 +26,12 @@ EXECUTED = "executed"  # the copy's metadata: the commit that executed it, and t
 
 
 def read_notebook(path: Path) -> dict:
-    """The notebook as plain JSON; SpecdecError when it is damaged."""
-    notebook = runs.read_json(path)
-    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
-        raise SpecdecError(f"{path} is not a notebook.")
-    return notebook
+    """The notebook as plain JSON."""
+    return runs.read_json(path)
 
 
 def source_of(cell: dict) -> str:
-    """A cell's text, however the file stores it."""
+    """A cell's text, a list of lines or one string."""
     return "".join(cell["source"])
 
 
@@ -76,31 +70,25 @@ def tidy(notebook: dict, header: str) -> str:
 
     header: what its first cell shall say.
     """
-    cells = [_tidy_cell(cell) for cell in notebook["cells"]]
+    cells = []
+    for cell in notebook["cells"]:
+        tags = tags_of(cell)
+        metadata: dict = {}
+        if "solution" in tags:
+            metadata["jupyter"] = {"source_hidden": True}
+        if tags:
+            metadata["tags"] = tags
+        source = source_of(cell).rstrip("\n").splitlines(keepends=True)
+        clean = {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": metadata}
+        if cell["cell_type"] == "code":
+            clean |= {"execution_count": None, "outputs": []}
+        # keys in the order in which Jupyter writes them
+        cells.append(dict(sorted({**clean, "source": source}.items())))
     cells[0]["source"] = header.splitlines(keepends=True)
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     clean = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(clean, indent=1, ensure_ascii=False) + "\n"
-
-
-def _tidy_cell(cell: dict) -> dict:
-    tags = tags_of(cell)
-    is_code = cell["cell_type"] == "code"
-    metadata: dict = {}
-    if "solution" in tags:
-        metadata["jupyter"] = {"source_hidden": True}
-    if tags:
-        metadata["tags"] = tags
-    clean: dict = {"cell_type": cell["cell_type"]}
-    if is_code:
-        clean["execution_count"] = None
-    clean["id"] = cell["id"]
-    clean["metadata"] = metadata
-    if is_code:
-        clean["outputs"] = []
-    clean["source"] = source_of(cell).rstrip("\n").splitlines(keepends=True)
-    return clean
 
 
 def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
@@ -109,35 +97,35 @@ def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
     A check raises where an answer is wrong, which nbgrader counts; the cells below run all the
     same. A check is worth 1 point, an open question 2, graded by hand.
     """
-    from nbconvert.preprocessors import TagRemovePreprocessor
-    from nbformat import from_dict
 
     def link(match: re.Match) -> str:
         return match[0] if match[2] in handed_out else match[1]
 
-    remove = TagRemovePreprocessor(remove_cell_tags={"solution"})
-    edition, _ = remove.preprocess(from_dict(notebook), {})
-    for cell in edition["cells"]:
-        tags = list(tags_of(cell))
-        if cell["cell_type"] == "markdown":
-            cell["source"] = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source_of(cell))
+    cells = []
+    for cell in notebook["cells"]:
+        tags = tags_of(cell)
+        if "solution" in tags:
+            continue
+        source = source_of(cell)
+        is_prose = cell["cell_type"] == "markdown"
+        if is_prose:
+            source = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source)
+        metadata = dict(cell["metadata"])
         points = 0
         if "check" in tags:
             points = 1
-            cell["metadata"]["tags"] = [*tags, "raises-exception"]
-        elif "exercise" in tags and cell["cell_type"] == "markdown":
+            metadata["tags"] = [*tags, "raises-exception"]
+        elif "exercise" in tags and is_prose:
             points = 2
         if points or "exercise" in tags:
-            cell["metadata"]["nbgrader"] = {
-                "schema_version": 3,
-                "grade_id": cell["id"],
-                "grade": points > 0,
-                "solution": "exercise" in tags,
-                "locked": "check" in tags,
-                "task": False,
-                **({"points": points} if points else {}),
-            }
-    return json.loads(json.dumps(edition))
+            grading = {"schema_version": 3, "grade_id": cell["id"], "task": False}
+            grading |= {"grade": points > 0, "solution": "exercise" in tags}
+            grading["locked"] = "check" in tags
+            if points:
+                grading["points"] = points
+            metadata["nbgrader"] = grading
+        cells.append({**cell, "source": source, "metadata": metadata})
+    return {**notebook, "cells": cells}
 
 
 def as_html(notebook: dict) -> str:
@@ -158,7 +146,17 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
     what went wrong. The copy has a cell of the parameters that differ from the source's.
     """
     import papermill
+    from jupyter_client import AsyncKernelManager
+    from jupyter_client.kernelspec import KernelSpec
     from papermill.exceptions import PapermillExecutionError
+
+    class ThisInterpreter(AsyncKernelManager):
+        """Its kernels are this interpreter, and open no network port where the system has ipc."""
+
+        transport = "tcp" if sys.platform == "win32" else "ipc"
+        if transport == "ipc":
+            ip = str(Path(tempfile.gettempdir()) / f"specdec-{uuid.uuid4().hex}")
+        kernel_spec = KernelSpec(argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"])
 
     begin = time.monotonic()
     defaults = default_parameters(read_notebook(source))
@@ -178,7 +176,7 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
             cwd=source.parent,
             progress_bar=progress,
             stderr_file=sys.stderr if progress else None,
-            kernel_manager_class=_kernel_manager(),
+            kernel_manager_class=ThisInterpreter,
             coalesce_streams=True,  # keeps only the last state of a text progress bar
         )
     except PapermillExecutionError as error:
@@ -190,35 +188,3 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
     executed["metadata"][EXECUTED] = {**machine.commit(), "cpu": machine.hardware()["cpu"]}
     runs.write_text(copy, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")
     return time.monotonic() - begin, fault
-
-
-def _kernel_manager() -> type:
-    """A kernel manager class whose kernels are this interpreter, over ipc if the system has it."""
-    from jupyter_client import AsyncKernelManager
-    from jupyter_client.kernelspec import KernelSpec
-    from traitlets import CaselessStrEnum, default
-
-    paths = [str(Path(machine.__file__).resolve().parents[1])]
-    if os.environ.get("PYTHONPATH"):
-        paths.append(os.environ["PYTHONPATH"])
-    this_interpreter = KernelSpec(
-        argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"],
-        language="python",
-        env={"PYTHONPATH": os.pathsep.join(paths), "TQDM_MININTERVAL": "2"},
-    )
-    usual = "tcp" if sys.platform == "win32" else "ipc"
-
-    class Headless(AsyncKernelManager):
-        transport = CaselessStrEnum(["tcp", "ipc"], usual, config=True)
-
-        @default("ip")
-        def _ip(self):  # the library's default is one name for all kernels of a folder
-            if self.transport == "tcp":
-                return "127.0.0.1"
-            return os.path.join(tempfile.gettempdir(), f"specdec-{uuid.uuid4().hex}")
-
-        @property
-        def kernel_spec(self):
-            return this_interpreter
-
-    return Headless

@@ -24,13 +24,12 @@ from specdec.report import tables
 from specdec.report.tables import need
 
 MAX_COLUMNS = 12  # of a printed table, its rows' names included
-BLOCKS = {"published": "The paper", "measured": "Measured here"}
+PUBLISHED, MEASURED = "The paper", "Measured here"
 
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
-    """published, measured: cells as text, rows by name and columns by (column, metric); either may
-    be empty.
+    """published, measured: cells as text, rows by name and columns by (column, metric).
 
     notes: sentences below the table. lacking: rows of the paper without a number of ours. doubts:
     what is said against printed numbers.
@@ -63,15 +62,15 @@ class PaperTable:
         for side in sides:
             heads |= dict.fromkeys(zip(side["column"], side["metric"], strict=True))
         several = len(sides) > 1 or any(side["whose"].nunique() > 1 for side in sides)
+        keys = ["whose", "row"] if several else ["row"]
         doubts = [doubt for doubt in dict.fromkeys(theirs["doubt"]) if doubt]
         marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
         # 2. a block of cells for each side
-        blocks = []
-        for side in (theirs, ours):
-            blocks.append(_block(side, value, list(heads), several, marks, digits))
+        theirs["text"] = _texts(theirs, value, digits)
+        ours["text"] = _texts(ours, value, digits)
+        blocks = [_block(side, list(heads), keys, marks) for side in (theirs, ours)]
         # 3. the sentences below
-        notes = [f"({mark}) {doubt}" for doubt, mark in marks.items()]
-        notes += _equal(ours, _texts(ours, value, digits))
+        notes = [f"({mark}) {doubt}" for doubt, mark in marks.items()] + _equal(ours)
         rows = set(ours["row"])
         lacking = [row for row in dict.fromkeys(theirs["row"]) if row not in rows]
         if lacking:
@@ -83,11 +82,8 @@ class PaperTable:
     @property
     def counts(self) -> dict[str, int]:
         """Rows of ours, and rows of the paper without one of ours."""
-        return {
-            "measured": len(self.measured),
-            "published_only": len(self.lacking),
-            "not_measured": 0,
-        }
+        lacking = len(self.lacking)
+        return {"measured": len(self.measured), "published_only": lacking, "not_measured": 0}
 
     @property
     def heads(self) -> list[tuple[str, str]]:
@@ -105,8 +101,7 @@ class PaperTable:
 
     def blocks(self, heads: list[tuple[str, str]]) -> Iterator[tuple[str, pd.DataFrame]]:
         """(title, cells) of each block, without the rows that are empty in these columns."""
-        for name, title in BLOCKS.items():
-            block = getattr(self, name)
+        for title, block in ((PUBLISHED, self.published), (MEASURED, self.measured)):
             if len(block):
                 block = block[heads][block[heads].notna().any(axis=1)]
             if len(block):
@@ -124,80 +119,83 @@ class PaperTable:
 
     def to_csv(self) -> str:
         """All cells, with a column `whose` in front; one table, however wide."""
-        shown = [
-            block.set_axis(_flat(self.heads, ""), axis=1).reset_index().assign(whose=title)
-            for title, block in self.blocks(self.heads)
-        ]
+        shown = []
+        for title, block in self.blocks(self.heads):
+            named = block.set_axis(_flat(self.heads, ""), axis=1).reset_index()
+            shown.append(named.assign(whose=title))
         table = pd.concat(shown, ignore_index=True)
         return table[["whose", *table.columns.drop("whose")]].fillna("-").to_csv(index=False)
 
     def latex(self, caption: str, label: str) -> str:
-        """The parts as LaTeX tables (booktabs, graphicx).
-
-        The paper's columns are grouped where each has several metrics.
-        """
+        """The parts as LaTeX tables (booktabs, graphicx), grouped heads where metrics differ."""
         parts = list(self.parts())
         texts = []
         for place, (metric, heads) in enumerate(parts, 1):
-            names = max((block.index.names for _, block in self.blocks(heads)), key=len)
+            blocks = list(self.blocks(heads))
+            names = max((block.index.names for _, block in blocks), key=len)
+            width = len(names) + len(heads)
             lines = ["\\toprule", *_latex_head(names, heads, metric)]
-            lines += [*_latex_rows(self, heads, len(names)), "\\bottomrule"]
-            body = "\n".join(lines)
+            for title, block in blocks:
+                lines.append(f"\\midrule\n\\multicolumn{{{width}}}{{l}}{{\\emph{{{title}}}}} \\\\")
+                for row in block.reset_index().itertuples(index=False):
+                    lines.append(_latex_row(list(row)))
+            body = "\n".join([*lines, "\\bottomrule"])
             aligned = "l" * len(names) + "r" * len(heads)
             tabular = f"\\begin{{tabular}}{{{aligned}}}\n{body}\n\\end{{tabular}}"
             head = f"{caption} Part {place}: {metric}." if metric else caption
             notes = ""
             if place == len(parts):
                 notes = "\\\\\n".join(map(tables.escaped, self.notes))
-            own_label = label if place == 1 else f"{label}-{place}"
-            texts.append(tables.latex_table(tabular, head, own_label, notes))
+            part_label = label if place == 1 else f"{label}-{place}"
+            texts.append(tables.latex_table(tabular, head, part_label, notes))
         return "\n".join(texts)
 
 
 def _filled(side, whose: str, value: str) -> pd.DataFrame:
     """Long rows of one side with all columns that are read; an empty frame for None."""
-    columns = ["whose", "row", "column", "metric", "doubt", "prompts", "turns", value]
+    usual = {"metric": "", "doubt": "", "prompts": np.nan, "turns": np.nan}
     if side is None or side.empty:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=["whose", "row", "column", *usual, value])
     need(side, "row", "column", value)
     side = side.reset_index(drop=True)
-    usual = {
-        "metric": "",
-        "doubt": "",
-        "prompts": np.nan,
-        "turns": np.nan,
-        "whose": side.get(whose, BLOCKS["published"]),
-    }
-    side = side.assign(**{name: content for name, content in usual.items() if name not in side})
+    for name, content in usual.items():
+        if name not in side:
+            side[name] = content
+    side["whose"] = side.get(whose, PUBLISHED)
     texts = {name: side[name].astype(str) for name in ("row", "column", "metric", "whose")}
     return side.assign(**texts, doubt=side["doubt"].fillna(""))
 
 
-def _block(
-    side: pd.DataFrame, value: str, heads: list, several: bool, marks: dict[str, str], digits
-) -> pd.DataFrame:
+def _texts(side: pd.DataFrame, value: str, digits) -> pd.Series:
+    """The printed form of each row; digits: of all, or {metric: digits} where 2 is usual."""
+    texts = pd.Series(None, side.index, dtype=object)
+    for metric, rows in side.groupby("metric"):
+        places = digits.get(metric, 2) if isinstance(digits, dict) else digits
+        texts[rows.index] = tables.cells(rows, value, places)
+    return texts
+
+
+def _block(side: pd.DataFrame, heads: list, keys: list[str], marks: dict[str, str]) -> pd.DataFrame:
+    """One side as cells: rows by `keys`, columns by `heads`."""
+    columns = pd.MultiIndex.from_tuples(heads)
     if side.empty:
-        return pd.DataFrame(columns=pd.MultiIndex.from_tuples(heads))
-    texts = zip(_texts(side, value, digits), side["doubt"], strict=True)
-    cells = [f"{text} ({marks[doubt]})" if doubt and text else text for text, doubt in texts]
-    long, keys = (
-        side.assign(cell=cells, row=side["row"] + _counted(side)),
-        ["whose", "row"][not several :],
-    )
+        return pd.DataFrame(columns=columns)
+    cells = []
+    for text, doubt in zip(side["text"], side["doubt"], strict=True):
+        cells.append(f"{text} ({marks[doubt]})" if doubt and text else text)
+    long = side.assign(cell=cells, row=side["row"] + _counted(side))
     twice = long[long.duplicated([*keys, "column", "metric"])]
     if len(twice):
         names = twice[[*keys, "column", "metric"]].iloc[0].tolist()
         raise SpecdecError(f"two rows stand for {names}; select one run or aggregate first.")
     wide = long.pivot(index=keys, columns=["column", "metric"], values="cell")
-    order = list(dict.fromkeys(_rows(long, keys)))
-    wide = wide.loc[order if several else [name for (name,) in order]]
-    return wide.reindex(columns=pd.MultiIndex.from_tuples(heads)).rename_axis(
-        index=["model", "row"][not several :]
-    )
-
-
-def _rows(table: pd.DataFrame, columns: list[str]):
-    return table[columns].itertuples(index=False, name=None)
+    order = long[keys].drop_duplicates()
+    if len(keys) == 1:
+        wide = wide.loc[order["row"].tolist()].rename_axis(index=["row"])
+    else:
+        wide = wide.loc[list(order.itertuples(index=False, name=None))]
+        wide = wide.rename_axis(index=["model", "row"])
+    return wide.reindex(columns=columns)
 
 
 def _counted(side: pd.DataFrame) -> pd.Series:
@@ -217,10 +215,10 @@ def _counted(side: pd.DataFrame) -> pd.Series:
     return counted
 
 
-def _equal(side: pd.DataFrame, texts: list) -> list[str]:
+def _equal(side: pd.DataFrame) -> list[str]:
     """Sentences that name the rows of several numbers which are equal in every printed digit."""
     alike: dict[tuple, list[str]] = {}
-    for (whose, row), cells in side.assign(text=texts).groupby(["whose", "row"], sort=False):
+    for (whose, row), cells in side.groupby(["whose", "row"], sort=False):
         if len(cells) > 1 and cells["text"].notna().all():
             facts = sorted(zip(cells["column"], cells["metric"], cells["text"], strict=True))
             alike.setdefault((whose, *facts), []).append(row)
@@ -231,50 +229,24 @@ def _equal(side: pd.DataFrame, texts: list) -> list[str]:
     return sentences
 
 
-def _texts(side: pd.DataFrame, value: str, digits) -> list:
-    """The printed form of each row; digits: of all, or {metric: digits} where 2 is usual."""
-    if not isinstance(digits, dict):
-        return tables.cells(side, value, digits)
-    texts = pd.Series(None, side.index, dtype=object)
-    for metric, rows in side.groupby("metric"):
-        texts[rows.index] = tables.cells(rows, value, digits.get(metric, 2))
-    return texts.tolist()
-
-
 def _flat(heads: list[tuple[str, str]], metric: str) -> list[str]:
-    """Names of columns in one line.
-
-    Without the metric where it is said above or there is only one.
-    """
+    """Names of columns in one line, without the metric where it is said above or all there is."""
     if metric or len({name for _, name in heads}) == 1:
         return [column for column, _ in heads]
     return [f"{column}, {name}" if name else column for column, name in heads]
 
 
 def _latex_head(names: list[str], heads: list[tuple[str, str]], metric: str) -> list[str]:
-    groups: dict[str, int] = {}
-    for column, _ in heads:
-        groups[column] = groups.get(column, 0) + 1
-    if metric or max(groups.values()) == 1:
+    groups = pd.Series([column for column, _ in heads]).value_counts(sort=False)
+    if metric or groups.max() == 1:
         return [_latex_row([*names, *_flat(heads, metric)])]
     above = []
     for column, count in groups.items():
         above.append(f"\\multicolumn{{{count}}}{{c}}{{{tables.escaped(column)}}}")
     empty = " & " * (len(names) - 1)
-    return [
-        f"{empty} & {' & '.join(above)} \\\\",
-        _latex_row([*names, *(name for _, name in heads)]),
-    ]
+    below = _latex_row([*names, *(name for _, name in heads)])
+    return [f"{empty} & {' & '.join(above)} \\\\", below]
 
 
 def _latex_row(cells: list[str]) -> str:
     return " & ".join(map(tables.escaped, cells)) + " \\\\"
-
-
-def _latex_rows(table: PaperTable, heads: list[tuple[str, str]], names: int) -> Iterator[str]:
-    for title, block in table.blocks(heads):
-        width = names + len(heads)
-        yield f"\\midrule\n\\multicolumn{{{width}}}{{l}}{{\\emph{{{title}}}}} \\\\"
-        for name, cells in zip(block.index, block.itertuples(index=False), strict=True):
-            labels = [name] if isinstance(name, str) else list(name)
-            yield _latex_row([*labels, *cells])

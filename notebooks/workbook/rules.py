@@ -11,7 +11,6 @@ them are tried in replay. The classifiers among the papers' rules are fitted too
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -45,13 +44,12 @@ from workbook.terms import Arena, Shape, in_time
 class Open:
     """What a rule leaves open: setting -> values that are tried.
 
-    fitted: it is a classifier. seeded: it draws, so that seeds differ. square: it reads trees of
-    as many beams as children. chain: it drafts chains alone.
+    fitted: it is a classifier, so that seeds differ. square: it reads trees of as many beams as
+    children. chain: it drafts chains alone.
     """
 
     knobs: dict[str, tuple]
     fitted: bool = False
-    seeded: bool = False
     square: bool = False
     chain: bool = False
 
@@ -79,36 +77,36 @@ PAPERS = {
     "DDD": Open({"layers": _LAYERS, "threshold": (-2.0, -1.0, -0.3)}, square=True),
     "SVIP": Open({"minimum": (0.3, 0.5, 0.6, 0.7)}, square=True),
     "GammaTune": Open({"default_depth": (2, 3, 5)}, square=True),
-    "C2T": Open(_THRESHOLD, fitted=True, square=True, seeded=True),
-    "Disco": Open(_THRESHOLD, fitted=True, square=True, seeded=True),
-    "SpecDec++": Open(_THRESHOLD, fitted=True, square=True, seeded=True),
+    "C2T": Open(_THRESHOLD, fitted=True, square=True),
+    "Disco": Open(_THRESHOLD, fitted=True, square=True),
+    "SpecDec++": Open(_THRESHOLD, fitted=True, square=True),
 }
 RULES = ENGINES | PAPERS
+TUNED_FILE = "tuned.json"
 
 
-@dataclass(frozen=True, eq=False)
 class Tuner:
     """Rules for an arena's recording and prices.
 
     folder: where what was tuned is found again. names: () for all of RULES.
     """
 
-    arena: Arena
-    folder: Path
-    seeds: tuple[int, ...] = (0,)
-    names: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        for name in self.names:
+    def __init__(self, arena: Arena, folder: Path, seeds=(0,), names=()):
+        for name in names:
             if name not in RULES:
                 raise nearest_name_error("rule", name, RULES)
-        object.__setattr__(self, "names", tuple(self.names) or tuple(RULES))
+        self.arena, self.folder = arena, folder
+        self.seeds, self.names = list(seeds), tuple(names) or tuple(RULES)
 
     @functools.cached_property
-    def parts(self) -> dict:
-        """The recording's parts that choices are made on."""
-        trace = self.arena.trace
-        return {"train": trace.select(part="train"), "tune": trace.select(part="tune")}
+    def train(self) -> Trace:
+        """The part on which settings are chosen, and classifiers fitted."""
+        return self.arena.trace.select(part="train")
+
+    @functools.cached_property
+    def tune_on(self) -> Trace:
+        """The part on which shapes are chosen."""
+        return self.arena.trace.select(part="tune")
 
     def shapes(self, name: str) -> list[Shape]:
         """The shapes tried: a chain if one was recorded, then those of the terms."""
@@ -123,17 +121,13 @@ class Tuner:
     def nodes(self, shape: Shape) -> int:
         """Nodes to verify: all of a chain, else as many as the shape's fastest tree."""
         if shape[0] == 1:
-            return self.depth(shape) + 1
+            return self.arena.depth(shape) + 1
         return self.arena.start(shape).verify_nodes
-
-    def depth(self, shape: Shape) -> int:
-        """Expansions at most."""
-        return self.arena.depth(shape)
 
     def settings(self, name: str, shape: Shape) -> list[dict]:
         """Everything that is tried in one shape."""
         top_k, beam = shape
-        levels = self.depth(shape) + 1
+        levels = self.arena.depth(shape) + 1
         common = {"top_k": top_k, "verify_nodes": self.nodes(shape)}
         if RULES[name].chain:
             common = {}
@@ -151,7 +145,7 @@ class Tuner:
                 options.append(option)
         return options
 
-    def made(self, name: str, settings: dict, fitted=None, seed: int = 0) -> Policy | None:
+    def made(self, name: str, settings: dict, fitted=None) -> Policy | None:
         """A rule of these settings; None if they do not go together."""
         if fitted is not None:
             return fitted.with_settings(threshold=settings["threshold"])
@@ -166,19 +160,15 @@ class Tuner:
         except (SpecdecError, AssertionError):
             return None
 
-    def fit(self, name: str, settings: dict, folder: Path, seed: int = 0, **options):
+    def fit(self, name: str, settings: dict, folder: Path, seed: int = 0):
         """The classifier of a shape; None for other rules."""
         if not RULES[name].fitted:
             return None
         tree = {key: settings[key] for key in ("top_k", "verify_nodes", "max_depth")}
-        train = self.parts["train"]
-        return classifiers.fitted(name, train, folder, seed=seed, policy=tree, **options)
+        return classifiers.fitted(name, self.train, folder, seed=seed, policy=tree)
 
     def shipped(self, name: str) -> Policy:
-        """An engine's rule as it ships, on chains no longer than the recording's.
-
-        Prices are the arena's.
-        """
+        """An engine's rule as it ships, on chains no longer than the recording's."""
         deepest = self.arena.trace.depth_of(1) + 1
         if not deepest:
             why = f"{name} drafts chains, which were not recorded"
@@ -198,8 +188,8 @@ class Tuner:
         Facts: shape, settings, ms_per_tok, replays, seeds, seconds.
         """
         folder = self.folder / runs.plain_name(name)
-        seeds = list(self.seeds if RULES[name].seeded else self.seeds[:1])
-        facts = runs.found(folder / "tuned.json")
+        seeds = self.seeds if RULES[name].fitted else self.seeds[:1]
+        facts = runs.found(folder / TUNED_FILE)
         if facts.get("seeds") == seeds:
             places = [folder / f"seed-{seed}" / "policy" for seed in seeds]
             return [self._load(name, place) for place in places], facts
@@ -207,18 +197,20 @@ class Tuner:
         began = time.perf_counter()
         rows = []
         for number, shape in enumerate(self.shapes(name)):
-            rows += self._best_settings(name, shape, folder / f"trial-{number}")
+            row = self.best_settings(name, shape, folder / f"trial-{number}")
+            if row is not None:
+                rows.append(row)
         if not rows:
             why = f"no settings of {name} fit this recording"
             raise SpecdecError(f"{why}; record deeper trees or a family.")
         best = min(rows, key=lambda row: row["ms_per_tok"])
         # 2. a policy per seed
         knobs = {key: best["settings"][key] for key in RULES[name].knobs}
+        home = {"pair": self.arena.trace.header["pair"], "costs": self.arena.costs.name}
         policies = []
         for seed in seeds:
             fitted = self.fit(name, best["settings"], folder / f"seed-{seed}" / "fit", seed)
-            policy = self.made(name, best["settings"], fitted, seed)
-            home = {"pair": self.arena.trace.header["pair"], "costs": self.arena.costs.name}
+            policy = self.made(name, best["settings"], fitted)
             policy.trained_for |= home
             chose(policy, "settings", "train", knobs)
             chose(policy, "width", "tune", best["shape"])
@@ -227,8 +219,29 @@ class Tuner:
         # 3. what a later call finds
         facts = {**best, "seeds": seeds, "replays": sum(row["replays"] for row in rows)}
         facts["seconds"] = time.perf_counter() - began
-        runs.write_json(folder / "tuned.json", runs.plain(facts))
-        return policies, runs.read_json(folder / "tuned.json")
+        runs.write_json(folder / TUNED_FILE, runs.plain(facts))
+        return policies, runs.read_json(folder / TUNED_FILE)
+
+    def best_settings(self, name: str, shape: Shape, folder: Path) -> dict | None:
+        """The fastest settings of a shape on "train", their time on "tune"; None if none fit."""
+        costs = self.arena.costs
+        options = self.settings(name, shape)
+        fitted = self.fit(name, options[0], folder) if options else None
+        asking_ms = None
+        tried = []
+        for settings in options:
+            policy = self.made(name, settings, fitted)
+            if policy is None:
+                continue
+            if asking_ms is None:
+                asking_ms = answer_ms(self.train, copy.deepcopy(policy), costs)
+            replayed = replay(self.train, copy.deepcopy(policy), costs, policy_ms=asking_ms)
+            tried.append((replayed.ms_per_tok, settings, policy))
+        if not tried:
+            return None
+        _, settings, policy = min(tried, key=lambda one: one[0])
+        ms = replay(self.tune_on, policy, costs, policy_ms=asking_ms).ms_per_tok
+        return {"shape": shape, "settings": settings, "ms_per_tok": ms, "replays": len(tried) + 1}
 
     def _load(self, name: str, folder: Path) -> Policy:
         """A rule that was tuned before; of an engine, the class of its file with these prices."""
@@ -243,31 +256,23 @@ class Tuner:
         policy.trained_for = record["trained_for"]
         return policy
 
-    def _best_settings(self, name: str, shape: Shape, folder: Path) -> list[dict]:
-        """A row with the fastest settings of a shape on "train", and their time on "tune".
+    def is_tuned(self, name: str) -> bool:
+        return (self.folder / runs.plain_name(name) / TUNED_FILE).is_file()
 
-        No row if no settings fit.
+    def expected_min(self) -> float:
+        """About how many minutes `all` takes: one replay is timed, and all are counted.
+
+        The fits of classifiers, which take longer, are not counted.
         """
-        costs = self.arena.costs
-        train = self.parts["train"]
-        options = self.settings(name, shape)
-        fitted = self.fit(name, options[0], folder) if options else None
-        asking_ms = None
-        tried = []
-        for settings in options:
-            policy = self.made(name, settings, fitted)
-            if policy is None:
-                continue
-            if asking_ms is None:
-                asking_ms = answer_ms(train, copy.deepcopy(policy), costs)
-            replayed = replay(train, copy.deepcopy(policy), costs, policy_ms=asking_ms)
-            tried.append((replayed.ms_per_tok, len(tried), settings, policy))
-        if not tried:
-            return []
-        _, _, settings, policy = min(tried)
-        ms = replay(self.parts["tune"], policy, costs, policy_ms=asking_ms).ms_per_tok
-        row = {"shape": shape, "settings": settings, "ms_per_tok": ms, "replays": len(tried) + 1}
-        return [row]
+        rule = self.made("DDD", self.settings("DDD", self.shapes("DDD")[0])[0])
+        began = time.perf_counter()
+        replay(self.train, rule, self.arena.costs)
+        seconds = time.perf_counter() - began
+        count = 0
+        for name in self.names:
+            if not self.is_tuned(name):
+                count += sum(len(self.settings(name, shape)) for shape in self.shapes(name))
+        return seconds * count / 60
 
     def all(self, minutes: float = 0.0) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
         """{method: policies}, engines' rules as they ship and all tuned; a row for each tuned one.
@@ -279,30 +284,33 @@ class Tuner:
         methods = {name: Method(name, TUNED, trained_on=costs) for name in self.names}
         policies: dict[Method, list[Policy]] = {}
         for name in self.names:
-            if name in ENGINES:
-                # without a recorded chain its row below says so
-                with contextlib.suppress(SpecdecError):
-                    policies[Method(name)] = [self.shipped(name)]
+            if name in ENGINES and self.arena.trace.depth_of(1) >= 0:
+                policies[Method(name)] = [self.shipped(name)]
             policies[methods[name]] = []
 
         def tuned(name: str) -> dict:
             if name in ENGINES:
+                # refused without a recorded chain
                 self.shipped(name)
             policies[methods[name]], facts = self.tune(name)
-            return _row_of(name, facts)
-
-        def is_tuned(name: str) -> bool:
-            return (self.folder / runs.plain_name(name) / "tuned.json").is_file()
+            knobs = RULES[name].knobs
+            return {
+                "shape": str(facts["shape"]),
+                "settings": ", ".join(f"{key}={facts['settings'][key]}" for key in knobs),
+                "ms_per_tok": facts["ms_per_tok"],
+                "replays": facts["replays"],
+                "minutes": facts["seconds"] / 60,
+            }
 
         kinds = [RULES[name].fitted for name in self.names]
-        states = in_time(self.names, kinds, minutes, tuned, "tuned", is_tuned)
+        states = in_time(self.names, kinds, minutes, tuned, "tuned", self.is_tuned)
         rows = []
         for name, state in zip(self.names, states, strict=True):
             row = {"method": str(methods[name]), "shape": "", "settings": "", "replays": 0}
             rows.append(row | state)
         policies = {method: rules for method, rules in policies.items() if rules}
-        columns = ["method", "state", "shape", "settings", "ms_per_tok", "replays"]
-        return policies, pd.DataFrame(rows, columns=[*columns, "minutes", "expected_min"])
+        columns = ["method", "state", "shape", "settings", "ms_per_tok", "replays", "minutes"]
+        return policies, pd.DataFrame(rows, columns=columns)
 
 
 def priced(policy: Policy, costs) -> Policy:
@@ -317,18 +325,6 @@ def rule(name: str, costs) -> Policy:
     return priced(_CLASSES[name](), costs)
 
 
-def _row_of(name: str, facts: dict) -> dict:
-    """What a table says of a rule that was tuned."""
-    settings = ", ".join(f"{key}={facts['settings'][key]}" for key in RULES[name].knobs)
-    return {
-        "replays": facts["replays"],
-        "ms_per_tok": facts["ms_per_tok"],
-        "minutes": facts["seconds"] / 60,
-        "shape": str(facts["shape"]),
-        "settings": settings,
-    }
-
-
 def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) -> dict[str, Policy]:
     """The rules and classifiers of LTD's Table 1, the classifiers fitted to `trace`.
 
@@ -338,8 +334,7 @@ def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) ->
     # GammaTune may go half as deep again as it begins
     gamma = GammaTune(default_depth=2 * depth // 3)
     rules = {"DDD": DDD(**limit), "SVIP": SVIP(**limit), "GammaTune": gamma}
-    folders = {"C2T": "c2t", "Disco": "disco", "SpecDec++": "specdec_plus"}
-    for name, place in folders.items():
+    for name, place in {"C2T": "c2t", "Disco": "disco", "SpecDec++": "specdec_plus"}.items():
         folder = Path(out_dir) / place
         rules[name] = classifiers.fitted(name, trace, folder, seed=seed, policy=limit)
     return rules

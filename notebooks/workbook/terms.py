@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,13 +37,7 @@ from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, best_static, fastest, setting, static_grid
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.env import LiveSource
-from specdec.training.radar import (
-    distributions_of,
-    latency_ms,
-    rows_for,
-    train_radar,
-    training_turns,
-)
+from specdec.training.radar import distributions_of, latency_ms, rows_for, train_radar
 from specdec.training.value import train_value
 
 RESPS, LTD, RADAR, OURS = "Re-SpS", "LTD", "RADAR", "ours"
@@ -63,16 +58,16 @@ def _ltd_grid() -> tuple[TreeConfig, ...]:
     return tuple(trees)
 
 
-_RESPS_GRID = resps.valid_trees(resps.PAPER.totals, resps.PAPER.depths, resps.PAPER.widths)
 # the trees between which each paper's controller chooses, or its grid search
 GRIDS: dict[str, tuple[TreeConfig, ...]] = {
-    RESPS: tuple(_RESPS_GRID),
+    RESPS: tuple(resps.valid_trees(resps.PAPER.totals, resps.PAPER.depths, resps.PAPER.widths)),
     LTD: _ltd_grid(),
     RADAR: tuple(TreeConfig(60, depth, 10) for depth in range(1, 8)),
 }
 CHOSEN_FOR_LTD = "humaneval"  # on which its paper searches
 # what recordings must hold for the published action grids: settings of `record`
 WIDE = dict(depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), most_nodes=240)
+PROBE = 0.02  # part of a training by which its time is estimated
 Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that levels expand
 
 
@@ -81,12 +76,10 @@ class EqualTerms:
     """What every learned controller is given alike; objective and network stay its own.
 
     shapes: children per node and, where they differ, the nodes that each level expands; those
-    that were recorded are tried. depth: expansions at most, where the recording is as deep
-    (RADAR's network decides seven times). total_tokens, depths: of the trees, as large and as
-    deep as a static tree's may be. The plain step, 1 token, is open to controllers that plan
-    before drafting; LTD, RADAR and ours answer after the first draft call. intervals: tried in
-    place of shapes by the controller whose answers name the shape, as many as there are shapes.
-    trial_frac: how long each option learns, as a part of a training. effort: the same of every
+    that were recorded are tried. intervals: tried in their place by Re-SpS, whose answers name
+    the shape, as many as there are shapes. depth: expansions at most, where recorded.
+    total_tokens, depths: of the trees; the plain step, 1 token, is open to controllers that plan
+    before drafting. trial_frac: how long each option learns. effort: both as a part of a
     training's own length.
     """
 
@@ -130,9 +123,8 @@ class Arena:
     """On what, for which machine and where controllers are trained.
 
     trace: a recording with parts "train" and "tune". wide: one that holds the published action
-    grids (`WIDE`), or None. sampled: one at temperature one, which RADAR's published terms ask
-    for, or None. pair: to time answers inside live decoding and to learn live. live_prompts,
-    live_decisions: what that learns from, and how much.
+    grids (`WIDE`). sampled: one at temperature one, which RADAR's published terms ask for. pair:
+    to time answers inside live decoding and to learn live, from live_prompts in live_decisions.
     """
 
     trace: object
@@ -167,6 +159,9 @@ class Arena:
         """The recording that a job learns from."""
         return self.trace if job.on_equal_terms else self.wide
 
+    def is_trained(self, job: Job) -> bool:
+        return (self.folder / job.folder / "trained.json").is_file()
+
     def shapes(self) -> list[Shape]:
         """The shapes of the terms whose whole trees were recorded."""
         shapes = [(top_k, tuple(beam)) for top_k, *beam in self.terms.shapes]
@@ -188,32 +183,23 @@ class Arena:
         """Expansions at most of a shape: those of the terms, as far as they were recorded."""
         return min(self.terms.depth, self.trace.depth_of(*shape))
 
-    def choice_file(self, system: str) -> Path:
-        """Where `choose` keeps what it found."""
-        return self.folder / f"{system.lower()}-choice.json"
-
     def options(self, system: str) -> list:
-        """What is tried on part "tune": intervals for Re-SpS, shapes for the others.
-
-        RADAR's network needs trees that are deep enough; ours expands as many nodes of a level
-        as it has children.
-        """
+        """What is tried on part "tune": intervals for Re-SpS, shapes for the others."""
         shapes = self.shapes()
         if system == RESPS:
             return list(self.terms.intervals[: len(shapes)])
         if system == OURS:
+            # it expands as many nodes of a level as a node has children
             square = dict.fromkeys((top_k, ()) for top_k, _ in shapes)
             return [shape for shape in square if self.recorded(shape)]
         if system == RADAR:
+            # its network needs trees that are deep enough
             deep = [shape for shape in shapes if self.depth(shape) >= radar.DECISIONS]
             return deep or shapes
         return shapes
 
     def start(self, shape: Shape) -> TreeConfig:
-        """The fastest tree of a shape that drafts anything, on part "tune".
-
-        Each controller begins with it.
-        """
+        """The fastest tree of a shape that drafts, on part "tune": where learning begins."""
         most = self.trace.most_nodes + 1
         totals = [total for total in self.terms.total_tokens if 1 < total <= most]
         depths = range(1, self.depth(shape) + 1)
@@ -225,8 +211,7 @@ def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Polic
     """The fastest tree of each paper's own grid, on the parts `train` and `tune`.
 
     LTD's is searched on HumanEval alone, as in the paper, and left out where that was not
-    recorded; RADAR's are its tree of 60 tokens by the number of calls. A method's preset says
-    where the grid was not recorded whole.
+    recorded. A method's preset says where the grid was not recorded whole.
     """
     chosen_on = trace.turns["part"].isin(CHOSEN_ON)
     benchmarks = trace.turns["suite"].str.rpartition("/")[2]
@@ -259,10 +244,7 @@ def _recorded(trace, tree: TreeConfig) -> bool:
 
 
 def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:
-    """The run `name` of what is trained on a recording for a machine.
-
-    It is found again by every caller with the same inputs.
-    """
+    """The run `name` of what is trained on a recording for a machine, the same for all callers."""
     suites = list(dict.fromkeys(trace.turns["suite"]))
     facts = {"recording": trace.header["key"], "suites": suites}
     facts |= {"costs": runs.content_key(costs=costs), "terms": terms}
@@ -275,54 +257,45 @@ def equal_config(arena: Arena, system: str, option):
     most = arena.trace.most_nodes + 1
     totals = tuple(total for total in terms.total_tokens if total <= most)
     sizes = tuple(total - 1 for total in totals)
+    changes: dict[str, Any] = {"name": EQUAL}
     if system == RESPS:
         shapes = arena.shapes()
         deepest = min(arena.depth(shape) for shape in shapes)
-        changes = {
-            "name": EQUAL,
-            "totals": totals,
-            "depths": tuple(depth for depth in terms.depths if depth <= deepest),
-            "widths": tuple((top_k, *beam) for top_k, beam in shapes),
-            "small": True,
-            "interval": option,
-            "while_training": {"interval": option, "temperature": None},
-        }
+        changes["totals"] = totals
+        changes["depths"] = tuple(depth for depth in terms.depths if depth <= deepest)
+        changes["widths"] = tuple((top_k, *beam) for top_k, beam in shapes)
+        changes["small"] = True
+        changes["interval"] = option
+        changes["while_training"] = {"interval": option, "temperature": None}
         return changed(resps.OURS, changes)
     top_k, beam = option
     depth = arena.depth(option)
     if system == OURS:
-        tree = {"top_k": top_k, "most_expansions": depth, "sizes": sizes}
-        return changed(value.OURS, {"name": EQUAL, **tree})
+        changes |= {"top_k": top_k, "most_expansions": depth, "sizes": sizes}
+        return changed(value.OURS, changes)
     start = arena.start(option).total_tokens
     if system == RADAR:
-        tree = {"top_k": top_k, "beam": beam, "total_tokens": start}
-        return changed(radar.OURS, {"name": EQUAL, **tree})
-    changes = {"name": EQUAL}
+        changes |= {"top_k": top_k, "beam": beam, "total_tokens": start}
+        return changed(radar.OURS, changes)
     for part in ("depth", "size"):
         changes |= {f"{part}.depth": depth, f"{part}.top_k": top_k, f"{part}.beam": beam}
     changes |= {"depth.from_root": True, "depth.total_tokens": start, "size.sizes": sizes}
     return changed(ltd.OURS, changes)
 
 
-def published_config(arena: Arena, system: str, preset: str):
-    """The config of a system as its paper or its code has it."""
-    config = PUBLISHED[system][preset]
-    if system == RESPS and config.state == "official":
-        # the code's 4096 is the width of the target it was run on
-        width = arena.trace.features.shape[1] // config.layers
-        config = changed(config, {"hidden_size": width})
-    return config
-
-
 def config_of(arena: Arena, job: Job, option=None):
-    """The config that a job trains, its length included.
+    """The config that a job trains, its length included. option: one of `arena.options`.
 
-    option: one of `arena.options`, where terms have any.
+    Without an option it is the published one.
     """
-    if option is None:
-        config = published_config(arena, job.system, job.terms)
-    else:
+    if option is not None:
         config = equal_config(arena, job.system, option)
+    else:
+        config = PUBLISHED[job.system][job.terms]
+        if job.system == RESPS and config.state == "official":
+            # the code's 4096 is the width of the target it was run on
+            width = arena.trace.features.shape[1] // config.layers
+            config = changed(config, {"hidden_size": width})
     config = lengthened(config, arena.terms.effort)
     if job.terms == LIVE:
         config = briefly(config, arena.live_decisions)
@@ -330,14 +303,14 @@ def config_of(arena: Arena, job: Job, option=None):
 
 
 def lengthened(config, effort: float, most: int | None = None):
-    """`config` with a training `effort` times as long.
+    """`config` with a training `effort` times as long, of PPO in whole rollouts.
 
-    Of PPO whole rollouts, shorter ones where it is less than one. most: decisions per rollout at
-    most.
+    most: decisions per rollout at most.
     """
     changes = {}
     for name, ppo in _ppos(config).items():
         decisions = round(ppo.total_steps * effort)
+        # less than one rollout is a shorter one, in steps of eight environments
         steps = min(ppo.n_steps, max(8, decisions - decisions % 8))
         if most is not None:
             steps = min(steps, most)
@@ -351,10 +324,7 @@ def lengthened(config, effort: float, most: int | None = None):
 
 
 def briefly(config, decisions: int):
-    """`config` for a live training of so many decisions.
-
-    Of LTD each policy learns alone, without the later rounds in turns.
-    """
+    """`config` for a live training of so many decisions; of LTD without the later rounds."""
     changes = {f"{name}.total_steps": decisions for name in _ppos(config)}
     if hasattr(config, "rounds"):
         changes["rounds"] = config.rounds[:2]
@@ -370,25 +340,8 @@ def _ppos(config) -> dict:
     return {}
 
 
-def length(arena: Arena, config) -> float:
-    """What a training learns from: decisions of PPO, rows of RADAR, examples of ours."""
-    if isinstance(config, value.ValueConfig):
-        return config.steps * config.batch
-    if isinstance(config, radar.RadarConfig):
-        turns = training_turns(radar_recording(arena, config), config.prompts)
-        exact = distributions_of(turns, config.exact, config.tree)
-        return config.epochs * len(turns if exact is None else exact[0])
-    if isinstance(config, resps.RespsConfig):
-        return config.ppo.total_steps
-    return sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
-
-
 def radar_recording(arena: Arena, config: radar.RadarConfig):
-    """What RADAR learns from.
-
-    As published: the recording with exact distributions, else the one that was sampled at
-    temperature one.
-    """
+    """What RADAR learns from: as published exact distributions, else text that was sampled."""
     if config.exact is False:
         return arena.trace
     recordings = [arena.sampled, arena.wide, arena.trace]
@@ -399,18 +352,19 @@ def radar_recording(arena: Arena, config: radar.RadarConfig):
     return recordings[0]
 
 
-def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source=None) -> Policy:
-    """Train `config` in `folder`.
-
-    policy_ms: what an answer costs, counted wherever the config's time counts policies.
-    """
+def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float) -> Policy:
+    """Train `config` in `folder`. policy_ms: what an answer costs, where the time counts it."""
     trace = arena.home(job)
     options = dict(seed=job.seed, out_dir=folder)
     if job.system in (RESPS, LTD):
-        options |= dict(policy_ms=policy_ms, source=source, progress=arena.progress)
+        options |= dict(policy_ms=policy_ms, progress=arena.progress)
         if job.terms != EQUAL:
             # as published: one text after the other
             options["envs"] = 1
+        if job.terms == LIVE:
+            prompts = list(arena.live_prompts)
+            answer_tok = trace.header["max_new_tokens"]
+            options["source"] = LiveSource(arena.pair, prompts, answer_tok, policy_ms=policy_ms)
         if job.system == RESPS:
             return train_resps(trace, arena.costs, config, **options)
         return train_ltd(trace, arena.costs, config, **options).policy
@@ -427,10 +381,7 @@ def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source
 
 
 def untrained(arena: Arena, system: str, config) -> Policy | None:
-    """A policy of `config` with random weights, to time its answers.
-
-    None for ours, which times its own.
-    """
+    """A policy of `config` with random weights, to time its answers; None for ours, which does."""
     if system == RESPS:
         policy = config.policy(arena.trace.features.shape[1])
         return policy.fill_at_random(config.ppo.pi)
@@ -447,10 +398,7 @@ def untrained(arena: Arena, system: str, config) -> Policy | None:
 
 
 def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
-    """Milliseconds of an answer, measured once and kept under `key`.
-
-    What was trained with a price keeps it.
-    """
+    """Milliseconds of an answer, measured once: what was trained with a price keeps it."""
     path = arena.folder / "answers.json"
     prices = runs.found(path)
     if key not in prices:
@@ -468,15 +416,11 @@ def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
 def choose(arena: Arena, system: str) -> dict:
     """The option of a system that is fastest on part "tune" after a short training.
 
-    Returns option (its number) and table.
+    Returns option (its number) and table, kept beside the trainings.
     """
-    path = arena.choice_file(system)
-    if not path.is_file():
-        runs.write_json(path, _tried(arena, system))
-    return runs.read_json(path)
-
-
-def _tried(arena: Arena, system: str) -> dict:
+    path = arena.folder / f"{system.lower()}-choice.json"
+    if path.is_file():
+        return runs.read_json(path)
     tune = arena.trace.select(part="tune")
     rows = []
     for number, option in enumerate(arena.options(system)):
@@ -491,21 +435,17 @@ def _tried(arena: Arena, system: str) -> dict:
         # 3. its time on prompts that it did not learn from, answers charged
         charged = priced(arena, f"{key}-trained", arena.trace, policy)
         replayed = replay(tune, copy.deepcopy(policy), arena.costs, policy_ms=charged)
-        row = {"option": str(option), "ms_per_tok": replayed.ms_per_tok}
-        rows.append(row | {"learned_from": length(arena, short)})
-    times = [row["ms_per_tok"] for row in rows]
-    return {"option": int(np.argmin(times)), "table": rows}
+        rows.append({"option": str(option), "ms_per_tok": replayed.ms_per_tok})
+    best = int(np.argmin([row["ms_per_tok"] for row in rows]))
+    runs.write_json(path, {"option": best, "table": rows})
+    return runs.read_json(path)
 
 
 def train(arena: Arena, job: Job) -> Policy:
-    """The policy of a job: found where it was trained before, else trained.
-
-    Its choices are written into its files.
-    """
+    """The policy of a job, found or trained; its choices are written into its files."""
     folder = arena.folder / job.folder
-    policy = saved(folder)
-    if policy is not None:
-        return policy
+    if arena.is_trained(job):
+        return saved(folder)
     began = time.perf_counter()
     # 1. what is chosen for it, and on which part
     option = None
@@ -522,19 +462,13 @@ def train(arena: Arena, job: Job) -> Policy:
         choices = [("action grid, recipe", "none", grid)]
     # 2. the training
     config = config_of(arena, job, option)
-    policy = untrained(arena, job.system, config)
-    asking_ms = priced(arena, key, arena.home(job), policy)
-    source = None
-    if job.terms == LIVE:
-        prompts = list(arena.live_prompts)
-        answer_tok = arena.trace.header["max_new_tokens"]
-        source = LiveSource(arena.pair, prompts, answer_tok, policy_ms=asking_ms)
-    policy = learn(arena, job, config, folder, asking_ms, source)
+    asking_ms = priced(arena, key, arena.home(job), untrained(arena, job.system, config))
+    policy = learn(arena, job, config, folder, asking_ms)
     # 3. its files
     for choice, part, picked in choices:
         chose(policy, choice, part, picked)
     save(policy, folder)
-    facts = {"learned_from": length(arena, config), "seconds": time.perf_counter() - began}
+    facts = {"seconds": time.perf_counter() - began}
     facts["deviations"] = policy.policies[0].trained_for.get("deviations", [])
     runs.write_json(folder / "trained.json", facts)
     # as every later run finds it: what it remembers of its training would make it another one
@@ -543,20 +477,17 @@ def train(arena: Arena, job: Job) -> Policy:
 
 def save(policy: Policy, folder: Path) -> None:
     """Into folder/policy, or of LTD's two into folder/policy/depth and folder/policy/size."""
-    place = folder / "policy"
     if len(policy.policies) == 1:
-        policy.save(place)
+        policy.save(folder / "policy")
         return
     depth, size = policy.policies
-    depth.save(place / "depth")
-    size.save(place / "size")
+    depth.save(folder / "policy" / "depth")
+    size.save(folder / "policy" / "size")
 
 
-def saved(folder: Path) -> Policy | None:
-    """What `train` left in a folder; None where it has not finished."""
+def saved(folder: Path) -> Policy:
+    """What `save` left in a folder."""
     place = folder / "policy"
-    if not (folder / "trained.json").is_file():
-        return None
     if (place / "policy.json").is_file():
         return load_policy(place)
     return ltd.combine(load_policy(place / "depth"), load_policy(place / "size"))
@@ -576,6 +507,40 @@ def training_prompts(pair, trace) -> list:
     return [conversation(pair, item, 0, []) for item in items if item.id in ids]
 
 
+def expected_min(arena: Arena, jobs: Sequence[Job]) -> float:
+    """About how many minutes the trainings of `jobs` take that are not there yet.
+
+    A first part of one training of each kind (`PROBE`) is timed. The first job of a system on
+    equal terms pays for the trials of its options. A kind that cannot learn here counts nothing.
+    """
+    shorter = dataclasses.replace(arena.terms, effort=arena.terms.effort * PROBE)
+    minutes: dict[tuple[str, str], float] = {}
+    total = 0.0
+    for job in jobs:
+        if arena.is_trained(job):
+            continue
+        kind = (job.system, job.terms)
+        parts = 1.0
+        if kind not in minutes:
+            option = None
+            if job.on_equal_terms:
+                option = arena.options(job.system)[0]
+                parts += arena.terms.trial_frac * len(arena.options(job.system))
+            with tempfile.TemporaryDirectory() as folder:
+                brief = dataclasses.replace(arena, terms=shorter, progress=False)
+                brief = dataclasses.replace(brief, live_decisions=8, folder=Path(folder))
+                began = time.perf_counter()
+                try:
+                    learn(brief, job, config_of(brief, job, option), Path(folder), 0.0)
+                    seconds = time.perf_counter() - began
+                except SpecdecError:
+                    seconds = 0.0
+            part = 8 / arena.live_decisions if job.terms == LIVE else PROBE
+            minutes[kind] = seconds / part / 60
+        total += parts * minutes[kind]
+    return total
+
+
 def train_all(
     arena: Arena, jobs: Sequence[Job], minutes: float = 0.0
 ) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
@@ -590,19 +555,15 @@ def train_all(
         method = job.method.but(trained_on=arena.costs.name)
         policies.setdefault(method, []).append(train(arena, job))
         facts = runs.read_json(arena.folder / job.folder / "trained.json")
-        return {"minutes": facts["seconds"] / 60, "learned_from": facts["learned_from"]}
-
-    def is_trained(job: Job) -> bool:
-        return (arena.folder / job.folder / "trained.json").is_file()
+        return {"minutes": facts["seconds"] / 60}
 
     kinds = [(job.system, job.terms) for job in jobs]
-    states = in_time(jobs, kinds, minutes, trained, "trained", is_trained)
+    states = in_time(jobs, kinds, minutes, trained, "trained", arena.is_trained)
     rows = []
     for job, state in zip(jobs, states, strict=True):
         rows.append({"method": str(job.method), "seed": job.seed} | state)
-    columns = ["minutes", "learned_from", "method", "seed", "expected_min", "state"]
     policies = {method: seeds for method, seeds in policies.items() if seeds}
-    return policies, pd.DataFrame(rows).reindex(columns=columns)
+    return policies, pd.DataFrame(rows, columns=["minutes", "method", "seed", "state"])
 
 
 def in_time(
@@ -613,11 +574,10 @@ def in_time(
     made: str,
     is_made: Callable[[Any], bool],
 ) -> list[dict]:
-    """What `make` says of each task in turn, with expected_min and its state.
+    """What `make` says of each task, and its state: "found", `made`, "left", "refused: ...".
 
-    state: "found", `made`, "left" or "refused: ...". minutes: no task begins after so long, nor
-    one that would end later if it took as long as the last of its kind (0: no limit). What is
-    left is for the next call.
+    minutes: no task begins after so long, nor one that would end later if it took as long as the
+    last of its kind (0: no limit). What is left is for the next call.
     """
     began = time.perf_counter()
     took_s: dict[Any, float] = {}
@@ -625,17 +585,14 @@ def in_time(
     for task, kind in zip(tasks, kinds, strict=True):
         begin = time.perf_counter()
         old = is_made(task)
-        expected_s = 0.0 if old else took_s.get(kind, 0.0)
-        row = {"expected_min": expected_s / 60, "state": "left"}
-        rows.append(row)
-        late = begin - began + expected_s > 60 * minutes
+        late = begin - began + took_s.get(kind, 0.0) > 60 * minutes
         if minutes and late and not old:
+            rows.append({"state": "left"})
             continue
         try:
-            row |= make(task)
-            row["state"] = "found" if old else made
+            rows.append({**make(task), "state": "found" if old else made})
         except SpecdecError as error:
-            row["state"] = f"refused: {error}"
+            rows.append({"state": f"refused: {error}"})
         if not old:
             took_s[kind] = time.perf_counter() - begin
     return rows

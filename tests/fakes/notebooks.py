@@ -1,4 +1,4 @@
-"""Notebooks as text, made of a title and code; and the code of those that ship, run in this process."""
+"""Notebooks as text, made of a title and code; and the code of those that ship, run here."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ def code_cells(read: dict) -> list[tuple[set, str]]:
 
 
 def run_cells(name: str, **changes) -> dict:
-    """Run the code of a notebook of the book here, small; quicker than a kernel each. Returns its names.
+    """Run the code of a notebook of the book here, small, without a kernel. Returns its names.
 
     changes: parameters other than those of its smoke test.
     """
@@ -63,7 +63,7 @@ def run_cells(name: str, **changes) -> dict:
 def execute_here(
     source: Path, copy: Path, parameters: dict, progress: bool = True
 ) -> tuple[float, str]:
-    """`notebooks.execute` in this process in place of a kernel: quicker, where a test is not about kernels."""
+    """`notebooks.execute` in this process in place of a kernel."""
     read, names, fault = notebooks.read_notebook(source), {}, ""
     for one in [cell for cell in read["cells"] if cell["cell_type"] == "code"]:
         with contextlib.redirect_stdout(io.StringIO()) as said:

@@ -121,7 +121,7 @@ def test_bad_requests_stop_before_anything_runs(no_kernels, folder, options):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("- {name: 00_first, raeds: [x]}", "reads"),
+        ("- {name: 00_first, raeds: [x]}", "raeds"),
         ("- {name: 00_fist}", "00_fist"),
         ("- {name: 00_first}\n- {name: 00_first}", "twice"),
         ("name: 00_first", "list"),

@@ -1,4 +1,4 @@
-"""The ledger: every test kind on rows whose answer is known, and no verdict without rows."""
+"""The ledger: every kind of test on rows whose answer is known, and no verdict without rows."""
 
 import json
 import re
@@ -15,31 +15,46 @@ from workbook.verdicts import FAILS, HOLDS, UNDECIDED, UNMEASURED
 
 LEDGER = claims.read_claims()
 NOTEBOOKS = runs.workbook() / "notebooks"
+LIVE = pd.DataFrame(
+    [
+        ("all", "ours", 1.10, 1.02, 1.18, 12),
+        ("all", "LTD", 0.85, 0.78, 0.93, 12),
+        ("all", "RADAR", 1.0, 0.9, 1.1, 12),
+        ("nq", "ours", 1.2, 1.1, 1.3, 2),
+    ],
+    columns=["suite", "method", "over", "over_low", "over_high", "prompts"],
+)
+RATIO_ABOVE = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over"}
+RATIO = RATIO_ABOVE | {"where": {"suite": "all"}, "above": 1}
+OURS = RATIO | {"where": {"suite": "all", "system": "ours"}}
+UNWRITTEN = "Not measured yet: notebook 31_controllers writes these rows (live)"
 
 
-def made(name: str, table: str, rows: pd.DataFrame, pair="smollm2", **results) -> runs.Run:
-    run = runs.start(name, {"parameters": {"pair": pair, "dtype": "float32"}})
+def made(name: str, table: str, rows: pd.DataFrame, pair="smollm2", steps=0, **results) -> runs.Run:
+    parameters = {"pair": pair, "dtype": "float32", "steps": steps}
+    run = runs.start(name, {"parameters": parameters})
     run.write_table(table, rows)
     return run.finish(**results)
 
 
-def verdict(test: dict, **options) -> tuple[str, str]:
-    row = claims.judge(claims.Claim("x", "ours", "says", "where", test=test), **options)
+def claim(test: dict, paper="ours", name="x") -> claims.Claim:
+    return claims.Claim(name, paper, "says", "where", test=test)
+
+
+def judged(test: dict, **options) -> tuple[str, str]:
+    """(verdict, evidence) of a claim that is a family of its own."""
+    examined = claims.examine(claim(test), **options)
+    row = examined.row(examined.finding.p_value)
     return row["verdict"], row["evidence"]
 
 
-LIVE = pd.DataFrame(
-    [("all", "ours", 1.10, 1.02, 1.18, 12), ("all", "LTD", 0.85, 0.78, 0.93, 12), ("all", "RADAR", 1.0, 0.9, 1.1, 12),  # noqa: E501
-     ("nq", "ours", 1.2, 1.1, 1.3, 2)], columns=["suite", "method", "over", "over_low", "over_high", "prompts"]  # noqa: E501
-)  # fmt: skip
+def verdict(test: dict, **options) -> str:
+    return judged(test, **options)[0]
 
 
-RATIO_ABOVE = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over"}
-
-
-def test_intervals_decide_and_values_without_them_only_as_counts(home):
-    made("controllers", "live", LIVE)
-    for where, limit, expected in (
+@pytest.mark.parametrize(
+    ("where", "limit", "expected"),
+    [
         ({"system": "ours", "suite": "all"}, {"above": 1}, HOLDS),
         ({"system": "ours", "suite": "all"}, {"above": 1.05}, UNDECIDED),
         ({"system": "LTD"}, {"above": 1}, FAILS),
@@ -49,346 +64,252 @@ def test_intervals_decide_and_values_without_them_only_as_counts(home):
         ({"suite": "all"}, {"above": 1}, FAILS),  # one of several fails
         ({"suite": {"not": "all"}}, {"above": 1}, UNDECIDED),  # two prompts say nothing
         ({"method": "nobody"}, {"above": 1}, UNMEASURED),
-    ):
-        assert verdict(RATIO_ABOVE | {"where": where, **limit})[0] == expected
+    ],
+)
+def test_intervals_decide(home, where, limit, expected):
+    made("controllers", "live", LIVE)
+    assert verdict(RATIO_ABOVE | {"where": where, **limit}) == expected
+
+
+def test_values_without_intervals_decide_as_counts_alone(home):
     made("controllers", "live", LIVE.drop(columns=["over_low", "over_high"]))
     test = RATIO_ABOVE | {"where": {"system": "LTD"}, "above": 1}
-    assert verdict(test)[0] == UNDECIDED and verdict({**test, "exact": True})[0] == FAILS
+    assert verdict(test) == UNDECIDED and verdict({**test, "exact": True}) == FAILS
 
 
 def test_rows_that_say_nothing_decide_nothing(home):
-    same = LIVE[:1].assign(suite="nq", over=1.0, over_low=1.0, over_high=1.0, prompts=20)
-    made("controllers", "live", same)
+    made("controllers", "live", LIVE[:1].assign(suite="nq", over=1, over_low=1, over_high=1))
     test = RATIO_ABOVE | {"above": 0.99}
-    assert verdict(test)[0] == verdicts.UNLEARNED
-    told = "unknown column 'ovr'; did you mean 'over', 'over_low', 'over_high'?"
-    assert verdict({**test, "value": "ovr"}) == (UNMEASURED, told)
+    assert verdict(test) == verdicts.UNLEARNED
+    found, evidence = judged({**test, "value": "ovr"})
+    assert found == UNMEASURED and "'over'" in evidence
     wide = {**test, "value": "prompts", "exact": True, "where": {"suite": "all"}}
-    assert verdict(wide)[0] == HOLDS, "one suite stands for all"
-
-
-RATIO = RATIO_ABOVE | {"where": {"suite": "all"}, "above": 1}
-OURS = RATIO | {"where": {"suite": "all", "system": "ours"}}
-UNWRITTEN = "Not measured yet: notebook 31_controllers writes these rows (live)"
+    assert verdict(wide) == HOLDS, "one suite stands for all"
 
 
 def test_live_and_replay_must_agree(home):
-    other = dict(
-        good=LIVE,
-        open=LIVE.assign(over_low=0.9),
-        bad=LIVE.assign(over=0.9, over_low=0.85, over_high=0.95),
-    )
+    tables = {
+        "live": LIVE,
+        "good": LIVE,
+        "open": LIVE.assign(over_low=0.9),
+        "bad": LIVE.assign(over=0.9, over_low=0.85, over_high=0.95),
+    }
     run = runs.start("controllers", {"parameters": {"pair": "small", "dtype": "float32"}})
-    for name, rows in {"live": LIVE, **other}.items():
+    for name, rows in tables.items():
         run.write_table(name, rows)
     run.finish()
-    found = {name: verdict(OURS | {"table": ["live", name]})[0] for name in other}
-    assert found == {"good": HOLDS, "open": UNDECIDED, "bad": UNDECIDED}
-    assert verdict(OURS | {"table": ["bad", "missing"]})[0] == FAILS, (
-        "a table that nobody wrote says nothing"
-    )
+    expected = {"good": HOLDS, "open": UNDECIDED, "bad": UNDECIDED}
+    for name, decided in expected.items():
+        assert verdict(OURS | {"table": ["live", name]}) == decided
+    assert verdict(OURS | {"table": ["bad", "missing"]}) == FAILS, "nobody wrote the other"
 
 
-def test_all_runs_of_all_pairs_decide(home):
+def test_all_runs_of_all_pairs_decide_or_the_largest(home):
     made("controllers", "live", LIVE, pair="small")
     made("controllers", "live", LIVE.assign(prompts=3), pair="tiny")
-    assert verdict(OURS)[0] == HOLDS
-    made(
-        "controllers", "live", LIVE.assign(over=0.8, over_low=0.75, over_high=0.85), pair="smollm2"
-    )
-    assert verdict(OURS)[0] == FAILS and verdict(OURS, pair="small")[0] == HOLDS
-
-
-def test_the_largest_pair_decides_alone_where_a_test_says_so(home):
-    for pair, over in (("smollm2", 1.1), ("tiny", 0.8)):
-        rows = LIVE.assign(over=over, over_low=over - 0.05, over_high=over + 0.05, target=pair)
-        made("controllers", "live", rows, pair)
-    found, evidence = verdict(OURS | {"largest": True})
-    assert verdict(OURS)[0] == FAILS and found == HOLDS and "(smollm2, ours" in evidence
+    assert verdict(OURS) == HOLDS
+    slow = LIVE.assign(over=0.8, over_low=0.75, over_high=0.85, target="smollm2")
+    made("controllers", "live", slow, pair="smollm2")
+    made("controllers", "live", LIVE, pair="own")
+    assert verdict(OURS) == FAILS and verdict(OURS, pair="small") == HOLDS
+    assert verdict(OURS | {"largest": True}) == HOLDS, "one that does not ship is larger than all"
 
 
 def test_what_learns_nothing_holds_nothing(home):
-    random = LIVE[:1].assign(method="random")
-    made("controllers", "live", pd.concat([LIVE, random]))
-    beside = OURS | {"beside": [{"system": "random"}]}
-    found, evidence = verdict(beside)
-    told = (
-        "What learned nothing meets it, too: 1.10 × [1.02, 1.18], 12 prompts (random, all suites)"
-    )
-    assert found == verdicts.VACUOUS and evidence.endswith(told)
-    assert verdict(OURS | {"beside": [{"system": "LTD"}]})[0] == HOLDS
+    made("controllers", "live", pd.concat([LIVE, LIVE[:1].assign(method="random")]))
+    found, evidence = judged(OURS | {"beside": [{"system": "random"}]})
+    assert found == verdicts.VACUOUS
+    assert evidence.endswith("1.10 × [1.02, 1.18], 12 prompts (random, all suites)")
+    assert verdict(OURS | {"beside": [{"system": "LTD"}]}) == HOLDS
 
 
-def test_a_short_training_refutes_nothing(home):
-    for pair, steps in (("small", 80), ("tiny", 900)):
-        run = runs.start(
-            "controllers", {"parameters": {"pair": pair, "dtype": "float32", "steps": steps}}
-        )
-        run.write_table("live", LIVE)
-        run.finish()
-    for system, paper, expected in (
-        ("LTD", 30_000, verdicts.SHORT),
-        ("LTD", 9_000, FAILS),
-        ("ours", 30_000, HOLDS),
-    ):
-        test = RATIO | {"where": {"suite": "all", "system": system}, "trained": {"steps": paper}}
-        found, evidence = verdict(test)
-        short = "Only 900 of 30,000 steps were trained" in evidence
-        assert found == expected and short == (expected == verdicts.SHORT)
+@pytest.mark.parametrize(
+    ("system", "paper", "expected"),
+    [("LTD", 30_000, verdicts.SHORT), ("LTD", 9_000, FAILS), ("ours", 30_000, HOLDS)],
+)
+def test_a_short_training_refutes_nothing(home, system, paper, expected):
+    made("controllers", "live", LIVE, pair="small", steps=80)
+    made("controllers", "live", LIVE, pair="tiny", steps=900)
+    where = {"suite": "all", "system": system}
+    found, evidence = judged(RATIO | {"where": where, "trained": {"steps": paper}})
+    assert found == expected
+    assert ("Only 900 of 30,000 steps" in evidence) == (expected == verdicts.SHORT)
 
 
 def test_disturbed_rows_count_nothing(home):
     made("controllers", "live", LIVE, crowded=True)
-    assert verdict(OURS) == (UNMEASURED, UNWRITTEN)
+    assert judged(OURS) == (UNMEASURED, UNWRITTEN)
     made("controllers", "live", LIVE.assign(crowded=[True, False, False, False]), pair="small")
-    assert (
-        verdict(OURS)[0] == UNMEASURED and verdict(OURS | {"where": {"system": "LTD"}})[0] == FAILS
-    )
+    assert verdict(OURS) == UNMEASURED and verdict(OURS | {"where": {"system": "LTD"}}) == FAILS
 
 
-def test_intervals_over_seeds_and_over_prompts_both_count(home):
+def test_the_wider_interval_counts(home):
     wide = LIVE.assign(over_prompts_low=LIVE["over"] - 0.2, over_prompts_high=LIVE["over"] + 0.2)
     made("controllers", "live", wide)
-    assert verdict(OURS)[0] == UNDECIDED and "1.10 × [0.90, 1.30]" in verdict(OURS)[1]
+    found, evidence = judged(OURS)
+    assert found == UNDECIDED and "1.10 × [0.90, 1.30]" in evidence
 
 
 def test_claims_of_a_paper_are_one_family(home, monkeypatch):
-    """p = 0.02 by itself: decided alone, open among three, where those that no interval decides do
-    not count.
-    """
+    """p = 0.02 by itself: decided alone, open among three that intervals decide."""
     made("controllers", "live", LIVE)
     close = OURS | {"above": 1.01}
-    tests = [close] * 3 + [close | {"exact": True}]
-    family = {
-        str(place): claims.Claim(str(place), "ours", "says", "", test=test)
-        for place, test in enumerate(tests)
-    }
-    family["apart"] = claims.Claim("apart", "ltd", "says", "where", test=close)
+    family = {str(place): claim(close, name=str(place)) for place in range(3)}
+    family["3"] = claim(close | {"exact": True}, name="3")
+    family["apart"] = claim(close, "ltd", "apart")
     monkeypatch.setattr(claims, "read_claims", lambda: family)
     table = claims.ledger().set_index("id")
-    assert table["verdict"].to_dict() == {
-        "0": UNDECIDED,
-        "1": UNDECIDED,
-        "2": UNDECIDED,
-        "3": HOLDS,
-        "apart": HOLDS,
-    }
-    assert (
-        table["p_holm"]["0"] == pytest.approx(3 * table["p_holm"]["apart"])
-        and table["p_holm"].isna()["3"]
-    )
+    assert table["verdict"].tolist() == [UNDECIDED] * 3 + [HOLDS, HOLDS]
+    assert table["p_holm"]["0"] == pytest.approx(3 * table["p_holm"]["apart"])
+    assert table["p_holm"].isna()["3"]
 
 
 def test_prompts_are_paired(home):
-    """Every prompt is 5 % faster, however far prompts lie apart; unpaired intervals would decide
-    nothing.
-    """
-    rows = [
-        ("all", f"p{prompt}", name, seed, 10, 10.0 * (1 + prompt) / (gain + 0.001 * (prompt % 3)))
-        for prompt in range(10) for name, gain in (("ours", 1.05), ("LTD", 1.0)) for seed in range(2)  # noqa: E501
-    ]  # fmt: skip
-    turns = pd.DataFrame(rows, columns=["suite", "prompt", "method", "seed", "new_tok", "time_ms"])
-    made("controllers", "turns", turns)
-    test = {
-        "kind": "paired_ratio",
-        "run": "controllers",
-        "table": "turns",
-        "rate": ["new_tok", "time_ms"],
-    }
+    """Every prompt is 5 % faster, however far prompts lie apart."""
+    rows = []
+    for prompt in range(10):
+        for name, gain in (("ours", 1.05), ("LTD", 1.0)):
+            time_ms = 10.0 * (1 + prompt) / (gain + 0.001 * (prompt % 3))
+            rows += [("all", f"p{prompt}", name, seed, 10, time_ms) for seed in range(2)]
+    columns = ["suite", "prompt", "method", "seed", "new_tok", "time_ms"]
+    made("controllers", "turns", pd.DataFrame(rows, columns=columns))
+    test = {"kind": "paired_ratio", "run": "controllers", "table": "turns"}
     test |= {"first": {"system": "ours"}, "second": {"system": "LTD"}}
-    assert (
-        verdict({**test, "above": 1.04})[0] == HOLDS
-        and verdict({**test, "above": 1.06})[0] == FAILS
-    )
-    assert "1.05 × [1.05, 1.05], 10 prompts (ours over LTD)" in verdict({**test, "above": 1})[1]
-    assert verdict({**test, "second": {"system": "ours"}, "above": 1})[0] == verdicts.UNLEARNED
-    assert verdict({**test, "second": {"system": "nobody"}, "above": 1})[0] == UNMEASURED
+    test |= {"rate": ["new_tok", "time_ms"], "above": 1}
+    assert verdict({**test, "above": 1.04}) == HOLDS and verdict({**test, "above": 1.06}) == FAILS
+    assert "1.05 × [1.05, 1.05], 10 prompts (ours over LTD)" in judged(test)[1]
+    assert verdict({**test, "second": {"system": "ours"}}) == verdicts.UNLEARNED
+    assert verdict({**test, "second": {"system": "nobody"}}) == UNMEASURED
+    del test["above"]
     ranks = test | {"kind": "signed_rank", "below": 0.05}
-    assert (
-        verdict(ranks)[0] == HOLDS
-        and "p = 0.00098, 10 prompts (ours over LTD, Wil" in verdict(ranks)[1]
-    )
-    assert verdict(ranks | {"first": test["second"], "second": test["first"]})[0] == FAILS
+    found, evidence = judged(ranks)
+    assert found == HOLDS and "p = 0.00098, 10 prompts" in evidence
+    assert verdict(ranks | {"first": test["second"], "second": test["first"]}) == FAILS
 
 
 def test_no_rows_no_verdict(home):
     test = RATIO_ABOVE | {"above": 1}
-    assert verdict(test) == (UNMEASURED, UNWRITTEN)
+    assert judged(test) == (UNMEASURED, UNWRITTEN)
     made("controllers", "live", LIVE, pair="small")
-    assert verdict(test)[0] == FAILS and verdict(test, pair="smollm2")[0] == UNMEASURED
+    assert verdict(test) == FAILS and verdict(test, pair="smollm2") == UNMEASURED
 
 
-def test_differences_of_matching_rows_shares_and_results_of_a_run(home):
-    rows = [
-        (seed, name, value)
-        for seed in range(4)
-        for name, value in (("a", 1.0 + seed), ("b", 0.5 + 1.01 * seed))
-    ]
+def test_differences_of_matching_rows(home):
+    rows = []
+    for seed in range(4):
+        rows += [(seed, "a", 1.0 + seed), (seed, "b", 0.5 + 1.01 * seed)]
     made("train", "compared", pd.DataFrame(rows, columns=["seed", "method", "speed"]))
-    test = {
-        "kind": "difference_above",
-        "run": "train",
-        "table": "compared",
-        "value": "speed",
-        "match": ["seed"],
-    }
-    test |= {"first": {"method": "a"}, "second": {"method": "b"}}
-    held, evidence = verdict({**test, "above": 0})
+    test = {"run": "train", "table": "compared", "value": "speed", "match": ["seed"]}
+    order = {**test, "kind": "ordering", "by": "method", "order": ["b", "a"], "above": 0}
+    assert verdict(order) == FAILS
+    test |= {"kind": "difference_above", "first": {"method": "a"}, "second": {"method": "b"}}
+    held, evidence = judged({**test, "above": 0})
     assert held == HOLDS and evidence.startswith("0.48 [0.46, 0.51] (speed); needs > 0; p = ")
-    assert (
-        verdict({**test, "above": 0.5})[0] == UNDECIDED
-        and verdict({**test, "above": 0.6})[0] == FAILS
-    )
-    order = {
-        "kind": "ordering",
-        "by": "method",
-        "order": ["b", "a"],
-        **{name: test[name] for name in list(test)[1:5]},
-    }
-    assert verdict({**order, "above": 0})[0] == FAILS
+    assert verdict({**test, "above": 0.5}) == UNDECIDED and verdict({**test, "above": 0.6}) == FAILS
+
+
+def test_shares_and_results_of_a_run(home):
     made("audit", "rows", pd.DataFrame({"equal": [True] * 30 + [False]}))
     test = {"kind": "share", "run": "audit", "table": "rows", "value": "equal", "is": True}
-    assert verdict({**test, "above": 0.8})[0] == HOLDS
-    assert verdict({**test, "above": 0.95})[0] == UNDECIDED
-    assert verdict({**test, "exact": True, "above": 0.9999}) == (FAILS, "30 of 31; needs all")
-    told = verdict({**test, "value": "equals"})
-    assert told[0] == UNMEASURED and "did you mean 'equal'" in told[1]
-    made("check", "rows", pd.DataFrame({"suite": ["nq"]}), live={"cycles_differing": 0})
-    test = {
-        "kind": "ratio_above",
-        "run": "check",
-        "table": "results",
-        "value": "live.cycles_differing",
-        "exact": True,
-    }
-    assert verdict({**test, "below": 0.5})[0] == HOLDS
-
-
-def printed(monkeypatch, rows):
-    table = pd.DataFrame(rows, columns=["row", "column", "value"]).assign(
-        target="8B", source="Table 1", doubt=""
+    assert (
+        verdict({**test, "above": 0.8}) == HOLDS and verdict({**test, "above": 0.95}) == UNDECIDED
     )
-    monkeypatch.setattr(claims.items, "read_published", lambda *_: table)
+    assert judged({**test, "exact": True, "above": 0.9999}) == (FAILS, "30 of 31; needs all")
+    assert verdict({**test, "value": "equals"}) == UNMEASURED
+    made("check", "rows", pd.DataFrame({"suite": ["nq"]}), live={"cycles_differing": 0})
+    test = {"kind": "ratio_above", "run": "check", "table": "results", "exact": True}
+    assert verdict({**test, "value": "live.cycles_differing", "below": 0.5}) == HOLDS
 
 
 def test_printed_numbers_are_compared_as_they_stand(monkeypatch):
-    rows = [
-        ("ours", "a", 2.0),
-        ("ours", "b", 3.0),
-        ("ours", "Mean", 2.5),
-        ("base", "a", 1.6),
-        ("base", "b", 3.0),
-    ]
-    printed(monkeypatch, rows)
-    test = {
-        "published": "ltd/table1",
-        "where": {"row": "ours", "column": {"not": "Mean"}},
-        "match": ["column"],
-    }
+    rows = [("ours", "a", 2.0), ("ours", "b", 3.0), ("ours", "Mean", 2.5)]
+    rows += [("base", "a", 1.6), ("base", "b", 3.0)]
+    table = pd.DataFrame(rows, columns=["row", "column", "value"])
+    table = table.assign(target="8B", source="Table 1", doubt="")
+    monkeypatch.setattr(claims.items, "read_published", lambda *_: table)
+    test = {"published": "ltd/table1", "match": ["column"]}
+    test["where"] = {"row": "ours", "column": {"not": "Mean"}}
     ratio = {"kind": "ratio_above", **test, "over": {"row": "base"}}
-    assert verdict({**ratio, "above": 1}) == (FAILS, "1 × (8B, ours, b); needs > 1")
-    assert verdict({**ratio, "above": 0.99})[0] == HOLDS
-    mean = {
-        "kind": "adds_up",
-        "published": "ltd/table1",
-        "where": {"row": "ours"},
-        "match": ["row"],
-    }
-    assert verdict({**mean, "whole": {"column": "Mean"}, "of": "mean", "below": 0.01})[0] == HOLDS
-    assert verdict({**mean, "whole": {"column": "Mean"}, "of": "sum", "below": 0.01})[0] == FAILS
+    assert judged({**ratio, "above": 1}) == (FAILS, "1 × (8B, ours, b); needs > 1")
+    assert verdict({**ratio, "above": 0.99}) == HOLDS
+    mean = {"kind": "adds_up", "published": "ltd/table1", "where": {"row": "ours"}, "below": 0.01}
+    mean |= {"match": ["row"], "whole": {"column": "Mean"}}
+    assert verdict({**mean, "of": "mean"}) == HOLDS and verdict({**mean, "of": "sum"}) == FAILS
     largest = {"kind": "extreme", **test, "stat": "max", "below": 0.01}
-    told = "The largest is 3, the paper says 2.9; may differ by 0.01"
-    assert verdict({**largest, "stated": 3.0})[0] == HOLDS and verdict(
-        {**largest, "stated": 2.9}
-    ) == (FAILS, told)
+    assert verdict({**largest, "stated": 3.0}) == HOLDS
+    sentence = "The largest is 3, the paper says 2.9; may differ by 0.01"
+    assert judged({**largest, "stated": 2.9}) == (FAILS, sentence)
 
 
-def test_claims_of_all_papers_read_tables_that_their_notebooks_write_and_numbers_that_these_state():
-    assert len(LEDGER) >= 45 + 10
-    assert {claim.paper for claim in LEDGER.values()} == {"resps", "ltd", "radar", "ppow", "ours"}
-    assert {claim.about for claim in LEDGER.values()} == set(claims.SUBJECTS)
-    # Names of tables between braces stand for any; what a training took is a parameter, or noted by
-    # `finish`.
-    texts = {
-        path.stem.partition("_")[2]: json.loads(path.read_text())
-        for path in NOTEBOOKS.glob("*.ipynb")
-    }
-    code = {
-        name: "\n".join("".join(cell["source"]) for cell in nb["cells"])
-        for name, nb in texts.items()
-    }
-    for claim in (claim for claim in LEDGER.values() if "run" in claim.test):
-        source = code[claim.test["run"]]
+def test_the_ledger_speaks_of_all_papers():
+    assert len(LEDGER) >= 55
+    assert {entry.paper for entry in LEDGER.values()} == {"resps", "ltd", "radar", "ppow", "ours"}
+    assert {entry.about for entry in LEDGER.values()} == set(claims.SUBJECTS)
+
+
+def test_claims_read_tables_that_their_notebooks_write():
+    sources = {}
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+        sources[path.stem.partition("_")[2]] = text
+    for entry in LEDGER.values():
+        if "run" not in entry.test:
+            continue
+        source = sources[entry.test["run"]]
+        # names between braces stand for any; `following` came with the checkout, of an old option
         written = re.findall(r'write_table\(f?"([^"]+)"', source)
-        written += ["results", "prompts"]  # the last by `evaluate`
-        written += ["following"]  # of an option that is gone: its rows came with the checkout
         patterns = [re.sub(r"\\\{.*?\\\}", ".+", re.escape(name)) for name in written]
-        for table in claims._tables(claim.test):
-            assert any(re.fullmatch(pattern, table) for pattern in patterns), (claim.id, table)
-        for name in claim.test.get("trained", {}):
+        patterns += ["results", "prompts", "following"]
+        for table in claims.listed(entry.test["table"]):
+            assert any(re.fullmatch(pattern, table) for pattern in patterns), (entry.id, table)
+        # what a training took is a parameter, or noted by `finish`
+        for name in entry.test.get("trained", {}):
             noted = name.endswith("_steps") and '{f"{part}_steps"' in source
-            assert noted or re.search(rf"^{name}: int =", source, re.MULTILINE), (claim.id, name)
+            assert noted or re.search(rf"^{name}: int =", source, re.MULTILINE), (entry.id, name)
 
 
 def test_what_the_papers_print_is_decided(home, monkeypatch):
     monkeypatch.setattr(runs, "shipped_dir", lambda: home / "nothing-shipped")
     table = claims.ledger().set_index("id")
-    decided = table[table["about"] == "printed numbers"]["verdict"]
-    assert set(decided) == {HOLDS, FAILS}, decided[~decided.isin([HOLDS, FAILS])]
-    held = "resps-5.45 ltd-beats-grid radar-faster radar-calls ppow-means".split()
-    refuted = "resps-faster resps-means ltd-tau-means ppow-tau ltd-c2t".split()
-    found = [set(decided[[f"{claim}-printed" for claim in some]]) for some in (held, refuted)]
-    assert found == [{HOLDS}, {FAILS}]
-    rest = table[table["about"] != "printed numbers"]["verdict"]
-    assert set(rest) == {UNMEASURED, verdicts.UNTESTABLE}, "nothing was measured, here or elsewhere"
+    decided = table.loc[table["about"] == "printed numbers", "verdict"]
+    assert set(decided) == {HOLDS, FAILS}
+    for name in ("resps-5.45", "ltd-beats-grid", "radar-faster", "radar-calls", "ppow-means"):
+        assert decided[f"{name}-printed"] == HOLDS
+    for name in ("resps-faster", "resps-means", "ltd-tau-means", "ppow-tau", "ltd-c2t"):
+        assert decided[f"{name}-printed"] == FAILS
+    rest = table.loc[table["about"] != "printed numbers", "verdict"]
+    assert set(rest) == {UNMEASURED, verdicts.UNTESTABLE}, "nothing was measured"
 
 
-def test_a_bad_ledger_gets_one_sentence(home, monkeypatch):
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("were: y", "'where'"),
+        ("where: y", "why"),
+        ("where: y, test: {kind: ratio}", "'ratio_above'"),
+        ("where: y, test: {kind: share, vale: z}", "'value'"),
+        ("where: y, why: z, item: ltd/tabel1", "'ltd/tabel1'"),
+    ],
+)
+def test_a_bad_ledger_gets_one_sentence(home, monkeypatch, line, word):
     monkeypatch.setattr(runs, "workbook", lambda: home)
     monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
-    for text, message in (
-        (
-            "- {id: a, paper: ltd, says: x, were: y}",
-            "unknown key in claims.yml 'were'; did you mean 'where'",
-        ),
-        ("- {id: a, paper: ltd, says: x, where: y}", "claim a needs either a test, or why"),
-        (
-            "- {id: a, paper: ltd, says: x, where: y, test: {kind: ratio}}",
-            "did you mean 'ratio_above'",
-        ),
-        (
-            "- {id: a, paper: ltd, says: x, where: y, test: {kind: share, vale: z}}",
-            "did you mean 'value'",
-        ),
-        (
-            "- {id: a, paper: ltd, says: x, where: y, why: z, item: ltd/tabel1}",
-            "unknown item 'ltd/tabel1'",
-        ),
-        ("- {id: a, paper: ltd, says: x, where: y, why: z}\n" * 2, "lists a twice"),
-    ):
-        runs.write_text(home / "figures" / "claims.yml", text)
-        pytest.raises(SpecdecError, claims.read_claims).match(message)
+    text = f"- {{id: a, paper: ltd, says: x, {line}}}"
+    runs.write_text(home / "figures" / "claims.yml", text)
+    pytest.raises(SpecdecError, claims.read_claims).match(word)
 
 
-def test_what_ships_with_more_rows_decides_when_published(home, monkeypatch):
-    test = RATIO_ABOVE | {"where": {}, "above": 1}
-    monkeypatch.setattr(
-        claims, "read_claims", lambda: {"x": claims.Claim("x", "ours", "says", "where", test=test)}
-    )
+@pytest.mark.parametrize(("rows", "richest", "chosen"), [(1, False, 1), (1, True, 4), (2, True, 2)])
+def test_what_ships_with_more_rows_decides_when_published(home, monkeypatch, rows, richest, chosen):
+    entry = claim(RATIO_ABOVE | {"where": {}, "above": 1})
+    monkeypatch.setattr(claims, "read_claims", lambda: {"x": entry})
     shipped = made("controllers", "live", LIVE)
-    monkeypatch.setattr(runs, "shipped_dir", lambda: home / "figures" / "measured")
-    (home / "figures").mkdir()
-    shipped.directory.parent.rename(home / "figures" / "measured")
-
-    def chosen_beside(rows: int, **options) -> list[int]:
-        run = runs.start(
-            "controllers", {"parameters": {"pair": "smollm2", "dtype": "float32"}, "rows": rows}
-        )
-        run.write_table("live", LIVE.head(rows))
-        run.finish()
-        chosen = [len(run.read_table("live")) for run in claims.sources(**options)]
-        shutil.rmtree(run.directory)  # two runs of one second have no newest
-        return chosen
-
-    assert chosen_beside(1) == [1] and chosen_beside(1, richest=True) == [4]
-    assert chosen_beside(2, richest=True) == [2], "half of them are enough"
+    monkeypatch.setattr(runs, "shipped_dir", lambda: home / "measured")
+    shutil.move(shipped.directory.parent, home / "measured")
+    parameters = {"pair": "smollm2", "dtype": "float32", "steps": 0}
+    run = runs.start("controllers", {"parameters": parameters, "rows": rows})
+    run.write_table("live", LIVE.head(rows))
+    run.finish()
+    deciding = claims.sources(richest=richest)
+    assert [len(run.read_table("live")) for run in deciding] == [chosen]

@@ -33,111 +33,82 @@ def run(home) -> runs.Run:
     return run.finish()
 
 
-def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_and_suites():
-    listed = items.read_items()
-    expected = [f"{paper}/{kind}{number}" for paper, counts in COUNTS.items()
-                for kind, count in zip(("table", "figure"), counts, strict=True) for number in range(1, count + 1)]  # fmt: skip  # noqa: E501
-    assert list(listed) == expected and len(listed) == 47
-    for item in listed.values():
-        assert item.title and item.notebook, item.id
-        assert (
-            item.kind in ("table", "settings")
-            if "/table" in item.id
-            else item.kind in ("figure", "diagram")
-        )
-        assert (
-            bool(item.reads)
-            == bool(item.not_here)
-            == bool(item.how)
-            == (item.kind not in items.UNMEASURED)
-        ), item.id
-        assert set(item.pairs) <= set(provenance.PAPER_PAIRS), item.id
-    assert set(provenance.PAPER_PAIRS) == {
-        name for name in PRESETS if not name.startswith("smollm2")
-    }
-    assert set(provenance.TOYS) <= set(SHIPPED)
+def test_every_table_and_figure_of_the_four_papers_is_listed():
+    expected = []
+    for paper, counts in COUNTS.items():
+        for kind, count in zip(("table", "figure"), counts, strict=True):
+            expected += [f"{paper}/{kind}{number}" for number in range(1, count + 1)]
+    assert list(items.read_items()) == expected and len(expected) == 47
+
+
+@pytest.mark.parametrize("item", items.read_items().values(), ids=lambda item: item.id)
+def test_an_item_says_how_it_would_be_measured(item):
+    kinds = ("table", "settings") if "/table" in item.id else ("figure", "diagram")
+    assert item.kind in kinds and item.title and item.notebook
+    measured = item.kind not in items.UNMEASURED
+    assert bool(item.reads) == bool(item.not_here) == bool(item.how) == measured
+    assert set(item.pairs) <= set(provenance.PAPER_PAIRS)
+
+
+def test_names_of_pairs_and_suites_are_known():
+    pairs = {name for name in PRESETS if not name.startswith("smollm2")}
+    assert set(provenance.PAPER_PAIRS) == pairs and set(provenance.TOYS) <= set(SHIPPED)
     assert {name for name in SUITES if "/" not in name} <= set(provenance.BENCHMARKS)
-    told = "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"  # noqa: E501
-    assert items.find_item("resps/table6").how == told
+    how = items.find_item("resps/table6").how
+    assert how.startswith("make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b'")
 
 
-def test_tables_and_figures_are_saved_in_several_ways_with_provenance_counts_and_doubts(run):
-    saved = [items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"]) for _ in range(2)]
-    assert [path.name for path in saved[0]] == [
-        "table1.md",
-        "table1.csv",
-        "table1.tex",
-        "table1.json",
-    ]
-    assert saved[0][0] == runs.figure_path("resps", "table1").with_suffix(".md")
-    first = [path.read_bytes() for path in saved[0]]
-    assert first == [path.read_bytes() for path in saved[1]]
+def test_a_table_is_saved_in_several_ways_with_its_provenance(run):
+    paths = items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"])
+    assert [path.suffix for path in paths] == [".md", ".csv", ".tex", ".json"]
+    assert paths[0] == runs.figure_path("resps", "table1").with_suffix(".md")
+    first = [path.read_bytes() for path in paths]
+    again = items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"])
+    assert first == [path.read_bytes() for path in again]
     tex, facts = first[2].decode(), json.loads(first[3])
-    assert r"50\% \& more" in tex and r"\label{tab:resps-table1}" in tex
-    assert "laptop scale: smollm2 float32 on CPU" in tex
-    assert (
-        facts["item"] == "resps/table1"
-        and facts["missing"] == ["Medusa"]
-        and facts["rows"] == {"measured": 1}
-    )
-    assert facts["measured"][0]["suites"] == ["laptop/nq"] and facts["scale"] == "laptop"
-    theirs = LONG.drop(columns="pair").assign(
-        target="8B", row="Hydra", value=2.8, doubt="printed twice"
-    )
-    markdown, csv, tex, label = items.save(
-        "resps/table1", PaperTable.of(LONG, theirs), sources=[run]
-    )
+    assert r"50\% \& more" in tex and "laptop scale: smollm2 float32 on CPU" in tex
+    assert facts["item"] == "resps/table1" and facts["missing"] == ["Medusa"]
+    assert facts["rows"] == {"measured": 1} and facts["scale"] == "laptop"
+    assert facts["measured"][0]["suites"] == ["laptop/nq"]
+
+
+def test_a_papers_table_says_what_is_missing_and_in_doubt(run):
+    theirs = LONG.drop(columns="pair").assign(target="8B", row="Hydra", doubt="printed twice")
+    content = PaperTable.of(LONG, theirs)
+    markdown, _, _, label = items.save("resps/table1", content, sources=[run])
     facts = json.loads(label.read_text())
-    assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0} and facts[
-        "missing"
-    ] == ["Hydra"]
-    assert facts["doubts"] == ["printed twice"] and "(a) printed twice" in markdown.read_text()
-    assert "whose,model,row,speed" in csv.read_text() and "Hydra & 2.80 (a)" in tex.read_text()
+    assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0}
+    assert facts["missing"] == ["Hydra"] and facts["doubts"] == ["printed twice"]
+    assert "(a) printed twice" in markdown.read_text()
+
+
+def test_a_figure_is_saved_with_its_rows(run):
     data = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a"})
     curves = figures.curves(data, "x", "y", by="by")
-    saved = [items.save("ltd/figure5", curves, sources=[run], data=data) for _ in range(2)]
-    assert [path.suffix for path in saved[0]] == [".svg", ".pdf", ".png", ".csv", ".json"]
-    again = [path.read_bytes() for path in saved[1]]
-    assert [path.read_bytes() for path in saved[0]] == again and b"laptop scale" in again[0]
-    assert (
-        json.loads(again[-1])["rows"] == {"measured": 2} and json.loads(again[-1])["missing"] == []
-    )
+    paths = items.save("ltd/figure5", curves, sources=[run], data=data)
+    assert [path.suffix for path in paths] == [".svg", ".pdf", ".png", ".csv", ".json"]
+    first = [path.read_bytes() for path in paths]
+    again = items.save("ltd/figure5", curves, sources=[run], data=data)
+    assert [path.read_bytes() for path in again] == first and b"laptop scale" in first[0]
+    facts = json.loads(first[-1])
+    assert facts["rows"] == {"measured": 2} and facts["missing"] == []
 
 
 LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "value": [2.0]})
 
 
-def test_bad_items_get_one_sentence_and_runs_are_found_by_what_was_measured(home, run):
-    before = set(home.rglob("*"))
-    for call, message in (
-        (
-            lambda: items.save("resps/tabel1", TABLE),
-            "unknown item 'resps/tabel1'; did you mean 'resps/table1'",
-        ),
-        (
-            lambda: items.save("resps/figure1", TABLE),
-            "resps/figure1 is a diagram; it cannot be saved as a DataFrame",
-        ),
-        (
-            lambda: items.save("resps/table1", TABLE, sources=[{"pair": "llama-3.1-8b"}]),
-            "must come from Runs",
-        ),
-    ):
-        pytest.raises(SpecdecError, call).match(message)
-    assert set(home.rglob("*")) == before
+def test_runs_are_found_by_what_was_measured(home, run):
+    def here(**facts):  # beside the published ones
+        found = items.measured("evaluate", **facts)
+        return [one for one in found if one.directory.is_relative_to(home)]
 
-    def own(**facts):  # beside the published ones
-        return [
-            one for one in items.measured("evaluate", **facts) if one.directory.is_relative_to(home)
-        ]
-
-    assert (
-        own(pair="smollm2", dtype="float32") == own(seed=None) == [run] and own(pair="small") == []
-    )
+    assert here(pair="smollm2", dtype="float32") == here(seed=None) == [run]
+    assert here(pair="small") == []
     parameters = {"pair": "small", "dtype": "float32", "drafter": "griffin"}
     other = runs.start("raced", {"parameters": parameters}).finish()
     assert items.measured("raced", pair="small") == []
     assert items.measured("raced", pair="small", drafter="griffin") == [other]
+    pytest.raises(SpecdecError, items.save, "resps/tabel1", TABLE).match("'resps/table1'")
 
 
 def test_all_items_are_listed_and_say_what_is_there(run):
@@ -215,35 +186,22 @@ def test_rows_that_decide_claims_go_with_them(run, home):
     assert shipped == {run.directory.name, decides.directory.name}
 
 
-def test_what_hides_where_it_comes_from_is_refused(run, home):
-    paths = items.save("resps/table1", TABLE, sources=[run])
-    facts = json.loads(paths[-1].read_text())
-
-    def fault(**changes):
-        runs.write_json(paths[-1], {**facts, **changes})
-        (row,) = items.publish().to_dict("records")
-        assert row["state"] == "refused" and not (home / "figures" / "resps").exists()
-        return row["note"]
-
-    # Ours beside theirs; nothing was measured.
-    items.save("resps/table4", PaperTable.of(LONG, None))
-    assert items.publish().set_index("item")["state"]["resps/table4"] == "published"
-    shutil.rmtree(home / "figures" / "resps")
-    for path in runs.figure_path("resps", "table4").parent.glob("table4.*"):
-        path.unlink()
-    forged = [{**facts["measured"][0], "device": "cuda", "pair": "llama-3.1-8b"}]
-    honest = "'laptop scale: smollm2 float32 on CPU'"
-    assert honest in fault(measured=forged, label="paper scale: llama-3.1-8b on GPU", scale="paper")
-    assert fault(measured=[]) == "it shows measured rows and names no run"
-    gone = [{**facts["measured"][0], "key": "0" * 64}]
-    assert fault(measured=gone) == "a run that it comes from is not there any more"
-    assert fault(item="resps/table2") == "it does not say where it comes from"
-    paths[0].write_text(paths[0].read_text().replace("laptop scale", "paper scale"))
-    assert honest in fault()
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"label": "paper scale: llama-3.1-8b on GPU"}, "'laptop scale: smollm2 float32 on CPU'"),
+        ({"measured": []}, "names no run"),
+        ({"measured": [{"run": "evaluate", "key": "0" * 64}]}, "not there any more"),
+    ],
+)
+def test_what_hides_where_it_comes_from_is_refused(run, home, changes, word):
+    *paths, label = items.save("resps/table1", TABLE, sources=[run])
+    runs.write_json(label, {**json.loads(label.read_text()), **changes})
+    (row,) = items.publish().to_dict("records")
+    assert row["state"] == "refused" and word in row["note"]
     paths[0].unlink()
-    assert fault() == "table1.md is not there"
-    paths[-1].unlink()
     assert items.publish()["note"].tolist() == ["table1.md is not there"]
+    assert not (home / "figures" / "resps").exists()
 
 
 def test_neither_a_smaller_scale_nor_fewer_rows_replace_what_was_published(home):

@@ -1,5 +1,4 @@
-"""Measured cells of the published tables of speed, computed again from parquet by plain pandas,
-without the report room.
+"""Measured cells of the published tables, computed again from parquet without the report room.
 
 Every measured row must be one run's: all its cells are found in one table of one run, under one
 method.
@@ -20,36 +19,37 @@ TABLES = (
     ("radar", "table1", 1),
 )
 BENCHMARKS = {
-    name: name.lower().replace("-", "_")
-    for name in "MT-bench MT-Bench HumanEval GSM8K Alpaca MBPP".split()
+    **{name: name.lower() for name in ("HumanEval", "GSM8K", "Alpaca", "MBPP")},
+    **{"MT-bench": "mt_bench", "MT-Bench": "mt_bench", "CNN/DM": "cnn_dm", "QA": "nq"},
 }
-BENCHMARKS |= {"CNN/DM": "cnn_dm", "QA": "nq"}
 DEFAULTS = {"resps": "default 60,5,10", "ltd": "default 60,8,10", "radar": "default 60,7,10"}
 LABELS = {
     "default 60,7,10": "EAGLE-3, depth 7 (ours)",
     "tuned static": "tuned static (ours)",
+    "tuned static of width 10": "tuned static of width 10 (ours)",
     "eagle1": "EAGLE-2",
 }
-LABELS |= {"tuned static of width 10": "tuned static of width 10 (ours)"}
-SPELT = {", tuned": "", ", the paper's settings": "", "the released weights,": "released weights"}
-SPELT |= {"ours,": "ours (value forecasts),"}
+SPELT = {
+    ", tuned": "",
+    ", the paper's settings": "",
+    "the released weights,": "released weights",
+    "ours,": "ours (value forecasts),",
+}
 CELLS = 40
 
 
 def labels(method: str, paper: str) -> set[str]:
     """How a method may be called in a paper's table (lower case)."""
-    found = {method, LABELS.get(method, method)}
+    names = {method, LABELS.get(method, method)}
     for spelt, printed in SPELT.items():
-        found.add(method.replace(spelt, printed))
+        names.add(method.replace(spelt, printed))
     if method == DEFAULTS[paper]:
-        found |= {"EAGLE-3", "Eagle3"}
-    return {name.lower() for name in found}
+        names |= {"EAGLE-3", "Eagle3"}
+    return {name.lower() for name in names}
 
 
 def measured_rows() -> list[tuple]:
-    """(paper, temperature, pair, label, {(benchmark, metric): printed number}) of every measured
-    row.
-    """
+    """(paper, temperature, pair, label, {(benchmark, metric): printed number}) of measured rows."""
     rows = []
     for paper, name, temperature in TABLES:
         table = pd.read_csv(FIGURES / paper / f"{name}.csv", dtype=str)
@@ -58,52 +58,46 @@ def measured_rows() -> list[tuple]:
             for column in table.columns[3:]:
                 head, _, metric = column.partition(", ")
                 if head in BENCHMARKS and isinstance(row[column], str) and row[column] != "-":
-                    cells[BENCHMARKS[head], metric or "speedup"] = float(row[column].split()[0])
-            rows.append(
-                (
-                    paper,
-                    temperature,
-                    row["model"].partition(",")[0],
-                    row["row"].partition(", n = ")[0],
-                    cells,
-                )
-            )
-    return [row for row in rows if row[-1]]
+                    number = float(row[column].split()[0])
+                    cells[BENCHMARKS[head], metric or "speedup"] = number
+            pair, label = row["model"].partition(",")[0], row["row"].partition(", n = ")[0]
+            if cells:
+                rows.append((paper, temperature, pair, label, cells))
+    return rows
 
 
 def tables_of(pair: str, temperature: int) -> list[pd.DataFrame]:
-    found = []
+    tables = []
     for folder in sorted((FIGURES / "measured").iterdir()):
         config = json.loads((folder / "run.json").read_text())["config"]
-        whose = (
-            config["pair"]["pair"]
-            if isinstance(config.get("pair"), dict)
-            else config["parameters"].get("pair")
-        )
-        paths = (
-            folder / f"{name}_t{temperature}.parquet" for name in ("live", "replay", "opponents")
-        )
-        found += [pd.read_parquet(path) for path in paths if whose == pair and path.is_file()]
-    return [table.assign(benchmark=table["suite"].str.rpartition("/")[2]) for table in found]
+        facts = config["pair"] if isinstance(config.get("pair"), dict) else config["parameters"]
+        for name in ("live", "replay", "opponents"):
+            path = folder / f"{name}_t{temperature}.parquet"
+            if facts.get("pair") == pair and path.is_file():
+                table = pd.read_parquet(path)
+                benchmark = table["suite"].str.rpartition("/")[2]
+                tables.append(table.assign(benchmark=benchmark))
+    return tables
 
 
-def found_again(table: pd.DataFrame, cells: dict) -> bool:
-    means = table.groupby("benchmark")[[*{metric for _, metric in cells}]].mean(numeric_only=True)
-    there = {(name, metric) for name, metric in cells if name in means.index}
-    return there == set(cells) and all(abs(means.loc[key] - cells[key]) < 0.0051 for key in there)
+def holds(table: pd.DataFrame, cells: dict) -> bool:
+    metrics = list({metric for _, metric in cells})
+    means = table.groupby("benchmark")[metrics].mean(numeric_only=True)
+    if not {name for name, _ in cells} <= set(means.index):
+        return False
+    return all(abs(means.loc[key] - number) < 0.0051 for key, number in cells.items())
 
 
 def test_random_cells_are_those_of_one_run_each():
     rows, checked = measured_rows(), 0
     random.Random(37).shuffle(rows)
     for paper, temperature, pair, label, cells in rows:
-        own = (
-            part
-            for table in tables_of(pair, temperature)
-            for method, part in table.groupby("method")
-            if label.lower() in labels(method, paper)
-        )
-        assert any(found_again(part, cells) for part in own), (paper, pair, label, cells)
+        parts = []
+        for table in tables_of(pair, temperature):
+            for method, part in table.groupby("method"):
+                if label.lower() in labels(method, paper):
+                    parts.append(part)
+        assert any(holds(part, cells) for part in parts), (paper, pair, label, cells)
         checked += len(cells)
         if checked >= CELLS:
             return

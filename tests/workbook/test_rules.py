@@ -34,14 +34,16 @@ def test_every_rule_is_tuned_on_train_and_tune_and_found_again(tmp_path, monkeyp
     here = arena(tmp_path)
     tuner = Tuner(here, tmp_path, seeds=(0, 1))
     assert tuner.shapes("ucb") == [(1, ()), (3, ())]
+    assert tuner.expected_min() > 0
     policies, table = tuner.all()
+    assert tuner.expected_min() == 0
     assert (table["state"] == "tuned").all(), table[["method", "state"]]
     assert list(table["method"]) == [Method(name, "tuned") for name in RULES]
     assert set(policies) == {*ENGINES, *table["method"]}
     for method, seeds in policies.items():
         name = Method.of(method).system
         tuned = name != method
-        assert len(seeds) == (2 if RULES[name].seeded and tuned else 1)
+        assert len(seeds) == (2 if RULES[name].fitted and tuned else 1)
         for policy in seeds:
             parts = {row["part"] for row in choices_of(policy)}
             assert parts == ({"train", "tune"} if tuned else {"none"})
@@ -103,8 +105,6 @@ def test_everything_of_a_shape_is_tried(tmp_path, monkeypatch):
     assert tuner.settings("vllm_logistic", (1, ())) == [{"levels": n} for n in (2, 3, 4)]
     shallow = Tuner(dataclasses.replace(here, terms=dataclasses.replace(TERMS, depth=2)), tmp_path)
     assert shallow.settings("ucb", (3, ()))[0]["most_levels"] == 3
-    for name, part in tuner.parts.items():
-        assert part.turns["part"].unique().tolist() == [name]
     monkeypatch.setattr(Arena, "shapes", lambda self: [(3, ()), (3, (2, 1)), (1, ())])
     assert tuner.shapes("ucb") == [(1, ()), (3, ()), (3, (2, 1))]
     assert tuner.shapes("SVIP") == [(1, ()), (3, ())]
@@ -159,9 +159,9 @@ def test_settings_are_chosen_on_train_and_the_shape_on_tune(tmp_path, monkeypatc
     monkeypatch.setattr(Tuner, "settings", lambda *_: options)
     monkeypatch.setattr(Tuner, "made", made)
     best = {"shape": (3, ()), "settings": {"number": 1}, "ms_per_tok": 7.0, "replays": 4}
-    assert tuner._best_settings("DDD", (3, ()), tmp_path) == [best], "of equals the first"
+    assert tuner.best_settings("DDD", (3, ()), tmp_path) == best, "of equals the first"
     pairs = [("train", 0), ("train", 1), ("train", 2), ("tune", 1)]
     assert replayed == [(*pair, 0.5) for pair in pairs]
-    assert asked == [(tuner.parts["train"], 0)], "answers are timed once a shape"
+    assert asked == [(tuner.train, 0)], "answers are timed once a shape"
     del options[1:]
-    assert tuner._best_settings("DDD", (3, ()), tmp_path) == []
+    assert tuner.best_settings("DDD", (3, ()), tmp_path) is None

@@ -62,52 +62,41 @@ def arena(folder, **fields) -> Arena:
 
 def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     here = arena(tmp_path)
-    assert here.shapes() == [(3, ()), (2, ())], "9 children were not recorded"
     jobs = here.jobs([0])
-    assert [job.terms for job in jobs] == [EQUAL] * 4, (
-        "nothing to learn live from, and no wide recording"
-    )
-    assert {len(here.options(job.system)) for job in jobs} == {2}
+    assert [job.terms for job in jobs] == [EQUAL] * 4, "no prompts to decode, no wide recording"
+    assert terms.expected_min(here, jobs) > 0 and not any(tmp_path.iterdir())
     policies, table = terms.train_all(here, jobs)
     assert list(policies) == [Method(name, EQUAL) for name in ("Re-SpS", "LTD", "RADAR", "ours")]
-    for job in jobs:  # what is measured with it now is found again with the one that is loaded
-        assert fingerprint(policies[job.method][0]) == fingerprint(
-            terms.saved(tmp_path / job.folder)
-        )
-    assert (table["state"] == "trained").all() and (table["learned_from"] > 0).all()
-    tune, test = (here.trace.select(part=part) for part in ("tune", "test"))
+    assert (table["state"] == "trained").all()
+    test = here.trace.select(part="test")
     for job in jobs:
         policy, choice = policies[job.method][0], terms.choose(here, job.system)
         times = [row["ms_per_tok"] for row in choice["table"]]
         assert len(times) == 2 and choice["option"] == int(np.argmin(times))
-        rows = choices_of(policy)
-        assert {row["part"] for row in rows} == {"train", "tune"}
-        picked = {row["choice"]: row["value"] for row in rows}
+        picked = {row["choice"]: row["value"] for row in choices_of(policy)}
         option = here.options(job.system)[choice["option"]]
         assert picked["interval" if job.system == "Re-SpS" else "width"] == str(option)
+        assert {row["part"] for row in choices_of(policy)} == {"train", "tune"}
         assert policy.limits.total_tokens <= 16 and policy.limits.depth <= 7
-        replay(tune, policy, COSTS)
-        replayed = replay(test, policy, COSTS).ms_per_tok
-        assert replayed == replay(test, terms.saved(tmp_path / job.folder), COSTS).ms_per_tok
+        # what is measured with it now is found again with the one that is loaded
+        again = terms.saved(tmp_path / job.folder)
+        assert fingerprint(policy) == fingerprint(again)
+        ms = replay(test, policy, COSTS).ms_per_tok
+        assert ms == replay(test, again, COSTS).ms_per_tok
     again, found = terms.train_all(here, jobs)
-    assert (
-        (found["state"] == "found").all()
-        and (found["expected_min"] == 0).all()
-        and list(again) == list(policies)
-    )
+    assert (found["state"] == "found").all() and list(again) == list(policies)
+    assert terms.expected_min(here, jobs) == 0
     assert found["minutes"].tolist() == table["minutes"].tolist()
-    resps_trees = policies[Method("Re-SpS", EQUAL)][0].trees
-    assert [tree.total_tokens for tree in resps_trees].count(1) == 1 and {
-        tree.top_k for tree in resps_trees
-    } == {2, 3}
-    kept = compare.Baselines.choose(
-        here.trace, COSTS, parts=("train",), defaults=(TreeConfig(4, 2, 3),)
-    )
-    judged = here.trace, COSTS, policies
-    seen = pytest.raises(
-        SpecdecError, compare.compare_replay, *judged, baselines=kept, part="tune", progress=False
-    )
-    seen.match("looked at part 'tune'")
+
+
+def test_what_looked_at_a_part_is_not_judged_there(tmp_path):
+    here = arena(tmp_path)
+    policies = {"ours": terms.train(here, Job("ours", EQUAL, 0))}
+    default = (TreeConfig(4, 2, 3),)
+    trees = compare.Baselines.choose(here.trace, COSTS, parts=("train",), defaults=default)
+    options = dict(baselines=trees, part="tune", progress=False)
+    with pytest.raises(SpecdecError, match="looked at part 'tune'"):
+        compare.compare_replay(here.trace, COSTS, policies, **options)
 
 
 def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
@@ -127,9 +116,7 @@ def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
 
 
 def leave(arena, job):
-    terms.runs.write_json(
-        arena.folder / job.folder / "trained.json", {"seconds": 1.0, "learned_from": 1}
-    )
+    terms.runs.write_json(arena.folder / job.folder / "trained.json", {"seconds": 1.0})
 
 
 @functools.cache
@@ -148,120 +135,94 @@ def recorded():
 
 def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
     pair, trace, prompts = recorded()
-    live = dict(live_prompts=prompts[:4], live_decisions=8)
-    here = Arena(
-        trace,
-        COSTS,
-        tmp_path,
-        dataclasses.replace(TERMS, shapes=((3,),)),
-        pair=pair,
-        progress=False,
-        **live,
-    )
+    one_shape = dataclasses.replace(TERMS, shapes=((3,),))
+    live = dict(pair=pair, live_prompts=prompts[:4], live_decisions=8, progress=False)
+    here = Arena(trace, COSTS, tmp_path, one_shape, **live)
     jobs = here.jobs([0, 1], [LIVE])
     assert jobs == [Job("Re-SpS", LIVE, 0), Job("LTD", LIVE, 0)], "one seed: live learning is slow"
     policies, table = terms.train_all(here, jobs)
-    assert (table["state"] == "trained").all() and table["learned_from"].tolist() == [8, 16]
+    assert (table["state"] == "trained").all()
     assert terms.runs.read_json(tmp_path / "answers.json")["Re-SpS-0"] > 0
     for job in jobs:
-        assert fingerprint(policies[job.method][0]) == fingerprint(
-            terms.saved(tmp_path / job.folder)
-        )
-    for policy in policies.values():
-        replay(trace.select(part="tune"), policy[0], COSTS)
+        again = terms.saved(tmp_path / job.folder)
+        assert fingerprint(policies[job.method][0]) == fingerprint(again)
 
 
 def test_beams_of_their_own_decide_live_as_in_replay(tmp_path):
     pair, trace, prompts = recorded()
-    here = Arena(
-        trace, COSTS, tmp_path, dataclasses.replace(TERMS, shapes=((3, 2, 1),)), progress=False
-    )
-    jobs = here.jobs([0], [EQUAL])
-    policies = {job.system: terms.train(here, job) for job in jobs}
-    told = operator.attrgetter("expansions", "verify_nodes", "accepted_tok", "candidates", "top_k")
-    for system, policy in policies.items():
-        beams = (
-            {tree.beam for tree in policy.trees if tree.depth > 1}
-            if system == "Re-SpS"
-            else {policy.plan.beam}
-        )
-        assert beams == {() if system == "ours" else (2, 1)}
+    beams = dataclasses.replace(TERMS, shapes=((3, 2, 1),))
+    here = Arena(trace, COSTS, tmp_path, beams, progress=False)
+    facts = operator.attrgetter("expansions", "verify_nodes", "accepted_tok", "top_k")
+    for job in here.jobs([0], [EQUAL]):
+        policy = terms.train(here, job)
+        trees = [policy.plan]
+        if job.system == "Re-SpS":
+            trees = [tree for tree in policy.trees if tree.depth > 1]
+        assert {tree.beam for tree in trees} == {() if job.system == "ours" else (2, 1)}
         rows = replay(trace.select(part="test"), policy, COSTS, keep_cycles=True).rows[0]
         lived = decode(pair, prompts[6], policy, 12, stop_tokens=()).rows
-        assert list(map(told, rows)) == list(map(told, lived)), system
+        assert list(map(facts, rows)) == list(map(facts, lived)), job.system
 
 
-def test_lengths_are_scaled_in_whole_rollouts(tmp_path):
-    config = terms.lengthened(resps.PAPER, 0.01)
-    assert config.ppo.total_steps == 64 * round(550 / 64) and config.ppo.n_steps == 64
-    both = terms.lengthened(ltd.PAPER, 0.5)
-    assert (both.depth.ppo.total_steps, both.size.ppo.total_steps) == (
-        2048 * round(500_000 / 2048),
-        2048 * 24,
-    )
+@pytest.mark.parametrize(
+    ("total", "effort", "most", "expected"),
+    [
+        (550, 1.0, None, (64, 64 * round(550 / 64))),
+        (300, 0.1, None, (24, 24)),  # rollouts that divide among eight environments
+        (3, 1.0, None, (8, 8)),
+        (550, 1.0, 16, (16, 16 * round(550 / 16))),
+    ],
+)
+def test_lengths_are_scaled_in_whole_rollouts(total, effort, most, expected):
+    config = changed(resps.PAPER, {"ppo.total_steps": total})
+    ppo = terms.lengthened(config, effort, most).ppo
+    assert (ppo.n_steps, ppo.total_steps) == expected and ppo.batch_size <= ppo.n_steps
+
+
+def test_every_kind_of_training_has_a_length():
+    config = terms.lengthened(ltd.PAPER, 0.5)
+    totals = (config.depth.ppo.total_steps, config.size.ppo.total_steps)
+    assert totals == (2048 * round(500_000 / 2048), 2048 * 24)
     assert terms.lengthened(radar.PAPER, 0.25).epochs == 25
-    tiny = terms.lengthened(ltd.PAPER, 0.0005).size.ppo
-    assert (tiny.n_steps, tiny.total_steps, tiny.batch_size) == (48, 48, 48), (
-        "less than one rollout is a shorter one"
-    )
+    assert terms.lengthened(radar.PAPER, 0.0).epochs == 1
+    assert terms.lengthened(changed(value.OURS, {"steps": 300}), 0.5).steps == 150
     brief = terms.briefly(ltd.PAPER, 16)
     assert brief.depth.ppo.n_steps == brief.depth.ppo.batch_size == 16 and len(brief.rounds) == 2
-    assert dataclasses.replace(TERMS, effort=2.0).name == EQUAL
-    assert terms.lengthened(changed(value.OURS, {"steps": 300}), 0.5).steps == 150
-    assert terms.lengthened(radar.PAPER, 0.0).epochs == 1
-    assert terms.lengthened(resps.PAPER, 0.01, most=16).ppo.n_steps == 16
-    short = terms.briefly(resps.PAPER, 24).ppo
-    assert (short.n_steps, short.batch_size, short.total_steps) == (24, 24, 24)
-    eighths = terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 30}), 1.0).ppo
-    assert (eighths.n_steps, eighths.total_steps) == (24, 24), (
-        "rollouts that divide among eight environments"
-    )
-    assert terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 3}), 1.0).ppo.n_steps == 8
-    here = arena(tmp_path)
-    assert terms.length(here, changed(value.OURS, {"steps": 7, "batch": 3})) == 21
-    assert terms.length(here, changed(radar.OURS, {"epochs": 3, "prompts": ("hard",)})) == 3 * 60
-    assert terms.length(here, changed(resps.OURS, {"ppo.total_steps": 77})) == 77
-    two = changed(ltd.PAPER, {"depth.ppo.total_steps": 5, "size.ppo.total_steps": 7})
-    assert terms.length(here, two) == 7 + 5 + 7 + 5 + 7
-    assert terms.length(here, dataclasses.replace(two, rounds=ltd.ROUNDS[:2])) == 12
 
 
-def test_jobs_and_shapes_are_those_that_were_recorded(tmp_path):
+def test_jobs_are_those_that_are_possible(tmp_path):
     wide = arena(tmp_path, wide=recording(), live_prompts=[[1, 2]])
     jobs = wide.jobs([5, 6])
-    order = [(EQUAL, 4), ("paper", 3), ("official", 3), (LIVE, 2)]
-    first = [
-        (terms_, system)
-        for terms_, count in order
-        for system in ("Re-SpS", "LTD", "RADAR", "ours")[:count]
-    ]
-    assert [(job.terms, job.system) for job in jobs if job.seed == 5] == first
-    assert [(job.terms, job.system) for job in jobs if job.seed == 6] == first[:-2], (
-        "live learning is slow: one seed"
-    )
-    assert [job.terms for job in wide.jobs([0], [LIVE])] == [LIVE] * 2 and arena(tmp_path).jobs(
-        [0], ["paper"]
-    ) == []
-    pytest.raises(SpecdecError, wide.jobs, [0], ["papers"]).match("unknown terms 'papers'")
-    other = arena(tmp_path, terms=dataclasses.replace(TERMS, shapes=((9,),)))
-    pytest.raises(SpecdecError, other.shapes).match(r"no whole trees of \(\(9,\),\) were recorded")
+    counts = {EQUAL: 4, "paper": 3, "official": 3, LIVE: 2}
+    expected = []
+    for name, count in counts.items():
+        expected += [(name, system) for system in ("Re-SpS", "LTD", "RADAR", "ours")[:count]]
+    assert [(job.terms, job.system) for job in jobs if job.seed == 5] == expected
+    assert [(job.terms, job.system) for job in jobs if job.seed == 6] == expected[:-2]
+    assert arena(tmp_path).jobs([0], ["paper"]) == []
+    pytest.raises(SpecdecError, wide.jobs, [0], ["papers"]).match("'paper'")
+
+
+def test_shapes_are_those_that_were_recorded(tmp_path):
     here = arena(tmp_path)
+    assert here.shapes() == [(3, ()), (2, ())], "9 children were not recorded"
     assert TERMS.depth == 12 and here.depth((3, ())) == 7, "as deep as it was recorded"
     assert here.options("Re-SpS") == [10, 1] and here.options("LTD") == [(3, ()), (2, ())]
-    shallow = dataclasses.replace(here, terms=dataclasses.replace(TERMS, depth=6))
-    assert shallow.options("RADAR") == shallow.options("LTD"), (
-        "the training refuses them in a sentence"
-    )
+    assert here.options("RADAR") == here.options("ours") == here.options("LTD")
+    none = arena(tmp_path, terms=dataclasses.replace(TERMS, shapes=((9,),)))
+    pytest.raises(SpecdecError, none.shapes).match("were recorded")
+
+
+def test_learning_begins_with_the_fastest_tree_that_drafts(tmp_path):
+    here = arena(tmp_path)
     start = here.start((3, ()))
     tune = here.trace.select(part="tune")
-    pools = {depth: 3 + 9 * depth for depth in range(1, 8)}
-    grid = [
-        TreeConfig(min(total, pool + 1), depth, 3)
-        for total in (2, 4, 8, 16)
-        for depth, pool in pools.items()
-    ]
-    times = [replay(tune, Static.of(tree), COSTS).ms_per_tok for tree in grid]
-    assert start in grid and times[grid.index(start)] == pytest.approx(min(times))
+    times = {}
+    for depth in range(1, 8):
+        for total in (2, 4, 8, 16):
+            tree = TreeConfig(min(total, 4 + 9 * depth), depth, 3)
+            times[tree] = replay(tune, Static.of(tree), COSTS).ms_per_tok
+    assert times[start] == pytest.approx(min(times.values()))
     only = dataclasses.replace(here, terms=dataclasses.replace(TERMS, total_tokens=(1, 4, 99)))
     assert only.start((3, ())).total_tokens == 4, "one token drafts nothing, 99 were not recorded"
 
@@ -269,35 +230,32 @@ def test_jobs_and_shapes_are_those_that_were_recorded(tmp_path):
 def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
     here = arena(tmp_path)
     start, sizes = here.start((2, ())).total_tokens, (0, 1, 3, 7, 15)
-    grid = dict(totals=(1, 2, 4, 8, 16), depths=(0, 1, 3), widths=((3,), (2,)), small=True)
-    learning = {"interval": 3, "while_training": {"interval": 3, "temperature": None}}
-    assert terms.equal_config(here, "Re-SpS", 3) == changed(
-        resps.OURS, {"name": "equal", **grid, **learning}
-    )
-    tree = {"top_k": 2, "beam": ()}
-    fields = {"name": "equal", "top_k": 2, "most_expansions": 7, "sizes": sizes}
+    fields = dict(name="equal", totals=(1, 2, 4, 8, 16), depths=(0, 1, 3), widths=((3,), (2,)))
+    fields |= dict(small=True, interval=3, while_training={"interval": 3, "temperature": None})
+    assert terms.equal_config(here, "Re-SpS", 3) == changed(resps.OURS, fields)
+    fields = dict(name="equal", top_k=2, most_expansions=7, sizes=sizes)
     assert terms.equal_config(here, "ours", (2, ())) == changed(value.OURS, fields)
-    fields = {"name": "equal", **tree, "total_tokens": start}
+    fields = dict(name="equal", top_k=2, beam=(), total_tokens=start)
     assert terms.equal_config(here, "RADAR", (2, ())) == changed(radar.OURS, fields)
-    shape = {
-        f"{kind}.{name}": value
-        for kind in ("depth", "size")
-        for name, value in ({"depth": 7} | tree).items()
-    }
-    shape |= {"depth.from_root": True, "depth.total_tokens": start, "size.sizes": sizes}
-    equal = terms.equal_config(here, "LTD", (2, ()))
-    assert equal == changed(ltd.OURS, {"name": "equal", **shape})
-    official = terms.published_config(here, "Re-SpS", "official")
-    assert official == changed(resps.OFFICIAL, {"hidden_size": 3}), "9 features of 3 layers"
-    assert terms.published_config(here, "LTD", "paper") == ltd.LAPTOP["paper"]
-    assert terms.config_of(here, Job("Re-SpS", "official", 0)) == terms.lengthened(official, 1.0)
-    twice = dataclasses.replace(
-        here, terms=dataclasses.replace(TERMS, effort=2.0), live_decisions=16
-    )
-    assert terms.config_of(twice, Job("LTD", EQUAL, 0), (2, ())) == terms.lengthened(equal, 2.0)
-    assert terms.config_of(twice, Job("LTD", LIVE, 0), (2, ())) == terms.briefly(
-        terms.lengthened(equal, 2.0), 16
-    )
+    fields = {"name": "equal", "depth.from_root": True, "depth.total_tokens": start}
+    fields["size.sizes"] = sizes
+    for part in ("depth", "size"):
+        fields |= {f"{part}.depth": 7, f"{part}.top_k": 2, f"{part}.beam": ()}
+    assert terms.equal_config(here, "LTD", (2, ())) == changed(ltd.OURS, fields)
+
+
+def test_a_job_has_its_config(tmp_path):
+    here = arena(tmp_path)
+    hidden = changed(resps.OFFICIAL, {"hidden_size": 3})  # 9 features of 3 layers
+    official = terms.config_of(here, Job("Re-SpS", "official", 0))
+    assert official == terms.lengthened(hidden, 1.0)
+    published = terms.config_of(here, Job("LTD", "paper", 0))
+    assert published == terms.lengthened(ltd.LAPTOP["paper"], 1.0)
+    twice = dataclasses.replace(TERMS, effort=2.0)
+    here = dataclasses.replace(here, terms=twice, live_decisions=16)
+    equal = terms.lengthened(terms.equal_config(here, "LTD", (2, ())), 2.0)
+    assert terms.config_of(here, Job("LTD", EQUAL, 0), (2, ())) == equal
+    assert terms.config_of(here, Job("LTD", LIVE, 0), (2, ())) == terms.briefly(equal, 16)
 
 
 @pytest.fixture
@@ -316,145 +274,102 @@ def trainers(monkeypatch):
 
 
 def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
-    wide, sampled = recording(), recording(seed=1)
-    here = arena(tmp_path, wide=wide, sampled=sampled, pair="pair")
-    job = {name: Job(system, name, 4) for name, system in ((EQUAL, "Re-SpS"), ("paper", "LTD"))}
-    assert terms.learn(here, job[EQUAL], "config", tmp_path / "a", 0.5) == "a plan"
-    assert terms.learn(here, job["paper"], "config", tmp_path / "b", 0.25, "live") == "both"
+    wide = recording()
+    here = arena(tmp_path, wide=wide, pair="pair")
     common = {"seed": 4, "progress": False}
-    given = {"out_dir": tmp_path / "a", "policy_ms": 0.5, "source": None}
-    assert trainers[0] == ("train_resps", (here.trace, COSTS, "config"), common | given)
-    alone = {"out_dir": tmp_path / "b", "policy_ms": 0.25, "source": "live", "envs": 1}
-    assert trainers[1] == ("train_ltd", (wide, COSTS, "config"), common | alone)
+    assert terms.learn(here, Job("Re-SpS", EQUAL, 4), "config", tmp_path, 0.5) == "a plan"
+    options = common | {"out_dir": tmp_path, "policy_ms": 0.5}
+    assert trainers[0] == ("train_resps", (here.trace, COSTS, "config"), options)
+    assert terms.learn(here, Job("LTD", "paper", 4), "config", tmp_path, 0.5) == "both"
+    assert trainers[1] == ("train_ltd", (wide, COSTS, "config"), options | {"envs": 1})
+    ours = changed(value.OURS, {"top_k": 3})
+    assert terms.learn(here, Job("ours", EQUAL, 4), ours, tmp_path, 0.5) == "values"
+    _, (train, costs, config), options = trainers[-1]
+    tune = options.pop("tune_on")
+    assert set(train.turns["part"]) == {"train"} and set(tune.turns["part"]) == {"tune"}
+    assert (costs, config) == (COSTS, ours)
+    assert options == common | {"policy_ms": None, "pair": "pair", "start": here.start((3, ()))}
+
+
+def test_radar_learns_from_sampled_text_or_exact_distributions(tmp_path, trainers):
+    wide, sampled = recording(), recording(seed=1)
+    here = arena(tmp_path, wide=wide, sampled=sampled)
     config = changed(radar.OURS, {"top_k": 3, "total_tokens": 16, "prompts": ("hard",)})
     drawn = changed(config, {"exact": None})
     for config, name, trace in ((config, EQUAL, here.trace), (drawn, "paper", sampled)):  # noqa: B020
-        assert terms.learn(here, Job("RADAR", name, 4), config, tmp_path / "c", 0.5) == "stops"
-        _, (data, latency, used), options = trainers[-1]
+        assert terms.learn(here, Job("RADAR", name, 4), config, tmp_path, 0.5) == "stops"
+        _, (data, latency, _), options = trainers[-1]
         rows = from_trace(training_turns(trace, ("hard",)), exact=False, tree=config.tree)
-        assert data.key == rows.key and used is config
+        assert data.key == rows.key
         priced = dataclasses.replace(COSTS, policy_ms={"radar": 0.5})
         np.testing.assert_allclose(latency, latency_ms(priced, data.context_tok, None, config.tree))
         facts = {"pair": "synthetic", "costs": "round numbers"}
-        assert options == {"seed": 4, "out_dir": tmp_path / "c", "trained_for": facts}
-    terms.learn(
-        dataclasses.replace(here, sampled=None), Job("RADAR", "paper", 4), drawn, tmp_path, 0.5
-    )
-    assert (
-        trainers[-1][1][0].key
-        == from_trace(training_turns(wide, ("hard",)), exact=False, tree=config.tree).key
-    )
+        assert options == {"seed": 4, "out_dir": tmp_path, "trained_for": facts}
+    assert terms.radar_recording(dataclasses.replace(here, sampled=None), drawn) is wide
     exact = recording()
     exact.acceptance_distributions = np.arange(0, 360, 30), np.zeros((12, 8, 9), np.float32)
-    both = dataclasses.replace(here, trace=exact)
-    assert terms.radar_recording(both, radar.PAPER) is exact, (
-        "distributions go before single lengths at T = 1"
-    )
-    assert (
-        terms.radar_recording(here, radar.PAPER) is sampled
-        and terms.radar_recording(both, config) is sampled
-    )
-    counted = changed(radar.PAPER, {"epochs": 3, "prompts": ()})
-    assert terms.length(both, counted) == 3 * 4, "one position in each of four turns"
-    ours = changed(value.OURS, {"top_k": 3})
-    assert terms.learn(here, Job("ours", EQUAL, 4), ours, tmp_path, 0.5) == "values"
-    _, (learned, costs, used), options = trainers[-1]
-    tune = options.pop("tune_on")
-    assert set(learned.turns["part"]) == {"train"} and set(tune.turns["part"]) == {"tune"}
-    assert (costs, used) == (COSTS, ours)
-    assert options == common | {"policy_ms": None, "pair": "pair", "start": here.start((3, ()))}
+    assert terms.radar_recording(dataclasses.replace(here, trace=exact), radar.PAPER) is exact
 
 
 def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
     here = arena(tmp_path)
     plan = terms.untrained(here, "Re-SpS", changed(resps.OURS, SMALL_RESPS))
-    assert [weight.shape[0] for weight in plan.network.weights] == [
-        16,
-        plan.actions,
-    ] and plan.features_size == 9
+    assert plan.network.weights[0].shape[0] == 16 and plan.features_size == 9
     both = terms.untrained(here, "LTD", changed(ltd.OURS, SMALL_LTD))
     assert [type(part).__name__ for part in both.policies] == ["DepthPolicy", "SizePolicy"]
-    assert [len(part.network.weights[0]) for part in both.policies] == [16, 16]
     stops = terms.untrained(here, "RADAR", radar.OURS)
-    assert terms.untrained(here, "ours", None) is None
     assert not any(array.any() for array in stops.network.arrays().values())
+    assert terms.untrained(here, "ours", None) is None
     replayed, live = Mock(return_value=0.5), Mock(return_value=0.75)
     monkeypatch.setattr(terms, "answer_ms", replayed)
     monkeypatch.setattr(terms, "measured_answer_ms", live)
-    assert (
-        terms.priced(here, "a", here.trace, plan)
-        == terms.priced(here, "a", here.trace, plan)
-        == 0.5
-    )
+    for _ in range(2):
+        assert terms.priced(here, "a", here.trace, plan) == 0.5
     trace, policy, costs = replayed.call_args.args
     assert set(trace.turns["part"]) == {"tune"} and policy is not plan and costs is COSTS
     assert terms.priced(here, "b", here.trace, None) == 0.0
     assert terms.priced(dataclasses.replace(here, pair="pair"), "c", here.trace, plan) == 0.75
-    assert (
-        live.call_args.args[::2] == ("pair", COSTS) and replayed.call_count == live.call_count == 1
-    )
+    assert live.call_args.args[::2] == ("pair", COSTS)
+    assert replayed.call_count == live.call_count == 1
     assert terms.runs.read_json(tmp_path / "answers.json") == {"a": 0.5, "b": 0.0, "c": 0.75}
 
 
-@pytest.fixture
-def taught(monkeypatch):
-    """(job, config, folder, price, source) of what was trained; (key, trace) of what was priced."""
-    taught, priced, policy = [], [], Static(1, 0, 1)
-
-    def learn(arena, *given):
-        taught.append(given)
-        policy.trained_for = {"deviations": ["counted"]}
-        return policy
-
-    monkeypatch.setattr(terms, "learn", learn)
-    monkeypatch.setattr(
-        terms, "priced", lambda arena, *given: priced.append(given) or len(given[0])
-    )
-    monkeypatch.setattr(terms, "save", lambda policy, folder: taught.append(choices_of(policy)))
-    monkeypatch.setattr(
-        terms, "saved", lambda folder: "kept" if (folder / "trained.json").is_file() else None
-    )
-    return taught, priced
-
-
-def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch):
-    here = arena(tmp_path, wide=recording(most_nodes=60), pair=None, live_prompts=[[1, 2]])
-    here.trace.header["max_new_tokens"] = 33
-    monkeypatch.setattr(terms, "choose", lambda arena, system: {"option": 1})
-    monkeypatch.setattr(terms, "LiveSource", lambda *given, **options: ("live", given, options))
-    trained, priced = taught
-    tuned = lambda choice, value: {"choice": choice, "part": "tune", "value": value}  # noqa: E731
-    width, nodes = tuned("width", "(2, ())"), tuned("nodes to begin with", here.start((2, ())).text)
-    interval, grid = tuned("interval", "1"), {"choice": "action grid, recipe", "part": "none"}
-    cases = {
-        Job("Re-SpS", EQUAL, 2): ("Re-SpS-1", [interval], here.trace),
-        Job("LTD", EQUAL, 2): ("LTD-1", [width, nodes], here.trace),
-        Job("RADAR", EQUAL, 2): ("RADAR-1", [width, nodes], here.trace),
-        Job("ours", EQUAL, 2): ("ours-1", [width], here.trace),
-        Job("LTD", LIVE, 0): ("LTD-1", [width, nodes], here.trace),
-        Job("LTD", "paper", 1): ("LTD-paper", [grid | {"value": "as in the paper"}], here.wide),
-        Job("LTD", "official", 1): (
+@pytest.mark.parametrize(
+    ("job", "key", "choices"),
+    [
+        (Job("Re-SpS", EQUAL, 2), "Re-SpS-1", {"interval": ("tune", "1")}),
+        (Job("LTD", LIVE, 0), "LTD-1", {"width": ("tune", "(2, ())"), "nodes to begin with": None}),
+        (Job("RADAR", EQUAL, 2), "RADAR-1", {"width": None, "nodes to begin with": None}),
+        (Job("ours", EQUAL, 2), "ours-1", {"width": ("tune", "(2, ())")}),
+        (Job("LTD", "paper", 1), "LTD-paper", {"action grid, recipe": ("none", "as in the paper")}),
+        (
+            Job("LTD", "official", 1),
             "LTD-official",
-            [grid | {"value": "as in its code"}],
-            here.wide,
+            {"action grid, recipe": ("none", "as in its code")},
         ),
-    }
-    for job, (key, log, home) in cases.items():
-        trained.clear()
-        priced.clear()
-        assert terms.deviations(here, job) == [], "it is not trained yet"
-        assert terms.train(here, job) == "kept" == terms.train(here, job)
-        (given, choices), (asked,) = trained, priced
-        option = None if job.terms in ("paper", "official") else here.options(job.system)[1]
-        config = terms.config_of(here, job, option)
-        source = (
-            ("live", (None, [[1, 2]], 33), {"policy_ms": len(key)}) if job.terms == LIVE else None
-        )
-        assert given == (job, config, tmp_path / job.folder, len(key), source)
-        assert choices == log and asked[0] == key and asked[1] is home
-        note = terms.runs.read_json(tmp_path / job.folder / "trained.json")
-        assert note["deviations"] == terms.deviations(here, job) == ["counted"]
-        assert note["learned_from"] == terms.length(here, config) and note["seconds"] >= 0
+    ],
+)
+def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, monkeypatch, job, key, choices):
+    here = arena(tmp_path, wide=recording(most_nodes=60), live_prompts=[[1, 2]])
+    policy = Static(1, 0, 1)
+    policy.trained_for = {"deviations": ["counted"]}
+    learned, answers, trials = [], [], []
+    monkeypatch.setattr(terms, "choose", lambda arena, system: {"option": 1})
+    monkeypatch.setattr(terms, "learn", lambda arena, *given: learned.append(given) or policy)
+    monkeypatch.setattr(terms, "priced", lambda arena, *given: answers.append(given) or 0.75)
+    monkeypatch.setattr(terms, "save", lambda policy, folder: trials.append(choices_of(policy)))
+    monkeypatch.setattr(terms, "saved", lambda folder: "kept")
+    assert terms.deviations(here, job) == [], "it is not trained yet"
+    assert terms.train(here, job) == "kept" == terms.train(here, job)
+    option = None if job.terms in ("paper", "official") else here.options(job.system)[1]
+    config = terms.config_of(here, job, option)
+    assert learned == [(job, config, tmp_path / job.folder, 0.75)], "once"
+    assert answers[0][0] == key and answers[0][1] is here.home(job)
+    assert [row["choice"] for row in trials[0]] == list(choices)
+    for row in trials[0]:
+        if choices[row["choice"]] is not None:
+            assert (row["part"], row["value"]) == choices[row["choice"]]
+    assert terms.deviations(here, job) == ["counted"]
 
 
 def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch):
@@ -475,10 +390,8 @@ def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch
     assert policies == {re_sps: ["re-sps-equal-0"], ltd_too: ["ltd-equal-0"]}
     assert table.fillna(-1.0).to_dict("list") == {
         "minutes": [1 / 60, 1 / 60, -1.0, -1.0],
-        "learned_from": [1.0, 1.0, -1.0, -1.0],
         "method": ["Re-SpS, equal terms", "LTD, equal terms"] * 2,
         "seed": [0, 0, 1, 1],
-        "expected_min": [0.0, 0.0, 3.0, 3.0],
         "state": ["trained", "trained", "left", "left"],
     }
     policies, table = terms.train_all(here, jobs)
@@ -498,8 +411,6 @@ def test_two_policies_are_kept_side_by_side(tmp_path):
     )
     both = ltd.combine(depth.fill_at_random((4,)), size.fill_at_random((4,)))
     terms.save(both, tmp_path)
-    assert terms.saved(tmp_path) is None, "not before the training has ended"
-    (tmp_path / "trained.json").write_text("{}")
     found = terms.saved(tmp_path)
     assert [part.settings() for part in found.policies] == [depth.settings(), size.settings()]
     assert (tmp_path / "policy" / "depth" / "policy.json").is_file()
