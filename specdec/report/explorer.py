@@ -115,22 +115,12 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
     return policies
 
 
-def misfit(policy: Policy, pair) -> str:
-    """Why this policy does not fit a pair (or its recording), in a sentence; "" if it fits."""
-    with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("always")
-        for part in getattr(policy, "policies", (policy,)):
-            if hasattr(part, "warn_elsewhere"):
-                part.warn_elsewhere(pair=pair.name)
-    return str(raised[0].message) if raised else ""
-
-
 class Viewer(anywidget.AnyWidget):
     """Lanes in a view, one cycle of each: stepping and folding. Subclasses choose the lanes.
 
-    shown: (lane, number of its cycle), from the first lane to the last. cycle: counts from 1. page:
-    what to draw. controls: as in STEPS. limits: of a trait, the lowest and the highest. choices: of
-    a trait, [label, value] each.
+    shown: (lane, number of its cycle), from the first lane to the last. prices: the source of the
+    milliseconds. cycle: counts from 1. page: what to draw. controls: as in STEPS. limits: of a
+    trait, the lowest and the highest. choices: of a trait, [label, value] each.
     """
 
     _esm = FOLDER / "explorer.js"
@@ -142,6 +132,7 @@ class Viewer(anywidget.AnyWidget):
     choices = traitlets.Dict().tag(sync=True)
     cycle = traitlets.Int(1).tag(sync=True)
 
+    prices = ""
     # while Python sets traits, nothing is drawn
     _setting = False
 
@@ -237,7 +228,7 @@ class Viewer(anywidget.AnyWidget):
         page = {"message": self.message, "prompt": self.prompt, "lanes": lanes}
         if drawn:
             page["text"] = panels.svg(panels.text_panel(drawn, width - 16))
-            page["time"] = panels.svg(panels.time_panel(drawn, width, self.prices()))
+            page["time"] = panels.svg(panels.time_panel(drawn, width, self.prices))
         self.page = page
 
     def picture(self, title: str = "", folded: bool = False):
@@ -265,12 +256,8 @@ class Viewer(anywidget.AnyWidget):
             sheets.append(sheet)
         width = int(max(width, *(sheet.width for sheet in sheets)))
         text = panels.text_panel(drawn, width)
-        time = panels.time_panel(drawn, width, self.prices())
+        time = panels.time_panel(drawn, width, self.prices)
         return panels.figure([text, time, *sheets], title)
-
-    def prices(self) -> str:
-        """Source of the milliseconds, in a sentence."""
-        raise NotImplementedError
 
 
 class Explorer(Viewer):
@@ -294,6 +281,7 @@ class Explorer(Viewer):
         for name, policy in shipped_policies(recording).items():
             self.policies.setdefault(name, checked_policy(policy))
         self._problem = ""
+        self.prices = f"Milliseconds are predicted with the costs {recording.costs.name}."
         self._lanes: dict[tuple[int, str], Lane] = {}
         # this cycle with the sliders' tree
         self._changed: Snapshot | None = None
@@ -347,13 +335,10 @@ class Explorer(Viewer):
         self._problem = ""
         self.shown = []
         for name in names:
-            problem = misfit(self.policies[name], self.recording)
             try:
                 self.shown.append((self.lane(name), 0))
             except SpecdecError as error:
-                problem = problem or str(error)
-            if problem and not self._problem:
-                self._problem = f"{name}: {problem}"
+                self._problem = f"{name}: {error}"
         if self.bound and self.shown:
             self.shown.append((self.lane(CLAIRVOYANT), 0))
         self.prompt = self.recording.prompts[self.turn]
@@ -418,6 +403,3 @@ class Explorer(Viewer):
             cycles[number] = self._changed
             drawn[0] = (dataclasses.replace(lane, cycles=cycles), number)
         return drawn
-
-    def prices(self) -> str:
-        return f"Milliseconds are predicted with the costs {self.recording.costs.name}."

@@ -18,7 +18,7 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
-from specdec.report.explorer import STEPS, Viewer, misfit
+from specdec.report.explorer import STEPS, Viewer
 
 READY = "Press start: the text and the tree of each cycle appear here as they are decoded."
 # drawing takes interpreter time, which decoding needs too
@@ -86,10 +86,8 @@ class Live(Viewer):
             policy=next(iter(policies)),
             max_new_tokens=max_new_tokens,
         )
+        self.prices = f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
         self._say(READY)
-
-    def prices(self) -> str:
-        return f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
 
     def start(self) -> Live:
         """Start decoding in the background. Errors are shown in the view."""
@@ -157,7 +155,6 @@ class Live(Viewer):
 
     def _cycles(self, engine, watched: Watched, lane: Lane) -> None:
         """Cycle after cycle, until the turn ends or is stopped."""
-        note = misfit(watched.policy, self.pair)
         text = functools.cache(lambda token: token_texts(self.pair, [token])[token])
         redrawn = 0.0
         steps = turn(engine, watched, self.result)
@@ -170,7 +167,7 @@ class Live(Viewer):
                 lane.cycles.append(live_cycle(engine, watched, row, position, words, text))
             watched.begin()
             if time.monotonic() - redrawn > REDRAWN_EVERY_S:
-                self._newest(note or "Decoding ...")
+                self._newest("Decoding ...")
                 redrawn = time.monotonic()
             if self._stop.is_set():
                 break
