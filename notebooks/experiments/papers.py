@@ -113,8 +113,8 @@ class Shown:
         if run not in self.sources:
             self.sources.append(run)
         prompts = ""
-        if "prompts" in rows:
-            counts = rows["prompts"].dropna().astype(int)
+        counts = rows.get("prompts", pd.Series(dtype=float)).dropna().astype(int)
+        if len(counts):
             prompts = " to ".join(map(str, sorted({counts.min(), counts.max()})))
         reading = {"item": self.item.name, "run": run.directory.name, "table": table, "pair": pair}
         self.page.readings.append(reading | {"rows": len(rows), "prompts": prompts})
