@@ -133,11 +133,6 @@ def readable(token: str) -> str:
     return text
 
 
-def counted(number: int, noun: str) -> str:
-    """A number and its noun: "1 node", "2 nodes"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 # 1. the text
 
 
@@ -317,7 +312,7 @@ def tree_boxes(snapshot: Snapshot, folded: set[int]) -> list[Box]:
         boxes.append(_node_box(snapshot, node, parent, hidden[node]))
         if node in folded and children[node] and node not in snapshot.accepted:
             below = _descendants(children, node)
-            tip = f"{counted(below, 'node')} folded: double click to unfold"
+            tip = "folded: double click to unfold"
             boxes.append(Box(place, node, "folded", f"▸ {below}", tip=tip))
             continue
         queue += [(child, place) for child in children[node]]
@@ -349,10 +344,7 @@ def tree_words(snapshot: Snapshot) -> str:
     total_tokens, depth, top_k = snapshot.tree
     if not top_k:
         return "nothing drafted"
-    drafted = len(snapshot.token) - 1
-    nodes = counted(total_tokens - 1, "node")
-    if drafted >= total_tokens:
-        nodes = f"{total_tokens - 1} of {drafted} nodes"
+    nodes = f"{total_tokens - 1} of {len(snapshot.token) - 1} nodes"
     return f"root + {nodes}, depth {depth} (paths of {depth + 1}), k {top_k}"
 
 
@@ -414,19 +406,13 @@ def answers_panel(name: str, snapshot: Snapshot, width: int = 350) -> Panel:
             label = f"call {asked.expansions + 1}: {asked.answer}"
             _bar(panel, y, label, asked.values[1], f"{asked.values[1]:.2f}", asked.chosen == 1)
         y += 18
-    # 3. of several forecasts of the same kind only the last is drawn
+    # 3. the others; of several forecasts of the stop only the last is drawn
     rest = [asked for asked in snapshot.asked if asked not in flags]
     forecasts = [asked for asked in rest if asked.unit == "value" and asked.kind == "extend"]
     for asked in rest:
-        if asked in forecasts[:-1]:
-            title = f"EXTEND after call {asked.expansions + 1}: {asked.answer}"
-            y = panel.lines(4, y, title, width)
-        else:
+        if asked not in forecasts[:-1]:
             y = _answer(panel, asked, y)
-    note = snapshot.note
-    if not note and not snapshot.asked:
-        note = "no question: the same tree in every cycle"
-    panel.height = panel.lines(4, y, note, width, FAINT)
+    panel.height = panel.lines(4, y, snapshot.note, width, FAINT)
     return panel
 
 
@@ -436,11 +422,11 @@ def _answer(panel: Panel, asked: Asked, y: float) -> float:
     title = f"{asked.kind.upper()}: {asked.answer}"
     if asked.kind == "extend":
         title = f"EXTEND after call {asked.expansions + 1}: {asked.answer}"
-    what = {"value": "predicted value, tokens", "probability": "probability"}.get(asked.unit, "")
-    if what and not asked.labels:
-        what = "answered without its network"
+    unit = asked.unit if asked.labels else ""
+    if unit == "value":
+        unit = "predicted value, tokens"
     y = panel.lines(4, y, title, panel.width)
-    y = panel.lines(4, y, what, panel.width, FAINT)
+    y = panel.lines(4, y, unit, panel.width, FAINT)
     # 2. bars from 0 to 1, or from the lowest value to the highest
     low = 0.0
     high = 1.0
