@@ -85,15 +85,11 @@ def train_all(
             settings=settings if isinstance(settings, Settings) else settings[name],
             start_from=start_from if objective.network == "eagle3" else None,
         )
-        tasks.append(functools.partial(_train, target, conversations, options))
+        # one that was killed continues from its checkpoint
+        tasks.append(functools.partial(train_drafter, target, conversations, **options))
         trained[name, seed] = folder / "drafter"
     parallel(tasks, on, jobs, desc="drafters")
     return trained
-
-
-def _train(target: str, conversations: list, options: dict) -> None:
-    """A task of `train_all`; one that was killed continues from its checkpoint."""
-    train_drafter(target, conversations, **options)
 
 
 def train_at_best_rate(
@@ -124,9 +120,8 @@ def train_at_best_rate(
     tried = pd.DataFrame(rows, index=list(at_rates))
     for place in at_rates:
         plan = first[place, seeds[0]].parent / "drafter_training" / "plan.json"
-        tried.loc[place, "held_out_tau_chain"] = runs.read_json(plan)["results"][
-            "held_out_tau_chain"
-        ]
+        results = runs.read_json(plan)["results"]
+        tried.loc[place, "held_out_tau_chain"] = results["held_out_tau_chain"]
     # 2. the best of each objective, with every seed
     best = tried.groupby("objective", sort=False)["held_out_tau_chain"].idxmax()
     tried["chosen"] = tried.index.isin(best)
