@@ -6,6 +6,8 @@ the recorded lengths.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -14,6 +16,8 @@ from specdec.core.pair import Pair
 from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError
 from specdec.replays.trace import Trace
+
+from experiments import sentences
 
 # tokens between two embeddings of a text: a tree is kept for longer than that
 EVERY_TOK = 8
@@ -50,6 +54,14 @@ def with_text_states(
         states.append(repeated[: max(0, len(answer) - 1)])
     note = f"{encoder.name}, every {every_tok} tokens"
     return trace.beside("text_state", np.concatenate(states), note)
+
+
+def embedded(trace: Trace, load: Callable[[], Pair]) -> Trace:
+    """The recording with the sentence encoder's embeddings. load: gives the recorded pair."""
+    encoder, how = sentences.encoder_at_hand()
+    if encoder is None:
+        raise SpecdecError(how)
+    return with_text_states(load(), trace, encoder)
 
 
 def texts_of(pair: Pair, trace: Trace) -> list[tuple[list[int], list[int]]]:
