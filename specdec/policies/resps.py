@@ -182,7 +182,7 @@ class RespsPolicy(RespsSettings, Learned):
     def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
         """Provide the two helpers of state "text" for decoding; they are not saved.
 
-        encode: text -> [384] numbers, such as `sentences.sentence_encoder()` beside the notebooks.
+        encode: text -> [384] numbers, such as `sentences.SentenceEncoder` beside the notebooks.
         read: question -> the text so far. The code cuts it after 256 word pieces, so that its
         state barely changes during a turn (1.2). Recordings with embeddings need no helpers.
         """
