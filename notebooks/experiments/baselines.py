@@ -1,8 +1,7 @@
 """Drafters beside each other on one target: loaded by kind, described, judged in one interleaved
 run and by replay.
 
-Knows nothing about what they draft with; a kind that a pair has no weights of is left out, with the
-sentence that says so.
+A kind that a pair has no weights of is left out, with the sentence that says so.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from specdec.replays.record import record
 from specdec.replays.replay import replay
 
 GATED = "hybrid, gated"
-ALL = tuple(kind for kind in KINDS if kind != "lm")  # a small language model has no usual place
+# a small language model has no usual place
+ALL = tuple(kind for kind in KINDS if kind != "lm")
 
 
 def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:
@@ -36,31 +36,31 @@ def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], d
 
     kinds: names in `drafters.KINDS`, or "kind:folder". SpecdecError for a name that is no kind.
     """
-    if unknown := [kind for kind in kinds if kind_and_source(kind)[0] is None]:
-        raise nearest_name_error("kind of drafter", unknown[0], KINDS)
-    found, absent = {}, {}
+    drafters = {}
+    absent = {}
     for kind in kinds:
+        if kind_and_source(kind)[0] is None:
+            raise nearest_name_error("kind of drafter", kind, KINDS)
         try:
-            found[kind] = load_drafter(preset_drafter(pair.name, kind), pair.target)
+            drafters[kind] = load_drafter(preset_drafter(pair.name, kind), pair.target)
         except SpecdecError as error:
             absent[kind] = str(error)
-    return found, absent
+    return drafters, absent
 
 
 def methods_of(
     drafters: dict[str, Drafter], tree: TreeConfig, copied_tokens: int, saved_frac: float
-) -> dict:
+) -> dict[str, DraftedBy]:
     """Each drafter with the tree, one that only copies with `copied_tokens`; and a hybrid's with a
-    `CopyGate` as well: `DraftedBy` by kind.
+    `CopyGate` as well.
     """
     methods = {}
     for kind, drafter in drafters.items():
-        own = tree if getattr(drafter, "forwards", True) else CopiedTree(copied_tokens)
-        methods[kind] = DraftedBy(drafter, Static.of(own), kind)
+        shape = tree if getattr(drafter, "forwards", True) else CopiedTree(copied_tokens)
+        methods[kind] = DraftedBy(drafter, Static.of(shape), kind)
     if "hybrid" in drafters:
-        gate = CopyGate(
-            (tree.total_tokens, tree.depth, tree.top_k, *tree.beam), copied_tokens, saved_frac
-        )
+        shape = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam)
+        gate = CopyGate(shape, copied_tokens, saved_frac)
         methods[GATED] = DraftedBy(drafters["hybrid"], gate, "hybrid")
     return methods
 
@@ -73,17 +73,16 @@ def described(drafters: dict[str, Drafter]) -> pd.DataFrame:
     for kind, drafter in drafters.items():
         network = getattr(drafter, "network", None)
         weights = [] if network is None else list(network.parameters())
-        megabytes = sum(weight.numel() * weight.element_size() for weight in weights) / 1e6
-        row = [
-            kind,
-            sum(weight.numel() for weight in weights),
-            megabytes,
-            int(getattr(drafter, "forwards", True)),
-        ]
-        rows.append([*row, getattr(drafter, "extra_rows", 0), getattr(drafter, "copied_levels", 0)])
-    return pd.DataFrame(
-        rows, columns=["drafter", "parameters", "megabytes", "forwards", "extra_rows", "copied_tok"]
-    )
+        row = {
+            "drafter": kind,
+            "parameters": sum(weight.numel() for weight in weights),
+            "megabytes": sum(weight.numel() * weight.element_size() for weight in weights) / 1e6,
+            "forwards": int(getattr(drafter, "forwards", True)),
+            "extra_rows": getattr(drafter, "extra_rows", 0),
+            "copied_tok": getattr(drafter, "copied_levels", 0),
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
@@ -94,38 +93,42 @@ def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
     """
     rows = []
     for kind in described["drafter"]:
+        # 1. the card of a shipped drafter
+        card = {}
         folder = shipped_folder(pair)
-        own = kind in KINDS and KINDS[kind].folder == kind
-        card = (
-            runs.found((folder / kind if own else folder) / "card.json")
-            if own or kind == "eagle3"
-            else {}
-        )
+        if kind in KINDS and KINDS[kind].folder == kind:
+            card = runs.found(folder / kind / "card.json")
+        elif kind == "eagle3":
+            card = runs.found(folder / "card.json")
+        # 2. what it says of the training
         training = card.get("training", {})
-        minutes = [
-            run["minutes"] for run in (training.get("drafter"), *training.get("later", [])) if run
-        ]
-        learned_tok = card["learned"][-1]["distinct_tok"] if card.get("learned") else np.nan
-        rows.append({"learned_tok": learned_tok, "trained_min": sum(minutes) or np.nan})
+        parts = [training.get("drafter"), *training.get("later", [])]
+        minutes = sum(part["minutes"] for part in parts if part)
+        learned_tok = np.nan
+        if card.get("learned"):
+            learned_tok = card["learned"][-1]["distinct_tok"]
+        rows.append({"learned_tok": learned_tok, "trained_min": minutes or np.nan})
     return described.join(pd.DataFrame(rows, index=described.index))
 
 
 def replayed(
     pair: Pair, methods: dict[str, DraftedBy], prompts, costs, **settings
-) -> tuple[pd.DataFrame, dict]:
+) -> tuple[pd.DataFrame, dict[str, str]]:
     """Every method replayed on a recording of its own drafter: rows of `Replayed.table` with the
     method; and why some are not.
 
     settings: of `record`.
     """
-    parts, absent, traces = [], {}, {}
+    parts = []
+    absent = {}
+    traces = {}
     for name, method in methods.items():
         try:
-            if id(method.drafter) not in traces:
-                traces[id(method.drafter)] = record(
-                    replace(pair, drafter=method.drafter), prompts, **settings
-                )
-            table = replay(traces[id(method.drafter)], method.policy, costs).table
+            key = id(method.drafter)
+            if key not in traces:
+                drafted = replace(pair, drafter=method.drafter)
+                traces[key] = record(drafted, prompts, **settings)
+            table = replay(traces[key], method.policy, costs).table
             parts.append(table.assign(method=name))
         except SpecdecError as error:
             absent[name] = str(error)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-KEYWORDS = {  # in the order in which they are tried
-    "Writing": ("write", "compose", "draft", "create", "blog", "email", "letter"),
-    "Coding": ("code", "program", "function", "algorithm", "debug", "python", "java", "javascript"),
-    "Math": ("math", "calculate", "solve", "equation", "formula", "number"),
-    "Reasoning": ("analyze", "explain", "reasoning", "why", "how", "logic"),
-    "Roleplay": ("roleplay", "pretend", "imagine", "act as", "you are"),
-    "Extraction": ("extract", "summarize", "information", "data", "facts"),
-    "Humanities": ("translate", "language", "meaning", "definition"),
+# in the order in which they are tried
+KEYWORDS = {
+    "Writing": "write compose draft create blog email letter".split(),
+    "Coding": "code program function algorithm debug python java javascript".split(),
+    "Math": "math calculate solve equation formula number".split(),
+    "Reasoning": "analyze explain reasoning why how logic".split(),
+    "Roleplay": ["roleplay", "pretend", "imagine", "act as", "you are"],
+    "Extraction": "extract summarize information data facts".split(),
+    "Humanities": "translate language meaning definition".split(),
 }
-OTHER = "General"
 
 
 def category(text: str) -> str:
@@ -29,15 +29,19 @@ def category(text: str) -> str:
     ('Reasoning', 'General')
     """
     lower = text.lower()
-    return next(
-        (name for name, words in KEYWORDS.items() if any(word in lower for word in words)), OTHER
-    )
+    for name, words in KEYWORDS.items():
+        if any(word in lower for word in words):
+            return name
+    return "General"
 
 
 def composition(texts: Iterable[str]) -> list[dict]:
     """One row per category, and one of all: category, questions, share_pct."""
     counts = Counter(map(category, texts))
-    names, total = sorted({*KEYWORDS, OTHER}), sum(counts.values())
-    rows = [{"category": name, "questions": counts[name]} for name in names]
-    rows.append({"category": "Total", "questions": total})
-    return [row | {"share_pct": 100 * row["questions"] / max(1, total)} for row in rows]
+    total = sum(counts.values())
+    rows = []
+    for name in sorted([*KEYWORDS, "General"]):
+        share = 100 * counts[name] / max(1, total)
+        rows.append({"category": name, "questions": counts[name], "share_pct": share})
+    share = 100.0 if total else 0.0
+    return [*rows, {"category": "Total", "questions": total, "share_pct": share}]

@@ -2,7 +2,7 @@
 worth.
 
 Every training is a run of its own below one folder, every decoding one of the bench: what is
-finished is not done again. Knows nothing about what an objective does.
+finished is not done again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from specdec.models.load import load_drafter, load_pair
 from specdec.parallel import parallel
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
+    ANSWER,
     ChatList,
     Regeneration,
     conversation_document,
@@ -41,13 +42,15 @@ from specdec.training.drafter.chats import (
 from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, prepared, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
-from specdec.training.drafter.ppow import at_columns, roll_out, window_starts
+from specdec.training.drafter.ppow import divergence, roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.texts import split, token_batch, training_text
 from specdec.training.loop import compute_dtype
 
-START = "start"  # the drafter from which all continue
-Trained = dict[tuple[str, int], Path]  # (name, seed) -> folder of the drafter
+# the drafter from which all continue
+START = "start"
+# (name, seed) -> folder of the drafter
+Trained = dict[tuple[str, int], Path]
 
 
 def train_all(
@@ -62,33 +65,31 @@ def train_all(
     on: str | None = None,
     jobs: int | None = None,
 ) -> Trained:
-    """Train every objective with every seed from the drafter in `start_from`, which is in the
-    answer as START.
+    """Train every objective with every seed from the drafter in `start_from`, called START.
 
     settings: of all, or those of each name. Objectives that draw get the seed, too; text and order
-    follow from it.
-    on, jobs: where else than in this process, and how many at once (`specdec.parallel`).
+    follow from it. on, jobs: where else than in this process, and how many at once
+    (`specdec.parallel`).
     """
     trained: Trained = {(START, 0): Path(start_from)}
     tasks = []
     for name, seed in itertools.product(objectives, seeds):
-        objective, own = (
-            objectives[name],
-            settings if isinstance(settings, Settings) else settings[name],
-        )
-        objective = replace(objective, seed=seed) if hasattr(objective, "seed") else objective
+        objective = objectives[name]
+        if hasattr(objective, "seed"):
+            objective = replace(objective, seed=seed)
         folder = Path(out_dir) / f"{runs.plain_name(name)}-{seed}"
-        options = dict(out_dir=folder, budget=Budget(seed=seed), objective=objective, settings=own)
-        options["start_from"] = start_from if objective.network == "eagle3" else None
-        tasks.append(functools.partial(_train, target, conversations, options))
+        options = dict(
+            out_dir=folder,
+            budget=Budget(seed=seed),
+            objective=objective,
+            settings=settings if isinstance(settings, Settings) else settings[name],
+            start_from=start_from if objective.network == "eagle3" else None,
+        )
+        # one that was killed continues from its checkpoint
+        tasks.append(functools.partial(train_drafter, target, conversations, **options))
         trained[name, seed] = folder / "drafter"
     parallel(tasks, on, jobs, desc="drafters")
     return trained
-
-
-def _train(target: str, conversations: list, options: dict) -> None:
-    """A shard of `train_all`; one that was killed continues from its checkpoint."""
-    train_drafter(target, conversations, **options)
 
 
 def train_at_best_rate(
@@ -97,48 +98,45 @@ def train_at_best_rate(
     objectives: dict[str, Objective],
     settings: Settings,
     rates: Sequence[float],
+    *,
+    seeds: Sequence[int] = (0,),
     **more,
 ) -> tuple[Trained, pd.DataFrame]:
-    """Every objective at every learning rate with the first seed, and at its best rate with the
-    others: (trained, tried).
+    """Every objective at every learning rate with the first seed, at its best rate with the others.
 
-    Best is what had most tokens per cycle on held-out text. trained: at the best rate. tried:
-    objective, learning_rate, held_out_tau_chain, chosen. more: what `train_all` takes by name.
+    Best is what had most tokens per cycle on held-out text. Returns (trained at the best rate,
+    tried): a row per objective and rate with held_out_tau_chain and chosen. more: of `train_all`.
     """
-    seeds, rows = list(more.pop("seeds", (0,))), []
-    own = {
-        f"{name}-at-{rate:g}": replace(settings, learning_rate=rate)
-        for name in objectives
-        for rate in rates
-    }
-    by_rate = dict(zip(own, itertools.product(objectives, rates), strict=True))
-    every = {place: objectives[name] for place, (name, _) in by_rate.items()}
-    first = train_all(target, conversations, every, own, seeds=seeds[:1], **more)
-    for place, (name, rate) in by_rate.items():
-        results = runs.read_json(first[place, seeds[0]].parent / "drafter_training" / "plan.json")[
-            "results"
-        ]
-        rows.append(
-            {
-                "objective": name,
-                "learning_rate": rate,
-                "held_out_tau_chain": results["held_out_tau_chain"],
-            }
-        )
-    tried = pd.DataFrame(rows, index=list(by_rate))
-    chosen = dict.fromkeys(objectives) | {
-        name: part["held_out_tau_chain"].idxmax() for name, part in tried.groupby("objective")
-    }
-    best = {place: every[place] for place in chosen.values()}
-    found = first | train_all(target, conversations, best, own, seeds=seeds[1:], **more)
-    kept = {(name, seed): found[place, seed] for name, place in chosen.items() for seed in seeds}
-    tried["chosen"] = tried.index.isin(list(best))
-    return {(START, 0): first[START, 0]} | kept, tried.reset_index(drop=True)
+    # 1. every rate
+    at_rates = {}
+    by_rate = {}
+    rows = []
+    for name, rate in itertools.product(objectives, rates):
+        place = f"{name}-at-{rate:g}"
+        at_rates[place] = objectives[name]
+        by_rate[place] = replace(settings, learning_rate=rate)
+        rows.append({"objective": name, "learning_rate": rate})
+    first = train_all(target, conversations, at_rates, by_rate, seeds=seeds[:1], **more)
+    tried = pd.DataFrame(rows, index=list(at_rates))
+    for place in at_rates:
+        plan = first[place, seeds[0]].parent / "drafter_training" / "plan.json"
+        results = runs.read_json(plan)["results"]
+        tried.loc[place, "held_out_tau_chain"] = results["held_out_tau_chain"]
+    # 2. the best of each objective, with every seed
+    best = tried.groupby("objective", sort=False)["held_out_tau_chain"].idxmax()
+    tried["chosen"] = tried.index.isin(best)
+    again = {place: at_rates[place] for place in best}
+    trained = first | train_all(target, conversations, again, by_rate, seeds=seeds[1:], **more)
+    kept: Trained = {(START, 0): first[START, 0]}
+    for name, seed in itertools.product(objectives, seeds):
+        kept[name, seed] = trained[best[name], seed]
+    return kept, tried.reset_index(drop=True)
 
 
 def training_curves(trained: Trained) -> pd.DataFrame:
-    """A row per step and training: drafter, seed, step, what the objective measured,
-    held_out_tau_chain where it was due.
+    """A row per step and training: drafter, seed, step, what the objective measured.
+
+    held_out_tau_chain is there where it was due.
     """
     tables = []
     for (name, seed), folder in trained.items():
@@ -146,7 +144,8 @@ def training_curves(trained: Trained) -> pd.DataFrame:
         if name != START:
             tables.append(runs.read_table(path).assign(drafter=name, seed=seed))
     table = pd.concat(tables, ignore_index=True)
-    return table[["drafter", "seed", "step", *table.columns.drop(["drafter", "seed", "step"])]]
+    first = ["drafter", "seed", "step"]
+    return table[[*first, *table.columns.drop(first)]]
 
 
 def gradient_agreement(
@@ -157,8 +156,7 @@ def gradient_agreement(
     start_from: Path,
     batches: int,
 ) -> pd.DataFrame:
-    """How much of an objective's gradient is the same on other text, at the drafter from which all
-    continue; no weight changes.
+    """How much of an objective's gradient is the same on other text; no weight changes.
 
     A row per objective: objective, batches, cosine, its mean between two batches of settings.batch
     rows, and `cosine_to_X`, that of the mean gradient to the mean one of objective X. Where batches
@@ -167,70 +165,74 @@ def gradient_agreement(
     """
     budget = Budget()
     model, tokenizer = load_target(target, budget.place())
-    means, rows = {}, []
+    chats = ChatList(conversations)
+    means: dict[str, torch.Tensor] = {}
+    rows = []
     for name, objective in tqdm(objectives.items(), desc="gradients"):
-        text = training_text(model, tokenizer, ChatList(conversations), settings, Path(), budget)
-        run, found = prepared(model, text, objective, settings, budget, start_from), []
+        text = training_text(model, tokenizer, chats, settings, Path(), budget)
+        run = prepared(model, text, objective, settings, budget, start_from)
         run.refresh()
+        gradients = []
         for step in range(batches):
             run.gradients(run.objective.collect(run.working, run.target, text.batch(step)))
-            parts = [
-                torch.zeros_like(w) if w.grad is None else w.grad for w in run.network.parameters()
-            ]
-            found.append(torch.cat([part.flatten() for part in parts]))
-        agree, means[name] = common_direction(found)
-        others = {f"cosine_to_{other}": float(mean @ means[name]) for other, mean in means.items()}
-        rows.append({"objective": name, "batches": batches, "cosine": agree} | others)
+            parts = []
+            for weight in run.network.parameters():
+                gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                parts.append(gradient.flatten())
+            gradients.append(torch.cat(parts))
+        cosine, means[name] = common_direction(gradients)
+        row = {"objective": name, "batches": batches, "cosine": cosine}
+        for earlier, mean in means.items():
+            row[f"cosine_to_{earlier}"] = float(mean @ means[name])
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
 def common_direction(gradients: Sequence[torch.Tensor]) -> tuple[float, torch.Tensor]:
-    """(mean cosine between two of at least two gradients [N], the direction [N] of the mean of
-    their directions).
+    """(mean cosine between two of at least two gradients [N], their mean direction [N]).
 
     In float64: sums of millions of float32 squares are off by a thousandth, as much as some of
     these cosines.
     """
     directions = F.normalize(torch.stack(list(gradients)).double(), dim=1)
     pairs = math.comb(len(directions), 2)
-    return float((directions @ directions.T).triu(1).sum()) / pairs, F.normalize(
-        directions.mean(0), dim=0
-    )
+    cosine = float((directions @ directions.T).triu(1).sum()) / pairs
+    return cosine, F.normalize(directions.mean(0), dim=0)
 
 
 def decode_all(
     target: str, trained: Trained, suites, methods: dict, dtype: str = "float32", **settings
-):
-    """(prompts, cycles): the bench's rows of every drafter, with the columns temperature, seed and
-    drafter in front.
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(prompts, cycles): the bench's rows of every drafter, with temperature, seed and drafter.
 
     methods: of each drafter. settings: fields of EvaluateConfig by name. All drafters and plain
     decoding take turns in one run, prompt by prompt; rows of plain decoding are of START.
     """
     pair = load_pair(target=target, drafter=trained[START, 0], dtype=dtype)
-    plain = {name: method for name, method in methods.items() if method == AUTOREGRESSIVE}
-    drafted, of, tables = {}, {name: (START, 0, name) for name in plain}, []
+    every = {}
+    labels = {}
+    for way, method in methods.items():
+        if method == AUTOREGRESSIVE:
+            every[way] = method
+            labels[way] = (START, 0, way)
     for (name, seed), folder in trained.items():
         drafter = load_drafter(folder, pair.target)
-        for way in (way for way in methods if way not in plain):
-            label = f"{name} {seed}, {way}"
-            drafted[label], of[label] = (
-                DraftedBy(drafter, methods[way], f"{name} {seed}"),
-                (name, seed, way),
-            )
-    run = bench.evaluate(plain | drafted, suites, pair, **settings)
-    for what in ("prompts", "cycles"):
-        rows = run.read_table(what)
-        names, seeds, ways = zip(*rows["method"].map(of), strict=True)
+        for way, method in methods.items():
+            if method != AUTOREGRESSIVE:
+                label = f"{name} {seed}, {way}"
+                every[label] = DraftedBy(drafter, method, f"{name} {seed}")
+                labels[label] = (name, seed, way)
+    run = bench.evaluate(every, suites, pair, **settings)
+    tables = []
+    for table in ("prompts", "cycles"):
+        rows = run.read_table(table)
+        names, seeds, ways = zip(*rows["method"].map(labels), strict=True)
         rows = rows.assign(method=ways)
-        for column, value in (
-            ("drafter", names),
-            ("seed", seeds),
-            ("temperature", settings.get("temperature", 0.0)),
-        ):
-            rows.insert(0, column, value)
+        rows.insert(0, "drafter", names)
+        rows.insert(0, "seed", seeds)
+        rows.insert(0, "temperature", settings.get("temperature", 0.0))
         tables.append(rows)
-    return tuple(tables)
+    return tables[0], tables[1]
 
 
 def chain_rows(
@@ -241,119 +243,91 @@ def chain_rows(
     folder: Path,
     max_new_tokens: int,
     drafts: int = 6,
-):
-    """Tokens per cycle of greedy chains, without decoding: rows as `compare_tau` reads them, one
-    per prompt and drafter.
+) -> pd.DataFrame:
+    """Tokens per cycle of greedy chains, without decoding: rows as `compare_tau` reads them.
 
     The target writes its greedy answer to each of `prompts` (the first turn) once, kept in
     `folder`; then a forward of the drafter along it says what chains of `drafts` tokens would have
     had accepted (`accuracy.draft_accuracy`). Exact but for near-ties of the target, which writes in
     its training's dtype.
     """
+    # 1. the target's answers
     model, tokenizer = load_target(target, Budget().place())
-    asked = [
-        [{"role": "user", "content": item.turns[0]}, {"role": "assistant", "content": ""}]
-        for item in prompts
-    ]
+    empty = {"role": "assistant", "content": ""}
+    asked = [[{"role": "user", "content": item.turns[0]}, empty] for item in prompts]
     how = Regeneration(greedy_frac=1.0, max_new_tokens=max_new_tokens)
-    answered = {
-        chat[0]["content"]: chat for chat in regenerate(model, tokenizer, asked, how, folder=folder)
-    }
+    answered = {}
+    for chat in regenerate(model, tokenizer, asked, how, folder=folder):
+        answered[chat[0]["content"]] = chat
+    # 2. the drafters along them
     dtype = compute_dtype(torch.device(model.device))
     networks = {key: load_network(place, model).to(dtype) for key, place in trained.items()}
-    targets = {
-        taps: FrozenTarget(model, taps, dtype)
-        for taps in {one.config.taps for one in networks.values()}
-    }
+    taps_of = {network.config.taps for network in networks.values()}
+    targets = {taps: FrozenTarget(model, taps, dtype) for taps in taps_of}
     rows = []
     for item in tqdm(prompts, desc="chains"):
         document = conversation_document(tokenizer, answered[item.turns[0]])
         if int(document.answer.sum()) < 2:
             continue
         text = token_batch(lay_out([document], [[0]], len(document.ids)), model.device)
-        read = {
-            taps: replace(text, output=one(text)) for taps, one in targets.items()
-        }  # once for all drafters
+        # one forward of the target for all drafters
+        read = {taps: replace(text, output=frozen(text)) for taps, frozen in targets.items()}
         for (name, seed), network in networks.items():
             taps = network.config.taps
-            found = draft_accuracy(network, targets[taps], [read[taps]], drafts=drafts)
-            row = {
-                "temperature": 0.0,
-                "seed": seed,
-                "drafter": name,
-                "suite": item.suite,
-                "prompt": item.id,
-            }
-            rows.append(
-                row
-                | {"method": "chain", "cycles": found["cycles"], "cycle_tok": found["emitted_tok"]}
-            )
+            counts = draft_accuracy(network, targets[taps], [read[taps]], drafts=drafts)
+            row = {"temperature": 0.0, "seed": seed, "drafter": name, "suite": item.suite}
+            row |= {"prompt": item.id, "method": "chain", "cycles": counts["cycles"]}
+            rows.append(row | {"cycle_tok": counts["emitted_tok"]})
     return pd.DataFrame(rows)
 
 
-TAUS = [
-    "temperature",
-    "method",
-    "suite",
-    "drafter",
-    "prompts",
-    "seeds",
-    "tau",
-    "over_baseline",
-    "low",
-    "high",
-]
-TAUS += ["worst_seed", "best_seed"]
-
-
 def compare_tau(prompts: pd.DataFrame, baseline: str = START) -> pd.DataFrame:
-    """One row per temperature, method, suite ("all" pools them) and drafter, from rows of
-    `decode_all` or `chain_rows`.
+    """One row per temperature, method, suite ("all" pools them) and drafter.
 
-    tau: tokens per cycle, mean over seeds. over_baseline with low and high: its ratio to the
-    baseline's, paired by prompt; what another seed would have done is in the interval only where
-    several were trained: worst_seed and best_seed are theirs. speedup: over plain decoding, where
-    it was timed.
+    prompts: rows of `decode_all` or `chain_rows`. tau: tokens per cycle, mean over seeds.
+    over_baseline with low and high: its ratio to the baseline's, paired by prompt; worst_seed and
+    best_seed: where several were trained, as they say what another seed would have done. speedup:
+    over plain decoding, where it was timed.
     """
-    tables, every = [], pd.concat([prompts, prompts.assign(suite="all")])
-    for (temperature, method), part in _drafted(prompts).groupby(
-        ["temperature", "method"], sort=False
-    ):
+    every = pd.concat([prompts, prompts.assign(suite="all")])
+    drafted = every[every["method"] != AUTOREGRESSIVE]
+    keys = ["temperature", "method"]
+    counts = ["cycle_tok", "cycles"]
+    tables = []
+    for (temperature, method), part in drafted.groupby(keys, sort=False):
         part = part.assign(method=part["drafter"])
-        found = stats.summarise(
-            part, {"over_baseline": baseline}, rate=("cycle_tok", "cycles"), pool=True
-        )
-        sums = pd.concat([part, part.assign(suite="all")]).groupby(["suite", "method", "seed"])[
-            ["cycle_tok", "cycles"]
-        ]
-        taus = (sums.sum()["cycle_tok"] / sums.sum()["cycles"]).unstack("seed")
+        # 1. the ratio with its interval, suite by suite and pooled
+        suites = part[part["suite"] != "all"]
+        over = {"over_baseline": baseline}
+        table = stats.summarise(suites, over, rate=("cycle_tok", "cycles"), pool=True)
+        # 2. the same of the worst and of the best seed
+        sums = part.groupby(["suite", "method", "seed"])[counts].sum()
+        taus = (sums["cycle_tok"] / sums["cycles"]).unstack("seed")
         alone = taus.div(taus.xs(baseline, level="method").mean(axis=1), axis=0, level="suite")
-        seeds = pd.DataFrame(
-            {"worst_seed": alone.min(axis=1), "best_seed": alone.max(axis=1)}
-        ).reset_index()
-        found = found.merge(seeds, on=["suite", "method"]).assign(temperature=temperature)
-        tables.append(
-            found.rename(columns={"method": "drafter", "rate": "tau"}).assign(method=method)
-        )
-    table = pd.concat(tables).rename(
-        columns={"over_baseline_low": "low", "over_baseline_high": "high"}
-    )
-    table = _drafted(every)[TAUS[:3]].drop_duplicates().merge(table, on=TAUS[:3])[TAUS]
-    return table.merge(_speedups(every), how="left") if "total_ms" in prompts else table
-
-
-def _drafted(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["method"] != AUTOREGRESSIVE]
+        seeds = pd.DataFrame({"worst_seed": alone.min(axis=1), "best_seed": alone.max(axis=1)})
+        table = table.merge(seeds.reset_index(), on=["suite", "method"])
+        table = table.rename(columns={"method": "drafter", "rate": "tau"})
+        tables.append(table.assign(temperature=temperature, method=method))
+    ends = {"over_baseline_low": "low", "over_baseline_high": "high"}
+    table = pd.concat(tables).rename(columns=ends)
+    # 3. in the order of the rows
+    keys = ["temperature", "method", "suite"]
+    columns = [*keys, "drafter", "prompts", "seeds", "tau", "over_baseline", "low", "high"]
+    table = drafted[keys].drop_duplicates().merge(table, on=keys)
+    table = table[[*columns, "worst_seed", "best_seed"]]
+    if "total_ms" in prompts:
+        table = table.merge(_speedups(every), how="left")
+    return table
 
 
 def _speedups(prompts: pd.DataFrame) -> pd.DataFrame:
     """speedup per temperature, suite, drafter and method, over plain decoding."""
-    sums = prompts.groupby(["temperature", "suite", "drafter", "method"])[
-        ["new_tok", "total_ms"]
-    ].sum()
+    keys = ["temperature", "suite", "drafter", "method"]
+    sums = prompts.groupby(keys)[["new_tok", "total_ms"]].sum()
     speeds = (sums["new_tok"] / sums["total_ms"]).rename("speedup").reset_index()
-    plain = speeds[speeds["method"] == AUTOREGRESSIVE].drop(columns=["drafter", "method"])
-    both = _drafted(speeds).merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
+    is_plain = speeds["method"] == AUTOREGRESSIVE
+    plain = speeds[is_plain].drop(columns=["drafter", "method"])
+    both = speeds[~is_plain].merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
     return both.assign(speedup=both["speedup"] / both.pop("speedup_plain"))
 
 
@@ -369,14 +343,13 @@ def speed_by_accepted(
     """
     plain = prompts[prompts["method"] == AUTOREGRESSIVE]
     plain_ms = plain["decode_ms"].sum() / (plain["new_tok"] - 1).clip(lower=1).sum()
-    times = (
-        cycles[cycles["method"] == chain].groupby("accepted_tok")["total_ms"].agg(["size", "mean"])
-    )
+    of_chain = cycles[cycles["method"] == chain]
+    times = of_chain.groupby("accepted_tok")["total_ms"].agg(["size", "mean"])
     table = times.reindex(range(window + 1)).rename(columns={"size": "cycles", "mean": "cycle_ms"})
     table["cycles"] = table["cycles"].fillna(0).astype(int)
-    mean_ms = cycles.loc[cycles["method"] == chain, "total_ms"].mean()
+    cycle_ms = table["cycle_ms"].fillna(of_chain["total_ms"].mean())
     length = np.arange(window + 1)
-    table["measured"] = (length + 1) * plain_ms / table["cycle_ms"].fillna(mean_ms)
+    table["measured"] = (length + 1) * plain_ms / cycle_ms
     table["cost_aware"] = length / (length * gamma + 1)
     return table.reset_index(names="accepted_tok")
 
@@ -389,7 +362,7 @@ def window_facts(
     settings: Settings,
     window: int,
     most: int = 400,
-):
+) -> pd.DataFrame:
     """How greedy windows fare on held-out text: drafter, seed, text, slot, accepted_tok, nabla,
     hard.
 
@@ -398,7 +371,8 @@ def window_facts(
     spread.
     """
     pair = load_pair(target=target)
-    held_out, rows = split(conversations, settings)[1], []
+    held_out = split(conversations, settings)[1]
+    rows = []
     for (name, seed), folder in trained.items():
         network = load_network(folder, pair.target.model)
         frozen = FrozenTarget(pair.target.model, network.config.taps)
@@ -411,11 +385,8 @@ def window_facts(
             slots = window_starts(batch, window)[0].nonzero().T
             slots = slots[:, :: max(1, round(slots.shape[1] * len(held_out) / most))]
             facts = _greedy_facts(frozen, network, batch, slots, window)
-            rows.append(
-                pd.DataFrame(
-                    {"drafter": name, "seed": seed, "text": number, "slot": slots[0], **facts}
-                )
-            )
+            where = {"drafter": name, "seed": seed, "text": number, "slot": slots[0]}
+            rows.append(pd.DataFrame(where | facts))
     table = pd.concat(rows, ignore_index=True)
     start = table[table["drafter"] == START].set_index(["text", "slot"])["accepted_tok"]
     places = pd.MultiIndex.from_frame(table[["text", "slot"]])
@@ -423,19 +394,15 @@ def window_facts(
 
 
 def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> dict:
-    batch, given = (
-        replace(batch, output=frozen(batch)),
-        torch.full((*slots.shape, window), -1, device=slots.device),
-    )
-    drafted, logits = roll_out(
-        network, frozen.embedding, batch, slots, given, lambda logits: logits.argmax(-1)
-    )
-    says = frozen.continued(batch, slots, drafted)
-    log_q, ids = logits.log_softmax(-1), vocabulary_ids(network)
-    log_ratio = says.log_softmax(-1)[..., ids] - log_q
-    chosen = at_columns(log_ratio, logits.argmax(-1))
-    nabla = (chosen.exp() - chosen - 1).mean(-1)
-    accepted = (says.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
+    """accepted_tok and nabla of the greedy window at each slot."""
+    batch = replace(batch, output=frozen(batch))
+    nothing = torch.full((*slots.shape, window), -1, device=slots.device)
+    options = (frozen.embedding, batch, slots, nothing, lambda logits: logits.argmax(-1))
+    drafted, logits = roll_out(network, *options)
+    of_target = frozen.continued(batch, slots, drafted)
+    log_p = of_target.log_softmax(-1)[..., vocabulary_ids(network)]
+    nabla = divergence("k3", logits.log_softmax(-1), log_p, logits.argmax(-1)).mean(-1)
+    accepted = (of_target.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
     return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}
 
 
@@ -446,34 +413,28 @@ def serve(
     policy,
     learning: OnlineConfig,
     dtype: str = "float32",
+    *,
+    limit: int,
+    part: str,
     **settings,
-):
+) -> pd.DataFrame:
     """The same requests served in order by a drafter that stays as it is and by one that learns
     from them (`OnlineDrafter`).
 
-    settings: limit, part, folder and seed of `gather`, and those of `decode`. A row per request and
-    way: request, suite, prompt, learning, new_tok, cycles, cycle_tok, tau.
+    limit, part: of `gather`. settings: of `decode`. A row per request and way: request, suite,
+    prompt, learning, new_tok, cycles, cycle_tok, tau.
     """
-    chosen = {
-        name: settings.pop(name) for name in ("limit", "part", "folder", "seed") if name in settings
-    }
-    items, rows = gather(suites, **chosen), []
+    rows = []
     for learns in (False, True):
         pair = load_pair(target=target, drafter=drafter, dtype=dtype)
-        online = OnlineDrafter(pair, config=learning)
-        for number, item in enumerate(items):
-            prompt = pair.ids_of(conversation(pair, item, 0, []))
-            way = online.decode if learns else functools.partial(decode, pair)
-            out = way(prompt, policy, **settings)
+        serving = functools.partial(decode, pair)
+        if learns:
+            serving = OnlineDrafter(pair, config=learning).decode
+        for number, item in enumerate(gather(suites, limit=limit, part=part)):
+            out = serving(pair.ids_of(conversation(pair, item, 0, [])), policy, **settings)
             row = {"request": number, "suite": item.suite, "prompt": item.id, "learning": learns}
-            cycle_tok = sum(cycle.new_tok for cycle in out.rows)
-            row |= {
-                "new_tok": out.new_tok,
-                "cycles": len(out.rows),
-                "cycle_tok": cycle_tok,
-                "tau": out.tau,
-            }
-            rows.append(row)
+            row |= {"new_tok": out.new_tok, "cycles": len(out.rows), "tau": out.tau}
+            rows.append(row | {"cycle_tok": sum(cycle.new_tok for cycle in out.rows)})
     return pd.DataFrame(rows)
 
 
@@ -484,6 +445,7 @@ def trees_by_candidates(depth: int, counts: Sequence[int]) -> dict[str, Static]:
     The paper leaves the word undefined. Here it is the tree's width: the best that many nodes of
     each level are drafted on.
     """
-    return {
-        f"candidates {count}": Static((depth + 1) * count + 1, depth, count) for count in counts
-    }
+    trees = {}
+    for count in counts:
+        trees[f"candidates {count}"] = Static((depth + 1) * count + 1, depth, count)
+    return trees

@@ -24,10 +24,8 @@ from specdec.training.value import reprice
 from workbook import terms
 from workbook.rules import ENGINES, PAPERS, Tuner
 
-QUICK = {
-    *ENGINES,
-    *(name for name, left in PAPERS.items() if not left.fitted),
-}  # rules without a network
+# rules without a network
+QUICK = {*ENGINES, *(name for name, rule in PAPERS.items() if not rule.fitted)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +43,11 @@ class Machine:
     def prepare(
         cls, tuner: Tuner, seeds: Sequence[int], effort=0.0, pair=None, scale="laptop"
     ) -> Machine:
-        """The machine whose rules `tuner` tunes. effort: length of trainings as a part of each
-        system's own; 0: none.
-        """
-        trace, costs = tuner.arena.trace, tuner.arena.costs
+        """effort: length of trainings as a part of each system's own; 0: none."""
         if not effort:
             return cls(tuner)
+        trace = tuner.arena.trace
+        costs = tuner.arena.costs
         equal = dataclasses.replace(tuner.arena.terms, effort=effort)
         place = terms.opened("trained_controllers", trace, costs, equal, scale)
         arena = terms.Arena(trace, costs, place.directory, equal, pair=pair)
@@ -64,10 +61,10 @@ class Machine:
         """Rules tuned and systems trained at these prices. minutes: as in `terms.train_all`, for
         rules and systems each.
         """
-        found, _ = self.tuner.all(minutes)
+        contenders, _ = self.tuner.all(minutes)
         if self.arena is not None:
-            found |= terms.train_all(self.arena, self.jobs, minutes)[0]
-        return found
+            contenders |= terms.train_all(self.arena, self.jobs, minutes)[0]
+        return contenders
 
 
 def carried(
@@ -79,17 +76,16 @@ def carried(
     Rules that need no training are left out: those are tuned anew everywhere. tune: the part "tune"
     of a recording.
     """
-    found = {}
+    moved = {}
     for method, seeds in contenders.items():
         method = Method.of(method)
         if method.system in QUICK:
             continue
-        found[method.but(adapted=CARRIED)] = seeds
+        moved[method.but(adapted=CARRIED)] = seeds
         if isinstance(seeds[0], ValuePolicy):
-            found[method.but(adapted=REPRICED)] = [
-                reprice(policy, tune, costs, pair) for policy in seeds
-            ]
-    return found
+            repriced = [reprice(policy, tune, costs, pair).policy for policy in seeds]
+            moved[method.but(adapted=REPRICED)] = repriced
+    return moved
 
 
 def judge(
@@ -99,23 +95,20 @@ def judge(
     `compare.over_seeds`.
 
     contenders: of another machine. charged: milliseconds of an answer by the method there; without
-    one it is timed.
-    choose: of `Baselines.choose`.
+    one it is timed. choose: of `Baselines.choose`.
     """
-    trace, costs = machine.tuner.arena.trace, machine.costs
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # about every controller that is carried: it learned other costs
+    trace = machine.tuner.arena.trace
+    costs = machine.costs
+    pair = machine.arena.pair if machine.arena else None
+    with warnings.catch_warnings(action="ignore"):
+        # the warnings are of every controller that is carried: it learned other costs
         there = machine.made_here(minutes)
-        there |= carried(
-            contenders, trace.select(part="tune"), costs, machine.arena and machine.arena.pair
-        )
-        before = {method: method.but(adapted="") for method in there}
-        options = {
-            "policy_ms": {method: charged[one] for method, one in before.items() if one in charged}
-        }
-        options |= {
-            "baselines": compare.Baselines.choose(trace, costs, **choose),
-            "random_seeds": (),
-        }
+        there |= carried(contenders, trace.select(part="tune"), costs, pair)
+        policy_ms = {}
+        for method in there:
+            before = method.but(adapted="")
+            if before in charged:
+                policy_ms[method] = charged[before]
+        baselines = compare.Baselines.choose(trace, costs, **choose)
+        options = dict(policy_ms=policy_ms, baselines=baselines, random_seeds=())
         return compare.over_seeds(compare.compare_replay(trace, costs, there, **options))

@@ -7,7 +7,6 @@ nothing is measured here.
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from specdec.evaluation import compare
@@ -15,21 +14,11 @@ from specdec.evaluation.compare import RATIOS, Comparison
 from specdec.evaluation.compare_live import Live, live_table
 from specdec.identity import FIELDS
 
-REPLAY, LIVE = "replay", "live"
-HEADS = {"speedup": "plain", "over_default": "default", "over_tuned": "tuned"}
+REPLAY = "replay"
+LIVE = "live"
 ENDS = [f"{ratio}{end}" for ratio in RATIOS for end in ("", "_low", "_high")]
-COLUMNS = [
-    "method",
-    "temperature",
-    "how",
-    "seeds",
-    "prompts",
-    *ENDS,
-    "headroom_frac",
-    "policy_frac",
-    "p_tuned_holm",
-]
-COLUMNS += [*FIELDS, "machine"]
+COLUMNS = ["method", "temperature", "how", "seeds", "prompts", *ENDS]
+COLUMNS += ["headroom_frac", "policy_frac", "p_tuned_holm", *FIELDS, "machine"]
 
 
 def long_table(comparisons: dict[float, Comparison], lives: dict[float, Live]) -> pd.DataFrame:
@@ -39,35 +28,32 @@ def long_table(comparisons: dict[float, Comparison], lives: dict[float, Live]) -
     the clock, where several seeds were decoded, from the lowest to the highest end of any seed,
     around their mean.
     """
-    tables = [
-        _replayed(comparison).assign(temperature=t, how=REPLAY)
-        for t, comparison in comparisons.items()
-    ]
-    tables += [_clocked(live).assign(temperature=t, how=LIVE) for t, live in lives.items()]
+    tables = []
+    for temperature, comparison in comparisons.items():
+        table = compare.over_seeds(comparison).query("suite == 'all'")
+        for ratio in RATIOS:
+            for end in ("low", "high"):
+                table = table.assign(**{f"{ratio}_{end}": table[f"{ratio}_prompts_{end}"]})
+        tables.append(table.assign(temperature=temperature, how=REPLAY))
+    for temperature, live in lives.items():
+        tables.append(_clocked(live).assign(temperature=temperature, how=LIVE))
     return pd.concat(tables, ignore_index=True).reindex(columns=COLUMNS)
-
-
-def _replayed(comparison: Comparison) -> pd.DataFrame:
-    table = compare.over_seeds(comparison).query("suite == 'all'").drop(columns="suite")
-    for ratio in RATIOS:
-        for end in ("low", "high"):
-            table[f"{ratio}_{end}"] = table.pop(f"{ratio}_prompts_{end}")
-    return table.reindex(columns=[name for name in COLUMNS if name not in ("temperature", "how")])
 
 
 def _clocked(live: Live) -> pd.DataFrame:
     table = live_table(live)
-    pooled = table[
-        table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])
-    ]
-    ends = {
-        name: "min" if name.endswith("_low") else "max" if name.endswith("_high") else "mean"
-        for name in ENDS
-    }
-    ends |= {"policy_frac": "mean"} | ({"p_tuned_holm": "max"} if "p_tuned_holm" in pooled else {})
-    ends |= dict.fromkeys(["prompts", *FIELDS, "machine"], "first")
-    groups = pooled.groupby("method", sort=False)
-    return groups.agg(ends).assign(seeds=groups.size()).reset_index()
+    suite = "all" if (table["suite"] == "all").any() else table["suite"].iloc[0]
+    groups = table[table["suite"] == suite].groupby("method", sort=False)
+    whole = groups[["prompts", *FIELDS, "machine"]].first()
+    whole["seeds"] = groups.size()
+    whole["policy_frac"] = groups["policy_frac"].mean()
+    if "p_tuned_holm" in table:
+        whole["p_tuned_holm"] = groups["p_tuned_holm"].max()
+    for ratio in RATIOS:
+        whole[ratio] = groups[ratio].mean()
+        whole[f"{ratio}_low"] = groups[f"{ratio}_low"].min()
+        whole[f"{ratio}_high"] = groups[f"{ratio}_high"].max()
+    return whole.reset_index()
 
 
 def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFrame:
@@ -77,22 +63,20 @@ def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFram
     share of the bound's headroom and of the policy's time: of replay, at the first temperature.
     order: the methods, default as they come.
     """
-
-    def text(row) -> str:
-        numbers = " / ".join(
-            "-" if np.isnan(row[ratio]) else f"{row[ratio]:.2f}" for ratio in RATIOS
-        )
-        ends = row["over_tuned_low"], row["over_tuned_high"]
-        return numbers if np.isnan(ends).any() else f"{numbers} [{ends[0]:.2f}, {ends[1]:.2f}]"
-
+    cells = []
+    for row in long.to_dict("records"):
+        numbers = ["-" if pd.isna(row[ratio]) else f"{row[ratio]:.2f}" for ratio in RATIOS]
+        cell = " / ".join(numbers)
+        low = row["over_tuned_low"]
+        high = row["over_tuned_high"]
+        if pd.notna(low) and pd.notna(high):
+            cell += f" [{low:.2f}, {high:.2f}]"
+        cells.append(cell)
     heads = [f"T={t:g}, {how}" for t, how in zip(long["temperature"], long["how"], strict=True)]
-    long = long.assign(cell=long.apply(text, axis=1), head=heads)
-    wide = long.pivot(index="method", columns="head", values="cell")[
-        list(dict.fromkeys(long["head"]))
-    ].fillna("-")
-    first = long[
-        (long["how"] == REPLAY) & (long["temperature"] == long["temperature"].iloc[0])
-    ].set_index("method")
+    wide = long.assign(cell=cells, head=heads).pivot(index="method", columns="head", values="cell")
+    wide = wide[list(dict.fromkeys(heads))].fillna("-")
+    is_first = long["temperature"] == long["temperature"].iloc[0]
+    first = long[(long["how"] == REPLAY) & is_first].set_index("method")
     for name in ("seeds", "headroom_frac", "policy_frac"):
         wide[name] = first[name]
     methods = order or list(dict.fromkeys(long["method"]))

@@ -1,15 +1,12 @@
 """Figures of the papers that need more than one axis: grouped and stacked bars, lines of trainings,
-heat maps, rows of dots.
-
-Each takes long rows and returns a figure. Knows nothing about whose rows they are or which paper
-prints them.
+rows of dots. Each takes long rows and returns a figure.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
-from specdec.report.figures import COLOURS, bar_look, curves, drawn
+from specdec.report.figures import COLOURS, MARKERS, bar_look, curves, drawn
 from specdec.report.tables import need
 
 from workbook.pictures import depth_and_size, under_heads
@@ -29,16 +26,10 @@ def learning(
         for line in axes.lines if dashed else ():
             line.set_linestyle("--" if line.get_label().endswith(dashed) else "-")
         if mark:
-            axes.axvline(mark[0], color="0.3", linewidth=1, linestyle="--")
-            axes.annotate(
-                mark[1],
-                (mark[0], 0.02),
-                (-3, 0),
-                ("data", "axes fraction"),
-                "offset points",
-                fontsize=7,
-                ha="right",
-            )
+            step, words = mark
+            axes.axvline(step, color="0.3", linewidth=1, linestyle="--")
+            place = ((step, 0.02), (-3, 0), ("data", "axes fraction"), "offset points")
+            axes.annotate(words, *place, fontsize=7, ha="right")
     return figure
 
 
@@ -50,40 +41,32 @@ def cost_panels(table: pd.DataFrame, note=""):
     appearance.
     """
     need(table, "published", "whose", "x", "part", "kind", "value")
-    wide = table.pivot_table(
-        "value", ["published", "kind", "whose", "x"], "part", sort=False
-    ).reset_index()
-    parts, shares = list(dict.fromkeys(table["part"])), wide[wide["kind"] == "pct"]
-    rows = {
-        side: max(8, len(own) + own["whose"].nunique())
-        for side, own in shares.groupby("published", sort=False)
-    }
-    with drawn(height_in=1.0 + 0.17 * sum(rows.values()) + 0.5 * len(rows), note=note) as (
-        figure,
-        _,
-    ):
+    keys = ["published", "kind", "whose", "x"]
+    wide = table.pivot_table("value", keys, "part", sort=False).reset_index()
+    parts = list(dict.fromkeys(table["part"]))
+    shares = wide[wide["kind"] == "pct"]
+    rows = {}
+    for side, part in shares.groupby("published", sort=False):
+        rows[side] = max(8, len(part) + part["whose"].nunique())
+    height_in = 1.0 + 0.17 * sum(rows.values()) + 0.5 * len(rows)
+    with drawn(height_in=height_in, note=note) as (figure, _):
         grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=list(rows.values()))
         for (left, right), side in zip(grid, rows, strict=True):
-            ms, pct = (
-                wide[(wide["published"] == side) & (wide["kind"] == "ms")],
-                shares[shares["published"] == side],
-            )
             whose = "published" if side else "measured here"
+            # 1. milliseconds by tree
+            ms = wide[(wide["published"] == side) & (wide["kind"] == "ms")]
             _stacked(left.bar, range(len(ms)), ms, parts, "bottom")
-            left.set_xticks(
-                range(len(ms)), ms["x"].str.strip("()").str.replace(", ", "\n"), fontsize=7
-            )
-            left.set(
-                xlabel="depth, nodes below it",
-                ylabel="ms per cycle",
-                title=", ".join([*ms["whose"].unique(), whose]),
-            )
+            labels = ms["x"].str.strip("()").str.replace(", ", "\n")
+            left.set_xticks(range(len(ms)), labels, fontsize=7)
+            title = ", ".join([*ms["whose"].unique(), whose])
+            left.set(xlabel="depth, nodes below it", ylabel="ms per cycle", title=title)
             left.grid(axis="x", visible=False)
+            # 2. shares by target
+            pct = shares[shares["published"] == side]
             _stacked(right.barh, under_heads(right, pct["whose"], pct["x"]), pct, parts, "left")
             right.set(xlabel="% of the default tree's cycle", title=whose)
-        figure.legend(
-            *left.get_legend_handles_labels(), ncols=2, loc="lower left", bbox_to_anchor=(0.05, 1.0)
-        )
+        place = dict(ncols=2, loc="lower left", bbox_to_anchor=(0.05, 1.0))
+        figure.legend(*left.get_legend_handles_labels(), **place)
     return figure
 
 
@@ -103,16 +86,16 @@ def fixed_trees(grid: pd.DataFrame, size: int = 60, depth: int = 8, width: int =
     """
     need(grid, "pair", "total_tokens", "depth", "top_k", "tau", "new_tok")
     plain = grid[grid["beam"] == ""] if "beam" in grid else grid
-    width, depth = _nearest(plain["top_k"], width), _nearest(plain["depth"], depth)
+    width = _nearest(plain["top_k"], width)
+    depth = _nearest(plain["depth"], depth)
     size = _nearest(plain["total_tokens"], size)
     rows = plain[plain["top_k"] == width]
     counts = rows.groupby("pair", sort=False)["new_tok"].max()
     rows = rows.assign(pair=rows["pair"].map(lambda pair: f"{pair}\n(n = {counts[pair]} tokens)"))
-    heads = f"trees of {size} tokens, width {width}", f"trees of depth {depth}, width {width}"
-    sides = rows[rows["total_tokens"] == size], rows[rows["depth"] == depth]
-    return depth_and_size(
-        *sides, "tau", label="tokens per cycle (tau)", lines=("pair", "pair"), heads=heads
-    )
+    heads = (f"trees of {size} tokens, width {width}", f"trees of depth {depth}, width {width}")
+    sides = (rows[rows["total_tokens"] == size], rows[rows["depth"] == depth])
+    look = dict(label="tokens per cycle (tau)", lines=("pair", "pair"), heads=heads)
+    return depth_and_size(*sides, "tau", **look)
 
 
 def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
@@ -128,23 +111,15 @@ def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
     places = {subject: place for place, subject in enumerate(first["subject"])}
     with drawn(height_in=1.0 + 0.135 * len(places), note=note) as (figure, _):
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        look = dict(markersize=3.5, linestyle="")
         for number, method in enumerate(methods):
             rows = table[table["method"] == method]
-            look = dict(
-                color=COLOURS[number], marker="osD^v"[number % 5], markersize=3.5, linestyle=""
-            )
+            look |= dict(color=COLOURS[number], marker=MARKERS[number % 5])
             left.plot(rows["over_tuned"], rows["subject"].map(places), label=method, **look)
-        right.plot(
-            first["over_default"],
-            first["subject"].map(places),
-            color=COLOURS[0],
-            marker="o",
-            markersize=3.5,
-            ls="",
-        )
-        left.set_yticks(
-            list(places.values()), [name.replace("_", " ") for name in places], fontsize=6
-        )
+        look |= dict(color=COLOURS[0], marker="o")
+        right.plot(first["over_default"], first["subject"].map(places), **look)
+        names = [name.replace("_", " ") for name in places]
+        left.set_yticks(list(places.values()), names, fontsize=6)
         short = methods[0].split()[0]
         left.set(ylim=(len(places), -1), xlabel="times as fast as\nthe tuned static tree")
         right.set_xlabel(f"{short}: times as fast as\n{baseline}")
@@ -152,14 +127,10 @@ def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
             axes.axvline(1.0, color="0.3", linewidth=1, linestyle="--")
             faster = (first[value] > 1).sum()
             axes.set_title(f"{short}: faster on {faster} of {len(first)} subjects")
-        figure.legend(
-            *left.get_legend_handles_labels(),
-            ncols=len(methods),
-            loc="lower left",
-            bbox_to_anchor=(0.05, 1.0),
-        )
+        place = dict(ncols=len(methods), loc="lower left", bbox_to_anchor=(0.05, 1.0))
+        figure.legend(*left.get_legend_handles_labels(), **place)
     return figure
 
 
-def _nearest(values: pd.Series, wanted: int) -> int:
-    return int(min(values.unique(), key=lambda value: abs(value - wanted)))
+def _nearest(values: pd.Series, aim: int) -> int:
+    return int(min(values.unique(), key=lambda value: abs(value - aim)))

@@ -1,8 +1,8 @@
 """Rows of measurements under the names that a paper prints: long rows for its tables and figures.
 
-Long rows have the columns LONG: whose they are (pair), the paper's row and column, the metric,
-the value, its interval and the prompts that it rests on. A row has the paper's name only where it
-is made with the paper's settings.
+Long rows have the columns LONG: whose they are (pair), the paper's row and column, the metric, the
+value, its interval and the prompts that it rests on. A row has the paper's name only where it is
+made with the paper's settings.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ KEYS = ["pair", "row", "column", "metric"]
 # what a value rests on; of a table without prompts its turns
 COUNTED = ["prompts", "turns"]
 LONG = [*KEYS, "value", "value_low", "value_high", *COUNTED]
-BARS = ["panel", "row", "column", "whose", "value", "published"]
 
 
 @dataclass(frozen=True)
 class Row:
     """A row of a paper's table: how it is called there, and which of our methods it holds.
 
-    where: fields of a method (`identity.FIELDS`), or another column of our rows, and their
-    values; the label may name fields in braces.
+    where: fields of a method (`identity.FIELDS`), or another column of our rows, and their values;
+    the label may name fields in braces.
     """
 
     label: str
@@ -41,10 +40,7 @@ class Row:
 
 
 def named(names: dict[str, str], column: str = "system") -> list[Row]:
-    """Rows of systems, rules and drafters by name: ours -> the paper's.
-
-    column: where our names stand.
-    """
+    """Rows of systems, rules and drafters by name: ours -> the paper's. column: of our names."""
     untrained = {"terms": "", "preset": ""} if column == "system" else {}
     return [Row(label, {column: name} | untrained) for name, label in names.items()]
 
@@ -74,10 +70,7 @@ def grid_rows(system: str, label: str = OWN_GRID) -> list[Row]:
 
 
 def on_terms(system: str, printed: str) -> list[Row]:
-    """The rows of a controller: as the paper trains it, under the paper's name.
-
-    On each of the other terms, these are named beside it.
-    """
+    """The rows of a controller: under the paper's name as the paper trains it, else with terms."""
     rows = [Row(printed, {"system": system, "terms": PAPER})]
     for term in (EQUAL, OFFICIAL, LIVE):
         rows.append(Row(f"{printed}, {TERMS[term]}", {"system": system, "terms": term}))
@@ -85,27 +78,13 @@ def on_terms(system: str, printed: str) -> list[Row]:
 
 
 def by_recipe(names: dict[str, str], column: str = "system") -> list[Row]:
-    """Rows of trainings: with the paper's settings under its names, with ours under names that
-    say so. names: ours, as named in `column`, -> the paper's.
-    """
+    """Rows of trainings: the paper's settings under its names, others under names that say so."""
     recipes = {"paper": "", "official": ", the released settings", "ours": ", our settings"}
     rows = []
     for recipe, how in recipes.items():
         for name, label in names.items():
             rows.append(Row(label + how, {column: name, "recipe": recipe}))
     return rows
-
-
-def with_deviations(long: pd.DataFrame) -> pd.DataFrame:
-    """Rows in which the rows of a metric "x_sd" have become the column value_sd of those of "x"."""
-    long = long.reset_index(drop=True)
-    deviation = long["metric"].astype(str).str.endswith("_sd")
-    if not deviation.any():
-        return long
-    keys = [key for key in ("target", "temperature", *KEYS) if key in long]
-    spread = long[deviation].assign(metric=long["metric"].str.removesuffix("_sd"))
-    spread = spread[[*keys, "value"]].rename(columns={"value": "value_sd"})
-    return long[~deviation].merge(spread, on=keys, how="left")
 
 
 def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
@@ -133,7 +112,7 @@ def benchmark(suites: pd.Series) -> pd.Series:
 
 def as_printed(
     table: pd.DataFrame,
-    rows: Sequence[Row] | dict[str, str],
+    rows: Sequence[Row],
     suites: dict[str, str],
     metrics: dict[str, str] | list[str],
     how: str = "",
@@ -141,20 +120,17 @@ def as_printed(
 ) -> pd.DataFrame:
     """Long rows (`LONG`) of a table, under the names that a paper prints.
 
-    table: with pair, suite, `metrics` and what `rows` look at. rows: in the paper's order, or a
-    dict of printed names of our methods. suites: our name -> the paper's, in its order; what is
-    not named is left out, and a suite is known by its benchmark. metrics: our column -> the
-    paper's name. how: added to the pair, with a run's clock for "{clock}". Rows of several seeds
-    are averaged, and then have no interval. A column called `mean` ("" for none) is the mean over
-    the paper's columns, where all of them are there.
+    table: with pair, suite, `metrics` and what `rows` look at. rows: in the paper's order. suites:
+    our name -> the paper's, in its order; what is not named is left out, and a suite is known by
+    its benchmark. metrics: our column -> the paper's name. how: added to the pair, with a run's
+    clock for "{clock}". Rows of several seeds are averaged, and then have no interval. A column
+    called `mean` ("" for none) is the mean over the paper's columns, where all of them are there.
     """
     if table.empty:
         return pd.DataFrame(columns=LONG)
     # 1. the rows that the paper names
     if isinstance(metrics, list):
         metrics = {name: name for name in metrics}
-    if isinstance(rows, dict):
-        rows = named(rows, "method")
     pair = table["pair"]
     if how:
         clocks = table.get("clock", pd.Series("", table.index))
@@ -164,11 +140,8 @@ def as_printed(
     # 2. one long row per metric
     parts = []
     for name, label in metrics.items():
-        part = kept[[*KEYS[:3], *(one for one in COUNTED if one in kept)]]
-        part = part.assign(metric=label, value=kept[name])
-        for end in ("low", "high"):
-            if f"{name}_{end}" in kept:
-                part[f"value_{end}"] = kept[f"{name}_{end}"]
+        ends = {f"{name}_{end}": f"value_{end}" for end in ("low", "high")}
+        part = kept.rename(columns={name: "value", **ends}).assign(metric=label)
         parts.append(part.reindex(columns=LONG))
     long = pd.concat(parts, ignore_index=True).astype({"value": float})
     # 3. the mean over seeds, which has no interval
@@ -186,61 +159,50 @@ def as_printed(
     return long.sort_values(KEYS[1:3], **in_order)
 
 
-def means(long: pd.DataFrame, columns: list[str], name: str = "Mean") -> pd.DataFrame:
+def means(long: pd.DataFrame, columns: list[str], name: str) -> pd.DataFrame:
     """Rows of the mean over `columns`, as the papers average, where every one of them is there."""
-    keys = [key for key in KEYS if key != "column"]
+    keys = ["pair", "row", "metric"]
     groups = long[long["column"].isin(columns)].groupby(keys, sort=False)["value"]
     table = groups.agg(["mean", "size"]).reset_index()
     table = table[table["size"] == len(columns)].rename(columns={"mean": "value"})
     return table.assign(column=name).reindex(columns=LONG)
 
 
-def long_rows(
+def long_rows(table: pd.DataFrame, **columns) -> pd.DataFrame:
+    """Long rows of a table: row, column, metric, value and pair, as in `DataFrame.assign`.
+
+    Rows without a name are left out; without a table there are none.
+    """
+    if table.empty:
+        return pd.DataFrame(columns=LONG)
+    rows = table.assign(**columns).dropna(subset=["row"])
+    return rows[[*KEYS, "value"]].reindex(columns=LONG)
+
+
+def by_column(
     table: pd.DataFrame, row: str, values: dict[str, str], metric: str = ""
 ) -> pd.DataFrame:
-    """Long rows of a table with pair and the column `row`: one for each of `values`.
+    """Long rows of a table with a column for each of `values`: our name -> the paper's column.
 
-    values: our column -> the paper's column. metric: of all; default each column's own name.
+    row: the column of rows. metric: of all; default each column's own name.
     """
-    if table.empty:
-        return pd.DataFrame(columns=LONG)
-    rows = table[row].astype(str)
     parts = []
     for name, label in values.items():
-        part = table[["pair"]].assign(row=rows, column=label, metric=metric or name)
-        parts.append(part.assign(value=table[name]))
-    return pd.concat(parts, ignore_index=True).reindex(columns=LONG)
+        names = dict(row=lambda rows: rows[row].astype(str), column=label, metric=metric or name)
+        parts.append(long_rows(table, **names, value=table.get(name)))
+    return pd.concat(parts, ignore_index=True)
 
 
-def spread(
-    table: pd.DataFrame, row: str, column: str, values: dict[str, str], names: dict[str, str]
-) -> pd.DataFrame:
-    """Long rows of a table in which `row` (under `names`) and `column` are columns.
-
-    values: our column -> its metric.
-    """
-    if table.empty:
-        return pd.DataFrame(columns=LONG)
-    table = table.sort_values(column, kind="stable")
-    keys = {"row": table[row].map(names), "column": table[column].astype(str)}
-    parts = []
-    for name, metric in values.items():
-        parts.append(table[["pair"]].assign(**keys, metric=metric, value=table[name]))
-    long = pd.concat(parts, ignore_index=True)
-    return long.dropna(subset=["row"]).reindex(columns=LONG)
-
-
-def settings(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
-    """Long rows of a table of settings (setting, value), those that are numbers.
-
-    names: ours -> the paper's.
-    """
-    if table.empty:
-        return pd.DataFrame(columns=LONG)
-    labels = table["setting"].replace(names).str.replace("_", " ")
-    rows = table.assign(row=labels, column="Value", metric="setting")
-    rows["value"] = pd.to_numeric(table["value"], errors="coerce")
-    return rows.dropna(subset=["value"]).reindex(columns=LONG)
+def with_deviations(long: pd.DataFrame) -> pd.DataFrame:
+    """Rows in which the rows of a metric "x_sd" have become the column value_sd of those of "x"."""
+    long = long.reset_index(drop=True)
+    deviation = long["metric"].astype(str).str.endswith("_sd")
+    if not deviation.any():
+        return long
+    keys = [key for key in ("target", "temperature", *KEYS) if key in long]
+    spread = long[deviation].assign(metric=long["metric"].str.removesuffix("_sd"))
+    spread = spread[[*keys, "value"]].rename(columns={"value": "value_sd"})
+    return long[~deviation].merge(spread, on=keys, how="left")
 
 
 def named_lines(
@@ -265,71 +227,6 @@ def named_lines(
     return over_seeds(of_seeds.rename("value").reset_index())
 
 
-def of_rounds(curves: pd.DataFrame, recipe: str) -> tuple[pd.DataFrame, int]:
-    """LTD's Figure 3: lines of its rounds of one recipe, and how many seeds each line rests on.
-
-    curves: run ("iter0 size 0": round, policy, seed), steps, what (reward or score), value,
-    recipe. A panel is what was measured.
-    """
-    if curves.empty:
-        return curves, 0
-    lines = curves[curves["recipe"] == recipe]
-    parts = lines["run"].str.split(" ", expand=True)
-    reward = "reward (tokens less priced time)"
-    if recipe == "paper":
-        reward = "reward (tokens per 10 ms)"
-    heads = {"reward": reward, "score": "speed on tuning prompts (tokens/s)"}
-    # scores are tokens per ms
-    factors = {"reward": 1.0, "score": 1e3}
-    lines = lines.assign(
-        panel=lines["what"].map(heads),
-        step=lines["steps"],
-        name=parts[0].str.capitalize() + ", " + parts[1],
-        value=lines["value"] * lines["what"].map(factors),
-    )
-    return over_seeds(lines), parts[2].nunique()
-
-
-def of_intervals(sweep: pd.DataFrame, turns: pd.DataFrame) -> pd.DataFrame:
-    """Re-SpS's Figure 3: pair, interval, and by how many % speed differs from that of the
-    shortest interval (gain).
-
-    sweep: pair, interval, tok_per_s. turns: the test turns behind it, for paired intervals
-    (gain_low, gain_high) and prompts.
-    """
-    if sweep.empty:
-        return sweep
-    rows = sweep.sort_values("interval", kind="stable")
-    first = rows.groupby("pair")["tok_per_s"].transform("first")
-    rows["gain"] = 100 * (rows["tok_per_s"] / first - 1)
-    if turns.empty:
-        return rows
-    parts = []
-    for pair, of_pair in turns.groupby("pair", sort=False):
-        shortest = {"over": str(of_pair["interval"].min())}
-        table = stats.summarise(of_pair, shortest, rate=stats.SPEED, pool=True)
-        table = table.query("suite == 'all'")
-        part = table[["prompts"]].assign(pair=pair, interval=table["method"].astype(int))
-        for end in ("low", "high"):
-            part[f"gain_{end}"] = 100 * (table[f"over_{end}"] - 1)
-        parts.append(part)
-    return rows.merge(pd.concat(parts), how="left")
-
-
-def taus(prompts: pd.DataFrame, row: str, column: str, methods: dict[str, str]) -> pd.DataFrame:
-    """Long rows of tokens per cycle, from rows of prompts.
-
-    row: under the names of `methods`; column: as it is.
-    """
-    if prompts.empty:
-        return pd.DataFrame(columns=LONG)
-    kept = prompts.assign(row=prompts[row].map(methods), column=prompts[column].astype(str))
-    kept = kept[kept["row"].notna() & (kept["cycles"] > 0)]
-    sums = kept.groupby(KEYS[:3], sort=False)[["cycle_tok", "cycles"]].sum().reset_index()
-    tau = sums["cycle_tok"] / sums["cycles"]
-    return sums.assign(metric="tau", value=tau).reindex(columns=LONG)
-
-
 def of_chains(
     chained: pd.DataFrame, rows: Sequence[Row], suites: dict[str, str], tau: str
 ) -> pd.DataFrame:
@@ -350,78 +247,8 @@ def of_chains(
     return pd.concat([by_suite, pooled])
 
 
-def of_windows(windows: pd.DataFrame, drafters: dict[str, str]) -> pd.DataFrame:
-    """Long rows of PPOW's Table 8, of easy and hard windows.
-
-    tau: accepted tokens and the target's own; divergence: the distance from the target.
-    """
-    if windows.empty:
-        return pd.DataFrame(columns=LONG)
-    table = windows.assign(
-        row=windows["drafter"].map(drafters),
-        column=windows["hard"].map({True: "Hard windows", False: "Easy windows"}),
-        tau=windows["accepted_tok"] + 1,
-        divergence=windows["nabla"],
-    )
-    metrics = ["tau", "divergence"]
-    groups = table.dropna(subset=["row"]).groupby(KEYS[:3], sort=False)
-    sums = groups[metrics].mean().reset_index()
-    return sums.melt(KEYS[:3], metrics, "metric", "value").reindex(columns=LONG)
-
-
-# of a PPOConfig, as Re-SpS's Table 4 calls them
-PPO_FIELDS = {
-    "learning_rate": "Learning Rate",
-    "n_steps": "PPO Steps",
-    "batch_size": "Batch Size",
-    "n_epochs": "PPO Epochs",
-    "clip_range": "Clip Range",
-    "gamma": "Gamma",
-    "gae_lambda": "GAE Lambda",
-    "ent_coef": "Entropy Coefficient",
-    "vf_coef": "Value Function Coefficient",
-}
-
-
-def resps_settings(
-    variants: dict[str, dict], presets=("paper", "official", "ours")
-) -> pd.DataFrame:
-    """Long rows of Re-SpS's Table 4: what each preset says, as our configs hold it."""
-    rows = []
-    for variant, column in {"standard": "Standard PPO", "max_entropy": "Max-Entropy PPO"}.items():
-        for preset in presets:
-            config = variants[variant][preset]
-            values = {name: getattr(config.ppo, field) for field, name in PPO_FIELDS.items()}
-            values["Inference Temperature"] = config.temperature
-            for name, setting in values.items():
-                rows.append((f"preset {preset}", name, column, "setting", setting))
-    long = pd.DataFrame(rows, columns=[*KEYS, "value"])
-    return long.reindex(columns=LONG).astype({"value": float})
-
-
-def described(printed: pd.DataFrame, classes: dict[str, type]) -> pd.DataFrame:
-    """LTD's Table 3 with what our classes of the same methods decide and whether they learn.
-
-    Rows are methods.
-    """
-    columns = list(dict.fromkeys(printed["column"]))
-    table = printed.pivot(index="row", columns="column", values="text")[columns]
-    decides = {"extend": "depth", "size": "size", "plan": "the next tree"}
-    for name, kind in classes.items():
-        policy = kind()
-        questions = sorted(getattr(policy, "asks", ())) or [policy.kind]
-        controls = ", ".join(decides[question] for question in questions)
-        table.loc[name, "Controls (ours)"] = controls
-        predictor = "a network" if hasattr(policy, "network") else "a rule"
-        table.loc[name, "Predictor (ours)"] = predictor
-    table = table.loc[list(dict.fromkeys(printed["row"]))].fillna("two networks")
-    return table.rename_axis(index="method", columns=None)
-
-
 def whose(table: pd.DataFrame) -> pd.DataFrame:
-    """Long or published rows with columns `whose`, the pair or the paper's target, and
-    `published`.
-    """
+    """Long or published rows with `whose`, the pair or the paper's target, and `published`."""
     if "target" in table:
         return table.assign(whose=table["target"] + " (published)", published=True)
     return table.assign(whose=table["pair"], published=False)
@@ -430,8 +257,8 @@ def whose(table: pd.DataFrame) -> pd.DataFrame:
 def signed_ranks(turns: pd.DataFrame, rows: Sequence[Row], against: Row) -> pd.DataFrame:
     """Long rows of the column "p-value": of "it is not faster than `against`".
 
-    By Wilcoxon's signed-rank test over prompts. turns: of replay, with pair, run and the fields
-    of a method; rates are means over seeds.
+    By Wilcoxon's signed-rank test over prompts. turns: of replay, with pair, run and the fields of
+    a method; rates are means over seeds.
     """
     if turns.empty:
         return pd.DataFrame(columns=LONG)
@@ -471,9 +298,7 @@ def constants(facts: pd.DataFrame, rows: Sequence[Row]) -> list[str]:
 
 
 def best_and_last(curves: pd.DataFrame, drafters: dict[str, str]) -> list[str]:
-    """A sentence per pair and drafter: tokens per cycle on held-out text at its start, at its
-    best and when last measured.
-    """
+    """A sentence per pair and drafter: held-out tokens per cycle at the start, at best and last."""
     lines = named_lines(curves, drafters, "held_out_tau_chain")
     if lines.empty:
         return []
@@ -578,66 +403,3 @@ def cost_bars(pairs: pd.DataFrame, split: pd.DataFrame, printed: pd.DataFrame) -
             parts.append(theirs.assign(**facts, x=theirs["row"]))
     table = pd.concat([part[columns] for part in parts], ignore_index=True)
     return table.sort_values(["published", "kind"], kind="stable", ignore_index=True)
-
-
-def shares_by_accepted(counts: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Shares of cycles by method, accepted tokens in three classes, expansions and verify_nodes.
-
-    Shares of a class add up to 1. counts: method and its fields, expansions, verify_nodes,
-    accepted_tok, cycles.
-    """
-    if counts.empty:
-        return pd.DataFrame()
-    classes = ["0 or 1 accepted", "2 to 4", "5 and more"]
-    limits = [-1, 1, 4, float("inf")]
-    kept = labelled(counts, rows)
-    accepted = pd.cut(kept["accepted_tok"], limits, labels=classes).astype(str)
-    kept = kept.assign(method=kept["row"], accepted=accepted)
-    keys = ["method", "accepted"]
-    cells = kept.groupby([*keys, "expansions", "verify_nodes"])["cycles"].sum().reset_index()
-    cells["share"] = cells["cycles"] / cells.groupby(keys)["cycles"].transform("sum")
-    order = [row.label for row in rows] + classes
-    places = {name: place for place, name in enumerate(order)}
-    in_order = dict(key=lambda names: names.map(places), kind="stable", ignore_index=True)
-    return cells.sort_values(keys, **in_order)
-
-
-def of_subjects(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """LTD's Figure 7: subject, method, and its speed over the tuned tree and the default tree.
-
-    table: subject, method and its fields, over_tuned, over_default of one pair's run.
-    """
-    if table.empty:
-        return table
-    kept = labelled(table[table["subject"] != "all"], rows).sort_values("place", kind="stable")
-    kept = kept.assign(method=kept["row"])
-    return kept[["subject", "method", "over_tuned", "over_default"]]
-
-
-def length_and_calls(
-    counts: pd.DataFrame, rows: Sequence[Row], printed: pd.DataFrame
-) -> pd.DataFrame:
-    """RADAR's Figure 2: % of cycles by accepted tokens, and by draft calls of RADAR alone.
-
-    counts: pair, method and its fields, accepted_tok, draft_calls, cycles.
-    """
-    ours = labelled(counts, rows) if len(counts) else counts
-    parts = []
-    for metric, column, panel in (
-        ("accepted", "accepted_tok", "accepted draft tokens of a cycle"),
-        ("calls", "draft_calls", "draft calls of RADAR in a cycle"),
-    ):
-        if metric == "calls" and len(ours):
-            ours = ours[ours["system"] == "RADAR"]
-        if len(ours):
-            keys = ["pair", "row"]
-            cycles = ours.groupby([*keys, column], sort=False)["cycles"].sum()
-            shares = 100 * cycles / cycles.groupby(level=keys).transform("sum")
-            shares = shares.rename("value").reset_index().rename(columns={column: "column"})
-            parts.append(whose(shares.sort_values("column")).assign(panel=panel))
-        parts.append(whose(printed[printed["metric"] == f"{metric}_pct"]).assign(panel=panel))
-    table = pd.concat(parts, ignore_index=True)
-    table["column"] = table["column"].astype(int)
-    table["whose"] = table["row"] + ", " + table["whose"]
-    in_order = dict(kind="stable", ignore_index=True)
-    return table.sort_values(["panel", "column"], **in_order)[BARS]

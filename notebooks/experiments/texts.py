@@ -1,7 +1,7 @@
 """Embeddings of the text so far, beside a recording: what Re-SpS's state "text" looks at.
 
 A recording holds no text. Its answers are decoded plainly once more, which is quick, and must have
-the recorded lengths. Knows nothing about policies, nor about what encodes.
+the recorded lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from specdec.replays.trace import Trace
 
 from experiments import sentences
 
-EVERY_TOK = 8  # tokens between two embeddings of a text: a tree is kept for longer than that
+# tokens between two embeddings of a text: a tree is kept for longer than that
+EVERY_TOK = 8
 
 
 def with_text_states(
@@ -38,63 +39,55 @@ def with_text_states(
     ...     def of(self, texts): return np.array([[len(text)] for text in texts], dtype=np.float32)
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, limit=4, progress=False)
-    >>> trace = with_text_states(pair, specdec.record(pair, ["toy/gsm8k"], **small), Lengths(),
-    progress=False)
+    >>> trace = specdec.record(pair, ["toy/gsm8k"], **small)
+    >>> trace = with_text_states(pair, trace, Lengths(), progress=False)
     >>> trace.column("text_state").shape == (len(trace), 1)
     True
     """
     states: list[np.ndarray] = []
     for prompt, answer in tqdm(texts_of(pair, trace), desc="texts", disable=not progress):
-        starts = range(0, max(1, len(answer) - 1), every_tok)
-        texts = [
-            pair.tokenizer.decode([*prompt, *answer[: start + 1]], skip_special_tokens=True)
-            for start in starts
-        ]
-        states.append(np.repeat(encoder.of(texts), every_tok, axis=0)[: max(0, len(answer) - 1)])
-    return trace.beside(
-        "text_state", np.concatenate(states), f"{encoder.name}, every {every_tok} tokens"
-    )
+        texts = []
+        for start in range(0, max(1, len(answer) - 1), every_tok):
+            ids = [*prompt, *answer[: start + 1]]
+            texts.append(pair.tokenizer.decode(ids, skip_special_tokens=True))
+        repeated = np.repeat(encoder.of(texts), every_tok, axis=0)
+        states.append(repeated[: max(0, len(answer) - 1)])
+    note = f"{encoder.name}, every {every_tok} tokens"
+    return trace.beside("text_state", np.concatenate(states), note)
 
 
 def embedded(trace: Trace, load: Callable[[], Pair]) -> Trace:
-    """The recording with the sentence encoder's embeddings, where that is available. load: gives
-    the recorded pair.
-    """
-    encoder, why = sentences.encoder_at_hand()
+    """The recording with the sentence encoder's embeddings. load: gives the recorded pair."""
+    encoder, how = sentences.encoder_at_hand()
     if encoder is None:
-        raise SpecdecError(why)
+        raise SpecdecError(how)
     return with_text_states(load(), trace, encoder)
 
 
 def texts_of(pair: Pair, trace: Trace) -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer) as token ids of every recorded turn, in order: decoded again, first turns
-    together, then second ones.
+    """(prompt, answer) as token ids of every recorded turn, in order.
+
+    They are decoded again, first turns together, then second ones.
     """
-    config, turns = trace.header, trace.turns
-    known = {
-        item.id: item for item in gather(list(dict.fromkeys(turns["suite"])), seed=config["seed"])
-    }
-    found: dict[tuple, tuple] = {}
-    decoding = dict(
-        max_new_tokens=config["max_new_tokens"],
-        temperature=config["temperature"],
-        seed=config["seed"],
-    )
+    config = trace.header
+    turns = trace.turns
+    suites = list(dict.fromkeys(turns["suite"]))
+    items = {item.id: item for item in gather(suites, seed=config["seed"])}
+    settings = {name: config[name] for name in ("max_new_tokens", "temperature", "seed")}
+    decoded: dict[tuple, tuple] = {}
     for number, rows in turns.groupby("turn", sort=True):
-        said = [
-            [pair.text_of(found[prompt, turn][1]) or "" for turn in range(number)]
-            for prompt in rows["prompt"]
-        ]
-        asked = zip(rows["prompt"], said, strict=True)
-        prompts = [
-            pair.ids_of(conversation(pair, known[prompt], number, own)) for prompt, own in asked
-        ]
-        answers = decode_many(pair, prompts, plain=True, **decoding)
-        for row, ids, answer in zip(rows.itertuples(), prompts, answers, strict=True):
-            if (len(ids), len(answer.tokens)) != (row.prompt_tok, row.kept_tok):
-                raise SpecdecError(
-                    f"{pair.name} answers {row.prompt} otherwise than in the recording; "
-                    "load it with the recorded dtype."
-                )
-            found[row.prompt, number] = ids, answer.tokens
-    return [found[key] for key in turns[["prompt", "turn"]].itertuples(index=False, name=None)]
+        # 1. the prompts of this turn, after what was answered before
+        prompts = []
+        for prompt in rows["prompt"]:
+            answers = []
+            for turn in range(number):
+                answers.append(pair.text_of(decoded[prompt, turn][1]) or "")
+            prompts.append(pair.ids_of(conversation(pair, items[prompt], number, answers)))
+        # 2. the answers, which must be the recorded ones
+        outs = decode_many(pair, prompts, plain=True, **settings)
+        for row, ids, out in zip(rows.itertuples(), prompts, outs, strict=True):
+            if (len(ids), len(out.tokens)) != (row.prompt_tok, row.kept_tok):
+                why = f"{pair.name} answers {row.prompt} otherwise than in the recording"
+                raise SpecdecError(f"{why}; load it with the recorded dtype.")
+            decoded[row.prompt, number] = ids, out.tokens
+    return [decoded[key] for key in zip(turns["prompt"], turns["turn"], strict=True)]

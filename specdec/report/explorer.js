@@ -1,10 +1,6 @@
 // The view of the tree explorer: it draws what Python sends and tells Python what was clicked or typed.
 // Zoom, scrolling and tips are its own; everything else is decided in Python.
 
-const KEYS = { ArrowRight: { do: "step", by: 1 }, ArrowLeft: { do: "step", by: -1 }, Home: { do: "go", cycle: 0 } };
-KEYS.End = { do: "go", cycle: 1e6 };
-KEYS[" "] = { do: "play" };
-KEYS.f = { do: "fold" };
 const HELP = "Keys: arrow right and left for the next and previous cycle, Home and End, space to play, f to fold branches, plus, minus and 0 to zoom.";
 const GONE = "The kernel behind this view has gone, so nothing here can be redrawn. Run the cell again.";
 
@@ -49,60 +45,59 @@ function button(parent, words, tip) {
   return made;
 }
 
-// One control as Python describes it: {name, kind, label, tip, value, ...}. What people do to it is sent as {do: "set"}.
-function control(parent, given, send) {
-  const say = (value) => { made.touched = performance.now(); send({ do: "set", name: given.name, value }); };
-  const made = { touched: 0 };
-  if (given.kind === "Button" || given.kind === "Play") {
-    made.input = button(parent, given.label, given.tip);
-    made.input.onclick = () => (given.kind === "Play" ? send({ do: "play" }) : say());
+// One control, as Python describes it: [name, kind, label, tip]. What people do to it sets the trait of its name.
+function control(parent, [name, kind, label, tip], model, acts) {
+  const made = { name, kind, label, touched: 0 };
+  if (["button", "back", "play", "forth"].includes(kind)) {
+    made.input = button(parent, label, tip);
+    made.input.onclick = acts[kind] || (() => model.send({ do: name }));
     return made;
   }
   const box = document.createElement("label");
-  box.className = `control ${given.kind} ${given.name}`;
-  box.title = given.tip;
+  box.className = `control ${kind} ${name}`;
+  box.title = tip;
   const words = document.createElement("span");
-  words.textContent = given.label;
-  const kinds = { Dropdown: "select", Textarea: "textarea" };
-  const input = made.input = document.createElement(kinds[given.kind] || "input");
-  input.setAttribute("aria-label", given.tip);
-  if (given.kind === "Checkbox") input.type = "checkbox";
-  if (given.kind === "BoundedIntText") input.type = "number";
-  if (given.kind.endsWith("Slider")) input.type = "range";
-  if (given.kind === "Checkbox") box.append(input, words);
+  words.textContent = label;
+  const input = made.input = document.createElement({ choice: "select", text: "textarea" }[kind] || "input");
+  input.setAttribute("aria-label", tip);
+  if (input.tagName === "INPUT") input.type = { check: "checkbox", number: "number", slider: "range" }[kind];
+  if (kind === "check") box.append(input, words);
   else box.append(words, input);
-  if (input.type === "range") box.append(made.number = document.createElement("output"));
-  const hear = input.type === "range" ? "input" : "change";
-  input.addEventListener(hear, () => say(input.type === "checkbox" ? input.checked : given.kind === "Textarea" ? input.value : Number(input.value)));
+  if (kind === "slider") box.append(made.number = document.createElement("output"));
+  input.addEventListener(kind === "slider" ? "input" : "change", () => {
+    made.touched = performance.now();
+    const listed = model.get("choices")[name];
+    const typed = { check: input.checked, text: input.value }[kind] ?? Number(input.value);
+    model.set(name, listed ? listed[typed][1] : typed);
+    model.save_changes();
+  });
   parent.append(box);
   return made;
 }
 
-function fillControl(made, given, playing) {
-  const { input } = made;
-  input.disabled = Boolean(given.disabled);
-  if (given.kind === "Button") return;
-  if (given.kind === "Play") {
-    input.textContent = playing ? "❚❚" : given.label;
+function fillControl(made, model, playing) {
+  const { name, kind, label, input } = made;
+  if (name === "start" || name === "stop") input.disabled = model.get("running") === (name === "start");
+  if (kind === "play") {
+    input.textContent = playing ? "❚❚" : label;
     input.setAttribute("aria-pressed", playing);
-    return;
   }
-  const labels = given.options;
-  if (input.tagName === "SELECT" && made.labels !== labels.join("\n")) {
-    made.labels = labels.join("\n");
-    input.replaceChildren(...labels.map((label, place) => new Option(label, place)));
+  if (["button", "back", "play", "forth"].includes(kind)) return;
+  const listed = model.get("choices")[name], value = model.get(name);
+  const place = listed ? listed.findIndex((choice) => choice[1] === value) : value;
+  const [low, high] = listed ? [0, listed.length - 1] : model.get("limits")[name] || [];
+  if (kind === "choice" && input.options.length !== listed.length) {
+    input.replaceChildren(...listed.map((choice, number) => new Option(choice[0], number)));
   }
-  if (input.type === "range") {
-    input.min = labels ? 0 : given.min;
-    input.max = labels ? labels.length - 1 : given.max;
-    made.number.textContent = labels ? labels[given.value] : given.name === "cycle" ? `${given.value}/${given.max}` : given.value;
+  if (kind === "slider" || kind === "number") { input.min = low; input.max = high; }
+  if (kind === "slider") {
+    made.number.textContent = listed ? listed[place][0] : name === "cycle" ? `${value}/${high}` : value;
     input.setAttribute("aria-valuetext", made.number.textContent);
   }
-  if (given.kind === "BoundedIntText") { input.min = given.min; input.max = given.max; }
   // What a hand has just moved is ahead of what Python knows.
   if (input === input.getRootNode().activeElement && performance.now() - made.touched < 800) return;
-  if (input.type === "checkbox") input.checked = given.value;
-  else if (input.value !== String(given.value)) input.value = given.value ?? "";
+  if (kind === "check") input.checked = value;
+  else if (input.value !== String(place)) input.value = place;
 }
 
 function laneBox(root, number, zooms, send) {
@@ -166,30 +161,43 @@ function render({ model, el }) {
   message.setAttribute("role", "status");
   tools.setAttribute("role", "toolbar");
   tools.setAttribute("aria-label", "size of the trees");
-  const boxes = [], zooms = {}, controls = {};
+  const boxes = [], zooms = {}, controls = [];
   const send = (what) => model.send(what);
   let ticking = null;
 
-  const zoomAll = (factor) => boxes.forEach((parts, number) => { zoomed(parts.tree, factor); zooms[number] = parts.tree.dataset.zoom; });
-  const drawControls = (page) => {
-    const all = page.controls || [], names = all.map((one) => one.name).join();
-    if (root.dataset.controls !== names) {
-      root.dataset.controls = names;
-      for (const place of [given, bar, tools]) place.replaceChildren();
-      for (const one of all) controls[one.name] = control({ prompt: given, tools }[one.place] || bar, one, send);
-      given.append(prompt);
-      for (const [words, factor, what] of [["−", 0.8, "smaller"], ["+", 1.25, "larger"], ["1:1", "one", "as it is"], ["fit", "fit", "all of it"]]) {
-        button(tools, words, what).onclick = () => zoomAll(factor);
-      }
-    }
-    for (const one of all) fillControl(controls[one.name], one, page.playing);
-    clearInterval(ticking);
-    ticking = page.playing ? setInterval(() => send({ do: "step", by: 1, playing: true }), 900) : null;
+  const go = (cycle) => {
+    const [low, high] = model.get("limits").cycle || [1, 1];
+    model.set("cycle", Math.min(high, Math.max(low, cycle)));
+    model.save_changes();
+    return cycle < high;
   };
+  const step = (by) => go(model.get("cycle") + by);
+  const fillControls = () => controls.forEach((made) => fillControl(made, model, ticking !== null));
+  const play = () => {
+    if (ticking === null && model.get("page").lanes?.length) {
+      ticking = setInterval(() => { if (!step(1)) play(); }, 900);
+    } else {
+      clearInterval(ticking);
+      ticking = null;
+    }
+    fillControls();
+  };
+  const acts = { back: () => step(-1), forth: () => step(1), play };
+  const keys = { ArrowRight: acts.forth, ArrowLeft: acts.back, Home: () => go(1), End: () => go(1e6), f: () => send({ do: "fold" }) };
+  keys[" "] = () => { if (controls.some((made) => made.kind === "play")) play(); };
+
+  const zoomAll = (factor) => boxes.forEach((parts, number) => { zoomed(parts.tree, factor); zooms[number] = parts.tree.dataset.zoom; });
+  for (const described of model.get("controls")) {
+    controls.push(control(described[4] === "prompt" ? given : bar, described, model, acts));
+  }
+  given.append(prompt);
+  for (const [words, factor, what] of [["−", 0.8, "smaller"], ["+", 1.25, "larger"], ["1:1", "one", "as it is"], ["fit", "fit", "all of it"]]) {
+    button(tools, words, what).onclick = () => zoomAll(factor);
+  }
   const draw = () => {
     const begin = performance.now(), page = model.get("page");
     root.classList.remove("gone");
-    drawControls(page);
+    fillControls();
     message.textContent = page.message || "";
     summary.textContent = page.prompt ? `Prompt: ${page.prompt}` : "";
     const shown = page.lanes || [];
@@ -217,7 +225,7 @@ function render({ model, el }) {
     if (event.target.matches("input, select, textarea, button, summary")) return;
     const zoom = { "+": 1.25, "-": 0.8, 0: "fit" }[event.key];
     if (zoom) zoomAll(zoom);
-    else if (KEYS[event.key]) send(KEYS[event.key]);
+    else if (keys[event.key]) keys[event.key]();
     else return;
     event.preventDefault();
   });
@@ -232,9 +240,10 @@ function render({ model, el }) {
   });
   root.addEventListener("mouseleave", () => { tip.style.display = "none"; });
   time.addEventListener("click", (event) => {
-    if (event.target.dataset?.kind === "cycle") send({ do: "go", cycle: Number(event.target.dataset.node) });
+    if (event.target.dataset?.kind === "cycle") go(Number(event.target.dataset.node) + 1);
   });
   model.on("change:page", draw);
+  model.on("change", fillControls);
   model.on("comm_live_update", lost);  // a kernel that comes back draws anew
   model.on("comm:close", lost);
   const watcher = new ResizeObserver(measure);

@@ -109,10 +109,7 @@ def save(
 
 
 def labelled(figure, label: str):
-    """Write `label` below everything at the right edge; returns the text.
-
-    A second call changes the first one's text.
-    """
+    """Write `label` below everything at the right edge, once; returns the text."""
     for text in figure.texts:
         if text.get_gid() == "scale":
             text.set_text(label)
@@ -121,25 +118,14 @@ def labelled(figure, label: str):
     return figure.text(0.995, -0.01, label, **look)
 
 
-def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, title=""):
-    """Grouped bars of stats.compare's `value` with intervals, one group per suite.
+def speedup_bars(table: pd.DataFrame, *, baseline: str | None = None, title: str = ""):
+    """Grouped bars of stats.compare's `speedup` with intervals, one group per suite.
 
     The line at 1 is the baseline.
     """
+    need(table, "suite", "method", "speedup")
     if baseline is not None:
         table = table[table["method"] != baseline]
-    figure = _by_suite(table, value, f"times as fast as {baseline or 'the baseline'}", title)
-    figure.axes[0].axhline(1.0, color="0.3", linewidth=1, linestyle="--")
-    return figure
-
-
-def tau_bars(table: pd.DataFrame, *, title=""):
-    """Grouped bars of tau (new tokens per cycle, bonus included), one group per suite."""
-    return _by_suite(table[table["tau"].notna()], "tau", "new tokens per cycle (tau)", title)
-
-
-def _by_suite(table: pd.DataFrame, value: str, label: str, title: str):
-    need(table, "suite", "method", value)
     names = table["suite"].astype(str).str.rpartition("/")[2]
     if "prompts" in table:
         names += "\nn = " + table.groupby("suite")["prompts"].transform("max").astype(str)
@@ -147,8 +133,9 @@ def _by_suite(table: pd.DataFrame, value: str, label: str, title: str):
     width_in = max(WIDTH_IN, 0.3 * names.nunique() * methods)
     with drawn(width_in, title=title) as (figure, _):
         axes = figure.subplots()
-        grouped_bars(axes, surely(table).assign(suite=names), "suite", value, "method")
-        axes.set_ylabel(label)
+        grouped_bars(axes, surely(table).assign(suite=names), "suite", "speedup", "method")
+        axes.axhline(1.0, color="0.3", linewidth=1, linestyle="--")
+        axes.set_ylabel(f"times as fast as {baseline or 'the baseline'}")
         axes.legend(ncols=min(4, methods), **ABOVE)
     return figure
 
@@ -238,7 +225,6 @@ def curves(
     need(table, x, y, by)
     panels = [("", table)]
     if panel is not None:
-        need(table, panel)
         panels = list(table.groupby(panel, sort=False))
     x_label, y_label = labels or (x, y)
     lines = list(table[by].unique())
@@ -262,22 +248,17 @@ def curves(
     return figure
 
 
-def node_curve(
-    table: pd.DataFrame,
-    *,
-    by="method",
-    parts=("draft_ms", "verify_ms", "host_ms", "total_ms"),
-    title="",
-):
+def node_curve(table: pd.DataFrame, *, by: str = "method", title: str = ""):
     """Lines of tables.node_curve: milliseconds of a cycle's parts against verified tokens.
 
     There is one panel per value of `by`.
     """
+    parts = ["draft_ms", "verify_ms", "host_ms", "total_ms"]
     need(table, by, "verified_tok", *parts)
     names = table[by].astype(str)
     if by != "method":
         names = by.replace("_", " ") + " " + names
-    long = table.assign(**{by: names}).melt([by, "verified_tok"], list(parts), "part", "ms")
+    long = table.assign(**{by: names}).melt([by, "verified_tok"], parts, "part", "ms")
     long["part"] = long["part"].str.removesuffix("_ms")
     labels = ("tokens verified in one forward", "ms per cycle")
     how = dict(by="part", panel=by, labels=labels, sharey=True, title=title)

@@ -1,7 +1,6 @@
 """Watch decoding live: it runs in the background, and the tree is redrawn after each cycle.
 
-One thread decodes and holds the pair, since a model serves one thread at a time; other users get an
-error. Stopping keeps what was decoded.
+One thread decodes and holds the pair; other users get an error. Stopping keeps what was decoded.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ import functools
 import threading
 import time
 
+import traitlets
+
 from specdec import machine
 from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
@@ -17,11 +18,19 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
-from specdec.report.explorer import Control, Viewer, check_policies, choices, misfit
+from specdec.report.explorer import STEPS, Viewer
 
 READY = "Press start: the text and the tree of each cycle appear here as they are decoded."
 # drawing takes interpreter time, which decoding needs too
 REDRAWN_EVERY_S = 0.15
+CONTROLS = [
+    ("words", "text", "prompt", "prompt", "prompt"),
+    ("policy", "choice", "policy", "policy", "bar"),
+    ("max_new_tokens", "number", "new tokens", "new tokens", "bar"),
+    ("start", "button", "▶ start", "decode the prompt", "bar"),
+    ("stop", "button", "■ stop", "stop after this cycle", "bar"),
+    *(control for control in STEPS if control[0] != "play"),
+]
 
 
 def watch(
@@ -46,82 +55,61 @@ def watch(
     """
     check_kind("pair", pair, Pair)
     check_integer("max_new_tokens", max_new_tokens, 1)
-    if policies is None or not isinstance(policies, dict):
+    if not isinstance(policies, dict):
         policies = {"fixed tree" if policies is None else type(policies).__name__: policies}
-    check_policies(policies, Policy | None)
+    for policy in policies.values():
+        check_kind("each policy", policy, Policy | None)
     return Live(pair, prompt, policies, max_new_tokens, settings)
 
 
 class Live(Viewer):
     """The view of `watch`. result: the text so far; every start replaces it."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        prompt,
-        policies: dict[str, Policy | None],
-        max_new_tokens: int,
-        settings: dict,
-    ):
-        super().__init__()
+    words = traitlets.Unicode().tag(sync=True)
+    policy = traitlets.Unicode().tag(sync=True)
+    max_new_tokens = traitlets.Int().tag(sync=True)
+    running = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, pair: Pair, prompt, policies: dict, max_new_tokens: int, settings: dict):
         self.pair = pair
         self.policies = policies
         self.settings = settings
         self.result: Generation | None = None
+        self._given = prompt
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._given = prompt
-        self.words = Control("Textarea", "prompt", value=str(prompt))
-        names = choices(list(policies))
-        self.policy = Control("Dropdown", "policy", value=names[0][1], options=names)
-        limits = {"min": 1, "max": max(100_000, max_new_tokens)}
-        self.most = Control("BoundedIntText", "new tokens", value=max_new_tokens, **limits)
-        self.start_button = Control("Button", "▶ start", self.start, tip="decode the prompt")
-        self.stop_button = Control("Button", "■ stop", self.stop, tip="stop after this cycle")
-        self.stop_button.disabled = True
+        super().__init__(
+            controls=CONTROLS,
+            choices={"policy": [(name, name) for name in policies]},
+            limits={"max_new_tokens": (1, max(100_000, max_new_tokens))},
+            words=str(prompt),
+            policy=next(iter(policies)),
+            max_new_tokens=max_new_tokens,
+        )
+        self.prices = f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
         self._say(READY)
-
-    def controls(self) -> dict[str, tuple[str, Control]]:
-        controls = {
-            "words": ("prompt", self.words),
-            "policy": ("bar", self.policy),
-            "most": ("bar", self.most),
-            "start_button": ("bar", self.start_button),
-            "stop_button": ("bar", self.stop_button),
-        }
-        controls |= super().controls()
-        del controls["play"]
-        return controls
-
-    def prices(self) -> str:
-        return f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
-
-    @property
-    def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> Live:
         """Start decoding in the background. Errors are shown in the view."""
         if self.running:
             return self._say("It is decoding already; stop it first.")
-        words = self.words.value
         # messages and ids stay as they were given while their text is unchanged
-        prompt = words if words != str(self._given) else self._given
+        prompt = self.words if self.words != str(self._given) else self._given
         try:
             if isinstance(prompt, str) and not prompt.strip():
                 raise SpecdecError("there is no prompt; write a question and start again.")
-            policy = self.policies[self.policy.value]
-            limit = self.most.value
+            policy = self.policies[self.policy]
+            limit = self.max_new_tokens
             engine, policy = opened(self.pair, prompt, policy, limit, **self.settings)
         except SpecdecError as error:
             return self._say(str(error))
         self.result = Generation(
             engine.tokens, engine.prompt_tok, finish_reason="unfinished", text=""
         )
-        self.shown = [(Lane(self.policy.value, []), 0)]
-        self.prompt = words
+        self.shown = [(Lane(self.policy, []), 0)]
+        self.prompt = self.words
         self._stop.clear()
-        self._buttons(running=True)
+        self.running = True
         work = (engine, Watched(policy))
         self._thread = threading.Thread(target=self._decode, args=work, daemon=True)
         self._thread.start()
@@ -139,6 +127,13 @@ class Live(Viewer):
         self._thread.join(timeout_s)
         return self.result
 
+    def _received(self, _, message: dict, buffers=None) -> None:
+        super()._received(_, message)
+        if message.get("do") == "start":
+            self.start()
+        elif message.get("do") == "stop":
+            self.stop()
+
     def _decode(self, engine, watched: Watched) -> None:
         """The whole turn, in its own thread."""
         result = self.result
@@ -149,20 +144,17 @@ class Live(Viewer):
                 self._cycles(engine, watched, lane)
             if result.finish_reason == "unfinished":
                 ended = "Stopped"
-        except SpecdecError as error:
-            ended = f"{error} Until then"
         except Exception as error:
             # it would go unnoticed otherwise
             ended = f"Decoding failed ({type(error).__name__}: {error}). Until then"
         finally:
             result.read(self.pair.reader)
-            self._buttons(running=False)
+            self.running = False
             count = f"{result.new_tok} tokens in {len(lane.cycles)} cycles"
             self._newest(f"{ended}: {count}, {result.tokens_per_s:.1f} tokens/s.")
 
     def _cycles(self, engine, watched: Watched, lane: Lane) -> None:
         """Cycle after cycle, until the turn ends or is stopped."""
-        note = misfit(watched.policy, self.pair)
         text = functools.cache(lambda token: token_texts(self.pair, [token])[token])
         redrawn = 0.0
         steps = turn(engine, watched, self.result)
@@ -175,7 +167,7 @@ class Live(Viewer):
                 lane.cycles.append(live_cycle(engine, watched, row, position, words, text))
             watched.begin()
             if time.monotonic() - redrawn > REDRAWN_EVERY_S:
-                self._newest(note or "Decoding ...")
+                self._newest("Decoding ...")
                 redrawn = time.monotonic()
             if self._stop.is_set():
                 break
@@ -183,22 +175,17 @@ class Live(Viewer):
 
     def _newest(self, message: str) -> None:
         """Show the last cycle."""
-        lane = self.shown[0][0]
-        self.span(len(lane.cycles))
-        self.cycle.put(value=len(lane.cycles))
-        self.shown = [(lane, max(0, len(lane.cycles) - 1))]
-        self._folded.clear()
-        self._say(message)
+        count = len(self.shown[0][0].cycles)
+        self.set_cycles(count)
+        with self.setting():
+            self.cycle = max(1, count)
+        self.message = message
+        self.move()
 
-    def moved(self) -> None:
-        if self.shown and self.shown[0][0].cycles:
-            lane = self.shown[0][0]
-            self.shown = [(lane, min(self.cycle.value, len(lane.cycles)) - 1)]
-        super().moved()
-
-    def _buttons(self, running: bool) -> None:
-        self.start_button.disabled = running
-        self.stop_button.disabled = not running
+    def move(self) -> None:
+        if self.shown:
+            self.shown = [(self.shown[0][0], self.cycle - 1)]
+        super().move()
 
     def _say(self, message: str) -> Live:
         self.message = message

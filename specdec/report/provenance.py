@@ -28,8 +28,8 @@ BENCHMARKS = (
     *("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm"),
     *("nq", "mbpp", "xsum", "wmt14", "mmlu"),
 )
-# names in tables for several suites together
-POOLED = ("all",)
+# the name in tables for several suites together
+POOLED = "all"
 # facts that a run's settings or the columns of its tables state
 STATED = ("pair", "dtype", "device", "temperature", "clock")
 EMPTY = {
@@ -80,10 +80,7 @@ class Provenance:
 
     @property
     def label(self) -> str:
-        """The label in every picture and over every table.
-
-        It has for each scale the measured pairs, dtypes and devices.
-        """
+        """For each scale the measured pairs, dtypes and devices: in every picture and table."""
         if not self.rows:
             return "nothing measured here"
         models: dict[str, list[str]] = {}
@@ -101,10 +98,7 @@ class Provenance:
 
     @property
     def caption(self) -> str:
-        """The label, and what is needed to judge it.
-
-        That is machine, what is shown, seeds, and the costs behind replayed time.
-        """
+        """The label, machine, what is shown, seeds, and the costs behind replayed time."""
         if not self.rows:
             return "Nothing measured here."
         parts = [self.label, _joined(row["machine"] for row in self.rows), self.shown]
@@ -120,30 +114,23 @@ class Provenance:
         return ", ".join(part for part in parts if part) + "."
 
     def record(self) -> dict:
-        """The record for the file beside a table or figure."""
-        return {
-            "scale": self.scale,
-            "label": self.label,
-            "caption": self.caption,
-            "measured": list(self.rows),
-        }
+        """What the file beside a table or figure says."""
+        words = {"scale": self.scale, "label": self.label, "caption": self.caption}
+        return {**words, "measured": list(self.rows)}
 
 
 def _counts(shown: pd.DataFrame | None) -> str:
     """Number of suites in the rows, and of prompts behind each row, as far as their columns say."""
     parts = []
     if shown is not None and "suite" in shown:
-        count = shown.loc[~shown["suite"].isin(POOLED), "suite"].nunique()
+        count = shown.loc[shown["suite"] != POOLED, "suite"].nunique()
         if count:
             parts.append("1 suite" if count == 1 else f"{count} suites")
     if shown is not None and "prompts" in shown:
-        counts = pd.to_numeric(shown["prompts"], errors="coerce").dropna()
+        counts = pd.to_numeric(shown["prompts"], errors="coerce").dropna().astype(int)
         if len(counts):
-            low = int(counts.min())
-            high = int(counts.max())
-            span = f"{low}" if low == high else f"{low} to {high}"
-            noun = "prompt" if high == 1 else "prompts"
-            parts.append(f"{span} {noun} a row")
+            span = " to ".join(map(str, sorted({counts.min(), counts.max()})))
+            parts.append(f"{span} {'prompt' if counts.max() == 1 else 'prompts'} a row")
     return ", ".join(parts)
 
 
@@ -181,7 +168,7 @@ def _facts_of_table(path: Path, _changed: int) -> dict:
         return {}
     table = pd.read_parquet(path, columns=sorted(columns)).drop_duplicates()
     if "suite" in columns:
-        table = table[~table["suite"].isin(POOLED)]
+        table = table[table["suite"] != POOLED]
     facts = {}
     for name in columns - {"prompt"}:
         facts[name] = sorted(table[name].dropna().unique().tolist(), key=str)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -74,17 +74,16 @@ def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str |
     """
     result: list[str | None] = []
     for row in surely(table).to_dict("records"):
-        if pd.isna(row[value]):
-            result.append(None)
-            continue
-        cell = _number(row[value], digits)
-        low = row.get(f"{value}_low")
-        high = row.get(f"{value}_high")
-        deviation = row.get(f"{value}_sd")
-        if pd.notna(low) and pd.notna(high):
-            cell += f" [{_number(low, digits)}, {_number(high, digits)}]"
-        if pd.notna(deviation):
-            cell += f" ± {_number(deviation, digits)}"
+        cell = None
+        if pd.notna(row[value]):
+            cell = _number(row[value], digits)
+            low = row.get(f"{value}_low")
+            high = row.get(f"{value}_high")
+            deviation = row.get(f"{value}_sd")
+            if pd.notna(low) and pd.notna(high):
+                cell += f" [{_number(low, digits)}, {_number(high, digits)}]"
+            if pd.notna(deviation):
+                cell += f" ± {_number(deviation, digits)}"
         result.append(cell)
     return result
 
@@ -132,7 +131,7 @@ def node_curve(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     Columns: `by`, verified_tok, cycles (how many), the parts and total_ms.
     """
     need(cycles, by, "verified_tok", "total_ms", *PARTS)
-    grouped = cycles.groupby([by, "verified_tok"], sort=True)
+    grouped = cycles.groupby([by, "verified_tok"])
     medians = grouped[[*PARTS, "total_ms"]].median()
     return medians.join(grouped.size().rename("cycles")).reset_index()
 
@@ -144,13 +143,6 @@ def markdown(table: pd.DataFrame, digits: int = 2) -> str:
     """
     printed = _printed(table, digits)
     return printed.to_markdown(index=_has_names(printed), disable_numparse=True)
-
-
-def latex(table: pd.DataFrame, caption: str, label: str, digits: int = 2) -> str:
-    """The same as a LaTeX table (booktabs, graphicx) with a caption, no wider than the text."""
-    printed = _printed(table, digits)
-    tabular = printed.to_latex(index=_has_names(printed), escape=True).strip()
-    return latex_table(tabular, caption, label)
 
 
 def latex_table(tabular: str, caption: str, label: str, notes: str = "") -> str:
@@ -202,25 +194,33 @@ def save(
     sources: Runs, as in `provenance.of`. about: more facts for the json file; with a `title` among
     them <stem>.tex is written too.
     """
+
+    def latex(caption: str, label: str) -> str:
+        printed = _printed(table, digits)
+        tabular = printed.to_latex(index=_has_names(printed), escape=True).strip()
+        return latex_table(tabular, caption, label)
+
     csv = table.to_csv(index=table.index.name is not None)
-    in_latex = functools.partial(latex, table, digits=digits)
     origin = provenance.of(sources, table)
-    return write(stem, markdown(table, digits), csv, in_latex, origin=origin, about=about)
+    return write(stem, markdown(table, digits), csv, latex, origin=origin, about=about)
 
 
 def write(
-    stem: Path, shown: str, csv: str, in_latex, *, origin, about: dict | None = None
+    stem: Path,
+    shown: str,
+    csv: str,
+    latex: Callable[[str, str], str],
+    *,
+    origin: provenance.Provenance,
+    about: dict | None = None,
 ) -> list[Path]:
-    """Write the files of `save` from their texts.
-
-    in_latex: function of a caption and a label. origin: a Provenance.
-    """
+    """Write the files of `save` from their texts. latex: of a caption and a label."""
     stem = Path(stem)
     about = about or {}
     texts = {"md": f"*{origin.label}*\n\n{shown}\n", "csv": csv}
     if "title" in about:
         caption = f"{about['title']} ({origin.caption.rstrip('.')})."
-        texts["tex"] = in_latex(caption, f"tab:{stem.parent.name}-{stem.name}")
+        texts["tex"] = latex(caption, f"tab:{stem.parent.name}-{stem.name}")
     written = []
     for kind, text in texts.items():
         written.append(runs.write_text(stem.with_name(f"{stem.name}.{kind}"), text))

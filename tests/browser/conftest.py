@@ -14,12 +14,14 @@ def browser():
     driver = pytest.importorskip(
         "playwright.sync_api", reason="needs Playwright: pip install playwright"
     )
-    found = os.environ.get("SPECDEC_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
+    executable = os.environ.get("SPECDEC_BROWSER")
+    for name in NAMES:
+        executable = executable or shutil.which(name)
+    if executable is None:
         pytest.skip("needs Chromium: apt-get install chromium, or SPECDEC_BROWSER=its path")
     with driver.sync_playwright() as playwright:
         options = ["--no-sandbox", "--no-proxy-server", "--disable-gpu"]
-        opened = playwright.chromium.launch(executable_path=found, args=options)
+        opened = playwright.chromium.launch(executable_path=executable, args=options)
         yield opened
         opened.close()
 

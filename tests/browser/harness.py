@@ -4,14 +4,14 @@ import base64
 
 from specdec.report.explorer import FOLDER
 
-# A model as anywidget hands it to a view: the page to draw, and a list of what the view sent back.
-HARNESS = """async ({source, page, wide}) => {
+# A model as anywidget hands it to a view: its traits, and a list of what the view sent back.
+HARNESS = """async ({source, data, wide}) => {
   document.body.innerHTML = `<div id="here" style="width: ${wide}px"></div>`;
   window.escaped = [];
   document.body.onkeydown = (event) => window.escaped.push(event.key);
   const heard = {};
   window.model = {
-    data: {page, width: 1080}, sent: [],
+    data, sent: [],
     get(name) { return this.data[name]; },
     set(name, value) { this.data[name] = value; },
     save_changes() {},
@@ -24,8 +24,14 @@ HARNESS = """async ({source, page, wide}) => {
 }"""
 
 
+def traits(viewer) -> dict:
+    """The traits that Python and the page share."""
+    names = [name for name in viewer.keys if not name.startswith("_")]
+    return {name: getattr(viewer, name) for name in names if name not in ("layout", "tooltip")}
+
+
 def show(page, viewer, wide: int = 1080) -> None:
     """Put a view into a page of Playwright, `wide` pixels wide, as it is now."""
     source = base64.b64encode((FOLDER / "explorer.js").read_bytes()).decode()
-    page.evaluate(HARNESS, {"source": source, "page": viewer.view.page, "wide": wide})
+    page.evaluate(HARNESS, {"source": source, "data": traits(viewer), "wide": wide})
     page.add_style_tag(content=(FOLDER / "explorer.css").read_text())

@@ -1,26 +1,24 @@
-"""The view alone in a real browser: explorer.js gets what Python would send it, and tells what
-people do.
-"""
+"""The view alone in a real browser: what explorer.js draws, and what people do to it."""
 
 import pytest
-from browser.harness import show
+from browser.harness import show, traits
 
 from specdec.report import explorer_panels as panels
 from specdec.report.explorer import explore
 
 # Pairs of texts that cover each other, as the browser laid them out.
 OVERLAPS = """() => {
-  const found = [];
+  const pairs = [];
   for (const picture of document.querySelectorAll("svg")) {
     const nodes = [...picture.querySelectorAll("text")];
-    const texts = nodes.map(one => [one.textContent, one.getBBox()]);
+    const texts = nodes.map(node => [node.textContent, node.getBBox()]);
     texts.forEach(([words, a], i) => texts.slice(i + 1).forEach(([others, b]) => {
       const [x, y] = [Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x),
                       Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y)];
-      if (x > 2 && y > 4) found.push([words, others]);
+      if (x > 2 && y > 4) pairs.push([words, others]);
     }));
   }
-  return found;
+  return pairs;
 }"""
 FILL = "nodes => nodes.map(node => getComputedStyle(node).fill)"
 
@@ -30,91 +28,100 @@ def explorer():
     return explore()
 
 
-def redraw(page, explorer) -> float:
-    """Send the page what is to be seen now; the milliseconds of processor time that its drawing
-    took.
-    """
-    page.evaluate("page => { window.next = page; }", explorer.view.page)
-    counting = page.context.new_cdp_session(page)
-    counting.send("Performance.enable", {"timeDomain": "threadTicks"})
-    before = busy_ms(counting)
-    page.evaluate("() => { model.data.page = window.next; fire('change:page'); }")
-    return busy_ms(counting) - before
-
-
-def busy_ms(counting) -> float:
-    """Of the page's main thread since it began, drawing included."""
-    metrics = counting.send("Performance.getMetrics")["metrics"]
-    return 1e3 * next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+def redraw(page, explorer) -> None:
+    """Send the page what is to be seen now."""
+    page.evaluate("data => { model.data = data; fire('change:page'); }", traits(explorer))
 
 
 def rgb(colour: str) -> str:
-    return "rgb({}, {}, {})".format(*(int(colour[i : i + 2], 16) for i in (1, 3, 5)))
+    return "rgb({}, {}, {})".format(*(int(colour[place : place + 2], 16) for place in (1, 3, 5)))
 
 
-def test_what_the_page_shows_and_what_it_tells(page, explorer):
+def test_what_the_page_shows_and_what_keys_and_clicks_do(page, explorer):
     show(page, explorer)
     lane, number = explorer.shown[0]
     cycle = lane.cycles[number]
+    refused = sum(cycle.verified) - 1 - cycle.accepted_tok
     tree = page.locator(".tree")
-    assert (
-        tree.locator("[data-kind=verified]").count() == sum(cycle.verified) - 1 - cycle.accepted_tok
-    )
-    assert (
-        tree.locator("[data-kind=accepted]").evaluate_all(FILL)
-        == [rgb(panels.ACCEPTED)] * cycle.accepted_tok
-    )
+    assert tree.locator("[data-kind=verified]").count() == refused
+    fills = tree.locator("rect[data-kind=accepted]").evaluate_all(FILL)
+    assert fills == [rgb(panels.ACCEPTED)] * cycle.accepted_tok
     assert tree.locator("[data-kind=bonus]").evaluate_all(FILL) == [rgb(panels.BONUS)]
-    assert f"{sum(cycle.verified) - 1} verified, {cycle.accepted_tok} accepted" in page.inner_text(
-        ".counts"
-    )
+    assert f"{cycle.accepted_tok} accepted" in page.inner_text(".counts")
     assert page.locator(".text text[data-kind=accepted]").count() == cycle.accepted_tok
     assert explorer.prompt[:40] in page.inner_text(".prompt")
+    # 1. keys and clicks change the cycle
     page.focus(".specdec-explorer")
-    for key in ("ArrowRight", "ArrowLeft", "Home", "f", " "):
+    last = len(lane.cycles)
+    for key, place in (("ArrowRight", 2), ("End", last), ("ArrowLeft", last - 1), ("Home", 1)):
         page.keyboard.press(key)
-    tree.locator("[data-kind=verified]").first.dblclick()
+        assert page.evaluate("model.data.cycle") == place
     page.locator(".time [data-kind=cycle]").nth(3).click()
-    sent = page.evaluate("model.sent")
-    assert [one["do"] for one in sent] == ["step", "step", "go", "fold", "play", "fold", "go"]
-    assert sent[-1]["cycle"] == 3 and cycle.verified[sent[-2]["node"]]
-    tree.locator("[data-kind=accepted]").first.hover()
+    assert page.evaluate("model.data.cycle") == 4
+    # 2. folding and the tree of one's own are Python's
+    page.keyboard.press("f")
+    tree.locator("[data-kind=verified]").first.dblclick()
+    page.locator("button", has_text="own tree").click()
+    every, branch, own = page.evaluate("model.sent")
+    assert every == {"do": "fold"}
+    assert branch["lane"] == 0
+    assert cycle.verified[branch["node"]]
+    assert own == {"do": "own"}
+    tree.locator("rect[data-kind=accepted]").first.hover()
     assert "accepted; probability" in page.inner_text(".tip")
 
 
-def test_240_nodes_are_drawn_within_100_ms_and_can_be_zoomed(page, explorer):
+def test_playing_moves_to_the_end(page, explorer):
     show(page, explorer)
-    explorer.depth.value, explorer.top_k.value, explorer.total_tokens.value = 8, 10, 241
-    spent_ms = min(redraw(page, explorer) for _ in range(3))
-    print(f"240 nodes: {spent_ms:.0f} ms of the page's processor time")
-    assert page.locator(".tree [data-kind=verified], .tree [data-kind=accepted]").count() == 240
-    assert spent_ms < 100, f"drawn in {spent_ms} ms"
+    last = len(explorer.shown[0][0].cycles)
+    page.evaluate(f"model.data.cycle = {last - 1}")
+    page.click("button:text('▶\ufe0e')")
+    page.wait_for_function(f"model.data.cycle === {last}")
+    page.locator("button[aria-pressed=false]").wait_for()
+
+
+def test_controls_set_traits(page, explorer):
+    show(page, explorer)
+    page.locator(".control.policy select").select_option(label="LTD")
+    assert page.evaluate("model.data.policy") == "LTD"
+    page.locator(".control.turn select").select_option(index=2)
+    assert page.evaluate("model.data.turn") == 2
+    page.locator(".control.bound input").check()
+    assert page.evaluate("model.data.bound") is True
+    before = explorer.depth
+    page.get_by_role("slider", name="depth").press("ArrowLeft")
+    assert page.evaluate("model.data.depth") == before - 1
+    page.locator(".control.top_k input").fill("0")
+    assert page.evaluate("model.data.top_k") == explorer.recording.top_ks[0]
+
+
+def test_240_nodes_can_be_zoomed(page, explorer):
+    show(page, explorer)
+    explorer.depth, explorer.top_k, explorer.total_tokens = 8, 10, 241
+    redraw(page, explorer)
+    nodes = page.locator(".tree rect[data-kind=verified], .tree rect[data-kind=accepted]")
+    assert nodes.count() == 240
     assert "What if 241 / 8 / 10" in page.inner_text(".message")
     height = page.locator(".tree svg").bounding_box()["height"]
     page.click("button:text('fit')")
     small = page.locator(".tree svg").bounding_box()
     box = page.locator(".tree").bounding_box()
-    assert (
-        small["height"] < height
-        and small["height"] <= box["height"]
-        and small["width"] <= box["width"]
-    )
-    page.click("button:text('1:1')")
-    assert page.locator(".tree svg").evaluate(
-        "one => one.viewBox.baseVal.height == one.height.baseVal.value"
-    )
-    explorer.own.click()
+    assert small["height"] < height
+    assert small["height"] <= box["height"]
+    assert small["width"] <= box["width"]
+    explorer.move()
     redraw(page, explorer)
     assert page.inner_text(".message") == ""
 
 
 def test_lanes_come_and_go_and_a_lost_kernel_is_said(page, explorer):
     show(page, explorer)
-    explorer.policy.value, explorer.other.value, explorer.bound.value = "LTD", "RADAR", True
+    explorer.policy, explorer.other, explorer.bound = "LTD", "RADAR", True
     redraw(page, explorer)
-    assert page.locator(".lane").count() == 3 and "clairvoyant" in page.inner_text(".time")
+    assert page.locator(".lane").count() == 3
+    assert "clairvoyant" in page.inner_text(".time")
     assert page.evaluate(OVERLAPS) == []
-    explorer.other.value, explorer.bound.value = "no policy", False
+    explorer.other, explorer.bound = "no policy", False
     redraw(page, explorer)
     assert page.locator(".lane").count() == 1
     page.evaluate("fire('comm:close')")
@@ -125,48 +132,37 @@ def test_lanes_come_and_go_and_a_lost_kernel_is_said(page, explorer):
 def test_all_of_a_cycle_is_in_view_on_a_laptop(page, explorer, wide, lanes, high):
     """1366 x 768 less what browser and JupyterLab take; 479 pixels are left of it at 150 %."""
     page.set_viewport_size({"width": 1366 if high else 911, "height": 650 if high else 433})
-    explorer.view.width, explorer.policy.value = wide, "ours"
-    explorer.other.value, explorer.bound.value = (
-        ("LTD", True) if lanes == 3 else ("no policy", False)
-    )
+    explorer.width, explorer.policy = wide, "ours"
+    explorer.bound = lanes == 3
+    explorer.other = "LTD" if lanes == 3 else "no policy"
     show(page, explorer, wide)
     root = page.locator(".specdec-explorer").bounding_box()
     assert high is None or root["height"] <= high
-    parts = page.locator(".bar, .text svg, .time svg, .tree, .answers svg").evaluate_all(
-        "all => all.map(one => one.getBoundingClientRect()).map(box => [box.left, box.right])"
-    )
-    assert len(parts) == 3 + 2 * lanes and all(
-        root["x"] <= left and right <= root["x"] + wide for left, right in parts
-    )
+    parts = page.locator(".bar, .text svg, .time svg, .tree, .answers svg")
+    assert parts.count() == 3 + 2 * lanes
+    for part in parts.all():
+        box = part.bounding_box()
+        assert root["x"] <= box["x"]
+        assert box["x"] + box["width"] <= root["x"] + wide
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.locator(".text svg").count() == 1 and page.evaluate(OVERLAPS) == []
-    if lanes == 1 and high:
-        assert page.locator(".bar").bounding_box()["height"] < 30  # one row
-        assert page.locator(".answers").evaluate("one => one.scrollHeight <= one.clientHeight")
+    assert page.evaluate(OVERLAPS) == []
 
 
 def test_names_keys_and_the_theme(page, explorer):
-    explorer.other.value, explorer.bound.value = "no policy", False
+    explorer.other, explorer.bound = "no policy", False
     show(page, explorer)
-    page.add_style_tag(
-        content=":root { --jp-layout-color0: #111; --jp-content-font-color1: #fff; }"
-    )
+    dark = ":root { --jp-layout-color0: #111; --jp-content-font-color1: #fff; }"
+    page.add_style_tag(content=dark)
     named = page.locator(".specdec-explorer").locator("button, input, select, svg, [tabindex]")
-    names = named.evaluate_all("all => all.map(one => one.getAttribute('aria-label') || '')")
-    assert len(names) > 18 and all(names) and "next cycle (→)" in names
-    assert page.get_by_role("slider").count() == 4 and page.get_by_role("img").count() == 4
+    names = named.evaluate_all("all => all.map(node => node.getAttribute('aria-label') || '')")
+    assert len(names) > 18
+    assert all(names)
     page.focus(".specdec-explorer")
-    for key in ("ArrowDown", "d", "b", "Enter", "Escape", "ArrowRight", "Control+s"):
+    # a notebook's own shortcuts, such as `d d`, do not see what is typed here
+    for key in ("ArrowDown", "d", "Enter", "ArrowRight", "Control+s"):
         page.keyboard.press(key)
     assert page.evaluate("escaped") == ["Control", "s"]
-    page.get_by_role("slider", name="depth").press("ArrowRight")
-    sent = page.evaluate("model.sent")
-    assert [one["do"] for one in sent] == ["step", "set"] and sent[1]["name"] == "depth"
-    explorer._received(None, sent[1])
-    assert explorer.depth.value == sent[1]["value"] and "What if" in explorer.message
-    ground = page.locator(".specdec-explorer").evaluate(
-        "one => getComputedStyle(one).backgroundColor"
-    )
-    assert ground == "rgb(17, 17, 17)"
-    assert page.locator(".tree [data-kind=root]").evaluate_all(FILL) == ["rgb(255, 255, 255)"]
-    explorer.own.click()
+    ground = "node => getComputedStyle(node).backgroundColor"
+    assert page.locator(".specdec-explorer").evaluate(ground) == "rgb(17, 17, 17)"
+    roots = page.locator(".tree rect[data-kind=root]").evaluate_all(FILL)
+    assert roots == ["rgb(255, 255, 255)"]

@@ -2,6 +2,7 @@
 accepted length is worth.
 """
 
+import itertools
 import types
 
 import numpy as np
@@ -20,106 +21,77 @@ from specdec.training.drafter.chats import Regeneration, conversation_document
 from experiments import drafters
 from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
 
+NAMES = ("start", "ppow")
+
 
 def rows():
-    """Two prompts of one suite by the starting drafter and by two seeds of another, 24 tokens in
-    cycles each.
-    """
+    """Two prompts by the starting drafter and by two seeds of another, 24 tokens in cycles each."""
     made = []
-    for drafter, seed, cycles in (
+    for drafter, seed, counts in (
         ("start", 0, (10, 14)),
         ("ppow", 0, (8, 12)),
         ("ppow", 1, (6, 10)),
     ):
-        for prompt, count in zip("ab", cycles, strict=True):
-            shared = dict(
-                temperature=0.0, seed=seed, drafter=drafter, suite="s", prompt=prompt, new_tok=25
-            )
-            made.append(shared | dict(method="tree", cycles=count, cycle_tok=24, total_ms=50.0))
-            if drafter == "start":  # plain decoding takes its turn once for all
-                made.append(
-                    shared | dict(method="autoregressive", cycles=0, cycle_tok=0, total_ms=100.0)
-                )
+        for prompt, cycles in zip("ab", counts, strict=True):
+            row = dict(temperature=0.0, seed=seed, drafter=drafter, suite="s", prompt=prompt)
+            row["new_tok"] = 25
+            made.append(row | dict(method="tree", cycles=cycles, cycle_tok=24, total_ms=50.0))
+            # plain decoding takes its turn once for all
+            if drafter == "start":
+                plain = dict(method="autoregressive", cycles=0, cycle_tok=0, total_ms=100.0)
+                made.append(row | plain)
     return pd.DataFrame(made)
 
 
 def test_rows_of_the_comparison_are_whole():
-    # Two methods at two temperatures; a ratio of sums, averaged over seeds; the interval of a
-    # single seed by its own columns.
+    # 1. a ratio of sums, averaged over seeds; the speed of all prompts and seeds
     timed = rows()
     timed.loc[(timed["drafter"] == "ppow") & (timed["seed"] == 1), "total_ms"] = 30.0
-    two = compare_tau(timed).set_index(["suite", "drafter"])
-    assert two.loc[("s", "ppow"), "speedup"] == pytest.approx((100 / 160) / (50 / 200)), (
-        "of all prompts and seeds"
-    )
+    table = compare_tau(timed)
+    keys = table[["temperature", "method", "suite", "drafter"]].values.tolist()
+    assert keys == [[0.0, "tree", *key] for key in itertools.product(("s", "all"), NAMES)]
+    two = table.set_index(["suite", "drafter"])
+    assert two.loc[("s", "ppow"), "speedup"] == pytest.approx((100 / 160) / (50 / 200))
     assert two.loc[("all", "start"), ["tau", "speedup"]].tolist() == [2, 2]
     assert two.loc[("s", "start"), ["over_baseline", "low", "high"]].tolist() == [1.0, 1.0, 1.0]
-    found = two.loc[("all", "ppow")]
-    assert found["tau"] == pytest.approx((48 / 20 + 48 / 16) / 2) and found["seeds"] == 2
-    assert found["over_baseline"] == pytest.approx((24 / 20 + 24 / 16) / 2)
-    assert found["low"] < found["over_baseline"] < found["high"]
-    assert found[["worst_seed", "best_seed"]].tolist() == pytest.approx([24 / 20, 24 / 16])
-    every = pd.concat(
-        [rows().assign(temperature=t, total_ms=rows()["total_ms"] * (1 + t)) for t in (0.0, 1.0)]
-    )
-    table = compare_tau(every)
-    columns = "temperature method suite drafter prompts seeds tau over_baseline low high worst_seed best_seed speedup"  # noqa: E501
-    assert list(table) == columns.split()
-    keys = [
-        [t, "tree", suite, name]
-        for suite in ("s", "all")
-        for t in (0.0, 1.0)
-        for name in ("start", "ppow")
-    ]
-    assert table[["temperature", "method", "suite", "drafter"]].values.tolist() == keys
-    one = (
-        compare_tau(rows()[rows()["seed"] == 0])
-        .set_index(["suite", "drafter"])
-        .loc[("all", "ppow")]
-    )
+    row = two.loc[("all", "ppow")]
+    assert row["tau"] == pytest.approx((48 / 20 + 48 / 16) / 2)
+    assert row["seeds"] == 2
+    assert row["over_baseline"] == pytest.approx((24 / 20 + 24 / 16) / 2)
+    assert row["low"] < row["over_baseline"] < row["high"]
+    assert row[["worst_seed", "best_seed"]].tolist() == pytest.approx([24 / 20, 24 / 16])
+    # 2. the interval of a single seed by its own columns
+    alone = compare_tau(rows()[rows()["seed"] == 0]).set_index(["suite", "drafter"])
+    alone = alone.loc[("all", "ppow")]
     columns = np.array([[24, 10, 24, 8], [24, 14, 24, 12]], dtype=float)
-    found = stats.interval(
+    interval = stats.interval(
         columns, lambda means: means[..., 2] / means[..., 3] * means[..., 1] / means[..., 0]
     )
-    assert one[["prompts", "seeds", "tau"]].tolist() == [2, 1, pytest.approx(48 / 20)]
-    assert one[["over_baseline", "low", "high"]].tolist() == pytest.approx(
-        [24 / 20, found.low, found.high]
-    )
-    assert one["worst_seed"] == one["best_seed"] == pytest.approx(24 / 20)
-    # Of chains, which nobody timed.
-    table = compare_tau(rows().drop(columns=["new_tok", "total_ms"]), "ppow").set_index(
-        ["suite", "drafter"]
-    )
+    expected = [24 / 20, interval.low, interval.high]
+    assert alone[["over_baseline", "low", "high"]].tolist() == pytest.approx(expected)
+    # 3. of chains, which nobody timed, over another drafter
+    table = compare_tau(rows().drop(columns=["new_tok", "total_ms"]), "ppow")
+    assert "speedup" not in table
+    table = table.set_index(["suite", "drafter"])
     ppow = (48 / 20 + 48 / 16) / 2
     assert table.loc[("all", "start"), "over_baseline"] == pytest.approx(48 / 24 / ppow)
-    assert table.loc[("all", "ppow"), "over_baseline"] == 1 and "speedup" not in table
     assert table.loc[("all", "ppow"), "worst_seed"] == pytest.approx(48 / 20 / ppow)
 
 
 def test_what_gradients_have_in_common_and_trees_by_candidates():
-    # Of half a common direction and half noise: a cosine of a half, exact where a float32 sum of
-    # squares is not. Of three
-    # directions at 0, 60 and 120 degrees: a half, a half and minus a half.
+    # of half a common direction and half noise: a half, exact where a float32 sum of squares is not
     common, noise = torch.zeros(4_000_000), torch.zeros(2, 4_000_000)
     common[::2], noise[0, 1::4], noise[1, 3::4] = 1.0, 2**0.5, 2**0.5
-    agree, direction = drafters.common_direction(list(common + noise))
-    assert agree == pytest.approx(0.5, abs=1e-7) and float(direction @ direction) == pytest.approx(
-        1, abs=1e-9
-    )
-    assert drafters.common_direction([common, -3 * common])[0] == pytest.approx(-1, abs=1e-9)
-    thirds = [
-        torch.tensor([1.0, 0.0]),
-        torch.tensor([0.5, 0.75**0.5]) * 3,
-        torch.tensor([-0.5, 0.75**0.5]),
-    ]
-    agree, direction = drafters.common_direction(thirds)
-    assert agree == pytest.approx(1 / 6, abs=1e-7) and isinstance(agree, float)
+    cosine, direction = drafters.common_direction(list(common + noise))
+    assert cosine == pytest.approx(0.5, abs=1e-7)
+    assert float(direction @ direction) == pytest.approx(1, abs=1e-9)
+    # of three directions at 0, 60 and 120 degrees: a half, a half and minus a half
+    thirds = [[1.0, 0.0], [1.5, 3 * 0.75**0.5], [-0.5, 0.75**0.5]]
+    cosine, direction = drafters.common_direction(list(map(torch.tensor, thirds)))
+    assert cosine == pytest.approx(1 / 6, abs=1e-7)
     assert direction.tolist() == pytest.approx([0.5, 0.75**0.5], abs=1e-7)
-    trees = trees_by_candidates(2, (1, 4))
-    assert {name: tree.plan.text for name, tree in trees.items()} == {
-        "candidates 1": "4,2,1",
-        "candidates 4": "13,2,4",
-    }
+    trees = {name: tree.plan.text for name, tree in trees_by_candidates(2, (1, 4)).items()}
+    assert trees == {"candidates 1": "4,2,1", "candidates 4": "13,2,4"}
 
 
 @pytest.fixture
@@ -197,32 +169,23 @@ def test_each_objective_goes_on_at_its_best_rate_and_all_curves_are_one_table(
 
 
 def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch):
-    asked, items = [], gather({"mine": ["What is 2 + 3?", "Say nothing."]})
+    asked = []
+    items = gather({"mine": ["What is 2 + 3?", "Say nothing."]})
 
     def regenerate(model, tokenizer, chats, how, *, folder):
-        asked.append((chats, how, folder))
-        said = {"What is 2 + 3?": "2 + 3 = 5", "Say nothing.": ""}
-        return [
-            [chat[0], chat[1] | {"content": said[chat[0]["content"]]}] for chat in reversed(chats)
-        ]
+        asked.append((how, folder))
+        (first, answer), (second, empty) = chats
+        return [[second, empty], [first, answer | {"content": "2 + 3 = 5"}]]
 
     monkeypatch.setattr(drafters, "regenerate", regenerate)
     folder = shipped_folder("tiny") / "drafter"
     trained = {("start", 0): folder, ("again", 4): folder}
     rows = drafters.chain_rows("tiny", trained, items, folder=tmp_path, max_new_tokens=9)
-    turns = [
-        [{"role": "user", "content": item.turns[0]}, {"role": "assistant", "content": ""}]
-        for item in items
-    ]
-    assert asked == [(turns, Regeneration(greedy_frac=1.0, max_new_tokens=9), tmp_path)]
-    first = rows.to_dict("records")[0]
-    cycles, tokens = first.pop("cycles"), first.pop("cycle_tok")
-    expected = dict(
-        temperature=0.0, seed=0, drafter="start", suite="mine", prompt="mine/0", method="chain"
-    )
-    assert 0 < cycles <= tokens and first == expected
-    again = first | {"seed": 4, "drafter": "again", "cycles": cycles, "cycle_tok": tokens}
-    assert rows.to_dict("records")[1:] == [again]
+    assert asked == [(Regeneration(greedy_frac=1.0, max_new_tokens=9), tmp_path)]
+    first, again = rows.to_dict("records")
+    assert 0 < first["cycles"] <= first["cycle_tok"]
+    assert (first["drafter"], first["prompt"], first["method"]) == ("start", "mine/0", "chain")
+    assert again == first | {"seed": 4, "drafter": "again"}
 
 
 def test_only_the_chain_and_plain_decoding_count_for_an_accepted_length():

@@ -4,7 +4,6 @@ name, and what answers cost.
 
 import dataclasses
 
-import numpy as np
 import pytest
 from fakes.traces import round_costs, synthetic_trace
 
@@ -15,7 +14,6 @@ from specdec.identity import Method
 from specdec.policies import value
 from specdec.policies.base import changed
 from specdec.policies.heuristics import SVIP
-from specdec.replays.replay import answer_ms
 from specdec.training.value import train_value
 
 from experiments import elsewhere
@@ -70,14 +68,12 @@ def test_systems_learn_the_prices_where_an_effort_is_given(recording, home, tmp_
     tunes = {"sglang_ema", "sglang_ema, tuned"}
     machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0])
     assert machine.arena is None
-    assert machine.costs is DEAR
     assert set(machine.made_here()) == tunes
     assert not asked
     machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0, 1], effort=0.25)
     assert machine.arena.terms == dataclasses.replace(EQUAL, effort=0.25)
-    assert machine.arena.costs is DEAR
+    assert machine.arena.costs is machine.costs is DEAR
     assert len(machine.jobs) == 2 * len(terms.TERMS[terms.EQUAL])
-    assert {job.terms for job in machine.jobs} == {"equal"}
     assert set(machine.made_here(7.0)) == tunes | {"LTD"}
     assert asked == [(machine.arena, machine.jobs, 7.0)]
 
@@ -85,22 +81,17 @@ def test_systems_learn_the_prices_where_an_effort_is_given(recording, home, tmp_
 def test_everybody_is_judged_at_the_prices_there(recording, ours, tmp_path):
     machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0])
     fixed = Static(8, 3, 3)
-    there, defaults = {"ours": [ours], "fixed": [fixed]}, (TreeConfig(4, 2, 3),)
-    table = elsewhere.judge(machine, there, {"fixed": 2.0}, defaults=defaults)
+    contenders = {"ours": [ours], "fixed": [fixed]}
+    defaults = (TreeConfig(4, 2, 3),)
+    table = elsewhere.judge(machine, contenders, {"fixed": 2.0}, defaults=defaults)
     rows = table[table["suite"] == "all"].set_index("method")
-    assert {"ours, carried", "ours, re-priced", "fixed, carried", "sglang_ema, tuned"} <= set(
-        rows.index
-    )
-    assert {compare.TUNED, compare.CLAIRVOYANT} <= set(
-        rows.index
-    ) and compare.RANDOM not in rows.index
-    test = recording.select(part="test")
+    names = {"ours, carried", "ours, re-priced", "fixed, carried", "sglang_ema, tuned"}
+    assert names | {compare.TUNED, compare.CLAIRVOYANT} <= set(rows.index)
+    assert compare.RANDOM not in rows.index
+    # charged by the name that it has elsewhere
     trees = compare.Baselines.choose(recording, DEAR, defaults=defaults)
     options = {"policy_ms": {"fixed": 2.0}, "baselines": trees, "progress": False}
     alone = compare.compare_replay(recording, DEAR, {"fixed": [fixed]}, **options).table
     same = alone.query("suite == 'all' and method == 'fixed'")["ms_per_tok"].item()
-    assert rows.loc["fixed, carried", "ms_per_tok"] == pytest.approx(same), (
-        "charged by the name that it has elsewhere"
-    )
-    assert answer_ms(test, ours, DEAR) > 0 and np.isfinite(rows.loc["ours, carried", "ms_per_tok"])
+    assert rows.loc["fixed, carried", "ms_per_tok"] == pytest.approx(same)
     assert rows.loc["ours, re-priced", "ms_per_tok"] < rows.loc["ours, carried", "ms_per_tok"]

@@ -5,6 +5,7 @@ that is not there.
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -17,17 +18,11 @@ from experiments import panels, paper_rows, papers
 from workbook import items, pictures
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
-METHODS = [
-    paper_rows.default_row("resps", "EAGLE-3"),
-    paper_rows.Row("Re-SpS", {"system": "Re-SpS"}),
-]
-
-
+EAGLE = paper_rows.default_row("resps", "EAGLE-3")
+METHODS = [EAGLE, paper_rows.Row("Re-SpS", {"system": "Re-SpS"})]
 OF_NAMES = {name: Method(name, "equal") for name in ("Re-SpS", "LTD", "RADAR")}
-OF_NAMES |= {
-    f"default 60,{depth},10": Method("static", "default", f"60,{depth},10") for depth in (5, 7, 8)
-}
-OF_NAMES["iter3"] = Method("LTD", preset="iter3")
+for deep in (5, 7, 8):
+    OF_NAMES[f"default 60,{deep},10"] = Method("static", "default", f"60,{deep},10")
 
 
 def identified(table: pd.DataFrame) -> pd.DataFrame:
@@ -64,9 +59,7 @@ class FakeRun:
 
 @pytest.fixture
 def opened(home):
-    """An item of a page of the tiny pair, or of others; what is shown of it stands in the page's
-    run.
-    """
+    """An item of a page of the tiny pair, or of others."""
 
     def item_of(paper: str, name: str, *pairs: str) -> papers.Shown:
         return papers.Page(FakeRun(), paper, [*pairs] or ["tiny"]).item(name)
@@ -81,30 +74,25 @@ def finished(name="controllers", table="live_t0", rows=None) -> runs.Run:
 
 
 def test_rows_get_the_papers_names_and_means():
-    rows = paper_rows.as_printed(
-        measured(), METHODS, SUITES, {"speedup": "Speedup"}, how="replayed"
-    )
-    found = rows.set_index(["row", "column"])["value"]
+    rows = paper_rows.as_printed(measured(), METHODS, SUITES, {"speedup": "Speed"}, how="replayed")
+    # EAGLE-3 has no mean, for one of its columns is missing
+    cells = rows.set_index(["row", "column"])["value"].to_dict()
     ours = {("Re-SpS", "MT-Bench"): 3.0, ("Re-SpS", "GSM8K"): 1.5, ("Re-SpS", "Mean"): 2.25}
-    assert found.to_dict() == ours | {("EAGLE-3", "GSM8K"): 4.0}, (
-        "no mean, for one of its columns is missing"
-    )
+    assert cells == ours | {("EAGLE-3", "GSM8K"): 4.0}
+    assert set(rows["pair"]) == {"tiny, replayed"}
+    assert set(rows["metric"]) == {"Speed"}
+    ends = rows.set_index(["row", "column"])[["value_low", "value_high"]]
+    assert ends.loc[("Re-SpS", "MT-Bench")].tolist() == [2.5, 3.5]
+    assert ends.loc[("Re-SpS", "GSM8K")].isna().all(), "of two seeds"
     nothing = paper_rows.as_printed(pd.DataFrame(), METHODS, SUITES, ["speedup"])
     assert nothing.columns.tolist() == paper_rows.LONG
-    assert set(rows["pair"]) == {"tiny, replayed"} and set(rows["metric"]) == {"Speedup"}
-    once = rows.set_index(["row", "column"]).loc[("Re-SpS", "MT-Bench")]
-    assert (once["value_low"], once["value_high"]) == (2.5, 3.5)
-    assert (
-        rows.set_index(["row", "column"])
-        .loc[("Re-SpS", "GSM8K")]
-        .isna()[["value_low", "value_high"]]
-        .all()
-    )
+
+
+def test_rows_of_trees_are_those_of_the_comparison():
     trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees
     rows = [paper_rows.default_row(paper, paper) for paper in PAPER_TREES] + [paper_rows.TUNED_ROW]
-    assert all(
-        row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True)
-    )
+    for row, method in zip(rows, trees, strict=True):
+        assert row.where.items() <= method.fields.items()
 
 
 def test_only_the_papers_settings_have_the_papers_name(opened):
@@ -119,17 +107,17 @@ def test_only_the_papers_settings_have_the_papers_name(opened):
     assert rows["value"].max() < 99, "what was made for another machine is no row of the paper"
     item = opened("resps", "table1")
     item.table(rows)
-    assert "Re-SpS (not measured here)" in item.page.run.shown.missing, (
-        "trained otherwise, no row of the paper"
-    )
+    assert "Re-SpS (not measured here)" in item.page.run.shown.missing
 
 
-def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(opened):
-    run, item = finished(), opened("resps", "table1", "tiny", "nowhere")
+def test_an_item_stands_beside_the_paper_and_says_what_it_lacks_and_was_read_from(opened):
+    run = finished()
+    item = opened("resps", "table1", "tiny", "nowhere")
     rows = paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"])
     item.table(rows, metric="speedup")
     shown = item.page.run.shown
-    assert shown.sources == [run] and shown.missing == [
+    assert shown.sources == [run]
+    assert shown.missing == [
         "Medusa (not measured here)",
         "Hydra (not measured here)",
         "EAGLE-3: MT-Bench, HumanEval, Alpaca, CNN/DM, Mean (not measured here)",
@@ -138,354 +126,176 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(opened):
     ours, theirs = shown.content.measured, shown.content.published
     assert ours.loc[("tiny", "Re-SpS"), ("MT-Bench", "speedup")] == "3.00 [2.50, 3.50]"
     assert theirs.loc[("LLaMA 3.1-8B", "EAGLE-3"), ("MT-Bench", "speedup")] == "3.39"
-    assert [column for column, _ in theirs.columns[:3]] == ["MT-Bench", "HumanEval", "GSM8K"]
-    assert "Not measured here: Medusa, Hydra. To measure: `make book" in shown.content.notes[-1]
     record = json.loads(runs.figure_path("resps", "table1").with_suffix(".json").read_text())
-    assert record["scale"] == "toy" and record["rows"] == {
-        "measured": 2,
-        "published_only": 2,
-        "not_measured": 0,
-    }
-
-
-def test_other_notebooks_add_their_own_methods_and_repeat_none(opened):
-    rows = (
-        measured()
-        .replace({"method": {"unnamed": "Medusa"}})
-        .drop(columns="pair")
-        .assign(speedup=9.0)
-    )
-    finished(), finished("baselines", rows=rows)
-    item = opened("resps", "table1")
-    read = item.read(papers.COMPARED, "live_t0")
-    assert (
-        read.loc[read["speedup"] == 9.0, "method"].tolist() == ["Medusa"] and len(item.sources) == 2
-    )
-    assert (
-        set(read["method"]) == {"Re-SpS, equal terms", "default 60,5,10", "unnamed", "Medusa"}
-        and not item.missing
-    )
-    assert (
-        item.read(papers.COMPARED, "opponents_t0").empty
-        and "controllers or heuristics" in item.missing[0]
-    )
+    assert record["scale"] == "toy"
+    assert record["rows"] == {"measured": 2, "published_only": 2, "not_measured": 0}
+    (reading,) = item.page.sources().to_dict("records")
+    expected = {"item": "table1", "run": run.directory.name, "table": "live_t0", "pair": "tiny"}
+    assert reading == expected | {"rows": 7, "prompts": ""}
 
 
 def test_a_methods_rows_come_from_one_run(opened):
-    rows = [
-        *((suite, "Re-SpS", 9.0) for suite in ("gsm8k", "alpaca", "nq", "xsum")),
-        ("gsm8k", "DDD", 9.0),
-    ]
+    suites = ("gsm8k", "alpaca", "nq", "xsum")
+    rows = [*((suite, "Re-SpS", 9.0) for suite in suites), ("gsm8k", "DDD", 9.0)]
     rows = identified(pd.DataFrame(rows, columns=["suite", "method", "speedup"]))
-    first, second = finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
+    first = finished(table="replay_t0")
+    second = finished("heuristics", "replay_t0", rows)
     item = opened("resps", "table1")
     read = item.read(papers.COMPARED, "replay_t0")
-    assert (read.groupby("method")["run_key"].nunique() == 1).all()
-    assert set(read.loc[read["run_key"] == second.key, "method"]) == {"Re-SpS, equal terms", "DDD"}
-    assert "default 60,5,10" in set(read.loc[read["run_key"] == first.key, "method"])
+    of_second = read.loc[read["run_key"] == second.key, "method"]
+    assert set(of_second) == {"Re-SpS, equal terms", "DDD"}
+    of_first = read.loc[read["run_key"] == first.key, "method"]
+    assert set(of_first) == {"default 60,5,10", "unnamed"}
     item.read("heuristics", "replay_t0")
     assert item.sources == [first, second], "each once"
-
-
-def test_subjects_stand_beside_the_tuned_tree_and_intervals_beside_the_shortest():
-    rows = [
-        ("anatomy", "default 60,8,10", 0.5, 1.0),
-        ("anatomy", "LTD", 0.9, 1.2),
-        ("virology", "LTD", 1.1, 0.8),
-    ]
-    rows += [("all", "LTD", 1.9, 1.0), ("anatomy", "random", 1.0, 0.6)]
-    table = pd.DataFrame(rows, columns=["subject", "method", "over_tuned", "over_default"])
-    named = [paper_rows.Row(name, {"system": name}) for name in ("ours", "LTD")]
-    shown = paper_rows.of_subjects(identified(table), named)
-    assert shown.values.tolist() == [["anatomy", "LTD", 0.9, 1.2], ["virology", "LTD", 1.1, 0.8]]
-    left, right = panels.by_subject(shown, note="one question").axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["virology", "anatomy"]
-    assert (
-        left.get_title(loc="left")
-        == right.get_title(loc="left")
-        == "LTD: faster on 1 of 2 subjects"
-    )
-    sweep = pd.DataFrame({"pair": "tiny", "interval": [1, 5], "tok_per_s": [40.0, 39.0]})
-    assert paper_rows.of_intervals(sweep, pd.DataFrame())["gain"].tolist() == [
-        0.0,
-        pytest.approx(-2.5),
-    ]
-    turns = [
-        ("a", place, interval, 100.0, 40 - (interval == 5), 10)
-        for place in range(9)
-        for interval in (1, 5)
-    ]
-    turns = pd.DataFrame(
-        turns, columns=["suite", "prompt", "interval", "time_ms", "new_tok", "cycles"]
-    )
-    turns = turns.assign(method=turns["interval"].astype(str), pair="tiny", seed=0, cycle_tok=9)
-    found = paper_rows.of_intervals(sweep, turns)
-    assert found["prompts"].tolist() == [9, 9] and found["gain_low"].tolist() == pytest.approx(
-        [0.0, -2.5]
-    )
-    grid = pd.DataFrame(
-        [(t, d, k, 1 + d + t / 100 + k / 10) for t in (8, 32) for d in (2, 7) for k in (4, 10)],
-        columns=["total_tokens", "depth", "top_k", "tau"],
-    ).assign(pair="tiny", new_tok=9)
-    left, right = panels.fixed_trees(grid).axes
-    assert left.get_title(loc="left") == "trees of 32 tokens, width 10"
-    assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [
-        4.32,
-        9.32,
-    ]
-    assert right.lines[0].get_xdata().tolist() == [8, 32]
+    assert item.read(papers.COMPARED, "opponents_t0").empty
+    assert "controllers or heuristics" in item.missing[0]
 
 
 def test_without_a_run_the_item_is_the_papers_alone(opened):
     table, figure = opened("ltd", "table2"), opened("ltd", "figure3")
-    table.table(
-        paper_rows.as_printed(table.read("ablate_ltd", "size_alone"), METHODS, SUITES, ["speedup"])
-    )
+    rows = table.read("ablate_ltd", "size_alone")
+    table.table(paper_rows.as_printed(rows, METHODS, SUITES, ["speedup"]))
     figure.figure(None, figure.read("train_ltd", "curves"))
-    run = runs.start("train_radar", {"parameters": {"pair": "tiny", "dtype": "float32"}})
-    run.write_table("curves", pd.DataFrame({"run": ["iter0 size 0"], "value": [1.0]}))
-    read = opened("ltd", "figure3").read(run.finish().name, "curves")
-    assert read["run"].tolist() == ["iter0 size 0"], "a table's own columns stay as they are"
     shown = table.page.run.shown
-    assert shown.sources == [] and "no finished run ablate_ltd" in shown.missing[0]
-    assert figure.page.run.shown.missing == [
-        "no finished run train_ltd with a table curves for tiny"
-    ]
+    assert shown.sources == []
+    assert "no finished run ablate_ltd" in shown.missing[0]
+    why = "no finished run train_ltd with a table curves for tiny"
+    assert figure.page.run.shown.missing == [why]
     for name in ("table2", "figure3"):
         record = json.loads(runs.figure_path("ltd", name).with_suffix(".json").read_text())
-        assert record["scale"] == "none" and record["rows"]["measured"] == 0
+        assert record["scale"] == "none"
+        assert record["rows"]["measured"] == 0
 
 
-def test_a_single_target_stands_above_ours_and_temperatures_in_columns_of_their_own(opened):
-    item = opened("ltd", "table10")
-    item.table(
-        paper_rows.as_printed(
-            measured(), {"Re-SpS, equal terms": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"]
-        )
-    )
-    table = item.page.run.shown.content
-    assert table.measured.loc[("tiny", "[1024]"), ("GSM8K", "speedup")] == "1.50"
-    assert (
-        table.published.loc[("Llama-3.1-8B-Instruct", "[1024]"), ("GSM8K", "speedup")] == "3.99 (a)"
-    )
+def test_temperatures_have_columns_of_their_own(opened):
     rows = [("start", 0.0, 2.0), ("ppow", 0.0, 2.5), ("ppow", 1.0, 2.25)]
     rows = pd.DataFrame(rows, columns=["drafter", "temperature", "tau"])
     finished("train_ppow", "compared", rows.assign(suite="toy/gsm8k", method="tree", speedup=1.5))
-    item, parts = opened("ppow", "table1"), []
+    item = opened("ppow", "table1")
+    drafters = paper_rows.named({"start": "EAGLE-3", "ppow": "PPOW"}, "drafter")
+    parts = []
     for temperature in (0, 1):
         rows = item.read("train_ppow", "compared", keep={"temperature": temperature})
-        named = {"tau": f"tau, T={temperature}"}
-        drafters = paper_rows.named({"start": "EAGLE-3", "ppow": "PPOW"}, "drafter")
-        parts.append(paper_rows.as_printed(rows, drafters, {"gsm8k": "GSM8K"}, named))
+        metrics = {"tau": f"tau, T={temperature}"}
+        parts.append(paper_rows.as_printed(rows, drafters, {"gsm8k": "GSM8K"}, metrics))
     item.table(pd.concat(parts))
     table = item.page.run.shown.content
     assert table.measured.loc[("tiny", "PPOW"), "GSM8K"].dropna().tolist() == ["2.50", "2.25"]
     assert table.published.loc[("LLaMA-3.1-8B-Instruct", "PPOW"), ("GSM8K", "tau, T=1")] == "5.63"
-    assert item.page.run.shown.missing == [
-        "GRIFFIN (not measured here)",
-        *(f"{row}: MT-Bench, HumanEval, Mean (not measured here)" for row in ("EAGLE-3", "PPOW")),
+
+
+def test_long_rows_and_lines_of_drafters():
+    table = pd.DataFrame({"pair": "tiny", "size": [4, 8], "ms": [1.0, 2.0], "prompts": 3})
+    rows = paper_rows.by_column(table, "size", {"ms": "Time"}, metric="time")
+    assert rows[paper_rows.KEYS].values.tolist() == [
+        ["tiny", "4", "Time", "time"],
+        ["tiny", "8", "Time", "time"],
     ]
-
-
-def test_rows_of_drafters():
+    assert rows["value"].tolist() == [1.0, 2.0]
+    rows = paper_rows.long_rows(table, row=[None, "b"], column="c", metric="m", value=table["ms"])
+    assert rows["value"].tolist() == [2.0]
+    assert paper_rows.by_column(pd.DataFrame(), "size", {"ms": "Time"}).empty
+    # lines: means over blocks of steps, then over seeds
     names = {"ppow": "PPOW"}
-    prompts = pd.DataFrame(
-        {"pair": "tiny", "drafter": ["ppow", "ppow", "other"], "method": "candidates 4"}
-    )
-    prompts = prompts.assign(cycle_tok=[6, 9, 4], cycles=[2, 4, 1])
-    assert paper_rows.taus(prompts, "drafter", "method", names)["value"].tolist() == [15 / 6]
-    windows = pd.DataFrame({"pair": "tiny", "drafter": "ppow", "hard": [True, True, False]})
-    windows = windows.assign(accepted_tok=[1, 2, 6], nabla=[0.5, 1.5, 0.25])
-    found = paper_rows.of_windows(windows, names).set_index(["column", "metric"])["value"].to_dict()
-    assert found[("Hard windows", "tau")] == 2.5 and found[("Easy windows", "tau")] == 7.0
-    assert found[("Hard windows", "divergence")] == 1.0
-    rates = pd.DataFrame(
-        {"pair": "tiny", "objective": ["ppow", "cst"], "learning_rate": 1e-4, "tau": [2.0, 1.0]}
-    )
-    spread = paper_rows.spread(rates, "objective", "learning_rate", {"tau": "tau"}, names)
-    assert spread[["row", "column", "value"]].to_numpy().tolist() == [["PPOW", "0.0001", 2.0]]
-    settings = pd.DataFrame(
-        {"pair": "tiny", "setting": ["window", "reward"], "value": ["6", "speedup"]}
-    )
-    assert paper_rows.settings(settings, {"window": "K"})[["row", "value"]].to_numpy().tolist() == [
-        ["K", 6.0]
-    ]
     curve = pd.DataFrame(
         {"pair": "tiny", "drafter": "ppow", "step": range(8), "kl": [1.0, 3.0] * 4}
     )
     lines = paper_rows.named_lines(curve, names, "kl", points=4)
-    assert lines["value"].tolist() == [2.0] * 4 and lines["step"].tolist() == [0, 2, 4, 6]
+    assert lines["value"].tolist() == [2.0] * 4
+    assert lines["step"].tolist() == [0, 2, 4, 6]
     seeds = pd.concat([curve.assign(seed=0), curve.assign(seed=1, kl=curve["kl"] + 2)])
     lines = pictures.over_start(paper_rows.named_lines(seeds, names, "kl"))
-    assert (
-        lines["value"].tolist() == [0.0, 100.0] * 4 and lines["high"].tolist() == [50.0, 150.0] * 4
-    )
-    rounds = pd.DataFrame(
-        {"run": ["iter0 size 0", "iter0 size 1", "iter0 depth 0"], "steps": 8, "what": "score"}
-    )
-    rounds = rounds.assign(value=[0.01, 0.03, 0.5], recipe=["ours", "ours", "paper"])
-    lines, count = paper_rows.of_rounds(rounds, "ours")
-    assert count == 2 and lines[["name", "value", "low", "high"]].values.tolist() == [
-        ["Iter0, size", 20.0, 10.0, 30.0]
-    ]
+    assert lines["value"].tolist() == [0.0, 100.0] * 4
+    assert lines["high"].tolist() == [50.0, 150.0] * 4
+    curve = curve.assign(held_out_tau_chain=[2.0, 2.5, *[np.nan] * 5, 2.25])
+    (sentence,) = paper_rows.best_and_last(curve, names)
+    assert sentence.endswith("last (step 7): 2.000, 2.500 (step 1), 2.250.")
 
 
-def test_bars_of_gains_take_both_sides_and_stacked_ones_end_at_the_sum():
+def test_chains_count_once_and_rows_without_a_gain_are_said():
+    rows = [(suite, name, 2.0, 1.0) for suite in ("s", "all") for name in ("start", "ppow")]
+    table = pd.DataFrame(rows, columns=["suite", "drafter", "tau", "over_baseline"])
+    table = table.assign(pair="tiny", low=0.5, high=1.5)
+    later = table.assign(tau=9.0)
+    named = paper_rows.named({"start": "EAGLE-3", "ppow": "PPOW"}, "drafter")
+    long = paper_rows.of_chains(pd.concat([table, later]), named, {"s": "S"}, "tau")
+    cells = long.set_index(["row", "column", "metric"])["value"]
+    assert cells[("PPOW", "S", "tau")] == cells[("PPOW", "All", "tau")] == 2.0
+    ratios = long[long["metric"] == "tau over its start's"]
+    assert ratios["value_low"].tolist() == [0.5] * 4
+    (sentence,) = paper_rows.unmoved(long, "EAGLE-3")
+    assert sentence.startswith("PPOW (tiny, one chain) has the numbers of its start")
+    facts = pd.DataFrame({"method": ["Re-SpS", "LTD"], "collapsed": [True, False]})
+    facts = identified(facts).assign(pair="tiny", commonest="8/2/4", commonest_frac=0.99)
+    (sentence,) = paper_rows.constants(facts, METHODS)
+    assert sentence.startswith("Re-SpS of tiny became a constant: 8/2/4 ")
+
+
+def test_deviations_become_a_column_and_ranks_are_tested_over_prompts():
+    long = pd.DataFrame({"row": "r", "column": "c", "metric": ["length", "length_sd"]})
+    long = paper_rows.with_deviations(long.assign(pair="tiny", value=[23, 3.674]))
+    (row,) = long.to_dict("records")
+    assert (row["metric"], row["value"], row["value_sd"]) == ("length", 23.0, 3.674)
+    turns = []
+    for suite in ("a", "b"):
+        for number in range(6):
+            turns.append((suite, number, "default 60,5,10", 0, 10.0))
+            for seed in (0, 1):
+                turns.append((suite, number, "Re-SpS", seed, 9.0 - number / 10 + seed / 9))
+    table = pd.DataFrame(turns, columns=["suite", "prompt", "method", "seed", "time_ms"])
+    table = identified(table.assign(new_tok=8)).assign(pair="tiny", run_key="x")
+    named = paper_rows.on_terms("Re-SpS", "Re-SpS")
+    (row,) = paper_rows.signed_ranks(table, named, EAGLE).to_dict("records")
+    assert (row["row"], row["column"], row["prompts"]) == ("Re-SpS, equal terms", "p-value", 12)
+    assert row["value"] == pytest.approx(0.5**12), "all twelve prompts are faster"
+    assert paper_rows.signed_ranks(table[table["system"] == "Re-SpS"], named, EAGLE).empty
+
+
+def test_bars_of_gains_take_both_sides():
     rows = [("Iter0, our settings", 1.25), ("Iter1, our settings", 1.5), ("Eagle3", 0.5)]
-    long = pd.DataFrame(rows, columns=["row", "value"]).assign(
-        pair="tiny", column="Mean", metric="speedup", turns=7
-    )
+    long = pd.DataFrame(rows, columns=["row", "value"])
+    long = long.assign(pair="tiny", column="Mean", metric="speedup", turns=7)
     long = pd.concat([long, long.assign(metric="tau")])
     over = {"table7": "Iter0", "table8": "Iter0"}
     bars = paper_rows.gain_bars({"table7": long, "table8": pd.DataFrame()}, "ltd", over, "Eagle3")
-    assert list(bars.groupby("panel").size()) == [5, 3] and bars["published"].sum() == 6
+    assert list(bars.groupby("panel").size()) == [5, 3]
+    assert bars["published"].sum() == 6
+    assert bars["panel"].iloc[0].startswith("Table 7, over Iter0: tiny (n = 7 turns); Llama-3.1")
     ours = bars[bars["whose"] == "measured here, our settings"].set_index("row")["gain"]
     assert ours.to_dict() == pytest.approx({"Iter1": 20.0, "Eagle3": -60.0})
-    figure = pictures.bar_panels(bars, "row", "gain", by="whose", panel="panel", labels=("", "%"))
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert sorted(heights) == pytest.approx(
-        sorted([20, -60, *(100 * (x / 3.87 - 1) for x in (3.90, 3.92, 3.92))])
-    )
-    names = [axes.get_xlabel().replace("\n", " ") for axes in figure.axes]
-    assert (
-        names[0] == "Table 7, over Iter0: tiny (n = 7 turns); Llama-3.1-8B-Instruct"
-        and "Table 8, over" in names[1]
-    )
-    split = pd.DataFrame(
-        {"pair": "tiny", "method": ["default 60,7,10", "LTD"], "draft_ms": [2.0, 1.0]}
-    )
-    split = split.assign(verify_ms=[6.0, 4.0], total_ms=[10.0, 6.0])
-    costs = pd.DataFrame({"pair": "tiny", "machine": "here", "depth": [1, 2], "nodes": [20, 40]})
+    theirs = bars[bars["published"] & bars["panel"].str.startswith("Table 7")]["gain"].tolist()
+    assert theirs == pytest.approx([100 * (value / 3.87 - 1) for value in (3.90, 3.92, 3.92)])
+
+
+def test_stacked_bars_end_at_the_sum_and_subjects_stand_by_speed():
+    split = identified(pd.DataFrame({"method": ["default 60,7,10", "LTD"]}))
+    split = split.assign(pair="tiny", draft_ms=[2.0, 1.0], verify_ms=[6.0, 4.0], total_ms=[10.0, 6])
+    costs = pd.DataFrame({"pair": "tiny", "depth": [1, 2], "nodes": [20, 40]})
     costs = costs.assign(draft_ms=[1.0, 2.0], verify_ms=[3.0, 5.0])
-    bars = paper_rows.cost_bars(costs, identified(split), items.read_published("ltd", "figure2"))
-    ours = bars[~bars["published"]].groupby("x", sort=False)["value"].sum()
-    assert ours.to_dict() == {
-        "(1, 20)": 4.0,
-        "(2, 40)": 7.0,
-        "default": 80.0,
-        "LTD, equal terms": 50.0,
-    }
-    ms, pct, *published = panels.cost_panels(bars).axes
-    assert max(bar.get_y() + bar.get_height() for bar in ms.patches) == 7.0 and len(published) == 2
-    assert max(bar.get_x() + bar.get_width() for bar in pct.patches) == 80.0
-    assert [text.get_text() for text in pct.get_yticklabels()] == ["default", "LTD, equal terms"]
-    assert [text.get_text() for text in pct.texts] == ["tiny", "b"]
-    names = [paper_rows.default_row("radar", "EAGLE-3"), RADAR]
-    bars = paper_rows.length_and_calls(COUNTS, names, items.read_published("radar", "figure2"))
-    ours = bars[~bars["published"].astype(bool)]
-    ours = ours.assign(of=ours["panel"].str.split().str[0]).set_index(["of", "row", "column"])[
-        "value"
-    ]
-    accepted = {
-        ("accepted", "RADAR", 0): 40.0,
-        ("accepted", "RADAR", 6): 60.0,
-        ("accepted", "EAGLE-3", 6): 100.0,
-    }
-    assert ours.to_dict() == accepted | {("draft", "RADAR", 3): 40.0, ("draft", "RADAR", 8): 60.0}
-    assert bars["published"].sum() == 26
-    nothing = paper_rows.length_and_calls(
-        pd.DataFrame(), names, items.read_published("radar", "figure2")
-    )
-    assert nothing["published"].all()
-    cells = paper_rows.shares_by_accepted(COUNTS, [RADAR])
-    assert cells.groupby(["method", "accepted"], sort=False)[
-        "share"
-    ].sum().tolist() == pytest.approx([1.0, 1.0])
-    assert cells["accepted"].unique().tolist() == ["0 or 1 accepted", "5 and more"]
-    options = dict(rows="method", columns="accepted", labels=("expansions", "nodes"))
-    axes = pictures.heat_panels(cells, "expansions", "verify_nodes", "share", **options).axes[0]
-    image = axes.images[0].get_array()
-    assert {text.get_text() for text in axes.texts} == {"a", "75", "25"}
-    assert axes.get_title(loc="left") == "RADAR: 0 or 1 accepted\nn = 40 cycles"
-    assert (
-        image.shape == (2, 2)
-        and image.max() == pytest.approx(0.75)
-        and image.sum() == pytest.approx(1.0)
-    )
+    bars = paper_rows.cost_bars(costs, split, items.read_published("ltd", "figure2"))
+    ours = bars[~bars["published"]].groupby("x", sort=False)["value"].sum().to_dict()
+    ms = {"(1, 20)": 4.0, "(2, 40)": 7.0}
+    assert ours == ms | {"default": 80.0, "LTD, equal terms": 50.0}
+    left, right, *published = panels.cost_panels(bars).axes
+    assert max(bar.get_y() + bar.get_height() for bar in left.patches) == 7.0
+    assert max(bar.get_x() + bar.get_width() for bar in right.patches) == 80.0
+    assert len(published) == 2
+    rows = [("anatomy", "LTD", 0.9, 1.2), ("virology", "LTD", 1.1, 0.8)]
+    table = pd.DataFrame(rows, columns=["subject", "method", "over_tuned", "over_default"])
+    axes = panels.by_subject(table, note="one question").axes
+    names = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert names == ["virology", "anatomy"]
+    assert axes[0].get_title(loc="left") == "LTD: faster on 1 of 2 subjects"
 
 
-LONG = (7, 60, 6, 8)
-COUNTS = [("RADAR", 2, 20, 0, 3, 30), ("RADAR", 2, 60, 0, 3, 10), ("RADAR", *LONG, 60)]
-COUNTS += [("default 60,7,10", *LONG, 100), ("other", *LONG, 100)]
-COLUMNS = ["method", "expansions", "verify_nodes", "accepted_tok", "draft_calls", "cycles"]
-COUNTS = identified(pd.DataFrame(COUNTS, columns=COLUMNS).assign(pair="tiny"))
-RADAR = paper_rows.Row("RADAR", {"system": "RADAR"})
-
-
-def test_settings_are_part_of_a_rows_name(opened):
-    for preset, speed in (({"preset": "paper"}, 0.5), ({}, 1.5)):  # what names no preset was ours
-        run = runs.start(
-            "train_ltd", {"parameters": {"pair": "tiny", "dtype": "float32", **preset}}
-        )
-        rows = pd.DataFrame({"suite": ["gsm8k"], "method": ["iter3"], "seed": 0, "speedup": speed})
-        run.write_table("compared", identified(rows))
-        run.finish()
-    item = opened("ltd", "table7")
-    names = paper_rows.by_recipe({"iter3": "Iter3"}, "preset")
-    found = paper_rows.as_printed(
-        item.read("train_ltd", "compared"), names, {"gsm8k": "GSM8K"}, ["speedup"]
-    )
-    assert found.set_index("row")["value"].to_dict() == {"Iter3": 0.5, "Iter3, our settings": 1.5}
-
-
-def test_what_learned_nothing_is_said():
-    rows = [
-        ("LTD", True, "3/7/4", 0.99),
-        ("RADAR", False, "60/7/10", 0.4),
-        ("default 60,7,10", True, "60/7/10", 1.0),
-    ]
-    facts = identified(
-        pd.DataFrame(rows, columns=["method", "collapsed", "commonest", "commonest_frac"])
-    )
-    named = [*paper_rows.on_terms("LTD", "LTD"), *paper_rows.on_terms("RADAR", "RADAR")]
-    (told,) = paper_rows.constants(facts.assign(pair="tiny"), named)
-    assert told.startswith("LTD, equal terms of tiny became a constant: 3/7/4") and "99%" in told
-    assert paper_rows.constants(pd.DataFrame(), named) == []
-    long = [
-        ("start", "tau", 2.0),
-        ("ppow", "tau", 2.0),
-        ("ppow", "speedup", 1.1),
-        ("cst", "tau", 2.1),
-    ]
-    long = pd.DataFrame(long, columns=["row", "metric", "value"]).assign(
-        pair="tiny", column="GSM8K"
-    )
-    (told,) = paper_rows.unmoved(long, "start")
-    assert told == "ppow (tiny) has the numbers of its start: it is no better than its start."
-    curve = pd.DataFrame({"pair": "tiny", "drafter": "ppow", "step": [0, 20, 40]})
-    (told,) = paper_rows.best_and_last(
-        curve.assign(held_out_tau_chain=[2.0, 2.5, 1.5]), {"ppow": "PPOW"}
-    )
-    assert told.endswith("(step 40): 2.000, 2.500 (step 20), 1.500.")
-
-
-def test_deviations_stand_behind_their_means_and_the_papers_own_test_pools_prompts(opened):
-    long = pd.DataFrame(
-        {
-            "row": "EAGLE-3",
-            "column": "GSM8K",
-            "metric": ["length", "length_sd"],
-            "value": [23, 3.674],
-        }
-    )
-    (row,) = paper_rows.with_deviations(long.assign(pair="tiny")).to_dict("records")
-    assert (row["metric"], row["value"], row["value_sd"]) == ("length", 23.0, 3.674)
-    item = opened("resps", "table6")
-    assert not item.printed["metric"].str.endswith("_sd").any()
-    item.table(pd.DataFrame([row]).assign(metric="acceptance_length"))
-    assert "23.00 ± 3.67" in item.page.run.shown.content.markdown()
-    prompts = [(suite, number) for suite in ("a", "b") for number in range(6)]
-    turns = [(suite, number, "default 60,5,10", 0, 10.0) for suite, number in prompts]
-    turns += [
-        (s, n, "Re-SpS", seed, 9.0 - n / 10 + seed / 9) for s, n in prompts for seed in (0, 1)
-    ]
-    table = pd.DataFrame(turns, columns=["suite", "prompt", "method", "seed", "time_ms"]).assign(
-        new_tok=8
-    )
-    named = paper_rows.on_terms("Re-SpS", "Re-SpS")
-    against = paper_rows.default_row("resps", "EAGLE-3")
-    table = identified(table).assign(pair="tiny", run_key="x")
-    (row,) = paper_rows.signed_ranks(table, named, against).to_dict("records")
-    assert (row["row"], row["column"], row["prompts"]) == ("Re-SpS, equal terms", "p-value", 12)
-    assert row["value"] == pytest.approx(0.5**12), "all twelve prompts are faster"
-    assert paper_rows.signed_ranks(table[table["system"] == "Re-SpS"], named, against).empty
+def test_fixed_trees_take_the_nearest_size_depth_and_width():
+    rows = []
+    for total, depth, top_k in ((8, 2, 4), (8, 7, 10), (32, 2, 10), (32, 7, 10)):
+        rows.append((total, depth, top_k, 1 + depth + total / 100 + top_k / 10))
+    grid = pd.DataFrame(rows, columns=["total_tokens", "depth", "top_k", "tau"])
+    left, right = panels.fixed_trees(grid.assign(pair="tiny", new_tok=9)).axes
+    assert left.get_title(loc="left") == "trees of 32 tokens, width 10"
+    assert left.lines[0].get_xdata().tolist() == [2, 7]
+    assert left.lines[0].get_ydata().tolist() == [4.32, 9.32]
+    assert right.lines[0].get_xdata().tolist() == [8, 32]

