@@ -31,7 +31,6 @@ from specdec.models.load import load_drafter, load_pair
 from specdec.parallel import parallel
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
-    ANSWER,
     ChatList,
     Regeneration,
     conversation_document,
@@ -401,7 +400,8 @@ def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> d
     drafted, logits = roll_out(network, *options)
     of_target = frozen.continued(batch, slots, drafted)
     log_p = of_target.log_softmax(-1)[..., vocabulary_ids(network)]
-    nabla = divergence("k3", logits.log_softmax(-1), log_p, logits.argmax(-1)).mean(-1)
+    log_ratio = at_columns(log_p - logits.log_softmax(-1), logits.argmax(-1))
+    nabla = (log_ratio.exp() - log_ratio - 1).mean(-1)
     accepted = (of_target.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
     return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}
 

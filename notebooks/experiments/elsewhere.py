@@ -83,7 +83,7 @@ def carried(
             continue
         moved[method.but(adapted=CARRIED)] = seeds
         if isinstance(seeds[0], ValuePolicy):
-            repriced = [reprice(policy, tune, costs, pair).policy for policy in seeds]
+            repriced = [reprice(policy, tune, costs, pair) for policy in seeds]
             moved[method.but(adapted=REPRICED)] = repriced
     return moved
 

@@ -146,8 +146,9 @@ class SVIP(DepthRule):
 class GammaTune(Rule):
     """The depth of the next cycle follows a moving average of accepted tokens.
 
-    Every turn starts at the default depth; low, high: bounds as multiples of it. A cycle whose longest path was accepted completely counts one token more, since more might
-    have been. The sheet has no such step; without it the average could only fall.
+    Every turn starts at the default depth; low, high: bounds as multiples of it. A cycle whose
+    longest path was accepted completely counts one token more, since more might have been. The
+    sheet has no such step; without it the average could only fall.
     """
 
     default_depth: int = 8
