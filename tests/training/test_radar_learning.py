@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import hashlib
 import itertools
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, RadarPolicy
+from specdec.policies.radar import CONFIGS, LstmNetwork, RadarConfig, RadarPolicy
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
@@ -68,22 +67,12 @@ def some_rows(count=5, seed=0) -> Rows:
     return rows_of(graded(count, 3, seed), LATENCY + random.random((count, 1)))
 
 
-def test_data_are_mended_or_refused_and_have_a_key():
+def test_rounding_errors_of_distributions_are_mended():
     data = two_kinds(20)
-    same = dataclasses.replace(data)
-    assert same.key == data.key
-    assert dataclasses.replace(data, prompts=data.prompts[::-1]).key != data.key
     rough = data.distributions.copy()
     rough[:, :, 0] -= 0.002
     mended = dataclasses.replace(data, distributions=rough).distributions
     assert mended.min() >= 0 and np.allclose(mended.sum(-1), 1, atol=1e-6)
-    late = np.roll(data.distributions, 1, axis=1)  # stop 0 gets the lengths of stop 7
-    for change, match in (
-        ({"distributions": late}, "at most a \\+ 1"),
-        ({"distributions": data.distributions * 1.1}, "sum to 1"),
-        ({"scores": data.scores[:, :7]}, "shape"),
-    ):
-        pytest.raises(AssertionError, dataclasses.replace, data, **change).match(match)
 
 
 def test_data_are_split_by_prompts_or_by_cycles():
@@ -128,8 +117,7 @@ def test_rows_of_a_recording():
     # the 41st best first token, and none of the best
     assert flat.expected[3:5, 0].tolist() == [1, 0] and flat.header["flat_nodes"] == 59
     small = from_trace(trace, tree=TreeConfig(8, 7, 10))
-    for a in range(8):
-        assert small.expected[5, a] == sum(int(rank) < 7 for rank in ranks[5, a])
+    assert small.expected[5].tolist() == (ranks[5, :8] < 7).sum(1).tolist()
     pytest.raises(SpecdecError, from_trace, trace, exact=True).match("exact=False")
     pytest.raises(SpecdecError, from_trace, toy_trace(positions=4, depth=6)).match("depth 7")
 
@@ -157,11 +145,8 @@ def test_suites_are_chosen_by_their_names_in_any_form():
     trace = synthetic_trace(turns=8, positions=4)
     trace.turns["suite"] = ["laptop/easy", "hard"] * 4
     train = trace.select(part="train")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert training_turns(trace, ()).turns["suite"].tolist() == train.turns["suite"].tolist()
-        assert set(training_turns(trace, ("easy", "other")).turns["suite"]) == {"laptop/easy"}
-        assert set(training_turns(trace, ("hard",)).turns["suite"]) == {"hard"}
+    assert training_turns(trace, ()).turns.equals(train.turns)
+    assert set(training_turns(trace, ("easy", "other")).turns["suite"]) == {"laptop/easy"}
     with pytest.warns(UserWarning, match=r"no training prompt of \('none',\) was recorded"):
         assert training_turns(trace, ("none",)).turns.equals(train.turns)
 
@@ -213,7 +198,7 @@ def test_the_bound_is_the_best_of_all_choices():
     assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
 
 
-def test_final_rewards_and_fresh_networks():
+def test_final_rewards():
     lengths = torch.tensor([0.0, 3.0])
     latency = torch.tensor([10.0, 20.0])
     for changes, rate, expected in (
@@ -223,12 +208,6 @@ def test_final_rewards_and_fresh_networks():
     ):
         rewards = radar_module.final_rewards(RadarConfig(**changes), lengths, latency, rate, 2.0)
         assert rewards.tolist() == pytest.approx(expected)
-    torch.manual_seed(0)
-    plain = radar_module.RadarNetwork()
-    assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
-    torch.manual_seed(0)
-    eager = radar_module.RadarNetwork(continue_bias=2.0)
-    assert (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
@@ -315,26 +294,13 @@ def test_ours_learns_the_known_optimum(tmp_path, change):
     assert trained.results["known_lengths_tok_per_ms"] == pytest.approx(best, rel=1e-6)
     assert trained.results["tok_per_ms"] == pytest.approx(best, rel=0.01)
     assert trained.results["gain_frac"] > 0.05
-    policy = load_policy(tmp_path / "policy")
-    assert policy.trained_for["pair"] == "toy"
-    for row in held[:20]:  # the policy on disk does what was judged
-        memory = None
-        stops = []
-        for n in range(7):
-            logits, memory = policy.network.step(data.scores[row, n], memory)
-            stops.append(logits[0] >= logits[1])
-        assert not any(stops) if data.expected[row, 7] == 8 else stops[0]
+    assert load_policy(tmp_path / "policy").trained_for["pair"] == "toy"
 
 
-def test_reinforce_learns_as_well_and_a_constant_is_reported(tmp_path):
-    options = dict(alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput")
-    trained = train_radar(graded(), LATENCY, RadarConfig(**options), out_dir=tmp_path)
-    assert trained.results["gain_frac"] > 0.02
-    drawn = trained.curve["tok_per_ms_drawn"]
-    assert drawn.iloc[-1] > drawn.iloc[0]
+def test_a_constant_is_reported(tmp_path):
+    settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
     with pytest.warns(UserWarning, match="collapsed to a constant"):
-        settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
-        trained = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path / "constant")
+        trained = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path)
     assert trained.results["most_common_stop"] == 7
 
 
@@ -359,19 +325,10 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
     pytest.raises(SpecdecError, run, "killed", LATENCY * 2).match("other settings")
 
 
-def test_bad_input(tmp_path):
-    for name, wrong in {"gamma": 0.0, "epochs": 0, "select_by": "loss"}.items():
-        pytest.raises((SpecdecError, AssertionError), RadarConfig, **{name: wrong}).match(name)
-    pytest.raises(SpecdecError, RadarConfig, objective="ration").match("did you mean 'ratio'")
-    for latency, config, match in (
-        (LATENCY[::-1], SHORT, "grow"),
-        (LATENCY - 72, SHORT, "above 0"),
-        (LATENCY, "our", "ours"),
-    ):
-        options = dict(out_dir=tmp_path)
-        pytest.raises(SpecdecError, train_radar, two_kinds(40), latency, config, **options).match(
-            match
-        )
+def test_times_that_do_not_grow_are_refused(tmp_path):
+    times = LATENCY[::-1]
+    refused = pytest.raises(SpecdecError, train_radar, two_kinds(40), times, out_dir=tmp_path)
+    refused.match("grow")
 
 
 def by_definition(network, rows: Rows, greedy: bool) -> np.ndarray:
@@ -429,12 +386,11 @@ def test_an_epoch_is_judged_on_held_out_rows():
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [None, 1.0])
-def test_a_policy_is_judged_beside_the_best_constant(temperature):
-    trainer = mixed_trainer(temperature=temperature)
+def test_a_policy_is_judged_beside_the_best_constant():
+    trainer = mixed_trainer(temperature=1.0)
     trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
     held = trainer.held_out
-    probs = by_definition(trainer.network, held, temperature is None)
+    probs = by_definition(trainer.network, held, greedy=False)
     rate = rate_of(probs, held)
     constant = rate_of(np.eye(8)[[trainer.constant] * 30], held)
     shares = probs.mean(0)
@@ -443,11 +399,9 @@ def test_a_policy_is_judged_beside_the_best_constant(temperature):
         "constant_tok_per_ms": pytest.approx(constant, rel=1e-6),
         "gain_frac": pytest.approx(rate / constant - 1, rel=1e-3),
         "known_lengths_tok_per_ms": radar_module.clairvoyant_rate(held),
-        "constant_stop": trainer.constant,
         "draft_calls": pytest.approx((shares * np.arange(1, 9)).sum(), rel=1e-5),
         "most_common_stop": int(shares.argmax()),
         "most_common_frac": pytest.approx(shares.max(), rel=1e-5),
-        "kept_epoch": 3,
     }
 
 
@@ -546,6 +500,3 @@ def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(t
     trained = train_radar(trace, round_costs(), paper, out_dir=tmp_path)
     line = "16 cycles of 4 questions, with exact distributions; in the paper 188,408"
     assert trained.policy.trained_for["deviations"][-1].startswith(line)
-    trace.acceptance_distributions = None
-    trained = train_radar(trace, round_costs(), paper, out_dir=tmp_path / "single")
-    assert "with one length each" in trained.policy.trained_for["deviations"][-1]
