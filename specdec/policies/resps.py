@@ -241,9 +241,8 @@ class RespsConfig(Config, RespsSettings):
     contextual bandit; otherwise a turn is one. start_in_reward: cycles before a turn's first
     action count for its first interval. junk_zero: after a turn's first interval there is a
     transition of one cycle with an all-zero observation. push_partial: keep an interval that is
-    cut short by the turn's end. clear_buffer: a turn's end drops transitions that have not yet
-    filled PPO's buffer. select: keep the checkpoint that is fastest on part "tune", not the last.
-    prompts: the suites whose training part is used; () for all recorded ones.
+    cut short by the turn's end. select: keep the checkpoint that is fastest on part "tune", not
+    the last. prompts: the suites whose training part is used; () for all recorded ones.
     deviations: how training here differs from `name`; see `base.deviations_of`.
     """
 
@@ -259,8 +258,6 @@ class RespsConfig(Config, RespsSettings):
     start_in_reward: bool = False  # 1.5 [C]
     junk_zero: bool = False  # 1.5 [C]
     push_partial: bool = False  # 1.5: Algorithm 2 drops it, the code does not
-    # Appendix B [P]: only answers of 64 intervals then fill a buffer of 64
-    clear_buffer: bool = False
     select: bool = False
     prompts: tuple[str, ...] = ("mt_bench", "alpaca")  # 3.2
     deviations: tuple[str, ...] = (
@@ -270,8 +267,7 @@ class RespsConfig(Config, RespsSettings):
         " makes them so",
         "early_break=False: trees are drafted to their full depth, also where Algorithm 2 stops at"
         " TT candidates",
-        "clear_buffer=False: the buffer fills over several questions; in Appendix B each"
-        " question's end clears it",
+        "the buffer fills over several questions; in Appendix B each question's end clears it",
         "{decisions} decisions on {questions} questions, read again and again; in the paper one"
         " pass over 4,000",
     )

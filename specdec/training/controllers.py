@@ -122,7 +122,7 @@ class _Course:
         return speed
 
 
-@runs.with_settings(RunOptions, without=("trained_for",))
+@runs.with_settings(RunOptions, without=("trained_for", "start_from"))
 def train_resps(
     trace,
     costs,
@@ -132,16 +132,15 @@ def train_resps(
     out_dir: Path,
     policy_ms: float = 0.0,
     source=None,
-    start_from=None,
     **options,
 ) -> resps.RespsPolicy:
     """Train Re-SpS on part "train" of `trace`; returns the policy as it decodes.
 
-    It is also saved in out_dir/policy. config: a RespsConfig, or the name of one of
-    `resps.CONFIGS`. policy_ms: charged per question. source: turns in place of the recording's,
-    such as an `env.LiveSource` (with envs=1); rates and checkpoints are still evaluated on the
-    recording. options: fields of `ppo.RunOptions`. The recording must hold every width of the grid
-    and, except for state "text", features.
+    It is also saved in out_dir/policy. config: a RespsConfig or a name of `resps.CONFIGS`.
+    policy_ms: charged per question. source: an `env.LiveSource` (with envs=1) in place of the
+    recording's turns; rates and checkpoints are still evaluated on the recording. options: fields
+    of `ppo.RunOptions`. The recording must hold every width of the grid and, except for state
+    "text", features.
     """
     config = named(config, resps.CONFIGS, "Re-SpS")
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
@@ -154,11 +153,9 @@ def train_resps(
         config.ppo,
         Path(out_dir),
         [[tree] for tree in learner.trees],
-        start_from=start_from,
         episode="interval" if config.terminal else "turn",
         credit=interval_credit(config, learner.interval),
         reseed_each_turn=config.reseed_each_turn,
-        clear_each_turn=config.clear_buffer,
     )
 
 
@@ -183,10 +180,8 @@ def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
 
 @dataclasses.dataclass(frozen=True)
 class LtdTrained:
-    """What `train_ltd` returns.
-
-    policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth": the policies
-    trained alone; "iter0", "iter1", ... the combined ones after each iteration.
+    """policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth", ... the
+    policies as trained; "iter0", "iter1", ... the combined ones after each iteration.
     """
 
     policy: Policy
@@ -207,14 +202,12 @@ def train_ltd(
 ) -> LtdTrained:
     """Train LTD's two policies: each alone, then in turns while the other one answers.
 
-    config: an LtdConfig, or the name of one of `ltd.LAPTOP`. Every round is its own run in
+    config: an LtdConfig or a name of `ltd.LAPTOP`. Every round is its own run in
     out_dir/<iteration>-<learner>; the last two policies are also saved in out_dir/policy. A later
-    round of the same policy continues from its weights and optimiser; its steps and learning rate
-    start over. Otherwise as in `train_resps`; a judge chooses by the speed of both together.
+    round of the same policy continues from its weights and optimiser. Otherwise as `train_resps`.
     """
     config = named(config, ltd.LAPTOP, "LTD")
-    if not config.rounds:
-        raise SpecdecError("rounds is empty; give at least one, such as ltd.ROUNDS[:2].")
+    assert config.rounds, "a round at least"
     decisions = sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
     course = _Course(config, trace, costs, policy_ms, source, seed, decisions, options)
     latest: dict[str, Learned] = {}
@@ -288,9 +281,8 @@ def _constants(
 def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -> Reward:
     """The environment's reward for config.reward, with time over config.timed.
 
-    "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the
-    learner can reach: a lower rate would undervalue time, a higher one would make it stop too
-    early.
+    "lagrangian" starts from the rate of the fastest of `constants`, which the learner can reach: a
+    lower rate would undervalue time, a higher one would make it stop too early.
     """
     kind, mean, unit_ms = REWARDS[check_name("reward", config.reward, REWARDS)]
     laps = tuple(f"{part}_ms" for part in config.timed)

@@ -36,8 +36,7 @@ def rate_factor(
     """The learning rate as a fraction of its peak.
 
     Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant
-    while its end is unknown). linear_end: fall linearly from the end of the warm-up to zero at that
-    step (EAGLE's schedule).
+    while its end is unknown). linear_end: linear from the warm-up to zero at that step (EAGLE).
     """
     factor = min(1.0, (step + 1) / max(1, warmup_steps))
     if linear_end is not None:
@@ -51,9 +50,8 @@ def rate_factor(
 class Best:
     """The weights that scored highest so far; a part of a checkpoint.
 
-    network: its weights are used until something has scored. step: the step of the best weights, -1
-    before any. misses: number of consecutive networks without improvement. dtype: the precision of
-    stored scores.
+    network: its weights are used until something has scored. misses: consecutive networks without
+    improvement. dtype: the precision of stored scores.
     """
 
     def __init__(self, network: torch.nn.Module | None = None, dtype: torch.dtype = torch.float64):
@@ -136,7 +134,6 @@ class TrainingRun:
         return self.plan["finished"]
 
     def table(self) -> pd.DataFrame:
-        """The curve so far."""
         return pd.DataFrame(self.rows)
 
     def track(self, parts: dict, optimizers=()) -> None:
@@ -178,9 +175,9 @@ class TrainingRun:
     ) -> None:
         """Call step(number, rate factor) to the planned end. A returned row is added to the curve.
 
-        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: for
-        long steps such as an epoch; a checkpoint follows each, and an interrupted one leaves
-        nothing on the disk. Otherwise a checkpoint follows every `save_s` seconds, and Ctrl-C.
+        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a
+        checkpoint follows each step, and an interrupted one leaves nothing on the disk. Otherwise
+        one follows every `save_s` seconds, and Ctrl-C.
         """
         if self.finished:
             return

@@ -1,13 +1,9 @@
 """PPO for any learned policy: our rollouts, stable-baselines3's networks and update, exact resume.
 
-    repeat   1. act: the policy draws actions in several environments until the buffer is full
-             2. advantages: how much better than the critic's expectation did each action do?
-             3. update: a few epochs that make better actions likelier, with a clipped loss
-
-(Schulman et al. 2017.) `iteration` is these three steps. A training consists of segments of some
-iterations, with a checkpoint after each. A segment opens new environments on new turns and seeds
-all randomness with (seed, segment). So a killed run continues at its last segment and ends with
-the same weights, bit for bit on one machine.
+`iteration` is PPO's loop (Schulman et al. 2017): act, estimate advantages, update. A training
+consists of segments of some iterations, with a checkpoint after each. A segment opens new
+environments on new turns and seeds all randomness with (seed, segment). So a killed run continues
+at its last segment and ends with the same weights, bit for bit on one machine.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ DECIDED = {
     SIZE: ("verify_nodes",),
 }
 SHOWN = ("reward", "entropy", "tok_per_ms")
-LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
+LOGGED = ("learning_rate", "value_loss")
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,7 @@ class Task:
     (Dinkelbach's iteration), at least reward.rate. episode: "cycle", "interval" or "turn". others:
     a policy that answers the other kinds (each environment gets a copy), or others(seed) -> policy.
     credit: the transitions of a decision (`Credit`), by default one each. reseed_each_turn: every
-    turn draws the same random numbers. clear_each_turn: a turn's end drops transitions that have
-    not yet filled the buffer.
+    turn draws the same random numbers.
     """
 
     source: ReplaySource | LiveSource
@@ -75,16 +70,14 @@ class Task:
     others: object = None
     credit: Credit | None = None
     reseed_each_turn: bool = False
-    clear_each_turn: bool = False
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Where and how a training runs.
 
-    envs: environments in parallel. segment_steps: decisions between two checkpoints. start_from:
-    another run's folder, whose weights and optimiser are the start. trained_for: facts stored in
-    the policy. resume: False starts over in a folder that holds a run.
+    segment_steps: decisions between two checkpoints. start_from: another run's folder, whose
+    weights and optimiser are the start. trained_for: facts stored in the policy.
     """
 
     out_dir: Path | str
@@ -120,7 +113,7 @@ def train_policy(
     state = State(learner.observation_size)
     best = Best()
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
-    settings = _settings(learner, task, ppo, options, judge is not None)
+    settings = {**_settings(learner, task, options), "ppo": ppo, "judge": judge is not None}
     settings["steps"] = math.ceil(ppo.total_steps / segment_steps)
     run = TrainingRun(options.out_dir, settings, options.resume, "curve")
     # 2. they begin fresh, with those of another run, or where this one stopped
@@ -143,7 +136,8 @@ def train_policy(
         learner.network = export(model.policy, learner.activation, rollouts.scale)
         score = None if judge is None else float(judge(learner))
         run.rows[-1]["score"] = math.nan if score is None else score
-        best.consider(tensors_of(learner.network), score)
+        arrays = learner.network.arrays()
+        best.consider({name: torch.from_numpy(array) for name, array in arrays.items()}, score)
 
     label = f"{type(learner).__name__}, seed {seed}"
     run.run(segment, label, all_or_nothing=True, shown=SHOWN, progress=options.progress)
@@ -200,10 +194,10 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
 
 
 class Rollouts:
-    """Fills stable-baselines3's rollout buffer from `count` new environments.
+    """Fills stable-baselines3's rollout buffer from `count` new environments, make_env(seed).
 
-    make_env(seed) builds one. scale: (mean, deviation) of observations, or None. following: what
-    comes after the buffer's last row: the critic's values, and whether an episode begins.
+    scale: (mean, deviation) of observations, or None. following: what comes after the buffer's
+    last row: the critic's values, and whether an episode begins.
     """
 
     def __init__(
@@ -223,11 +217,7 @@ class Rollouts:
             runner.env.close()
 
     def fill(self, policy, buffer, reward: Reward) -> dict:
-        """Collect until the buffer is full, with values and log-probabilities.
-
-        Returns reward and entropy (means), new_tok (those kept), total_ms and time (as in the
-        reward).
-        """
+        """Collect until the buffer is full. Returns means and sums for the curve."""
         # 1. transitions; environments whose column is full wait
         buffer.reset()
         finished: list[Cycle] = []
@@ -248,7 +238,6 @@ class Rollouts:
             most = max(most, filled)
             if idle > PATIENCE:
                 why = "too few transitions to learn from: turns end before their first interval"
-                why = f"{why} (with clear_buffer: before n_steps)"
                 raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
         buffer.pos = buffer.buffer_size
         buffer.full = True
@@ -275,8 +264,6 @@ class Rollouts:
             transition = runner.pending.popleft()
             if transition is None:
                 runner.starts = True
-                if self.task.clear_each_turn:
-                    runner.filled = 0
                 continue
             action, observation, rows, done = transition
             place = (runner.filled, column)
@@ -311,9 +298,9 @@ class Rollouts:
 class Outcome:
     """The outcome of one decision.
 
-    rows: the finished cycles of its own turn. before: cycles of this turn before its first decision
-    (a fixed first tree), given to that decision only; unknown, and empty, in the first turn of a
-    segment. first: it is the turn's first decision. ended: the turn ended with it.
+    rows: the finished cycles of its own turn. before: those before the turn's first decision (a
+    fixed first tree); unknown, and empty, in the first turn of a segment. first: of its turn.
+    ended: the turn ended with it.
     """
 
     observation: np.ndarray
@@ -331,8 +318,7 @@ Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
 class EnvRunner:
     """One environment, its random numbers, and transitions that did not fit into the buffer yet.
 
-    credit: None for one transition per decision. each_turn: seed of the draws of every turn, or
-    None for continuing draws.
+    each_turn: seed of the draws of every turn, or None for continuing draws.
     """
 
     def __init__(self, env: Env, seed: int, credit: Credit | None, each_turn: int | None):
@@ -510,23 +496,20 @@ class State(torch.nn.Module):
 
 
 def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> dict:
-    """The trained policy's commonest answer and its speed on the training text."""
+    """How often the trained policy gives its commonest answer on the training text."""
     seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
     runner = EnvRunner(make_env(seed), seed, None, None)
     counts: Counter = Counter()
-    finished: list[Cycle] = []
     decisions = 0
     # a cycle may need more decisions than a very short training had
     while decisions < min(COUNTED, total_steps) or not counts:
         decisions += 1
-        finished += runner.step(int(learner.network(runner.observation).argmax()))
+        runner.step(int(learner.network(runner.observation).argmax()))
         for row in runner.rows:
             counts[tuple(getattr(row, name) for name in DECIDED[learner.kind])] += 1
     runner.env.close()
     answer, cycles = counts.most_common(1)[0]
-    tokens = sum(row.kept_tok for row in finished)
     return {
-        "tok_per_ms": tokens / sum(row.total_ms for row in finished),
         "answers": len(counts),
         "most_common": list(answer),
         "most_common_frac": cycles / sum(counts.values()),
@@ -534,19 +517,13 @@ def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> di
     }
 
 
-def tensors_of(network: Network) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in network.arrays().items()}
-
-
 def _hash_of(network: Network) -> str:
     content = b"".join(array.tobytes() for array in network.arrays().values())
     return hashlib.sha256(content).hexdigest()
 
 
-def _settings(
-    learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judged: bool
-) -> dict:
-    """All settings that the weights depend on."""
+def _settings(learner: Learned, task: Task, options: RunOptions) -> dict:
+    """What the weights depend on beside PPO's settings."""
     described = dict(vars(task))
     for name in ("source", "others", "credit"):
         described[name] = _described(described[name])
@@ -561,16 +538,12 @@ def _settings(
         "trained_for": options.trained_for,
         "learner": [type(learner).__name__, learner.settings()],
         "task": described,
-        "ppo": ppo,
-        "judge": judged,
         "start_from": start_from,
     }
 
 
 def _described(part):
     """What results depend on: hashes of recordings, costs and networks; names of functions."""
-    if part is None:
-        return None
     if isinstance(part, ReplaySource):
         columns = ["suite", "prompt", "turn", "part", "first", "positions"]
         turns = part.trace.turns[columns].to_dict("list")

@@ -378,7 +378,7 @@ def test_an_epoch_is_judged_on_held_out_rows():
     for ending, greedy in (("", True), ("_drawn", False)):
         probs = by_definition(trainer.network, held, greedy)
         expected[f"tok_per_ms{ending}"] = pytest.approx(rate_of(probs, held), rel=1e-5)
-        expected[f"draft_calls{ending}"] = pytest.approx((probs @ calls).mean(), rel=1e-5)
+        expected.setdefault("draft_calls", pytest.approx((probs @ calls).mean(), rel=1e-5))
     assert trainer._held_out_row(0.07) == expected
     rates = [rate_of(np.eye(8)[[a] * 40], trainer.train) for a in range(8)]
     assert trainer.constant == int(np.argmax(rates))
