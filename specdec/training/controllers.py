@@ -2,9 +2,8 @@
 
     config.policy(training=True)  --PPO on replayed turns-->  weights  -->  config.policy()
 
-Observation, reward and hyperparameters are in the config (`policies.resps`, `policies.ltd`), the
-algorithm is in `training.ppo`. Training uses part "train" of the recording, the choice of a
-checkpoint part "tune"; "test" is left for evaluation.
+Training uses part "train" of the recording, the choice of a checkpoint part "tune"; "test" is left
+for evaluation.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class _Course:
     ) -> L:
         """Train `learner`. Returns `decoding` with its weights, also saved in out_dir/policy.
 
-        constants: as in `reward_of`. partner: decodes beside it. facts: further ones to store.
-        task: fields of `ppo.Task`.
+        partner: decodes beside it. facts: further ones to store. task: fields of `ppo.Task`.
         """
         config = self.config
         # 1. what the policy will say of its training
@@ -257,8 +255,7 @@ def _constants(
 ) -> list[list[TreeConfig]]:
     """The trees of each constant answer, equally often.
 
-    Alone, a size policy gets trees of the plan's depth, or `at_random` of all depths; `beside` a
-    partner, of any depth.
+    A size policy has trees of the plan's depth, `at_random` of all, `beside` a partner of any.
     """
     limits = learner.limits
     sizes = getattr(learner, "sizes", (learner.plan.verify_nodes,))
@@ -322,9 +319,9 @@ def train_system(
 ):
     """Train "resps", "ltd", "radar" or "ours" on a recording; policies are written to out_dir.
 
-    preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in
-    place of the preset's. paper: LTD's decisions as in the paper. resume: False starts over.
-    variant: of Re-SpS (`resps.VARIANTS`). changes: of the config, as in `changed`.
+    steps: decisions, passes (radar) or steps (ours) in place of the preset's. paper: LTD's
+    decisions as in the paper. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`).
+    changes: of the config, as in `changed`.
     """
     check_name("system", system, SYSTEMS)
     options = {"seed": seed, "out_dir": out_dir, "resume": resume}
@@ -363,8 +360,7 @@ def train_sweep(
 ) -> pd.DataFrame:
     """Train every system with every seed: a row of system, seed, folder and seconds each.
 
-    Existing results stay. preset, steps, paper: of `train_system`. on, jobs: where, and how many
-    at once (`parallel`).
+    Existing results stay. Settings are those of `train_system` and `parallel`.
     """
     parts = trace.turns[["prompt", "turn", "part"]].to_numpy().tolist()
     shared = {"preset": preset, "steps": steps, "paper": paper}

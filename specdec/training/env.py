@@ -92,8 +92,7 @@ class ReplaySource:
 
 
 class LiveSource:
-    """Prompts decoded greedily by a pair, in random order. The pair stays in `inference` from the
-    first turn until `close`.
+    """Prompts decoded greedily by a pair in random order; it stays in `inference` until `close`.
 
     policy_ms: time counted for an answer, since the measured time would include the trainer.
     """
@@ -174,9 +173,7 @@ class Env(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action):
-        """Answer the current question. info: `cycles`, the rows that finished since, and
-        `turn_ended`.
-        """
+        """Answer the question. info: `cycles`, the rows that finished since, and `turn_ended`."""
         rows, ended = self._advance(self.learner.meaning(int(action), self._question))
         terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
         info = {"cycles": rows, "turn_ended": ended}
@@ -195,9 +192,7 @@ class Env(gymnasium.Env):
                 begin_turn(policy)
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
-        """Send `answer`, then run to the next question of the learner. Returns (finished cycles, a
-        turn ended).
-        """
+        """Answer, run to the learner's next question: (finished cycles, whether a turn ended)."""
         rows: list[Cycle] = []
         ended = False
         while True:

@@ -97,8 +97,7 @@ class TrainingRun:
     """One training in `out_dir`: plan.json, checkpoint.safetensors and <curve>.parquet.
 
     settings: everything that the result depends on. settings["steps"] is the last step; if None,
-    the run ends after settings["minutes"]. The same settings find the same run again. SpecdecError
-    if the folder holds another run.
+    the run ends after settings["minutes"]. SpecdecError if the folder holds another run.
     """
 
     def __init__(self, out_dir: Path, settings: dict, resume: bool = True, curve: str = "loss"):
@@ -139,8 +138,8 @@ class TrainingRun:
     def track(self, parts: dict, optimizers=()) -> None:
         """Define the parts of a checkpoint, and load the checkpoint if there is one.
 
-        parts: name -> a module, or anything else with `state_dict` and `load_state_dict` of
-        tensors. optimizers: their groups have "peak", the highest rate, if `run` is to set rates.
+        parts: name -> anything with `state_dict` and `load_state_dict` of tensors. optimizers:
+        their groups have "peak", the highest rate, if `run` is to set rates.
         """
         self.parts = parts
         self.optimizers = list(optimizers)
@@ -223,10 +222,8 @@ class TrainingRun:
         self.rows.append({**row, "elapsed_s": time.perf_counter() - self._began_s})
 
     def _ended(self) -> bool:
-        """Whether the last step is done.
-
-        The end of a run on time is fixed when its constant part has used its share.
-        """
+        """Whether the last step is done."""
+        # the end of a run on time is fixed when its constant part has used its share
         minutes = self.plan["settings"].get("minutes")
         if self.plan["last_step"] is None and self.elapsed_s >= (1 - DECAY_FRAC) * minutes * 60:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))

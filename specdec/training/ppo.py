@@ -56,12 +56,10 @@ LOGGED = ("learning_rate", "value_loss")
 class Task:
     """A policy's training task.
 
-    source: a ReplaySource, or a LiveSource (then envs=1, and times are not reproducible). reward:
-    of the cycles a decision led to; "lagrangian" is charged at the throughput of recent rollouts
-    (Dinkelbach's iteration), at least reward.rate. episode: "cycle", "interval" or "turn". others:
-    a policy that answers the other kinds (each environment gets a copy), or others(seed) -> policy.
-    credit: the transitions of a decision (`Credit`), by default one each. reseed_each_turn: every
-    turn draws the same random numbers.
+    source: with a LiveSource envs=1, and times are not reproducible. reward: "lagrangian" is
+    charged at the throughput of recent rollouts (Dinkelbach's iteration), at least reward.rate.
+    others: a policy that answers the other kinds, or others(seed) -> policy. credit: the
+    transitions of a decision, by default one. reseed_each_turn: each draws the same numbers.
     """
 
     source: ReplaySource | LiveSource
@@ -100,10 +98,9 @@ def train_policy(
     options: RunOptions,
     judge: Callable[[Learned], float] | None = None,
 ) -> Learned:
-    """Train `learner` and return it with its network.
+    """Train `learner` and return it with its network; the same call continues a stopped run.
 
-    judge: score of the policy after each segment; the best is kept in place of the last. The same
-    call continues a stopped run, and returns at once if it is finished.
+    judge: score of the policy after each segment; the best is kept in place of the last.
     """
     # 1. networks, running moments, and the run on disk
     assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
@@ -310,8 +307,7 @@ class Outcome:
     ended: bool
 
 
-# (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's
-# end without a transition still ends the episode of the previous one.
+# (observation, the cycles that count, whether the episode ends), usually one per decision.
 Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
 
 
@@ -415,11 +411,12 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
 
 def learning_rate(config: PPOConfig, progress: float) -> float:
     """Linear warm-up from 0, then constant or linear to 0 at the end. progress: 0 to 1."""
+    factor = 1.0
     if progress < config.warmup_frac:
-        return config.learning_rate * (progress / config.warmup_frac)
-    if not config.linear_decay:
-        return config.learning_rate
-    return config.learning_rate * ((1 - progress) / (1 - config.warmup_frac))
+        factor = progress / config.warmup_frac
+    elif config.linear_decay:
+        factor = (1 - progress) / (1 - config.warmup_frac)
+    return config.learning_rate * factor
 
 
 def action_logits(policy, observations: np.ndarray) -> np.ndarray:
@@ -432,8 +429,7 @@ def action_logits(policy, observations: np.ndarray) -> np.ndarray:
 def export(policy, activation: str, scale=None) -> Network:
     """The actor of a stable-baselines3 MlpPolicy as a numpy Network.
 
-    scale (mean, deviation) moves into its first layer, so that it reads raw observations:
-    W / deviation and b - W (mean / deviation).
+    scale (mean, deviation) moves into its first layer, so that it reads raw observations.
     """
     weights = []
     biases = []

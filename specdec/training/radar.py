@@ -108,10 +108,7 @@ class RadarData:
 
 
 def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
-    """Part "train" of the suites called `prompts` in any form (toy/gsm8k is gsm8k); () for all.
-
-    If none of them was recorded, all are used, with a warning.
-    """
+    """Part "train" of the suites called `prompts` (toy/gsm8k is gsm8k); () or none there: all."""
     train = trace.select(part="train")
     meant = train.turns["suite"].str.rpartition("/")[2].isin(prompts).to_numpy()
     if meant.any():
@@ -179,10 +176,7 @@ def from_trace(
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
-    """`trace.acceptance_distributions`, or None if `exact` or the recording requires it.
-
-    They are recorded of RADAR's tree alone.
-    """
+    """`trace.acceptance_distributions`, of RADAR's tree alone, or None."""
     recorded = trace.acceptance_distributions
     if exact and (recorded is None or tree != TREE):
         why = f"this recording holds no distributions of {tree}"
@@ -252,20 +246,16 @@ class RadarNetwork(nn.Module):
 
 
 def stop_log_probs(logits: Tensor) -> Tensor:
-    """Logits [B, 7, 2] -> log-probability of each stop a = 0..7, [B, 8].
-
-    To stop at a is to continue a times, then stop (never, for 7).
-    """
+    """Logits [B, 7, 2] -> log-probability [B, 8] of continuing a = 0..7 times, then stopping."""
     log_probs = logits.log_softmax(-1)
     continued = nn.functional.pad(log_probs[..., CONTINUE].cumsum(1), (1, 0))
     return continued + nn.functional.pad(log_probs[..., STOP], (0, 1))
 
 
 def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> Tensor:
-    """G [B, 7] of Eq. 7: discounted reward from decision j on.
+    """G [B, 7] of Eq. 7: discounted reward from decision j on, zero after the stop.
 
-    -alpha per continue, `final` [B] at stop `stops` [B]; zero after the stop. A trajectory that
-    never stops (7) has its final reward one step after the last decision.
+    -alpha per continue, `final` [B] at stop `stops` [B] (7: one step after the last decision).
     """
     to_go = stops[:, None] - torch.arange(DECISIONS)
     ahead = to_go.clamp(min=0).to(final.dtype)
@@ -293,10 +283,7 @@ def rows_of(data: RadarData, latency: np.ndarray) -> Rows:
 def final_rewards(
     config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float
 ) -> Tensor:
-    """The reward at the stop for accepted `lengths` and `latency` (ms), of equal shapes.
-
-    rate: tokens per ms.
-    """
+    """The reward at the stop for accepted `lengths` and `latency` (ms), of equal shapes."""
     if config.count_bonus:
         lengths = lengths + 1
     if config.objective == "lagrangian":
@@ -312,10 +299,9 @@ def loss_of(
     step_ms: float,
     factor: float = 1.0,
 ) -> Tensor:
-    """The loss for logits [B, 7, 2].
+    """The loss for logits [B, 7, 2]: minus the expected return, or REINFORCE's surrogate.
 
-    rate: tokens per ms; factor: the learning rate's, for the entropy bonus. "sampled": REINFORCE's
-    surrogate, averaged over rows and all 7 steps; "exact": minus the expected return.
+    rate: tokens per ms. factor: the learning rate's, for the entropy bonus.
     """
     log_probs = logits.log_softmax(-1)
     # 1. every stop
@@ -492,10 +478,7 @@ class _Trainer:
         return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
 
     def epoch(self, number: int, factor: float) -> dict:
-        """One pass over the training rows, then an evaluation; returns the curve's row.
-
-        Random numbers come from (seed, number).
-        """
+        """One pass over the training rows, then an evaluation; returns the curve's row."""
         config = self.config
         # 1. the value of time: tokens per ms that a constant can reach, or the policy has
         rate = self.constant_rate

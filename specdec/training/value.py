@@ -1,8 +1,5 @@
 """Trains our controller on a recording: exact targets for every answer, no exploration noise.
 
-A recording holds accepted_tok of every (expansions, verify_nodes) at every position. So the
-acceptance model is fitted by regression on full information:
-
     replay: where do cycles start?  ->  fit an ensemble  ->  distil it  ->  calibrate the rate
 
 Cycle starts are collected first under a static tree with random detours, then under the policy
@@ -226,10 +223,9 @@ class Examples:
         return np.linspace(0, len(self.rows) - 1, min(count, len(self.rows))).astype(np.int64)
 
     def batch(self, numbers: np.ndarray, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] of examples at a level.
+        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] after `level` expansions.
 
-        A level is a number of expansions. Where the policy plans, the first level is that before
-        the root pass, and so is the first row of accepted_tok.
+        Where the policy plans, the first level is that before the root pass.
         """
         rows = self.rows[numbers]
         before = self.inputs.before

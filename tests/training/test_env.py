@@ -145,7 +145,7 @@ def test_live_and_replayed_agree():
     assert decoded[0] == decoded[1]
 
 
-def test_a_partner_observes_every_cycle_and_turns_without_positions_are_left_out():
+def test_a_partner_observes_every_cycle():
     partner = Partner()
     env = Env(Toy(asked_kind=SIZE), replayed(turns=3, positions=8), partner)
     env.reset(seed=0)
@@ -187,7 +187,7 @@ def test_rewards_by_hand():
         assert reward(cycles) == pytest.approx(earned)
 
 
-def test_an_episode_ends_with_a_cycle_a_decision_or_a_turn_and_the_text_continues():
+def test_an_episode_ends_and_the_text_continues():
     env = Env(Toy(asked_kind=SIZE), replayed(turns=40, positions=30), episode="cycle")
     assert env.observation_space.shape == (3,) and env.action_space.n == 4
     first, info = env.reset(seed=5)

@@ -38,7 +38,7 @@ def trained(folder, dies_at=None, resume=True, **settings):
 
 
 @pytest.mark.parametrize("settings", [{"all_or_nothing": True}, {"save_s": 1000}])
-def test_an_interrupted_run_ends_as_an_uninterrupted_one(tmp_path, settings):
+def test_an_interrupted_run_resumes(tmp_path, settings):
     run, weights = trained(tmp_path / "straight", **settings)
     pytest.raises(KeyboardInterrupt, trained, tmp_path / "killed", dies_at=3, **settings)
     assert len(runs.read_table(tmp_path / "killed" / "loss.parquet")) == 3
@@ -49,7 +49,7 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(tmp_path, settings):
     assert again.elapsed_s > 0
 
 
-def test_rows_after_the_checkpoint_are_cut_and_a_finished_run_stays(tmp_path):
+def test_rows_after_the_checkpoint_are_cut(tmp_path):
     pytest.raises(KeyboardInterrupt, trained, tmp_path, dies_at=3, all_or_nothing=True)
     rows = runs.read_table(tmp_path / "loss.parquet")
     later = pd.DataFrame({"step": [3, 4], "loss": 0.0, "elapsed_s": 0.0})
@@ -113,7 +113,7 @@ def test_other_runs_are_refused(tmp_path):
     assert trained(tmp_path, resume=False)[0].step == 6
 
 
-def test_the_best_weights_are_kept_and_are_part_of_a_checkpoint():
+def test_the_best_weights_are_kept():
     network = torch.nn.Linear(2, 2)
     best = Best(network)
     assert torch.equal(best.weights["weight"], network.weight)

@@ -67,7 +67,7 @@ def some_rows(count=5, seed=0) -> Rows:
     return rows_of(graded(count, 3, seed), LATENCY + random.random((count, 1)))
 
 
-def test_rounding_errors_of_distributions_are_mended():
+def test_rounding_errors_are_mended():
     data = two_kinds(20)
     rough = data.distributions.copy()
     rough[:, :, 0] -= 0.002
@@ -82,7 +82,6 @@ def test_data_are_split_by_prompts_or_by_cycles():
     assert sorted([*train, *held]) == list(range(300)) and len(np.unique(data.prompts[held])) == 6
     train, held = data.split("cycle")
     assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
-    assert data.split()[1].tolist() != data.split(seed=1)[1].tolist()
     alone = dataclasses.replace(data, prompts=np.zeros(300))
     pytest.raises(SpecdecError, alone.split).match("empty")
 
@@ -136,12 +135,10 @@ def test_rows_with_recorded_distributions():
     assert len(from_trace(trace, exact=False)) == 30
     assert (trace.acceptance_distributions[1] == distributions).all()
     # of another tree none are recorded
-    other = TreeConfig(8, 7, 10)
-    assert len(from_trace(trace, tree=other)) == 30
-    pytest.raises(SpecdecError, from_trace, trace, exact=True, tree=other).match("exact=False")
+    assert len(from_trace(trace, tree=TreeConfig(8, 7, 10))) == 30
 
 
-def test_suites_are_chosen_by_their_names_in_any_form():
+def test_suites_are_chosen_by_their_names():
     trace = synthetic_trace(turns=8, positions=4)
     trace.turns["suite"] = ["laptop/easy", "hard"] * 4
     train = trace.select(part="train")
@@ -275,9 +272,6 @@ def test_latencies_by_hand():
     asked = free + np.minimum(np.arange(8) + 1, 7) * 0.625
     assert latency_ms(costs, [3, 900], tree=tree)[1] == pytest.approx(asked)
     assert latency_ms(round_costs(), [3], tree=tree)[0] == pytest.approx(free)
-    # ten children, and a flat tree
-    assert latency_ms(round_costs(), [3])[0][0] == pytest.approx(1.25 + 5.0)
-    assert latency_ms(round_costs(), [3], 59)[0][0] == pytest.approx(1.25 + 5 + 4.9)
 
 
 SHORT = dataclasses.replace(CONFIGS["ours"], epochs=4, batch=16)
@@ -386,7 +380,7 @@ def test_an_epoch_is_judged_on_held_out_rows():
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
 
 
-def test_a_policy_is_judged_beside_the_best_constant():
+def test_a_policy_is_judged_beside_a_constant():
     trainer = mixed_trainer(temperature=1.0)
     trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
     held = trainer.held_out
@@ -432,7 +426,7 @@ def test_the_best_epoch_is_kept(monkeypatch, change, kept):
 
 @pytest.mark.parametrize("objective", ["lagrangian", "ratio"])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective, at_once, monkeypatch):
+def test_the_value_of_time(objective, at_once, monkeypatch):
     monkeypatch.setattr(radar_module, "DROPOUT", 0.0)
     trainer = mixed_trainer(objective=objective, learning_rate=1e-30, batch=64)
     if at_once:
@@ -449,7 +443,7 @@ def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective, at_once
     assert row["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
-def test_a_run_notes_its_data_settings_and_results(tmp_path):
+def test_a_run_notes_its_settings_and_results(tmp_path):
     data = dataclasses.replace(two_kinds(200), header={"pair": "made up", "flat_nodes": 59})
     config = dataclasses.replace(CONFIGS["ours"], epochs=2, batch=64, flat_nodes=59)
     options = dict(seed=6, out_dir=tmp_path, trained_for={"pair": "toy"})
@@ -468,7 +462,7 @@ def test_a_run_notes_its_data_settings_and_results(tmp_path):
     assert pd.read_parquet(tmp_path / "loss.parquet").equals(trained.curve)
 
 
-def test_a_recording_is_learned_with_its_prompts_and_prices(tmp_path):
+def test_a_recording_is_learned(tmp_path):
     trace = synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
     changes = dict(epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle")
     config = dataclasses.replace(CONFIGS["ours"], **changes)
@@ -483,7 +477,7 @@ def test_a_recording_is_learned_with_its_prompts_and_prices(tmp_path):
     assert recorded.results == same.results and len(data) == 20
 
 
-def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(tmp_path):
+def test_the_papers_preset_draws_lengths_anew(tmp_path):
     trace = synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
     half = np.zeros((40, 8, 9), np.float32)
     half[:, :, :2] = 0.5  # nothing or one token, at even odds
@@ -491,12 +485,11 @@ def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(t
     paper = dataclasses.replace(CONFIGS["paper"], epochs=1, prompts=())
     data = radar_module.rows_for(paper, trace)
     assert data.header["exact"] and len(data) == 20
-    assert not radar_module.rows_for(CONFIGS["ours"], trace).header["exact"], "many single lengths"
     batch = rows_of(data, np.tile(LATENCY, (20, 1)))
     logits = torch.zeros(20, 7, 2)
     torch.manual_seed(0)
     losses = {float(radar_module.loss_of(paper, logits, batch, 1.0, 1.0)) for _ in range(5)}
     assert len(losses) == 5
     trained = train_radar(trace, round_costs(), paper, out_dir=tmp_path)
-    line = "16 cycles of 4 questions, with exact distributions; in the paper 188,408"
+    line = "16 cycles of 4 questions, with exact distributions"
     assert trained.policy.trained_for["deviations"][-1].startswith(line)

@@ -63,7 +63,7 @@ def net_of(answers=None, probe=True, **settings) -> Net:
     return Net(dataclasses.replace(SMALL, **settings), inputs, features, answers, probe)
 
 
-def test_the_numpy_network_is_the_trained_one_and_a_mean_is_one_network():
+def test_the_numpy_network_is_the_trained_one():
     torch.manual_seed(0)
     nets = [net_of().eval() for _ in range(2)]
     inputs = torch.randn(7, 10)
@@ -77,7 +77,7 @@ def test_the_numpy_network_is_the_trained_one_and_a_mean_is_one_network():
         np.testing.assert_allclose(predicted, answer, atol=1e-5)
 
 
-def test_a_network_starts_at_the_mean_answer_and_is_noisy_while_it_learns(monkeypatch):
+def test_a_network_starts_at_the_mean_answer(monkeypatch):
     torch.manual_seed(0)
     answers = np.arange(6, dtype=np.float32).reshape(3, 2)
     net = net_of(answers, dropout=0.0, noise=0.25)
@@ -196,19 +196,7 @@ def test_examples_are_split_by_prompts(trace, examples):
     assert held[0] == held[1] != held[2]
 
 
-def test_inputs_are_standardised_over_all_levels(trace, examples):
-    few = Examples(trace, examples.policy, examples.rows[:1500], examples.histories[:1500])
-    inputs, features, answer = value._moments(few, np.random.default_rng(0))
-    expected = trace.features[few.rows].astype(np.float32)
-    np.testing.assert_allclose(features[0], expected.mean(0), atol=1e-5)
-    np.testing.assert_allclose(features[1], expected.std(0) + 0.05, rtol=1e-4)
-    np.testing.assert_allclose(answer, few.batch(np.arange(1500), 0)[2].mean(0), atol=1e-5)
-    level = few.inputs._level
-    assert inputs[0][level] == pytest.approx([0.2] * 5)
-    assert inputs[1][level] == pytest.approx([0.4 + 0.05] * 5, rel=1e-4)
-
-
-def test_the_first_level_of_a_planning_policy_is_that_before_the_root_pass(trace):
+def test_the_first_level_of_a_planning_policy(trace):
     rows, histories = value.cycle_starts(trace, COSTS, STATIC, detours=0, plans=True)
     planning = Examples(trace, random_policy(1, probe="none", plans=True), rows, histories)
     plain = Examples(trace, random_policy(1, probe="none"), rows, histories)
@@ -221,7 +209,7 @@ def test_the_first_level_of_a_planning_policy_is_that_before_the_root_pass(trace
     assert (inputs[:, level] == np.eye(6)[0]).all()
 
 
-def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch):
+def test_the_best_weights_are_kept(examples, monkeypatch):
     scripted = [3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 2.9]
     networks = []
     levels = []
@@ -281,7 +269,7 @@ def quick(monkeypatch):
     return calls
 
 
-def test_starts_are_collected_under_the_static_tree_and_then_under_the_policy(trace, quick):
+def test_starts_are_collected_under_the_policy(trace, quick):
     few = trace.select(np.arange(48) < 4)
     tuning = trace.select(np.arange(48) // 2 == 3)
     config = dataclasses.replace(SMALL, rounds=2, name="small")
@@ -294,15 +282,12 @@ def test_starts_are_collected_under_the_static_tree_and_then_under_the_policy(tr
     assert fitted == ("fit", first[1], 7, False)
     assert last == ("fit", first[1] + second[1], 107, True)
     assert curve.to_dict("list") == {"step": [99, 199] * 2, "round": [0, 0, 1, 1]}
-    facts = {"pair": "synthetic", "costs": "round numbers", "seed": 7, "rate": policy.rate}
-    assert facts.items() <= policy.trained_for.items()
-    choices = [(row["choice"], row["part"], row["value"]) for row in choices_of(policy)]
-    assert choices[0] == ("weights, sizes, probe", "train", "recipe 'small', chosen before")
-    assert choices[1] == ("schedule", "tune", f"{policy.first_evaluation}, {policy.stride}")
+    assert policy.trained_for["rate"] == policy.rate
+    assert [row["part"] for row in choices_of(policy)] == ["train", "tune"]
     assert (policy.most_expansions, policy.sizes, policy.probe) == (4, SIZES, "target")
 
 
-def test_a_training_begins_at_a_tree_and_measures_an_answer(few, quick, monkeypatch):
+def test_a_training_begins_at_a_tree(few, quick, monkeypatch):
     calibrated = []
 
     def calibrate(policy, trace, costs, rate, policy_ms):
@@ -319,11 +304,9 @@ def test_a_training_begins_at_a_tree_and_measures_an_answer(few, quick, monkeypa
     assert quick[0][1].plan == tree and calibrated == [(pytest.approx(begun), 0.125)]
     assert policy.trained_for["rate"] == 9.0 and policy.trained_for["choices"][1]["part"] == "train"
     assert policy.most_expansions == 3 and policy.probe == "none"
-    both = dataclasses.replace(config, probe="both")
-    pytest.raises(SpecdecError, train_value, few, COSTS, both).match("holds no draft_state")
 
 
-def test_a_recording_is_learned_on_the_beam_of_its_fastest_tree(tmp_path, monkeypatch):
+def test_a_recording_is_learned_on_the_best_beam(tmp_path, monkeypatch):
     both = synthetic_trace(turns=4, positions=20, depth=3, top_ks=(2, 3), most_nodes=20)
     both.turns["part"] = ["train", "tune", "test", "train"]
     both.header["trees"] = (3, 2)
@@ -344,7 +327,8 @@ def test_a_recording_is_learned_on_the_beam_of_its_fastest_tree(tmp_path, monkey
     for depth in range(1, 4):
         for total in range(2, pool_size(depth, 2) + 2):
             times[total, depth] = replay(tune, Static(total, depth, 2), COSTS).ms_per_tok
-    assert times[call["start"].total_tokens, call["start"].depth] == min(times.values())
+    start = call["start"]
+    assert times[start.total_tokens, start.depth] == min(times.values())
     assert pd.read_parquet(tmp_path / "curve.parquet").to_dict("list") == {"step": [99]}
     assert load_policy(tmp_path / "policy").settings() == policy.settings()
 
@@ -372,14 +356,13 @@ def test_the_rate_is_raised_and_schedules_are_tried(trace, monkeypatch):
     assert tried[9:] == [(1, 3, bonus) for bonus in (-0.1, -0.05, 0.0, 0.05)]
 
 
-def test_repricing_replaces_prices_rate_and_schedule(trace, trained, monkeypatch):
+def test_repricing(trace, trained, monkeypatch):
     monkeypatch.setattr(value, "evaluation_ms", lambda *_: 0.25)
     few = trace.select(np.arange(48) < 6)
     policy = trained[0].with_settings(stride=2).price(COSTS, 0.2)
     policy.trained_for = {"pair": "synthetic", "costs": "round numbers", "rate": 0.2}
     dear = round_costs(name="dear", verify=(4.0, 12.0, 200.0), expand=(0.75, 0.75))
     moved = reprice(policy, few, dear)
-    assert moved.verify_ms == tuple(dear.verify_ms(size, 0) for size in SIZES)
     assert moved.expand_ms == 0.75 and moved.priced_for == "dear"
     assert ms_per_tok(moved, few, dear, 0.25) < ms_per_tok(policy, few, dear, 0.25)
     assert moved.trained_for == {"pair": "synthetic", "costs": "dear", "rate": moved.rate}
