@@ -11,9 +11,7 @@ import pytest
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
 from gymnasium.utils.env_checker import check_env
-from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as check_for_sb3
-from stable_baselines3.common.env_util import make_vec_env
 
 from specdec.core.policy import Chain, Policy, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE
@@ -83,14 +81,9 @@ def replayed(**options) -> ReplaySource:
 
 
 @pytest.mark.parametrize("kind", [PLAN, EXTEND, SIZE])
-def test_the_libraries_accept_it_and_learn(kind):
-    def make():
-        return Env(Toy(asked_kind=kind), replayed())
-
-    check_env(make(), skip_render_check=True)
-    check_for_sb3(make())
-    model = PPO("MlpPolicy", make_vec_env(make, 2), n_steps=16, batch_size=16, n_epochs=1, seed=0)
-    assert model.learn(64).num_timesteps >= 64
+def test_the_libraries_accept_it(kind):
+    check_env(Env(Toy(asked_kind=kind), replayed()), skip_render_check=True)
+    check_for_sb3(Env(Toy(asked_kind=kind), replayed()))
 
 
 @pytest.mark.parametrize("kind, interval", [(PLAN, 1), (PLAN, 5), (EXTEND, 1), (SIZE, 1)])

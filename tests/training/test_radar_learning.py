@@ -82,8 +82,6 @@ def test_data_are_split_by_prompts_or_by_cycles():
     assert sorted([*train, *held]) == list(range(300)) and len(np.unique(data.prompts[held])) == 6
     train, held = data.split("cycle")
     assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
-    alone = dataclasses.replace(data, prompts=np.zeros(300))
-    pytest.raises(SpecdecError, alone.split).match("empty")
 
 
 def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
@@ -117,7 +115,6 @@ def test_rows_of_a_recording():
     assert flat.expected[3:5, 0].tolist() == [1, 0] and flat.header["flat_nodes"] == 59
     small = from_trace(trace, tree=TreeConfig(8, 7, 10))
     assert small.expected[5].tolist() == (ranks[5, :8] < 7).sum(1).tolist()
-    pytest.raises(SpecdecError, from_trace, trace, exact=True).match("exact=False")
     pytest.raises(SpecdecError, from_trace, toy_trace(positions=4, depth=6)).match("depth 7")
 
 
@@ -193,18 +190,6 @@ def test_the_bound_is_the_best_of_all_choices():
         best = max(best, new_tok / sum(LATENCY[a] for a in stops))
     rows = rows_of(data, np.tile(LATENCY, (4, 1)))
     assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
-
-
-def test_final_rewards():
-    lengths = torch.tensor([0.0, 3.0])
-    latency = torch.tensor([10.0, 20.0])
-    for changes, rate, expected in (
-        ({}, 9.0, [0.0, 20 * 3 / 20]),
-        ({"count_bonus": True}, 9.0, [2.0, 20 * 4 / 20]),
-        ({"count_bonus": True, "objective": "lagrangian"}, 0.1, [0.0, 2.0]),
-    ):
-        rewards = radar_module.final_rewards(RadarConfig(**changes), lengths, latency, rate, 2.0)
-        assert rewards.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
