@@ -221,7 +221,7 @@ class Rollouts:
         for column, runner in enumerate(self.runners):
             runner.filled = 0
             self._take(runner, column, buffer, reward)
-        most = 0
+        filled = 0
         idle = 0
         while active := [n for n, r in enumerate(self.runners) if r.filled < buffer.buffer_size]:
             observations = np.stack([self.runners[column].observation for column in active])
@@ -230,9 +230,9 @@ class Rollouts:
                 runner = self.runners[column]
                 finished += runner.step(runner.draw(row))
                 self._take(runner, column, buffer, reward)
+            before = filled
             filled = sum(runner.filled for runner in self.runners)
-            idle = 0 if filled > most else idle + 1
-            most = max(most, filled)
+            idle = 0 if filled > before else idle + 1
             if idle > PATIENCE:
                 why = "too few transitions to learn from: turns end before their first interval"
                 raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
@@ -257,12 +257,14 @@ class Rollouts:
 
     def _take(self, runner: EnvRunner, column: int, buffer, reward: Reward) -> None:
         """Move pending transitions into the runner's column, as far as there is room."""
-        while runner.pending and runner.filled < buffer.buffer_size:
-            transition = runner.pending.popleft()
-            if transition is None:
+        while runner.pending:
+            if runner.pending[0] is None:  # a turn ended
+                runner.pending.popleft()
                 runner.starts = True
                 continue
-            action, observation, rows, done = transition
+            if runner.filled == buffer.buffer_size:
+                return
+            action, observation, rows, done = runner.pending.popleft()
             place = (runner.filled, column)
             buffer.observations[place] = self.scaled(observation)
             buffer.actions[place] = action
@@ -270,9 +272,6 @@ class Rollouts:
             buffer.episode_starts[place] = runner.starts
             runner.filled += 1
             runner.starts = done
-        while runner.pending and runner.pending[0] is None:
-            runner.pending.popleft()
-            runner.starts = True
 
     def _evaluate(self, policy, buffer) -> float:
         """Values and log-probabilities of the buffer in one forward; returns the mean entropy."""

@@ -71,7 +71,8 @@ def test_ltd_from_its_configs(preset, tmp_path):
     assert trained.policy is trained.rounds["iter3"]
     replay(TRACE.select(part="test"), trained.policy, COSTS)
     again = load_policy(tmp_path / "iter3-size" / "policy")
-    assert again.trained_for["preset"] == preset and again.trained_for["round"] == "iter3"
+    assert again.trained_for["preset"] == preset
+    assert again.trained_for["round"] == "iter3"
 
 
 @pytest.fixture
@@ -157,7 +158,8 @@ def test_resps_is_taught_as_its_config_says(tmp_path, untaught):
     policy = train_resps(parted(), COSTS, official, **options)
     first, second = untaught
     # 1. ours
-    assert isinstance(first.task.source, ReplaySource) and first.task.source.policy_ms == 0.0
+    assert isinstance(first.task.source, ReplaySource)
+    assert first.task.source.policy_ms == 0.0
     assert set(first.task.source.trace.turns["part"]) == {"train"}
     assert (first.task.episode, first.task.reseed_each_turn) == ("turn", False)
     assert first.run.trained_for["config"] == asdict(plain) and first.judge is None
@@ -190,7 +192,8 @@ def test_ltds_rounds_continue_each_other(tmp_path, untaught):
     assert depth.ppo == config.depth.ppo
     # alone, the size policy learns on random depths
     random_depth = size.task.others(7)
-    assert random_depth.plans[-1] == TreeConfig(21, 4, 3) and len(random_depth.plans) == 4
+    assert random_depth.plans[-1] == TreeConfig(21, 4, 3)
+    assert len(random_depth.plans) == 4
     same = ltd.RandomDepth(4, 3, 20, 7)
     depths = [[policy.answer(None).depth for _ in range(9)] for policy in (random_depth, same)]
     assert depths[0] == depths[1]
@@ -306,7 +309,8 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     assert trained[1] == ("resps", "resps-3", options_3)
     assert table["folder"].tolist() == [str(tmp_path / name) for name in names]
     assert list(table) == ["system", "seed", "folder", "seconds"]
-    assert sweep()["seconds"].tolist() == table["seconds"].tolist() and len(trained) == 4
+    assert sweep()["seconds"].tolist() == table["seconds"].tolist()
+    assert len(trained) == 4
     # another length, machine or part is another training
     others = parted(["test", *TRACE.turns["part"][1:]])
     train_sweep(["ours"], TRACE, COSTS, steps=9, **options)

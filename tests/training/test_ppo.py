@@ -193,7 +193,8 @@ def test_the_buffer_holds_what_the_environments_did(episode):
             starts = info["turn_ended"] or (episode == "cycle" and bool(info["cycles"]))
             tokens += earned
         assert rollouts.following[1][column] == starts
-    assert row["new_tok"] == tokens and row["reward"] == pytest.approx(buffer.rewards.mean())
+    assert row["new_tok"] == tokens
+    assert row["reward"] == pytest.approx(buffer.rewards.mean())
     assert row["time"] == pytest.approx(row["total_ms"] / 10)
     observations = torch.from_numpy(buffer.observations.reshape(90, -1))
     actions = torch.from_numpy(buffer.actions.reshape(90))
@@ -328,7 +329,8 @@ def test_the_best_network_is_kept(tmp_path):
 
     policy = train(tmp_path, judge=judge)
     assert len(networks) == 4
-    assert same(policy.network, networks[1]) and not same(policy.network, networks[3])
+    assert same(policy.network, networks[1])
+    assert not same(policy.network, networks[3])
     assert curve_of(tmp_path)["score"].tolist() == scores
     assert runs.read_json(tmp_path / "plan.json")["results"]["best_score"] == 3.0
 

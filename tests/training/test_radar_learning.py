@@ -78,7 +78,8 @@ def test_data_are_split_by_prompts_or_by_cycles():
     data = two_kinds(300)
     train, held = data.split("prompt", seed=1)
     assert not set(data.prompts[train]) & set(data.prompts[held])
-    assert sorted([*train, *held]) == list(range(300)) and len(np.unique(data.prompts[held])) == 6
+    assert sorted([*train, *held]) == list(range(300))
+    assert len(np.unique(data.prompts[held])) == 6
     train, held = data.split("cycle")
     assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
 
@@ -98,7 +99,8 @@ def test_rows_of_a_recording():
     trace = toy_trace(temperature=0.5)
     trace.header.update(key="k", other="not stored")
     data = from_trace(trace)
-    assert data.prompts.tolist() == [0] * 15 + [1] * 15 and data.context_tok[3] == 103
+    assert data.prompts.tolist() == [0] * 15 + [1] * 15
+    assert data.context_tok[3] == 103
     scores = trace.trees(10).scores
     ranks = trace.ranks[10]
     for row, a in itertools.product((0, 7, 29), range(8)):
@@ -109,7 +111,8 @@ def test_rows_of_a_recording():
     assert data.header["key"] == "k" and "other" not in data.header
     flat = from_trace(trace, flat_nodes=59)
     # the 41st best first token, and none of the best
-    assert flat.expected[3:5, 0].tolist() == [1, 0] and flat.header["flat_nodes"] == 59
+    assert flat.expected[3:5, 0].tolist() == [1, 0]
+    assert flat.header["flat_nodes"] == 59
     small = from_trace(trace, tree=TreeConfig(8, 7, 10))
     assert small.expected[5].tolist() == (ranks[5, :8] < 7).sum(1).tolist()
     pytest.raises(SpecdecError, from_trace, toy_trace(positions=4, depth=6)).match("depth 7")
@@ -438,7 +441,8 @@ def test_a_run_notes_its_settings_and_results(tmp_path):
     assert policy.trained_for == {**facts, "deviations": [], "choices": [choice]}
     assert policy.seed == 6 and policy.flat_nodes == 59
     plan = runs.read_json(tmp_path / "plan.json")
-    assert plan["settings"]["data"] == data.key and plan["results"] == trained.results
+    assert plan["settings"]["data"] == data.key
+    assert plan["results"] == trained.results
     assert pd.read_parquet(tmp_path / "loss.parquet").equals(trained.curve)
 
 

@@ -150,7 +150,8 @@ def test_detours_verify_few_nodes():
         question = SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=row), largest=20)
         counts[recorder.answer(question)] += 1
     assert recorder.rows == list(range(8000)) and len(recorder.histories) == 8000
-    assert counts[[5, *range(7, 21)]].sum() == 0 and counts[6] == pytest.approx(6000, abs=150)
+    assert counts[[5, *range(7, 21)]].sum() == 0
+    assert counts[6] == pytest.approx(6000, abs=150)
     assert counts[:5] == pytest.approx([400] * 5, abs=75)
     question.largest = 0
     assert recorder.answer(question) == 0
@@ -276,7 +277,8 @@ def test_starts_are_collected_under_the_policy(trace, quick):
     policy, curve = train_value(few, COSTS, config, **options)
     (_, static, *first), fitted, (_, acting, *second), last = quick
     # at most 24 tokens, depth 5
-    assert static.plan == TreeConfig(13, 4, 3) and acting.priced_for == "round numbers"
+    assert static.plan == TreeConfig(13, 4, 3)
+    assert acting.priced_for == "round numbers"
     assert (first[0], second[0]) == (7, 17)
     assert fitted == ("fit", first[1], 7, False)
     assert last == ("fit", first[1] + second[1], 107, True)
@@ -318,7 +320,8 @@ def test_a_recording_is_learned_on_the_best_beam(tmp_path, monkeypatch):
     monkeypatch.setattr(value, "train_value", train)
     options = dict(seed=4, out_dir=tmp_path)
     policy = value.train_recording(both, COSTS, SMALL, **options)
-    assert call["config"] == dataclasses.replace(SMALL, top_k=2) and call["seed"] == 4
+    assert call["config"] == dataclasses.replace(SMALL, top_k=2)
+    assert call["seed"] == 4
     assert call["parts"] == ["train", "train"] and call["policy_ms"] is None
     assert call["tune_on"].turns["part"].tolist() == ["tune"]
     tune = both.select(part="tune")
