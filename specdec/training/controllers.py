@@ -2,9 +2,8 @@
 
     config.policy(training=True)  --PPO on replayed turns-->  weights  -->  config.policy()
 
-Observation, reward and hyperparameters are in the config (`policies.resps`, `policies.ltd`), the
-algorithm is in `training.ppo`. Training uses part "train" of the recording, the choice of a
-checkpoint part "tune"; "test" is left for evaluation.
+Training uses part "train" of the recording, the choice of a checkpoint part "tune"; "test" is left
+for evaluation.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class _Course:
     ) -> L:
         """Train `learner`. Returns `decoding` with its weights, also saved in out_dir/policy.
 
-        constants: as in `reward_of`. partner: decodes beside it. facts: further ones to store.
-        task: fields of `ppo.Task`.
+        partner: decodes beside it. facts: further ones to store. task: fields of `ppo.Task`.
         """
         config = self.config
         # 1. what the policy will say of its training
@@ -122,7 +120,7 @@ class _Course:
         return speed
 
 
-@runs.with_settings(RunOptions, without=("trained_for",))
+@runs.with_settings(RunOptions, without=("trained_for", "start_from"))
 def train_resps(
     trace,
     costs,
@@ -132,16 +130,15 @@ def train_resps(
     out_dir: Path,
     policy_ms: float = 0.0,
     source=None,
-    start_from=None,
     **options,
 ) -> resps.RespsPolicy:
     """Train Re-SpS on part "train" of `trace`; returns the policy as it decodes.
 
-    It is also saved in out_dir/policy. config: a RespsConfig, or the name of one of
-    `resps.CONFIGS`. policy_ms: charged per question. source: turns in place of the recording's,
-    such as an `env.LiveSource` (with envs=1); rates and checkpoints are still evaluated on the
-    recording. options: fields of `ppo.RunOptions`. The recording must hold every width of the grid
-    and, except for state "text", features.
+    It is also saved in out_dir/policy. config: a RespsConfig or a name of `resps.CONFIGS`.
+    policy_ms: charged per question. source: an `env.LiveSource` (with envs=1) in place of the
+    recording's turns; rates and checkpoints are still evaluated on the recording. options: fields
+    of `ppo.RunOptions`. The recording must hold every width of the grid and, except for state
+    "text", features.
     """
     config = named(config, resps.CONFIGS, "Re-SpS")
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
@@ -154,7 +151,6 @@ def train_resps(
         config.ppo,
         Path(out_dir),
         [[tree] for tree in learner.trees],
-        start_from=start_from,
         episode="interval" if config.terminal else "turn",
         credit=interval_credit(config, learner.interval),
         reseed_each_turn=config.reseed_each_turn,
@@ -182,10 +178,8 @@ def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
 
 @dataclasses.dataclass(frozen=True)
 class LtdTrained:
-    """What `train_ltd` returns.
-
-    policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth": the policies
-    trained alone; "iter0", "iter1", ... the combined ones after each iteration.
+    """policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth", ... the
+    policies as trained; "iter0", "iter1", ... the combined ones after each iteration.
     """
 
     policy: Policy
@@ -206,14 +200,12 @@ def train_ltd(
 ) -> LtdTrained:
     """Train LTD's two policies: each alone, then in turns while the other one answers.
 
-    config: an LtdConfig, or the name of one of `ltd.LAPTOP`. Every round is its own run in
+    config: an LtdConfig or a name of `ltd.LAPTOP`. Every round is its own run in
     out_dir/<iteration>-<learner>; the last two policies are also saved in out_dir/policy. A later
-    round of the same policy continues from its weights and optimiser; its steps and learning rate
-    start over. Otherwise as in `train_resps`; a judge chooses by the speed of both together.
+    round of the same policy continues from its weights and optimiser. Otherwise as `train_resps`.
     """
     config = named(config, ltd.LAPTOP, "LTD")
-    if not config.rounds:
-        raise SpecdecError("rounds is empty; give at least one, such as ltd.ROUNDS[:2].")
+    assert config.rounds, "a round at least"
     decisions = sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
     course = _Course(config, trace, costs, policy_ms, source, seed, decisions, options)
     latest: dict[str, Learned] = {}
@@ -263,8 +255,7 @@ def _constants(
 ) -> list[list[TreeConfig]]:
     """The trees of each constant answer, equally often.
 
-    Alone, a size policy gets trees of the plan's depth, or `at_random` of all depths; `beside` a
-    partner, of any depth.
+    A size policy has trees of the plan's depth, `at_random` of all, `beside` a partner of any.
     """
     limits = learner.limits
     sizes = getattr(learner, "sizes", (learner.plan.verify_nodes,))
@@ -287,9 +278,8 @@ def _constants(
 def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -> Reward:
     """The environment's reward for config.reward, with time over config.timed.
 
-    "lagrangian" starts from the rate of the fastest of `constants` (see `_constants`), which the
-    learner can reach: a lower rate would undervalue time, a higher one would make it stop too
-    early.
+    "lagrangian" starts from the rate of the fastest of `constants`, which the learner can reach: a
+    lower rate would undervalue time, a higher one would make it stop too early.
     """
     kind, mean, unit_ms = REWARDS[check_name("reward", config.reward, REWARDS)]
     laps = tuple(f"{part}_ms" for part in config.timed)
@@ -329,9 +319,9 @@ def train_system(
 ):
     """Train "resps", "ltd", "radar" or "ours" on a recording; policies are written to out_dir.
 
-    preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in
-    place of the preset's. paper: LTD's decisions as in the paper. resume: False starts over.
-    variant: of Re-SpS (`resps.VARIANTS`). changes: of the config, as in `changed`.
+    steps: decisions, passes (radar) or steps (ours) in place of the preset's. paper: LTD's
+    decisions as in the paper. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`).
+    changes: of the config, as in `changed`.
     """
     check_name("system", system, SYSTEMS)
     options = {"seed": seed, "out_dir": out_dir, "resume": resume}
@@ -370,8 +360,7 @@ def train_sweep(
 ) -> pd.DataFrame:
     """Train every system with every seed: a row of system, seed, folder and seconds each.
 
-    Existing results stay. preset, steps, paper: of `train_system`. on, jobs: where, and how many
-    at once (`parallel`).
+    Existing results stay. Settings are those of `train_system` and `parallel`.
     """
     parts = trace.turns[["prompt", "turn", "part"]].to_numpy().tolist()
     shared = {"preset": preset, "steps": steps, "paper": paper}

@@ -1,9 +1,7 @@
-"""The cycle as a gymnasium environment, live or replayed: the learner answers one kind of question,
-frozen policies the rest.
+"""The cycle as a gymnasium environment, live or replayed.
 
-The environment does no decoding: it runs `cycle.cycle` to the next question that the learner
-decides, returns the learner's own observation, and turns the action into the learner's answer.
-Rewards are computed from finished cycles.
+It runs `cycle.cycle` to the next question that the learner decides, returns the learner's own
+observation, and turns the action into the learner's answer. Frozen policies answer the rest.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ class Reward:
 
     kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time:
     maximises E[L] / E[T] when rate is the throughput reached), "accepted" (kept_tok) or "time"
-    (-time), LTD's Table 2 and ours; overshoot is excluded. mean: average the cycles' own rewards
-    (Re-SpS Eq. 5) in place of rewarding their sums. laps: the parts of a cycle that count as time
-    (Re-SpS's code excludes drafting). unit_ms: the unit of time in milliseconds. rate: tokens per
-    unit, for "lagrangian".
+    (-time). mean: average the cycles' own rewards (Re-SpS Eq. 5). laps: the parts of a cycle that
+    count as time. unit_ms: the unit of time. rate: tokens per unit, for "lagrangian".
     """
 
     kind: str = "ratio"
@@ -52,8 +48,6 @@ class Reward:
     def __post_init__(self):
         check_fields(self, unit_ms=(1e-9, math.inf))
         check_name("reward", self.kind, ("ratio", "lagrangian", "accepted", "time"))
-        for lap in self.laps:
-            check_name("lap of a cycle", lap, LAPS)
 
     def __call__(self, rows: list[Cycle]) -> float:
         """The reward for `rows`; 0 while none has finished."""
@@ -98,8 +92,7 @@ class ReplaySource:
 
 
 class LiveSource:
-    """Prompts decoded greedily by a pair, in random order. The pair stays in `inference` from the
-    first turn until `close`.
+    """Prompts decoded greedily by a pair in random order; it stays in `inference` until `close`.
 
     policy_ms: time counted for an answer, since the measured time would include the trainer.
     """
@@ -139,11 +132,10 @@ class LiveSource:
 class Env(gymnasium.Env):
     """Observations float32 [learner.observation_size], actions Discrete(learner.actions).
 
-    learner: decides its kind of question (see `policies.base.Learned`); its network is not used
-    here. others: a policy that answers the other kinds, or None. source: ReplaySource or
-    LiveSource. episode: "cycle" ends with each cycle (LTD), "interval" with each decision (Re-SpS:
-    a bandit), "turn" with the text. The text continues over the end of an episode; a new turn
-    begins only when the old one has ended.
+    learner: decides its kind of question; its network is not used here. others: a policy that
+    answers the other kinds, or None. episode: "cycle" ends with each cycle (LTD), "interval" with
+    each decision (Re-SpS: a bandit), "turn" with the text. The text continues over the end of an
+    episode; a new turn begins only when the old one has ended.
     """
 
     metadata: dict = {"render_modes": []}
@@ -181,9 +173,7 @@ class Env(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action):
-        """Answer the current question. info: `cycles`, the rows that finished since, and
-        `turn_ended`.
-        """
+        """Answer the question. info: `cycles`, the rows that finished since, and `turn_ended`."""
         rows, ended = self._advance(self.learner.meaning(int(action), self._question))
         terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
         info = {"cycles": rows, "turn_ended": ended}
@@ -202,9 +192,7 @@ class Env(gymnasium.Env):
                 begin_turn(policy)
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
-        """Send `answer`, then run to the next question of the learner. Returns (finished cycles, a
-        turn ended).
-        """
+        """Answer, run to the learner's next question: (finished cycles, whether a turn ended)."""
         rows: list[Cycle] = []
         ended = False
         while True:

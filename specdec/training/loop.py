@@ -36,8 +36,7 @@ def rate_factor(
     """The learning rate as a fraction of its peak.
 
     Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant
-    while its end is unknown). linear_end: fall linearly from the end of the warm-up to zero at that
-    step (EAGLE's schedule).
+    while its end is unknown). linear_end: linear from the warm-up to zero at that step (EAGLE).
     """
     factor = min(1.0, (step + 1) / max(1, warmup_steps))
     if linear_end is not None:
@@ -51,9 +50,8 @@ def rate_factor(
 class Best:
     """The weights that scored highest so far; a part of a checkpoint.
 
-    network: its weights are used until something has scored. step: the step of the best weights, -1
-    before any. misses: number of consecutive networks without improvement. dtype: the precision of
-    stored scores.
+    network: its weights are used until something has scored. misses: consecutive networks without
+    improvement. dtype: the precision of stored scores.
     """
 
     def __init__(self, network: torch.nn.Module | None = None, dtype: torch.dtype = torch.float64):
@@ -99,8 +97,7 @@ class TrainingRun:
     """One training in `out_dir`: plan.json, checkpoint.safetensors and <curve>.parquet.
 
     settings: everything that the result depends on. settings["steps"] is the last step; if None,
-    the run ends after settings["minutes"]. The same settings find the same run again. SpecdecError
-    if the folder holds another run.
+    the run ends after settings["minutes"]. SpecdecError if the folder holds another run.
     """
 
     def __init__(self, out_dir: Path, settings: dict, resume: bool = True, curve: str = "loss"):
@@ -136,14 +133,13 @@ class TrainingRun:
         return self.plan["finished"]
 
     def table(self) -> pd.DataFrame:
-        """The curve so far."""
         return pd.DataFrame(self.rows)
 
     def track(self, parts: dict, optimizers=()) -> None:
         """Define the parts of a checkpoint, and load the checkpoint if there is one.
 
-        parts: name -> a module, or anything else with `state_dict` and `load_state_dict` of
-        tensors. optimizers: their groups have "peak", the highest rate, if `run` is to set rates.
+        parts: name -> anything with `state_dict` and `load_state_dict` of tensors. optimizers:
+        their groups have "peak", the highest rate, if `run` is to set rates.
         """
         self.parts = parts
         self.optimizers = list(optimizers)
@@ -178,9 +174,9 @@ class TrainingRun:
     ) -> None:
         """Call step(number, rate factor) to the planned end. A returned row is added to the curve.
 
-        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: for
-        long steps such as an epoch; a checkpoint follows each, and an interrupted one leaves
-        nothing on the disk. Otherwise a checkpoint follows every `save_s` seconds, and Ctrl-C.
+        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a
+        checkpoint follows each step, and an interrupted one leaves nothing on the disk. Otherwise
+        one follows every `save_s` seconds, and Ctrl-C.
         """
         if self.finished:
             return
@@ -226,10 +222,8 @@ class TrainingRun:
         self.rows.append({**row, "elapsed_s": time.perf_counter() - self._began_s})
 
     def _ended(self) -> bool:
-        """Whether the last step is done.
-
-        The end of a run on time is fixed when its constant part has used its share.
-        """
+        """Whether the last step is done."""
+        # the end of a run on time is fixed when its constant part has used its share
         minutes = self.plan["settings"].get("minutes")
         if self.plan["last_step"] is None and self.elapsed_s >= (1 - DECAY_FRAC) * minutes * 60:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))

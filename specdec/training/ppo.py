@@ -1,13 +1,9 @@
 """PPO for any learned policy: our rollouts, stable-baselines3's networks and update, exact resume.
 
-    repeat   1. act: the policy draws actions in several environments until the buffer is full
-             2. advantages: how much better than the critic's expectation did each action do?
-             3. update: a few epochs that make better actions likelier, with a clipped loss
-
-(Schulman et al. 2017.) `iteration` is these three steps. A training consists of segments of some
-iterations, with a checkpoint after each. A segment opens new environments on new turns and seeds
-all randomness with (seed, segment). So a killed run continues at its last segment and ends with
-the same weights, bit for bit on one machine.
+`iteration` is PPO's loop (Schulman et al. 2017): act, estimate advantages, update. A training
+consists of segments of some iterations, with a checkpoint after each. A segment opens new
+environments on new turns and seeds all randomness with (seed, segment). So a killed run continues
+at its last segment and ends with the same weights, bit for bit on one machine.
 """
 
 from __future__ import annotations
@@ -53,20 +49,17 @@ DECIDED = {
     SIZE: ("verify_nodes",),
 }
 SHOWN = ("reward", "entropy", "tok_per_ms")
-LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
+LOGGED = ("learning_rate", "value_loss")
 
 
 @dataclass(frozen=True)
 class Task:
     """A policy's training task.
 
-    source: a ReplaySource, or a LiveSource (then envs=1, and times are not reproducible). reward:
-    of the cycles a decision led to; "lagrangian" is charged at the throughput of recent rollouts
-    (Dinkelbach's iteration), at least reward.rate. episode: "cycle", "interval" or "turn". others:
-    a policy that answers the other kinds (each environment gets a copy), or others(seed) -> policy.
-    credit: the transitions of a decision (`Credit`), by default one each. reseed_each_turn: every
-    turn draws the same random numbers. clear_each_turn: a turn's end drops transitions that have
-    not yet filled the buffer.
+    source: with a LiveSource envs=1, and times are not reproducible. reward: "lagrangian" is
+    charged at the throughput of recent rollouts (Dinkelbach's iteration), at least reward.rate.
+    others: a policy that answers the other kinds, or others(seed) -> policy. credit: the
+    transitions of a decision, by default one. reseed_each_turn: each draws the same numbers.
     """
 
     source: ReplaySource | LiveSource
@@ -75,16 +68,14 @@ class Task:
     others: object = None
     credit: Credit | None = None
     reseed_each_turn: bool = False
-    clear_each_turn: bool = False
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Where and how a training runs.
 
-    envs: environments in parallel. segment_steps: decisions between two checkpoints. start_from:
-    another run's folder, whose weights and optimiser are the start. trained_for: facts stored in
-    the policy. resume: False starts over in a folder that holds a run.
+    segment_steps: decisions between two checkpoints. start_from: another run's folder, whose
+    weights and optimiser are the start. trained_for: facts stored in the policy.
     """
 
     out_dir: Path | str
@@ -107,10 +98,9 @@ def train_policy(
     options: RunOptions,
     judge: Callable[[Learned], float] | None = None,
 ) -> Learned:
-    """Train `learner` and return it with its network.
+    """Train `learner` and return it with its network; the same call continues a stopped run.
 
-    judge: score of the policy after each segment; the best is kept in place of the last. The same
-    call continues a stopped run, and returns at once if it is finished.
+    judge: score of the policy after each segment; the best is kept in place of the last.
     """
     # 1. networks, running moments, and the run on disk
     assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
@@ -120,7 +110,7 @@ def train_policy(
     state = State(learner.observation_size)
     best = Best()
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
-    settings = _settings(learner, task, ppo, options, judge is not None)
+    settings = {**_settings(learner, task, options), "ppo": ppo, "judge": judge is not None}
     settings["steps"] = math.ceil(ppo.total_steps / segment_steps)
     run = TrainingRun(options.out_dir, settings, options.resume, "curve")
     # 2. they begin fresh, with those of another run, or where this one stopped
@@ -143,7 +133,8 @@ def train_policy(
         learner.network = export(model.policy, learner.activation, rollouts.scale)
         score = None if judge is None else float(judge(learner))
         run.rows[-1]["score"] = math.nan if score is None else score
-        best.consider(tensors_of(learner.network), score)
+        arrays = learner.network.arrays()
+        best.consider({name: torch.from_numpy(array) for name, array in arrays.items()}, score)
 
     label = f"{type(learner).__name__}, seed {seed}"
     run.run(segment, label, all_or_nothing=True, shown=SHOWN, progress=options.progress)
@@ -200,10 +191,10 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
 
 
 class Rollouts:
-    """Fills stable-baselines3's rollout buffer from `count` new environments.
+    """Fills stable-baselines3's rollout buffer from `count` new environments, make_env(seed).
 
-    make_env(seed) builds one. scale: (mean, deviation) of observations, or None. following: what
-    comes after the buffer's last row: the critic's values, and whether an episode begins.
+    scale: (mean, deviation) of observations, or None. following: what comes after the buffer's
+    last row: the critic's values, and whether an episode begins.
     """
 
     def __init__(
@@ -223,18 +214,14 @@ class Rollouts:
             runner.env.close()
 
     def fill(self, policy, buffer, reward: Reward) -> dict:
-        """Collect until the buffer is full, with values and log-probabilities.
-
-        Returns reward and entropy (means), new_tok (those kept), total_ms and time (as in the
-        reward).
-        """
+        """Collect until the buffer is full. Returns means and sums for the curve."""
         # 1. transitions; environments whose column is full wait
         buffer.reset()
         finished: list[Cycle] = []
         for column, runner in enumerate(self.runners):
             runner.filled = 0
             self._take(runner, column, buffer, reward)
-        most = 0
+        filled = 0
         idle = 0
         while active := [n for n, r in enumerate(self.runners) if r.filled < buffer.buffer_size]:
             observations = np.stack([self.runners[column].observation for column in active])
@@ -243,12 +230,11 @@ class Rollouts:
                 runner = self.runners[column]
                 finished += runner.step(runner.draw(row))
                 self._take(runner, column, buffer, reward)
+            before = filled
             filled = sum(runner.filled for runner in self.runners)
-            idle = 0 if filled > most else idle + 1
-            most = max(most, filled)
+            idle = 0 if filled > before else idle + 1
             if idle > PATIENCE:
                 why = "too few transitions to learn from: turns end before their first interval"
-                why = f"{why} (with clear_buffer: before n_steps)"
                 raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
         buffer.pos = buffer.buffer_size
         buffer.full = True
@@ -271,14 +257,14 @@ class Rollouts:
 
     def _take(self, runner: EnvRunner, column: int, buffer, reward: Reward) -> None:
         """Move pending transitions into the runner's column, as far as there is room."""
-        while runner.pending and runner.filled < buffer.buffer_size:
-            transition = runner.pending.popleft()
-            if transition is None:
+        while runner.pending:
+            if runner.pending[0] is None:  # a turn ended
+                runner.pending.popleft()
                 runner.starts = True
-                if self.task.clear_each_turn:
-                    runner.filled = 0
                 continue
-            action, observation, rows, done = transition
+            if runner.filled == buffer.buffer_size:
+                return
+            action, observation, rows, done = runner.pending.popleft()
             place = (runner.filled, column)
             buffer.observations[place] = self.scaled(observation)
             buffer.actions[place] = action
@@ -286,9 +272,6 @@ class Rollouts:
             buffer.episode_starts[place] = runner.starts
             runner.filled += 1
             runner.starts = done
-        while runner.pending and runner.pending[0] is None:
-            runner.pending.popleft()
-            runner.starts = True
 
     def _evaluate(self, policy, buffer) -> float:
         """Values and log-probabilities of the buffer in one forward; returns the mean entropy."""
@@ -311,9 +294,9 @@ class Rollouts:
 class Outcome:
     """The outcome of one decision.
 
-    rows: the finished cycles of its own turn. before: cycles of this turn before its first decision
-    (a fixed first tree), given to that decision only; unknown, and empty, in the first turn of a
-    segment. first: it is the turn's first decision. ended: the turn ended with it.
+    rows: the finished cycles of its own turn. before: those before the turn's first decision (a
+    fixed first tree); unknown, and empty, in the first turn of a segment. first: of its turn.
+    ended: the turn ended with it.
     """
 
     observation: np.ndarray
@@ -323,16 +306,14 @@ class Outcome:
     ended: bool
 
 
-# (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's
-# end without a transition still ends the episode of the previous one.
+# (observation, the cycles that count, whether the episode ends), usually one per decision.
 Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
 
 
 class EnvRunner:
     """One environment, its random numbers, and transitions that did not fit into the buffer yet.
 
-    credit: None for one transition per decision. each_turn: seed of the draws of every turn, or
-    None for continuing draws.
+    each_turn: seed of the draws of every turn, or None for continuing draws.
     """
 
     def __init__(self, env: Env, seed: int, credit: Credit | None, each_turn: int | None):
@@ -429,11 +410,12 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
 
 def learning_rate(config: PPOConfig, progress: float) -> float:
     """Linear warm-up from 0, then constant or linear to 0 at the end. progress: 0 to 1."""
+    factor = 1.0
     if progress < config.warmup_frac:
-        return config.learning_rate * (progress / config.warmup_frac)
-    if not config.linear_decay:
-        return config.learning_rate
-    return config.learning_rate * ((1 - progress) / (1 - config.warmup_frac))
+        factor = progress / config.warmup_frac
+    elif config.linear_decay:
+        factor = (1 - progress) / (1 - config.warmup_frac)
+    return config.learning_rate * factor
 
 
 def action_logits(policy, observations: np.ndarray) -> np.ndarray:
@@ -446,8 +428,7 @@ def action_logits(policy, observations: np.ndarray) -> np.ndarray:
 def export(policy, activation: str, scale=None) -> Network:
     """The actor of a stable-baselines3 MlpPolicy as a numpy Network.
 
-    scale (mean, deviation) moves into its first layer, so that it reads raw observations:
-    W / deviation and b - W (mean / deviation).
+    scale (mean, deviation) moves into its first layer, so that it reads raw observations.
     """
     weights = []
     biases = []
@@ -510,23 +491,20 @@ class State(torch.nn.Module):
 
 
 def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> dict:
-    """The trained policy's commonest answer and its speed on the training text."""
+    """How often the trained policy gives its commonest answer on the training text."""
     seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
     runner = EnvRunner(make_env(seed), seed, None, None)
     counts: Counter = Counter()
-    finished: list[Cycle] = []
     decisions = 0
     # a cycle may need more decisions than a very short training had
     while decisions < min(COUNTED, total_steps) or not counts:
         decisions += 1
-        finished += runner.step(int(learner.network(runner.observation).argmax()))
+        runner.step(int(learner.network(runner.observation).argmax()))
         for row in runner.rows:
             counts[tuple(getattr(row, name) for name in DECIDED[learner.kind])] += 1
     runner.env.close()
     answer, cycles = counts.most_common(1)[0]
-    tokens = sum(row.kept_tok for row in finished)
     return {
-        "tok_per_ms": tokens / sum(row.total_ms for row in finished),
         "answers": len(counts),
         "most_common": list(answer),
         "most_common_frac": cycles / sum(counts.values()),
@@ -534,19 +512,13 @@ def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> di
     }
 
 
-def tensors_of(network: Network) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in network.arrays().items()}
-
-
 def _hash_of(network: Network) -> str:
     content = b"".join(array.tobytes() for array in network.arrays().values())
     return hashlib.sha256(content).hexdigest()
 
 
-def _settings(
-    learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judged: bool
-) -> dict:
-    """All settings that the weights depend on."""
+def _settings(learner: Learned, task: Task, options: RunOptions) -> dict:
+    """What the weights depend on beside PPO's settings."""
     described = dict(vars(task))
     for name in ("source", "others", "credit"):
         described[name] = _described(described[name])
@@ -561,16 +533,12 @@ def _settings(
         "trained_for": options.trained_for,
         "learner": [type(learner).__name__, learner.settings()],
         "task": described,
-        "ppo": ppo,
-        "judge": judged,
         "start_from": start_from,
     }
 
 
 def _described(part):
     """What results depend on: hashes of recordings, costs and networks; names of functions."""
-    if part is None:
-        return None
     if isinstance(part, ReplaySource):
         columns = ["suite", "prompt", "turn", "part", "first", "positions"]
         turns = part.trace.turns[columns].to_dict("list")

@@ -1,8 +1,5 @@
 """Trains our controller on a recording: exact targets for every answer, no exploration noise.
 
-A recording holds accepted_tok of every (expansions, verify_nodes) at every position. So the
-acceptance model is fitted by regression on full information:
-
     replay: where do cycles start?  ->  fit an ensemble  ->  distil it  ->  calibrate the rate
 
 Cycle starts are collected first under a static tree with random detours, then under the policy
@@ -74,11 +71,10 @@ def train_value(
     """A priced ValuePolicy for the turns of `trace` (pass its train part), and the curve of its
     training.
 
-    start: the static tree for the first cycle starts (default, also in place of plain decoding: at
-    most 24 tokens, depth 5). tune_on: turns of part "tune" on which SCHEDULES are tried, default
-    those of training. policy_ms: time of one evaluation of the model, so that the rate is the one
-    actually reached. None measures it here (in live decoding if the `pair` is given); results then
-    vary a little between runs.
+    start: the static tree for the first cycle starts (default: at most 24 tokens, depth 5).
+    tune_on: turns on which SCHEDULES are tried, default those of training. policy_ms: time of one
+    evaluation of the model. None measures it here (in live decoding if the `pair` is given);
+    results then vary a little between runs.
     """
     # 1. the policy, as large as the recording, and what acts first
     check_number("policy_ms", policy_ms or 0.0)
@@ -195,8 +191,7 @@ def cycle_starts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`.
 
-    Once unchanged, then `detours` times with detours. plans: those of every cycle; otherwise of
-    cycles in which a tree's size is asked for.
+    Once unchanged, then `detours` times with detours. plans: also of cycles without a tree.
     """
     rows: list[int] = []
     histories: list[np.ndarray] = []
@@ -228,10 +223,9 @@ class Examples:
         return np.linspace(0, len(self.rows) - 1, min(count, len(self.rows))).astype(np.int64)
 
     def batch(self, numbers: np.ndarray, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] of examples at a level.
+        """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] after `level` expansions.
 
-        A level is a number of expansions. Where the policy plans, the first level is that before
-        the root pass, and so is the first row of accepted_tok.
+        Where the policy plans, the first level is that before the root pass.
         """
         rows = self.rows[numbers]
         before = self.inputs.before
@@ -275,11 +269,9 @@ class Examples:
 
 
 class Net(nn.Module):
-    """The torch version of `policies.value.AcceptanceModel`, with standardised inputs, dropout and
-    noise in training.
+    """The torch version of `policies.value.AcceptanceModel`, with dropout and noise in training.
 
-    inputs, features: (mean, deviation) of its inputs. outputs: the mean answer, to initialise the
-    last bias.
+    inputs, features: (mean, deviation) of its inputs. outputs: the mean answer, its first bias.
     """
 
     def __init__(
@@ -335,11 +327,10 @@ def fit_model(
     progress: bool = True,
     teacher: AcceptanceModel | None = None,
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
-    """Regress accepted_tok of every possible (expansions, size) on the information at a random
-    level. Returns (arrays, curve).
+    """Regress accepted_tok of every (expansions, size) on the information at a random level.
 
     Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: learn
-    its answers instead.
+    its answers instead. Returns (arrays, curve).
     """
     # 1. the network and the held-out examples of every level
     random = np.random.default_rng(seed)
@@ -402,9 +393,9 @@ def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
 def fit_ensemble(
     examples: Examples, config: ValueConfig, seed: int, progress: bool, distil: bool = True
 ):
-    """(AcceptanceModel, curve): models of different prompts, their mean, and one distilled from it.
+    """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
 
-    Policies that only collect starts need not be fast: without `distil` the mean is returned.
+    Policies that only collect starts need not be fast, hence not distilled.
     """
     shape = (examples.inputs.levels, len(examples.policy.sizes))
     curves = []
@@ -447,9 +438,7 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def calibrate_rate(
     policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms: float = 0.0
 ):
-    """Price the policy so that its rate is the throughput it reaches on `trace`. Returns (priced
-    policy, rate).
-    """
+    """(priced policy, rate), where the rate is the throughput the policy reaches on `trace`."""
     for _ in range(3):
         policy = policy.price(costs, rate)
         rate = 1 / ms_per_tok(policy, trace, costs, policy_ms)
@@ -459,12 +448,11 @@ def calibrate_rate(
 def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> ValuePolicy:
     """The policy for another machine: its `costs`, rate and schedule; weights and trees stay.
 
-    Rate and schedule are chosen on `trace` (part "tune" of a recording), with the time of an
-    evaluation measured here, live if the `pair` is given.
+    trace: part "tune" of a recording. An evaluation is timed here, live if the `pair` is given.
     """
     if not isinstance(policy, ValuePolicy):
-        why = f"a {type(policy).__name__} has no costs to replace: it learned its machine's costs"
-        raise SpecdecError(f"{why}. Train it here again.")
+        why = f"a {type(policy).__name__} has no costs to replace"
+        raise SpecdecError(f"{why}; train it here again.")
     moved = policy.price(costs, policy.rate)
     policy_ms = evaluation_ms(moved, trace, costs, pair)
     moved, rate = calibrate_rate(moved, trace, costs, policy.rate, policy_ms)
@@ -478,8 +466,7 @@ def reprice_here(
 ) -> tuple[ValuePolicy, CostModel]:
     """(`reprice` of the policy on this machine, its costs).
 
-    suites, limit: prompts to record, `limit` of each suite. seconds: how long to measure.
-    cpu_time: in processor time.
+    limit: prompts of each suite to record. seconds: how long to measure.
     """
     costs = calibrate(pair, seconds=seconds, cpu_time=cpu_time)
     widths = (policy.top_k,)

@@ -2,7 +2,6 @@
 libraries' own checks.
 """
 
-import contextlib
 import dataclasses
 from types import SimpleNamespace
 from typing import ClassVar
@@ -12,15 +11,12 @@ import pytest
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
 from gymnasium.utils.env_checker import check_env
-from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as check_for_sb3
-from stable_baselines3.common.env_util import make_vec_env
 
 from specdec.core.policy import Chain, Policy, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, load_policy
+from specdec.policies.base import Learned
 from specdec.replays.record import record
 from specdec.replays.replay import replay
 from specdec.replays.trace import Trace
@@ -85,14 +81,9 @@ def replayed(**options) -> ReplaySource:
 
 
 @pytest.mark.parametrize("kind", [PLAN, EXTEND, SIZE])
-def test_the_libraries_accept_it_and_learn(kind):
-    def make():
-        return Env(Toy(asked_kind=kind), replayed())
-
-    check_env(make(), skip_render_check=True)
-    check_for_sb3(make())
-    model = PPO("MlpPolicy", make_vec_env(make, 2), n_steps=16, batch_size=16, n_epochs=1, seed=0)
-    assert model.learn(64).num_timesteps >= 64
+def test_the_libraries_accept_it(kind):
+    check_env(Env(Toy(asked_kind=kind), replayed()), skip_render_check=True)
+    check_for_sb3(Env(Toy(asked_kind=kind), replayed()))
 
 
 @pytest.mark.parametrize("kind, interval", [(PLAN, 1), (PLAN, 5), (EXTEND, 1), (SIZE, 1)])
@@ -147,7 +138,7 @@ def test_live_and_replayed_agree():
     assert decoded[0] == decoded[1]
 
 
-def test_a_partner_observes_every_cycle_and_turns_without_positions_are_left_out():
+def test_a_partner_observes_every_cycle():
     partner = Partner()
     env = Env(Toy(asked_kind=SIZE), replayed(turns=3, positions=8), partner)
     env.reset(seed=0)
@@ -189,46 +180,7 @@ def test_rewards_by_hand():
         assert reward(cycles) == pytest.approx(earned)
 
 
-def test_bad_input(tmp_path):
-    pytest.raises(SpecdecError, Reward, unit_ms=0.0).match("unit_ms")
-    pytest.raises(SpecdecError, Env, Toy(), replayed(), episode="turns").match("unknown episode")
-    pytest.raises(SpecdecError, Reward, "speed").match("unknown reward")
-    pytest.raises(SpecdecError, Reward, laps=("draft",)).match("unknown lap")
-    pytest.raises(SpecdecError, Toy().save, tmp_path).match("no network yet")
-    Toy().fill_at_random((8,)).save(tmp_path)
-    # a class of this test, which no file may name
-    pytest.raises(SpecdecError, load_policy, tmp_path).match("unknown policy in")
-
-
-def test_a_live_pair_is_lent_once_and_answers_have_a_fixed_time(monkeypatch):
-    pair = random_pair()
-    lent = []
-
-    @contextlib.contextmanager
-    def inference():
-        lent.append("begun")
-        yield
-        lent.append("ended")
-
-    monkeypatch.setattr(pair, "inference", inference)
-    source = LiveSource(pair, [[3, 4, 5], [6, 7]], 5, policy_ms=2.0)
-    engines = [source.next(np.random.default_rng(number), LIMITS) for number in range(6)]
-    assert lent == ["begun"] and {engine.prompt_tok for engine in engines} == {2, 3}
-    assert engines[0].max_new_tokens == 5 and engines[0].limits == LIMITS
-    source.close()
-    source.close()
-    assert lent == ["begun", "ended"]
-    source.next(np.random.default_rng(0), LIMITS)
-    assert lent == ["begun", "ended", "begun"]
-    env = Env(Toy(asked_kind=EXTEND), replayed(), episode="turn")
-    env.reset(seed=0)
-    cycle = next(rows[0] for rows in iter(lambda: env.step(1)[4]["cycles"], None) if rows)
-    priced = source.priced(cycle)
-    assert priced.policy_ms == 2.0 * cycle.questions > 2.0
-    assert priced.total_ms == pytest.approx(cycle.total_ms - cycle.policy_ms + priced.policy_ms)
-
-
-def test_an_episode_ends_with_a_cycle_a_decision_or_a_turn_and_the_text_continues():
+def test_an_episode_ends_and_the_text_continues():
     env = Env(Toy(asked_kind=SIZE), replayed(turns=40, positions=30), episode="cycle")
     assert env.observation_space.shape == (3,) and env.action_space.n == 4
     first, info = env.reset(seed=5)
@@ -239,6 +191,11 @@ def test_an_episode_ends_with_a_cycle_a_decision_or_a_turn_and_the_text_continue
     later = env.reset()[0]
     assert (later == observation).all() and later[2] == 1
     assert (env.reset(seed=5)[0] == first).all()
+    live = LiveSource(random_pair(), [[3, 4, 5]], policy_ms=2.0)
+    cycle = info["cycles"][0]
+    priced = live.priced(cycle)
+    assert priced.policy_ms == 2.0 * cycle.questions > 0
+    assert priced.total_ms == pytest.approx(cycle.total_ms - cycle.policy_ms + priced.policy_ms)
     for episode, ends in (("interval", True), ("turn", False)):
         env = Env(Toy(asked_kind=EXTEND), replayed(), episode=episode)
         env.reset(seed=0)

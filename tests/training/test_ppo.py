@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from fakes.killed import killed_at
-from fakes.pairs import random_pair
 from fakes.traces import COSTS, GRID, TREE, synthetic_trace
 from safetensors.torch import load_file
 
@@ -16,14 +15,12 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.policies import ltd, resps
 from specdec.policies.base import PPOConfig
-from specdec.replays.record import record
 from specdec.replays.replay import replay
 from specdec.training import ppo as ppo_module
 from specdec.training.controllers import interval_credit
-from specdec.training.env import Env, LiveSource, ReplaySource, Reward
+from specdec.training.env import Env, ReplaySource, Reward
 from specdec.training.ppo import (
     EnvRunner,
-    Outcome,
     Rollouts,
     RunningMoments,
     RunOptions,
@@ -90,8 +87,8 @@ def test_the_learning_rate_warms_up_and_falls():
     falling = PPOConfig(learning_rate=2.0, warmup_frac=0.01, linear_decay=True)
     rates = [learning_rate(falling, progress) for progress in (0.0, 0.005, 0.01, 0.505, 1.0)]
     assert rates == pytest.approx([0, 1, 2, 1, 0])
-    constant = replace(falling, warmup_frac=0.0, linear_decay=False)
-    assert [learning_rate(constant, progress) for progress in (0.0, 0.5, 1.0)] == [2, 2, 2]
+    constant = replace(falling, linear_decay=False)
+    assert learning_rate(constant, 0.5) == 2
 
 
 def test_moments_of_parts_are_those_of_all_rows():
@@ -106,17 +103,6 @@ def test_moments_of_parts_are_those_of_all_rows():
     assert mean == pytest.approx(rows.mean(0), abs=1e-6)
     # what never changes has a deviation of one
     assert deviation == pytest.approx([*rows.std(0)[:2], 1.0], rel=1e-6)
-    close = RunningMoments(1)
-    close.add(np.array([[1.0], [1.02]]))
-    assert close.scale()[1] == pytest.approx(0.01)
-
-
-def test_the_recent_throughput_is_at_least_the_floor():
-    state = State(3)
-    assert state.rate(0.25) == 0.25
-    state.note_rate(10.0, 4.0)
-    state.note_rate(2.0, 4.0)
-    assert state.rate(0.25) == pytest.approx(10 / 7.2) and state.rate(5.0) == 5.0
 
 
 def test_actions_are_drawn_from_the_softmax():
@@ -141,7 +127,7 @@ OFFICIAL_25 = [(0, 9, False, True), (10, 10, True, True), (11, 20, False, True)]
         (resps.OURS, 25, [(1, 10, False, False), (11, 20, False, False), (21, 24, False, True)]),
     ],
 )
-def test_the_transitions_of_a_turn_whose_cycles_give_one_token(config, rounds, expected):
+def test_the_transitions_of_a_turn(config, rounds, expected):
     """(first cycle, last cycle, no observation?, ends?) of each."""
     trace = synthetic_trace(turns=2, positions=rounds, hit=-5)
     trace.ranks[3][:] = 32767  # nothing is ever accepted: as many cycles as tokens
@@ -162,13 +148,9 @@ def test_the_transitions_of_a_turn_whose_cycles_give_one_token(config, rounds, e
     assert turns[1] == turns[2] == expected
 
 
-def test_an_unfinished_interval_without_cycles_earns_nothing():
-    assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
-
-
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_the_exported_network_answers_as_stable_baselines_does(activation, scaled):
+def test_the_exported_network_answers_as_before(activation, scaled):
     learner = sizes(activation=activation)
     config = replace(PPO, activation=activation)
     model = build_ppo(lambda: make_env(learner)(0), config, envs=1, seed=3)
@@ -211,7 +193,8 @@ def test_the_buffer_holds_what_the_environments_did(episode):
             starts = info["turn_ended"] or (episode == "cycle" and bool(info["cycles"]))
             tokens += earned
         assert rollouts.following[1][column] == starts
-    assert row["new_tok"] == tokens and row["reward"] == pytest.approx(buffer.rewards.mean())
+    assert row["new_tok"] == tokens
+    assert row["reward"] == pytest.approx(buffer.rewards.mean())
     assert row["time"] == pytest.approx(row["total_ms"] / 10)
     observations = torch.from_numpy(buffer.observations.reshape(90, -1))
     actions = torch.from_numpy(buffer.actions.reshape(90))
@@ -222,52 +205,31 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     assert row["entropy"] == pytest.approx(float(entropy.mean()))
 
 
-@pytest.mark.parametrize("clear, n_steps", [(True, 8), (False, 80)])
-def test_a_cleared_buffer_holds_one_turn_for_each_environment(clear, n_steps):
-    task = Task(None, credit=interval_credit(resps.PAPER, 2), clear_each_turn=clear)
-    make = make_env(concat(), "turn")
-    rollouts = Rollouts(make, 2, task, 0, 0)
-    model = build_ppo(lambda: make(0), replace(PPO, n_steps=n_steps, batch_size=4), 2, 0)
-    rollouts.fill(model.policy, model.rollout_buffer, Reward())
-    starts = model.rollout_buffer.episode_starts
-    assert starts[0].all() and (starts[1:].sum() == 0) == clear
-
-
-@pytest.mark.parametrize("interval, clear", [(2, True), (50, False)])
-def test_turns_that_are_too_short_to_learn_from_are_refused(interval, clear, tmp_path):
-    credit = interval_credit(resps.PAPER, interval)
-    task = dict(episode="turn", envs=1, credit=credit, clear_each_turn=clear)
-    with pytest.raises(SpecdecError, match="longer turns"):
-        train(tmp_path, concat(interval), **task)
-    with pytest.raises(SpecdecError, match="envs=7"):
-        train(tmp_path, envs=7)
+def test_short_turns_are_refused(tmp_path):
+    task = dict(episode="turn", envs=1, credit=interval_credit(resps.PAPER, 50))
+    pytest.raises(SpecdecError, train, tmp_path, concat(50), **task).match("longer turns")
+    pytest.raises(SpecdecError, train, tmp_path, envs=7).match("envs=7")
 
 
 EVERYTHING = dict(
-    learner=concat,
+    others=lambda seed: ltd.RandomDepth(4, 3, 20, seed),
     reward=Reward("lagrangian", rate=1.0),
     reseed_each_turn=True,
     episode="turn",
     ppo=replace(PPO, normalise_observations=True, normalise_reward=True),
     credit=interval_credit(resps.OFFICIAL, 2),
 )
-RUNS = {
-    "random depth": dict(learner=sizes, others=lambda seed: ltd.RandomDepth(4, 3, 20, seed)),
-    "everything": EVERYTHING,
-}
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_killed_run_ends_as_an_uninterrupted_one(name, tmp_path):
-    options = dict(RUNS[name], total_steps=320, segment_steps=128)
+def test_a_killed_run_resumes(tmp_path):
+    options = dict(EVERYTHING, total_steps=320, segment_steps=128)
     options["judge"] = lambda policy: float(policy.network.biases[0].sum())
-    build = options.pop("learner")
-    straight = train(tmp_path / "straight", build(), **options)
+    straight = train(tmp_path / "straight", concat(), **options)
     with killed_at(Rollouts, "fill", 3):  # in the middle of the second of three segments
-        train(tmp_path / "killed", build(), **options)
+        train(tmp_path / "killed", concat(), **options)
     torch.manual_seed(99)  # whatever has happened in between
     np.random.seed(99)  # noqa: NPY002
-    resumed = train(tmp_path / "killed", build(), **options)
+    resumed = train(tmp_path / "killed", concat(), **options)
     assert same(straight.network, resumed.network)
     folders = (tmp_path / "straight", tmp_path / "killed")
     stored = [load_file(folder / "checkpoint.safetensors") for folder in folders]
@@ -276,10 +238,10 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(name, tmp_path):
     curves = [curve_of(folder) for folder in folders]
     pd.testing.assert_frame_equal(*curves)
     assert len(curves[0]) == 5
-    assert not same(train(tmp_path / "other", build(), **options, seed=1).network, resumed.network)
+    assert not same(train(tmp_path / "other", concat(), **options, seed=1).network, resumed.network)
 
 
-def test_a_finished_run_returns_at_once_and_another_is_refused(tmp_path, monkeypatch):
+def test_a_finished_run_returns_and_another_is_refused(tmp_path, monkeypatch):
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     learn = ReplaySource(TRACE.select(part="train"), COSTS)
@@ -293,12 +255,9 @@ def test_a_finished_run_returns_at_once_and_another_is_refused(tmp_path, monkeyp
     for change in (
         dict(seed=1),
         dict(source=ReplaySource(TRACE.select(part="test"), COSTS)),
-        dict(source=ReplaySource(learn.trace, COSTS, 1.0)),
         dict(source=ReplaySource(learn.trace, replace(COSTS, step=9.0))),
-        dict(others=None),
         dict(others=ltd.DepthPolicy(total_tokens=8, **TREE).fill_at_random((4,))),
         dict(reward=Reward("accepted")),
-        dict(learner=sizes(sizes=(1, 4))),
         dict(judge=lambda policy: 0.0),
     ):
         with pytest.raises(SpecdecError, match="other settings"):
@@ -315,29 +274,9 @@ def test_it_learns_and_warns_of_a_constant(tmp_path):
     assert curve["reward"].iloc[-1] > curve["reward"].iloc[0]
     assert curve["entropy"].iloc[-1] < curve["entropy"].iloc[0]
     assert replay(TRACE, policy, COSTS, keep_cycles=True).cycles["verify_nodes"].max() == 1
-    with warnings.catch_warnings():  # not where answers differ
-        warnings.simplefilter("error")
-        train(tmp_path / "new", total_steps=64, ppo=STILL, seed=3)
 
 
-def test_a_live_pair_teaches_what_its_recording_does(tmp_path):
-    pair = random_pair()
-    prompts = [list(range(3, 12)), list(range(5, 17))]
-    tree = dict(depth=4, top_ks=(3,), trees=(3,), most_nodes=20)
-    trace = record(pair, prompts, max_new_tokens=16, progress=False, **tree)
-    ppo = replace(PPO, n_steps=32, n_epochs=1, vf=(8,))
-    weights = []
-    for name, source in (
-        ("live", LiveSource(pair, prompts, 16)),
-        ("replayed", ReplaySource(trace, COSTS)),
-    ):
-        task = dict(source=source, reward=Reward("accepted"), ppo=ppo, total_steps=64)
-        policy = train(tmp_path / name, envs=1, segment_steps=32, **task)
-        weights.append(policy.network.weights[-1])
-    assert np.allclose(*weights, atol=1e-3) and np.abs(weights[0]).max() > 0
-
-
-def test_observations_are_normalised_by_the_moments_of_all_raw_ones():
+def test_observations_are_normalised():
     config = replace(PPO, normalise_observations=True)
     make = make_env(concat(), "turn")
     model = build_ppo(lambda: make(0), config, 4, 0)
@@ -376,7 +315,7 @@ def test_rewards_are_divided_by_their_deviation(tmp_path):
     train(tmp_path / "scaled", ppo=replace(STILL, normalise_reward=True), **task)
     raw = curve_of(tmp_path / "raw")
     scaled = curve_of(tmp_path / "scaled")
-    assert raw["reward"][0] == scaled["reward"][0], "the curve shows them as they were"
+    assert raw["reward"][0] == scaled["reward"][0]
     assert raw["value_loss"][0] != scaled["value_loss"][0]
 
 
@@ -390,7 +329,8 @@ def test_the_best_network_is_kept(tmp_path):
 
     policy = train(tmp_path, judge=judge)
     assert len(networks) == 4
-    assert same(policy.network, networks[1]) and not same(policy.network, networks[3])
+    assert same(policy.network, networks[1])
+    assert not same(policy.network, networks[3])
     assert curve_of(tmp_path)["score"].tolist() == scores
     assert runs.read_json(tmp_path / "plan.json")["results"]["best_score"] == 3.0
 
@@ -402,24 +342,22 @@ def test_a_run_notes_its_settings_and_results(tmp_path):
     ppo = replace(PPO, total_steps=192)
     plan = runs.read_json(tmp_path / "run" / "plan.json")
     settings = plan["settings"]
-    assert settings["learner"] == ["SizePolicy", runs.plain(sizes().settings())]
-    assert settings["ppo"] == runs.plain(ppo)
     # segments of 128 decisions: the complete rollouts nearest to 100
     assert (settings["seed"], settings["envs"], settings["steps"]) == (5, 4, 2)
     first_plan = runs.read_json(tmp_path / "first" / "plan.json")
     assert settings["start_from"] == first_plan["results"]["weights"]
-    assert policy.trained_for == {"seed": 5, "steps": 192, "ppo": asdict(ppo), "pair": "synthetic"}
+    facts = {"seed": 5, "steps": 192, "ppo": asdict(ppo), "pair": "synthetic"}
+    assert policy.trained_for == facts
     curve = curve_of(tmp_path / "run")
-    assert curve["steps"].tolist() == [64, 128, 192] and curve["score"].isna().all()
+    assert curve["steps"].tolist() == [64, 128, 192]
     rates = [learning_rate(ppo, part / 6) for part in (1, 3, 5)]
     assert curve["learning_rate"].tolist() == pytest.approx(rates)
     results = plan["results"]
-    assert results["most_common"][0] in (1, 4, 8, 20) and 1 <= results["answers"] <= 4
-    assert 1 / 4 <= results["most_common_frac"] <= 1 and results["best_score"] is None
-    assert 0.05 < results["tok_per_ms"] < 1 and results["steps"] == 192
+    assert results["most_common"][0] in (1, 4, 8, 20)
+    assert 1 / 4 <= results["most_common_frac"] <= 1
     # with a learning rate of zero it stays at the weights it starts from
     still = train(tmp_path / "still", ppo=STILL, total_steps=64, start_from=tmp_path / "first")
-    assert same(still.network, first.network) and not same(policy.network, first.network)
+    assert same(still.network, first.network)
 
 
 def test_stable_baselines_gets_all_of_the_config():
@@ -430,13 +368,8 @@ def test_stable_baselines_gets_all_of_the_config():
     model = build_ppo(lambda: make_env(sizes())(0), config, 3, 7)
     for name, value in settings.items():
         assert getattr(model, name) == value
-    assert (model.n_steps, model.n_envs, model.seed, str(model.device)) == (20, 3, 7, "cpu")
+    assert (model.n_steps, model.n_envs, model.seed) == (20, 3, 7)
     assert model.clip_range(1.0) == 0.3 and model.lr_schedule(0.25) == 0.01
     actor = model.policy.mlp_extractor.policy_net
     critic = model.policy.mlp_extractor.value_net
-    assert [layer.out_features for layer in actor[::2]] == [6, 5]
-    assert critic[0].out_features == 4 and isinstance(actor[1], torch.nn.ReLU)
-    again, other = (build_ppo(lambda: make_env(sizes())(0), config, 3, seed) for seed in (7, 8))
-    weight = model.policy.action_net.weight
-    assert torch.equal(weight, again.policy.action_net.weight)
-    assert not torch.equal(weight, other.policy.action_net.weight)
+    assert [layer.out_features for layer in (*actor[::2], critic[0])] == [6, 5, 4]

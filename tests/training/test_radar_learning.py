@@ -4,9 +4,7 @@ exact resumption.
 
 import copy
 import dataclasses
-import hashlib
 import itertools
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -20,7 +18,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, RadarPolicy
+from specdec.policies.radar import CONFIGS, LstmNetwork, RadarConfig, RadarPolicy
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
@@ -68,34 +66,22 @@ def some_rows(count=5, seed=0) -> Rows:
     return rows_of(graded(count, 3, seed), LATENCY + random.random((count, 1)))
 
 
-def test_data_are_mended_or_refused_and_have_a_key():
+def test_rounding_errors_are_mended():
     data = two_kinds(20)
-    same = dataclasses.replace(data)
-    assert same.key == data.key
-    assert dataclasses.replace(data, prompts=data.prompts[::-1]).key != data.key
     rough = data.distributions.copy()
     rough[:, :, 0] -= 0.002
     mended = dataclasses.replace(data, distributions=rough).distributions
     assert mended.min() >= 0 and np.allclose(mended.sum(-1), 1, atol=1e-6)
-    late = np.roll(data.distributions, 1, axis=1)  # stop 0 gets the lengths of stop 7
-    for change, match in (
-        ({"distributions": late}, "at most a \\+ 1"),
-        ({"distributions": data.distributions * 1.1}, "sum to 1"),
-        ({"scores": data.scores[:, :7]}, "shape"),
-    ):
-        pytest.raises(AssertionError, dataclasses.replace, data, **change).match(match)
 
 
 def test_data_are_split_by_prompts_or_by_cycles():
     data = two_kinds(300)
     train, held = data.split("prompt", seed=1)
     assert not set(data.prompts[train]) & set(data.prompts[held])
-    assert sorted([*train, *held]) == list(range(300)) and len(np.unique(data.prompts[held])) == 6
+    assert sorted([*train, *held]) == list(range(300))
+    assert len(np.unique(data.prompts[held])) == 6
     train, held = data.split("cycle")
     assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
-    assert data.split()[1].tolist() != data.split(seed=1)[1].tolist()
-    alone = dataclasses.replace(data, prompts=np.zeros(300))
-    pytest.raises(SpecdecError, alone.split).match("empty")
 
 
 def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
@@ -111,9 +97,10 @@ def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
 
 def test_rows_of_a_recording():
     trace = toy_trace(temperature=0.5)
-    trace.header.update(key="k", pair_key="p", dtype="float32", seed=3, other="not stored")
+    trace.header.update(key="k", other="not stored")
     data = from_trace(trace)
-    assert data.prompts.tolist() == [0] * 15 + [1] * 15 and data.context_tok[3] == 103
+    assert data.prompts.tolist() == [0] * 15 + [1] * 15
+    assert data.context_tok[3] == 103
     scores = trace.trees(10).scores
     ranks = trace.ranks[10]
     for row, a in itertools.product((0, 7, 29), range(8)):
@@ -121,16 +108,13 @@ def test_rows_of_a_recording():
         np.testing.assert_array_equal(data.scores[row, a], sorted(level, reverse=True)[:10])
         assert data.expected[row, a] == sum(int(rank) < 59 for rank in ranks[row, a])
     assert data.expected.max() > 1
-    stored = {"key": "k", "pair": "toy", "pair_key": "p", "dtype": "float32", "seed": 3}
-    stored |= {"temperature": 0.5, "flat_nodes": None, "exact": False}
-    assert data.header == stored
+    assert data.header["key"] == "k" and "other" not in data.header
     flat = from_trace(trace, flat_nodes=59)
     # the 41st best first token, and none of the best
-    assert flat.expected[3:5, 0].tolist() == [1, 0] and flat.header["flat_nodes"] == 59
+    assert flat.expected[3:5, 0].tolist() == [1, 0]
+    assert flat.header["flat_nodes"] == 59
     small = from_trace(trace, tree=TreeConfig(8, 7, 10))
-    for a in range(8):
-        assert small.expected[5, a] == sum(int(rank) < 7 for rank in ranks[5, a])
-    pytest.raises(SpecdecError, from_trace, trace, exact=True).match("exact=False")
+    assert small.expected[5].tolist() == (ranks[5, :8] < 7).sum(1).tolist()
     pytest.raises(SpecdecError, from_trace, toy_trace(positions=4, depth=6)).match("depth 7")
 
 
@@ -148,20 +132,15 @@ def test_rows_with_recorded_distributions():
     assert len(from_trace(trace, exact=False)) == 30
     assert (trace.acceptance_distributions[1] == distributions).all()
     # of another tree none are recorded
-    other = TreeConfig(8, 7, 10)
-    assert len(from_trace(trace, tree=other)) == 30
-    pytest.raises(SpecdecError, from_trace, trace, exact=True, tree=other).match("exact=False")
+    assert len(from_trace(trace, tree=TreeConfig(8, 7, 10))) == 30
 
 
-def test_suites_are_chosen_by_their_names_in_any_form():
+def test_suites_are_chosen_by_their_names():
     trace = synthetic_trace(turns=8, positions=4)
     trace.turns["suite"] = ["laptop/easy", "hard"] * 4
     train = trace.select(part="train")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert training_turns(trace, ()).turns["suite"].tolist() == train.turns["suite"].tolist()
-        assert set(training_turns(trace, ("easy", "other")).turns["suite"]) == {"laptop/easy"}
-        assert set(training_turns(trace, ("hard",)).turns["suite"]) == {"hard"}
+    assert training_turns(trace, ()).turns.equals(train.turns)
+    assert set(training_turns(trace, ("easy", "other")).turns["suite"]) == {"laptop/easy"}
     with pytest.warns(UserWarning, match=r"no training prompt of \('none',\) was recorded"):
         assert training_turns(trace, ("none",)).turns.equals(train.turns)
 
@@ -211,24 +190,6 @@ def test_the_bound_is_the_best_of_all_choices():
         best = max(best, new_tok / sum(LATENCY[a] for a in stops))
     rows = rows_of(data, np.tile(LATENCY, (4, 1)))
     assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
-
-
-def test_final_rewards_and_fresh_networks():
-    lengths = torch.tensor([0.0, 3.0])
-    latency = torch.tensor([10.0, 20.0])
-    for changes, rate, expected in (
-        ({}, 9.0, [0.0, 20 * 3 / 20]),
-        ({"count_bonus": True}, 9.0, [2.0, 20 * 4 / 20]),
-        ({"count_bonus": True, "objective": "lagrangian"}, 0.1, [0.0, 2.0]),
-    ):
-        rewards = radar_module.final_rewards(RadarConfig(**changes), lengths, latency, rate, 2.0)
-        assert rewards.tolist() == pytest.approx(expected)
-    torch.manual_seed(0)
-    plain = radar_module.RadarNetwork()
-    assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
-    torch.manual_seed(0)
-    eager = radar_module.RadarNetwork(continue_bias=2.0)
-    assert (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
@@ -296,9 +257,6 @@ def test_latencies_by_hand():
     asked = free + np.minimum(np.arange(8) + 1, 7) * 0.625
     assert latency_ms(costs, [3, 900], tree=tree)[1] == pytest.approx(asked)
     assert latency_ms(round_costs(), [3], tree=tree)[0] == pytest.approx(free)
-    # ten children, and a flat tree
-    assert latency_ms(round_costs(), [3])[0][0] == pytest.approx(1.25 + 5.0)
-    assert latency_ms(round_costs(), [3], 59)[0][0] == pytest.approx(1.25 + 5 + 4.9)
 
 
 SHORT = dataclasses.replace(CONFIGS["ours"], epochs=4, batch=16)
@@ -315,26 +273,13 @@ def test_ours_learns_the_known_optimum(tmp_path, change):
     assert trained.results["known_lengths_tok_per_ms"] == pytest.approx(best, rel=1e-6)
     assert trained.results["tok_per_ms"] == pytest.approx(best, rel=0.01)
     assert trained.results["gain_frac"] > 0.05
-    policy = load_policy(tmp_path / "policy")
-    assert policy.trained_for["pair"] == "toy"
-    for row in held[:20]:  # the policy on disk does what was judged
-        memory = None
-        stops = []
-        for n in range(7):
-            logits, memory = policy.network.step(data.scores[row, n], memory)
-            stops.append(logits[0] >= logits[1])
-        assert not any(stops) if data.expected[row, 7] == 8 else stops[0]
+    assert load_policy(tmp_path / "policy").trained_for["pair"] == "toy"
 
 
-def test_reinforce_learns_as_well_and_a_constant_is_reported(tmp_path):
-    options = dict(alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput")
-    trained = train_radar(graded(), LATENCY, RadarConfig(**options), out_dir=tmp_path)
-    assert trained.results["gain_frac"] > 0.02
-    drawn = trained.curve["tok_per_ms_drawn"]
-    assert drawn.iloc[-1] > drawn.iloc[0]
+def test_a_constant_is_reported(tmp_path):
+    settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
     with pytest.warns(UserWarning, match="collapsed to a constant"):
-        settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
-        trained = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path / "constant")
+        trained = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path)
     assert trained.results["most_common_stop"] == 7
 
 
@@ -359,19 +304,10 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
     pytest.raises(SpecdecError, run, "killed", LATENCY * 2).match("other settings")
 
 
-def test_bad_input(tmp_path):
-    for name, wrong in {"gamma": 0.0, "epochs": 0, "select_by": "loss"}.items():
-        pytest.raises((SpecdecError, AssertionError), RadarConfig, **{name: wrong}).match(name)
-    pytest.raises(SpecdecError, RadarConfig, objective="ration").match("did you mean 'ratio'")
-    for latency, config, match in (
-        (LATENCY[::-1], SHORT, "grow"),
-        (LATENCY - 72, SHORT, "above 0"),
-        (LATENCY, "our", "ours"),
-    ):
-        options = dict(out_dir=tmp_path)
-        pytest.raises(SpecdecError, train_radar, two_kinds(40), latency, config, **options).match(
-            match
-        )
+def test_times_that_do_not_grow_are_refused(tmp_path):
+    times = LATENCY[::-1]
+    refused = pytest.raises(SpecdecError, train_radar, two_kinds(40), times, out_dir=tmp_path)
+    refused.match("grow")
 
 
 def by_definition(network, rows: Rows, greedy: bool) -> np.ndarray:
@@ -421,7 +357,7 @@ def test_an_epoch_is_judged_on_held_out_rows():
     for ending, greedy in (("", True), ("_drawn", False)):
         probs = by_definition(trainer.network, held, greedy)
         expected[f"tok_per_ms{ending}"] = pytest.approx(rate_of(probs, held), rel=1e-5)
-        expected[f"draft_calls{ending}"] = pytest.approx((probs @ calls).mean(), rel=1e-5)
+        expected.setdefault("draft_calls", pytest.approx((probs @ calls).mean(), rel=1e-5))
     assert trainer._held_out_row(0.07) == expected
     rates = [rate_of(np.eye(8)[[a] * 40], trainer.train) for a in range(8)]
     assert trainer.constant == int(np.argmax(rates))
@@ -429,12 +365,11 @@ def test_an_epoch_is_judged_on_held_out_rows():
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [None, 1.0])
-def test_a_policy_is_judged_beside_the_best_constant(temperature):
-    trainer = mixed_trainer(temperature=temperature)
+def test_a_policy_is_judged_beside_a_constant():
+    trainer = mixed_trainer(temperature=1.0)
     trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
     held = trainer.held_out
-    probs = by_definition(trainer.network, held, temperature is None)
+    probs = by_definition(trainer.network, held, greedy=False)
     rate = rate_of(probs, held)
     constant = rate_of(np.eye(8)[[trainer.constant] * 30], held)
     shares = probs.mean(0)
@@ -443,11 +378,9 @@ def test_a_policy_is_judged_beside_the_best_constant(temperature):
         "constant_tok_per_ms": pytest.approx(constant, rel=1e-6),
         "gain_frac": pytest.approx(rate / constant - 1, rel=1e-3),
         "known_lengths_tok_per_ms": radar_module.clairvoyant_rate(held),
-        "constant_stop": trainer.constant,
         "draft_calls": pytest.approx((shares * np.arange(1, 9)).sum(), rel=1e-5),
         "most_common_stop": int(shares.argmax()),
         "most_common_frac": pytest.approx(shares.max(), rel=1e-5),
-        "kept_epoch": 3,
     }
 
 
@@ -478,7 +411,7 @@ def test_the_best_epoch_is_kept(monkeypatch, change, kept):
 
 @pytest.mark.parametrize("objective", ["lagrangian", "ratio"])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective, at_once, monkeypatch):
+def test_the_value_of_time(objective, at_once, monkeypatch):
     monkeypatch.setattr(radar_module, "DROPOUT", 0.0)
     trainer = mixed_trainer(objective=objective, learning_rate=1e-30, batch=64)
     if at_once:
@@ -495,7 +428,7 @@ def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective, at_once
     assert row["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
-def test_a_run_notes_its_data_settings_and_results(tmp_path):
+def test_a_run_notes_its_settings_and_results(tmp_path):
     data = dataclasses.replace(two_kinds(200), header={"pair": "made up", "flat_nodes": 59})
     config = dataclasses.replace(CONFIGS["ours"], epochs=2, batch=64, flat_nodes=59)
     options = dict(seed=6, out_dir=tmp_path, trained_for={"pair": "toy"})
@@ -508,13 +441,12 @@ def test_a_run_notes_its_data_settings_and_results(tmp_path):
     assert policy.trained_for == {**facts, "deviations": [], "choices": [choice]}
     assert policy.seed == 6 and policy.flat_nodes == 59
     plan = runs.read_json(tmp_path / "plan.json")
-    latency = hashlib.sha256(np.tile(LATENCY, (200, 1)).tobytes()).hexdigest()
-    settings = {"training": training, "seed": 6, "data": data.key, "steps": 2, "latency": latency}
-    assert plan["settings"] == settings and plan["results"] == trained.results
+    assert plan["settings"]["data"] == data.key
+    assert plan["results"] == trained.results
     assert pd.read_parquet(tmp_path / "loss.parquet").equals(trained.curve)
 
 
-def test_a_recording_is_learned_with_its_prompts_and_prices(tmp_path):
+def test_a_recording_is_learned(tmp_path):
     trace = synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
     changes = dict(epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle")
     config = dataclasses.replace(CONFIGS["ours"], **changes)
@@ -529,7 +461,7 @@ def test_a_recording_is_learned_with_its_prompts_and_prices(tmp_path):
     assert recorded.results == same.results and len(data) == 20
 
 
-def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(tmp_path):
+def test_the_papers_preset_draws_lengths_anew(tmp_path):
     trace = synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
     half = np.zeros((40, 8, 9), np.float32)
     half[:, :, :2] = 0.5  # nothing or one token, at even odds
@@ -537,15 +469,11 @@ def test_the_papers_preset_learns_from_distributions_drawn_anew_at_every_visit(t
     paper = dataclasses.replace(CONFIGS["paper"], epochs=1, prompts=())
     data = radar_module.rows_for(paper, trace)
     assert data.header["exact"] and len(data) == 20
-    assert not radar_module.rows_for(CONFIGS["ours"], trace).header["exact"], "many single lengths"
     batch = rows_of(data, np.tile(LATENCY, (20, 1)))
     logits = torch.zeros(20, 7, 2)
     torch.manual_seed(0)
     losses = {float(radar_module.loss_of(paper, logits, batch, 1.0, 1.0)) for _ in range(5)}
     assert len(losses) == 5
     trained = train_radar(trace, round_costs(), paper, out_dir=tmp_path)
-    line = "16 cycles of 4 questions, with exact distributions; in the paper 188,408"
+    line = "16 cycles of 4 questions, with exact distributions"
     assert trained.policy.trained_for["deviations"][-1].startswith(line)
-    trace.acceptance_distributions = None
-    trained = train_radar(trace, round_costs(), paper, out_dir=tmp_path / "single")
-    assert "with one length each" in trained.policy.trained_for["deviations"][-1]
