@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from tqdm.auto import tqdm
 
 from specdec import runs
@@ -32,19 +30,18 @@ from specdec.parallel import parallel
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
     ANSWER,
-    ChatList,
     Regeneration,
     conversation_document,
     cut,
     lay_out,
     regenerate,
 )
-from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, prepared, train_drafter
+from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.ppow import divergence, roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.texts import split, token_batch, training_text
+from specdec.training.drafter.texts import split, token_batch
 from specdec.training.loop import compute_dtype
 
 # the drafter from which all continue
@@ -146,58 +143,6 @@ def training_curves(trained: Trained) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     first = ["drafter", "seed", "step"]
     return table[[*first, *table.columns.drop(first)]]
-
-
-def gradient_agreement(
-    target: str,
-    conversations: list,
-    objectives: dict[str, Objective],
-    settings: Settings,
-    start_from: Path,
-    batches: int,
-) -> pd.DataFrame:
-    """How much of an objective's gradient is the same on other text; no weight changes.
-
-    A row per objective: objective, batches, cosine, its mean between two batches of settings.batch
-    rows, and `cosine_to_X`, that of the mean gradient to the mean one of objective X. Where batches
-    were of pure noise around a common direction, a cosine of c says that c of the squared length is
-    common, and that (1 - c) / c batches give as much signal as noise.
-    """
-    budget = Budget()
-    model, tokenizer = load_target(target, budget.place())
-    chats = ChatList(conversations)
-    means: dict[str, torch.Tensor] = {}
-    rows = []
-    for name, objective in tqdm(objectives.items(), desc="gradients"):
-        text = training_text(model, tokenizer, chats, settings, Path(), budget, [])
-        run = prepared(model, tokenizer, text, objective, settings, budget, start_from)
-        run.refresh()
-        gradients = []
-        for step in range(batches):
-            run.gradients(run.objective.collect(run.working, run.target, text.batch(step)))
-            parts = []
-            for weight in run.network.parameters():
-                gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                parts.append(gradient.flatten())
-            gradients.append(torch.cat(parts))
-        cosine, means[name] = common_direction(gradients)
-        row = {"objective": name, "batches": batches, "cosine": cosine}
-        for earlier, mean in means.items():
-            row[f"cosine_to_{earlier}"] = float(mean @ means[name])
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def common_direction(gradients: Sequence[torch.Tensor]) -> tuple[float, torch.Tensor]:
-    """(mean cosine between two of at least two gradients [N], their mean direction [N]).
-
-    In float64: sums of millions of float32 squares are off by a thousandth, as much as some of
-    these cosines.
-    """
-    directions = F.normalize(torch.stack(list(gradients)).double(), dim=1)
-    pairs = math.comb(len(directions), 2)
-    cosine = float((directions @ directions.T).triu(1).sum()) / pairs
-    return cosine, F.normalize(directions.mean(0), dim=0)
 
 
 def decode_all(
