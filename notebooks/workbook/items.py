@@ -448,7 +448,7 @@ def _rank(drawn_item: Drawn) -> int:
     """Place of the largest scale of its rows: rows of a toy pair make an item no smaller."""
     levels = ("none", *provenance.LEVELS)
     rows = drawn_item.facts.get("measured", ())
-    scales = [provenance.of([row]).scale for row in rows]
+    scales = [provenance.scale_of(row) for row in rows]
     if not scales:
         scales = [drawn_item.facts.get("scale", "none")]
     return max(levels.index(scale) for scale in scales)
