@@ -62,9 +62,6 @@ def test_the_tables_of_re_sps_are_whole():
     assert dict(zip(table["component"], table["time_ms"], strict=True)) == expected
     shares = [100 * ms / 29 for ms in expected.values()]
     assert table["time_pct"].tolist() == pytest.approx(shares)
-    # nothing is below zero
-    more = overhead.training(CYCLES, {"rl_policy_prediction": 9.0, "tree_update": 9.0}, 0.0, 0.0)
-    assert more["time_ms"].iloc[-3:-1].tolist() == [0.0, 0.0]
 
 
 def test_methods_are_timed_by_the_clock_in_force_and_apart():
@@ -85,5 +82,3 @@ def test_methods_are_timed_by_the_clock_in_force_and_apart():
             sleeper.fail()
     assert spent == {"a": 6000.0, "b": 2000.0}
     assert "work" not in vars(sleeper)
-    with overhead.timed(**overhead.tree_work()) as spent:
-        assert set(spent) == {"tree_initialization", "tree_construction", "tree_update"}
