@@ -8,6 +8,7 @@ What colour shows is also shown by a border, a dash or lightness.
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 import unicodedata
@@ -333,21 +334,18 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
         if parent >= 0:
             children[parent].append(node)
             depth[node] = depth[parent] + 1
-    # children before their parent, top to bottom; without recursion, for long chains
     row = [0.0] * len(parents)
-    free = 0
-    stack = [(0, False)]
-    while stack:
-        node, has_placed_children = stack.pop()
-        if not children[node]:
-            row[node] = float(free)
-            free += 1
-        elif has_placed_children:
+    free_rows = itertools.count()
+
+    def set_row(node: int) -> None:
+        for child in children[node]:
+            set_row(child)
+        if children[node]:
             row[node] = (row[children[node][0]] + row[children[node][-1]]) / 2
         else:
-            stack.append((node, True))
-            for child in reversed(children[node]):
-                stack.append((child, False))
+            row[node] = float(next(free_rows))
+
+    set_row(0)
     return depth, row
 
 

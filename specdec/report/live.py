@@ -120,11 +120,11 @@ class Live(Viewer):
         self._stop.set()
         return self
 
-    def wait(self, timeout_s: float | None = None) -> Generation:
+    def wait(self) -> Generation:
         """The Generation once decoding has ended. SpecdecError if it never started."""
         if self._thread is None or self.result is None:
             raise SpecdecError(self.message or "nothing was started; call start() first.")
-        self._thread.join(timeout_s)
+        self._thread.join()
         return self.result
 
     def _received(self, _, message: dict, buffers=None) -> None:

@@ -48,16 +48,16 @@ def recording(tiny, home):
 
 def test_every_position_knows_the_recorded_text_before_it_and_no_other(tiny, recording):
     encoder = Letters()
-    beside = texts.with_text_states(tiny, recording, encoder, every_tok=5, progress=False)
-    assert beside.header["text_state"] == "letters, every 5 tokens"
+    beside = texts.with_text_states(tiny, recording, encoder, progress=False)
+    assert beside.header["text_state"] == "letters, every 8 tokens"
     assert "text_state" not in recording.header
     states = beside.column("text_state")
     assert len(states) == len(recording)
     last = recording.turns.iloc[-1]
     prompt, answer = texts.texts_of(tiny, recording)[-1]
     assert (len(prompt), len(answer)) == (last["prompt_tok"], last["kept_tok"])
-    for position in (0, 4, 5, last["positions"] - 1):
-        ids = [*prompt, *answer[: position // 5 * 5 + 1]]
+    for position in (0, 7, 8, last["positions"] - 1):
+        ids = [*prompt, *answer[: position // 8 * 8 + 1]]
         text = tiny.tokenizer.decode(ids, skip_special_tokens=True)
         np.testing.assert_array_equal(states[last["first"] + position], encoder(text))
     recording.turns["kept_tok"] += 1
