@@ -30,7 +30,7 @@ from specdec.core.policy import Policy
 from specdec.core.protocols import Forward, TargetForward
 from specdec.core.records import Generation
 from specdec.data.suites import describe_items, gather, openings
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.bench import check_countable
 from specdec.evaluation.methods import Sampling, named_methods
@@ -80,8 +80,6 @@ def measure_batches(
     """
     # 1. what is measured
     config = runs.configured(config, BatchConfig, settings)
-    for size in config.sizes:
-        check_integer("a size", size, 1)
     check_countable(pair, config.cpu_time)
     policies = {size: named_methods(methods(size)) for size in config.sizes}
     fingerprints = {}

@@ -20,7 +20,6 @@ from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.core.decode import decode
-from specdec.core.policy import Static
 from specdec.data.suites import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
@@ -381,16 +380,3 @@ def serve(
             row |= {"new_tok": out.new_tok, "cycles": len(out.rows), "tau": out.tau}
             rows.append(row | {"cycle_tok": sum(cycle.new_tok for cycle in out.rows)})
     return pd.DataFrame(rows)
-
-
-def trees_by_candidates(depth: int, counts: Sequence[int]) -> dict[str, Static]:
-    """Trees in which so many candidate sequences of `depth` + 1 tokens are verified together:
-    "candidates 4" and so on.
-
-    The paper leaves the word undefined. Here it is the tree's width: the best that many nodes of
-    each level are drafted on.
-    """
-    trees = {}
-    for count in counts:
-        trees[f"candidates {count}"] = Static((depth + 1) * count + 1, depth, count)
-    return trees

@@ -17,7 +17,7 @@ from specdec.training.drafter import eagle3, networks, presets
 from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document
 
 from experiments import drafters
-from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
+from experiments.drafters import compare_tau, speed_by_accepted
 
 NAMES = ("start", "ppow")
 
@@ -65,11 +65,6 @@ def test_rows_of_the_comparison_are_whole():
     ppow = (48 / 20 + 48 / 16) / 2
     assert table.loc[("all", "start"), "over_baseline"] == pytest.approx(48 / 24 / ppow)
     assert table.loc[("all", "ppow"), "worst_seed"] == pytest.approx(48 / 20 / ppow)
-
-
-def test_trees_by_candidates():
-    trees = {name: tree.plan.text for name, tree in trees_by_candidates(2, (1, 4)).items()}
-    assert trees == {"candidates 1": "4,2,1", "candidates 4": "13,2,4"}
 
 
 @pytest.fixture

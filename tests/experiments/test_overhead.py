@@ -18,7 +18,8 @@ GRID = {"totals": (4, 8), "depths": (2, 3), "widths": (4,), "starter": (8, 3, 4)
 
 def test_untrained_policies_decode_the_targets_text_and_ltds_two_are_timed_apart(tiny):
     prompts = [("a", "a/0", tiny.ids_of("What is 2 + 3?")), ("b", "b/0", tiny.ids_of("A river."))]
-    policy = changed(resps.PAPER, GRID).policy(overhead.features_size(tiny))
+    features = len(tiny.drafter.taps) * tiny.target.hidden_size
+    policy = changed(resps.PAPER, GRID).policy(features)
     policy = policy.fill_at_random((8, 8))
     cycles, spent = overhead.decode_timed(tiny, prompts, policy, 8, predicted=(policy, "choose"))
     for _, _, ids in prompts:

@@ -93,13 +93,6 @@ def test_curves_over_depth_and_size_name_the_same_lines_once():
     np.testing.assert_array_equal(by_depth.lines[1].get_ydata(), rows["tau"])
     rows = right[right["depth"] == 2].sort_values("total_tokens")
     np.testing.assert_array_equal(by_size.lines[1].get_ydata(), rows["tau"])
-    sides = (("depth", 2), ("total_tokens", 9))
-    left, right = (pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in sides)
-    figure = pictures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
-    texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert texts == [["a"], ["64", "b"]]
-    limits = [axes.get_ylim() for axes in figure.axes]
-    assert limits[0] == limits[1] == (0, pytest.approx(9.45))
 
 
 def test_surfaces_show_the_best_width_and_predictions_lie_over_measurements(home):
@@ -134,7 +127,3 @@ def test_intervals_show_every_row():
     assert first.yaxis_inverted(), "the first row is the topmost"
     reach = first.collections[0].get_segments()
     assert [segment[:, 0].tolist() for segment in reach] == [[1.0, 1.2], [0.8, 1.0]]
-    with pytest.raises(SpecdecError, match="high"):
-        pictures.intervals(table.drop(columns="high"), "choice", "gain")
-    with pytest.raises(SpecdecError, match="no rows"):
-        pictures.predicted_measured(CHECK[:0])
