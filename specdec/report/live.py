@@ -108,6 +108,7 @@ class Live(Viewer):
         )
         self.shown = [(Lane(self.policy, []), 0)]
         self.prompt = self.words
+        # in a thread, so that the kernel can hear the stop button
         self._stop.clear()
         self.running = True
         work = (engine, Watched(policy))
@@ -171,6 +172,7 @@ class Live(Viewer):
                 redrawn = time.monotonic()
             if self._stop.is_set():
                 break
+        # what holds the pair ends with the turn
         steps.close()
 
     def _newest(self, message: str) -> None:

@@ -64,21 +64,3 @@ def test_printed_means_are_those_of_their_row_or_doubted(name):
     uneven = (rows["value"] - rows["cells"]).abs() > digits
     doubted = rows["doubt"].map(lambda doubt: any(words in doubt for words in UNEVEN))
     assert (uneven == doubted).all(), rows[uneven != doubted]
-
-
-def test_shares_add_up_as_far_as_they_say():
-    shares = published("resps_table8").set_index("row")
-    parts = shares["value"].astype(float).drop("Total")
-    assert parts.sum() == pytest.approx(99.99)
-    assert "99.99" in shares.loc["Total", "doubt"]
-    parts = published("resps_table7").set_index("row")["value"].astype(float)
-    assert parts.iloc[:11].sum() == pytest.approx(parts["Total meaningful time"])
-    counts = published("resps_table3").query("metric == 'questions'")
-    counts = counts.set_index("row")["value"].astype(int)
-    assert counts.drop("Total").sum() == counts["Total"]
-    lengths = published("radar_figure2").astype({"value": float})
-    sums = lengths.groupby(["row", "metric"])["value"].sum()
-    assert sums.between(99.9, 100.1).all()
-    reward = published("ppow_table6").astype({"value": float, "row": int}).set_index("row")["value"]
-    for k, value in reward.items():
-        assert value == pytest.approx(k / (0.12 * k + 1), abs=6e-4)
