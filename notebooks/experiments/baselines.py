@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
-from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
@@ -20,7 +18,7 @@ from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.methods import DraftedBy
 from specdec.models.drafters import KINDS, kind_and_source
-from specdec.models.load import load_drafter, preset_drafter, shipped_folder
+from specdec.models.load import load_drafter, preset_drafter
 from specdec.policies.copying import CopyGate
 from specdec.replays.record import record
 from specdec.replays.replay import replay
@@ -83,32 +81,6 @@ def described(drafters: dict[str, Drafter]) -> pd.DataFrame:
         }
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
-    """`described` with learned_tok, distinct tokens of answers, and trained_min, minutes, from the
-    drafters' cards.
-
-    NaN for a kind that this pair ships without a card.
-    """
-    rows = []
-    for kind in described["drafter"]:
-        # 1. the card of a shipped drafter
-        card = {}
-        folder = shipped_folder(pair)
-        if kind in KINDS and KINDS[kind].folder == kind:
-            card = runs.found(folder / kind / "card.json")
-        elif kind == "eagle3":
-            card = runs.found(folder / "card.json")
-        # 2. what it says of the training
-        training = card.get("training", {})
-        parts = [training.get("drafter"), *training.get("later", [])]
-        minutes = sum(part["minutes"] for part in parts if part)
-        learned_tok = np.nan
-        if card.get("learned"):
-            learned_tok = card["learned"][-1]["distinct_tok"]
-        rows.append({"learned_tok": learned_tok, "trained_min": minutes or np.nan})
-    return described.join(pd.DataFrame(rows, index=described.index))
 
 
 def replayed(

@@ -95,14 +95,17 @@ class Sheet:
 
     def cells(self, x, y, words, marks, *, width=0.42, height=0.24) -> None:
         """Tokens side by side; a mark of True is accepted, False refused, None neither."""
-        from matplotlib.patches import Rectangle
-
         faces = {True: self.tint(TARGET, 0.5), False: self.tint(TIME, 0.5), None: "white"}
         for number, (word, mark) in enumerate(zip(words, marks, strict=True)):
-            left = x + number * width
-            look = dict(facecolor=faces[mark], edgecolor="0.4", linewidth=0.8)
-            self.axes.add_patch(Rectangle((left, y), width, height, **look))
-            self.text(left + width / 2, y + height / 2, word, colour="black")
+            begin = x + number * width
+            self.bar(begin, y, width, height, faces[mark])
+            self.text(begin + width / 2, y + height / 2, word, colour="black")
+
+    def bar(self, x, y, width, height, face, edge="0.4", linewidth=0.8) -> None:
+        from matplotlib.patches import Rectangle
+
+        look = dict(facecolor=face, edgecolor=edge, linewidth=linewidth)
+        self.axes.add_patch(Rectangle((x, y), width, height, **look))
 
     def divide(self, x, y, colour="0.7", linewidth=0.8) -> None:
         """A line between two parts of the page."""
@@ -191,8 +194,6 @@ def resps_architecture():
 
 def ltd_method():
     """LTD, Figure 1: two policies inside one cycle, and the clock that both are paid by."""
-    from matplotlib.patches import Rectangle
-
     with sheet(ONE_COLUMN_IN, 3.1) as (figure, page):
         # 1. the cycle
         page.box(0.1, 2.2, 0.95, 0.55, "draft:\none more level", DRAFTER)
@@ -223,8 +224,7 @@ def ltd_method():
             (2.4, 0.25, "", POLICY),
             (2.65, 2.75, "verify", TARGET),
         ):
-            look = dict(facecolor=page.tint(role, 0.4), edgecolor=page.colours[role], linewidth=0.8)
-            page.axes.add_patch(Rectangle((left, 0.5), width, 0.24, **look))
+            page.bar(left, 0.5, width, 0.24, page.tint(role, 0.4), page.colours[role])
             page.text(left + width / 2, 0.62, label, colour="black")
         for left, right, label in ((0.1, 2.65, "$T_{draft}$"), (2.65, 5.4, "$T_{verify}$")):
             look = dict(arrowstyle="|-|,widthA=0.12,widthB=0.12", color=GREY, linewidth=0.8)
@@ -320,16 +320,14 @@ def ppow_rewards():
 
 def ppow_method():
     """PPOW, Figure 2: where in a text to draft, several drafts from there, and the update."""
-    from matplotlib.patches import Rectangle
-
     with sheet(ONE_COLUMN_IN, 3.0) as (figure, page):
         # 1. the window
         page.head(0.1, 2.85, "1  choose a window")
         values = [0.1, 0.15, 0.1, 0.55, 0.7, 0.5, 0.2, 0.1, 0.15, 0.1]
         for place, value in enumerate(values):
             role = TIME if 3 <= place <= 5 else TEXT
-            look = dict(facecolor=page.tint(role, 0.6), edgecolor="0.4", linewidth=0.5)
-            page.axes.add_patch(Rectangle((0.12 + 0.155 * place, 1.75), 0.13, 0.9 * value, **look))
+            x = 0.12 + 0.155 * place
+            page.bar(x, 1.75, 0.13, 0.9 * value, page.tint(role, 0.6), linewidth=0.5)
         around = [0.56, 1.05, 1.05, 0.56, 0.56], [1.7, 1.7, 2.5, 2.5, 1.7]
         page.divide(*around, colour=page.colours[TIME], linewidth=1.2)
         page.text(0.88, 1.57, "position in the target's text")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.core.decode import decode
-from specdec.core.policy import Static
 from specdec.data.suites import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
@@ -31,19 +28,18 @@ from specdec.models.load import load_drafter, load_pair
 from specdec.parallel import parallel
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
-    ChatList,
     Regeneration,
     conversation_document,
     cut,
     lay_out,
     regenerate,
 )
-from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, prepared, train_drafter
+from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.ppow import divergence, roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.texts import split, token_batch, training_text
+from specdec.training.drafter.texts import split, token_batch
 from specdec.training.loop import compute_dtype
 
 # the drafter from which all continue
@@ -145,58 +141,6 @@ def training_curves(trained: Trained) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     first = ["drafter", "seed", "step"]
     return table[[*first, *table.columns.drop(first)]]
-
-
-def gradient_agreement(
-    target: str,
-    conversations: list,
-    objectives: dict[str, Objective],
-    settings: Settings,
-    start_from: Path,
-    batches: int,
-) -> pd.DataFrame:
-    """How much of an objective's gradient is the same on other text; no weight changes.
-
-    A row per objective: objective, batches, cosine, its mean between two batches of settings.batch
-    rows, and `cosine_to_X`, that of the mean gradient to the mean one of objective X. Where batches
-    were of pure noise around a common direction, a cosine of c says that c of the squared length is
-    common, and that (1 - c) / c batches give as much signal as noise.
-    """
-    budget = Budget()
-    model, tokenizer = load_target(target, budget.place())
-    chats = ChatList(conversations)
-    means: dict[str, torch.Tensor] = {}
-    rows = []
-    for name, objective in tqdm(objectives.items(), desc="gradients"):
-        text = training_text(model, tokenizer, chats, settings, Path(), budget)
-        run = prepared(model, text, objective, settings, budget, start_from)
-        run.refresh()
-        gradients = []
-        for step in range(batches):
-            run.gradients(run.objective.collect(run.working, run.target, text.batch(step)))
-            parts = []
-            for weight in run.network.parameters():
-                gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                parts.append(gradient.flatten())
-            gradients.append(torch.cat(parts))
-        cosine, means[name] = common_direction(gradients)
-        row = {"objective": name, "batches": batches, "cosine": cosine}
-        for earlier, mean in means.items():
-            row[f"cosine_to_{earlier}"] = float(mean @ means[name])
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def common_direction(gradients: Sequence[torch.Tensor]) -> tuple[float, torch.Tensor]:
-    """(mean cosine between two of at least two gradients [N], their mean direction [N]).
-
-    In float64: sums of millions of float32 squares are off by a thousandth, as much as some of
-    these cosines.
-    """
-    directions = F.normalize(torch.stack(list(gradients)).double(), dim=1)
-    pairs = math.comb(len(directions), 2)
-    cosine = float((directions @ directions.T).triu(1).sum()) / pairs
-    return cosine, F.normalize(directions.mean(0), dim=0)
 
 
 def decode_all(
@@ -400,7 +344,8 @@ def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> d
     drafted, logits = roll_out(network, *options)
     of_target = frozen.continued(batch, slots, drafted)
     log_p = of_target.log_softmax(-1)[..., vocabulary_ids(network)]
-    log_ratio = at_columns(log_p - logits.log_softmax(-1), logits.argmax(-1))
+    log_ratio = (log_p - logits.log_softmax(-1)).gather(-1, logits.argmax(-1, keepdim=True))
+    log_ratio = log_ratio.squeeze(-1)
     nabla = (log_ratio.exp() - log_ratio - 1).mean(-1)
     accepted = (of_target.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
     return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}
@@ -436,16 +381,3 @@ def serve(
             row |= {"new_tok": out.new_tok, "cycles": len(out.rows), "tau": out.tau}
             rows.append(row | {"cycle_tok": sum(cycle.new_tok for cycle in out.rows)})
     return pd.DataFrame(rows)
-
-
-def trees_by_candidates(depth: int, counts: Sequence[int]) -> dict[str, Static]:
-    """Trees in which so many candidate sequences of `depth` + 1 tokens are verified together:
-    "candidates 4" and so on.
-
-    The paper leaves the word undefined. Here it is the tree's width: the best that many nodes of
-    each level are drafted on.
-    """
-    trees = {}
-    for count in counts:
-        trees[f"candidates {count}"] = Static((depth + 1) * count + 1, depth, count)
-    return trees

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
@@ -28,43 +27,20 @@ from workbook.rules import ENGINES, PAPERS, Tuner
 QUICK = {*ENGINES, *(name for name, rule in PAPERS.items() if not rule.fitted)}
 
 
-@dataclass(frozen=True, eq=False)
-class Machine:
-    """Where contenders are taken: with the prices of `tuner`, which tunes its rules.
-
-    arena: where controllers learn these prices; None: nowhere. jobs: their trainings.
-    """
-
-    tuner: Tuner
-    arena: terms.Arena | None = None
-    jobs: tuple[terms.Job, ...] = ()
-
-    @classmethod
-    def prepare(
-        cls, tuner: Tuner, seeds: Sequence[int], effort=0.0, pair=None, scale="laptop"
-    ) -> Machine:
-        """effort: length of trainings as a part of each system's own; 0: none."""
-        if not effort:
-            return cls(tuner)
+def made_there(
+    tuner: Tuner, seeds: Sequence[int], effort: float, pair, scale: str, minutes: float
+) -> dict[Method, list[Policy]]:
+    """Rules tuned at the prices of `tuner` and, with an effort, systems trained at them."""
+    contenders, _ = tuner.all(minutes)
+    if effort:
         trace = tuner.arena.trace
         costs = tuner.arena.costs
         equal = dataclasses.replace(tuner.arena.terms, effort=effort)
         place = terms.opened("trained_controllers", trace, costs, equal, scale)
         arena = terms.Arena(trace, costs, place.directory, equal, pair=pair)
-        return cls(tuner, arena, tuple(arena.jobs(seeds, [terms.EQUAL])))
-
-    @property
-    def costs(self):
-        return self.tuner.arena.costs
-
-    def made_here(self, minutes: float = 0.0) -> dict[Method, list[Policy]]:
-        """Rules tuned and systems trained at these prices. minutes: as in `terms.train_all`, for
-        rules and systems each.
-        """
-        contenders, _ = self.tuner.all(minutes)
-        if self.arena is not None:
-            contenders |= terms.train_all(self.arena, self.jobs, minutes)[0]
-        return contenders
+        jobs = arena.jobs(seeds, [terms.EQUAL])
+        contenders |= terms.train_all(arena, jobs, minutes)[0]
+    return contenders
 
 
 def carried(
@@ -89,21 +65,31 @@ def carried(
 
 
 def judge(
-    machine: Machine, contenders: dict, charged: dict[str, float], minutes=0.0, **choose
+    tuner: Tuner,
+    contenders: dict,
+    charged: dict[str, float],
+    *,
+    seeds: Sequence[int],
+    effort=0.0,
+    pair=None,
+    scale="laptop",
+    minutes=0.0,
+    **choose,
 ) -> pd.DataFrame:
-    """Everybody at the prices of `machine`, beside the static trees tuned for it: rows of
+    """Everybody at the prices of `tuner`, beside the static trees tuned for them: rows of
     `compare.over_seeds`.
 
     contenders: of another machine. charged: milliseconds of an answer by the method there; without
-    one it is timed. choose: of `Baselines.choose`.
+    one it is timed. effort: length of trainings as a part of each system's own; 0: none. minutes:
+    as in `terms.train_all`, for rules and systems each. choose: of `Baselines.choose`.
     """
-    trace = machine.tuner.arena.trace
-    costs = machine.costs
-    pair = machine.arena.pair if machine.arena else None
+    trace = tuner.arena.trace
+    costs = tuner.arena.costs
+    tune = trace.select(part="tune")
+    # every controller that is carried would warn that it learned other costs
     with warnings.catch_warnings(action="ignore"):
-        # the warnings are of every controller that is carried: it learned other costs
-        there = machine.made_here(minutes)
-        there |= carried(contenders, trace.select(part="tune"), costs, pair)
+        there = made_there(tuner, seeds, effort, pair, scale, minutes)
+        there |= carried(contenders, tune, costs, pair if effort else None)
         policy_ms = {}
         for method in there:
             before = method.but(adapted="")

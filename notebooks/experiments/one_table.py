@@ -63,6 +63,7 @@ def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFram
     share of the bound's headroom and of the policy's time: of replay, at the first temperature.
     order: the methods, default as they come.
     """
+    # 1. a cell for each row
     cells = []
     for row in long.to_dict("records"):
         numbers = ["-" if pd.isna(row[ratio]) else f"{row[ratio]:.2f}" for ratio in RATIOS]
@@ -72,9 +73,11 @@ def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFram
         if pd.notna(low) and pd.notna(high):
             cell += f" [{low:.2f}, {high:.2f}]"
         cells.append(cell)
+    # 2. a column per temperature and way of timing
     heads = [f"T={t:g}, {how}" for t, how in zip(long["temperature"], long["how"], strict=True)]
     wide = long.assign(cell=cells, head=heads).pivot(index="method", columns="head", values="cell")
     wide = wide[list(dict.fromkeys(heads))].fillna("-")
+    # 3. shares of headroom and time, of replay at the first temperature
     is_first = long["temperature"] == long["temperature"].iloc[0]
     first = long[(long["how"] == REPLAY) & is_first].set_index("method")
     for name in ("seeds", "headroom_frac", "policy_frac"):

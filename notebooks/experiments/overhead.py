@@ -38,11 +38,6 @@ COMPONENTS = {
 TREE_WORK = {"tree_initialization": "restart", "tree_construction": "grow", "tree_update": "prune"}
 
 
-def features_size(pair) -> int:
-    """The width of what a policy sees of the target."""
-    return len(pair.drafter.taps) * pair.target.hidden_size
-
-
 @contextlib.contextmanager
 def timed(**methods: tuple[object, str]) -> Iterator[dict[str, float]]:
     """Milliseconds spent in methods of objects, by the name given to each, while the block runs."""

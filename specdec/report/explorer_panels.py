@@ -8,6 +8,7 @@ What colour shows is also shown by a border, a dash or lightness.
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 import unicodedata
@@ -33,8 +34,7 @@ ADVANCE = 0.602
 BOX = 18
 PITCH = 23
 GAP = 24
-# height of a lane's mark below a token, distance of the bars of answers
-MARK = 5
+# distance of the bars of answers
 BAR = 13
 PIXELS_PER_INCH = 96
 SHOWN_CHARACTERS = 11
@@ -136,84 +136,49 @@ def readable(token: str) -> str:
 # 1. the text
 
 
-def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
+def text_panel(lane: Lane, cycle: int, width: int = WIDTH) -> Panel:
     """The text: accepted in this cycle (dark), rejected (struck out), bonus (orange), the rest.
 
-    Earlier tokens are pale, later ones grey. Several lanes share one text: below each token each
-    lane has a mark, in order.
+    Earlier tokens are pale, later ones grey.
     """
-    lane, cycle = lanes[0]
     panel = Panel(width, label=f"text of {lane.name}, cycle {cycle + 1}")
-    # 1. what each of several lanes did with each token
-    marks: list[dict[int, str]] = []
-    row = 20
-    if len(lanes) > 1:
-        for marked_lane, number in lanes:
-            marks.append({place: kind for place, _, kind in _outcomes(marked_lane, number)})
-        row = 22 + MARK * len(marks)
     x = 4.0
     y = 16.0
-    for place, token, kind in _outcomes(lane, cycle):
-        # 2. the token, in the next line if it does not fit
-        if marks and place < 0:
-            continue
-        if marks:
-            kind = "ahead"
-            if any(mark.get(place, "ahead") != "ahead" for mark in marks):
-                kind = "first"
+    for token, kind in _outcomes(lane, cycle):
         words = printable(token.replace("\n", "⏎").replace("\t", "⇥"))
         reach = wide(words, 12) + 4
+        # in the next line if it does not fit
         if x + reach > width - 4 and x > 4:
             x = 4.0
-            y += row
+            y += 20
         fill, border, ink = TEXT_LOOKS[kind]
         if fill or border:
             panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", kind=kind)
         look = dict(kind=kind, on=kind, struck=kind == "refused", bold=kind == "accepted")
         panel.text(x + 2, y, words, 12, ink, **look)
-        # 3. the marks of several lanes
-        for number, mark in enumerate(marks):
-            kind = mark.get(place, "ahead")
-            fill, border, _ = TEXT_LOOKS[kind]
-            if fill or border:
-                top = y + 5 + MARK * number
-                look = dict(kind=kind, weight=0.8, tip=f"{lanes[number][0].name}: {kind}")
-                box = (x, top, reach - 1, MARK - 1)
-                panel.rect(*box, fill or PAPER, border or "none", **look)
         x += reach
         if "\n" in token:
             x = 4.0
-            y += row
-    panel.height = y + row - 12
+            y += 20
+    panel.height = y + 8
     return panel
 
 
-def _outcomes(lane: Lane, cycle: int) -> Iterator[tuple[int, str, str]]:
-    """(its place or -1, text, outcome) for each token up to this cycle's end, and beyond."""
-    if not lane.cycles:
-        for place, words in enumerate(lane.tokens):
-            yield place, words, "first"
-        return
-    yield 0, lane.tokens[0], "root" if lane.cycles[cycle].position == 0 else "first"
-    end = 0
+def _outcomes(lane: Lane, cycle: int) -> Iterator[tuple[str, str]]:
+    """(text, outcome) of each token, with the rejected one before the bonus."""
+    kinds = ["ahead"] * len(lane.tokens)
+    kinds[0] = "first"
     for number, snapshot in enumerate(lane.cycles[: cycle + 1]):
-        now = number == cycle
         begin = snapshot.position + 1
-        end = begin + snapshot.kept_tok
-        for place in range(begin, end):
-            kind = "accepted"
-            if place - begin >= snapshot.accepted_tok:
-                kind = "bonus"
-                if now and snapshot.refused is not None:
-                    yield -1, snapshot.refused, "refused"
-            if not now:
-                kind = f"was {kind}"
-            # the last token of the cycle before is the root of this one's tree
-            if number == cycle - 1 and place == end - 1:
-                kind = "root"
-            yield place, lane.tokens[place], kind
-    for place in range(end, len(lane.tokens)):
-        yield place, lane.tokens[place], "ahead"
+        for place in range(begin, begin + snapshot.kept_tok):
+            kind = "accepted" if place - begin < snapshot.accepted_tok else "bonus"
+            kinds[place] = kind if number == cycle else f"was {kind}"
+    drawn = lane.cycles[cycle]
+    kinds[drawn.position] = "root"
+    for token, kind in zip(lane.tokens, kinds, strict=True):
+        if kind == "bonus" and drawn.refused is not None:
+            yield drawn.refused, "refused"
+        yield token, kind
 
 
 # 2. the tree
@@ -369,21 +334,18 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
         if parent >= 0:
             children[parent].append(node)
             depth[node] = depth[parent] + 1
-    # children before their parent, top to bottom; without recursion, for long chains
     row = [0.0] * len(parents)
-    free = 0
-    stack = [(0, False)]
-    while stack:
-        node, has_placed_children = stack.pop()
-        if not children[node]:
-            row[node] = float(free)
-            free += 1
-        elif has_placed_children:
+    free_rows = itertools.count()
+
+    def set_row(node: int) -> None:
+        for child in children[node]:
+            set_row(child)
+        if children[node]:
             row[node] = (row[children[node][0]] + row[children[node][-1]]) / 2
         else:
-            stack.append((node, True))
-            for child in reversed(children[node]):
-                stack.append((child, False))
+            row[node] = float(next(free_rows))
+
+    set_row(0)
     return depth, row
 
 

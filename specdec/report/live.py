@@ -108,6 +108,7 @@ class Live(Viewer):
         )
         self.shown = [(Lane(self.policy, []), 0)]
         self.prompt = self.words
+        # in a thread, so that the kernel can hear the stop button
         self._stop.clear()
         self.running = True
         work = (engine, Watched(policy))
@@ -120,11 +121,11 @@ class Live(Viewer):
         self._stop.set()
         return self
 
-    def wait(self, timeout_s: float | None = None) -> Generation:
+    def wait(self) -> Generation:
         """The Generation once decoding has ended. SpecdecError if it never started."""
         if self._thread is None or self.result is None:
             raise SpecdecError(self.message or "nothing was started; call start() first.")
-        self._thread.join(timeout_s)
+        self._thread.join()
         return self.result
 
     def _received(self, _, message: dict, buffers=None) -> None:
@@ -171,6 +172,7 @@ class Live(Viewer):
                 redrawn = time.monotonic()
             if self._stop.is_set():
                 break
+        # what holds the pair ends with the turn
         steps.close()
 
     def _newest(self, message: str) -> None:

@@ -32,37 +32,30 @@ BENCHMARKS = (
 POOLED = "all"
 # facts that a run's settings or the columns of its tables state
 STATED = ("pair", "dtype", "device", "temperature", "clock")
-EMPTY = {
-    "run": None,
-    "key": None,
-    "pair": None,
-    "dtype": None,
-    "device": None,
-    "machine": None,
-    "suites": [],
-    "prompts": None,
-    "seeds": [],
-    "temperature": None,
-    "clock": None,
-    "prices": None,
-    "commit": None,
-}
+FIELDS = (
+    *("run", "key", "pair", "dtype", "device", "machine", "suites", "prompts"),
+    *("seeds", "temperature", "clock", "prices", "commit"),
+)
 
 
 def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
-    """The provenance of `sources`.
+    """The provenance of `sources`, which are Runs.
 
-    sources: Runs, or dicts with the columns of a row if there is no run (a training's curve).
     shown: the rows that are shown of them, whose suites and prompts the caption counts.
     """
-    return Provenance(tuple(_row(source) for source in sources), _counts(shown))
+    rows = []
+    for source in sources:
+        if not isinstance(source, runs.Run):
+            raise SpecdecError(f"a source is a Run, not {source!r}.")
+        rows.append(_row_of(source.directory))
+    return Provenance(tuple(rows), _counts(shown))
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
     """The sources of a table or figure.
 
-    rows: one dict per source with the fields of EMPTY; None if the run does not say. shown: suites
+    rows: one dict per source with FIELDS; None if the run does not say. shown: suites
     and prompts of what is shown, in words.
     """
 
@@ -76,7 +69,7 @@ class Provenance:
         toy: a pair made for this workbook. laptop: on a CPU. reduced: on a GPU, but not a target of
         the papers on their benchmarks. paper: that.
         """
-        return min(map(_scale, self.rows), key=LEVELS.index) if self.rows else "none"
+        return min(map(scale_of, self.rows), key=LEVELS.index) if self.rows else "none"
 
     @property
     def label(self) -> str:
@@ -86,7 +79,7 @@ class Provenance:
         models: dict[str, list[str]] = {}
         devices: dict[str, list[str]] = {}
         for row in self.rows:
-            scale = _scale(row)
+            scale = scale_of(row)
             model = f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}".strip()
             device = {"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device")
             models.setdefault(scale, []).append(model)
@@ -138,7 +131,7 @@ def _joined(values: Iterable) -> str:
     return " and ".join(dict.fromkeys(str(value) for value in values if value))
 
 
-def _scale(row: dict) -> str:
+def scale_of(row: dict) -> str:
     suites = row["suites"]
     if row["pair"] in TOYS or any(suite.startswith("toy/") for suite in suites):
         return "toy"
@@ -149,14 +142,6 @@ def _scale(row: dict) -> str:
     if names and names <= set(BENCHMARKS) and row["pair"] in PAPER_PAIRS:
         return "paper"
     return "reduced"
-
-
-def _row(source) -> dict:
-    if isinstance(source, runs.Run):
-        return EMPTY | _row_of(source.directory)
-    if isinstance(source, dict):
-        return EMPTY | source
-    raise SpecdecError(f"a source is a Run or a dict of facts, not {source!r}.")
 
 
 @functools.lru_cache(maxsize=256)
@@ -186,7 +171,9 @@ def _row_of(folder: Path) -> dict:
     if not isinstance(described, dict):
         described = config.get("parameters", config)
     # 1. the settings and the session
-    row = {name: described.get(name) for name in STATED}
+    row = dict.fromkeys(FIELDS)
+    for name in STATED:
+        row[name] = described.get(name)
     row["temperature"] = config.get("temperature")
     row["run"] = record["name"]
     row["key"] = record["key"]

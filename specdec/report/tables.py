@@ -118,6 +118,7 @@ def acceptance_by_depth(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     rows = []
     for name, part in cycles.groupby(by, sort=False):
         for depth in range(1, int(part["draft_calls"].max()) + 1):
+            # a shallower tree says nothing of this depth
             reached = (part["accepted_tok"] >= depth - 1) & (part["draft_calls"] >= depth)
             if reached.any():
                 rate = float((part.loc[reached, "accepted_tok"] >= depth).mean())
@@ -160,9 +161,11 @@ def _printed(table: pd.DataFrame, digits: int) -> pd.DataFrame:
     printed = surely(table).copy()
     for name in printed.select_dtypes("float").columns:
         column = printed[name]
+        # numbers of prompts, which a missing one made floats
         is_whole = (column.dropna() % 1 == 0).all()
         decimals = 0 if is_whole else digits
         printed[name] = [f"{value:.{decimals}f}" if np.isfinite(value) else "-" for value in column]
+    # what is no number and missing
     for name in printed.columns[printed.isna().any()]:
         column = printed[name]
         printed[name] = column.astype(object).where(column.notna(), "-")

@@ -63,6 +63,3 @@ def test_drafters_that_ship_beside_eagle3(home):
     sums = rows.groupby("method")[["cycle_tok", "cycles"]].sum().loc[kinds]
     # one that learned nothing has 1
     assert (sums["cycle_tok"] / sums["cycles"] > 1.5).all()
-    trained = baselines.with_training(baselines.described(drafters), "small")
-    assert (trained["learned_tok"] > 0).all()
-    assert (trained["trained_min"] > 0).all()

@@ -24,11 +24,7 @@ def test_shares_add_up():
     rows = composition(["Debug this", "Name a river", "Name a lake", "Solve it"])
     assert [row["category"] for row in rows] == sorted([*KEYWORDS, "General"]) + ["Total"]
     shares = {row["category"]: row["share_pct"] for row in rows}
-    assert (shares["General"], shares["Coding"], shares["Math"], shares["Total"]) == (
-        50,
-        25,
-        25,
-        100,
-    )
+    expected = {"General": 50, "Coding": 25, "Math": 25, "Total": 100}
+    assert {name: shares[name] for name in expected} == expected
     assert rows[-1]["questions"] == 4
     assert composition([])[-1]["questions"] == 0

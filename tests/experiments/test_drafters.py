@@ -5,7 +5,6 @@ accepted length is worth.
 import itertools
 import types
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,13 +12,12 @@ import torch
 import specdec
 from specdec import runs
 from specdec.data.suites import conversation, gather
-from specdec.evaluation import stats
 from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3, networks, presets
-from specdec.training.drafter.chats import Regeneration, conversation_document
+from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document
 
 from experiments import drafters
-from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
+from experiments.drafters import compare_tau, speed_by_accepted
 
 NAMES = ("start", "ppow")
 
@@ -60,38 +58,13 @@ def test_rows_of_the_comparison_are_whole():
     assert row["over_baseline"] == pytest.approx((24 / 20 + 24 / 16) / 2)
     assert row["low"] < row["over_baseline"] < row["high"]
     assert row[["worst_seed", "best_seed"]].tolist() == pytest.approx([24 / 20, 24 / 16])
-    # 2. the interval of a single seed by its own columns
-    alone = compare_tau(rows()[rows()["seed"] == 0]).set_index(["suite", "drafter"])
-    alone = alone.loc[("all", "ppow")]
-    columns = np.array([[24, 10, 24, 8], [24, 14, 24, 12]], dtype=float)
-    interval = stats.interval(
-        columns, lambda means: means[..., 2] / means[..., 3] * means[..., 1] / means[..., 0]
-    )
-    expected = [24 / 20, interval.low, interval.high]
-    assert alone[["over_baseline", "low", "high"]].tolist() == pytest.approx(expected)
-    # 3. of chains, which nobody timed, over another drafter
+    # 2. of chains, which nobody timed, over another drafter
     table = compare_tau(rows().drop(columns=["new_tok", "total_ms"]), "ppow")
     assert "speedup" not in table
     table = table.set_index(["suite", "drafter"])
     ppow = (48 / 20 + 48 / 16) / 2
     assert table.loc[("all", "start"), "over_baseline"] == pytest.approx(48 / 24 / ppow)
     assert table.loc[("all", "ppow"), "worst_seed"] == pytest.approx(48 / 20 / ppow)
-
-
-def test_what_gradients_have_in_common_and_trees_by_candidates():
-    # of half a common direction and half noise: a half, exact where a float32 sum of squares is not
-    common, noise = torch.zeros(4_000_000), torch.zeros(2, 4_000_000)
-    common[::2], noise[0, 1::4], noise[1, 3::4] = 1.0, 2**0.5, 2**0.5
-    cosine, direction = drafters.common_direction(list(common + noise))
-    assert cosine == pytest.approx(0.5, abs=1e-7)
-    assert float(direction @ direction) == pytest.approx(1, abs=1e-9)
-    # of three directions at 0, 60 and 120 degrees: a half, a half and minus a half
-    thirds = [[1.0, 0.0], [1.5, 3 * 0.75**0.5], [-0.5, 0.75**0.5]]
-    cosine, direction = drafters.common_direction(list(map(torch.tensor, thirds)))
-    assert cosine == pytest.approx(1 / 6, abs=1e-7)
-    assert direction.tolist() == pytest.approx([0.5, 0.75**0.5], abs=1e-7)
-    trees = {name: tree.plan.text for name, tree in trees_by_candidates(2, (1, 4)).items()}
-    assert trees == {"candidates 1": "4,2,1", "candidates 4": "13,2,4"}
 
 
 @pytest.fixture
@@ -104,28 +77,21 @@ def exact(monkeypatch):
 def test_chains_along_the_targets_text_are_those_of_decoding(tiny, exact, tmp_path):
     items = gather(["toy/gsm8k", "toy/humaneval"], part="test", limit=3)
     start = {("start", 0): shipped_folder("tiny") / "drafter"}
-    rows = drafters.chain_rows(
-        "tiny", start, items, folder=tmp_path, max_new_tokens=96, drafts=3
-    ).set_index("prompt")
+    settings = dict(folder=tmp_path, max_new_tokens=96, drafts=3)
+    rows = drafters.chain_rows("tiny", start, items, **settings).set_index("prompt")
     same = 0
     for item in items:
-        out = specdec.decode(
-            tiny, conversation(tiny, item, 0, []), specdec.Static(4, 2, 1), max_new_tokens=96
-        )
-        if (
-            out.finish_reason == "stop"
-        ):  # the chat template closes a cut answer, which decoding never reads
+        prompt = conversation(tiny, item, 0, [])
+        out = specdec.decode(tiny, prompt, specdec.Static(4, 2, 1), max_new_tokens=96)
+        # the chat template closes a cut answer, which decoding never reads
+        if out.finish_reason == "stop":
             same += 1
-            assert (
-                rows.loc[item.id, "cycles"] == len(out.rows)
-                and rows.loc[item.id, "cycle_tok"] == out.new_tok - 1
-            )
+            assert rows.loc[item.id, "cycles"] == len(out.rows)
+            assert rows.loc[item.id, "cycle_tok"] == out.new_tok - 1
     assert same > 2
 
 
-def test_each_objective_goes_on_at_its_best_rate_and_all_curves_are_one_table(
-    tmp_path, monkeypatch
-):
+def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
     found = {("a", 0.1): 2.0, ("a", 0.2): 3.0, ("b", 0.1): 5.0, ("b", 0.2): 4.0}
     trained = []
 
@@ -146,26 +112,19 @@ def test_each_objective_goes_on_at_its_best_rate_and_all_curves_are_one_table(
     assert [kept["a", seed].parent.name for seed in range(3)] == [
         f"a-at-0.2-{seed}" for seed in range(3)
     ]
-    assert list(kept) == [
-        ("start", 0),
-        *(("a", seed) for seed in range(3)),
-        *(("b", seed) for seed in range(3)),
-    ]
+    assert len(kept) == 7
+
+
+def test_all_curves_are_one_table(tmp_path):
     trained = {("start", 0): tmp_path / "start" / "drafter"}
     for name, seed, losses in (("a", 0, [3.0, 2.0]), ("b", 4, [1.0])):
-        trained[name, seed] = tmp_path / f"{name}-{seed}" / "drafter"
-        table = pd.DataFrame(
-            {"loss": losses, "step": range(len(losses)), "held_out_tau_chain": 1.5}
-        )
-        runs.write_table(tmp_path / f"{name}-{seed}" / "drafter_training" / "loss.parquet", table)
-    found = drafters.training_curves(trained)
-    assert list(found) == ["drafter", "seed", "step", "loss", "held_out_tau_chain"]
-    assert found.index.tolist() == [0, 1, 2]
-    assert found.values.tolist() == [
-        ["a", 0, 0, 3.0, 1.5],
-        ["a", 0, 1, 2.0, 1.5],
-        ["b", 4, 0, 1.0, 1.5],
-    ]
+        folder = tmp_path / f"{name}-{seed}"
+        trained[name, seed] = folder / "drafter"
+        table = pd.DataFrame({"loss": losses, "step": range(len(losses))})
+        runs.write_table(folder / "drafter_training" / "loss.parquet", table)
+    curves = drafters.training_curves(trained)
+    assert list(curves) == ["drafter", "seed", "step", "loss"]
+    assert curves.values.tolist() == [["a", 0, 0, 3.0], ["a", 0, 1, 2.0], ["b", 4, 0, 1.0]]
 
 
 def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch):
@@ -206,55 +165,43 @@ def test_only_the_chain_and_plain_decoding_count_for_an_accepted_length():
 
 
 def test_windows_on_held_out_text_are_those_of_decoding(tiny, monkeypatch):
-    asked = []
-    monkeypatch.setattr(drafters, "load_pair", lambda **named: asked.append(named) or tiny)
+    monkeypatch.setattr(drafters, "load_pair", lambda target: tiny)
 
     def chat(question, answer, part="held-out"):
-        return [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer, "part": part},
-        ]
+        answer = {"role": "assistant", "content": answer, "part": part}
+        return [{"role": "user", "content": question}, answer]
 
-    asks = "Name a river.", "What is 2 + 3?"
-    says = [
-        specdec.autoregress(tiny, [{"role": "user", "content": text}], 40).text for text in asks
-    ]
-    chats = [
-        chat("Learn this.", "Never measured.", "train"),
-        chat(asks[0], says[0]),
-        chat("Hi", ""),
-    ]
-    chats.append(chat(asks[1], says[1]))
-    folder, settings = shipped_folder("tiny") / "drafter", presets.Settings(held_out=9, length=60)
+    chats = [chat("Learn this.", "Never measured.", "train"), chat("Hi", "")]
+    for question in ("Name a river.", "What is 2 + 3?"):
+        prompt = [{"role": "user", "content": question}]
+        chats.append(chat(question, specdec.autoregress(tiny, prompt, 40).text))
+    folder = shipped_folder("tiny") / "drafter"
+    settings = presets.Settings(held_out=9, length=60)
     trained = {("start", 0): folder, ("again", 2): folder}
+    # 1. both drafters are the same
     table = drafters.window_facts("tiny", trained, chats, settings, 2)
-    assert asked == [{"target": "tiny"}]
-    assert list(table) == ["drafter", "seed", "text", "slot", "accepted_tok", "nabla", "hard"]
-    halves = [table[table["drafter"] == name].reset_index(drop=True) for name in ("start", "again")]
-    assert len(halves[0]) + len(halves[1]) == len(table) and (halves[1]["seed"] == 2).all()
-    pd.testing.assert_frame_equal(*(half.drop(columns=["drafter", "seed"]) for half in halves))
-    assert set(table["text"]) == {0, 2} and table.index.tolist() == list(range(len(table)))
-    assert (
-        table["hard"].tolist() == (table["accepted_tok"] < 2).tolist()
-        and table["hard"].nunique() == 2
-    )
-    for number, text in ((0, chats[1]), (2, chats[3])):
-        document = conversation_document(tiny.tokenizer, text)
-        ids, own = document.ids[:60].tolist(), halves[0][halves[0]["text"] == number]
-        written = document.answer[:60].tolist()
+    start = table[table["drafter"] == "start"].reset_index(drop=True)
+    again = table[table["drafter"] == "again"].reset_index(drop=True)
+    assert len(start) + len(again) == len(table)
+    pd.testing.assert_frame_equal(*(rows.iloc[:, 2:] for rows in (start, again)))
+    assert table["hard"].tolist() == (table["accepted_tok"] < 2).tolist()
+    assert table["hard"].nunique() == 2
+    # 2. windows begin where an answer goes on, and are accepted as in decoding
+    assert set(table["text"]) == {1, 2}
+    for number, rows in start.groupby("text"):
+        document = conversation_document(tiny.tokenizer, chats[number + 1])
+        ids = document.ids[:60].tolist()
+        written = (document.kind[:60] == ANSWER).tolist()
         starts = [slot for slot in range(len(ids) - 3) if all(written[slot + 1 : slot + 4])]
-        assert own["slot"].tolist() == starts
-        for slot, accepted in zip(own["slot"], own["accepted_tok"], strict=True):
-            chain = specdec.decode(
-                tiny, ids[: slot + 1], specdec.Static(3, 1, 1), max_new_tokens=4, stop_tokens=()
-            )
-            if (
-                chain.tokens[0] == ids[slot + 1]
-            ):  # decoding's own first token is the one that the window follows
-                assert chain.rows[0].accepted_tok == accepted
+        assert rows["slot"].tolist() == starts
+        for slot, accepted in zip(rows["slot"], rows["accepted_tok"], strict=True):
+            chain = specdec.Static(3, 1, 1)
+            out = specdec.decode(tiny, ids[: slot + 1], chain, 4, stop_tokens=())
+            # the window follows decoding's first token
+            if out.tokens[0] == ids[slot + 1]:
+                assert out.rows[0].accepted_tok == accepted
+    # 3. evenly fewer
     few = drafters.window_facts("tiny", {("start", 0): folder}, chats, settings, 2, most=9)
-    step = round(len(halves[0][halves[0]["text"] == 0]) * 3 / 9)
-    assert (
-        few[few["text"] == 0]["slot"].tolist()
-        == halves[0][halves[0]["text"] == 0]["slot"].tolist()[::step]
-    )
+    slots = start.loc[start["text"] == 1, "slot"].tolist()
+    step = round(len(slots) * 3 / 9)
+    assert few.loc[few["text"] == 1, "slot"].tolist() == slots[::step]

@@ -58,32 +58,32 @@ def test_networks_are_carried_and_what_holds_prices_is_repriced(recording, ours)
 
 
 def test_systems_learn_the_prices_where_an_effort_is_given(recording, home, tmp_path, monkeypatch):
-    asked = []
+    calls = []
 
     def train_all(arena, jobs, minutes):
-        asked.append((arena, jobs, minutes))
+        calls.append((arena, jobs, minutes))
         return {"LTD": [Static(4, 2, 3)]}, None
 
     monkeypatch.setattr(terms, "train_all", train_all)
-    tunes = {"sglang_ema", "sglang_ema, tuned"}
-    machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0])
-    assert machine.arena is None
-    assert set(machine.made_here()) == tunes
-    assert not asked
-    machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0, 1], effort=0.25)
-    assert machine.arena.terms == dataclasses.replace(EQUAL, effort=0.25)
-    assert machine.arena.costs is machine.costs is DEAR
-    assert len(machine.jobs) == 2 * len(terms.TERMS[terms.EQUAL])
-    assert set(machine.made_here(7.0)) == tunes | {"LTD"}
-    assert asked == [(machine.arena, machine.jobs, 7.0)]
+    rules_there = {"sglang_ema", "sglang_ema, tuned"}
+    there = tuner(recording, tmp_path)
+    assert set(elsewhere.made_there(there, [0], 0.0, None, "laptop", 0.0)) == rules_there
+    assert not calls
+    trained = elsewhere.made_there(there, [0, 1], 0.25, None, "laptop", 7.0)
+    assert set(trained) == rules_there | {"LTD"}
+    ((arena, jobs, minutes),) = calls
+    assert arena.terms == dataclasses.replace(EQUAL, effort=0.25)
+    assert arena.costs is DEAR
+    assert len(jobs) == 2 * len(terms.TERMS[terms.EQUAL])
+    assert minutes == 7.0
 
 
 def test_everybody_is_judged_at_the_prices_there(recording, ours, tmp_path):
-    machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0])
+    there = tuner(recording, tmp_path)
     fixed = Static(8, 3, 3)
     contenders = {"ours": [ours], "fixed": [fixed]}
     defaults = (TreeConfig(4, 2, 3),)
-    table = elsewhere.judge(machine, contenders, {"fixed": 2.0}, defaults=defaults)
+    table = elsewhere.judge(there, contenders, {"fixed": 2.0}, seeds=[0], defaults=defaults)
     rows = table[table["suite"] == "all"].set_index("method")
     names = {"ours, carried", "ours, re-priced", "fixed, carried", "sglang_ema, tuned"}
     assert names | {compare.TUNED, compare.CLAIRVOYANT} <= set(rows.index)

@@ -2,7 +2,6 @@
 picture.
 """
 
-import itertools
 import json
 
 import numpy as np
@@ -10,8 +9,6 @@ import pandas as pd
 import pytest
 from fakes.rows import COMPARED, CYCLES
 from fakes.traces import round_costs, synthetic_trace
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError
@@ -36,39 +33,15 @@ def test_bars_have_the_heights_of_the_table():
     assert "44%" in {text.get_text() for text in axes.texts}
 
 
-def test_looks_differ_without_colours_and_without_green():
-    light = np.array([to_rgb(colour) for colour in figures.COLOURS[:5]]) ** 2.2
-    # Machado 2009
-    no_green = [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
-    dichromat = light @ np.array(no_green).T
-    grey = light @ (0.2126, 0.7152, 0.0722)
-    for left, right in itertools.combinations(range(5), 2):
-        assert np.abs(dichromat[left] - dichromat[right]).max() > 0.1
-        assert abs(grey[left] - grey[right]) > 0.03
-    looks = {(figures.DASHES[number % 4], figures.MARKERS[number % 5]) for number in range(6)}
-    assert len(looks) == 6
-
-
-def test_node_curve_draws_every_part_and_in_three_panels_covers_no_text():
-    axes = figures.node_curve(tables.node_curve(CYCLES)).axes[0]
-    assert {line.get_label() for line in axes.lines} == {"draft", "verify", "host", "total"}
+def test_node_curve_draws_every_part_in_a_panel_of_each_context():
     three = pd.concat([CYCLES.assign(context=context) for context in (64, 256, 768)])
     curve = tables.node_curve(three, by="context")
-    figure = figures.node_curve(curve, by="context", title="one cycle")
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    texts = [figure._suptitle]
-    for axes in figure.axes:
-        texts += [axes.xaxis.label, axes.yaxis.label, axes._left_title]
-        texts += [*axes.get_xticklabels(), *axes.texts]
-    texts = [text for text in texts if text.get_visible() and text.get_text()]
-    written = [text.get_text() for text in texts]
-    assert {"a", "b", "c", "context 64", "context 256", "context 768"} <= set(written)
-    assert [written.count(name) for name in ("draft", "total")] == [1, 1]
-    boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
-    for (text, box), (other, second) in itertools.combinations(zip(texts, boxes, strict=True), 2):
-        assert not box.overlaps(second), (text.get_text(), other.get_text())
-    assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
+    figure = figures.node_curve(curve, by="context")
+    heads = [axes.get_title(loc="left") for axes in figure.axes]
+    assert heads == ["context 64", "context 256", "context 768"]
+    lines = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}
+    assert set(lines) == {"draft", "verify", "host", "total"}
+    assert lines["total"] == [8.0, 10.0]
 
 
 def test_files_are_reproducible_and_say_where_they_come_from(home):
@@ -102,18 +75,6 @@ def test_curves_draw_one_line_per_name_and_panel():
         figures.curves(table, "step", "los", by="seed")
 
 
-def test_the_label_covers_nothing():
-    table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a", "panel": list("pq")})
-    figure = figures.curves(table, "x", "y", by="by", panel="panel")
-    text = figures.labelled(figure, "laptop scale: smollm2 float32 on CPU")
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    box = text.get_window_extent(canvas.get_renderer())
-    written = [axes.xaxis.label for axes in figure.axes]
-    for label in (*written, *figure.axes[0].get_xticklabels()):
-        assert not box.overlaps(label.get_window_extent(canvas.get_renderer()))
-
-
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))
 METHODS = ["default", "tuned", "8,2,3"]
 CHECK = pd.DataFrame(
@@ -132,13 +93,6 @@ def test_curves_over_depth_and_size_name_the_same_lines_once():
     np.testing.assert_array_equal(by_depth.lines[1].get_ydata(), rows["tau"])
     rows = right[right["depth"] == 2].sort_values("total_tokens")
     np.testing.assert_array_equal(by_size.lines[1].get_ydata(), rows["tau"])
-    sides = (("depth", 2), ("total_tokens", 9))
-    left, right = (pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in sides)
-    figure = pictures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
-    texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert texts == [["a"], ["64", "b"]]
-    limits = [axes.get_ylim() for axes in figure.axes]
-    assert limits[0] == limits[1] == (0, pytest.approx(9.45))
 
 
 def test_surfaces_show_the_best_width_and_predictions_lie_over_measurements(home):
@@ -173,7 +127,3 @@ def test_intervals_show_every_row():
     assert first.yaxis_inverted(), "the first row is the topmost"
     reach = first.collections[0].get_segments()
     assert [segment[:, 0].tolist() for segment in reach] == [[1.0, 1.2], [0.8, 1.0]]
-    with pytest.raises(SpecdecError, match="high"):
-        pictures.intervals(table.drop(columns="high"), "choice", "gain")
-    with pytest.raises(SpecdecError, match="no rows"):
-        pictures.predicted_measured(CHECK[:0])

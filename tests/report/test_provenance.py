@@ -62,7 +62,7 @@ def test_several_sources_are_as_small_as_the_smallest_whatever_the_budget(home):
     assert "prompts written for this workbook, seed 3" in origin.caption
     nothing = provenance.of([])
     assert (nothing.label, nothing.scale) == ("nothing measured here", "none")
-    with pytest.raises(SpecdecError, match="a source is a Run or a dict"):
+    with pytest.raises(SpecdecError, match="a source is a Run"):
         provenance.of(["runs/laptop"])
 
 
