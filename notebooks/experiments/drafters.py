@@ -37,7 +37,7 @@ from specdec.training.drafter.chats import (
 from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
-from specdec.training.drafter.ppow import divergence, roll_out, window_starts
+from specdec.training.drafter.ppow import roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.texts import split, token_batch
 from specdec.training.loop import compute_dtype
