@@ -371,11 +371,16 @@ class Config:
 
     Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a
     setting has one default and one explanation. while_training: settings that differ during
-    training. A config is not changed in place: see `changed`.
+    training. A config is never changed in place: see `changed`.
     """
 
     while_training: dict[str, Any]
     ppo: PPOConfig
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            raise dataclasses.FrozenInstanceError(f"{type(self).__name__} is frozen.")
+        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         check_fields(self, interval=(1, math.inf), stride=(1, math.inf))

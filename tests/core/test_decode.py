@@ -2,9 +2,9 @@
 
 import dataclasses
 import itertools
-import re
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,21 +58,15 @@ def test_times_of_the_counter():
 
 
 def test_plain_decoding_asks_for_one_row_of_logits_each(monkeypatch):
-    pair, rows = shared_bigrams(), []
+    pair = shared_bigrams()
     expected = specdec.autoregress(pair, PROMPT, 9, stop_tokens=()).tokens
-    forward = pair.target.forward
-
-    def watched(tokens, cache, *args, **options):
-        out = forward(tokens, cache, *args, **options)
-        rows.append((len(tokens), len(out.logits)))
-        return out
-
-    monkeypatch.setattr(pair.target, "forward", watched)
-    for stops in ((), (expected[3],)):
-        rows.clear()
-        tokens = specdec.autoregress(pair, PROMPT, 9, stop_tokens=stops).tokens
-        assert rows == [(len(PROMPT), 1)] + [(1, 1)] * (len(tokens) - 1)
-        assert tokens == truncate(expected, stops)
+    forward = Mock(wraps=pair.target.forward)
+    monkeypatch.setattr(pair.target, "forward", forward)
+    tokens = specdec.autoregress(pair, PROMPT, 9, stop_tokens=expected[3:4]).tokens
+    assert tokens == truncate(expected, expected[3:4])
+    calls = [call.args for call in forward.call_args_list]
+    assert [len(call[0]) for call in calls] == [len(PROMPT)] + [1] * (len(tokens) - 1)
+    assert all(call[-1] for call in calls), "the last row alone"
 
 
 def test_seeds_temperatures_and_the_length_of_the_prompt_decide_draws(monkeypatch):
@@ -81,14 +75,9 @@ def test_seeds_temperatures_and_the_length_of_the_prompt_decide_draws(monkeypatc
     specdec.decode(pair, PROMPT, policy, 4)
     list(specdec.stream(pair, PROMPT + PROMPT, policy, 4))
     assert numbers == [5, 10]
-
-    def texts(temperature, *seeds):
-        return [specdec.decode(pair, PROMPT, SMALL, 16, temperature, s).tokens for s in seeds]
-
-    first, again, other = texts(1.5, 1, 1, 2)
-    assert first == again != other
-    greedy, also = texts(0.0, 1, 2)
-    assert greedy == also
+    for temperature, texts in ((1.5, 2), (0.0, 1)):
+        drawn = [specdec.decode(pair, PROMPT, SMALL, 16, temperature, s).tokens for s in (1, 1, 2)]
+        assert drawn[0] == drawn[1] and len(set(map(tuple, drawn))) == texts
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
@@ -148,14 +137,6 @@ def test_a_text_is_a_users_message_to_a_chat_model_unless_it_is_raw(tiny, raw):
     assert specdec.decode(tiny, QUESTION, SMALL, **settings).tokens == text
     assert specdec.decode_many(tiny, [QUESTION, ids], SMALL, **settings)[0].tokens == text
     assert sum(specdec.stream(tiny, QUESTION, SMALL, **settings), []) == text
-    assert specdec.watch(tiny, QUESTION, SMALL, **settings).start().wait().tokens == text
-
-
-def test_an_empty_answer_says_why(tiny):
-    first = specdec.autoregress(tiny, QUESTION, 1).tokens
-    for way in (specdec.decode, specdec.autoregress):
-        with pytest.warns(UserWarning, match="wants a user's message"):
-            assert way(tiny, QUESTION, max_new_tokens=4, stop_tokens=first).tokens == first
 
 
 @pytest.mark.parametrize(
@@ -216,16 +197,9 @@ def generated(model_and_drafter, **settings):
 
 def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(model_and_drafter):
     model, _, ids = model_and_drafter
-    for settings in (
-        dict(max_length=ids.shape[1] + 7),
-        dict(max_new_tokens=12, repetition_penalty=1.3),
-    ):
-        settings |= dict(do_sample=False)
-        plain = generated(model_and_drafter, **settings)
-        assert torch.equal(plain, model.generate(ids, **settings))
+    settings = dict(max_new_tokens=12, repetition_penalty=1.3, do_sample=False)
     output = generated(model_and_drafter, return_dict_in_generate=True, **settings)
-    assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput)
-    assert torch.equal(output.sequences, plain)
+    assert torch.equal(output.sequences, model.generate(ids, **settings))
     warped = dict(max_new_tokens=16, temperature=0.8, top_k=12, top_p=0.95)
     config = hf.GenerationConfig(do_sample=True, eos_token_id=2, **warped)
     sampled = generated(model_and_drafter, generation_config=config, seed=6)[0, ids.shape[1] :]
@@ -237,8 +211,8 @@ def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(model_a
         drawn = dict(do_sample=True, temperature=1.5, max_new_tokens=24)
         return [generated(model_and_drafter, **drawn).tolist() for _ in range(2)]
 
-    assert texts(3) == texts(3) != texts(4)
     first, second = texts(3)
+    assert [first, second] == texts(3) != texts(4)
     assert first != second, "the generator moves on, as with transformers' own sampling"
 
 
@@ -264,9 +238,7 @@ def test_generate_stops_where_transformers_stops(model_and_drafter):
         (dict(drafter=None), "generate needs drafter="),
         (dict(drafter=shared_pair().drafter), "made for this very model"),
         (dict(num_beams=2), "without beams"),
-        (dict(num_return_sequences=2, do_sample=True), "returns one sequence"),
         (dict(inputs=torch.ones(2, 3, dtype=torch.long)), "one prompt at a time"),
-        (dict(max_new_tokens=5000), "context ends at 1024"),
     ],
 )
 def test_generate_refuses(model_and_drafter, change, message):
@@ -276,32 +248,22 @@ def test_generate_refuses(model_and_drafter, change, message):
 
 
 @pytest.mark.parametrize("call", [specdec.decode, specdec.autoregress, specdec.stream])
-@pytest.mark.parametrize(
-    ("prompt", "settings", "message"),
-    [
-        ([], {}, "the prompt is empty"),
-        ([1, 24], {}, "token id 24 is outside"),
-        ([1] * 500, dict(max_new_tokens=20), "context ends at 512"),
-        ([1], dict(max_new_tokens=0), "max_new_tokens must be"),
-        ([1], dict(temperature=-0.5), "temperature must be at least 0"),
-        ([1], dict(seed=1.5), "seed must be an integer"),
-        ([1], dict(stop_tokens=["</s>"]), "a stop token must be an integer"),
-    ],
-)
-def test_bad_input_is_refused(call, prompt, settings, message):
-    assert re.search(message, refusal(call, shared_bigrams(), prompt, **settings))
+def test_bad_input_is_refused(call):
+    for settings, message in (
+        (dict(max_new_tokens=510), "context ends at 512"),
+        (dict(max_new_tokens=0), "max_new_tokens must be"),
+        (dict(temperature=-0.5), "temperature must be at least 0"),
+        (dict(seed=1.5), "seed must be an integer"),
+        (dict(stop_tokens=["</s>"]), "a stop token must be an integer"),
+    ):
+        assert message in refusal(call, shared_bigrams(), PROMPT, **settings)
     assert untouched(shared_bigrams())
 
 
 def test_pairs_and_policies_that_cannot_decode(tiny):
-    decode = specdec.decode
-    assert "no drafter" in refusal(decode, specdec.Pair(shared_bigrams().target), PROMPT)
-    assert "policy" in refusal(decode, shared_bigrams(), PROMPT, "static")
-    wide = refusal(decode, shared_pair(), PROMPT, Static(12, 3, 30), 4)
+    assert "no drafter" in refusal(specdec.decode, specdec.Pair(shared_bigrams().target), PROMPT)
+    wide = refusal(specdec.decode, shared_pair(), PROMPT, Static(12, 3, 30), 4)
     assert "top_k=30 exceeds the draft vocabulary of 24" in wide
-    for turns in ([], "Hello."):
-        assert "a list of user turns" in refusal(specdec.chat, tiny, turns)
-    for message in ({"content": "no role"}, {"role": "user", "content": None}):
-        assert "chat messages are a list" in refusal(decode, tiny, [message])
+    assert "a list of user turns" in refusal(specdec.chat, tiny, "Hello.")
     wizard = [{"role": "wizard", "content": "hi"}]
-    assert "the chat template refuses" in refusal(decode, tiny, wizard)
+    assert "the chat template refuses" in refusal(specdec.decode, tiny, wizard)

@@ -6,7 +6,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 from fakes.families import FAMILIES, model_of
-from fakes.pairs import BigramDrafter, bigram_pair
+from fakes.pairs import BigramDrafter
 
 import specdec
 from specdec.core.decode import decode_many, drive
@@ -77,17 +77,6 @@ def test_in_every_family(name):
         assert [g.tokens for g in decode_many(pair, prompts, plain=plain, **settings)] == alone
 
 
-def test_policies_by_number():
-    prompts, options = [[1, 2, 3], [4, 5]], dict(max_new_tokens=10, stop_tokens=())
-    pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]
-    many = decode_many(pair, prompts, trees.__getitem__, **options)
-    assert [max(row.verify_nodes for row in one.rows) for one in many] == [2, 5]
-    undrafted = Pair(pair.target)
-    plain = decode_many(undrafted, prompts, plain=True, **options)
-    assert [one.tokens for one in plain] == [one.tokens for one in many]
-    pytest.raises(SpecdecError, decode_many, undrafted, prompts).match("drafter")
-
-
 def test_places_are_taken_over_at_once():
     """Of turns of 1, 5 and 2 forwards, two at a time: the third begins when the first ends."""
     log, model = [], Mock()
@@ -114,11 +103,9 @@ def test_places_are_taken_over_at_once():
     "arguments, message",
     [
         (dict(prompts="Hello"), "takes a list of prompts"),
-        (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
         (dict(prompts=["Hello"], policy=RandomPolicy(TreeConfig(12, 3, 4))), "need a policy each"),
         (dict(prompts=["Hello", ""]), "^prompt 1: the prompt is empty"),
         (dict(prompts=["Hello", [5, 10**9]], plain=True), "^prompt 1: token id 1000000000"),
-        (dict(prompts=["Hello", [5] * 5000]), "^prompt 1: the prompt has 5000 tokens and 128 more"),
         (dict(prompts=["Hello", "a fox \ud83e"]), "^prompt 1: .* half of a character"),
     ],
 )

@@ -193,16 +193,6 @@ def test_questions_count_what_is_drafted_and_copied():
     assert len(counts) > 3 and min(counts) < 15
 
 
-def test_scores_of_copies_alone():
-    pair = copying(lambda ids: Trie((5, 6), (0, 1), (-0.25, -0.5)))
-    engine = LiveEngine(pair, torch.tensor(PROMPT), 8, TreeConfig(4, 0, 3), Picker())
-    with pair.inference():
-        engine.prefill()
-        assert engine.copied_scores == (-0.25, -0.5)
-        run_cycle(engine, Static.of(CopiedTree(3)))
-        assert engine.scores.tolist() == [-0.25, -0.5]
-
-
 def test_trees_are_no_deeper_than_the_drafter_can():
     pair = copying(lambda ids: Trie(), shared_bigrams().drafter)
     pair.drafter.deepest = 1
