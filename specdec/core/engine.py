@@ -234,10 +234,7 @@ class LiveEngine:
         return self.growing.prune(verify_nodes)
 
     def _with_window(self, tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, depths and ancestors of the tree's rows and of the drafter's window.
-
-        Rows of the window see only the root of the tree.
-        """
+        """Tokens, depths and ancestors of the tree's rows and of the drafter's window."""
         window = self.drafting.window(self.most_expansions + 1)
         if window is None:
             self.extra_rows = 0
@@ -249,7 +246,7 @@ class LiveEngine:
         ancestors = torch.zeros(rows, rows, dtype=torch.bool, device=tokens.device)
         ancestors[:nodes, :nodes] = tree.ancestors
         ancestors[nodes:, nodes:] = sees
-        ancestors[:, 0] = True
+        ancestors[:, 0] = True  # the window sees only the root of the tree
         return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), ancestors
 
     def _look_up_copies(self) -> Trie:

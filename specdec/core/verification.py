@@ -110,11 +110,7 @@ class Picker:
 
     @staticmethod
     def whole_trees(device: torch.device) -> bool:
-        """Whether sampling picks all tokens of a tree at once.
-
-        Reading a value back makes the host wait for an accelerator. On a CPU reading costs nothing,
-        and warping rows off the path would.
-        """
+        """Whether sampling picks all tokens of a tree at once, so that nothing waits for a GPU."""
         return device.type != "cpu"
 
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
@@ -204,9 +200,9 @@ def accept(
 def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
     """Exact distribution of accepted_tok for a tree whose children are fixed. float64 [levels + 1].
 
-    target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with
-    the product of the probabilities along its path. The walk ends there with that times the mass
-    outside its children. (RADAR, section 4.)
+    target_probs [N, V]: the target's (warped) distribution after each node. The walk ends at a node
+    with the product of probabilities along its path times the mass outside its children. (RADAR,
+    section 4.)
     """
     device = target_probs.device
     token_probs = torch.ones(len(tree), dtype=torch.float64, device=device)

@@ -3,11 +3,11 @@
     draft call 1 -> s_1 -> LSTM -> continue -> draft call 2 -> s_2 -> LSTM -> ... -> stop -> verify
                             |  memory  -------------------------->  |
 
-As a decision process (section 1 of the fact sheet): the state s_t holds the 10 largest cumulative
-log-probabilities of the level drafted last (Eq. 1), the actions are continue and stop, an episode
-is a cycle, and the reward is -alpha per continue and beta * L / l at the stop (Eq. 4). The network
-is the published one, with its names and shapes (2), in numpy; its memory lasts one cycle.
-`training.radar` learns the weights. (RADAR, arXiv 2512.14069.)
+The state s_t holds the 10 largest cumulative log-probabilities of the level drafted last (Eq. 1),
+an episode is a cycle, and the reward is -alpha per continue and beta * L / l at the stop (Eq. 4).
+The network is the published one, with its names and shapes, in numpy; its memory lasts one cycle.
+`training.radar` learns the weights. (RADAR, arXiv 2512.14069.) Numbers are sections of the fact
+sheet.
 """
 
 from __future__ import annotations
@@ -124,7 +124,6 @@ class RadarPolicy(RadarSettings, Learned):
         self.limits = tree
         self.plan = tree
         self._memory: Memory | None = None
-        self._steps = 0
 
     def decides(self, question: Question) -> bool:
         return question.expansions < DECISIONS
@@ -139,17 +138,12 @@ class RadarPolicy(RadarSettings, Learned):
     def answer(self, question: Question) -> bool:
         if question.expansions == 0:  # the memory lasts one cycle
             self._memory = None
-            self._steps = 0
-        assert question.expansions >= DECISIONS or question.expansions == self._steps, (
-            "RADAR is asked after every draft call of a cycle"
-        )
         return bool(super().answer(question))
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [2]: stop, continue. Advances the memory by one step."""
         logits: np.ndarray
         logits, self._memory = self.trained_network().step(observation, self._memory)
-        self._steps += 1
         return logits
 
     def meaning(self, action: int, question: Question) -> bool:
@@ -183,9 +177,6 @@ def best_scores(
     tree: that of these levels; one of fewer than 10 scores is padded.
     """
     width = newest.shape[-1]
-    if width < min(STATE, tree.top_k):
-        why = f"RADAR reads the {STATE} best scores of a level, not {width}"
-        raise SpecdecError(f"{why}; plan top_k={tree.top_k}.")
     if width < STATE:
         padding = [(0, 0)] * (newest.ndim - 1) + [(0, STATE - width)]
         newest = np.pad(newest, padding, constant_values=NOWHERE)

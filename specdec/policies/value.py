@@ -9,10 +9,9 @@ With `plans` it also decides before anything is drafted, and "here" is what need
 drafter: a plain step, or V tokens copied from the text (`hybrid`).
 
 After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still
-possible, from the tree's scores, the accepted tokens of recent cycles and a probe of the models'
-hidden states. The cost model turns predictions into value, so that one network serves any hardware.
-The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate *
-E[T] at the achieved rate.
+possible, from the tree's scores, recent cycles and a probe of the models' hidden states. The cost
+model turns predictions into value. Throughput is E[L] / E[T], whose maximum is that of
+E[L] - rate * E[T] at the achieved rate.
 """
 
 from __future__ import annotations
@@ -141,7 +140,6 @@ class TreeInputs:
         self._pools = [pool_size(n, top_k) for n in range(depths)]
         self._starts = np.array([0, *self._pools[:-1]])
         self._largest = int(self._counted.max(initial=1))
-        # the pool may be smaller than a size
         self._places = [np.minimum(self._counted, pool) - 1 for pool in self._pools]
 
     def begin(
@@ -267,7 +265,6 @@ class ValuePolicy(ValueSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.probe in PROBES, self.probe
         self.asks = frozenset({EXTEND, SIZE})
         if self.plans:
             self.asks |= {PLAN}
@@ -288,9 +285,7 @@ class ValuePolicy(ValueSettings, Learned):
         self.reset()
 
     def price(self, costs: Any, rate: float) -> ValuePolicy:
-        """The same predictions with the times of `costs` (a CostModel) and a `rate` in
-        tokens/ms.
-        """
+        """The same predictions with the times of `costs`, a CostModel; rate in tokens/ms."""
         sizes = np.array(self.sizes)
         verify_ms = costs.verify_ms(sizes, 0)
         expand_ms = float(costs.expand_ms(self.top_k, 0, self.top_k))
