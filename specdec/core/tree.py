@@ -139,6 +139,12 @@ class DraftTree:
         leaf[self.parent[1:]] = False
         return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
+    def select(self, keep: Tensor) -> DraftTree:
+        """The tree of the nodes `keep`, as in `GrowingTree.select`."""
+        parent = torch.searchsorted(keep, self.parent[keep])
+        parent[0] = -1
+        return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
+
     @classmethod
     def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
         """A tree from plain sequences (tests, teaching); root first, parents before children."""

@@ -86,8 +86,7 @@ def test_everything_is_asked_in_order():
 def test_sizes_and_depths_are_limited():
     for plan, answers in ((LIMITS, [True, False]), (LIMITS, [True] * 3), (TreeConfig(4, 0, 4), [])):
         _, questions, row = drive({EXTEND}, plan, answers)
-        assert [q.kind for q in questions] == [EXTEND] * len(answers)
-        assert row.expansions == sum(answers)
+        assert len(questions) == len(answers) and row.expansions == sum(answers)
     # only two candidates were drafted
     _, questions, row = drive({PLAN, SIZE}, LIMITS, [TreeConfig(2, 0, 2), 2])
     assert questions[-1].largest == 2 and row.verify_nodes == 2
@@ -116,7 +115,6 @@ def test_counts_of_live_cycles(make, asks):
     pair, policy = make(), RandomPolicy(LIMITS, seed=5, asks=asks, own_beams=True)
     policy.answer, policy.observe = Mock(side_effect=policy.answer), Mock()
     with begun(pair, policy, FakeClock()) as engine:
-        assert engine.context_tok == len(engine.cache) == len(PROMPT)
         while not engine.finished:
             before = len(engine.tokens)
             row = run_cycle(engine, policy)
@@ -125,11 +123,9 @@ def test_counts_of_live_cycles(make, asks):
             drafted = pool_size(row.expansions, row.top_k, engine._plan.beam)
             assert row.candidates == drafted == len(engine.growing.whole()) - 1
             assert len(engine.cache) == engine.context_tok, "all committed tokens but the root"
-            laps = row.draft_ms + row.policy_ms + row.verify_ms + row.commit_ms + row.host_ms
-            assert laps == row.total_ms and row.host_ms > 0
-            assert row.draft_ms == 1000 * row.draft_calls
-            assert (row.verify_ms, row.commit_ms) == (1000, 1000)
-            assert row.policy_ms == 1000 * row.questions
+            laps = (row.draft_ms, row.policy_ms, row.verify_ms, row.commit_ms)
+            assert laps == (1000 * row.draft_calls, 1000 * row.questions, 1000, 1000)
+            assert sum(laps) + row.host_ms == row.total_ms and row.host_ms > 0
     questions = [call.args[0] for call in policy.answer.call_args_list]
     rows = [call.args[0] for call in policy.observe.call_args_list]
     assert rows and [row.cycle for row in rows] == list(range(len(rows)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.core.cycle import checked_flag, checked_plan, checked_size
-from specdec.core.policy import Chain, Policy, RandomPolicy, Static, checked_policy, largest, unused
+from specdec.core.policy import Chain, Policy, RandomPolicy, Static, checked_policy, unused
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree import StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
@@ -77,7 +77,7 @@ def test_chain_sends_each_question_to_the_first_that_answers_it():
     sizer = Answers({EXTEND: False, SIZE: 3}, limits=TreeConfig(30, 2, 9))
     both = Chain(stopper, sizer)
     assert both.asks == {EXTEND, SIZE} and both.plan == stopper.plan
-    assert both.limits == TreeConfig(30, 6, 9) and both.policies == (stopper, sizer)
+    assert both.limits == TreeConfig(30, 6, 9, beam=(9,)) and both.policies == (stopper, sizer)
     both.reset()
     both.reseed(7)
     assert both.answer(question(EXTEND)) is True and both.answer(question(SIZE)) == 3
@@ -85,12 +85,6 @@ def test_chain_sends_each_question_to_the_first_that_answers_it():
     assert stopper.log == ["reset", 7, EXTEND, "a row"]
     assert sizer.log == ["reset", 7, SIZE, "a row"]
     pytest.raises(SpecdecError, Chain, sizer, "eagle3").match("a policy is")
-
-
-def test_room_is_kept_for_the_largest_beam():
-    beams = [TreeConfig(6, 2, 4, beam=(3,)), TreeConfig(7, 2, 2)]
-    assert largest(beams) == TreeConfig(7, 2, 4, beam=(3,))
-    assert largest([TreeConfig(60, 2, 8), TreeConfig(5, 9, 1)]) == TreeConfig(60, 9, 8)
 
 
 def test_what_is_no_policy():

@@ -43,15 +43,16 @@ def test_every_text_is_the_one_decoded_alone(tiny, temperature):
 
 def test_each_turn_has_a_policy_of_its_own(tiny):
     policies = [RandomPolicy(TreeConfig(24, 4, 5), seed=number) for number in range(len(PROMPTS))]
+    alone = []
+    for prompt, policy in zip(PROMPTS, copy.deepcopy(policies), strict=True):
+        alone.append(shapes(specdec.decode(tiny, prompt, policy, 24)))
+    many = decode_many(tiny, PROMPTS, policies.__getitem__, 24)
+    assert [shapes(text) for text in many] == alone
+    assert len({shape for rows in alone for shape in rows}) > 5
 
-    def seen(texts):
-        rows = [text.cycles[["top_k", "expansions", "verify_nodes"]] for text in texts]
-        return [(text.tokens, row.values.tolist()) for text, row in zip(texts, rows, strict=True)]
 
-    pairs = zip(PROMPTS, copy.deepcopy(policies), strict=True)
-    alone = seen([specdec.decode(tiny, prompt, policy, 24) for prompt, policy in pairs])
-    assert seen(decode_many(tiny, PROMPTS, policies.__getitem__, 24)) == alone
-    assert len({tuple(shape) for _, rows in alone for shape in rows}) > 5
+def shapes(text) -> list[tuple[int, int, int]]:
+    return [(row.top_k, row.expansions, row.verify_nodes) for row in text.rows]
 
 
 def test_forwards_are_shared(tiny):

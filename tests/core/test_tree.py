@@ -120,7 +120,9 @@ def test_a_tree_by_hand():
     tree = DraftTree.from_arrays(range(10, 18), parents, scores)
     assert tree.depth.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
     assert tree.paths().tolist() == [[0, 2, -1, -1], [0, 1, 4, -1], [0, 3, 6, -1], [0, 1, 5, 7]]
-    assert tree.ancestors[7].int().tolist() == [1, 1, 0, 0, 0, 1, 0, 1]
+    cut = tree.select(torch.tensor([0, 1, 3, 5]))
+    assert (cut.token.tolist(), cut.parent.tolist()) == ([10, 11, 13, 15], [-1, 0, 0, 1])
+    assert cut.score.tolist() == [0.0, -2.0, -1.0, -2.5] and cut.paths().shape == (2, 3)
     for alone in (DraftTree.from_arrays([3], [-1]), begun(3).prune(5), begun(3).prune(0)):
         assert alone.token.tolist() == [3] and alone.levels == 0
         assert alone.ancestors.tolist() == [[True]] and alone.paths().tolist() == [[0]]
