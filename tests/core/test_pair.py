@@ -1,6 +1,5 @@
 """What a pair makes of prompts and of tokens, and which of its models it opens."""
 
-import contextlib
 import dataclasses
 
 import numpy as np
@@ -60,19 +59,3 @@ CHAT = [{"role": "user", "content": "7"}]
 )
 def test_what_is_no_prompt(tokenizer, prompt, word):
     pytest.raises(SpecdecError, with_words(tokenizer=tokenizer).ids_of, prompt).match(word)
-
-
-def test_plain_decoding_opens_the_target_alone(monkeypatch):
-    opened, pair = [], shared_bigrams()
-
-    @contextlib.contextmanager
-    def opens(what, **how):
-        opened.append((what, how))
-        yield
-
-    monkeypatch.setattr(pair.target, "inference", lambda **how: opens("target", **how))
-    monkeypatch.setattr(pair.drafter, "inference", lambda: opens("drafter"))
-    for plain in (True, False):
-        with pair.inference(plain=plain):
-            pass
-    assert opened == [("target", {"taps": False}), ("target", {"taps": True}), ("drafter", {})]

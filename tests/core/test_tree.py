@@ -1,5 +1,7 @@
 """The flat-array tree against one that is grown node by node, and static trees."""
 
+import itertools
+
 import pytest
 import torch
 from fakes.reference import ReferenceTree, children_of
@@ -163,9 +165,7 @@ def listed_paths(choices) -> set[tuple]:
     """The same paths of tokens from the ranks."""
     paths = {(0,)}
     for choice in choices:
-        tokens = [0]
-        for rank in choice:
-            tokens.append(10 * tokens[-1] + rank + 1)
+        tokens = itertools.accumulate(choice, lambda token, rank: 10 * token + rank + 1, initial=0)
         paths.add(tuple(tokens))
     return paths
 

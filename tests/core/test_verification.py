@@ -105,9 +105,8 @@ WARPINGS = [
 
 def prepared_by_transformers(config: dict) -> hf.LogitsProcessorList:
     """The processors that `generate` itself makes of these settings."""
-    config = {"top_k": 0, **config}
-    config["do_sample"] = config["temperature"] > 0
-    if not config["do_sample"]:
+    config = {"top_k": 0, **config, "do_sample": True}
+    if not config["temperature"]:
         config = {"repetition_penalty": config["repetition_penalty"]}
     sizes = dict(vocab_size=30, hidden_size=8, intermediate_size=8)
     shape = hf.LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
@@ -235,9 +234,8 @@ class Fork:
         return self
 
     def __le__(self, bound):
-        chance = min(1.0, max(0.0, float(bound)))
-        accepted = self.script[self.asked] if self.asked < len(self.script) else True
-        self.weight *= chance if accepted else 1.0 - chance
+        accepted = self.asked >= len(self.script) or self.script[self.asked]
+        self.weight *= float(bound) if accepted else 1.0 - float(bound)
         self.asked += 1
         return accepted
 

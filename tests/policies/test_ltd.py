@@ -152,16 +152,6 @@ def test_when_the_depth_policy_is_asked(settings, cycle, queried):
     assert decided == list(queried)
 
 
-def test_random_depths_are_uniform():
-    policy, twin = RandomDepth(seed=1), RandomDepth(seed=1)
-    plans = [policy.answer(asked(PLAN)) for _ in range(2400)]
-    assert plans == [twin.answer(asked(PLAN)) for _ in range(2400)]
-    counts = np.bincount([plan.depth for plan in plans], minlength=13)
-    assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60
-    assert {plan.top_k for plan in plans} == {10} and policy.limits == TreeConfig(241, 12, 10)
-    assert {plan.verify_nodes for plan in plans if plan.depth == 1} == {110}, "all there is"
-
-
 def fixed(policy, action):
     """The policy with a network that always chooses `action`."""
     weights = [np.zeros((4, policy.observation_size)), np.zeros((policy.actions, 4))]
@@ -206,20 +196,23 @@ def test_text_equals_plain_decoding(preset, temperature):
         assert specdec.decode(pair, PROMPT, policy, **settings).tokens == plain
 
 
-def test_combined_policies_fit():
-    both = combine(DepthPolicy(depth=6), SizePolicy())
-    assert (both.asks, both.plan) == ({EXTEND, SIZE}, TreeConfig(61, 6, 10))
-    assert both.limits == TreeConfig(241, 12, 10)
-    for depth in (DepthPolicy(top_k=8), DepthPolicy(depth=13), DepthPolicy(beam=(2,))):
-        pytest.raises(SpecdecError, combine, depth, SizePolicy()).match("cannot see all trees")
-
-
 def test_what_is_refused(tmp_path):
     pytest.raises(SpecdecError, DepthPolicy().save, tmp_path).match("no network yet")
     policy = armed(SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6))
     wrong = asked(SIZE, 1, scores=torch.zeros(110), features=torch.zeros(8))
     pytest.raises(SpecdecError, policy.answer, wrong).match("reads 6 numbers, .* gives 8")
     pytest.raises(SpecdecError, SizePolicy, parts=("scores", "colour")).match("colour")
+    for depth in (DepthPolicy(top_k=8), DepthPolicy(depth=13), DepthPolicy(beam=(2,))):
+        pytest.raises(SpecdecError, combine, depth, SizePolicy()).match("cannot see all trees")
+
+
+def test_random_depths_are_uniform():
+    policy = RandomDepth(seed=1)
+    plans = [policy.answer(asked(PLAN)) for _ in range(2400)]
+    counts = np.bincount([plan.depth for plan in plans], minlength=13)
+    assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60
+    assert {plan.verify_nodes for plan in plans if plan.depth == 1} == {110}, "all there is"
+    assert policy.limits == TreeConfig(241, 12, 10)
 
 
 @pytest.mark.parametrize(

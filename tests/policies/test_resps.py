@@ -120,10 +120,8 @@ def test_a_tree_is_kept_for_an_interval():
     assert schedule(policy, 4) == ([0], [policy.trees[8]] * 4)
     live = scripted(RespsPolicy(features_size=WIDTH, interval=3, widths=(8, 12)), range(100))
     rows = specdec.decode(pair(), PROMPT, live, 24).rows
-    assert len(rows) > 6
-    for row in rows:
-        tree = live.trees[row.cycle // 3]
-        assert (row.verified_tok, row.expansions, row.top_k) == numbers(tree)
+    planned = [numbers(live.trees[row.cycle // 3]) for row in rows]
+    assert [(row.verified_tok, row.expansions, row.top_k) for row in rows] == planned
 
 
 def test_the_schedule_of_the_code_and_each_quirk_alone():
@@ -202,9 +200,10 @@ def test_presets():
 
 
 def test_changes_by_name():
-    flat = {f"ppo.{name}": value for name, value in vars(resps.PAPER.ppo).items()}
-    changes = vars(resps.PAPER) | {"ppo": resps.OURS.ppo} | flat
-    assert changed(resps.OURS, changes) == resps.PAPER
+    changes = {"interval": 5, "ppo.gamma": 0.5, "ppo.ent_coef": 0.0}
+    config = changed(resps.OURS, changes)
+    assert (config.interval, config.ppo.gamma, config.ppo.ent_coef) == (5, 0.5, 0.0)
+    assert config.ppo.n_steps == 512 and config.name == "ours"
     with pytest.raises(SpecdecError, match="unknown field of PPOConfig 'gama'.*'gamma'"):
         changed(resps.OURS, {"ppo.gama": 1})
 

@@ -57,15 +57,13 @@ def test_inputs_of_a_batch_equal_those_of_one_and_levels_may_be_skipped(trace):
 
 
 def test_saved_policies_come_back_and_costs_of_another_machine_never_pass_silently(tmp_path, trace):
-    policy, here = random_policy(probe="none"), machine.short_name(machine.speed_facts())
-    for name, warned in (("mine@000000", 1), ("mine", 1), (f"mine@{here}", 0)):
-        folder = policy.with_settings(priced_for=name).save(tmp_path / name)
+    policy, here = random_policy(8, probe="target"), machine.short_name(machine.speed_facts())
+    for name, warned in (("mine@000000", 1), (f"mine@{here}", 0)):
+        policy = policy.with_settings(priced_for=name)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            load_policy(folder)
+            again = load_policy(policy.save(tmp_path / name))
         assert sum("reprice_here" in str(one.message) for one in caught) == warned
-    policy = random_policy(8, probe="target")
-    again = load_policy(policy.save(tmp_path))
     assert again.settings() == policy.settings()
     first, second = (replay(trace, one, round_costs()).table for one in (policy, again))
     assert first.equals(second)
