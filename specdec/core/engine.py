@@ -30,8 +30,7 @@ class LiveEngine:
     """Implements `cycle.Engine`. Its steps run inside `inference`; `prefill` comes first.
 
     prompt: int64 [T]. limits: the largest tree a policy may ask for; caches reserve room for it.
-    stop_early: called with ids [T] after every new token; True ends the text (transformers'
-    stopping criteria).
+    stop_early: called with ids [T] after every new token; True ends the text.
     """
 
     def __init__(
@@ -72,8 +71,7 @@ class LiveEngine:
         self.finish_reason: str | None = None
         self.cycles = 0
 
-        # 3. features [A, F] of the last commits, None without taps; the drafter still has to read
-        # those of `_unread_tok`
+        # 3. features [A, F] of the last commits, of which `_unread_tok` are new to the drafter
         self._pending: list[Tensor | None] = []
         self._unread_tok = 0
 

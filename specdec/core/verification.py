@@ -162,8 +162,7 @@ class Picker:
     ) -> tuple[list[int], list[int]]:
         """The path through `tree` that the target takes, and its new tokens with the bonus.
 
-        logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and
-        including the root. The result is read back once.
+        logits [N, V] from one forward over the tree; committed int64 [T]: all up to the root.
         """
         picks = self.pick_tree(tree, logits, committed)
         if picks is not None:
@@ -182,9 +181,8 @@ def accept(
 ) -> tuple[list[int], list[int]]:
     """Walk from the root while a child carries the picked token.
 
-    Returns (path, root first; what was picked after each). pick(node, path) is the target's choice
-    after `node`, reached by `path`. The picks are the cycle's new tokens, the last one is the
-    bonus. With several children of one token the earliest counts.
+    Returns (path, root first; the picks after each, the last one the bonus). pick(node, path): the
+    target's choice. With several children of one token the earliest counts.
     """
     child: dict[tuple[int, int], int] = {}
     for node in range(1, len(tree_tokens)):

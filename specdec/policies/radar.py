@@ -44,10 +44,7 @@ SHAPES = {
 
 
 class LstmNetwork:
-    """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in float32.
-
-    Weights have their published names (SHAPES), else SpecdecError.
-    """
+    """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in float32."""
 
     def __init__(self, arrays: dict[str, np.ndarray]):
         if {name: array.shape for name, array in arrays.items()} != SHAPES:
@@ -92,9 +89,8 @@ class LstmNetwork:
 class RadarSettings:
     """RADAR's tree and its inputs: depth 7, beam 10, 60 tokens in all (section 4).
 
-    half_inputs: round the scores to float16 first, as its code does. flat_nodes: RADAR widens the
-    tree of a single draft call to the 59 best first tokens; None keeps 10. total_tokens, top_k,
-    beam: another tree than RADAR's; levels with fewer than 10 scores are padded with NOWHERE.
+    half_inputs: round the scores to float16 first. flat_nodes: first tokens in the tree of a single
+    draft call; None keeps 10. Levels with fewer than 10 scores are padded with NOWHERE.
     """
 
     half_inputs: bool = False  # 2 [C]: scores are cast to float16
@@ -172,10 +168,7 @@ def released(folder: Path) -> dict[str, RadarPolicy]:
 def best_scores(
     newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]
 ) -> np.ndarray:
-    """The 10 largest of `newest` [..., M], descending: float32 [..., 10].
-
-    tree: that of these levels; one of fewer than 10 scores is padded.
-    """
+    """The 10 largest of `newest` [..., M], descending, padded with NOWHERE: float32 [..., 10]."""
     width = newest.shape[-1]
     if width < STATE:
         padding = [(0, 0)] * (newest.ndim - 1) + [(0, STATE - width)]
