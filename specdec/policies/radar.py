@@ -170,6 +170,8 @@ def best_scores(
 ) -> np.ndarray:
     """The 10 largest of `newest` [..., M], descending, padded with NOWHERE: float32 [..., 10]."""
     width = newest.shape[-1]
+    if width < min(STATE, tree.top_k):
+        raise SpecdecError(f"RADAR reads {STATE} scores of a level; plan top_k={tree.top_k}.")
     if width < STATE:
         padding = [(0, 0)] * (newest.ndim - 1) + [(0, STATE - width)]
         newest = np.pad(newest, padding, constant_values=NOWHERE)

@@ -81,6 +81,7 @@ def test_a_state_is_the_ten_best_scores():
     np.testing.assert_array_equal(best_scores(newest), expected)
     np.testing.assert_array_equal(best_scores(newest, half=True), np.float16(expected))
     np.testing.assert_array_equal(RadarPolicy().observation(question(0, newest)), expected)
+    pytest.raises(SpecdecError, best_scores, newest[:9]).match("top_k=10")
     tree = dict(total_tokens=12, top_k=4, beam=(2, 1))
     policy = random_policy(**tree)
     assert policy.plan == TreeConfig(12, 7, 4, beam=(2, 1)) == radar.RadarConfig(**tree).tree
