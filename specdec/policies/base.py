@@ -81,6 +81,12 @@ class Network:
             arrays[f"bias.{number}"] = bias
         return arrays
 
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], activation: str) -> Network:
+        layers = range(len(arrays) // 2)
+        weights = [arrays[f"weight.{number}"] for number in layers]
+        return cls(weights, [arrays[f"bias.{number}"] for number in layers], activation)
+
 
 def check_width(name: str, width: int, trained: int) -> None:
     """SpecdecError if a policy gets `width` inputs and was trained for another number of them."""
@@ -251,10 +257,7 @@ class Learned(Rule):
         return super().save(folder)
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> Any:
-        """The network of stored arrays; LookupError or ValueError where they do not fit."""
-        layers = range(len(arrays) // 2)
-        weights = [arrays[f"weight.{number}"] for number in layers]
-        return Network(weights, [arrays[f"bias.{number}"] for number in layers], self.activation)
+        return Network.from_arrays(arrays, self.activation)
 
 
 @dataclasses.dataclass(frozen=True)
