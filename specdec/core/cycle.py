@@ -157,11 +157,7 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
 
 
 def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
-    """Start a turn of the policy, reseeded with the prompt's length.
-
-    So its random draws depend on its seed and that length alone, whatever the order in which turns
-    are decoded or replayed.
-    """
+    """Start a turn of the policy: its random draws depend on its seed and the prompt's length."""
     policy.reset()
     if prompt_tok is not None:
         policy.reseed(prompt_tok)

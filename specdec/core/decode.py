@@ -105,10 +105,7 @@ def stream(
 def turn(
     engine: LiveEngine, policy: Policy, generation: Generation | None = None
 ) -> Iterator[list[int]]:
-    """One turn: prefill, then cycles until the text ends. Yields the tokens of each step.
-
-    Fills `generation` on the way.
-    """
+    """One turn: prefill, then cycles. Yields the tokens of each step and fills `generation`."""
     return at_once(steps(engine, policy, generation or _unfinished(engine)))
 
 
@@ -146,8 +143,7 @@ def autoregress(
     4
     """
     check_kind("pair", pair, Pair)
-    # models may have changed since their last use, which decides what opening them has to do
-    pair.refresh()
+    pair.refresh()  # models may have changed since their last use
     with pair.inference(plain=True):
         return finish(plain_steps(pair, prompt, max_new_tokens, *settings, **sampling))
 
@@ -230,10 +226,7 @@ def ids_of_all(
     names: Sequence[Any] | None = None,
     raw: bool = False,
 ) -> list[list[int]]:
-    """Token ids of every prompt.
-
-    SpecdecError names the first that is invalid or leaves no room for `new_tok` more tokens.
-    """
+    """Token ids of every prompt; SpecdecError names the first that is invalid or too long."""
     all_ids = []
     for name, prompt in zip(names or range(len(prompts)), prompts, strict=True):
         try:
@@ -313,10 +306,10 @@ def decode_many(
 ) -> list[Generation]:
     """Decode `prompts`, `rows` at a time. Each text equals that of its prompt alone.
 
-    policy: a `Static`, or a function that returns the policy of prompt number i, since policies
-    remember their own turn. plain: as `autoregress`. settings: those of `decode`. Times of a
-    Generation include waiting for the other texts. In low precision products of more rows round
-    differently. An interruption carries the finished Generations as `so_far`, else None.
+    policy: a `Static`, or a function that returns the policy of prompt number i. plain: as
+    `autoregress`. settings: those of `decode`. Times include waiting for the other texts. In low
+    precision products of more rows round differently. An interruption carries the Generations as
+    `so_far`, None where unfinished.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -349,8 +342,7 @@ def decode_many(
     turns = (turn_of(number, ids) for number, ids in enumerate(ids_of_prompts))
     with keeping(lambda _: generations), pair.inference(plain):
         ended = drive(turns, rows)
-        # no tqdm without a bar: Ctrl-C may block its lock permanently
-        if progress:
+        if progress:  # without a bar no tqdm, whose lock Ctrl-C may block
             ended = tqdm(ended, total=len(prompts), unit="text")
         for number, generation in ended:
             generations[number] = generation
@@ -358,10 +350,9 @@ def decode_many(
 
 
 def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[int, T]]:
-    """Drive generators of forwards, at most `rows` at a time.
+    """Drive generators of forwards, at most `rows` at a time; (number, value) as each one ends.
 
-    Yields (number, return value) as each one ends. Drafts go first, so that all turns share the
-    target's forward. Anything else that turns yield is dropped.
+    Drafts go first, so that all turns share the target's forward.
     """
     waiting = enumerate(turns)
     running: dict[int, Generator[Any, Any, T]] = {}

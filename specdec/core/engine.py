@@ -30,8 +30,7 @@ class LiveEngine:
     """Implements `cycle.Engine`. Its steps run inside `inference`; `prefill` comes first.
 
     prompt: int64 [T]. limits: the largest tree a policy may ask for; caches reserve room for it.
-    stop_early: called with ids [T] after every new token; True ends the text (transformers'
-    stopping criteria).
+    stop_early: called with ids [T] after every new token; True ends the text.
     """
 
     def __init__(
@@ -72,8 +71,7 @@ class LiveEngine:
         self.finish_reason: str | None = None
         self.cycles = 0
 
-        # 3. features [A, F] of the last commits, None without taps; the drafter still has to read
-        # those of `_unread_tok`
+        # 3. features [A, F] of the last commits, of which `_unread_tok` are new to the drafter
         self._pending: list[Tensor | None] = []
         self._unread_tok = 0
 
@@ -234,10 +232,7 @@ class LiveEngine:
         return self.growing.prune(verify_nodes)
 
     def _with_window(self, tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, depths and ancestors of the tree's rows and of the drafter's window.
-
-        Rows of the window see only the root of the tree.
-        """
+        """Tokens, depths and ancestors of the tree's rows and of the drafter's window."""
         window = self.drafting.window(self.most_expansions + 1)
         if window is None:
             self.extra_rows = 0
@@ -249,7 +244,7 @@ class LiveEngine:
         ancestors = torch.zeros(rows, rows, dtype=torch.bool, device=tokens.device)
         ancestors[:nodes, :nodes] = tree.ancestors
         ancestors[nodes:, nodes:] = sees
-        ancestors[:, 0] = True
+        ancestors[:, 0] = True  # the window sees only the root of the tree
         return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), ancestors
 
     def _look_up_copies(self) -> Trie:

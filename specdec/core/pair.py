@@ -31,10 +31,8 @@ class Tokenizer(Protocol):
 class Pair:
     """A target and its drafter.
 
-    stop_tokens: the ids that end a text, from the model's generation settings.
-    source: the arguments of `load_pair`, with which another process loads the same pair; None for a
-    model in memory.
-    tree: the tree tuned for this pair, used without a policy; None: see `usual_tree`.
+    stop_tokens: the ids that end a text. source: the arguments of `load_pair`; None for a model in
+    memory. tree: the tree tuned for this pair; None: see `usual_tree`.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -97,9 +95,8 @@ class Pair:
     ) -> list[int]:
         """Token ids of a text, of ids (list or 1-D tensor), or of chat messages.
 
-        Messages, [{"role", "content"}, ...], go through the tokenizer's chat template with the
-        assistant's cue. Where there is a template, a text is a user's message. Without one, or with
-        raw=True, it is tokenised as it is, with the tokenizer's own begin token.
+        A text is a user's message where the tokenizer has a chat template. Without one, or with
+        raw=True, it is tokenised as it is.
         """
         if isinstance(prompt, str) and self.chats and not raw and prompt:
             prompt = [{"role": "user", "content": prompt}]

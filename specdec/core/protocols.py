@@ -27,8 +27,7 @@ class DraftSession:
     """One turn of drafting.
 
     Shapes: A newly committed tokens, W frontier nodes, k children per node, E rows of a window. A
-    session implements `root` and `expand`, or `copied` (its drafter then sets `copied_levels`), or
-    all three.
+    session implements `root` and `expand`, or `copied`, or all three.
     """
 
     root_state: Tensor | None = None  # [H], the network's state at the root after `root`

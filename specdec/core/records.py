@@ -68,7 +68,7 @@ class Question:
     view: View  # the engine, live or replayed
 
     def __getattr__(self, name: str) -> Any:
-        """What the view shows: scores, features and so on."""
+        """What the view shows."""
         # a copy being filled has no view yet, which must not be looked up in the view again
         return getattr(object.__getattribute__(self, "view"), name)
 

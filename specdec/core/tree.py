@@ -162,8 +162,7 @@ class DraftTree:
 class GrowingTree:
     """The candidate pool and the current beam while drafting.
 
-    All nodes of a tree have the same number of children k, so the pool is a table of k columns with
-    one row per expanded node: node p is a child of the node of row (p - 1) // k.
+    A table of k columns with a row per expanded node: node p is a child of row (p - 1) // k.
     """
 
     def __init__(self, device: torch.device | str | None = None):
@@ -171,7 +170,7 @@ class GrowingTree:
         self._root_score = torch.zeros(1, device=device)
 
     def restart(self, root_token: Tensor) -> None:
-        """Start a new tree whose pool is the root alone, int64 []."""
+        """Start a new tree of the root alone, int64 []."""
         self.size = 1
         self.level = 0
         self.top_k = 0
@@ -207,11 +206,8 @@ class GrowingTree:
 
     @property
     def frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The nodes to expand next, [W] each: nodes, rows of the last forward, tokens, scores.
-
-        Computed on demand, since it is not needed after the last level.
-        """
-        if self._choice is not None:
+        """The nodes to expand next, [W] each: nodes, rows of the last forward, tokens, scores."""
+        if self._choice is not None:  # not needed after the last level
             beam, chosen = self._choice
             scores = self._scores[-1]
             if chosen is None:
@@ -260,10 +256,7 @@ class GrowingTree:
         return self.select(torch.cat((self._root, best.sort().values + 1)))
 
     def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the pool's nodes `keep`, renumbered 0..K-1.
-
-        keep: int64 [K], ascending, root first, ancestor-closed.
-        """
+        """The tree of the pool's nodes `keep`, int64 [K], ascending, root first, with parents."""
         # the root's own row is the first
         row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1
         parent = torch.searchsorted(keep, torch.cat(self._expanded)[row])
@@ -314,11 +307,10 @@ class Pool:
 
 
 class Merged:
-    """A pool and a trie as one list of candidates.
+    """A pool and a trie as one list of candidates: the pool's nodes, then the trie's own.
 
-    The pool's nodes keep their numbers, the trie's own follow. An edge in both gets the larger of
-    its two probabilities, which also raises the trie's nodes below it. scores, parents and tokens
-    cover all nodes, root first. size: nodes of the pool, root included.
+    An edge in both gets the larger of its two probabilities, which also raises the trie's nodes
+    below it. size: nodes of the pool, root included.
     """
 
     def __init__(self, pool: Pool, trie: Trie):
@@ -376,9 +368,8 @@ class Merged:
 class StaticShape(Plan):
     """A fixed tree given as child-rank paths, as EAGLE-1 and Medusa use it: ((0,), (0, 0), ...).
 
-    Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of
-    (r1, ..., rd-1). top_k: children drafted per node; widest: the largest number of nodes expanded
-    in a level.
+    Node (r1, ..., rd) takes rank rd among the children of (r1, ..., rd-1). top_k: children drafted
+    per node; widest: the largest number of nodes expanded in a level.
 
     >>> shape = StaticShape([(0,), (1,), (0, 0), (0, 1)])
     >>> shape.top_k, shape.depth, shape.verify_nodes
@@ -424,10 +415,7 @@ class StaticShape(Plan):
         return TreeConfig(self.total_tokens, self.depth, max(self.top_k, self.widest))
 
     def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
-        """Per level the flat candidates to expand next, int64 [W], and the pool nodes of the tree.
-
-        The latter int64 [total_tokens], root first.
-        """
+        """Per level the flat candidates to expand next, int64 [W]; the pool nodes of the tree."""
         if device not in self._placed:
             long = torch.long
             levels = [torch.tensor(level, dtype=long, device=device) for level in self._expanded]

@@ -163,9 +163,9 @@ def plain_beam(top_k: int, beam: Beam) -> Beam:
 
 
 def pool_size(depth: int, top_k: int, beam: Beam = ()) -> int:
-    """Candidates after n = `depth` expansions of a beam of k = `top_k`: k + n * k**2.
+    """Candidates after n = `depth` expansions of k = `top_k`: k + n * k**2 (EAGLE-2, section 4).
 
-    (EAGLE-2, section 4.) beam: as in a TreeConfig; then k + k * (the nodes expanded).
+    beam: as in a TreeConfig; then k + k * (the nodes expanded).
     """
     if not beam:
         return top_k + depth * top_k * top_k

@@ -110,11 +110,7 @@ class Picker:
 
     @staticmethod
     def whole_trees(device: torch.device) -> bool:
-        """Whether sampling picks all tokens of a tree at once.
-
-        Reading a value back makes the host wait for an accelerator. On a CPU reading costs nothing,
-        and warping rows off the path would.
-        """
+        """Whether sampling picks all tokens of a tree at once, so that nothing waits for a GPU."""
         return device.type != "cpu"
 
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
@@ -166,8 +162,7 @@ class Picker:
     ) -> tuple[list[int], list[int]]:
         """The path through `tree` that the target takes, and its new tokens with the bonus.
 
-        logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and
-        including the root. The result is read back once.
+        logits [N, V] from one forward over the tree; committed int64 [T]: all up to the root.
         """
         picks = self.pick_tree(tree, logits, committed)
         if picks is not None:
@@ -186,9 +181,8 @@ def accept(
 ) -> tuple[list[int], list[int]]:
     """Walk from the root while a child carries the picked token.
 
-    Returns (path, root first; what was picked after each). pick(node, path) is the target's choice
-    after `node`, reached by `path`. The picks are the cycle's new tokens, the last one is the
-    bonus. With several children of one token the earliest counts.
+    Returns (path, root first; the picks after each, the last one the bonus). pick(node, path): the
+    target's choice. With several children of one token the earliest counts.
     """
     child: dict[tuple[int, int], int] = {}
     for node in range(1, len(tree_tokens)):
@@ -204,9 +198,9 @@ def accept(
 def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
     """Exact distribution of accepted_tok for a tree whose children are fixed. float64 [levels + 1].
 
-    target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with
-    the product of the probabilities along its path. The walk ends there with that times the mass
-    outside its children. (RADAR, section 4.)
+    target_probs [N, V]: the target's (warped) distribution after each node. The walk ends at a node
+    with the product of probabilities along its path times the mass outside its children. (RADAR,
+    section 4.)
     """
     device = target_probs.device
     token_probs = torch.ones(len(tree), dtype=torch.float64, device=device)

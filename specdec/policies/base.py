@@ -49,10 +49,9 @@ COLLAPSED_FRAC = 0.99
 
 
 class Network:
-    """A multi-layer perceptron in numpy, whose last layer is linear.
+    """A multi-layer perceptron in numpy: a framework takes hundreds of microseconds per call.
 
-    weights[i]: float32 [out, in]. biases[i]: float32 [out]. For one small vector at a time numpy
-    takes a few microseconds, where a framework takes hundreds.
+    weights[i]: float32 [out, in]. biases[i]: float32 [out]. The last layer is linear.
     """
 
     def __init__(
@@ -67,22 +66,18 @@ class Network:
         """I, the width of its inputs."""
         return int(self.weights[0].shape[1])
 
-    def activate(self, hidden: np.ndarray) -> np.ndarray:
-        """The activation, in place."""
-        if self.activation == "tanh":
-            return np.tanh(hidden, out=hidden)
-        return np.maximum(hidden, 0, out=hidden)
-
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """observation float32 [I] or [B, I] -> outputs float32 [A] or [B, A]."""
         hidden: np.ndarray = observation
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            hidden = self.activate(hidden @ weight.T + bias)
+            hidden = hidden @ weight.T + bias
+            hidden = np.tanh(hidden) if self.activation == "tanh" else np.maximum(hidden, 0)
         return hidden @ self.weights[-1].T + self.biases[-1]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        arrays = {f"weight.{number}": weight for number, weight in enumerate(self.weights)}
-        for number, bias in enumerate(self.biases):
+        arrays = {}
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            arrays[f"weight.{number}"] = weight
             arrays[f"bias.{number}"] = bias
         return arrays
 
@@ -167,10 +162,9 @@ class Learned(Rule):
 
     A subclass adds settings as fields and defines:
         kind                 PLAN, EXTEND or SIZE, the question it answers
-        observation_size     I, what the network sees: `observation(question)` -> float32 [I]
-        actions              A, number of choices: `meaning(action, question)` -> the answer
+        observation          question -> float32 [observation_size]
+        meaning              one of `actions` actions, question -> the answer
         plan, limits         for questions it does not answer; the largest tree it can ask for
-    and, if it does not decide every question (a stride, a tree that stays):
         decides, otherwise   whether the network decides `question`, and the answer if not
 
     temperature: None answers with the arg-max; a number draws from softmax(logits / temperature).
@@ -180,7 +174,7 @@ class Learned(Rule):
     seed: int = 0
     activation: str = "tanh"
 
-    # set by subclasses; plain class attributes, not settings
+    # of the subclass, no settings
     kind = ""
     actions = 0
     observation_size = 0
@@ -193,10 +187,8 @@ class Learned(Rule):
         self.choices = (False, True)
         self.plan: Plan = TreeConfig()
         self.limits: TreeConfig = TreeConfig()
-        # a Network, or another class that has `arrays` too
-        self.network: Any = None
-        # of the network at its last decision, for display
-        self.outputs: np.ndarray | None = None
+        self.network: Any = None  # a Network, or another class that has `arrays` too
+        self.outputs: np.ndarray | None = None  # of its last decision, for display
         self._random = np.random.default_rng(self.seed)
 
     def with_weights(self, trained: Self) -> Self:
@@ -232,10 +224,11 @@ class Learned(Rule):
     def fill_at_random(self, hidden: tuple[int, ...], seed: int = 0) -> Self:
         """This policy with random weights: an answer takes as long as with learned ones."""
         random = np.random.default_rng(seed)
-        sizes = [self.observation_size, *hidden, self.actions]
         weights = []
-        for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        inputs = self.observation_size
+        for outputs in (*hidden, self.actions):
             weights.append(random.normal(0, 1 / inputs**0.5, (outputs, inputs)))
+            inputs = outputs
         biases = [np.zeros(len(weight)) for weight in weights]
         self.network = Network(weights, biases, self.activation)
         return self
@@ -271,11 +264,10 @@ class Learned(Rule):
 class PPOConfig:
     """PPO's hyperparameters. Names and defaults follow stable-baselines3.
 
-    n_steps: decisions per rollout, over all environments. batch_size, n_epochs: minibatches and
-    passes over a rollout. warmup_frac: part of the training in which the learning rate rises from
-    0. linear_decay: it then falls to 0. pi, vf: hidden widths of actor and critic.
-    total_steps: decisions of the whole training. normalise_observations: by running mean and
-    deviation, folded into the exported network. normalise_reward: by a running deviation.
+    n_steps: decisions per rollout, over all environments. warmup_frac: part of the training in
+    which the learning rate rises from 0. linear_decay: it then falls to 0. pi, vf: hidden widths of
+    actor and critic. total_steps: decisions of the whole training. normalise_observations: by
+    running mean and deviation, folded into the exported network.
     """
 
     n_steps: int = 2048
@@ -304,8 +296,7 @@ class PPOConfig:
 def chose(policy: Q, choice: str, part: str, value: object = "") -> Q:
     """Record that a choice was made by looking at a part of the prompts.
 
-    The log is stored in the policy's files (`trained_for["choices"]`), for a Chain in each of its
-    policies. Comparisons on such a part are refused.
+    The log is stored with the policy. Comparisons on such a part are refused.
     """
     row = {"choice": choice, "part": part, "value": str(value)}
     for member in policy.policies:
@@ -371,11 +362,16 @@ class Config:
 
     Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a
     setting has one default and one explanation. while_training: settings that differ during
-    training. A config is not changed in place: see `changed`.
+    training. A config is never changed in place: see `changed`.
     """
 
     while_training: dict[str, Any]
     ppo: PPOConfig
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            raise dataclasses.FrozenInstanceError(f"{type(self).__name__} is frozen.")
+        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         check_fields(self, interval=(1, math.inf), stride=(1, math.inf))
@@ -408,11 +404,7 @@ def policy_folder(folder: Path | str) -> Path:
 
 
 def policy_parts(folder: Path | str) -> list[Path]:
-    """The folders of the policy, or of LTD's two (depth, size), in a folder.
-
-    folder: of `save`, of LTD's two, depth/ and size/, or of a training, which has either in
-    policy/.
-    """
+    """The folders of the policy, or of LTD's depth/ and size/, in a folder or in its policy/."""
     place = policy_folder(folder)
     for candidate in (place, place / "policy"):
         for paths in ([candidate], [candidate / "depth", candidate / "size"]):
@@ -430,16 +422,16 @@ def combine(depth_policy: Any, size_policy: Any) -> Chain:
     """LTD: the depth policy grows the tree, the size policy prunes it."""
     shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
     if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
-        why = "the size policy cannot see all trees of the depth policy"
-        raise SpecdecError(f"{why}; give both one top_k and depth.")
+        raise SpecdecError(
+            "the size policy cannot see all trees of the depth policy; give both one top_k, depth."
+        )
     return Chain(depth_policy, size_policy)
 
 
 def load_policy(folder: Path | str) -> Any:
     """The policy in a folder written by `save` or a training, or a shipped one, PAIR/POLICY.
 
-    LTD's two policies are returned as one that asks both. A relative folder may be below the
-    results folder, as commands print it. SpecdecError for a missing, damaged or foreign one.
+    LTD's two policies are returned as one. SpecdecError for a missing, damaged or foreign one.
 
     >>> load_policy("small/ours-float32").trained_for["pair"]
     'small'
@@ -450,8 +442,6 @@ def load_policy(folder: Path | str) -> Any:
 
 def _load_one(folder: Path) -> Any:
     """The policy of one policy.json. Warns about costs from another machine."""
-    import torch  # noqa: F401 (its threads are part of what a machine is)
-
     # 1. the class and its settings
     path = folder / "policy.json"
     record = stored.read_json(path, stored.PolicyFile, ADVICE, SCHEMA)
@@ -479,18 +469,17 @@ def _load_one(folder: Path) -> Any:
 
 def _network_of(policy: Learned, path: Path) -> Any:
     """The network from stored arrays: exactly those needed, of matching shapes, all finite."""
+    name = type(policy).__name__
     try:
         arrays = load_file(path)
         network = policy.build_network(arrays)
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        why = f"{path} does not hold a {type(policy).__name__} ({first_line(error)})"
+        why = f"{path} does not hold a {name} ({first_line(error)})"
         raise SpecdecError(f"{why}; {ADVICE}.") from error
     width = getattr(network, "width", policy.observation_size)
     finite = all(np.isfinite(array).all() for array in arrays.values())
     fits = policy.observation_size in (0, width) and set(arrays) == set(network.arrays())
     if not finite or not fits:
-        why = (
-            f"{path} does not hold finite weights for the settings of this {type(policy).__name__}"
-        )
+        why = f"{path} does not hold finite weights for the settings of this {name}"
         raise SpecdecError(f"{why}; {ADVICE}.")
     return network

@@ -7,9 +7,9 @@
     SpecDec++  continue while P(a level holds it | those above did) >= 1/2, from the hidden state
     C2T        verify the nodes that a classifier considers likely to be on the target's path
 
-Settings are those in section 4 of LTD's fact sheet. Their code was not published; where the text
-leaves a choice open, the docstring states ours. `workbook.classifiers` fits the learned ones. A
-policy sees scores, not distributions: entropies are estimates from each node's drafted children.
+Settings are those in section 4 of LTD's fact sheet; where it leaves a choice open, the docstring
+states ours. `workbook.classifiers` fits the learned ones. Entropies are estimates from each node's
+drafted children.
 """
 
 from __future__ import annotations
@@ -64,8 +64,6 @@ def disco_inputs(
 ) -> np.ndarray:
     """float32 [..., top_k + 2] of `newest_level`'s arrays, newest [..., W, k], parents [..., W]."""
     flat = newest.reshape(*newest.shape[:-2], -1)
-    if flat.shape[-1] < top_k:
-        raise SpecdecError(f"Disco reads levels of {top_k} nodes, not {flat.shape[-1]}.")
     best = np.exp(np.sort(flat, axis=-1)[..., : -top_k - 1 : -1])
     nats = child_entropy(newest[..., :1, :], parents[..., :1])
     depths = np.full_like(nats, expansions / 10)
@@ -130,8 +128,7 @@ class SVIP(DepthRule):
     """Self-verification: stop when the draft's entropy H shows that its tokens will be rejected.
 
     It stops when the estimated acceptance after the beam's best path, 1 - sqrt(0.15 H), falls below
-    `minimum`. The sheet's "entropy factor 0.15, minimum entropy 0.3" leaves that open; the long
-    acceptances in LTD's Table 1 fit this reading, which rarely stops drafting.
+    `minimum`: our reading of the sheet's "entropy factor 0.15, minimum entropy 0.3".
     """
 
     minimum: float = 0.3
@@ -146,9 +143,9 @@ class SVIP(DepthRule):
 class GammaTune(Rule):
     """The depth of the next cycle follows a moving average of accepted tokens.
 
-    Every turn starts at the default depth; low, high: bounds as multiples of it. A cycle whose
-    longest path was accepted completely counts one token more, since more might have been. The
-    sheet has no such step; without it the average could only fall.
+    Every turn starts at the default depth; low, high: bounds as multiples of it. A path that was
+    accepted completely counts one token more, since more might have been (ours: without it the
+    average could only fall).
     """
 
     default_depth: int = 8
@@ -161,7 +158,6 @@ class GammaTune(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.low <= 1 <= self.high, "the default depth is within the bounds"
         self.least = math.ceil(self.low * self.default_depth)
         self.most = math.floor(self.high * self.default_depth)
         self.limits = tree_of(self.verify_nodes, self.most, self.top_k)
@@ -201,8 +197,7 @@ class Disco(_Classifier):
     """Continue while the level drafted last is likely to hold the target's token.
 
     Inputs [12] (`disco_inputs`): probabilities of the level's 10 best paths, the entropy estimate
-    after the best parent, depth / 10. One hidden layer of 128. The sheet lists probability,
-    entropy, depth and 12 inputs, not their order.
+    after the best parent, depth / 10. One hidden layer of 128.
     """
 
     kind = EXTEND
@@ -241,9 +236,8 @@ class SpecDecPlus(_Classifier):
     """Stop when the predicted odds of acceptance, from the hidden state, are too small.
 
     The network predicts, per level, the odds that it holds the target's token if those above did.
-    It runs once per cycle. SpecDec++ reads the drafter's state after each token; a policy here sees
-    the target's at the last accepted token. A level's own odds are compared with the threshold, not
-    the product down to it; the sheet leaves it open, and LTD's Table 1 shows mild stopping.
+    It runs once per cycle, on the target's state at the last accepted token (SpecDec++: the
+    drafter's after each token). A level's own odds are compared, not the product down to it.
     """
 
     kind = EXTEND

@@ -4,12 +4,11 @@ drafted nodes to verify.
     expand -> continue? -> expand -> continue? -> ... stop -> how many nodes? -> verify
            depth policy                               size policy
 
-As decision processes: both observe by-products of drafting, cumulative draft log-probabilities,
-context length and depth (1.1, 2.1). The depth policy's actions are stop and continue, an episode is
-a cycle, and the reward at its end is the cycle's throughput (1.5); the size policy's actions are
-numbers of nodes, with the same reward. They are trained alone, then in turns, each with the other
-frozen (`ROUNDS`). PAPER follows the text, OFFICIAL the published code with all its oddities, OURS
-what we recommend. Numbers are sections of the fact sheet, [P] marks the paper and [C] its code.
+Both observe cumulative draft log-probabilities, context length and depth (1.1, 2.1). An episode of
+the depth policy is a cycle, the reward at its end the cycle's throughput (1.5); the size policy has
+the same reward. They are trained alone, then in turns, each with the other frozen (`ROUNDS`). PAPER
+follows the text, OFFICIAL the published code with all its oddities, OURS what we recommend. Numbers
+are sections of the fact sheet, [P] marks the paper and [C] its code.
 """
 
 from __future__ import annotations
@@ -58,14 +57,11 @@ def _check_tree(policy: DepthPolicy | SizePolicy, question: Question) -> None:
 class DepthSettings:
     """The trees of LTD's depth policy, and when it is asked.
 
-    depth, top_k, beam: the largest tree. total_tokens: verified without a size policy (0).
-    stride: it is asked after stride, 2 * stride, ... expansions (1.2; with 3 the code's trees are
-    3, 6, 9 or 12 deep). constant_length: the length feature is 0.01 for any context (1.1, the
-    code's inference). first_depth: expansions of a turn's first tree, for which it is not asked.
-    ask_at_zero: also asked before the first expansion, with the previous tree's scores; the answer
-    is ignored (1.1, the code's training). Its other ignored question, at the largest depth, is not
-    reproduced here. from_root: asked before the first expansion with the root's own scores, with
-    effect: a tree may be just the root's children.
+    depth, top_k, beam: the largest tree. total_tokens: verified without a size policy.
+    stride: it is asked after stride, 2 * stride, ... expansions. constant_length: the length
+    feature is 0.01 for any context. first_depth: expansions of a turn's first tree, for which it is
+    not asked. ask_at_zero: also asked before the first expansion, with the previous tree's scores;
+    the answer is ignored. from_root: asked there with the root's own scores, with effect.
     """
 
     depth: int = 12  # 1.2
@@ -145,12 +141,11 @@ OBSERVATIONS: dict[str, tuple[str, ...]] = {
 class SizeSettings:
     """The choices and inputs of LTD's size policy.
 
-    sizes: verify_nodes per action (2.2). depth, top_k, beam: the largest tree that the inputs
-    hold. drafted: depth of its trees without a depth policy; None for the largest. parts: its
-    inputs, in the order of PARTS. features_size: the pair's, for the part "hidden".
-    exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3).
-    best: only so many scores, best first, since the rest is never verified (6.3); 0: all, in
-    creation order. first_nodes: size of a turn's first tree, for which it is not asked (0).
+    sizes: verify_nodes per action. depth, top_k, beam: the largest tree that the inputs hold.
+    drafted: depth of its trees without a depth policy; None for the largest. parts: its inputs, in
+    the order of PARTS. features_size: the pair's, for the part "hidden". exponentiated:
+    probabilities, whose padding 0 means impossible and not certain. best: only so many scores, best
+    first; 0: all, in creation order. first_nodes: size of a turn's first tree, not asked for.
     """
 
     sizes: tuple[int, ...] = PAPER_SIZES  # 2.2 [P]
@@ -177,9 +172,6 @@ class SizePolicy(SizeSettings, Learned):
         super().__post_init__()
         if self.parts[:1] != ("scores",) or not set(self.parts) <= set(PARTS):
             raise SpecdecError(f"parts begin with 'scores', of {PARTS}; got {self.parts!r}.")
-        if not self.sizes or min(self.sizes) < 0 or (self.drafted or 0) > self.depth:
-            raise SpecdecError("sizes are numbers of nodes, and drafted is at most depth.")
-        assert self.features_size or "hidden" not in self.parts, "features have a width"
         # 1. actions and trees
         self.choices = self.sizes
         self.actions = len(self.sizes)
@@ -203,8 +195,7 @@ class SizePolicy(SizeSettings, Learned):
         return question.cycle > 0 or self.first_nodes is None
 
     def otherwise(self, question: Question) -> int:
-        assert self.first_nodes is not None, "it decides every question otherwise"
-        return min(self.first_nodes, int(question.largest))
+        return min(self.first_nodes or 0, int(question.largest))
 
     def meaning(self, action: int, question: Question) -> int:
         return min(self.sizes[action], int(question.largest))
@@ -274,11 +265,9 @@ class RandomDepth(RandomPolicy):
 
 
 class Round(NamedTuple):
-    """One training: the policy `learner` ("depth", "size") learns while the latest `frozen`
-    answers.
+    """One training: `learner`, "depth" or "size", learns while the latest `frozen` answers.
 
-    frozen None: it learns alone, the depth policy with 60 nodes, the size policy with random
-    depths. A later round of the same policy continues from its weights; its steps start over (3.3).
+    frozen None: it learns alone. A later round continues from its weights; its steps start over.
     """
 
     name: str

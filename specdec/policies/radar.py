@@ -3,11 +3,11 @@
     draft call 1 -> s_1 -> LSTM -> continue -> draft call 2 -> s_2 -> LSTM -> ... -> stop -> verify
                             |  memory  -------------------------->  |
 
-As a decision process (section 1 of the fact sheet): the state s_t holds the 10 largest cumulative
-log-probabilities of the level drafted last (Eq. 1), the actions are continue and stop, an episode
-is a cycle, and the reward is -alpha per continue and beta * L / l at the stop (Eq. 4). The network
-is the published one, with its names and shapes (2), in numpy; its memory lasts one cycle.
-`training.radar` learns the weights. (RADAR, arXiv 2512.14069.)
+The state s_t holds the 10 largest cumulative log-probabilities of the level drafted last (Eq. 1),
+an episode is a cycle, and the reward is -alpha per continue and beta * L / l at the stop (Eq. 4).
+The network is the published one, with its names and shapes, in numpy; its memory lasts one cycle.
+`training.radar` learns the weights. (RADAR, arXiv 2512.14069.) Numbers are sections of the fact
+sheet.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ SHAPES = {
 
 
 class LstmNetwork:
-    """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in float32.
-
-    Weights have their published names (SHAPES), else SpecdecError.
-    """
+    """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in float32."""
 
     def __init__(self, arrays: dict[str, np.ndarray]):
         if {name: array.shape for name, array in arrays.items()} != SHAPES:
@@ -92,9 +89,8 @@ class LstmNetwork:
 class RadarSettings:
     """RADAR's tree and its inputs: depth 7, beam 10, 60 tokens in all (section 4).
 
-    half_inputs: round the scores to float16 first, as its code does. flat_nodes: RADAR widens the
-    tree of a single draft call to the 59 best first tokens; None keeps 10. total_tokens, top_k,
-    beam: another tree than RADAR's; levels with fewer than 10 scores are padded with NOWHERE.
+    half_inputs: round the scores to float16 first. flat_nodes: first tokens in the tree of a single
+    draft call; None keeps 10. Levels with fewer than 10 scores are padded with NOWHERE.
     """
 
     half_inputs: bool = False  # 2 [C]: scores are cast to float16
@@ -124,7 +120,6 @@ class RadarPolicy(RadarSettings, Learned):
         self.limits = tree
         self.plan = tree
         self._memory: Memory | None = None
-        self._steps = 0
 
     def decides(self, question: Question) -> bool:
         return question.expansions < DECISIONS
@@ -139,17 +134,12 @@ class RadarPolicy(RadarSettings, Learned):
     def answer(self, question: Question) -> bool:
         if question.expansions == 0:  # the memory lasts one cycle
             self._memory = None
-            self._steps = 0
-        assert question.expansions >= DECISIONS or question.expansions == self._steps, (
-            "RADAR is asked after every draft call of a cycle"
-        )
         return bool(super().answer(question))
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [2]: stop, continue. Advances the memory by one step."""
         logits: np.ndarray
         logits, self._memory = self.trained_network().step(observation, self._memory)
-        self._steps += 1
         return logits
 
     def meaning(self, action: int, question: Question) -> bool:
@@ -178,14 +168,10 @@ def released(folder: Path) -> dict[str, RadarPolicy]:
 def best_scores(
     newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]
 ) -> np.ndarray:
-    """The 10 largest of `newest` [..., M], descending: float32 [..., 10].
-
-    tree: that of these levels; one of fewer than 10 scores is padded.
-    """
+    """The 10 largest of `newest` [..., M], descending, padded with NOWHERE: float32 [..., 10]."""
     width = newest.shape[-1]
     if width < min(STATE, tree.top_k):
-        why = f"RADAR reads the {STATE} best scores of a level, not {width}"
-        raise SpecdecError(f"{why}; plan top_k={tree.top_k}.")
+        raise SpecdecError(f"RADAR reads {STATE} scores of a level; plan top_k={tree.top_k}.")
     if width < STATE:
         padding = [(0, 0)] * (newest.ndim - 1) + [(0, STATE - width)]
         newest = np.pad(newest, padding, constant_values=NOWHERE)

@@ -4,11 +4,10 @@
     asked   |         |         |       state --MLP--> one of 177 trees (total, depth, top_k)
     tree    a a a a a b b b b b c  c c
 
-As a decision process: the state is the target's features at the last accepted token (section 1 of
-the fact sheet), an action is a tree, which is kept for N cycles so that the overhead is small, the
-reward is the speed of these cycles (Eq. 5), and a turn is an episode. PAPER follows the text,
-OFFICIAL the published code with all its oddities, OURS what we recommend. Numbers are sections of
-the fact sheet, [P] marks the paper and [C] its code.
+The state is the target's features at the last accepted token, the reward is the speed of the N
+cycles (Eq. 5), and a turn is an episode. PAPER follows the text, OFFICIAL the published code with
+all its oddities, OURS what we recommend. Numbers are sections of the fact sheet, [P] marks the
+paper and [C] its code.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ def valid_trees(
 ) -> list[TreeConfig]:
     """The actions, totals outermost, without those where total > width ** (depth - 1) (1.3).
 
-    So the paper's 6 x 6 x 5 grid loses three of its 180 trees. With narrower beams some trees that
-    satisfy the rule exceed their pool and are dropped too. small: only these are dropped, and a
-    plain step (total 1) counts once. widths: children per node, or (children, nodes expanded on
-    each level ...) for a separate beam.
+    Trees that exceed their pool are dropped too. small: only these are dropped, and a plain step
+    (total 1) counts once. widths: children per node, or (children, nodes expanded per level ...).
     """
     trees = []
     plain_steps = 0
@@ -97,7 +94,6 @@ class RespsPolicy(RespsSettings, Learned):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("state of Re-SpS", self.state, STATES)
-        assert self.interval >= 1, "an action holds for at least one cycle"
         # actions
         self.trees = valid_trees(self.totals, self.depths, self.widths, self.small)
         if not self.trees:
@@ -110,7 +106,6 @@ class RespsPolicy(RespsSettings, Learned):
         elif self.state == "text":
             self.observation_size = TEXT_SIZE
         else:
-            assert self.features_size > 0, f"state {self.state!r} reads features"
             self.observation_size = self.features_size
         # trees in force
         self.plan = self.trees[0]  # a formality: PLAN is always asked
@@ -155,7 +150,9 @@ class RespsPolicy(RespsSettings, Learned):
     def observation(self, question: Question) -> np.ndarray:
         """float32 [observation_size]: the target's features at the last accepted token (1.1)."""
         if self.state == "text":
-            return self._embedding(question)
+            if self._encode is None:
+                return as_array(question.text_state)
+            return np.asarray(self._encode(self._read(question)), dtype=np.float32)
         features = np.zeros(0, dtype=np.float32)
         # a drafter without taps has no features
         with contextlib.suppress(SpecdecError):
@@ -170,18 +167,12 @@ class RespsPolicy(RespsSettings, Learned):
     def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
         """Provide the two helpers of state "text" for decoding; they are not saved.
 
-        encode: text -> [384] numbers. read: question -> the text so far. The code cuts it after 256
-        word pieces, so that its state barely changes during a turn (1.2). Recordings with
-        embeddings need no helpers.
+        encode: text -> [384] numbers. read: question -> the text so far. Recordings with embeddings
+        need no helpers.
         """
         self._encode = encode
         self._read = read
         return self
-
-    def _embedding(self, question: Question) -> np.ndarray:
-        if self._encode is None:
-            return as_array(question.text_state)
-        return np.asarray(self._encode(self._read(question)), dtype=np.float32)
 
 
 def official_state(features: np.ndarray, hidden_size: int, layers: int = 3) -> np.ndarray:

@@ -9,10 +9,9 @@ With `plans` it also decides before anything is drafted, and "here" is what need
 drafter: a plain step, or V tokens copied from the text (`hybrid`).
 
 After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still
-possible, from the tree's scores, the accepted tokens of recent cycles and a probe of the models'
-hidden states. The cost model turns predictions into value, so that one network serves any hardware.
-The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate *
-E[T] at the achieved rate.
+possible, from the tree's scores, recent cycles and a probe of the models' hidden states. The cost
+model turns predictions into value. Throughput is E[L] / E[T], whose maximum is that of
+E[L] - rate * E[T] at the achieved rate.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ class AcceptanceModel:
         self.state_weight = np.ascontiguousarray(hidden[:, self.width :])
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
-        """The hidden state's part of the hidden layer, once per cycle.
-
-        features [F] or [B, F] -> [M] or [B, M].
-        """
+        """The hidden state's part of the hidden layer: features [..., F] -> [..., M]."""
         if features is None:
             return self.hidden_bias
         check_width("ValuePolicy", features.shape[-1], self.probe_weight.shape[1])
@@ -141,7 +137,6 @@ class TreeInputs:
         self._pools = [pool_size(n, top_k) for n in range(depths)]
         self._starts = np.array([0, *self._pools[:-1]])
         self._largest = int(self._counted.max(initial=1))
-        # the pool may be smaller than a size
         self._places = [np.minimum(self._counted, pool) - 1 for pool in self._pools]
 
     def begin(
@@ -153,8 +148,7 @@ class TreeInputs:
     ) -> np.ndarray:
         """Inputs of a tree before its first update, in `out` if it is given.
 
-        context_tok [...], history [..., 5]. copied: with `plans`, scores [..., N] of the copies,
-        best first; -inf for none.
+        context_tok [...], history [..., 5]. copied: with `plans`, [..., N], best first, or -inf.
         """
         if out is None:
             out = np.empty((*history.shape[:-1], self.size), np.float32)
@@ -171,11 +165,7 @@ class TreeInputs:
         return out
 
     def update(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
-        """Enter the information in scores float32 [..., pool after `expansions`].
-
-        inputs [..., I]: from `begin`, or from an earlier update of the same tree; they are changed
-        and returned.
-        """
+        """Enter scores float32 [..., pool after `expansions`] in `inputs`, changed and returned."""
         end = expansions + 1
         starts = self._starts[:end]
         chances = np.exp(scores)
@@ -198,10 +188,7 @@ class TreeInputs:
         return inputs
 
     def size_masses(self, chances: np.ndarray, expansions: int) -> np.ndarray:
-        """Summed path probabilities of the V best candidates, for every V above 0.
-
-        chances [..., pool] -> [..., S].
-        """
+        """[..., S]: summed path probabilities of the V best candidates, for every V above 0."""
         count = min(self._largest, chances.shape[-1])
         # a large pool: drop what no size reaches before sorting
         if chances.shape[-1] > 4 * count:
@@ -243,11 +230,10 @@ class ValuePolicy(ValueSettings, Learned):
     """Answers EXTEND and SIZE on a beam of `top_k`, and PLAN with `plans`. `price` comes first.
 
     first_evaluation: expansions before the network's first run; `evaluations` counts its runs.
-    stride: it runs next so many levels before the best known stop, or at the next level if that is
-    later. continue_bonus_tok: added to the value of continuing: a later evaluation will know more,
-    which the prediction ignores. probe: the hidden states it reads, a name of PROBES.
-    rate: value of time in tokens per ms. verify_ms [S], verify_per_tok [S], expand_*, root_*: from
-    the cost model named in `priced_for`.
+    stride: it runs next so many levels before the best known stop. continue_bonus_tok: added to the
+    value of continuing, since a later evaluation will know more. probe: a name of PROBES.
+    rate: value of time in tokens per ms. verify_ms [S] and all below: of the cost model named in
+    `priced_for`.
     """
 
     first_evaluation: int = 0
@@ -267,7 +253,6 @@ class ValuePolicy(ValueSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.probe in PROBES, self.probe
         self.asks = frozenset({EXTEND, SIZE})
         if self.plans:
             self.asks |= {PLAN}
@@ -282,15 +267,12 @@ class ValuePolicy(ValueSettings, Learned):
         self._smaller = np.array(self.sizes[:-1])
         self.evaluations = 0
         self._row = np.zeros(self.inputs.size, np.float32)
-        self._biased: tuple[Any, np.ndarray] | None = None
         if self.verify_ms:
             self._time_at_zero, self._time_per_tok = self._time_tables()
         self.reset()
 
     def price(self, costs: Any, rate: float) -> ValuePolicy:
-        """The same predictions with the times of `costs` (a CostModel) and a `rate` in
-        tokens/ms.
-        """
+        """The same predictions with the times of `costs`, a CostModel; rate in tokens/ms."""
         sizes = np.array(self.sizes)
         verify_ms = costs.verify_ms(sizes, 0)
         expand_ms = float(costs.expand_ms(self.top_k, 0, self.top_k))
@@ -358,10 +340,7 @@ class ValuePolicy(ValueSettings, Learned):
         return self._valued(question.expansions)
 
     def _valued(self, now: int, offered: int = 0) -> tuple[float, float, int]:
-        """As `_evaluate`, from the inputs in `_row`; stores the size.
-
-        now: expansions; -1 before the root pass, where so many copies are offered.
-        """
+        """As `_evaluate`, from the inputs in `_row`. now: expansions; -1 before the root pass."""
         self.evaluations += 1
         value = self.network(self._row, self._state, now + self.inputs.before, self._base)
         self.outputs = value
@@ -384,9 +363,8 @@ class ValuePolicy(ValueSettings, Learned):
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
         self._state = self.network.state(np.concatenate(states) if states else None)
         # 2. the costs at this context, as the output's bias
-        if self._biased is None or self._biased[0] is not self.network:
-            self._biased = self.network, self._time_at_zero + self.network.out_bias
-        self._base: np.ndarray = self._biased[1] + question.context_tok * self._time_per_tok
+        biased = self._time_at_zero + self.network.out_bias
+        self._base: np.ndarray = biased + question.context_tok * self._time_per_tok
         # 3. the inputs that do not change
         copied = question.copied_scores if self.plans else None
         self.inputs.begin(question.context_tok, self.history, self._row, copied)
@@ -395,8 +373,7 @@ class ValuePolicy(ValueSettings, Learned):
         """-rate * time of every (expansions, size) at context 0, and its slope per context token.
 
         float32 [D + 1, S] each; -inf if a size exceeds the pool. With `plans` they begin with a
-        row of what needs no root pass. The time of levels already drafted is left out: it is the
-        same for all options.
+        row of what needs no root pass. Levels already drafted cost the same for all options.
         """
         sizes = np.array(self.sizes)
         ahead = np.arange(self.most_expansions + 1)[:, None]
@@ -423,9 +400,8 @@ class ValuePolicy(ValueSettings, Learned):
 class ValueConfig(Config, ValueSettings):
     """The trees of our controller, and how its network learns, in about a minute on one core.
 
-    probe: a name of PROBES; None: "draft" if recorded, else "target". steps: at most; the weights
-    with the lowest loss on held-out turns are kept. rounds: of collecting cycle starts; later
-    rounds use the policy itself.
+    probe: None: "draft" if recorded, else "target". steps: at most; the weights with the lowest
+    held-out loss are kept. rounds: of collecting cycle starts, later ones by the policy itself.
     """
 
     name: str = "ours"

@@ -8,14 +8,13 @@ import pytest
 import torch
 from fakes.clock import FakeClock
 from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
-from fakes.refusals import refusal
 from fakes.traces import round_costs
 
 import specdec
 from specdec.core.cycle import cycle, run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
-from specdec.core.records import CYCLE_COLUMNS, EXTEND, KINDS, PLAN, SIZE
+from specdec.core.records import EXTEND, KINDS, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import Picker
@@ -71,15 +70,6 @@ def drive(asks, plan, answers, room=99):
     return engine, questions, row
 
 
-def test_nothing_is_asked_of_a_static_tree():
-    engine, questions, row = drive((), LIMITS, [])
-    assert questions == []
-    assert engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
-    assert (row.questions, row.expansions, row.draft_calls, row.candidates) == (0, 3, 4, 4 + 3 * 16)
-    assert (row.verify_nodes, row.verified_tok, row.accepted_tok) == (11, 12, 2)
-    assert (row.new_tok, row.kept_tok) == (3, 3)
-
-
 def test_everything_is_asked_in_order():
     plan = TreeConfig(9, 2, 3)
     engine, questions, row = drive(KINDS, LIMITS, [plan, True, True, 5])
@@ -96,8 +86,7 @@ def test_everything_is_asked_in_order():
 def test_sizes_and_depths_are_limited():
     for plan, answers in ((LIMITS, [True, False]), (LIMITS, [True] * 3), (TreeConfig(4, 0, 4), [])):
         _, questions, row = drive({EXTEND}, plan, answers)
-        assert [q.kind for q in questions] == [EXTEND] * len(answers)
-        assert row.expansions == sum(answers)
+        assert len(questions) == len(answers) and row.expansions == sum(answers)
     # only two candidates were drafted
     _, questions, row = drive({PLAN, SIZE}, LIMITS, [TreeConfig(2, 0, 2), 2])
     assert questions[-1].largest == 2 and row.verify_nodes == 2
@@ -126,7 +115,6 @@ def test_counts_of_live_cycles(make, asks):
     pair, policy = make(), RandomPolicy(LIMITS, seed=5, asks=asks, own_beams=True)
     policy.answer, policy.observe = Mock(side_effect=policy.answer), Mock()
     with begun(pair, policy, FakeClock()) as engine:
-        assert engine.context_tok == len(engine.cache) == len(PROMPT)
         while not engine.finished:
             before = len(engine.tokens)
             row = run_cycle(engine, policy)
@@ -135,12 +123,9 @@ def test_counts_of_live_cycles(make, asks):
             drafted = pool_size(row.expansions, row.top_k, engine._plan.beam)
             assert row.candidates == drafted == len(engine.growing.whole()) - 1
             assert len(engine.cache) == engine.context_tok, "all committed tokens but the root"
-            laps = row.draft_ms + row.policy_ms + row.verify_ms + row.commit_ms + row.host_ms
-            assert laps == row.total_ms and row.host_ms > 0
-            assert row.draft_ms == 1000 * row.draft_calls
-            assert (row.verify_ms, row.commit_ms) == (1000, 1000)
-            assert row.policy_ms == 1000 * row.questions
-            assert tuple(row.row()) == CYCLE_COLUMNS
+            laps = (row.draft_ms, row.policy_ms, row.verify_ms, row.commit_ms)
+            assert laps == (1000 * row.draft_calls, 1000 * row.questions, 1000, 1000)
+            assert sum(laps) + row.host_ms == row.total_ms and row.host_ms > 0
     questions = [call.args[0] for call in policy.answer.call_args_list]
     rows = [call.args[0] for call in policy.observe.call_args_list]
     assert rows and [row.cycle for row in rows] == list(range(len(rows)))
@@ -156,39 +141,32 @@ def test_what_a_policy_sees():
 
     class Looker(RandomPolicy):
         def answer(self, question):
-            level = question.expansions if question.kind == EXTEND else 2
             scores, newest = question.scores, question.newest_scores
+            level = question.expansions
             assert len(scores) == 3 + 9 * level and len(newest) == (9 if level else 3)
-            assert (scores <= 0).all() and torch.equal(scores[-len(newest) :], newest)
+            assert torch.equal(scores[-len(newest) :], newest)
             seen.append(question.features)
-            return {EXTEND: True, SIZE: 5}[question.kind]
+            return True
 
     pair = shared_pair()
-    policy = Looker(TreeConfig(12, 2, 3), asks={EXTEND, SIZE})
-    specdec.decode(pair, PROMPT, policy, max_new_tokens=3)
+    specdec.decode(pair, PROMPT, Looker(TreeConfig(12, 2, 3), asks={EXTEND}), max_new_tokens=3)
     first = specdec.autoregress(pair, PROMPT, max_new_tokens=1).tokens
     out = pair.target.model(torch.tensor([PROMPT + first]), output_hidden_states=True)
     rows = [out.hidden_states[tap][0, len(PROMPT) - 1] for tap in pair.drafter.taps]
     torch.testing.assert_close(seen[0], torch.cat(rows), atol=1e-4, rtol=1e-4)
-    with begun(pair, Static(12, 2, 3)) as engine:
-        run_cycle(engine, Static(12, 2, 3))
-        assert engine.draft_state.shape == (pair.drafter.network.config.hidden_size,)
-    with begun(shared_bigrams(), Static(12, 2, 3)) as engine:
-        run_cycle(engine, Static(12, 2, 3))
-        assert "no state" in refusal(getattr, engine, "draft_state")
-        assert "no target features" in refusal(getattr, engine, "features")
 
 
-@pytest.mark.parametrize("shape", [StaticShape(EAGLE1_TREE), WIDE], ids=["eagle1", "wide"])
-@pytest.mark.parametrize("make", [shared_pair, shared_bigrams], ids=["eagle", "bigrams"])
-def test_static_shapes_decode(shape, make):
+@pytest.mark.parametrize(
+    "make, shape", [(shared_pair, StaticShape(EAGLE1_TREE)), (shared_bigrams, WIDE)]
+)
+def test_static_shapes_decode(make, shape):
     pair, policy = make(), Static(shape=shape)
-    of_levels = [1, *(sum(len(c) == d for c in shape.choices) for d in range(1, shape.depth + 2))]
+    lengths = [0, *map(len, shape.choices)]
     with begun(pair, policy) as engine:
         while not engine.finished:
             row = run_cycle(engine, policy)
             assert row.verify_nodes == shape.verify_nodes and row.expansions == shape.depth
-            assert engine.tree.depth.bincount().tolist() == of_levels
+            assert sorted(engine.tree.depth.tolist()) == lengths
     assert engine.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
 
 
@@ -229,11 +207,10 @@ def test_more_of_the_roots_children_where_drafting_stops_after_one_call(temperat
         (rows,) = replay(trace, policy, round_costs(), keep_cycles=True).rows
         for row, of_live in zip(rows, live.rows, strict=True):
             assert [getattr(row, n) for n in COUNTS] == [getattr(of_live, n) for n in COUNTS]
-            if row.expansions == 0:
-                assert (row.candidates, row.verify_nodes) == (12, 12)
+            flat = row.expansions == 0
+            assert row.verify_nodes == (12 if flat else min(14, row.candidates))
+            if flat:
                 hits.add(bool(row.accepted_tok))
-            else:
-                assert row.verify_nodes == min(14, row.candidates)
     assert hits == {True, False}
 
 
@@ -249,17 +226,13 @@ class FailsLater(RandomPolicy):  # answers legally for two cycles; then `fail` d
         self.done += 1
 
 
-def raises():
-    raise RuntimeError("the network exploded")
-
-
 @pytest.mark.parametrize(
     ("kind", "fail", "message"),
     [
         (PLAN, lambda: TreeConfig(60, 7, 10), "plans total_tokens=60"),
         (EXTEND, lambda: "yes", "EXTEND with True or False"),
         (SIZE, lambda: 12, "SIZE with an integer from 0 to 11"),
-        (SIZE, raises, "the network exploded"),
+        (SIZE, Mock(side_effect=RuntimeError("a network exploded")), "exploded"),
     ],
 )
 def test_bad_answers_lose_nothing(kind, fail, message):
@@ -301,18 +274,13 @@ def test_a_plan_of_one_token_is_a_plain_step_and_the_drafter_catches_up(temperat
     pair, settings = shared_pair(), dict(max_new_tokens=40, temperature=temperature, seed=3)
     always, seldom = Alternating(0), Alternating(3)
     expected = specdec.decode(pair, PROMPT, always, **settings)
-    found = specdec.decode(pair, PROMPT, seldom, **settings)
-    assert found.tokens == expected.tokens
-    for row in found.rows:
-        if row.top_k:
-            assert row.draft_calls == 3
-        else:
-            counts = (row.draft_calls, row.candidates, row.verify_nodes, row.new_tok, row.questions)
-            assert counts == (0, 0, 0, 1, 1) and row.draft_ms == 0
-    both = seldom.scores.keys() & always.scores.keys()
-    assert len(both) >= 3
+    drafted = specdec.decode(pair, PROMPT, seldom, **settings)
+    assert drafted.tokens == expected.tokens
+    for row in drafted.rows:
+        counts = (row.draft_calls, row.candidates, row.verify_nodes, row.questions)
+        assert counts == ((3, 21, 7, 2) if row.top_k else (0, 0, 0, 1))
+    places = seldom.scores.keys() & always.scores.keys()
+    assert len(places) >= 3
     # the drafter has read the same text, if later and in other pieces
-    for context_tok in both:
-        torch.testing.assert_close(
-            seldom.scores[context_tok], always.scores[context_tok], atol=1e-4, rtol=1e-4
-        )
+    for place in places:
+        torch.testing.assert_close(seldom.scores[place], always.scores[place], atol=1e-4, rtol=1e-4)

@@ -2,9 +2,8 @@
 
 import dataclasses
 import itertools
-import re
-from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,12 +12,9 @@ from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 from fakes.refusals import refusal
 
 import specdec
-from specdec.core import clock
-from specdec.core.decode import turn
-from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
-from specdec.core.verification import Picker, truncate
+from specdec.core.verification import truncate
 from specdec.errors import SpecdecError
 from specdec.models.load import shipped_folder
 from specdec.models.target import Target
@@ -47,32 +43,16 @@ def test_decode_equals_autoregress(tiny, policy, settings):
     assert untouched(tiny)
 
 
-def test_times_of_the_counter():
-    pair, looks = shared_bigrams(), itertools.count(5, 2)
-    with clock.counted_by(lambda: float(next(looks))):
-        plain = specdec.autoregress(pair, PROMPT, 6, stop_tokens=())
-        drafted = specdec.decode(pair, PROMPT, SMALL, 6, stop_tokens=())
-    assert (plain.prefill_ms, plain.decode_ms) == (2000.0, 2000.0)
-    assert drafted.prefill_ms == 2000.0 and len(drafted.rows) > 1
-    assert drafted.decode_ms == sum(row.total_ms + 2 * 2000.0 for row in drafted.rows)
-
-
 def test_plain_decoding_asks_for_one_row_of_logits_each(monkeypatch):
-    pair, rows = shared_bigrams(), []
+    pair = shared_bigrams()
     expected = specdec.autoregress(pair, PROMPT, 9, stop_tokens=()).tokens
-    forward = pair.target.forward
-
-    def watched(tokens, cache, *args, **options):
-        out = forward(tokens, cache, *args, **options)
-        rows.append((len(tokens), len(out.logits)))
-        return out
-
-    monkeypatch.setattr(pair.target, "forward", watched)
-    for stops in ((), (expected[3],)):
-        rows.clear()
-        tokens = specdec.autoregress(pair, PROMPT, 9, stop_tokens=stops).tokens
-        assert rows == [(len(PROMPT), 1)] + [(1, 1)] * (len(tokens) - 1)
-        assert tokens == truncate(expected, stops)
+    forward = Mock(wraps=pair.target.forward)
+    monkeypatch.setattr(pair.target, "forward", forward)
+    tokens = specdec.autoregress(pair, PROMPT, 9, stop_tokens=expected[3:4]).tokens
+    assert tokens == truncate(expected, expected[3:4])
+    calls = [call.args for call in forward.call_args_list]
+    assert [len(call[0]) for call in calls] == [len(PROMPT)] + [1] * (len(tokens) - 1)
+    assert all(call[-1] for call in calls), "the last row alone"
 
 
 def test_seeds_temperatures_and_the_length_of_the_prompt_decide_draws(monkeypatch):
@@ -81,14 +61,9 @@ def test_seeds_temperatures_and_the_length_of_the_prompt_decide_draws(monkeypatc
     specdec.decode(pair, PROMPT, policy, 4)
     list(specdec.stream(pair, PROMPT + PROMPT, policy, 4))
     assert numbers == [5, 10]
-
-    def texts(temperature, *seeds):
-        return [specdec.decode(pair, PROMPT, SMALL, 16, temperature, s).tokens for s in seeds]
-
-    first, again, other = texts(1.5, 1, 1, 2)
-    assert first == again != other
-    greedy, also = texts(0.0, 1, 2)
-    assert greedy == also
+    for temperature, texts in ((1.5, 2), (0.0, 1)):
+        drawn = [specdec.decode(pair, PROMPT, SMALL, 16, temperature, s).tokens for s in (1, 1, 2)]
+        assert drawn[0] == drawn[1] and len(set(map(tuple, drawn))) == texts
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
@@ -127,13 +102,9 @@ def test_the_models_own_stop_token_or_a_criterion_ends_the_text():
     assert specdec.decode(pair, PROMPT, SMALL, 10).tokens == [first, second]
     assert len(specdec.decode(pair, PROMPT, SMALL, 10, stop_tokens=()).tokens) == 10
     pair.stop_tokens = frozenset({first})
-    stopped = specdec.decode(pair, PROMPT, SMALL, 10)
+    with pytest.warns(UserWarning, match="wants a user's message"):
+        stopped = specdec.decode(pair, PROMPT, SMALL, 10)
     assert stopped.tokens == [first] and stopped.rows == [] and stopped.finish_reason == "stop"
-    settings = dict(limits=SMALL.limits, picker=Picker(), stop_early=lambda ids: len(ids) >= 5)
-    engine = LiveEngine(shared_pair(), torch.tensor([1, 2, 3]), 8, **settings)
-    with engine.inference():
-        list(turn(engine, SMALL))
-    assert engine.finish_reason == "stop" and len(engine.tokens) == 2
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -148,14 +119,6 @@ def test_a_text_is_a_users_message_to_a_chat_model_unless_it_is_raw(tiny, raw):
     assert specdec.decode(tiny, QUESTION, SMALL, **settings).tokens == text
     assert specdec.decode_many(tiny, [QUESTION, ids], SMALL, **settings)[0].tokens == text
     assert sum(specdec.stream(tiny, QUESTION, SMALL, **settings), []) == text
-    assert specdec.watch(tiny, QUESTION, SMALL, **settings).start().wait().tokens == text
-
-
-def test_an_empty_answer_says_why(tiny):
-    first = specdec.autoregress(tiny, QUESTION, 1).tokens
-    for way in (specdec.decode, specdec.autoregress):
-        with pytest.warns(UserWarning, match="wants a user's message"):
-            assert way(tiny, QUESTION, max_new_tokens=4, stop_tokens=first).tokens == first
 
 
 @pytest.mark.parametrize(
@@ -173,10 +136,8 @@ def test_the_tree_without_a_policy_suits_pair_and_device(device, tuned, tree):
 def test_streams_can_be_abandoned_and_interleaved():
     pair, prompts = shared_bigrams(), (PROMPT, PROMPT[::-1])
     texts = [specdec.autoregress(pair, prompt, 20).tokens for prompt in prompts]
-    abandoned = specdec.stream(pair, PROMPT, SMALL, 20)
-    next(abandoned), next(abandoned)
+    next(specdec.stream(pair, PROMPT, SMALL, 20))
     assert untouched(pair), "between two pieces the model is its owner's"
-    pair.target.model(torch.tensor([PROMPT]))
     streams = [specdec.stream(pair, prompt, SMALL, 20) for prompt in prompts]
     pieces = list(itertools.zip_longest(*streams, fillvalue=[]))
     assert [sum(of_one, []) for of_one in zip(*pieces, strict=True)] == texts
@@ -189,14 +150,12 @@ def test_chats_of_several_turns(tiny, temperature):
     drafted = specdec.chat(tiny, turns, SMALL, "Be brief.", **settings)
     plain = specdec.chat(tiny, turns, system="Be brief.", plain=True, **settings)
     assert [a.tokens for a in drafted] == [a.tokens for a in plain] and len(drafted) == 3
-    assert all(earlier.prompt_tok < later.prompt_tok for earlier, later in pairwise(drafted))
     assert all(row.verify_nodes == 11 for answer in drafted for row in answer.rows)
     assert not any(answer.rows for answer in plain)
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": turns[0]}]
-    messages.append({"role": "assistant", "content": drafted[0].text})
-    messages.append({"role": "user", "content": turns[1]})
-    again = specdec.decode(tiny, messages, SMALL, **settings)
-    assert again.tokens == drafted[1].tokens
+    texts = ["Be brief.", turns[0], drafted[0].text, turns[1]]
+    roles = ["system", "user", "assistant", "user"]
+    messages = [dict(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
+    assert specdec.decode(tiny, messages, SMALL, **settings).tokens == drafted[1].tokens
 
 
 @pytest.fixture(scope="module")
@@ -216,16 +175,9 @@ def generated(model_and_drafter, **settings):
 
 def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(model_and_drafter):
     model, _, ids = model_and_drafter
-    for settings in (
-        dict(max_length=ids.shape[1] + 7),
-        dict(max_new_tokens=12, repetition_penalty=1.3),
-    ):
-        settings |= dict(do_sample=False)
-        plain = generated(model_and_drafter, **settings)
-        assert torch.equal(plain, model.generate(ids, **settings))
+    settings = dict(max_new_tokens=12, repetition_penalty=1.3, do_sample=False)
     output = generated(model_and_drafter, return_dict_in_generate=True, **settings)
-    assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput)
-    assert torch.equal(output.sequences, plain)
+    assert torch.equal(output.sequences, model.generate(ids, **settings))
     warped = dict(max_new_tokens=16, temperature=0.8, top_k=12, top_p=0.95)
     config = hf.GenerationConfig(do_sample=True, eos_token_id=2, **warped)
     sampled = generated(model_and_drafter, generation_config=config, seed=6)[0, ids.shape[1] :]
@@ -237,8 +189,8 @@ def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(model_a
         drawn = dict(do_sample=True, temperature=1.5, max_new_tokens=24)
         return [generated(model_and_drafter, **drawn).tolist() for _ in range(2)]
 
-    assert texts(3) == texts(3) != texts(4)
     first, second = texts(3)
+    assert [first, second] == texts(3) != texts(4)
     assert first != second, "the generator moves on, as with transformers' own sampling"
 
 
@@ -264,9 +216,7 @@ def test_generate_stops_where_transformers_stops(model_and_drafter):
         (dict(drafter=None), "generate needs drafter="),
         (dict(drafter=shared_pair().drafter), "made for this very model"),
         (dict(num_beams=2), "without beams"),
-        (dict(num_return_sequences=2, do_sample=True), "returns one sequence"),
         (dict(inputs=torch.ones(2, 3, dtype=torch.long)), "one prompt at a time"),
-        (dict(max_new_tokens=5000), "context ends at 1024"),
     ],
 )
 def test_generate_refuses(model_and_drafter, change, message):
@@ -276,32 +226,22 @@ def test_generate_refuses(model_and_drafter, change, message):
 
 
 @pytest.mark.parametrize("call", [specdec.decode, specdec.autoregress, specdec.stream])
-@pytest.mark.parametrize(
-    ("prompt", "settings", "message"),
-    [
-        ([], {}, "the prompt is empty"),
-        ([1, 24], {}, "token id 24 is outside"),
-        ([1] * 500, dict(max_new_tokens=20), "context ends at 512"),
-        ([1], dict(max_new_tokens=0), "max_new_tokens must be"),
-        ([1], dict(temperature=-0.5), "temperature must be at least 0"),
-        ([1], dict(seed=1.5), "seed must be an integer"),
-        ([1], dict(stop_tokens=["</s>"]), "a stop token must be an integer"),
-    ],
-)
-def test_bad_input_is_refused(call, prompt, settings, message):
-    assert re.search(message, refusal(call, shared_bigrams(), prompt, **settings))
+def test_bad_input_is_refused(call):
+    for settings, message in (
+        (dict(max_new_tokens=510), "context ends at 512"),
+        (dict(max_new_tokens=0), "max_new_tokens must be"),
+        (dict(temperature=-0.5), "temperature must be at least 0"),
+        (dict(seed=1.5), "seed must be an integer"),
+        (dict(stop_tokens=["</s>"]), "a stop token must be an integer"),
+    ):
+        assert message in refusal(call, shared_bigrams(), PROMPT, **settings)
     assert untouched(shared_bigrams())
 
 
 def test_pairs_and_policies_that_cannot_decode(tiny):
-    decode = specdec.decode
-    assert "no drafter" in refusal(decode, specdec.Pair(shared_bigrams().target), PROMPT)
-    assert "policy" in refusal(decode, shared_bigrams(), PROMPT, "static")
-    wide = refusal(decode, shared_pair(), PROMPT, Static(12, 3, 30), 4)
+    assert "no drafter" in refusal(specdec.decode, specdec.Pair(shared_bigrams().target), PROMPT)
+    wide = refusal(specdec.decode, shared_pair(), PROMPT, Static(12, 3, 30), 4)
     assert "top_k=30 exceeds the draft vocabulary of 24" in wide
-    for turns in ([], "Hello."):
-        assert "a list of user turns" in refusal(specdec.chat, tiny, turns)
-    for message in ({"content": "no role"}, {"role": "user", "content": None}):
-        assert "chat messages are a list" in refusal(decode, tiny, [message])
+    assert "a list of user turns" in refusal(specdec.chat, tiny, "Hello.")
     wizard = [{"role": "wizard", "content": "hi"}]
-    assert "the chat template refuses" in refusal(decode, tiny, wizard)
+    assert "the chat template refuses" in refusal(specdec.decode, tiny, wizard)

