@@ -1,7 +1,6 @@
 """Files of wheels: found without an import, downloaded by a played pip, refused by their hash."""
 
 import hashlib
-import os
 import sys
 import zipfile
 from dataclasses import replace
@@ -107,6 +106,17 @@ def test_the_preset_downloads_and_unpacks_once(monkeypatch, tmp_path):
     assert load_pair(target="smollm2").ids_of("the") == pair.ids_of("the")
 
 
+@pytest.mark.skipif(find_installed(SMOLLM2)[1] is None, reason="SmolLM2 is not installed")
+def test_the_real_model():
+    pair = load_pair(target="smollm2")
+    assert (pair.target.num_layers, pair.target.vocab_size) == (30, 49152)
+    ids = pair.ids_of([{"role": "user", "content": "What is 12 + 735?"}])
+    question = "What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n"
+    assert pair.tokenizer.decode(ids).endswith(question)
+    answer = specdec.autoregress(pair, "What is the capital of France?", 16)
+    assert answer.tokens[-1] == 2 and "Paris" in answer.text
+
+
 def test_a_gguf_file_holds_the_weights_that_it_stores(tmp_path):
     """Quantised matrices come out as GGUF's own dequantisation has them, rounded to bfloat16."""
     stored = write_gguf(tmp_path / "model.gguf", llama())
@@ -116,24 +126,3 @@ def test_a_gguf_file_holds_the_weights_that_it_stores(tmp_path):
         assert torch.equal(weights[name], value.bfloat16()), name
     (tmp_path / "half.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:3000])
     assert "cannot be read as GGUF" in refusal(load_pair, target=tmp_path / "half.gguf")
-
-
-def test_the_real_model(cache):
-    # nothing is downloaded for a test
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    places = [find_installed(SMOLLM2)[1], home / "specdec/models" / SMOLLM2.cached_path.name]
-    present = [path for path in places if path is not None and path.is_file()]
-    if not present:
-        pytest.skip(f"{SMOLLM2.requirement} is neither installed nor in the user's cache")
-    cache.mkdir(parents=True)
-    SMOLLM2.cached_path.symlink_to(present[0])
-    pair = load_pair(target="smollm2")
-    target = pair.target
-    assert (target.num_layers, target.hidden_size, target.vocab_size) == (30, 576, 49152)
-    assert pair.stop_tokens == {2}
-    ids = pair.ids_of([{"role": "user", "content": "What is 12 + 735?"}])
-    question = "What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n"
-    assert pair.tokenizer.decode(ids).endswith(question)
-    answer = specdec.autoregress(pair, "What is the capital of France?", 16)
-    assert answer.tokens[-1] == 2
-    assert "Paris" in answer.text
