@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from specdec.errors import SpecdecError
 from specdec.models import eagle_drafter
 from specdec.models.eagle_drafter import BatchedDrafter, DraftStep, EagleSession, TreeKeys
 from specdec.models.eagle_files import read_checkpoint
-from specdec.models.eagle_network import BlockNetwork, rotate
+from specdec.models.eagle_network import BlockNetwork
 from specdec.models.target import Target
 
 
@@ -42,22 +42,12 @@ class BlockDrafter(eagle_drafter.EagleDrafter):
     def session(self, context_tok: int, tree_tok: int) -> BlockSession:
         return BlockSession(self, context_tok)
 
-    def layer(
-        self,
-        tokens: Tensor,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Callable[..., Tensor],
-    ) -> Tensor:
-        """States after all layers.
-
-        `attend` is called once per layer, in order, and keeps the keys of each apart.
-        """
-        x = super().layer(tokens, hidden, cos, sin, attend)
+    def layer(self, step: DraftStep) -> Tensor:
+        """States after all layers. `step.attend` is called once per layer, in order."""
+        x = super().layer(step)
         for layer in self.network.layers.values():
-            q, k, v = layer.self_attn.project(layer.input_layernorm(x))
-            x = layer.finish(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), x)
+            heads = layer.self_attn.project(layer.input_layernorm(x))
+            x = layer.finish(step.attended(*heads), x)
         return x
 
     def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedBlocks:
@@ -129,7 +119,8 @@ class BatchedBlocks(BatchedDrafter):
             cos = self._cos[contexts + place][:, None, None]
             sin = self._sin[contexts + place][:, None, None]
             row = slice(place, place + 1)
-            states.append(self.drafter.layer(tokens[:, row], hidden[:, row], cos, sin, attend))
+            step = DraftStep(tokens[:, row], hidden[:, row], cos, sin, attend)
+            states.append(self.drafter.layer(step))
         return torch.cat(states, 1)
 
     def _attend_layer(

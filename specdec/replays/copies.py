@@ -136,17 +136,13 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig | None = None)
 
 
 def copy_odds_of(
-    trace: Trace,
-    config: NgramConfig | None = None,
-    learned_from: str = "",
-    rows: np.ndarray | None = None,
+    trace: Trace, config: NgramConfig | None = None, learned_from: str = ""
 ) -> CopyOdds:
     """How often copies were right on recorded texts, and the scale of the drafter's scores.
 
     trace: a recording of the training part, such as trace.select(part="train"). The scale is 1 if
-    no whole trees were recorded. rows: the positions, ascending, from which copies are counted;
-    default those where cycles of copies begin, since over all positions copies are right more
-    often.
+    no whole trees were recorded. Copies are counted where cycles of copies begin, since over all
+    positions they are right more often.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -159,12 +155,8 @@ def copy_odds_of(
         raise SpecdecError("this recording holds no texts; record again to count copies.")
     evidence: list[tuple[Evidence, bool]] = []
     for turn in trace.turns.itertuples():
-        ends = None
-        if rows is not None:
-            inside = rows[(rows >= turn.first) & (rows < turn.first + turn.positions)]
-            ends = (turn.prompt_tok + 1 + inside - turn.first).tolist()
         ids = torch.tensor(list(turn.ids))
-        evidence += outcomes(ids, turn.prompt_tok, config or NgramConfig(), ends)
+        evidence += outcomes(ids, turn.prompt_tok, config or NgramConfig())
     return CopyOdds.from_outcomes(evidence, _scale(trace), learned_from)
 
 
