@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +38,15 @@ from specdec.models.target import Target
 
 
 class NetworkDrafter(Drafter):
-    """A network bound to a target, whose embedding and head it may use.
-
-    It is bound again if the target changes. network: with `config` and `use_head`, as
-    `EagleNetwork` has them.
-    """
+    """A network bound to a target, whose embedding and head it may use; again if that changes."""
 
     def __init__(self, network: Any, target: Target):
         self.network = network
         self.target = target
         self.config = network.config
-        if self.config.taps is not None:
-            self.taps = tuple(self.config.taps)
-        elif self.config.generation == 3:
+        self.taps = tuple(self.config.taps or (target.num_layers,))
+        if self.config.taps is None and self.config.generation == 3:
             self.taps = default_taps(target.num_layers)
-        else:
-            self.taps = (target.num_layers,)
         self._bound_to: object = None
         self.embedding: Any = None
         self.refresh()
@@ -109,7 +102,7 @@ class EagleDrafter(NetworkDrafter):
         sizes = [len(rows) for rows in needed]
         widest = max(forward.top_k for forward in forwards)
         results = []
-        parts = [part.split(sizes) for part in self.children(torch.cat(needed), widest)]
+        parts = [torch.split(part, sizes) for part in self.children(torch.cat(needed), widest)]
         for forward, ids, scores in zip(forwards, *parts, strict=True):
             results.append((ids[:, : forward.top_k], scores[:, : forward.top_k]))
         return results
@@ -313,15 +306,14 @@ class ChosenTrees:
     scores: list[Tensor]
     tokens: list[Tensor]
     beams: list[Tensor]
-    root: tuple[Tensor, ...] = field(default=(), init=False)
+    root: tuple[Tensor, ...] = ()
 
 
 class BatchedDrafter:
     """Trees at many positions of one text, whose keys and values are computed once.
 
     Does what `EagleSession` does, for a batch of roots: they share the text's keys, and each root
-    adds the keys of its own tree. tokens int64 [T]: the text; features [T, F]: the target's taps at
-    every token.
+    adds those of its tree. tokens int64 [T]: the text; features [T, F]: taps at every token.
     """
 
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
@@ -368,11 +360,9 @@ class BatchedDrafter:
         absent bool [P, W]). most: children of each root to name, at least top_k.
         """
         hidden = self.roots(contexts)
-        root_tokens, root_scores = self.drafter.children(hidden[:, 0], max(most, top_k))
-        tokens = root_tokens[:, :top_k]
-        scores = root_scores[:, :top_k]
-        trees = ChosenTrees([scores], [tokens], [])
-        trees.root = (root_tokens, root_scores)
+        root = self.drafter.children(hidden[:, 0], max(most, top_k))
+        tokens, scores = (part[:, :top_k] for part in root)
+        trees = ChosenTrees([scores], [tokens], [], root)
         keys = TreeKeys()
         for level in range(depth):
             beam, absent = choose(scores)

@@ -47,10 +47,13 @@ def cache_keyword(module: Any) -> str:
     return "cache" if "cache" in names else "past_key_values"
 
 
-def decoder_of(model: Any) -> nn.Module:
+def decoder_of(model: Any) -> Any:
     """The text decoder inside a causal LM (with a vision tower it has several stacks of layers)."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    return decoder
+    if hasattr(model, "get_decoder"):
+        model = model.get_decoder()
+    else:
+        model = model.base_model
+    return model
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
@@ -76,11 +79,10 @@ def position_limit(config: Any) -> int | None:
     """
     limit: int = setting(config, "max_position_embeddings", -1)
     rope = setting(config, "rope_parameters", {})
-    boundary = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") == "longrope" and boundary:
-        limit = min(boundary, limit) if limit > 0 else boundary
+    if rope.get("rope_type") == "longrope":
+        limit = rope.get("original_max_position_embeddings") or limit
     # a negative number means no limit in some families
-    return limit if limit >= 0 else None
+    return None if limit < 0 else limit
 
 
 def end_tokens(model: nn.Module) -> frozenset[int]:

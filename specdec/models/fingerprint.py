@@ -15,9 +15,9 @@ from specdec.core.protocols import Drafter
 
 def fingerprint(value: Any, depth: int = 6) -> Any:
     """`value` as small JSON that changes when anything inside does; arrays are hashed."""
-    # the part of a larger object that results depend on
-    part = getattr(value, "fingerprinted", None)
-    value = value if part is None else part
+    if getattr(value, "fingerprinted", None) is not None:
+        # the part of a larger object that results depend on
+        value = value.fingerprinted
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):

@@ -100,11 +100,7 @@ class TreeCache(Cache):  # type: ignore[misc]
         rows: absolute row numbers, ascending, all at or after `start` and filled. index: the same
         numbers as int64 [A] on the cache's device, if the caller has them.
         """
-        end, filled = start + len(rows), len(self)
-        path = [start - 1, *rows, filled]
-        assert start <= filled and all(a < b for a, b in zip(path, path[1:], strict=False)), (
-            f"cannot keep rows {rows} from row {start} on in {filled} rows"
-        )
+        end = start + len(rows)
         if rows == list(range(start, end)):  # a chain is already in place
             self.truncate(end)
             return

@@ -139,27 +139,26 @@ def _source(
         # another machine may not know the name
         drafter = preset_drafter(pairs.named(name), drafter)
         name, target = None, own.target
-    places = {"target": target, "drafter": drafter, "tokenizer": tokenizer}
-    source: dict[str, Any] = {"name": name, "device_map": device_map}
-    for part, place in places.items():
-        if not isinstance(place, str | Path | None):
+    source = {"target": target, "drafter": drafter, "tokenizer": tokenizer}
+    for part, place in source.items():
+        if isinstance(place, Path):
+            source[part] = str(place)
+        elif not isinstance(place, str | None):
             return None
-        source[part] = None if place is None else str(place)
-    return source
+    return source | {"name": name, "device_map": device_map}
 
 
 def source_of(pair: Pair) -> dict[str, Any]:
     """The arguments of `load_again` for another process. SpecdecError for a pair made in memory."""
     if pair.source is None:
-        why = f"the pair {pair.name!r} was made in memory, so no other process can load it"
+        why = f"no other process can load the pair {pair.name!r}, which was made in memory"
         raise SpecdecError(f"{why}; save it and give its folders, or leave `on` out.")
     return {"source": pair.source, "described": describe_pair(pair)}
 
 
 def load_again(source: dict[str, Any], described: dict[str, Any]) -> Pair:
     """The pair of `source_of`, loaded once per process. SpecdecError if its weights differ."""
-    placed = {"dtype": described["dtype"], "device": described["device"]}
-    pair = _load_once(json.dumps({**source, **placed}))
+    pair = _load_once(json.dumps(source), described["dtype"], described["device"])
     pair.name = described["pair"]
     pair.stop_tokens = frozenset(described["stop_tokens"])
     if describe_pair(pair) != described:
@@ -169,15 +168,14 @@ def load_again(source: dict[str, Any], described: dict[str, Any]) -> Pair:
 
 
 @functools.lru_cache(1)
-def _load_once(source: str) -> Pair:
-    return load_pair(**json.loads(source))
+def _load_once(source: str, dtype: str, device: str) -> Pair:
+    return load_pair(**json.loads(source), dtype=dtype, device=device)
 
 
 def config_of(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint; {} if there is none (its reader refuses it later)."""
     path = folder / "config.json"
-    config: dict[str, Any] = stored.read_json(path) if path.is_file() else {}
-    return config
+    return dict(stored.read_json(path)) if path.is_file() else {}
 
 
 def shipped_folder(name: str) -> Path:
@@ -192,9 +190,9 @@ def preset_target(name: str) -> str:
     if own := pairs.own_pair(name):
         return target_place(own.target)
     target = PRESETS[name].target
-    if isinstance(target, str):
+    if not isinstance(target, WheelFile):
         return target
-    folder = unpacked_folder(Path(target.file).stem, target.sha256)
+    folder = target.unpacked
     return str(folder if folder.is_dir() else unpack_gguf(pairs.fetch(target), folder))
 
 
@@ -215,22 +213,25 @@ def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
         return f"{kind}:{place}"
     if own is not None or form.optional or not form.folder:
         return kind
-    if drafter is None:
-        why = f"no drafter for {name!r} is in this installation: it can only decode plainly"
-        warn(f"{why}; give one with load_pair(target={name!r}, drafter=...).")
-        return None
-    raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
+    if drafter is not None:
+        raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
+    why = f"no drafter for {name!r} is in this installation: it can only decode plainly"
+    warn(f"{why}; give one with load_pair(target={name!r}, drafter=...).")
+    return None
 
 
 def _weights(name: str, part: str) -> str:
     """The folder or hub id of the part of a pair; "" if it has none."""
+    place = PRESETS[name].drafter if name in PRESETS else name
     own = pairs.own_pair(name)
-    published = PRESETS[name].drafter if name in PRESETS else name
-    if own is not None or "/" in published:
-        place = own.drafter if own is not None else published
-        return place if part == OWN_DRAFTER else ""
-    folder = shipped_folder(published) / part
-    return str(folder) if part and folder.is_dir() else ""
+    if own is not None:
+        place = own.drafter
+    if (own is not None or "/" in place) and part == OWN_DRAFTER:
+        return place
+    folder = shipped_folder(place) / part
+    if own is not None or "/" in place or not part or not folder.is_dir():
+        return ""
+    return str(folder)
 
 
 def own_drafter(name: str) -> Path:
@@ -244,27 +245,24 @@ def at_hand(name: str) -> bool:
         return (shipped_folder(name) / "target").is_dir()
     if own := pairs.own_pair(name):
         return Path(own.target).exists()
-    target = PRESETS[name].target if name in PRESETS else None
-    if not isinstance(target, WheelFile):
-        return False
-    return unpacked_folder(Path(target.file).stem, target.sha256).is_dir()
-
-
-def unpacked_folder(name: str, sha256: str) -> Path:
-    """The folder in the user's cache for the unpacked GGUF file with this hash."""
-    return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v2"
+    preset = PRESETS.get(name)
+    return (
+        preset is not None
+        and isinstance(preset.target, WheelFile)
+        and preset.target.unpacked.is_dir()
+    )
 
 
 def unpack_gguf(path: Path, folder: Path) -> Path:
     """Write a GGUF file as a transformers folder in bfloat16, read by transformers."""
-    options: dict[str, Any] = {
-        "dtype": torch.bfloat16,
-        "quantization_config": transformers.GgufConfig(dequantize=True),
-    }
     with runs.atomic_folder(folder) as fresh:
         with _reading(f"{path} cannot be read as GGUF by transformers"):
-            causal_lm = transformers.AutoModelForCausalLM
-            model = causal_lm.from_pretrained(path.parent, gguf_file=path.name, **options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                gguf_file=path.name,
+                dtype=torch.bfloat16,
+                quantization_config=transformers.GgufConfig(dequantize=True),
+            )
             words = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         model.save_pretrained(fresh)
         words.save_pretrained(fresh)
@@ -285,7 +283,7 @@ def target_place(source: str | Path) -> str:
             raise SpecdecError(f"{why}; name another folder.")
         return str(path)
     if path.suffix == ".gguf" and path.is_file():
-        folder = unpacked_folder(path.stem, machine.file_hash(path))
+        folder = pairs.unpacked_folder(path.stem, machine.file_hash(path))
         return str(folder if folder.is_dir() else unpack_gguf(path, folder))
     return preset_target(str(source)) if is_name else str(source)
 
@@ -341,10 +339,7 @@ def load_model(
         source = str(runs.placed(source))
     model = read_causal_lm(source, "the target", device_map=device_map, dtype=dtype).eval()
     if device_map is None:
-        return model.to(device)
-    if any(weight.device.type == "meta" for weight in model.parameters()):
-        why = "some weights of the target fit on no device"
-        raise SpecdecError(f"{why}; use a smaller dtype, more GPUs or a smaller target.")
+        model = model.to(device)
     return model
 
 
@@ -367,22 +362,17 @@ def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
 
     what: "the target" or "the drafter", for errors. settings: of `from_pretrained`.
     """
-    read = functools.partial(
-        transformers.AutoModelForCausalLM.from_pretrained,
-        str(source),
-        output_loading_info=True,
-        **settings,
-    )
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    settings["output_loading_info"] = True
     with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
         try:
-            model, report = read(attn_implementation="sdpa")
+            model, report = read(str(source), attn_implementation="sdpa", **settings)
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise
-            model, report = read(attn_implementation="eager")
-    missing = sorted(report["missing_keys"])
-    if missing:
-        names = ", ".join(missing[:5])
+            model, report = read(str(source), attn_implementation="eager", **settings)
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"])[:5])
         raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
     return model
 

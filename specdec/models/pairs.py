@@ -48,6 +48,16 @@ class WheelFile:
         path = Path(self.file)
         return machine.cache_folder() / "models" / f"{path.stem}-{self.sha256[:12]}{path.suffix}"
 
+    @property
+    def unpacked(self) -> Path:
+        """The folder of a GGUF file's weights and tokenizer."""
+        return unpacked_folder(Path(self.file).stem, self.sha256)
+
+
+def unpacked_folder(name: str, sha256: str) -> Path:
+    """The folder in the user's cache for the unpacked GGUF file with this hash."""
+    return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v2"
+
 
 @dataclass(frozen=True)
 class Preset:

@@ -104,8 +104,7 @@ class SmallLMSession(DraftSession):
 class LMNetwork(nn.Module):
     """A language model as the drafters' trainer sees it. taps: of the target; unused.
 
-    A head tied to the embedding becomes its own tensor: checkpoints of a run store every weight
-    once, and the head of a draft model is not the place to save.
+    A head tied to the embedding becomes its own tensor, since checkpoints store every weight once.
     """
 
     def __init__(self, model: Any, taps: tuple[int, ...]):
@@ -133,10 +132,8 @@ class LMNetwork(nn.Module):
 
     def states(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The last hidden states [B, S, H] of rows of packed texts; positions restart at a text."""
-        decoder = decoder_of(self.model)
-        states: Tensor = decoder(
-            input_ids=ids, position_ids=positions, use_cache=False
-        ).last_hidden_state
+        inputs = {"input_ids": ids, "position_ids": positions}
+        states: Tensor = decoder_of(self.model)(**inputs, use_cache=False).last_hidden_state
         return states
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:

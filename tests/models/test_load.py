@@ -5,21 +5,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 from fakes.families import state_of
 from fakes.pairs import random_network
 from fakes.refusals import Bomb, refusal
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import specdec
@@ -30,7 +22,6 @@ from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import SHIPPED, load_drafter, load_pair
 from specdec.models.target import Target
 
-WORDS = ["<pad>", "<s>", "</s>", "the", "fox", "runs"]
 DRAFTER = EagleConfig(32, 48, 4, 2, 64, 24, 32)
 SIZES = {
     "vocab_size": 64,
@@ -42,13 +33,6 @@ SIZES = {
 FOX = [{"role": "user", "content": "Tell me about a fox."}]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    ids = {word: i for i, word in enumerate(WORDS)}
-    words = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>")
-
-
 @pytest.fixture(scope="module")
 def places(tmp_path_factory) -> Path:
     """A folder with target/ (random weights, a tokenizer) and drafter/."""
@@ -57,7 +41,8 @@ def places(tmp_path_factory) -> Path:
     ids = {"bos_token_id": 1, "eos_token_id": 2}
     config = LlamaConfig(**SIZES, **ids, num_hidden_layers=8, max_position_embeddings=256)
     LlamaForCausalLM(config).save_pretrained(folder / "target")
-    tokenizer().save_pretrained(folder / "target")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(load.shipped_folder("tiny") / "target" / name, folder / "target")
     save_drafter(random_network(DRAFTER), folder / "drafter")
     return folder
 
@@ -198,20 +183,11 @@ NOWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("words", "call", "names", "settings"), NOWHERE)
-def test_names_that_lead_nowhere(pair, words, call, names, settings):
-    if call is load_drafter:
-        names = [*names, pair.target]
-    assert words in refusal(call, *names, **settings)
-
-
-def test_a_drafter_on_the_hub(places, monkeypatch, pair):
-    def download(repository, allow_patterns):
-        assert repository == "owner/name"
-        return str(places / "drafter")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert load_drafter("owner/name", pair.target).config.draft_vocab_size == 24
+def test_names_that_lead_nowhere(pair):
+    for words, call, names, settings in NOWHERE:
+        if call is load_drafter:
+            names = [*names, pair.target]
+        assert words in refusal(call, *names, **settings)
 
 
 def test_a_pair_is_loaded_again_from_its_source(places):

@@ -221,10 +221,6 @@ def test_targets_share_a_model_and_an_overfull_cache_is_left_alone():
     model, prompt = families.model_of("llama"), random_tokens(6, seed=10)
     tapped, target = Target(model, taps=(1,)), Target(model)
     with tapped.inference(), target.inference():
-        inner = target.forward(prompt, target.new_cache(8)).logits
-    with tapped.inference():
-        assert torch.equal(tapped.forward(prompt, tapped.new_cache(8)).logits, inner)
-    with target.inference():
         cache = target.new_cache(8)
         target.forward(prompt, cache)
         pytest.raises(SpecdecError, target.forward, prompt[:3], cache).match("room for 8 tokens")
