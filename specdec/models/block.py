@@ -25,7 +25,13 @@ from torch import Tensor
 from specdec.core.protocols import DraftForward
 from specdec.errors import SpecdecError
 from specdec.models import eagle_drafter
-from specdec.models.eagle_drafter import BatchedDrafter, DraftStep, EagleSession, TreeKeys
+from specdec.models.eagle_drafter import (
+    BatchedDrafter,
+    ChosenTrees,
+    DraftStep,
+    EagleSession,
+    TreeKeys,
+)
 from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_network import BlockNetwork
 from specdec.models.target import Target
@@ -133,18 +139,19 @@ class BatchedBlocks(BatchedDrafter):
         (self.keys, self.values), tree = next(stores)
         return self._attend(contexts, rows, tree, *heads)
 
-    def _level(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        _, level, _, beam, scores, _, hidden, top_k = arguments
-        children, log_probs = self.drafter.children(hidden[:, level + 1 : level + 2], top_k)
-        best = scores.gather(1, beam)[..., None]
+    def _level(
+        self, contexts: Tensor, keys: TreeKeys, trees: ChosenTrees, beam: Tensor, hidden: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        row, top_k = len(trees.beams) + 1, trees.scores[0].shape[1]
+        children, log_probs = self.drafter.children(hidden[:, row : row + 1], top_k)
+        above = trees.scores[-1].gather(1, beam)[..., None]
         tokens = children.expand(-1, beam.shape[1], -1).flatten(1)
-        return (best + log_probs).flatten(1), tokens, hidden
+        return (above + log_probs).flatten(1), tokens, hidden
 
 
 def load_block(folder: Path, target: Target) -> BlockDrafter:
     """The drafter in `folder`, bound to a target. SpecdecError if it is no block drafter."""
     network = read_checkpoint(folder).network()
     if not isinstance(network, BlockNetwork):
-        why = f"{folder} drafts one position after the other and is no block drafter"
-        raise SpecdecError(f"{why}; load it as eagle3.")
+        raise SpecdecError(f"{folder} is no block drafter; load it as eagle3.")
     return BlockDrafter(network, target)

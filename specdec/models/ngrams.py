@@ -80,10 +80,9 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, matched: int, places: int, rank: int, tokens: int) -> Evidence:
-        """The cell of a copied token.
+        """The cell of a token that `places` places continue with after `matched` equal tokens.
 
-        matched: tokens that agree. places: number that continue so. rank: of this token among
-        `tokens` different ones, from 0.
+        rank: of this token among `tokens` different ones, from 0.
         """
         column = bisect.bisect_right(MATCHED, matched) - 1
         if tokens == 1:
@@ -179,10 +178,7 @@ def _tuples(rows: list[list[int]]) -> Counts:
 
 
 def fit_scale(scores: Sequence[float] | np.ndarray, right: Sequence[bool] | np.ndarray) -> float:
-    """The scale a > 0 for which exp(a x score) best predicts correct nodes (maximum likelihood).
-
-    scores: cumulative draft log-probabilities [N]; right: bool [N].
-    """
+    """The scale a > 0 for which exp(a x scores [N]) best predicts `right` (maximum likelihood)."""
     log_probs = np.minimum(np.asarray(scores, float), -1e-6)
     correct = np.asarray(right, bool)
     if not correct.any() or correct.all():

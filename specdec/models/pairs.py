@@ -26,10 +26,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file in a wheel.
-
-    file: its path inside. sha256: of the file. megabytes: download size of the wheel.
-    """
+    """A file in a wheel. file: its path inside. sha256: of the file. megabytes: of the wheel."""
 
     package: str
     version: str
@@ -112,8 +109,7 @@ def named(place: str) -> str:
     """The name of the pair meant by a name, a folder, a GGUF file or a hub id.
 
     A folder holds a target, or target/ and drafter/ as trainings write them. Its last meaningful
-    part becomes the pair's name in this process. SpecdecError if it is none of these, or if
-    another pair already has the name.
+    part becomes the pair's name in this process.
     """
     if place in names():
         return place
@@ -142,8 +138,7 @@ def named(place: str) -> str:
             return name
     name = name_of(place)
     if name in names():
-        why = f"the pair in {place} would be called {name!r}, as another one is"
-        raise SpecdecError(f"{why}; rename the folder.")
+        raise SpecdecError(f"another pair is called {name!r}; rename the folder {place}.")
     _pairs[name] = pair
     return name
 
@@ -176,10 +171,7 @@ def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
 
 
 def fetch(wheel: WheelFile) -> Path:
-    """The file from the user's cache or the installed wheel, or else downloaded by pip.
-
-    Only a file with the known hash is used. SpecdecError gives the reason if there is none.
-    """
+    """The file with the known hash: from the cache, the installed wheel, or downloaded by pip."""
     _, installed = find_installed(wheel)
     for path in (wheel.cached_path, installed):
         if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:

@@ -81,10 +81,8 @@ class TreeMask:
 class Target(TargetModel):
     """A causal LM, its limits, and forwards over prompts, tokens and trees of several sequences.
 
-    model: the transformers model; inside a wrapper (compiled, parallel, with adapters), the inner
-    model runs. It is never changed; while it decodes, hooks tap its features.
-    taps: layer inputs to collect, as indices into Hugging Face's `hidden_states` (L means the final
-    norm's output).
+    model: the transformers model, or a wrapper around it (compiled, parallel, with adapters). It is
+    never changed. taps: indices into `hidden_states`, collected by hooks (L: after the final norm).
 
     >>> import specdec, torch
     >>> target = Target(specdec.load_pair("tiny").target.model)
@@ -147,15 +145,13 @@ class Target(TargetModel):
 
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
-        """Inside, the model is in eval mode, uncompiled, and its taps are collected.
+        """Inside, the model is in eval mode, uncompiled, and its taps are collected. It may nest.
 
-        One thread at a time may use a model; it may nest. SpecdecError for a second thread, and on
-        first use for a model that cannot run trees.
+        SpecdecError for a second thread, and on first use for a model that cannot run trees.
         """
         lock = _locks.setdefault(self.model, threading.RLock())
         if not lock.acquire(blocking=False):
-            why = "this model is decoding in another thread"
-            raise SpecdecError(f"{why}; wait until it has finished, or load a second pair.")
+            raise SpecdecError("this model decodes in another thread; wait, or load a second pair.")
         with contextlib.ExitStack() as stack:
             stack.callback(lock.release)
             self.refresh()
@@ -198,9 +194,8 @@ class Target(TargetModel):
     ) -> Rows:
         """One forward over T new rows after the cache's; their keys and values are appended to it.
 
-        tokens int64 [T]. A chain (prompt, single token) needs no more; a tree needs depth int64 [T]
-        and ancestors bool [T, T]. last_only: the logits of the last row only. Raises before writing
-        if the cache would overflow.
+        tokens int64 [T]. A tree needs depth int64 [T] and ancestors bool [T, T] too. last_only: the
+        logits of the last row only. Raises before writing if the cache would overflow.
         """
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
         return self.run(tokens, cache, mask, int(last_only))
@@ -291,9 +286,11 @@ class Target(TargetModel):
         )
         logits: Tensor = output.logits
         # some families return all rows regardless
-        if isinstance(keep, Tensor):
-            return logits if logits.shape[1] == len(keep) else logits[:, keep]
-        return logits[:, -keep:]
+        if not isinstance(keep, Tensor):
+            logits = logits[:, -keep:]
+        elif logits.shape[1] != len(keep):
+            logits = logits[:, keep]
+        return logits
 
     def _features(self) -> Tensor | None:
         """Taps [B, T, taps * Ht]; layers may be on several devices."""
@@ -365,8 +362,8 @@ def probe(target: Target) -> None:
     except (SpecdecError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        why = f"{name} cannot run tree attention ({first_line(error)})"
-        raise SpecdecError(f"{why}; {INSTEAD}.") from error
+        why = f"cannot run tree attention ({first_line(error)})"
+        raise SpecdecError(f"{name} {why}; {INSTEAD}.") from error
     # 3. both must agree; low precision rounds blocks of other sizes differently
     if not alone.isfinite().all():
         raise SpecdecError(f"{name} gives logits that are not finite; load it in another dtype.")

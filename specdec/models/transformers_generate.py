@@ -121,8 +121,7 @@ def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
         if name not in HARMLESS and value is not None and value is not False and not is_empty:
             names.append(name)
     if names:
-        why = "speculative decoding reads the token ids of one prompt and returns one text"
-        raise SpecdecError(f"{why}; leave {', '.join(sorted(names))} out.")
+        raise SpecdecError(f"specdec.generate does not follow {', '.join(sorted(names))}.")
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -141,9 +141,6 @@ def test_code_in_a_pickle_does_not_run(tmp_path):
     torch.save(payload, folder / "pytorch_model.bin")
     assert "more than tensors" in refusal(folder)
     assert not proof.exists()
-    # the very file does run code when it is allowed to
-    torch.load(folder / "pytorch_model.bin", weights_only=False)
-    assert proof.exists()
 
 
 STATE = dict(network(PLAIN).state_dict())

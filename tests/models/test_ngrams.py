@@ -13,7 +13,6 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 import specdec
 from specdec.core.decode import decode_many
 from specdec.core.policy import RandomPolicy, Static
-from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
@@ -156,7 +155,6 @@ def pair_with(name: str) -> specdec.Pair:
 POLICIES = {
     "copies": Static.of(CopiedTree(9)),
     "tree": Static(12, 3, 4),
-    "EAGLE-1": Static(shape=StaticShape(EAGLE1_TREE)),
     "flat": Static.of(TreeConfig(9, 1, 4, flat_nodes=6)),
     "random": RandomPolicy(TreeConfig(16, 4, 4), seed=3, own_beams=True),
 }

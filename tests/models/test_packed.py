@@ -47,8 +47,6 @@ def test_packing_twice_changes_nothing_and_casts_are_refused():
 
 
 class Adapter(nn.Module):
-    """A change of low rank beside a layer, as adapters are injected."""
-
     def __init__(self, layer):
         super().__init__()
         torch.manual_seed(3)

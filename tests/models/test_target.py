@@ -158,7 +158,6 @@ REFUSED = {
     "t5": (hf.T5Config, {"d_model": 32, "d_ff": 48}, "decoder", hf.T5ForConditionalGeneration),
     "bert": (hf.BertConfig, SMALL, "does not obey a tree mask", hf.BertLMHeadModel),
     "gpt-neo": (hf.GPTNeoConfig, NEO, "window of its own kind"),
-    "openai-gpt": (hf.OpenAIGPTConfig, {"n_embd": 32, "n_layer": 4, "n_head": 4}, "tree"),
 }
 
 
