@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +129,7 @@ class BatchedBlocks(BatchedDrafter):
             states.append(self.drafter.layer(step))
         return torch.cat(states, 1)
 
-    def _attend_layer(
-        self,
-        contexts: Tensor,
-        rows: Tensor,
-        stores: Iterator[tuple[Tensor, TreeKeys]],
-        *heads: Tensor,
-    ) -> Tensor:
+    def _attend_layer(self, contexts: Tensor, rows: Tensor, stores: Any, *heads: Tensor) -> Tensor:
         (self.keys, self.values), tree = next(stores)
         return self._attend(contexts, rows, tree, *heads)
 

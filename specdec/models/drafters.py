@@ -46,7 +46,6 @@ class Kind:
     optional: bool = False
 
     def load(self, folder: Path | None, target: Target) -> Drafter:
-        """A drafter of this kind."""
         load = pkgutil.resolve_name(f"specdec.models.{self.loader}")
         drafter: Drafter = load(folder, target) if self.folder else load(target)
         return drafter
@@ -54,8 +53,7 @@ class Kind:
     def network(self, folder: Path | None, config: Any) -> nn.Module | None:
         """The weights, on the meta device if possible, for counting; None without weights.
 
-        folder: of the checkpoint; None: the form that its authors publish for a target with this
-        transformers config.
+        folder: of the checkpoint; None: the published form for a target of this config.
         """
         if self.folder in ("", COPIES):
             return None

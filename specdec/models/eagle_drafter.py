@@ -199,9 +199,7 @@ class EagleSession(DraftSession):
         return self.drafter.layer(self.step("root", tokens, features))
 
     def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
-        """The rows of A new tokens and their features ("root"), or of W frontier nodes and the rows
-        of their parents ("expand").
-        """
+        """Rows of new tokens and features ("root"), or of W nodes and parents' rows ("expand")."""
         if kind == "root":
             return self.causal_step(tokens, self.network.fuse(inputs), len(tokens))
         width = len(tokens)
@@ -230,11 +228,8 @@ class EagleSession(DraftSession):
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def _level_mask(self, width: int, rows: Tensor) -> Tensor:
-        """Additive [W, length + drafted + W]: the text, what the parent saw, and the node itself.
-
-        In its buffer the tree begins at column `context_tok`; all earlier columns are visible,
-        whatever the text's length.
-        """
+        """Additive [W, length + drafted + W]: the text, what the parent saw, the node itself."""
+        # the tree begins at the buffer's column `context_tok`; all earlier ones are visible
         if width > len(self._mask):
             self._mask = F.pad(self._mask, (0, 0, 0, 2 * width - len(self._mask)))
         start = self.context_tok
@@ -256,10 +251,7 @@ class EagleSession(DraftSession):
     def _attend(
         self, start: int, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Write k and v [A, kv, D] at row `start`; attend with q [A, heads, D].
-
-        mask [A, start + A] is additive.
-        """
+        """Write k and v [A, kv, D] at row `start`; attend with q [A, heads, D]. mask: additive."""
         end = start + len(k)
         self._keys[:, start:end] = k.transpose(0, 1)
         self._values[:, start:end] = v.transpose(0, 1)
@@ -285,6 +277,9 @@ class TreeBatch:
     beams: Tensor
     root_tokens: Tensor
     root_scores: Tensor
+
+
+Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # see `BatchedDrafter.grow_chosen`
 
 
 @dataclass
@@ -337,12 +332,7 @@ class BatchedDrafter:
         return TreeBatch(scores, torch.cat(chosen.tokens, 1), beams, *chosen.root)
 
     def grow_chosen(
-        self,
-        contexts: Tensor,
-        top_k: int,
-        depth: int,
-        choose: Callable[[Tensor], tuple[Tensor, Tensor]],
-        most: int = 0,
+        self, contexts: Tensor, top_k: int, depth: int, choose: Choice, most: int = 0
     ) -> ChosenTrees:
         """Trees that expand the nodes returned by `choose`.
 

@@ -1,8 +1,7 @@
 """The networks of EAGLE-1, 2, 3, GRIFFIN and block drafters, with the weights' official names.
 
-They are Llama-style layers over target features. Decoding (`eagle_drafter`) and training
-(`training/drafter`) call the same functions, so the equations exist once (EAGLE-3 section 3;
-EAGLE-1 section 4).
+Decoding (`eagle_drafter`) and training (`training/drafter`) call the same functions, so the
+equations exist once (EAGLE-3 section 3; EAGLE-1 section 4).
 """
 
 from __future__ import annotations
@@ -241,10 +240,7 @@ class EagleNetwork(nn.Module):
         return hidden
 
     def use_head(self, head: Any) -> None:
-        """Use the target's head (EAGLE-1/2), restricted to the draft vocabulary.
-
-        It stays the target's and is not saved.
-        """
+        """Use the target's head (EAGLE-1/2) for the draft vocabulary; it is not saved."""
         if self.config.generation == 3:
             return
         weight = head.weight.detach()
@@ -294,10 +290,9 @@ def rotary_tables(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention, computed in float32.
+    """Rotary embedding of x [..., D] in the half-split convention, computed in float32.
 
-    x [..., D]; cos and sin of `rotary_tables`, broadcastable to it. Swapping the halves, with the
-    sign of sin's first half, is `rotate_half`.
+    cos, sin: of `rotary_tables`. Swapping the halves, with sin's sign, is `rotate_half`.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 

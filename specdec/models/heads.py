@@ -118,8 +118,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., wide] -> [..., H]"""
-        residual = x if self.res_connection is None else self.res_connection(x)
-        return residual + F.silu(self.linear(x))
+        added = F.silu(self.linear(x))
+        if self.res_connection is not None:
+            x = self.res_connection(x)
+        return x + added
 
 
 class HeadsNetwork(nn.Module):
@@ -247,7 +249,6 @@ class HeadsSession(DraftSession):
 
 
 def heads_network(config: HeadsConfig) -> HeadsNetwork:
-    """Medusa's or Hydra's network, with initial weights."""
     return HeadsNetwork(config)
 
 

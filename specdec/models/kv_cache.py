@@ -80,7 +80,6 @@ class TreeCache(Cache):  # type: ignore[misc]
         return int(self.layers[0].rows)
 
     def require(self, rows: int) -> None:
-        """Refuse a forward of `rows` tokens that would not fit, before it writes anything."""
         needed = len(self) + rows
         if needed > self.capacity:
             why = f"the cache has room for {self.capacity} tokens, {needed} are needed"

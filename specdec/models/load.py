@@ -220,14 +220,13 @@ def _weights(name: str, part: str) -> str:
     """The folder or hub id of the part of a pair; "" if it has none."""
     place = PRESETS[name].drafter if name in PRESETS else name
     own = pairs.own_pair(name)
-    if own is not None:
-        place = own.drafter
-    if (own is not None or "/" in place) and part == OWN_DRAFTER:
-        return place
-    folder = shipped_folder(place) / part
-    if own is not None or "/" in place or not part or not folder.is_dir():
-        return ""
-    return str(folder)
+    if own is None and "/" not in place:
+        folder = shipped_folder(place) / part
+        if part and folder.is_dir():
+            return str(folder)
+    elif part == OWN_DRAFTER:
+        return place if own is None else own.drafter
+    return ""
 
 
 def own_drafter(name: str) -> Path:
@@ -241,12 +240,8 @@ def at_hand(name: str) -> bool:
         return (shipped_folder(name) / "target").is_dir()
     if own := pairs.own_pair(name):
         return Path(own.target).exists()
-    preset = PRESETS.get(name)
-    return (
-        preset is not None
-        and isinstance(preset.target, WheelFile)
-        and preset.target.unpacked.is_dir()
-    )
+    target = PRESETS[name].target if name in PRESETS else None
+    return isinstance(target, WheelFile) and target.unpacked.is_dir()
 
 
 def unpack_gguf(path: Path, folder: Path) -> None:
@@ -321,10 +316,7 @@ def target_config(source: str) -> Any:
 
 
 def load_model(
-    source: str,
-    dtype: torch.dtype | str,
-    device: torch.device,
-    device_map: str | dict[str, Any] | None = None,
+    source: str, dtype: torch.dtype | str, device: torch.device, device_map: Any = None
 ) -> nn.Module:
     """A causal LM with every weight present, in eval mode, on one device or over a device_map."""
     if not is_hub_id(source):

