@@ -39,7 +39,8 @@ def attend(
             query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
         )
     if mask is not None:
-        mask = mask.expand(-1, 1, rows, -1) if mask.dim() == 4 else mask
+        if mask.dim() == 4:
+            mask = mask.expand(-1, 1, rows, -1)
         mask = mask.repeat(*[1] * (mask.dim() - 2), groups, 1)
     stacked = query.reshape(batch, key.shape[1], groups * rows, width)
     attended = F.scaled_dot_product_attention(stacked, key, value, mask, scale=scale)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,15 @@ from torch import Tensor
 from specdec.core.protocols import DraftForward
 from specdec.errors import SpecdecError
 from specdec.models import eagle_drafter
-from specdec.models.eagle_drafter import BatchedDrafter, DraftStep, EagleSession, TreeKeys
+from specdec.models.eagle_drafter import (
+    BatchedDrafter,
+    ChosenTrees,
+    DraftStep,
+    EagleSession,
+    TreeKeys,
+)
 from specdec.models.eagle_files import read_checkpoint
-from specdec.models.eagle_network import BlockNetwork, rotate
+from specdec.models.eagle_network import BlockNetwork
 from specdec.models.target import Target
 
 
@@ -42,22 +48,12 @@ class BlockDrafter(eagle_drafter.EagleDrafter):
     def session(self, context_tok: int, tree_tok: int) -> BlockSession:
         return BlockSession(self, context_tok)
 
-    def layer(
-        self,
-        tokens: Tensor,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Callable[..., Tensor],
-    ) -> Tensor:
-        """States after all layers.
-
-        `attend` is called once per layer, in order, and keeps the keys of each apart.
-        """
-        x = super().layer(tokens, hidden, cos, sin, attend)
+    def layer(self, step: DraftStep) -> Tensor:
+        """States after all layers. `step.attend` is called once per layer, in order."""
+        x = super().layer(step)
         for layer in self.network.layers.values():
-            q, k, v = layer.self_attn.project(layer.input_layernorm(x))
-            x = layer.finish(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), x)
+            heads = layer.self_attn.project(layer.input_layernorm(x))
+            x = layer.finish(step.attended(*heads), x)
         return x
 
     def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedBlocks:
@@ -129,31 +125,27 @@ class BatchedBlocks(BatchedDrafter):
             cos = self._cos[contexts + place][:, None, None]
             sin = self._sin[contexts + place][:, None, None]
             row = slice(place, place + 1)
-            states.append(self.drafter.layer(tokens[:, row], hidden[:, row], cos, sin, attend))
+            step = DraftStep(tokens[:, row], hidden[:, row], cos, sin, attend)
+            states.append(self.drafter.layer(step))
         return torch.cat(states, 1)
 
-    def _attend_layer(
-        self,
-        contexts: Tensor,
-        rows: Tensor,
-        stores: Iterator[tuple[Tensor, TreeKeys]],
-        *heads: Tensor,
-    ) -> Tensor:
+    def _attend_layer(self, contexts: Tensor, rows: Tensor, stores: Any, *heads: Tensor) -> Tensor:
         (self.keys, self.values), tree = next(stores)
         return self._attend(contexts, rows, tree, *heads)
 
-    def _level(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        _, level, _, beam, scores, _, hidden, top_k = arguments
-        children, log_probs = self.drafter.children(hidden[:, level + 1 : level + 2], top_k)
-        best = scores.gather(1, beam)[..., None]
+    def _level(
+        self, contexts: Tensor, keys: TreeKeys, trees: ChosenTrees, beam: Tensor, hidden: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        row, top_k = len(trees.beams) + 1, trees.scores[0].shape[1]
+        children, log_probs = self.drafter.children(hidden[:, row : row + 1], top_k)
+        above = trees.scores[-1].gather(1, beam)[..., None]
         tokens = children.expand(-1, beam.shape[1], -1).flatten(1)
-        return (best + log_probs).flatten(1), tokens, hidden
+        return (above + log_probs).flatten(1), tokens, hidden
 
 
 def load_block(folder: Path, target: Target) -> BlockDrafter:
     """The drafter in `folder`, bound to a target. SpecdecError if it is no block drafter."""
     network = read_checkpoint(folder).network()
     if not isinstance(network, BlockNetwork):
-        why = f"{folder} drafts one position after the other and is no block drafter"
-        raise SpecdecError(f"{why}; load it as eagle3.")
+        raise SpecdecError(f"{folder} is no block drafter; load it as eagle3.")
     return BlockDrafter(network, target)

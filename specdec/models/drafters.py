@@ -11,7 +11,7 @@ A new kind is one file and one line of KINDS.
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +46,6 @@ class Kind:
     optional: bool = False
 
     def load(self, folder: Path | None, target: Target) -> Drafter:
-        """A drafter of this kind."""
         load = pkgutil.resolve_name(f"specdec.models.{self.loader}")
         drafter: Drafter = load(folder, target) if self.folder else load(target)
         return drafter
@@ -54,8 +53,7 @@ class Kind:
     def network(self, folder: Path | None, config: Any) -> nn.Module | None:
         """The weights, on the meta device if possible, for counting; None without weights.
 
-        folder: of the checkpoint; None: the form that its authors publish for a target with this
-        transformers config.
+        folder: of the checkpoint; None: the published form for a target of this config.
         """
         if self.folder in ("", COPIES):
             return None
@@ -63,9 +61,7 @@ class Kind:
             return _heads_network(self.folder, folder, config)
         if self.folder == "lm":
             if folder is None:
-                raise SpecdecError(
-                    "a small language model has no usual size; name its folder, lm:FOLDER."
-                )
+                raise SpecdecError("a language model has no usual size; name it, lm:FOLDER.")
             import transformers
 
             return on_meta(transformers.AutoConfig.from_pretrained(folder))
@@ -140,22 +136,12 @@ def _heads_network(kind: str, folder: Path | None, config: Any) -> nn.Module:
     hidden = config.hidden_size
     vocabulary = config.vocab_size
     if folder is not None:
-        target: Any = SimpleNamespace(
-            hidden_size=hidden,
-            vocab_size=vocabulary,
-            num_layers=config.num_hidden_layers,
-            config=config,
-        )
+        sizes = {"hidden_size": hidden, "vocab_size": vocabulary}
+        sizes["num_layers"] = config.num_hidden_layers
+        target: Any = SimpleNamespace(**sizes, config=config)
         return read_heads(folder, target)
-    is_hydra = kind == "hydra"
-    shape = HeadsConfig(
-        hidden,
-        vocabulary,
-        vocabulary,
-        HEADS[kind],
-        projections="each",
-        head_bias=is_hydra,
-        path="state" if is_hydra else None,
-    )
+    shape = HeadsConfig(hidden, vocabulary, vocabulary, HEADS[kind], projections="each")
+    if kind == "hydra":
+        shape = replace(shape, head_bias=True, path="state")
     with torch.device("meta"):
         return heads_network(shape)

@@ -1,9 +1,8 @@
 """Drafting with an EAGLE network: `EagleSession` by cycles, `BatchedDrafter` from many positions.
 
-The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the
-tree, which is decided elsewhere. Positions count from 0 at the first (feature, next token) pair, as
-in the official engine. Both classes share the drafter's layer and its candidate children; they
-differ in where keys are stored and how they are attended to.
+The same code serves EAGLE-1, 2 and 3. Positions count from 0 at the first (feature, next token)
+pair, as in the official engine. Both classes share the drafter's layer and its candidate children;
+they differ in where keys are stored and how they are attended to.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +37,15 @@ from specdec.models.target import Target
 
 
 class NetworkDrafter(Drafter):
-    """A network bound to a target, whose embedding and head it may use.
-
-    It is bound again if the target changes. network: with `config` and `use_head`, as
-    `EagleNetwork` has them.
-    """
+    """A network bound to a target, whose embedding and head it may use; again if that changes."""
 
     def __init__(self, network: Any, target: Target):
         self.network = network
         self.target = target
         self.config = network.config
-        if self.config.taps is not None:
-            self.taps = tuple(self.config.taps)
-        elif self.config.generation == 3:
+        self.taps = tuple(self.config.taps or (target.num_layers,))
+        if self.config.taps is None and self.config.generation == 3:
             self.taps = default_taps(target.num_layers)
-        else:
-            self.taps = (target.num_layers,)
         self._bound_to: object = None
         self.embedding: Any = None
         self.refresh()
@@ -90,8 +82,6 @@ class EagleDrafter(NetworkDrafter):
         for forward, session in zip(forwards, sessions, strict=True):
             steps.append(session.step(forward.kind, *forward.inputs))
         counts = [len(step.tokens) for step in steps]
-        tokens = torch.cat([step.tokens for step in steps])
-        hidden = torch.cat([step.hidden for step in steps])
         cos = torch.cat([step.cos.expand(len(step.tokens), 1, -1) for step in steps])
         sin = torch.cat([step.sin.expand(len(step.tokens), 1, -1) for step in steps])
 
@@ -100,7 +90,9 @@ class EagleDrafter(NetworkDrafter):
             heads = zip(steps, *(torch.split(part, counts) for part in (q, k, v)), strict=True)
             return torch.cat([step.attend(q, k, v) for step, q, k, v in heads])
 
-        states = torch.split(self.layer(tokens, hidden, cos, sin, attend), counts)
+        tokens = torch.cat([step.tokens for step in steps])
+        hidden = torch.cat([step.hidden for step in steps])
+        states = torch.split(self.layer(DraftStep(tokens, hidden, cos, sin, attend)), counts)
 
         # 3. the children of the rows that each session needs
         needed = []
@@ -108,38 +100,21 @@ class EagleDrafter(NetworkDrafter):
             needed.append(session.keep_states(forward.kind, rows))
         sizes = [len(rows) for rows in needed]
         widest = max(forward.top_k for forward in forwards)
-        children, log_probs = self.children(torch.cat(needed), widest)
         results = []
-        parts = [torch.split(part, sizes) for part in (children, log_probs)]
+        parts = [torch.split(part, sizes) for part in self.children(torch.cat(needed), widest)]
         for forward, ids, scores in zip(forwards, *parts, strict=True):
             results.append((ids[:, : forward.top_k], scores[:, : forward.top_k]))
         return results
 
-    def layer(
-        self,
-        tokens: Tensor,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Callable[..., Tensor],
-    ) -> Tensor:
-        """One draft step: states [..., W, H] of `tokens` int64 [..., W] with inputs `hidden`.
-
-        cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv
-        heads, D]), rotated where needed, returns [..., W, heads * D]: the owner of the keys decides
-        which rows see which.
-        """
+    def layer(self, step: DraftStep) -> Tensor:
+        """States [..., W, H] after the layer."""
         network = self.network
-        embedded = F.embedding(tokens, self.embedding.weight)
-        x, residual = network.attention_input(embedded, hidden)
-        q, k, v = network.midlayer.self_attn.project(x)
-        return network.finish(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), residual)
+        embedded = F.embedding(step.tokens, self.embedding.weight)
+        x, residual = network.attention_input(embedded, step.hidden)
+        return network.finish(step.attended(*network.midlayer.self_attn.project(x)), residual)
 
     def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens after states [..., H]: target ids, float32 log-probabilities.
-
-        [..., k] each; probabilities are over the draft vocabulary.
-        """
+        """The k best next tokens after states [..., H]: target ids, log-probabilities [..., k]."""
         return best_tokens(self.head(hidden), top_k, self.target_id)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -150,30 +125,35 @@ class EagleDrafter(NetworkDrafter):
 
 def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
     """SpecdecError if a drafter cannot read this target."""
-    embedded = config.target_hidden_size if config.own_embedding else config.hidden_size
-    if not config.target_hidden_size == embedded == target.hidden_size:
-        widths = f"{config.target_hidden_size} and {embedded}"
-        why = f"the drafter reads features and embeddings of {widths}"
-        theirs = f"this target has {target.hidden_size}"
-        raise SpecdecError(f"{why} numbers, {theirs}; pair it with the target of its model card.")
-    if len(taps) != config.num_taps or max(taps) > target.num_layers:
-        why = f"taps {tuple(taps)} are not {config.num_taps} of the inputs"
-        raise SpecdecError(f"{why} of a target of {target.num_layers} layers.")
-    if config.vocab_size > target.vocab_size:
-        theirs = f"exceeds the target's {target.vocab_size}"
-        why = f"the drafter's vocabulary of {config.vocab_size} {theirs}"
-        raise SpecdecError(f"{why}; they do not belong together.")
+    width = config.target_hidden_size
+    reason = ""
+    if width != target.hidden_size or (not config.own_embedding and width != config.hidden_size):
+        reason = f"reads states of {width} numbers, this target has {target.hidden_size}"
+    elif len(taps) != config.num_taps or max(taps) > target.num_layers:
+        reason = f"taps layers {tuple(taps)} of a target of {target.num_layers} layers"
+    elif config.vocab_size > target.vocab_size:
+        reason = f"has a vocabulary of {config.vocab_size}, the target's is {target.vocab_size}"
+    if reason:
+        raise SpecdecError(f"the drafter {reason}; pair it with the target of its model card.")
 
 
 @dataclass(slots=True)
 class DraftStep:
-    """W rows ready for the drafter's layer: tokens int64 [W], inputs [W, H], tables, `attend`."""
+    """Rows ready for the drafter's layer: tokens int64 [..., W], inputs [..., W, H].
+
+    cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv
+    heads, D]) returns [..., W, heads * D]: the owner of the keys decides which rows see which.
+    """
 
     tokens: Tensor
     hidden: Tensor
     cos: Tensor
     sin: Tensor
     attend: Callable[..., Tensor]
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention with rotated queries and keys."""
+        return self.attend(rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin), v)
 
 
 class EagleSession(DraftSession):
@@ -184,8 +164,7 @@ class EagleSession(DraftSession):
         self.network = drafter.network
         self.context_tok = context_tok
         # 1. room for keys and values [2, kv, rows, D], and as many rotary tables [2, rows, 1, D]
-        config = drafter.config
-        target = drafter.target
+        config, target = drafter.config, drafter.target
         rows = context_tok + tree_tok
         shape = (2, config.num_key_value_heads, rows, config.head_dim)
         size = math.prod(shape) * (4 + target.dtype.itemsize)
@@ -212,21 +191,15 @@ class EagleSession(DraftSession):
     def _draft(
         self, kind: str, tokens: Tensor, inputs: Tensor, top_k: int
     ) -> tuple[Tensor, Tensor]:
-        states = self.run(self.step(kind, tokens, inputs))
+        states = self.drafter.layer(self.step(kind, tokens, inputs))
         return self.drafter.children(self.keep_states(kind, states), top_k)
-
-    def run(self, step: DraftStep) -> Tensor:
-        """States [W, H] after one step."""
-        return self.drafter.layer(step.tokens, step.hidden, step.cos, step.sin, step.attend)
 
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
         """States [A, H] of the lasting rows: pairs (feature of position i, token i + 1), causal."""
-        return self.run(self.step("root", tokens, features))
+        return self.drafter.layer(self.step("root", tokens, features))
 
     def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
-        """The rows of A new tokens and their features ("root"), or of W frontier nodes and the rows
-        of their parents ("expand").
-        """
+        """Rows of new tokens and features ("root"), or of W nodes and parents' rows ("expand")."""
         if kind == "root":
             return self.causal_step(tokens, self.network.fuse(inputs), len(tokens))
         width = len(tokens)
@@ -240,10 +213,7 @@ class EagleSession(DraftSession):
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def causal_step(self, tokens: Tensor, hidden: Tensor, lasting: int) -> DraftStep:
-        """Rows of W tokens after the text, the first `lasting` of which join it. hidden [W, H]
-
-        A new tree begins after them.
-        """
+        """Rows of W tokens after the text, the first `lasting` of which join it. hidden [W, H]"""
         count = len(tokens)
         start = self.length
         self.length += lasting
@@ -258,11 +228,8 @@ class EagleSession(DraftSession):
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def _level_mask(self, width: int, rows: Tensor) -> Tensor:
-        """Additive [W, length + drafted + W]: the text, what the parent saw, and the node itself.
-
-        In its buffer the tree begins at column `context_tok`; all earlier columns are visible,
-        whatever the text's length.
-        """
+        """Additive [W, length + drafted + W]: the text, what the parent saw, the node itself."""
+        # the tree begins at the buffer's column `context_tok`; all earlier ones are visible
         if width > len(self._mask):
             self._mask = F.pad(self._mask, (0, 0, 0, 2 * width - len(self._mask)))
         start = self.context_tok
@@ -284,10 +251,7 @@ class EagleSession(DraftSession):
     def _attend(
         self, start: int, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Write k and v [A, kv, D] at row `start`; attend with q [A, heads, D].
-
-        mask [A, start + A] is additive.
-        """
+        """Write k and v [A, kv, D] at row `start`; attend with q [A, heads, D]. mask: additive."""
         end = start + len(k)
         self._keys[:, start:end] = k.transpose(0, 1)
         self._values[:, start:end] = v.transpose(0, 1)
@@ -315,6 +279,9 @@ class TreeBatch:
     root_scores: Tensor
 
 
+Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # see `BatchedDrafter.grow_chosen`
+
+
 @dataclass
 class ChosenTrees:
     """Trees of P roots that expand chosen nodes, level by level.
@@ -327,15 +294,14 @@ class ChosenTrees:
     scores: list[Tensor]
     tokens: list[Tensor]
     beams: list[Tensor]
-    root: tuple[Tensor, ...] = field(default=(), init=False)
+    root: tuple[Tensor, ...] = ()
 
 
 class BatchedDrafter:
     """Trees at many positions of one text, whose keys and values are computed once.
 
     Does what `EagleSession` does, for a batch of roots: they share the text's keys, and each root
-    adds the keys of its own tree. tokens int64 [T]: the text; features [T, F]: the target's taps at
-    every token.
+    adds those of its tree. tokens int64 [T]: the text; features [T, F]: taps at every token.
     """
 
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
@@ -352,10 +318,7 @@ class BatchedDrafter:
         self._cos, self._sin = tables
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
-        """Trees of `depth` expansions.
-
-        contexts int64 [P]: committed tokens before each root (their features are known).
-        """
+        """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root."""
 
         def best(scores: Tensor) -> tuple[Tensor, Tensor]:
             beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
@@ -369,12 +332,7 @@ class BatchedDrafter:
         return TreeBatch(scores, torch.cat(chosen.tokens, 1), beams, *chosen.root)
 
     def grow_chosen(
-        self,
-        contexts: Tensor,
-        top_k: int,
-        depth: int,
-        choose: Callable[[Tensor], tuple[Tensor, Tensor]],
-        most: int = 0,
+        self, contexts: Tensor, top_k: int, depth: int, choose: Choice, most: int = 0
     ) -> ChosenTrees:
         """Trees that expand the nodes returned by `choose`.
 
@@ -382,17 +340,13 @@ class BatchedDrafter:
         absent bool [P, W]). most: children of each root to name, at least top_k.
         """
         hidden = self.roots(contexts)
-        root_tokens, root_scores = self.drafter.children(hidden[:, 0], max(most, top_k))
-        tokens = root_tokens[:, :top_k]
-        scores = root_scores[:, :top_k]
-        trees = ChosenTrees([scores], [tokens], [])
-        trees.root = (root_tokens, root_scores)
+        root = self.drafter.children(hidden[:, 0], max(most, top_k))
+        tokens, scores = (part[:, :top_k] for part in root)
+        trees = ChosenTrees([scores], [tokens], [], root)
         keys = TreeKeys()
-        for level in range(depth):
+        for _ in range(depth):
             beam, absent = choose(scores)
-            scores, tokens, hidden = self._level(
-                contexts, level, keys, beam, scores, tokens, hidden, top_k
-            )
+            scores, tokens, hidden = self._level(contexts, keys, trees, beam, hidden)
             scores = scores.masked_fill(absent.repeat_interleave(top_k, 1), float("-inf"))
             trees.scores.append(scores)
             trees.tokens.append(tokens)
@@ -404,23 +358,13 @@ class BatchedDrafter:
         return self.states[contexts - 1][:, None]
 
     def _level(
-        self,
-        contexts: Tensor,
-        level: int,
-        keys: TreeKeys,
-        beam: Tensor,
-        scores: Tensor,
-        tokens: Tensor,
-        hidden: Tensor,
-        top_k: int,
+        self, contexts: Tensor, keys: TreeKeys, trees: ChosenTrees, beam: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Children of the candidates `beam` [P, W]: scores, tokens [P, W * k], states [P, W, H].
+        """Children of the newest candidates `beam` [P, W]: scores, tokens [P, W * k], and states.
 
-        scores, tokens [P, n]: of the level that `beam` indexes. hidden: states of the parents of
-        its nodes. The states returned are those of the candidates.
+        hidden: states of the candidates' parents. Those of the candidates are returned.
         """
-        frontier = tokens.gather(1, beam)
-        best = scores.gather(1, beam)
+        level, top_k = len(trees.beams), trees.scores[0].shape[1]
         rows = torch.zeros_like(beam)
         if level:
             rows = torch.div(beam, top_k, rounding_mode="floor")
@@ -429,9 +373,11 @@ class BatchedDrafter:
         cos = self._cos[contexts + level][:, None, None]
         sin = self._sin[contexts + level][:, None, None]
         attend = functools.partial(self._attend, contexts, rows, keys)
-        hidden = self.drafter.layer(frontier, hidden, cos, sin, attend)
+        step = DraftStep(trees.tokens[-1].gather(1, beam), hidden, cos, sin, attend)
+        hidden = self.drafter.layer(step)
         children, log_probs = self.drafter.children(hidden, top_k)
-        return (best[..., None] + log_probs).flatten(1), children.flatten(1), hidden
+        above = trees.scores[-1].gather(1, beam)[..., None]
+        return (above + log_probs).flatten(1), children.flatten(1), hidden
 
     def _attend(
         self, contexts: Tensor, rows: Tensor, tree: TreeKeys, q: Tensor, k: Tensor, v: Tensor

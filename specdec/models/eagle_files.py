@@ -6,15 +6,12 @@
     block (ours)       mask_hidden beside EAGLE-3's
 
 A wrong rule here fails silently, as low acceptance. So loading is strict: every weight is present,
-none is left over, every shape fits, and switches of other engines are refused. config.json is read
-as plain JSON, never through a configuration class, which would add defaults that the drafter was
-not trained with (above all a RoPE base). Pickles are unpickled as tensors only, so that a file
-cannot run code.
+none is left over, every shape fits, and switches of other engines are refused. config.json is plain
+JSON: a configuration class would add defaults (above all a RoPE base). Pickles hold tensors only.
 """
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -45,15 +41,10 @@ SWITCHES = {
     "norm_output": False,
     "norm_before_fc": False,
 }
-DAMAGE = (
-    SafetensorError,
-    pickle.UnpicklingError,
-    OSError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    KeyError,
-)
+
+# fields of config.json with the names of ours
+SHAPE = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
+SHAPE += ["head_dim", "vocab_size", "rms_norm_eps", "rope_theta"]
 
 Tensors = dict[str, Tensor]
 Network = TypeVar("Network", bound=nn.Module)
@@ -99,11 +90,11 @@ class Fields(dict[str, Any]):
 
     def number(self, name: str, default: Any = None) -> Any:
         """The number `name`, or its default; SpecdecError if it has none."""
-        value = default if self.get(name) is None else self[name]
-        if value is None:
-            why = f"config.json has no {name}, and it is not to be guessed"
-            raise bad_checkpoint(self.folder, f"{why}; add it")
-        return value
+        if self.get(name) is not None:
+            return self[name]
+        if default is None:
+            raise bad_checkpoint(self.folder, f"config.json has no {name}; add it")
+        return default
 
 
 def our_names(tensors: Tensors) -> Tensors:
@@ -112,21 +103,17 @@ def our_names(tensors: Tensors) -> Tensors:
 
 
 def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
-    """Shape and interpretation from config.json and from names and shapes of the weights.
-
-    The weights decide where engines that train or serve a layout ignore a field.
-    """
+    """Shape and interpretation; the weights decide where engines ignore a field of config.json."""
     folder = fields.folder
     for name, only in SWITCHES.items():
         if fields.get(name) not in (None, only):
-            why = f"{name} {fields[name]!r} in config.json is not supported, only {only!r}"
-            raise bad_checkpoint(folder, why)
+            raise bad_checkpoint(folder, f"{name} {fields[name]!r} is not supported, only {only!r}")
     griffin = "fc.fc.weight" in tensors
-    first = tensors.get("fc.fc.weight" if griffin else "fc.weight")
+    first = tensors.get("fc.fc.weight", tensors.get("fc.weight"))
     query = tensors.get(f"{QUERY}.weight")
     if first is None or query is None or first.ndim != 2 or query.ndim != 2:
-        why = "this is not an EAGLE drafter in the official layout"
-        raise bad_checkpoint(folder, f"{why}: it has no matrix fc.weight or q_proj.weight")
+        why = "this is not an EAGLE drafter: it has no matrix fc.weight or q_proj.weight"
+        raise bad_checkpoint(folder, why)
 
     shape = _layer_shape(fields, tensors, query)
     hidden = shape["hidden_size"]
@@ -187,15 +174,11 @@ def _layer_shape(fields: Fields, tensors: Tensors, query: Tensor) -> dict[str, A
 
 
 def _rope_theta(fields: Fields) -> float:
-    """The drafter's own RoPE base: 10000 unless its own config.json has another.
-
-    Scaled RoPE is refused: engines read it differently.
-    """
+    """The drafter's own RoPE base. Scaled RoPE is refused: engines read it differently."""
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind != "default":
-        why = f"RoPE scaling of type {kind!r} in config.json is not supported"
-        raise bad_checkpoint(fields.folder, f"{why}; use a drafter with plain RoPE")
+        raise bad_checkpoint(fields.folder, f"RoPE scaling of type {kind!r} is not supported")
     return float(rope.get("rope_theta") or fields.number("rope_theta", 10000.0))
 
 
@@ -220,9 +203,9 @@ def read_weights(path: Path) -> Tensors:
         # weights_only refuses every other name in the pickle before calling it
         tensors: Tensors = torch.load(path, weights_only=True, map_location="cpu")
         return {name: value.contiguous() for name, value in tensors.items()}
-    except (*DAMAGE, AttributeError) as error:
+    except Exception as error:  # damage has many names
         why = f"{path} is damaged or holds more than tensors ({first_line(error)})"
-        raise SpecdecError(f"{why}; fetch it again, as safetensors.") from None
+        raise SpecdecError(f"{why}; fetch it again, as safetensors.") from error
 
 
 def with_weights(
@@ -230,16 +213,12 @@ def with_weights(
 ) -> Network:
     """The network build(config) with the tensors as its frozen weights.
 
-    SpecdecError for weights that are missing, left over, of another shape or quantised, for
-    non-finite values, and for wrong vocabulary maps. The maps may be absent if the whole vocabulary
-    of the target is drafted.
+    SpecdecError for weights that are missing, left over, of another shape, quantised or not finite,
+    and for wrong vocabulary maps. Without a reduced vocabulary the maps may be absent.
     """
     # 1. no memory is taken for what config.json claims
-    try:
-        with torch.device("meta"):
-            network = build(config)
-    except RuntimeError as error:
-        raise bad_checkpoint(folder, f"config.json describes no network ({error})") from None
+    with torch.device("meta"):
+        network = build(config)
     tensors = dict(tensors)
     if "d2t" in network.state_dict() and not config.is_reduced:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size))
@@ -251,11 +230,9 @@ def with_weights(
         elif name == "t2d":
             tensors[name] = tensor.bool()
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
-            why = f"{name} is stored as {tensor.dtype}; quantised drafters are not supported"
-            raise bad_checkpoint(folder, why)
-        elif not bool(tensor.isfinite().all()):
-            why = f"{name} holds values that are not finite"
-            raise bad_checkpoint(folder, f"{why}; fetch the checkpoint again")
+            raise bad_checkpoint(folder, f"{name} is quantised ({tensor.dtype}), not a float")
+        elif not tensor.isfinite().all():
+            raise bad_checkpoint(folder, f"{name} holds values that are not finite")
     # 3. none is missing, none left over
     try:
         network.load_state_dict(tensors, strict=True, assign=True)
@@ -266,18 +243,17 @@ def with_weights(
         offsets = tensors["d2t"]
         ids = torch.arange(len(offsets)) + offsets
         if not torch.equal(ids.sort().values, tensors["t2d"].nonzero().flatten()):
-            why = "the vocabulary map d2t does not name the tokens that t2d marks"
-            raise bad_checkpoint(folder, f"{why}; it holds offsets: id = draft_id + d2t[draft_id]")
+            why = "the vocabulary map draft_id + d2t[draft_id] does not name the tokens of t2d"
+            raise bad_checkpoint(folder, why)
     return network.requires_grad_(False)
 
 
 def save_drafter(
     network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields: Any
 ) -> Path:
-    """Write config.json and model.safetensors in the official layout; returns the folder.
+    """Write config.json and model.safetensors in the official layout, each atomically.
 
-    Each file is written atomically. dtype: of the floating-point weights, default unchanged.
-    fields: more fields for config.json (token ids, lengths).
+    dtype: of the floating-point weights, default unchanged. fields: more for config.json.
     """
     folder = Path(folder)
     config = network.config
@@ -312,15 +288,9 @@ def description(config: EagleConfig, dtype: torch.dtype) -> dict[str, Any]:
         "num_hidden_layers": config.num_layers,
         "tie_word_embeddings": False,
         "torch_dtype": dtype_name(dtype),
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
     }
+    for name in SHAPE:
+        raw[name] = getattr(config, name)
     if config.generation == 3 or config.is_reduced:
         raw["draft_vocab_size"] = config.draft_vocab_size
     if config.generation != 3:

@@ -1,8 +1,7 @@
 """The networks of EAGLE-1, 2, 3, GRIFFIN and block drafters, with the weights' official names.
 
-They are Llama-style layers over target features. Decoding (`eagle_drafter`) and training
-(`training/drafter`) call the same functions, so the equations exist once (EAGLE-3 section 3;
-EAGLE-1 section 4).
+Decoding (`eagle_drafter`) and training (`training/drafter`) call the same functions, so the
+equations exist once (EAGLE-3 section 3; EAGLE-1 section 4).
 """
 
 from __future__ import annotations
@@ -86,11 +85,9 @@ def layer_like(config: Any, vocab_size: int, **fields: Any) -> EagleConfig:
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
     """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1)."""
-    taps = (2, num_layers // 2, num_layers - 3)
-    if not taps[0] < taps[1] < taps[2]:
-        why = f"EAGLE-3 taps the inputs of three layers in order; {num_layers} layers give {taps}"
-        raise SpecdecError(f"{why}: use a target of at least 7 layers.")
-    return taps
+    if num_layers < 7:
+        raise SpecdecError(f"EAGLE-3 needs a target of at least 7 layers, not {num_layers}.")
+    return 2, num_layers // 2, num_layers - 3
 
 
 class Attention(nn.Module):
@@ -110,14 +107,13 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotation."""
-        config = self.config
+        parts: Sequence[Tensor]
         if self.fused is None:
-            parts: Sequence[Tensor] = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+            parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         else:
-            keys = config.num_key_value_heads * config.head_dim
-            queries = config.num_attention_heads * config.head_dim
-            parts = torch.split(self.fused(x), [queries, keys, keys], dim=-1)
-        q, k, v = (part.reshape(*part.shape[:-1], -1, config.head_dim) for part in parts)
+            keys = self.k_proj.out_features
+            parts = torch.split(self.fused(x), [self.q_proj.out_features, keys, keys], dim=-1)
+        q, k, v = (part.reshape(*x.shape[:-1], -1, self.config.head_dim) for part in parts)
         return q, k, v
 
 
@@ -240,14 +236,11 @@ class EagleNetwork(nn.Module):
         return self.target_head(self.head_input(hidden))
 
     def head_input(self, hidden: Tensor) -> Tensor:
-        """The part of a state that the target's head reads. [..., state_size] -> [..., H]."""
+        """The part of a state that the target's head reads."""
         return hidden
 
     def use_head(self, head: Any) -> None:
-        """Use the target's head (EAGLE-1/2), restricted to the draft vocabulary.
-
-        It stays the target's and is not saved.
-        """
+        """Use the target's head (EAGLE-1/2) for the draft vocabulary; it is not saved."""
         if self.config.generation == 3:
             return
         weight = head.weight.detach()
@@ -256,8 +249,7 @@ class EagleNetwork(nn.Module):
             # the maps of a whole vocabulary: training reads them, files do not hold them
             member = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
             self.register_buffer("t2d", member, persistent=False)
-            offsets = torch.zeros_like(member, dtype=torch.long)
-            self.register_buffer("d2t", offsets, persistent=False)
+            self.register_buffer("d2t", torch.zeros_like(member).long(), persistent=False)
             self.target_head = lambda hidden: head(hidden.to(dtype))
             return
         ids = vocabulary_ids(self).to(weight.device)
@@ -298,10 +290,9 @@ def rotary_tables(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention, computed in float32.
+    """Rotary embedding of x [..., D] in the half-split convention, computed in float32.
 
-    x [..., D]; cos and sin of `rotary_tables`, broadcastable to it. Swapping the halves, with the
-    sign of sin's first half, is `rotate_half`.
+    cos, sin: of `rotary_tables`. Swapping the halves, with sin's sign, is `rotate_half`.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
@@ -373,8 +364,7 @@ class BlockNetwork(EagleNetwork):
     """EAGLE-3's layer with rows for tokens that are not known yet: one pass drafts a block.
 
     After P-EAGLE (arXiv 2602.01469). The first row of a block is EAGLE-3's own; all others read the
-    mask's token and the same learned features, `mask_hidden`. Each row sees the text and the rows
-    before it: they differ in position and in what they attend to.
+    mask's token and the same learned features, `mask_hidden`. Each sees the text and earlier rows.
     """
 
     def __init__(self, config: EagleConfig):

@@ -23,8 +23,7 @@ def model_in(model: nn.Module) -> nn.Module:
             model = module
             break
     if not hasattr(setting(model, "config"), "get_text_config"):
-        why = f"{type(model).__name__} is no transformers causal LM and holds none"
-        raise SpecdecError(f"{why}; load it with AutoModelForCausalLM.")
+        raise SpecdecError(f"{type(model).__name__} is no transformers causal LM and holds none.")
     return model
 
 
@@ -47,10 +46,13 @@ def cache_keyword(module: Any) -> str:
     return "cache" if "cache" in names else "past_key_values"
 
 
-def decoder_of(model: Any) -> nn.Module:
+def decoder_of(model: Any) -> Any:
     """The text decoder inside a causal LM (with a vision tower it has several stacks of layers)."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    return decoder
+    if hasattr(model, "get_decoder"):
+        model = model.get_decoder()
+    else:
+        model = model.base_model
+    return model
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
@@ -58,8 +60,7 @@ def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     for module in decoder_of(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
-    why = f"{type(model).__name__} has no list of {num_layers} decoder layers"
-    raise SpecdecError(f"{why} to tap features from.")
+    raise SpecdecError(f"{type(model).__name__} has no list of {num_layers} decoder layers.")
 
 
 def cache_has_window(config: Any) -> bool:
@@ -69,18 +70,14 @@ def cache_has_window(config: Any) -> bool:
 
 
 def position_limit(config: Any) -> int | None:
-    """Largest number of positions the model may see without changing behaviour, or None.
-
-    `longrope` picks its frequencies from the longest visible position: once a draft crosses the
-    boundary, committed keys no longer fit. So the boundary is the limit.
-    """
+    """Largest number of positions the model may see without changing behaviour, or None."""
     limit: int = setting(config, "max_position_embeddings", -1)
     rope = setting(config, "rope_parameters", {})
-    boundary = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") == "longrope" and boundary:
-        limit = min(boundary, limit) if limit > 0 else boundary
+    if rope.get("rope_type") == "longrope":
+        # beyond it the frequencies change, and committed keys no longer fit
+        limit = rope.get("original_max_position_embeddings") or limit
     # a negative number means no limit in some families
-    return limit if limit >= 0 else None
+    return None if limit < 0 else limit
 
 
 def end_tokens(model: nn.Module) -> frozenset[int]:

@@ -15,9 +15,9 @@ from specdec.core.protocols import Drafter
 
 def fingerprint(value: Any, depth: int = 6) -> Any:
     """`value` as small JSON that changes when anything inside does; arrays are hashed."""
-    # the part of a larger object that results depend on
-    part = getattr(value, "fingerprinted", None)
-    value = value if part is None else part
+    if getattr(value, "fingerprinted", None) is not None:
+        # the part of a larger object that results depend on
+        value = value.fingerprinted
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -54,11 +54,7 @@ def _hash_of(array: Any) -> str:
 
 
 def describe_pair(pair: Pair) -> dict[str, Any]:
-    """What results depend on in a pair: name, dtype, device, a hash of its weights.
-
-    Up to 64 values of every weight are hashed. A drafter that is more than its weights adds its own
-    `fingerprinted`.
-    """
+    """What results depend on in a pair; up to 64 values of every weight are hashed."""
     drafter = pair.drafter or Drafter()
     target: Any = pair.target
     digest = hashlib.sha256()

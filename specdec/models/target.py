@@ -65,10 +65,9 @@ class TreeMask:
         among = causal(count, device) if self.ancestors is None else self.ancestors
         mask = F.pad(among, (self.prefix, 0), value=True)
         if window is not None:
-            keys = [counting(self.prefix, device), self.positions]
-            if self.drawn is not None:
-                keys.insert(1, self.drawn)
-            mask = mask & (self.positions[:, None] - torch.cat(keys) < window)
+            drawn = self.positions[:0] if self.drawn is None else self.drawn
+            keys = torch.cat((counting(self.prefix, device), drawn, self.positions))
+            mask = mask & (self.positions[:, None] - keys < window)
         return mask
 
     def is_plain(self, window: int | None) -> bool:
@@ -82,10 +81,8 @@ class TreeMask:
 class Target(TargetModel):
     """A causal LM, its limits, and forwards over prompts, tokens and trees of several sequences.
 
-    model: the transformers model; inside a wrapper (compiled, parallel, with adapters), the inner
-    model runs. It is never changed; while it decodes, hooks tap its features.
-    taps: layer inputs to collect, as indices into Hugging Face's `hidden_states` (L means the final
-    norm's output).
+    model: the transformers model, or a wrapper around it (compiled, parallel, with adapters). It is
+    never changed. taps: indices into `hidden_states`, collected by hooks (L: after the final norm).
 
     >>> import specdec, torch
     >>> target = Target(specdec.load_pair("tiny").target.model)
@@ -141,22 +138,20 @@ class Target(TargetModel):
     @property
     def cache_bytes_per_tok(self) -> int:
         """Keys and values of all layers, from the config."""
-        heads = setting(self.config, "num_attention_heads", 1)
-        head_width = setting(self.config, "head_dim", self.hidden_size // heads)
-        width: int = setting(self.config, "num_key_value_heads", heads) * head_width
-        return 2 * self.num_layers * width * self.dtype.itemsize
+        heads: int = setting(self.config, "num_attention_heads", 1)
+        width: int = setting(self.config, "head_dim", self.hidden_size // heads)
+        heads = setting(self.config, "num_key_value_heads", heads)
+        return 2 * self.num_layers * heads * width * self.dtype.itemsize
 
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
-        """Inside, the model is in eval mode, uncompiled, and its taps are collected.
+        """Inside, the model is in eval mode, uncompiled, and its taps are collected. It may nest.
 
-        One thread at a time may use a model; it may nest. SpecdecError for a second thread, and on
-        first use for a model that cannot run trees.
+        SpecdecError for a second thread, and on first use for a model that cannot run trees.
         """
         lock = _locks.setdefault(self.model, threading.RLock())
         if not lock.acquire(blocking=False):
-            why = "this model is decoding in another thread"
-            raise SpecdecError(f"{why}; wait until it has finished, or load a second pair.")
+            raise SpecdecError("this model decodes in another thread; wait, or load a second pair.")
         with contextlib.ExitStack() as stack:
             stack.callback(lock.release)
             self.refresh()
@@ -199,19 +194,20 @@ class Target(TargetModel):
     ) -> Rows:
         """One forward over T new rows after the cache's; their keys and values are appended to it.
 
-        tokens int64 [T]. A chain (prompt, single token) needs no more; a tree needs depth int64 [T]
-        and ancestors bool [T, T]. last_only: the logits of the last row only. Raises before writing
-        if the cache would overflow.
+        tokens int64 [T]. A tree needs depth int64 [T] and ancestors bool [T, T] too. last_only: the
+        logits of the last row only. Raises before writing if the cache would overflow.
         """
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
-        return self.run(tokens, cache, mask, 1 if last_only else 0)
+        return self.run(tokens, cache, mask, int(last_only))
 
     def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0) -> Rows:
         """The forward itself. keep: rows with logits, 0 for all, n for the last n, or numbers."""
         cache.require(len(tokens))
         logits = self._logits(tokens[None], mask.positions[None], self._masks([mask]), cache, keep)
-        features = self._features()
-        return Rows(logits[0], None if features is None else features[0])
+        rows = Rows(logits[0], self._features())
+        if rows.features is not None:
+            rows.features = rows.features[0]
+        return rows
 
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards, those of about the same length as one padded batch."""
@@ -243,9 +239,12 @@ class Target(TargetModel):
         # 3. what belongs to each sequence
         results = []
         for number, (forward, count) in enumerate(zip(forwards, counts, strict=True)):
-            first = count - 1 if forward.last_only else 0
-            states = None if features is None else features[number, :count]
-            results.append(Rows(logits[number, first:count], states))
+            rows = Rows(logits[number, :count], None)
+            if forward.last_only:
+                rows.logits = rows.logits[-1:]
+            if features is not None:
+                rows.features = features[number, :count]
+            results.append(rows)
         return results
 
     def _mask(self, forward: TargetForward) -> TreeMask:
@@ -268,15 +267,11 @@ class Target(TargetModel):
         # finite, so that a row of padding, which sees nothing, has a softmax
         hidden = torch.finfo(self.dtype).min
         parts = [additive(mask.visible(window), self.dtype, hidden) for mask in masks]
-        if len(parts) == 1:
-            return aligned(parts[0])[None, None]
-        rows = max(part.shape[0] for part in parts)
-        keys = max(part.shape[1] for part in parts)
-        padded = []
-        for part in parts:
+        rows, keys = (max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True))
+        for number, part in enumerate(parts):
             room = (0, keys - part.shape[1], 0, rows - part.shape[0])
-            padded.append(F.pad(part, room, value=hidden))
-        return aligned(torch.stack(padded)[:, None])
+            parts[number] = F.pad(part, room, value=hidden)
+        return aligned(torch.stack(parts)[:, None])
 
     def _logits(
         self, tokens: Tensor, positions: Tensor, mask: Any, cache: Any, keep: int | Tensor
@@ -293,16 +288,17 @@ class Target(TargetModel):
         )
         logits: Tensor = output.logits
         # some families return all rows regardless
-        if isinstance(keep, Tensor):
-            return logits if logits.shape[1] == len(keep) else logits[:, keep]
-        return logits[:, -keep:]
+        if not isinstance(keep, Tensor):
+            logits = logits[:, -keep:]
+        elif logits.shape[1] != len(keep):
+            logits = logits[:, keep]
+        return logits
 
     def _features(self) -> Tensor | None:
         """Taps [B, T, taps * Ht]; layers may be on several devices."""
         if not self._collected:
             return None
-        parts = [self._collected[tap].to(self.device) for tap in self.taps]
-        return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+        return torch.cat([self._collected[tap].to(self.device) for tap in self.taps], dim=-1)
 
 
 @contextlib.contextmanager
@@ -321,12 +317,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def check_family(model: Any) -> None:
     """Refuse what the probe would not notice or could not name."""
     config = model.config.get_text_config()
-    kinds = set(setting(config, "layer_types", ()))
+    unknown = set(setting(config, "layer_types", ())) - {FULL, SLIDING}
     window = setting(config, "sliding_window")
     reason = ""
     if setting(config, "is_encoder_decoder") or model.get_output_embeddings() is None:
         reason = "is no decoder with a language-model head"
-    elif unknown := kinds - {FULL, SLIDING}:
+    elif unknown:
         reason = f"has layers of kind {', '.join(sorted(unknown))}, which cannot branch into a tree"
     elif setting(model, "_is_stateful"):
         reason = "keeps recurrent state, which cannot branch into a tree"
@@ -368,12 +364,11 @@ def probe(target: Target) -> None:
     except (SpecdecError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        why = f"{name} cannot run tree attention ({first_line(error)})"
-        raise SpecdecError(f"{why}; {INSTEAD}.") from error
+        why = f"cannot run tree attention ({first_line(error)})"
+        raise SpecdecError(f"{name} {why}; {INSTEAD}.") from error
     # 3. both must agree; low precision rounds blocks of other sizes differently
-    if not bool(alone.isfinite().all()):
-        why = f"{name} gives logits that are not finite"
-        raise SpecdecError(f"{why}; load it in another dtype, or fetch its weights again.")
+    if not alone.isfinite().all():
+        raise SpecdecError(f"{name} gives logits that are not finite; load it in another dtype.")
     together = torch.stack((tree[left], tree[right]))
     distance = float((together - alone[:2]).square().mean().sqrt())
     spread = float(alone[:2].std())
@@ -382,5 +377,4 @@ def probe(target: Target) -> None:
     if target.dtype != torch.float32:
         allowed = max(0.02 * spread, blurred / 4)
     if not distance <= allowed:
-        why = f"{name} gives other logits for a tree than for its paths"
-        raise SpecdecError(f"{why}: its attention does not obey a tree mask; {INSTEAD}.")
+        raise SpecdecError(f"{name}'s attention does not obey a tree mask; {INSTEAD}.")

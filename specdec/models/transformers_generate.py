@@ -25,13 +25,8 @@ from specdec.models.families import setting
 HARMLESS = {"attention_mask", "position_ids", "cache_position"}
 HARMLESS |= {"use_cache", "logits_to_keep", "return_dict"}
 # settings of a GenerationConfig that the cycle would not follow, by their values without effect
-UNFOLLOWED: dict[str, Any] = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "guidance_scale": 1,
-    "penalty_alpha": 0,
-}
-UNFOLLOWED |= {"dola_layers": None, "constraints": None, "return_dict_in_generate": False}
+UNFOLLOWED = {"num_beams": 1, "num_return_sequences": 1, "guidance_scale": 1, "penalty_alpha": 0}
+UNFOLLOWED |= {"dola_layers": 0, "constraints": 0, "return_dict_in_generate": 0}
 
 
 def generate(
@@ -50,13 +45,11 @@ def generate(
 
     Uses transformers' prepared processors, stopping criteria and GenerationConfig.
     drafter: from `specdec.load_drafter(path, model)`.
-    seed: by default drawn from torch's generator, so that `torch.manual_seed` reproduces a call.
-    streamer: transformers keeps its own `streamer=` from custom functions. Bind it to this one:
-    `custom_generate=functools.partial(specdec.generate, streamer=streamer)`.
-    Stop strings: `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`, for transformers
-    keeps the tokenizer from custom functions as well.
-    Sampled text equals `specdec.autoregress` with that seed. It has the distribution of plain
-    `generate`, with other random numbers.
+    seed: by default drawn from torch's generator. Sampled text equals `specdec.autoregress` with
+    that seed: it has the distribution of plain `generate`, with other random numbers.
+    transformers keeps two arguments from custom functions. A streamer is bound beforehand:
+    `custom_generate=functools.partial(specdec.generate, streamer=streamer)`. Stop strings:
+    `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -68,8 +61,7 @@ def generate(
     """
     # 1. what the cycle can follow
     if setting(setting(drafter, "target"), "model") is not model:
-        why = "generate needs drafter=specdec.load_drafter(path, model)"
-        raise SpecdecError(f"{why} made for this very model.")
+        raise SpecdecError("generate needs drafter=specdec.load_drafter(path, this very model).")
     _refuse(generation_config, model_kwargs)
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
     pair = Pair(drafter.target, drafter)
@@ -129,22 +121,17 @@ def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:
         if name not in HARMLESS and value is not None and value is not False and not is_empty:
             names.append(name)
     if names:
-        why = "speculative decoding reads the token ids of one prompt and returns one text"
-        raise SpecdecError(f"{why}; leave {', '.join(sorted(names))} out.")
+        raise SpecdecError(f"specdec.generate does not follow {', '.join(sorted(names))}.")
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The single prompt [T] without padding on the left."""
     if input_ids.shape[0] != 1:
-        why = f"speculative decoding takes one prompt at a time, got {input_ids.shape[0]}"
-        raise SpecdecError(f"{why}; loop over them.")
+        raise SpecdecError("speculative decoding takes one prompt at a time; loop over them.")
     ids = input_ids[0]
     if attention_mask is None:
         return ids
     visible = attention_mask[0].bool()
-    if attention_mask.shape != input_ids.shape or not bool(
-        visible[int(visible.sum()) * -1 :].all()
-    ):
-        why = "attention_mask hides more than padding on the left"
-        raise SpecdecError(f"{why}; give a flag per token.")
+    if not visible[-int(visible.sum()) :].all():
+        raise SpecdecError("attention_mask hides more than padding on the left; leave it out.")
     return ids[visible]

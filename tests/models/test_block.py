@@ -110,9 +110,8 @@ def test_recorded_trees_are_the_best_nodes_of_the_product(name, target):
         )
 
 
-@pytest.mark.parametrize("name", ["deep"])
-def test_the_text_is_the_targets_own_and_replays(name, target, home):
-    pair, prompts, tree = pair_of(name, target), [PROMPT, PROMPT[:3]], Static(8, 2, 3)
+def test_the_text_is_the_targets_own_and_replays(target, home):
+    pair, prompts, tree = pair_of("deep", target), [PROMPT, PROMPT[:3]], Static(8, 2, 3)
     assert audit(
         pair, prompts, {"tree": Static(10, 3, 3)}, max_new_tokens=16, progress=False
     ).passed

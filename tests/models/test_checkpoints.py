@@ -1,19 +1,16 @@
 """Reading EAGLE checkpoints: every layout gives the same network, every bad file one sentence."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from fakes import refusals
-from fakes.golden import GOLDEN, needs_golden
 from fakes.pairs import layer_fields
 from fakes.pairs import random_network as network
 from safetensors.torch import load_file, save_file
 
-from specdec.errors import SpecdecError
 from specdec.models.eagle_files import read_checkpoint, save_drafter
 from specdec.models.eagle_network import EagleConfig, EagleNetwork
 
@@ -110,11 +107,8 @@ def test_shards_and_bad_config_files(tmp_path):
     assert_same(read_network(tmp_path), network(PLAIN))
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     assert "q_proj" in refusal(tmp_path)
-    for text, words in (("{", "cannot be read as JSON"), ("[]", "should be an object, got []")):
-        (tmp_path / "config.json").write_text(text)
-        assert words in refusal(tmp_path)
-    (tmp_path / "config.json").unlink()
-    assert "there is no file" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be read as JSON" in refusal(tmp_path)
 
 
 SAVED = [
@@ -140,20 +134,6 @@ def test_save_and_read_again(tmp_path, config):
         assert stored["d2t"].dtype == torch.int64 and stored["t2d"].dtype == torch.bool
 
 
-def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    folder = save_drafter(network(PLAIN), tmp_path / "drafter")
-    before = (folder / "model.safetensors").read_bytes()
-
-    def full_disk(tensors, path, metadata):
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("specdec.models.eagle_files.save_file", full_disk)
-    pytest.raises(SpecdecError, save_drafter, network(PLAIN, seed=1), folder).match("No space left")
-    assert (folder / "model.safetensors").read_bytes() == before
-    assert len(list(folder.iterdir())) == 2
-
-
 def test_code_in_a_pickle_does_not_run(tmp_path):
     proof = tmp_path / "the-code-ran"
     folder = write(tmp_path / "drafter", OFFICIAL, {}, "pytorch_model.bin")
@@ -161,48 +141,35 @@ def test_code_in_a_pickle_does_not_run(tmp_path):
     torch.save(payload, folder / "pytorch_model.bin")
     assert "more than tensors" in refusal(folder)
     assert not proof.exists()
-    # the very file does run code when it is allowed to
-    torch.load(folder / "pytorch_model.bin", weights_only=False)
-    assert proof.exists()
 
 
 STATE = dict(network(PLAIN).state_dict())
 ONES = torch.ones(2, 2)
-MOVED = torch.cat((STATE["d2t"][:-1], STATE["d2t"][-1:] + 64))
 BAD_WEIGHTS = [
     ("extra.weight", {"extra.weight": ONES}),
-    ("layers.1.mlp.up_proj.weight", {"layers.1.mlp.up_proj.weight": ONES}),
     ("size mismatch for lm_head.weight", {"lm_head.weight": torch.ones(23, 32)}),
     ("not finite", {"norm.weight": torch.full((32,), torch.nan)}),
     ("quantised", {"lm_head.weight": torch.ones(24, 32, dtype=torch.int8)}),
     ("vocabulary map", {"d2t": STATE["d2t"] + torch.arange(24)}),
-    ("vocabulary map", {"d2t": MOVED}),
-    ("vocabulary map", {"t2d": ~STATE["t2d"]}),
     ("norm.weight", {"norm.weight": None}),
-    ("d2t", {"d2t": None}),
     ("not an EAGLE drafter", {"fc.weight": None}),
 ]
 BAD_SETTINGS = [
-    ("size mismatch for fc.weight", {"hidden_size": 16}),
     ("no draft_vocab_size", {"draft_vocab_size": None}),
     ("hidden_size", {"hidden_size": "32"}),
     ("'gelu'", {"hidden_act": "gelu"}),
     ("norm_output", {"norm_output": True}),
-    ("norm_before_residual", {"norm_before_residual": True}),
     ("'yarn'", {"rope_scaling": {"rope_type": "yarn"}}),
     ("fc_norm.0.weight", {"fc_norm": True}),
 ]
 
 
-@pytest.mark.parametrize(("words", "change"), BAD_WEIGHTS)
-def test_bad_weights_get_one_sentence(tmp_path, words, change):
-    tensors = {name: value for name, value in (STATE | change).items() if value is not None}
-    assert words in refusal(write(tmp_path, OFFICIAL, tensors))
-
-
-@pytest.mark.parametrize(("words", "change"), BAD_SETTINGS)
-def test_bad_settings_get_one_sentence(tmp_path, words, change):
-    assert words in refusal(write(tmp_path, OFFICIAL | change, STATE))
+def test_bad_weights_and_settings_get_one_sentence(tmp_path):
+    for words, change in BAD_WEIGHTS:
+        tensors = {name: value for name, value in (STATE | change).items() if value is not None}
+        assert words in refusal(write(tmp_path, OFFICIAL, tensors))
+    for words, change in BAD_SETTINGS:
+        assert words in refusal(write(tmp_path, OFFICIAL | change, STATE))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -216,18 +183,3 @@ def test_damaged_files(tmp_path, file):
     assert "no weights" in refusal(tmp_path)
     torch.save([torch.ones(2)], tmp_path / "pytorch_model.bin")
     assert "more than tensors" in refusal(tmp_path)
-
-
-@needs_golden
-@pytest.mark.parametrize(
-    "name", ["drafter", "variants/full_vocab", "variants/narrow_hidden", "variants/rope_theta_500k"]
-)
-def test_golden_files(tmp_path, name):
-    folder = GOLDEN / name
-    net = read_network(folder)
-    assert net.config.rope_theta == (500000.0 if "500k" in name else 10000.0)
-    assert net.config.own_embedding == ("narrow" in name)
-    assert net.config.target_hidden_size == 64
-    for file in ("config.json", "pytorch_model.bin"):
-        shutil.copy(folder / file, tmp_path)
-    assert_same(read_network(tmp_path), net)  # both formats hold the same

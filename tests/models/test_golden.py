@@ -161,18 +161,6 @@ def test_verification(golden, key):
     assert [tokens[node] for node in path] == case["accepted_tokens"]
 
 
-@pytest.mark.parametrize("prompt", [0, 3])
-def test_logits_over_the_verified_trees(golden, prompt):
-    key = next(name for name, case in golden.cases.items() if case["prompt"] == prompt)
-    tensors, ids = part(golden.verify, key), golden.prompts[prompt]
-    tree = DraftTree.from_arrays(tensors["draft_tokens"], parents_of(tensors["tree_mask"]))
-    with golden.pair.target.inference() as target:
-        cache = target.new_cache(len(ids) + len(tree))
-        target.forward(ids, cache)
-        logits = target.forward(tree.token, cache, tree.depth, tree.ancestors).logits
-    torch.testing.assert_close(logits, tensors["node_logits"], atol=5e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(golden, variant):
     tensors = load_file(GOLDEN / "variants" / "first_call.safetensors")

@@ -1,18 +1,15 @@
-"""Caches: rows in place, paths, dropped tails, overflow; many sequences say what each says."""
+"""Caches: rows in place, paths, dropped tails, overflow. Several at once: core/test_together."""
 
 import pytest
 import torch
-from fakes.families import FAMILIES, VOCAB, model_of
+from fakes.families import model_of
 from fakes.families import tokens as random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.core.decode import drive
-from specdec.core.protocols import TargetForward, finish
 from specdec.errors import SpecdecError
 from specdec.models.families import cache_keyword
 from specdec.models.kv_cache import TreeCache
-from specdec.models.target import Target
 
 
 def block(rows, layer=0):
@@ -50,13 +47,6 @@ def test_keeping_a_path_is_list_indexing(start, chosen):
         assert names(cache) == list(range(start)) + rows
 
 
-def test_rows_that_make_no_path_are_refused_and_nothing_moves():
-    cache = filled(range(8))
-    for start, rows in ((3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (9, [])):
-        pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
-        assert names(cache) == list(range(8))
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "gpt-oss"])
 def test_transformers_takes_it_as_a_cache(name):
     model, prompt = model_of(name), random_tokens(15, seed=1)
@@ -88,38 +78,3 @@ def test_rows_are_written_in_place_and_an_overflow_is_refused_before_that():
     copied = TreeCache(2, 8)
     copied.append(cache, 2, 5)
     assert names(copied) == [2, 3, 4]
-
-
-def text(target, prompt, new_tok):
-    """A prompt, twice a few tokens at once, and single tokens: logits of last rows, and tokens."""
-    cache = target.new_cache(200)
-    ids = []
-    logits = []
-    unread = list(prompt)
-    while len(ids) < new_tok:
-        rows = yield TargetForward(target, torch.tensor(unread), cache, last_only=True)
-        logits.append(rows.logits[-1])
-        ids.append(int(rows.logits[-1].argmax()))
-        unread = ids[-1:]
-        if len(ids) in (3, 5):
-            unread = [ids[-1], *prompt[:4]]
-        if len(ids) == 7:
-            # its last token is written anew, from the one before
-            cache.truncate(len(cache) - 1)
-            unread = ids[-2:]
-    return torch.stack(logits), ids
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_says_together_what_it_says_alone(name):
-    target = Target(model_of(name))
-    generator = torch.Generator().manual_seed(0)
-    prompts = []
-    for length in (5, 3, 28, 11):
-        prompts.append(torch.randint(2, VOCAB, (length,), generator=generator).tolist())
-    with target.inference():
-        alone = [finish(text(target, prompt, 14)) for prompt in prompts]
-        together = dict(drive((text(target, prompt, 14) for prompt in prompts), 3))
-    for number, (logits, ids) in enumerate(alone):
-        assert together[number][1] == ids
-        torch.testing.assert_close(together[number][0], logits, rtol=1e-4, atol=1e-4)

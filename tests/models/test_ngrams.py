@@ -13,10 +13,9 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 import specdec
 from specdec.core.decode import decode_many
 from specdec.core.policy import RandomPolicy, Static
-from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
-from specdec.evaluation.lossless import audit, distribution_test
+from specdec.evaluation.lossless import audit
 from specdec.models import ngrams
 from specdec.models.ngrams import COLUMNS, NGRAM, CopyOdds, Evidence, fit_scale
 
@@ -156,11 +155,8 @@ def pair_with(name: str) -> specdec.Pair:
 POLICIES = {
     "copies": Static.of(CopiedTree(9)),
     "tree": Static(12, 3, 4),
-    "plain": Static(1, 0, 1),
-    "EAGLE-1": Static(shape=StaticShape(EAGLE1_TREE)),
     "flat": Static.of(TreeConfig(9, 1, 4, flat_nodes=6)),
     "random": RandomPolicy(TreeConfig(16, 4, 4), seed=3, own_beams=True),
-    "random size": RandomPolicy(TreeConfig(16, 4, 4), seed=4, asks=("extend", "size")),
 }
 
 
@@ -179,10 +175,6 @@ def test_texts_are_plain_decodings_alone_at_once_and_sampled(name):
         alone = specdec.decode(pair, prompt, tree, max_new_tokens=12)
         assert out.tokens == alone.tokens
         assert out.cycles["accepted_tok"].tolist() == alone.cycles["accepted_tok"].tolist()
-    if name == "hybrid":
-        settings = {"new_tok": 2, "draws": 80, "top_k": 4, "progress": False}
-        prompt = [3, 1, 4, 3, 1, 4, 3, 1]
-        assert distribution_test(pair, prompt, Static(10, 2, 3), **settings).passed
 
 
 def test_copies_alone_draft_nothing():
@@ -200,9 +192,6 @@ def test_copies_alone_draft_nothing():
 def test_odds_are_counted_kept_and_checked(tmp_path):
     ids = torch.tensor([*range(9)] * 12 + [30, *range(9)])
     copies = list(ngrams.outcomes(ids, 9, ngrams.NgramConfig()))
-    # ten copies at most, and the target's own token
-    begun = [9, 10, *range(20, 98, 11), 108, 109, 110]
-    assert copies == list(ngrams.outcomes(ids, 9, ngrams.NgramConfig(), begun))
     odds = CopyOdds.from_outcomes(copies, scale=0.8, learned_from="a round")
     sure, lone = Evidence.of(20, 2, 0, 1), Evidence.of(1, 1, 1, 2)
     assert odds.probability(sure) > 0.9

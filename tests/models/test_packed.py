@@ -47,8 +47,6 @@ def test_packing_twice_changes_nothing_and_casts_are_refused():
 
 
 class Adapter(nn.Module):
-    """A change of low rank beside a layer, as adapters are injected."""
-
     def __init__(self, layer):
         super().__init__()
         torch.manual_seed(3)
@@ -65,10 +63,6 @@ def adapted(model):
         layer.mlp.down_proj = Adapter(layer.mlp.down_proj)
 
 
-def adapted_head(model):
-    model.lm_head = Adapter(model.lm_head)
-
-
 def normed(model):
     for layer in model.model.layers:
         layer.input_layernorm.variance_epsilon = 30.0
@@ -79,11 +73,6 @@ def hooked(model):
         layer.mlp.up_proj.register_forward_hook(lambda module, args, output: output * 1.5)
 
 
-def scaled(model):
-    for layer in model.model.layers:
-        layer.self_attn.scaling *= 2
-
-
 def embedded(model):
     words = copy.deepcopy(model.get_input_embeddings())
     noise = torch.randn(words.weight.shape, generator=torch.Generator().manual_seed(2))
@@ -92,7 +81,7 @@ def embedded(model):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("change", [adapted, adapted_head, normed, hooked, scaled, embedded])
+@pytest.mark.parametrize("change", [adapted, normed, hooked, embedded])
 def test_what_is_changed_after_loading_changes_the_text(change, packed):
     pair = specdec.load_pair("tiny", drafter="suffix", dtype="float32", pack=packed)
     before = specdec.autoregress(pair, PROMPT, **SETTINGS).tokens

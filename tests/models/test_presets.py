@@ -19,22 +19,17 @@ HUB = [name for name, preset in PRESETS.items() if "/" in preset.drafter]
 OFFICIAL = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "hidden_act": "silu"}
 SGLANG = {"architectures": ["Eagle3LlamaForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1000000}
 SGLANG |= {"rope_scaling": None, "attention_bias": False, "head_dim": 128}
-# a drafter narrower than its target, as the one of the 70B is
-NARROW = {"hidden": 6144, "inner": 16384, "heads": 48}
 
 
-def published(name: str, narrow: dict) -> tuple[dict, dict[str, torch.Tensor]]:
-    """config.json and tensors of a preset's drafter, as wide as its target unless `narrow`."""
-    _, target_hidden, inner, _, heads, kv, head, vocab = PRESETS[name].shape.values()
-    hidden = narrow.get("hidden", target_hidden)
-    inner = narrow.get("inner", inner)
-    heads = narrow.get("heads", heads)
+def published(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
+    """config.json and tensors of a preset's drafter, as wide as its target."""
+    _, hidden, inner, _, heads, kv, head, vocab = PRESETS[name].shape.values()
     drafted = 32000
     raw = SGLANG if PRESETS[name].drafter.startswith("AngelSlim") else OFFICIAL
     raw = {**raw, "hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads}
     raw |= {"num_key_value_heads": kv, "vocab_size": vocab, "draft_vocab_size": drafted}
     shapes = {
-        "fc": (hidden, 3 * target_hidden),
+        "fc": (hidden, 3 * hidden),
         "lm_head": (drafted, hidden),
         "norm": (hidden,),
         "midlayer.self_attn.q_proj": (heads * head, 2 * hidden),
@@ -48,9 +43,6 @@ def published(name: str, narrow: dict) -> tuple[dict, dict[str, torch.Tensor]]:
         "midlayer.input_layernorm": (hidden,),
         "midlayer.post_attention_layernorm": (hidden,),
     }
-    if narrow:
-        raw["target_hidden_size"] = target_hidden
-        shapes["embed_tokens"] = (vocab, hidden)
     tensors = {}
     for part, shape in shapes.items():
         tensors[f"{part}.weight"] = torch.empty(shape, device="meta")
@@ -68,13 +60,11 @@ def test_the_papers_pairs_are_there():
         assert is_hub_id(PRESETS[name].target) and is_hub_id(PRESETS[name].drafter)
 
 
-@pytest.mark.parametrize(
-    ("name", "narrow"), [*((name, {}) for name in HUB), ("llama-3.3-70b", NARROW)]
-)
-def test_target_and_drafter_fit(name, narrow, tmp_path):
+@pytest.mark.parametrize("name", HUB)
+def test_target_and_drafter_fit(name, tmp_path):
     config, counted = shapes_of(name)
     target = Target(drafters.on_meta(config))
-    raw, tensors = published(name, narrow)
+    raw, tensors = published(name)
     official = {part.replace("midlayer.", "layers.0."): value for part, value in tensors.items()}
     assert eagle_files.our_names(official) == tensors
     shape = eagle_files.config_from(eagle_files.Fields(tmp_path, raw), tensors)
@@ -83,5 +73,5 @@ def test_target_and_drafter_fit(name, narrow, tmp_path):
     shapes = {part: value.shape for part, value in expected.items()}
     assert {part: value.shape for part, value in tensors.items()} == shapes
     check_fit(shape, default_taps(target.num_layers), target)
-    if not narrow:  # what an estimate counts where no weights are at hand
-        assert {part: value.shape for part, value in counted.state_dict().items()} == shapes
+    # what an estimate counts where no weights are at hand
+    assert {part: value.shape for part, value in counted.state_dict().items()} == shapes

