@@ -30,7 +30,7 @@ from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine
 from specdec.replays.static_trees import beam_of, beam_text
-from specdec.replays.trace import Trace, open_trace, save_trace
+from specdec.replays.trace import Trace, open_trace, parents, save_trace
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
@@ -173,20 +173,15 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
     """A recording for display, from a trace and its pair. Turns without a position are left out."""
     recorded_pair = trace.header["pair"]
     if recorded_pair != pair.name:
-        raise SpecdecError(f"this recording was made with {recorded_pair!r}, not {pair.name!r}.")
-    _require_trees(trace)
+        raise SpecdecError(f"this recording is of {recorded_pair!r}, not {pair.name!r}.")
+    if not trace.header.get("trees"):
+        raise SpecdecError("the recording keeps no whole trees; record with trees=(10,).")
     trace = trace.select(trace.turns["positions"].to_numpy() > 0)
     tokens = [trace.text.ravel()]
     for top_k in trace.header["trees"]:
         tokens.append(trace.trees(top_k).tokens.ravel())
     ids = np.unique(np.concatenate(tokens)).tolist()
     return Recording(trace, costs, token_texts(pair, ids), tuple(_prompts(trace)))
-
-
-def _require_trees(trace: Trace) -> None:
-    if not trace.header.get("trees"):
-        why = "the recording keeps no whole trees"
-        raise SpecdecError(f"{why}; record with trees=(10,) to display them.")
 
 
 def open_recording(
@@ -197,23 +192,17 @@ def open_recording(
     path = Path(folder) / "texts.json"
     if not path.is_file():
         if pair is None or costs is None:
-            why = f"{folder} holds no texts.json"
-            raise SpecdecError(f"{why}; give its pair and a cost model as well.")
+            raise SpecdecError(f"{folder} holds no texts.json; give its pair and a cost model.")
         return recording_of(trace, pair, costs)
-    _require_trees(trace)
     stored = read_json(path, TextsFile, "write it again", SCHEMA)
-    if len(stored["prompts"]) != len(trace.turns):
-        raise SpecdecError(f"{path} belongs to another recording; write it again.")
+    assert len(stored["prompts"]) == len(trace.turns), "texts.json is of this recording"
     texts = {int(token): text for token, text in stored["texts"].items()}
     costs = costs or CostModel.load(Path(folder) / "costs.json")
     return Recording(trace, costs, texts, tuple(stored["prompts"]))
 
 
 def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
-    """The text of each token id within a text, including its space; special tokens by their names.
-
-    Numbers if there is no tokenizer.
-    """
+    """The text of each token id within a text, with its space; numbers without a tokenizer."""
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
@@ -384,7 +373,7 @@ class Foreseen(Static):
 
 
 def _fixed(recording: Recording, turn: int, position: int, policy: Policy, note: str) -> Snapshot:
-    """One cycle of a policy whose questions cost nothing. note: if the tree needs none itself."""
+    """One cycle of a policy whose questions cost nothing."""
     costs = dataclasses.replace(recording.costs, question_ms=0.0)
     engine = ReplayEngine(recording.trace, costs, policy.limits)
     engine.open(turn)
@@ -490,12 +479,8 @@ def _pool(recording: Recording, row: int, cycle: Cycle, plan: Plan) -> tuple[_No
     ids = np.concatenate((path[:1], trees.tokens[row, :count]))
     score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
     # 3. the first expansions of a recorded tree
-    parent = [np.array([-1]), np.zeros(flat or top_k, np.int64)]
-    start = 1
-    for level in range(cycle.expansions):
-        parent.append(np.repeat(start + trees.beams[row, level].astype(np.int64), top_k))
-        start = 1 + pool_size(level, top_k)
-    return _Nodes(ids, np.concatenate(parent), score), ""
+    parent = parents(trees.beams[row, : cycle.expansions], top_k, flat)
+    return _Nodes(ids, parent, score), ""
 
 
 def live_cycle(

@@ -218,7 +218,11 @@ class Machine:
 def test_a_made_up_machine_is_measured_through_the_engine():
     machine = Machine()
     with counted_by(machine.now):
-        model = calibrate(machine.pair, seconds=5.0, **SMALL)
+        calibration = Calibration(machine.pair, seconds=5.0, **SMALL)
+        assert not calibration.begun
+        calibration.go_on(0.25)
+        assert calibration.begun
+        model = calibration.model()
     context = np.array([12, 100, 200])
     for nodes in (0, 2, 7, 20):
         expected = machine.verify_ms(nodes, context)
@@ -234,21 +238,6 @@ def test_a_made_up_machine_is_measured_through_the_engine():
     assert model.reading_ms(150) == pytest.approx(0.02 * 150, rel=0.05)
     assert model.nodes == SMALL["nodes"] and model.widths == SMALL["top_ks"]
     assert model.ranges == {"verify_nodes": (0, 20), "expansions": (0, 4), "top_k": (1, 4)}
-
-
-def test_the_same_seed_measures_alike_in_one_go_and_in_pieces():
-    models = []
-    for pieces in (0, 0, 2):
-        machine = Machine()
-        with counted_by(machine.now):
-            calibration = Calibration(machine.pair, seconds=3.0, seed=4, **TINY)
-            assert not calibration.begun
-            for _ in range(pieces):
-                calibration.go_on(0.25)
-                assert calibration.begun
-            models.append(calibration.model())
-    assert models[0] == models[1]
-    assert models[2].verify == pytest.approx(models[0].verify)
 
 
 @pytest.mark.filterwarnings("ignore")  # so short a run on a busy machine may miss its mark
@@ -315,29 +304,6 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
             assert dealt.verify_nodes <= dealt.pool_size and dealt.widest <= dealt.top_k
             assert dealt.total_tokens <= 101 and dealt.top_k <= 10 and dealt.depth <= 6
     assert shapes.complete(2) and not shapes.complete(3)
-
-
-def test_rows_of_small_trees_settle_before_they_count():
-    pair = shared_bigrams()
-    config = calibrate_module._checked(pair, measure.CalibrateConfig(1.0, **SMALL))
-    measured = measure.Measurements(pair, config, calibrate_module._prompts(pair, 0))
-    band = measured.trees.bands()[0]
-    measured.cycles((1, band))
-    rows = pd.DataFrame(measured.timings.cycles)
-    assert rows["first"].iloc[0] and not (rows["first"] & rows["settled"]).any()
-    settled = rows[rows["settled"]]
-    dealt = settled[~settled["held"]].groupby("verify_nodes").size()
-    for nodes, size in dealt.items():
-        assert size >= next(kept for most, (_, kept) in measure.ROWS.items() if nodes <= most)
-    # of small trees a row's first cycles do not count
-    later = rows[~rows["first"]].groupby(rows["verify_nodes"] > 0)["settled"].all()
-    assert later[False] and not later[True]
-    measured.steps(0)
-    measured.steps(0)  # goes on where the last row ended
-    first, second = measured.timings.steps
-    begin = len(measured._prompt(config.contexts[0])) + measure.SETTLING
-    assert first["context_tok"] == np.mean(range(begin, begin + measure.STEPS)) and first["ms"] > 0
-    assert second["context_tok"] - first["context_tok"] == measure.SETTLING + measure.STEPS
 
 
 def test_copies_are_not_timed():

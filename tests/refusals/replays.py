@@ -39,6 +39,10 @@ def judged(*asked, **more):
     return lambda given: trace.check_recorded(given.trace, *asked, **more)
 
 
+def grid(**fields):
+    return lambda given: static_grid(given.trace, given.costs, **fields)
+
+
 def of_two_pairs(given):
     other = trace.Trace({**given.trace.header, "pair": "other"}, given.trace.turns, {})
     trace.joined([given.trace, other], 3)
@@ -67,7 +71,6 @@ ROWS = [
         "prompts/1: token id 1000000000",
     ),
     row("a recorded width of 0", settings(top_ks=(2, 0)), "top_k must be an integer of at least 1"),
-    row("whole trees of width 0", settings(trees=(0,)), "top_k must be an integer of at least 1"),
     row(
         "no width at all",
         settings(top_ks=(), trees=()),
@@ -76,16 +79,12 @@ ROWS = [
     row("no depth", settings(depth=0), "depth must be an integer of at least 1"),
     row("no nodes", settings(most_nodes=0), "most_nodes must be an integer of at least 1"),
     row(
-        "more nodes than ranks", settings(most_nodes=trace.NEVER), "most_nodes must be below 32767"
-    ),
-    row(
         "distributions without width 10",
         settings(**DISTRIBUTIONS, top_ks=(9,), trees=(), depth=7),
         OUTSIDE,
     ),
     row("distributions of shallow trees", settings(**DISTRIBUTIONS, depth=6), OUTSIDE),
     row("a family without levels", settings(family=(3,)), FAMILY),
-    row("a family of no nodes", settings(family=(3, 0)), FAMILY),
     row("no such part", settings(part="tset"), "'tset'", "did you mean 'test'"),
     row(
         "nothing that drafts",
@@ -146,9 +145,9 @@ ROWS = [
     row("no recording", lambda given: trace.open_trace(given.folder), "trace.json"),
     row("faster than the bound", lambda given: headroom(4, 10, 5), "below the clairvoyant bound"),
     row("no time", lambda given: headroom(float("nan"), 10, 5), "positive"),
-    row(
-        "groups by no column",
-        lambda given: static_grid(given.trace, given.costs, by="siute"),
-        "'siute'",
-    ),
+    row("a grid beyond the depth", grid(depths=[-1, 5]), "depths", "from 0 to 4"),
+    row("a grid without depths", grid(depths=[]), "depths", "from 0 to 4"),
+    row("a grid of other widths", grid(top_ks=[3, 10]), "top_k [10]", "only [3]"),
+    row("a grid beyond the nodes", grid(total_tokens=[5, 22]), "from 1 to 21"),
+    row("groups by no column", grid(by="siute"), "'siute'"),
 ]

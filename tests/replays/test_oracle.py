@@ -320,19 +320,3 @@ def test_the_best_static_tree_and_headroom():
     assert np.isnan(headroom(10, 10, 10))
     np.testing.assert_allclose(headroom(np.array([10, 8.0]), 10, 5), [0, 0.25])
     pytest.raises(SpecdecError, headroom, np.nan, tuned=[10.0, 9.0], clairvoyant=5.0).match("times")
-
-
-@pytest.mark.parametrize("ask", [clairvoyant, static_grid])
-def test_what_was_not_recorded_is_refused(ask):
-    name, low, most = ("sizes", 0, 12) if ask is clairvoyant else ("total_tokens", 1, 13)
-    for asked, message in (
-        (dict(top_ks=[2, 10]), r"top_k \[10\] was not recorded, only \[1, 2, 3\]"),
-        (dict(depths=[4]), "depths must be whole numbers from 0 to 3"),
-        (dict(depths=[-1, 2]), "depths must be whole numbers from 0 to 3"),
-        (dict(depths=[]), "depths must be whole numbers from 0 to 3"),
-        ({name: [5, most + 1]}, f"{name} must be whole numbers from {low} to {most}"),
-    ):
-        pytest.raises(SpecdecError, ask, made_up([9, 4]), COSTS, **asked).match(message)
-    too_large = TreeConfig(15, 3, 3)
-    with pytest.raises(SpecdecError, match="total_tokens must be whole numbers from 1 to 13"):
-        static_trees.static_turns(made_up([9, 4]), COSTS, too_large)

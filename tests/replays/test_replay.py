@@ -7,21 +7,19 @@ from fakes.killed import killed_at
 from fakes.pairs import bigram_pair, random_pair
 from fakes.traces import RandomRecorded, round_costs, synthetic_trace
 
-import specdec
 from specdec.core.decode import decode
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.protocols import finish
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import Picker, acceptance_distribution
-from specdec.data.suites import load_suite
 from specdec.errors import SpecdecError
 from specdec.models.eagle_drafter import BatchedDrafter
 from specdec.policies import ltd
 from specdec.replays import record as record_module
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import SequentialDrafter, record
-from specdec.replays.replay import answer_ms, replay
+from specdec.replays.replay import replay
 from specdec.replays.static_trees import fastest, static_grid, tree_of
 
 TOP_KS = (2, 3, 5)
@@ -138,25 +136,6 @@ def test_drawn_answers_are_the_same_in_any_order():
     answers = [tuple((row.expansions, row.verify_nodes) for row in rows[:5]) for rows in result]
     assert len(set(answers)) > 1, "prompts of other lengths draw other numbers"
     assert len({answer for some in answers for answer in some}) > 3
-
-
-@pytest.mark.parametrize("seeds", [3, pytest.param(30, marks=pytest.mark.nightly)])
-def test_shipped_pair_replays_exactly(seeds):
-    pair = specdec.load_pair("tiny", dtype="float32")
-    suites = ["toy/gsm8k", "toy/mt_bench", "toy/humaneval"]
-    options = dict(max_new_tokens=48, depth=6, top_ks=TOP_KS, trees=(), most_nodes=60)
-    trace = record(pair, suites, limit=2, progress=False, **options)
-    limits = TreeConfig(61, 6, 5)
-    compared = 0
-    prompts = {prompt.id: prompt for suite in suites for prompt in load_suite(suite)}
-    for number, turn in trace.turns[trace.turns["turn"] == 0].iterrows():
-        messages = [{"role": "user", "content": prompts[turn["prompt"]].turns[0]}]
-        for seed in range(seeds):
-            live = live_rows(pair, messages, RandomRecorded(limits, seed), max_new_tokens=48)
-            rows = replayed(trace, number, RandomRecorded(limits, seed))
-            assert facts(rows) == facts(live)
-            compared += len(rows)
-    assert compared >= 35 * seeds, compared
 
 
 FAMILY = (4, 4, 3, 2)  # up to four children, and up to 4, 3, 2, 2, ... nodes expanded
@@ -305,14 +284,11 @@ def test_exact_lengths_of_the_recording(tmp_path):
     np.testing.assert_allclose(result[0, 7], live, atol=2e-3)
 
 
-def test_replay_charges_what_it_should():
+def test_replay_charges_every_question():
     trace = synthetic_trace(turns=20, positions=100)
-    costs = round_costs(question_ms=0.5)
-    table = replay(trace, Static(8, 3, 3), costs).table
-    cycle_ms = 1.0 + 3 * 0.5 + 4.0 + 0.1 * 7 + 0.25
-    assert table["time_ms"].sum() == pytest.approx(table["cycles"].sum() * cycle_ms)
     policy = RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",))
-    asked = replay(trace, policy, costs, policy_ms=0.25, keep_cycles=True)
-    assert asked.cycles["policy_ms"].eq(0.75).all() and asked.cycles["questions"].eq(1).all()
-    assert asked.table["policy_ms"].sum() == pytest.approx(0.75 * len(asked.cycles))
-    assert answer_ms(trace, policy, costs) > 0
+    costs = round_costs(question_ms=0.5)
+    replayed = replay(trace, policy, costs, policy_ms=0.25, keep_cycles=True)
+    assert replayed.cycles["policy_ms"].eq(0.75).all()
+    assert replayed.cycles["questions"].eq(1).all()
+    assert replayed.table["policy_ms"].sum() == pytest.approx(0.75 * len(replayed.cycles))
