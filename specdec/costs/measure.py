@@ -7,6 +7,7 @@ machine affects all settings alike. `calibrate` fits a cost model to the rows.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -77,19 +79,18 @@ class CalibrateConfig:
 
 @dataclass
 class Timings:
-    """Rows of a calibration, each a dict. place: index of its context.
+    """Rows of a calibration, each a dict. place: index of its context."""
 
-    cycles: place, context_tok, top_k, rows (of an expansion), expansions, verify_nodes, held (out
-    of the fit), first (of its turn), settled (after similar ones), `stretches`, total_ms. turns:
-    prompt_tok, prefill_ms. steps: place, context_tok, ms: means of a row of plain steps. questions:
-    ms. held_turns: tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles
-    [(SHAPE's numbers), ...].
-    """
-
+    # place, SHAPE, held (out of the fit), first (of its turn), settled (after similar ones),
+    # stretches, total_ms
     cycles: list[dict] = field(default_factory=list)
+    # prompt_tok, prefill_ms
     turns: list[dict] = field(default_factory=list)
+    # place, context_tok, ms: means of a row of plain steps
     steps: list[dict] = field(default_factory=list)
+    # ms
     questions: list[float] = field(default_factory=list)
+    # tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles [SHAPE, ...]
     held_turns: list[dict] = field(default_factory=list)
 
 
@@ -143,14 +144,8 @@ class TreeSampler:
 
     def bands(self) -> list[tuple[int, ...]]:
         """Node counts grouped into bands of similar size, smallest first."""
-        bands = []
-        low = -1
-        for high in BANDS:
-            band = tuple(count for count in self.nodes if low < count <= high)
-            if band:
-                bands.append(band)
-            low = high
-        return bands
+        groups = itertools.groupby(self.nodes, lambda count: np.searchsorted(BANDS, count))
+        return [tuple(band) for _, band in groups]
 
     def grid(self, place: int, counts: tuple[int, ...]) -> TreeConfig:
         """A grid tree for the context `place` with one of these node counts."""
@@ -174,9 +169,7 @@ class TreeSampler:
         return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
     def free(self, counts: tuple[int, ...] = ()) -> TreeConfig:
-        """Any tree within the limits, on or off the grid; with one of these node counts if its
-        shape offers them.
-        """
+        """Any tree within the limits; with one of these node counts if its shape offers them."""
         top_k = self._like(self.top_ks[0], self.top_ks[-1])
         depth = self.draw.randint(0, self.depth)
         beam = plain_beam(top_k, (self.draw.randint(self.top_ks[0], top_k),))
@@ -196,7 +189,7 @@ class TreeSampler:
         return int(value)
 
     def complete(self, places: int) -> bool:
-        """Whether every node count and every width occurred in every context."""
+        """Whether every node count and width occurred in every context."""
         grid = (("nodes", self.nodes), ("top_k", self.top_ks), ("rows", self.top_ks))
         for place in range(places):
             for what, values in grid:
@@ -217,12 +210,10 @@ class AskingPolicy(Static):
 def answer_ms(
     pair: Pair, policy: Policy, costs: CostModel, prompts: list[list[int]], new_tok: int = 48
 ) -> float:
-    """Milliseconds of one answer of `policy` in live decoding, beyond the cost of asking
-    (costs.question_ms).
+    """Milliseconds of one answer of `policy` in live decoding, beyond costs.question_ms.
 
-    Between two answers the models run, so every answer finds realistically cold caches. prompts:
-    token ids; the first one warms up. The mean without the slowest twentieth of the cycles, which
-    were interrupted.
+    Between two answers the models run, as caches should be cold. The first prompt warms up. The
+    slowest twentieth of the cycles, which were interrupted, is left out.
     """
     spent = []
     with pair.inference():
@@ -242,10 +233,7 @@ def answer_ms(
 
 
 class Measurements:
-    """The jobs of a calibration; `timings` collects their rows.
-
-    config: with contexts, top_ks and nodes filled in.
-    """
+    """The jobs of a calibration; `timings` collects their rows."""
 
     def __init__(self, pair: Pair, config: CalibrateConfig, prompts: list[list[int]]):
         assert config.contexts and config.top_ks, "the settings are filled in"
@@ -263,9 +251,8 @@ class Measurements:
         self.spent_s = 0.0
         self._restart()
         # one job of each kind, discarded
-        for job, argument in {
-            job.__name__: (job, argument) for job, argument in self.round()
-        }.values():
+        warm_up = {job.__name__: (job, argument) for job, argument in self.round()}
+        for job, argument in warm_up.values():
             job(argument)
         self._restart()
 
@@ -290,7 +277,7 @@ class Measurements:
                 bar.update(min(bar.total, int(self.spent_s)) - bar.n)
 
     def run(self, seconds: float, progress: bool) -> Timings:
-        """Use the remaining seconds, and more until every setting is measured."""
+        """Use the remaining seconds, and more until all settings are measured."""
         with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=not progress) as bar:
             self.go_on(seconds - self.spent_s, bar)
             while not self.complete():
@@ -301,30 +288,23 @@ class Measurements:
         """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
         jobs: list[Any] = []
-        for place in places:
-            jobs += [(self.cycles, (place, band)) for band in self.trees.bands()]
+        jobs += [(self.cycles, where) for where in itertools.product(places, self.trees.bands())]
         jobs += [(self.steps, place) for place in places]
         jobs += [(self.questions, 0), (self.held_turn, None), (self.held_turn, None)]
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
-        """Whether a round has ended with every setting measured in every context, some of it held
-        out.
-        """
-        widths = {"rows": set(self.trees.top_ks), "top_k": set(self.trees.top_ks)}
-        held = False
-        for row in self.timings.cycles:
-            held = held or row["held"]
-            if row["expansions"] > 2 and row["settled"] and not row["held"]:
-                for name, missing in widths.items():
-                    missing.discard(row[name])
-        seen = held and not any(widths.values())
-        return bool(self.rounds) and seen and self.trees.complete(len(self.contexts))
+        """Whether every setting was measured in every context, and something held out."""
+        if not self.rounds or not self.trees.complete(len(self.contexts)):
+            return False
+        cycles = pd.DataFrame(self.timings.cycles)
+        held = cycles["held"]
+        deep = cycles[~held & cycles["settled"] & (cycles["expansions"] > 2)]
+        widths = set(self.trees.top_ks)
+        return bool(held.any()) and widths == set(deep["rows"]) & set(deep["top_k"]) & widths
 
     def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
-        """Rows of cycles of random trees in the open turn of a context. where: its place, a band's
-        node counts.
-        """
+        """Rows of cycles of random trees. where: the place of a context, a band's node counts."""
         place, nodes = where
         with self.pair.inference():
             for _ in nodes:  # every size once, plus the held-out ones
@@ -340,9 +320,7 @@ class Measurements:
             missing -= self._cycle(place, tree, held, dropped < 0)
 
     def _cycle(self, place: int, tree: TreeConfig, held: bool, settled: bool) -> bool:
-        """One cycle, in a new turn if the last has ended. Returns whether it counts: not if it
-        reads the prompt.
-        """
+        """One cycle, perhaps of a new turn. Returns whether it counts: not if it reads a prompt."""
         engine = self.engines.get(place)
         first = engine is None or engine.finished
         if engine is None or engine.finished:
@@ -386,8 +364,7 @@ class Measurements:
                 if number >= SETTLING:
                     spent_ms.append(1e3 * (self.clock.now() - begin))
                 length += 1
-            # 3. one mean a row: its first steps are slower, as in a turn, and single ones would
-            # look interrupted
+            # 3. one mean a row: its first steps are slower and would look interrupted
             context_tok = length - (STEPS + 1) / 2
             row = {"place": place, "context_tok": context_tok, "ms": float(np.mean(spent_ms))}
             self.timings.steps.append(row)

@@ -57,9 +57,7 @@ class Choosing:
         self.places: list[Tensor] = []
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """scores [P, n], -inf for absent -> candidates to expand [P, W] by score, and which are
-        absent.
-        """
+        """scores [P, n], -inf for absent -> candidates to expand [P, W], and which are absent."""
         top_k = self.family.top_k
         count, width = scores.shape
         real = scores > float("-inf")

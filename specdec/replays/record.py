@@ -230,7 +230,7 @@ def copies_of(drafter: Drafter | None) -> dict[str, Any]:
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
-    """(part, prompt): named suites are split, others are of `config.part`, a Trace's keep theirs."""
+    """(part, prompt): named suites are split, others of `config.part`, a Trace's keep theirs."""
     options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
     # 1. those of a recording
     if isinstance(prompts, Trace):

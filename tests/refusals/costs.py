@@ -56,7 +56,6 @@ ROWS = [
     row("contexts beyond the target's", measured(contexts=(10, 5000)), "two or more contexts"),
     row("too shallow trees", measured(depth=2), "depth of at least 3"),
     row("nodes to measure without 0", measured(nodes=(3, 7)), "nodes from 0"),
-    row("no nodes to measure", measured(nodes=()), "nodes from 0"),
     row("a width of 0", measured(top_ks=(0, 4)), "top_ks must lie"),
     row("a width beyond the vocabulary", measured(top_ks=(4, 100)), "top_ks must lie"),
     row("a pair without drafter", of_drafter(lambda target: None), "no drafter"),
