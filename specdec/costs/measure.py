@@ -33,11 +33,9 @@ from specdec.costs.model import CostModel
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")
 # a turn restarts after this many tokens, so that the context stays near its setting
 GROWTH_TOK = 96
-# Caches recover slowly from larger work: after a prompt or a tree of hundreds of nodes, a small
-# tree takes up to a fifth longer for about eight cycles. In decoding a tree follows similar ones,
-# so a job measures rows of one tree among trees of similar size, and drops the first cycles of a
-# row; not all slow ones, since a turn has some too. Trees up to so many nodes: cycles dropped and
-# kept of a row. The smallest trees, and plain steps, occur in a turn now and then between others.
+# Caches recover slowly from larger work: a small tree after a large one takes up to a fifth longer
+# for about eight cycles. In decoding a tree follows similar ones, so a job measures rows of one
+# tree among similar ones, and drops a row's first cycles. Up to so many nodes: dropped and kept.
 ROWS = {0: (0, 2), 3: (1, 3), 8: (3, 5), 32: (2, 2), 1 << 30: (0, 1)}
 BANDS = (8, 32, 1 << 30)  # upper limits, in nodes, of the bands of similar trees
 STEPS, SETTLING, QUESTIONS = 30, 2, 4  # per job: plain steps kept and dropped, questions
@@ -47,8 +45,7 @@ TURN_TOK = 32  # length of the turns held out as a whole
 CHECKED_TREES = 10  # different trees in these turns
 PIECE_S = 1.0  # a calibration that misses a setting continues in pieces of this
 # Kernels work in blocks of rows, the root being one: the time jumps after 7, 15, 31, 63, ... nodes.
-# Every size up to 17 is measured, where the best trees lie; beyond it both sides of every step, so
-# that no line crosses one.
+# Beyond 17 nodes both sides of every step are measured, so that no line crosses one.
 NODES = (
     *(*range(18), 20, 23, 24, 28, 31, 32, 40, 47, 48, 59, 63, 64, 80, 95, 96, 112),
     *(127, 128, 159, 160, 191, 192, 223, 224, 240),
@@ -107,10 +104,8 @@ class MarkedClock(Clock):
         self.marks.append(self._mark)
 
     def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
-        """Milliseconds of root, expansions, verification and the rest of the cycle that just ended.
-
-        first_ms is the first expansion, expand_ms the mean of those between it and the last,
-        last_ms the last one and choosing the nodes. A stretch that a cycle lacks is NaN.
+        """Milliseconds of the parts of the cycle that just ended, NaN for one that it lacks:
+        expand_ms is the mean between the first and the last expansion, last_ms includes choosing.
         """
         # the root begins the cycle; a plain step drafts nothing
         moments = [self.begin, *self.marks[1:]]
@@ -130,7 +125,7 @@ class MarkedClock(Clock):
 
 @dataclass
 class TreeSampler:
-    """Draws trees; rare node counts and widths first, so that a short calibration covers all."""
+    """Draws trees, rare node counts and widths first: a short calibration covers all."""
 
     top_ks: tuple[int, ...]
     nodes: tuple[int, ...]

@@ -35,7 +35,7 @@ from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 @dataclass(frozen=True)
 class Bound(Rates):
-    """The result of `clairvoyant`. turns: a row per turn, as in `Replayed.table`. answers: a row per
+    """The result of `clairvoyant`. turns: as `Replayed.table`, a row per turn. answers: a row per
     cycle of a fastest sequence; top_k is 0 for a plain step or copies.
     """
 

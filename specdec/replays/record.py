@@ -1,9 +1,9 @@
 """Recording: `record` writes a `trace.Trace`, which holds what every draft tree would have accepted
 on given prompts.
 
-The target's texts are decoded plainly, several prompts at once. One forward over the target's own
-text gives its features; the drafter grows the trees of many positions at once. Exact in float32. In
-low precision, blocks of other sizes round differently, and near-ties may differ from live decoding.
+The target's texts are decoded plainly, several prompts at once. One forward over the text gives its
+features; the drafter grows the trees of many positions at once. Exact in float32; in low precision
+near-ties may differ from live decoding.
 """
 
 from __future__ import annotations
@@ -119,9 +119,8 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     a finished one.
 
     prompts: as in `evaluate`; named suites are split into train, tune and test. Or a Trace: its
-    prompts (of named suites) are recorded again with other settings, in the same parts. settings:
-    fields of RecordConfig by name (`lengths` means acceptance_distributions). SpecdecError for bad
-    settings, before anything is decoded.
+    prompts (of named suites) are recorded again. settings: fields of RecordConfig by name
+    (`lengths` means acceptance_distributions).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -157,7 +156,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
 def _record_elsewhere(
     source: dict[str, Any], config: RecordConfig, run: runs.Run, jobs: list[tuple[int, str, Prompt]]
 ) -> None:
-    """A task of `record` in another process: the columns of these prompts, in the run's folder."""
+    """A task of `record` in another process."""
     Recorder(load.load_again(**source), config).write_all(jobs, run)
 
 
@@ -319,7 +318,7 @@ class Recorder:
         return [*ids, *beyond.tokens], decoded.new_tok
 
     def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, Arrays]:
-        """One turn's columns of every table of TABLES; rows of lengths are those of the turn."""
+        """One turn's columns of every table of TABLES."""
         config = self.config
         whole: Any = self.pair.drafter
         tables: dict[str, Arrays] = {name: {} for name in TABLES}
@@ -514,9 +513,9 @@ def radar_distributions(
 ) -> np.ndarray:
     """float32 [Q, 8, 9]: at (q, a, j), P(accepted_tok = j) at T = 1 after a + 1 draft calls.
 
-    rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. batch: k
-    = 10, depth >= 7. The tree after one call is flat: the root's 59 best children. One forward over
-    the union of a position's eight trees gives all of them (RADAR section 4, equations 8-10).
+    rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. The tree
+    after one call is flat: the root's 59 best children. One forward over the union of a position's
+    eight trees gives all of them (RADAR section 4, equations 8-10).
     """
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
     # from the end, so that the cache only shrinks

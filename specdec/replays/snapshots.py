@@ -96,10 +96,7 @@ class Snapshot:
 
 @dataclass
 class Lane:
-    """One policy on one text. tokens: the text, token by token, as far as known.
-
-    plain_ms: predicted time of plain decoding up to each position, if known.
-    """
+    """One policy on one text. plain_ms: time of plain decoding up to each position, if known."""
 
     name: str
     tokens: list[str]
@@ -170,7 +167,7 @@ class Recording:
 
 
 def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
-    """A recording for display, from a trace and its pair. Turns without a position are left out."""
+    """A recording for display, from a trace and its pair."""
     recorded_pair = trace.header["pair"]
     if recorded_pair != pair.name:
         raise SpecdecError(f"this recording is of {recorded_pair!r}, not {pair.name!r}.")
@@ -321,7 +318,7 @@ def _in_words(kind: str, answer: Any) -> str:
 
 
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
-    """Every cycle of a policy on one recorded text, with the recording's costs."""
+    """Every cycle of a policy on one recorded text."""
     engine = ReplayEngine(recording.trace, recording.costs, policy.limits)
     engine.open(turn)
     watched = Watched(policy)
@@ -350,10 +347,7 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
 
 
 class Foreseen(Static):
-    """The tree of a row of `Bound.answers`.
-
-    One wider than its root's children stops without a second question.
-    """
+    """The tree of a row of `Bound.answers`."""
 
     def __init__(self, answer: dict[str, Any], depth: int):
         top_k = answer["top_k"]
@@ -420,7 +414,7 @@ def _snapshot(
     bonus: str | None,
     text: Callable[[int], str],
 ) -> Snapshot:
-    """A finished cycle. path: ids of the accepted tokens. text: id -> its text."""
+    """A finished cycle. path: ids of the accepted tokens."""
     tokens = tuple(text(token) for token in nodes.ids.tolist())
     # 1. verified are the root and the nodes of the highest score, ties to the earlier one
     verified = np.zeros(len(tokens), dtype=bool)
@@ -491,10 +485,7 @@ def live_cycle(
     kept: list[str],
     text: Callable[[int], str],
 ) -> Snapshot:
-    """The cycle that a live engine has just finished.
-
-    kept: texts of the new tokens that count. text: id -> its text.
-    """
+    """The cycle that a live engine has just finished. kept: texts of the new tokens that count."""
     plan = watched.planned
     tree = engine.tree
     verify_nodes = len(tree)

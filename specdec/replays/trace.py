@@ -44,8 +44,8 @@ Load = Callable[[Column], np.ndarray | None]
 class Trees:
     """Whole candidate trees of R positions for one k, in creation order.
 
-    scores float32 [R, C], tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]:
-    the flat indices, inside level i's candidates, of the nodes that expansion i expands.
+    scores float32, tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]: the
+    places, among level i's candidates, of the nodes that expansion i expands.
     """
 
     scores: np.ndarray
@@ -143,10 +143,8 @@ class Trace:
 
     @property
     def ranks(self) -> _ByWidth:
-        """ranks[k], or ranks[k, beam]: int16 [R, depth + 1, depth + 1], non-decreasing in j.
-
-        (r, n, j) is the rank, in the pool after n expansions, of the node at depth j + 1 on the
-        target's path, or NEVER.
+        """ranks[k], or ranks[k, beam]: int16 [R, depth + 1, depth + 1]. (r, n, j): the rank, after
+        n expansions, of the node at depth j + 1 on the target's path, or NEVER.
         """
         return _ByWidth(self)
 
@@ -305,9 +303,8 @@ def numbered(turns: pd.DataFrame) -> pd.DataFrame:
 
 
 def joined(traces: list[Trace], top_k: int) -> Trace:
-    """Recordings of one pair as one, for one k and the smallest of their depths.
-
-    It holds ranks, scores and, if all have them, features and the drafter's states.
+    """Recordings of one pair as one, for one k and the smallest of their depths: ranks, scores and,
+    if all have them, features and the drafter's states.
     """
     if len({(trace.header["pair"], trace.header.get("weights")) for trace in traces}) > 1:
         raise SpecdecError("recordings of different pairs cannot be joined; record one pair.")
@@ -331,8 +328,7 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
 def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.ndarray:
     """int64 [R, depth + 1]: pool index of each path node, -1 from the first missing one.
 
-    tokens int [R, C] of the pool; beams int [R, depth, k]; path int [R, depth + 1]: the target's
-    next tokens.
+    tokens int [R, C]; beams int [R, depth, k]; path int [R, depth + 1]: the target's next tokens.
     """
     levels, top_k = beams.shape[1:]
     starts = [pool_size(level, top_k) for level in range(levels)]  # of the levels below the first
@@ -376,9 +372,8 @@ def path_ranks(
 
 
 def save_trace(trace: Trace, folder: Path) -> Path:
-    """Write a trace, for instance a selection of turns, as a finished recording for display.
-
-    Left out: the root's scores, RADAR's distributions and the family.
+    """Write a trace as a finished recording for display, without root scores, RADAR's distributions
+    and the family.
     """
     folder = Path(folder)
     files = ["turns.parquet"]

@@ -79,12 +79,6 @@ def test_arrays_look_up_like_numbers():
     for nodes in (0, 7, 30, 45):
         expected = model.verify_ms(nodes, 123)
         assert verify[nodes] + 123 * verify_per_tok[nodes] == pytest.approx(expected)
-    for k in (2, 3, 10):
-        base, per_tok = model.levels(k, 3)
-        assert base[0] + 123 * per_tok[0] == pytest.approx(model.root_ms(k, 123))
-        assert base[2] + 123 * per_tok[2] == pytest.approx(model.expand_ms(k, 123))
-    unsure = known(errors={"tree_frac": 0.01}).uncertainty_frac
-    assert model.uncertainty_frac == 0 and unsure == pytest.approx(0.02772, abs=1e-5)
 
 
 def test_a_beam_pays_for_its_nodes_and_only_a_first_expansion_for_cold_caches():
@@ -94,10 +88,8 @@ def test_a_beam_pays_for_its_nodes_and_only_a_first_expansion_for_cold_caches():
     assert model.expand_ms(10, 50) - known().expand_ms(10, 50) == pytest.approx(0.01 * 100)
     model = known(first_ms=0.4)
     expansions = np.array([0, 1, 2, 5])
-    for beam in ((), (3, 2)):
-        usual = known().draft_ms(10, expansions, 50, beam)
-        beyond = model.draft_ms(10, expansions, 50, beam) - usual
-        assert beyond == pytest.approx([0, 0.4, 0.4, 0.4])
+    beyond = model.draft_ms(10, expansions, 50) - known().draft_ms(10, expansions, 50)
+    assert beyond == pytest.approx([0, 0.4, 0.4, 0.4])
 
 
 @pytest.mark.filterwarnings("ignore")  # of what lies beyond what was measured
@@ -142,7 +134,6 @@ def test_another_machine_and_what_lies_beyond_the_measured_warn_once():
     elsewhere = known(name="elsewhere", machine={**here, "cpu": "Z80"})
     with pytest.warns(UserWarning, match="calibrated on another machine .*Z80"):
         assert not elsewhere.check_machine()
-    assert not elsewhere.check_machine()
     assert dataclasses.replace(elsewhere, kind="published").check_machine()
 
 
@@ -172,9 +163,6 @@ def test_files_hold_equal_models(tmp_path):
     for model in (PROFILES["radar-rtx3090-vicuna-13b"], known(errors={"total_frac": 0.01})):
         assert CostModel.load(model.save(path)) == model
     record = json.loads(path.read_text())
-    assert record.pop("texts") == 1  # files from before there were batches load
-    path.write_text(json.dumps(record))
-    assert CostModel.load(path) == model
     for change in ({"schema": 2}, {"class": "TreeConfig"}, {"speed": 1}, {"verify": [3, 2, 1]}):
         path.write_text(json.dumps(record | change))
         pytest.raises(SpecdecError, CostModel.load, path).match("cost model")

@@ -178,19 +178,16 @@ def test_answers_are_shown_with_what_the_network_said(recording, pair, name):
     lane = snapshots.replayed(recording, 0, learned(pair, recording)[name], name)
     asked = [snapshot for cycle in lane.cycles for snapshot in cycle.asked]
     drawn = [snapshot for snapshot in asked if snapshot.values]
-    assert {snapshot.kind for snapshot in drawn} == {"resps": {"plan"}, "radar": {"extend"}}.get(
-        name, {"extend", "size"}
-    )
+    kinds = {"resps": {"plan"}, "radar": {"extend"}}.get(name, {"extend", "size"})
+    assert {snapshot.kind for snapshot in drawn} == kinds
     for snapshot in drawn:
         assert len(snapshot.labels) == len(snapshot.values)
-        assert snapshot.values[snapshot.chosen] == max(snapshot.values[: len(snapshot.labels)])
-        assert (
-            snapshot.unit == "value" if name == "ours" else sum(snapshot.values) == pytest.approx(1)
-        )
-        assert snapshot.labels[snapshot.chosen] == snapshot.answer or (name, snapshot.kind) == (
-            "ours",
-            "extend",
-        )
+        assert snapshot.values[snapshot.chosen] == max(snapshot.values)
+        if name == "ours":
+            assert snapshot.unit == "value"
+        else:
+            assert sum(snapshot.values) == pytest.approx(1)
+            assert snapshot.labels[snapshot.chosen] == snapshot.answer
     for cycle in lane.cycles:
         deeper = [snapshot.answer for snapshot in cycle.asked if snapshot.kind == "extend"]
         assert name == "resps" or deeper.count("continue") == cycle.tree[1]
