@@ -112,7 +112,7 @@ def test_one_command_goes_from_ones_own_prompts_to_a_controller(worked, monkeypa
     assert "not both" in capsys.readouterr().err
     Path("asked.txt").write_text(prompts[0])
     assert cli.main(shlex.split(line)[1:]) == 2
-    assert "of 1 prompts none falls into" in capsys.readouterr().err
+    assert "1 prompts leave a part empty" in capsys.readouterr().err
 
 
 def test_every_command_on_the_page_is_one_and_its_estimates_are_given():
