@@ -7,6 +7,7 @@ machine affects all settings alike. `calibrate` fits a cost model to the rows.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -31,11 +33,9 @@ from specdec.costs.model import CostModel
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")
 # a turn restarts after this many tokens, so that the context stays near its setting
 GROWTH_TOK = 96
-# Caches recover slowly from larger work: after a prompt or a tree of hundreds of nodes, a small
-# tree takes up to a fifth longer for about eight cycles. In decoding a tree follows similar ones,
-# so a job measures rows of one tree among trees of similar size, and drops the first cycles of a
-# row; not all slow ones, since a turn has some too. Trees up to so many nodes: cycles dropped and
-# kept of a row. The smallest trees, and plain steps, occur in a turn now and then between others.
+# Caches recover slowly from larger work: a small tree after a large one takes up to a fifth longer
+# for about eight cycles. In decoding a tree follows similar ones, so a job measures rows of one
+# tree among similar ones, and drops a row's first cycles. Up to so many nodes: dropped and kept.
 ROWS = {0: (0, 2), 3: (1, 3), 8: (3, 5), 32: (2, 2), 1 << 30: (0, 1)}
 BANDS = (8, 32, 1 << 30)  # upper limits, in nodes, of the bands of similar trees
 STEPS, SETTLING, QUESTIONS = 30, 2, 4  # per job: plain steps kept and dropped, questions
@@ -45,8 +45,7 @@ TURN_TOK = 32  # length of the turns held out as a whole
 CHECKED_TREES = 10  # different trees in these turns
 PIECE_S = 1.0  # a calibration that misses a setting continues in pieces of this
 # Kernels work in blocks of rows, the root being one: the time jumps after 7, 15, 31, 63, ... nodes.
-# Every size up to 17 is measured, where the best trees lie; beyond it both sides of every step, so
-# that no line crosses one.
+# Beyond 17 nodes both sides of every step are measured, so that no line crosses one.
 NODES = (
     *(*range(18), 20, 23, 24, 28, 31, 32, 40, 47, 48, 59, 63, 64, 80, 95, 96, 112),
     *(127, 128, 159, 160, 191, 192, 223, 224, 240),
@@ -77,19 +76,18 @@ class CalibrateConfig:
 
 @dataclass
 class Timings:
-    """Rows of a calibration, each a dict. place: index of its context.
+    """Rows of a calibration, each a dict. place: index of its context."""
 
-    cycles: place, context_tok, top_k, rows (of an expansion), expansions, verify_nodes, held (out
-    of the fit), first (of its turn), settled (after similar ones), `stretches`, total_ms. turns:
-    prompt_tok, prefill_ms. steps: place, context_tok, ms: means of a row of plain steps. questions:
-    ms. held_turns: tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles
-    [(SHAPE's numbers), ...].
-    """
-
+    # place, SHAPE, held (out of the fit), first (of its turn), settled (after similar ones),
+    # stretches, total_ms
     cycles: list[dict] = field(default_factory=list)
+    # prompt_tok, prefill_ms
     turns: list[dict] = field(default_factory=list)
+    # place, context_tok, ms: means of a row of plain steps
     steps: list[dict] = field(default_factory=list)
+    # ms
     questions: list[float] = field(default_factory=list)
+    # tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles [SHAPE, ...]
     held_turns: list[dict] = field(default_factory=list)
 
 
@@ -106,10 +104,8 @@ class MarkedClock(Clock):
         self.marks.append(self._mark)
 
     def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
-        """Milliseconds of root, expansions, verification and the rest of the cycle that just ended.
-
-        first_ms is the first expansion, expand_ms the mean of those between it and the last,
-        last_ms the last one and choosing the nodes. A stretch that a cycle lacks is NaN.
+        """Milliseconds of the parts of the cycle that just ended, NaN for one that it lacks:
+        expand_ms is the mean between the first and the last expansion, last_ms includes choosing.
         """
         # the root begins the cycle; a plain step drafts nothing
         moments = [self.begin, *self.marks[1:]]
@@ -129,7 +125,7 @@ class MarkedClock(Clock):
 
 @dataclass
 class TreeSampler:
-    """Draws trees; rare node counts and widths first, so that a short calibration covers all."""
+    """Draws trees, rare node counts and widths first: a short calibration covers all."""
 
     top_ks: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -143,14 +139,8 @@ class TreeSampler:
 
     def bands(self) -> list[tuple[int, ...]]:
         """Node counts grouped into bands of similar size, smallest first."""
-        bands = []
-        low = -1
-        for high in BANDS:
-            band = tuple(count for count in self.nodes if low < count <= high)
-            if band:
-                bands.append(band)
-            low = high
-        return bands
+        groups = itertools.groupby(self.nodes, lambda count: np.searchsorted(BANDS, count))
+        return [tuple(band) for _, band in groups]
 
     def grid(self, place: int, counts: tuple[int, ...]) -> TreeConfig:
         """A grid tree for the context `place` with one of these node counts."""
@@ -174,9 +164,7 @@ class TreeSampler:
         return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
     def free(self, counts: tuple[int, ...] = ()) -> TreeConfig:
-        """Any tree within the limits, on or off the grid; with one of these node counts if its
-        shape offers them.
-        """
+        """Any tree within the limits; with one of these node counts if its shape offers them."""
         top_k = self._like(self.top_ks[0], self.top_ks[-1])
         depth = self.draw.randint(0, self.depth)
         beam = plain_beam(top_k, (self.draw.randint(self.top_ks[0], top_k),))
@@ -196,7 +184,7 @@ class TreeSampler:
         return int(value)
 
     def complete(self, places: int) -> bool:
-        """Whether every node count and every width occurred in every context."""
+        """Whether every node count and width occurred in every context."""
         grid = (("nodes", self.nodes), ("top_k", self.top_ks), ("rows", self.top_ks))
         for place in range(places):
             for what, values in grid:
@@ -217,12 +205,10 @@ class AskingPolicy(Static):
 def answer_ms(
     pair: Pair, policy: Policy, costs: CostModel, prompts: list[list[int]], new_tok: int = 48
 ) -> float:
-    """Milliseconds of one answer of `policy` in live decoding, beyond the cost of asking
-    (costs.question_ms).
+    """Milliseconds of one answer of `policy` in live decoding, beyond costs.question_ms.
 
-    Between two answers the models run, so every answer finds realistically cold caches. prompts:
-    token ids; the first one warms up. The mean without the slowest twentieth of the cycles, which
-    were interrupted.
+    Between two answers the models run, as caches should be cold. The first prompt warms up. The
+    slowest twentieth of the cycles, which were interrupted, is left out.
     """
     spent = []
     with pair.inference():
@@ -242,10 +228,7 @@ def answer_ms(
 
 
 class Measurements:
-    """The jobs of a calibration; `timings` collects their rows.
-
-    config: with contexts, top_ks and nodes filled in.
-    """
+    """The jobs of a calibration; `timings` collects their rows."""
 
     def __init__(self, pair: Pair, config: CalibrateConfig, prompts: list[list[int]]):
         assert config.contexts and config.top_ks, "the settings are filled in"
@@ -263,9 +246,8 @@ class Measurements:
         self.spent_s = 0.0
         self._restart()
         # one job of each kind, discarded
-        for job, argument in {
-            job.__name__: (job, argument) for job, argument in self.round()
-        }.values():
+        warm_up = {job.__name__: (job, argument) for job, argument in self.round()}
+        for job, argument in warm_up.values():
             job(argument)
         self._restart()
 
@@ -290,7 +272,7 @@ class Measurements:
                 bar.update(min(bar.total, int(self.spent_s)) - bar.n)
 
     def run(self, seconds: float, progress: bool) -> Timings:
-        """Use the remaining seconds, and more until every setting is measured."""
+        """Use the remaining seconds, and more until all settings are measured."""
         with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=not progress) as bar:
             self.go_on(seconds - self.spent_s, bar)
             while not self.complete():
@@ -301,30 +283,23 @@ class Measurements:
         """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
         jobs: list[Any] = []
-        for place in places:
-            jobs += [(self.cycles, (place, band)) for band in self.trees.bands()]
+        jobs += [(self.cycles, where) for where in itertools.product(places, self.trees.bands())]
         jobs += [(self.steps, place) for place in places]
         jobs += [(self.questions, 0), (self.held_turn, None), (self.held_turn, None)]
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
-        """Whether a round has ended with every setting measured in every context, some of it held
-        out.
-        """
-        widths = {"rows": set(self.trees.top_ks), "top_k": set(self.trees.top_ks)}
-        held = False
-        for row in self.timings.cycles:
-            held = held or row["held"]
-            if row["expansions"] > 2 and row["settled"] and not row["held"]:
-                for name, missing in widths.items():
-                    missing.discard(row[name])
-        seen = held and not any(widths.values())
-        return bool(self.rounds) and seen and self.trees.complete(len(self.contexts))
+        """Whether every setting was measured in every context, and something held out."""
+        if not self.rounds or not self.trees.complete(len(self.contexts)):
+            return False
+        cycles = pd.DataFrame(self.timings.cycles)
+        held = cycles["held"]
+        deep = cycles[~held & cycles["settled"] & (cycles["expansions"] > 2)]
+        widths = set(self.trees.top_ks)
+        return bool(held.any()) and widths == set(deep["rows"]) & set(deep["top_k"]) & widths
 
     def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
-        """Rows of cycles of random trees in the open turn of a context. where: its place, a band's
-        node counts.
-        """
+        """Rows of cycles of random trees. where: the place of a context, a band's node counts."""
         place, nodes = where
         with self.pair.inference():
             for _ in nodes:  # every size once, plus the held-out ones
@@ -340,9 +315,7 @@ class Measurements:
             missing -= self._cycle(place, tree, held, dropped < 0)
 
     def _cycle(self, place: int, tree: TreeConfig, held: bool, settled: bool) -> bool:
-        """One cycle, in a new turn if the last has ended. Returns whether it counts: not if it
-        reads the prompt.
-        """
+        """One cycle, perhaps of a new turn. Returns whether it counts: not if it reads a prompt."""
         engine = self.engines.get(place)
         first = engine is None or engine.finished
         if engine is None or engine.finished:
@@ -386,8 +359,7 @@ class Measurements:
                 if number >= SETTLING:
                     spent_ms.append(1e3 * (self.clock.now() - begin))
                 length += 1
-            # 3. one mean a row: its first steps are slower, as in a turn, and single ones would
-            # look interrupted
+            # 3. one mean a row: its first steps are slower and would look interrupted
             context_tok = length - (STEPS + 1) / 2
             row = {"place": place, "context_tok": context_tok, "ms": float(np.mean(spent_ms))}
             self.timings.steps.append(row)

@@ -5,8 +5,7 @@
 
 for k children and k expanded nodes (`levels` separates them), n expansions (first_ms only if any)
 and V verified nodes. RADAR's Eq. 6 is a special case. `calibrate` fills the tables from
-measurements, `profiles` from publications and data sheets. `batched` turns such a model into that
-of a cycle shared by several texts.
+measurements, `profiles` from publications and data sheets.
 """
 
 from __future__ import annotations
@@ -45,13 +44,11 @@ class CostModel:
 
         time = table[setting] + table_per_tok[setting] * context_tok
 
-    widths: rows of a draft forward, ascending: children of the root pass, nodes expanded.
-    candidate_ms: extra per child of an expansion. first_ms: extra of a cycle's first expansion,
-    which meets cold caches. nodes: verify_nodes, ascending from 0; their tables never fall. Tables
-    are linear between grid points. Past the last nodes the last segment continues. Outside the
-    widths the nearest width holds. texts: number of texts that share every cycle, see `batched`. A
-    block drafter's root pass drafts all levels: `root` has the whole price of drafting, `expand`
-    the host's work of a level.
+    widths: rows of a draft forward: children of the root pass, nodes expanded. nodes: verify_nodes,
+    from 0; their tables never fall. Tables are linear between grid points; past the last nodes the
+    last segment continues, outside the widths the nearest one holds. candidate_ms: extra per child
+    of an expansion. first_ms: extra of a cycle's first expansion, which meets cold caches. A block
+    drafter's `root` has the whole price of drafting, `expand` the host's work of a level.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = profile("ltd-a100-vicuna-13b")
@@ -92,25 +89,25 @@ class CostModel:
 
     def __post_init__(self) -> None:
         check_name("kind of cost model", self.kind, KINDS)
+        problem = ""
         for grid, tables in GRIDS.items():
             points = np.asarray(getattr(self, grid), dtype=int)
             object.__setattr__(self, grid, tuple(points.tolist()))
             if (np.diff(points) <= 0).any():
-                raise SpecdecError(f"{grid} of a cost model must be ascending, got {points}.")
+                problem = f"{grid} must be ascending"
             for name in tables:
                 values = np.asarray(getattr(self, name), dtype=float)
                 object.__setattr__(self, name, tuple(values.tolist()))
                 if values.shape != points.shape or not (values >= 0).all():
-                    why = f"{name} of a cost model holds a time of at least 0 ms"
-                    raise SpecdecError(f"{why} per grid point of {grid}.")
-        if self.widths[0] < 1 or self.nodes[0] != 0:
-            why = "a cost model's widths start at 1 or more, its nodes at 0"
-            raise SpecdecError(f"{why}; add the missing grid point.")
-        for name in (*PER_TEXT, "step", "first_ms"):
-            if not np.all(np.asarray(getattr(self, name)) >= 0):
-                raise SpecdecError(f"{name} of a cost model is at least 0 ms.")
-        if (np.diff([self.verify, self.verify_per_tok]) < 0).any():
-            raise SpecdecError("verify and verify_per_tok of a cost model never fall with nodes.")
+                    problem = f"{name} holds a time of at least 0 ms per grid point of {grid}"
+        if not problem and (self.widths[0] < 1 or self.nodes[0] != 0):
+            problem = "widths start at 1 or more, nodes at 0"
+        if not problem and (np.diff([self.verify, self.verify_per_tok]) < 0).any():
+            problem = "verify and verify_per_tok never fall with nodes"
+        if self.step < 0:
+            problem = "step is at least 0 ms"
+        if problem:
+            raise SpecdecError(f"of a cost model {problem}.")
 
     def __repr__(self) -> str:
         """One line, without the tables."""
@@ -125,27 +122,21 @@ class CostModel:
     def expand_ms(
         self, top_k: Numbers, context_tok: Numbers, rows: Numbers | None = None
     ) -> np.ndarray:
-        """One expansion, not the first, of `rows` nodes (default: top_k) with top_k children each,
-        and its level's host work.
-        """
+        """One expansion, not the first, of `rows` nodes (default: top_k) with top_k children."""
         rows = top_k if rows is None else rows
         candidates = np.asarray(rows) * np.asarray(top_k)
         base = self._by_width(rows, self.expand) + self.candidate_ms * candidates
         return base + self._by_width(rows, self.expand_per_tok) * np.asarray(context_tok)
 
     def verify_ms(self, verify_nodes: Numbers, context_tok: Numbers) -> np.ndarray:
-        """Choosing the nodes, the target's forward over them and the root, and the walk down;
-        non-decreasing in nodes.
-        """
+        """Choosing the nodes, the target's forward over them and the root, and the walk down."""
         base, slope = self._by_nodes(verify_nodes)
         return base + slope * np.asarray(context_tok)
 
     def draft_ms(
         self, top_k: Numbers, expansions: Numbers, context_tok: Numbers, beam: tuple[int, ...] = ()
     ) -> np.ndarray:
-        """The root pass and `expansions` expansions; nothing for top_k = 0, a plain step. With a
-        `beam` top_k is one number.
-        """
+        """The root pass and the expansions; nothing for top_k = 0, a plain step."""
         self._flag("expansions", expansions)
         expansions = np.asarray(expansions)
         if beam:
@@ -160,9 +151,7 @@ class CostModel:
     def levels(
         self, top_k: Any, depth: int, beam: tuple[int, ...] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(ms at context 0, ms per context token) of the root pass and of each of `depth`
-        expansions, [depth + 1] each.
-        """
+        """(ms at context 0, ms per context token) of the root and each expansion, [depth + 1]."""
         rows = np.array(TreeConfig(1, depth, top_k, beam=beam).frontiers, dtype=int)
         base = np.append(self._by_width(top_k, self.root), self._by_width(rows, self.expand))
         root_per_tok = self._by_width(top_k, self.root_per_tok)
@@ -179,9 +168,7 @@ class CostModel:
         context_tok: Numbers,
         rows: Numbers | None = None,
     ) -> np.ndarray:
-        """A whole cycle without questions to a policy. rows: nodes of each expansion, default
-        top_k.
-        """
+        """A whole cycle without questions. rows: nodes of each expansion, default top_k."""
         drafting = self.draft_ms(top_k, expansions, context_tok)
         if rows is not None:
             top_k = np.maximum(top_k, self.widths[0])
@@ -198,20 +185,15 @@ class CostModel:
         return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
 
     def reading_ms(self, prompt_tok: Numbers) -> np.ndarray:
-        """Reading the prompt with the drafter: extra time of a turn's first root pass, not part of
-        a cycle's time.
-        """
+        """Reading the prompt with the drafter, extra in a turn's first root pass."""
         return self.reading + self.reading_per_tok * np.asarray(prompt_tok)
 
     def batched(self, texts: int) -> CostModel:
-        """The model of a cycle shared by `texts` texts (`decode_many`). Each text advances in it,
-        so the tokens per ms of all of them are texts / ms_per_tok.
+        """The model of a cycle shared by `texts` texts (`decode_many`), computed, not measured.
 
             verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
             context, host work (of plain steps as well) and questions count once per text
             expansions: tables of texts * k rows, continued
-
-        Computed, not measured (notebook 53 measures).
 
         >>> from specdec.costs.profiles import profile
         >>> eight = profile("ltd-a100-vicuna-13b").batched(8)
@@ -253,9 +235,7 @@ class CostModel:
         )
 
     def lookup(self, most_nodes: int) -> tuple[list[float], list[float]]:
-        """Verification of 0..most_nodes nodes as plain numbers, for loops: ms at context 0, and ms
-        per context token.
-        """
+        """(ms at context 0, ms per context token) of 0..most_nodes nodes, as plain numbers."""
         check_memory(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
         base, slope = self._by_nodes(np.arange(most_nodes + 1))
         return base.tolist(), slope.tolist()
@@ -273,9 +253,7 @@ class CostModel:
 
     @property
     def uncertainty_frac(self) -> float:
-        """Relative difference of two predicted times below which it means nothing (95 %), from the
-        model's errors on single trees; 0 for models that were not measured here.
-        """
+        """Relative difference of two times that means nothing (95 %); 0 if nothing was measured."""
         return 1.96 * 2**0.5 * self.errors.get("tree_frac", 0.0)
 
     def measured(self, quantity: str, values: Iterable[int]) -> list[int]:

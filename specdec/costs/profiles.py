@@ -14,7 +14,7 @@ from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, door
 from specdec.stored import checked
 
-# Data sheets: memory bandwidth (GB/s), dense fp16/bf16 tensor rate (TFLOP/s), fp32 accumulation.
+# Data sheets: memory bandwidth (GB/s), dense 16-bit tensor rate (TFLOP/s), fp32 accumulation.
 GPUS = {"rtx3090": (936, 71), "a100": (2039, 312), "h100": (3350, 989), "t4": (320, 65)}
 MEMORY_GB = {"rtx3090": 24, "a100": 80, "h100": 80, "t4": 16}
 # Llama-3.1-8B: 7.5e9 weights in 32 layers and the head; EAGLE-3: one layer, fusion and a head over
@@ -66,14 +66,13 @@ def roofline(
     draft_host_ms: float = 0.0,
     name: str = "roofline",
 ) -> CostModel:
-    """A best case from a GPU's data sheet (Williams, Waterman and Patterson 2009), not measured.
+    """A best case from a GPU's data sheet (Williams, Waterman, Patterson 2009), not measured.
 
         forward_ms(r) = max(weight bytes / bandwidth, 2 * parameters * r / rate)
                         + launch_ms_per_layer * layers
 
-    for r rows in 16-bit numbers. parameters: of the target, those multiplied per row: embeddings
-    left out, the head counted. The drafter has one layer. kv_frac: width of keys and values as a
-    fraction of `hidden` (grouped heads). draft_host_ms: host work per draft forward.
+    for r rows in 16-bit numbers. parameters: those multiplied per row, so no embeddings. The
+    drafter has one layer. kv_frac: width of keys and values over `hidden` (grouped heads).
 
     >>> gpu = dict(bandwidth_gb_per_s=1000, tflop_per_s=100)
     >>> costs = roofline(1e9, 1e8, layers=10, hidden=1000, **gpu)
@@ -82,8 +81,7 @@ def roofline(
     """
     sizes = (parameters, drafter_parameters, bandwidth_gb_per_s, tflop_per_s, layers, hidden)
     if min(sizes) <= 0:
-        why = "a roofline needs parameters, bandwidth, rate, layers and hidden size above 0"
-        raise SpecdecError(f"{why}; got {sizes}.")
+        raise SpecdecError(f"a roofline needs sizes and rates above 0; got {sizes}.")
 
     def forward(rows: np.ndarray, weights: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
         rates = (bandwidth_gb_per_s * 1e6, tflop_per_s * 1e9)
@@ -144,6 +142,5 @@ def prices(source: CostModel | Path | str) -> CostModel:
     if place.is_file():
         return CostModel.load(place)
     if place.suffix == ".json":
-        why = f"there is no file {source} with costs"
-        raise SpecdecError(f"{why}; check the path, or run `specdec calibrate --out`.")
+        raise SpecdecError(f"there is no file {source}; run `specdec calibrate --out`.")
     return profile(str(source))

@@ -42,7 +42,7 @@ class Column(NamedTuple):
 
     @property
     def stored(self) -> dict[str, Any]:
-        """Its form in files: the fields that differ from their defaults. `column_of` reads it."""
+        """Its form in files, for `column_of`: the fields that differ from their defaults."""
         fields = self._asdict().items()
         defaults = self._field_defaults
         return {name: value for name, value in fields if value != defaults.get(name)}

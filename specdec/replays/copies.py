@@ -81,10 +81,8 @@ def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
 
 
 def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
-    """The recording that the same drafter merged with copies of the text (`hybrid`) would give.
-
-    It has every width whose whole trees were recorded. config: which copies; at most as many levels
-    as the recording's texts continue beyond a position (depth + 1).
+    """The recording that the same drafter merged with copies of the text (`hybrid`) would give, of
+    every width whose whole trees were recorded.
     """
     assert config.levels <= trace.depth + 1, "copies are no longer than what the recording knows"
     assert not trace.copies, "copies are merged once"
@@ -121,11 +119,9 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
 
 
 def copy_odds_of(trace: Trace, config: NgramConfig, learned_from: str = "") -> CopyOdds:
-    """How often copies were right on recorded texts, and the scale of the drafter's scores.
-
-    trace: a recording of the training part, such as trace.select(part="train"). Copies are counted
-    where cycles of copies begin, since over all positions they are right more often. The scale is 1
-    if no whole trees were recorded.
+    """How often copies were right on recorded texts (of the training part), and the scale of the
+    drafter's scores, 1 if no whole trees were recorded. Copies are counted where cycles of copies
+    begin, since over all positions they are right more often.
     """
     if "ids" not in trace.turns:
         raise SpecdecError("this recording holds no texts; record again to count copies.")

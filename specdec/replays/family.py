@@ -57,9 +57,7 @@ class Choosing:
         self.places: list[Tensor] = []
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """scores [P, n], -inf for absent -> candidates to expand [P, W] by score, and which are
-        absent.
-        """
+        """scores [P, n], -inf for absent -> candidates to expand [P, W], and which are absent."""
         top_k = self.family.top_k
         count, width = scores.shape
         real = scores > float("-inf")
@@ -90,11 +88,8 @@ class Choosing:
 def path_places(
     tokens: Sequence[np.ndarray], beams: Sequence[np.ndarray], path: np.ndarray, top_k: int
 ) -> np.ndarray:
-    """int64 [R, levels]: the place of each path node among its level's candidates.
-
-    It is -1 from the first missing one. tokens: of each level's candidates, [R, n]. beams: of each
-    expansion, the places [R, W] of the nodes that it expands. path int [R, levels]: the target's
-    next tokens.
+    """int64 [R, levels]: the place of each path node among its level's candidates, -1 from the
+    first missing one. tokens [R, n] of each level; beams [R, W] of each expansion: places expanded.
     """
     rows = np.arange(len(path))
     places = np.full(path.shape, -1, dtype=np.int64)
@@ -117,10 +112,8 @@ def path_places(
 def member(
     column: Callable[..., np.ndarray], family: Family, top_k: int, beam: tuple[int, ...], depth: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pool scores float32 [R, C] of one member in creation order, and the path's nodes in the pool.
-
-    column: `Trace.column` of the recording. C = pool_size(depth, top_k, beam). The nodes are int
-    [R, depth + 1], -1 for missing ones.
+    """Pool scores float32 [R, C] of one member in creation order, and the path's nodes in it, int
+    [R, depth + 1], -1 for missing ones. column: `Trace.column` of the recording.
     """
     path = column("family_path")
     shape = TreeConfig(1, depth, top_k, beam=beam)

@@ -35,11 +35,8 @@ from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 @dataclass(frozen=True)
 class Bound(Rates):
-    """The result of `clairvoyant`.
-
-    turns: one row per turn, with the columns of `Replayed.table` that apply to a bound. answers:
-    one row per cycle of a fastest sequence: suite, prompt, turn, position, top_k (0: a plain step
-    or copies), beam, expansions, verify_nodes, accepted_tok, time_ms.
+    """The result of `clairvoyant`. turns: as `Replayed.table`, a row per turn. answers: a row per
+    cycle of a fastest sequence; top_k is 0 for a plain step or copies.
     """
 
     turns: pd.DataFrame
@@ -59,15 +56,12 @@ def clairvoyant(
     sizes: Ints = None,
     beams: Beams = None,
 ) -> Bound:
-    """The least total time to produce every turn's tokens, over all sequences of answers, one per
-    cycle.
+    """The least time to produce every turn's tokens, over all sequences of answers.
 
-    Without restriction every legal answer is allowed: all recorded (k, n, V), including n = 0 and V
-    = 0, with the beams of `static_trees.BEAMS` if a family was recorded; a plain step; copied
-    candidates alone if the drafter copies; and a flat tree of the root's V best children, n = 0 and
-    V > k (RADAR's). top_ks, depths (n), sizes (V, root excluded) and beams restrict the trees, and
-    exclude plain steps and flat trees. V is cut to the pool, as in the cycle. Questions cost
-    nothing, nor does reading that the drafter postpones when nothing is drafted.
+    Every legal answer is allowed: all recorded (k, n, V), with `static_trees.BEAMS` of a family; a
+    plain step; copied candidates alone; and a flat tree of the root's V best children (RADAR's).
+    top_ks, depths (n), sizes (V, root excluded) and beams restrict the trees, and exclude the
+    others. V is cut to the pool. Questions cost nothing.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -134,12 +128,9 @@ def _answers(
 def kept_bound(
     trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any
 ) -> pd.DataFrame:
-    """The least time per turn where a tree is kept for so many `cycles`, as in Re-SpS: columns
-    TURN, part, new_tok, time_ms.
-
-    total_tokens: sizes to choose from, root included, 1 for a plain step. shapes: top_ks, depths,
-    beams of `static_grid`. With cycles=1 the bound of a controller that answers before anything is
-    drafted; the larger, the nearer to one tree a turn.
+    """The least time per turn (TURN, part, new_tok, time_ms) where a tree is kept for so many
+    `cycles`, as in Re-SpS. total_tokens: sizes to choose from, root included, 1 for a plain step.
+    shapes: top_ks, depths, beams of `static_grid`.
     """
     check_integer("cycles", cycles, 1)
     sizes = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
@@ -199,11 +190,9 @@ def _kept(
 
 
 def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:
-    """Share of the gap in speed that a policy captures: (1/policy - 1/tuned) / (1/clairvoyant -
-    1/tuned).
+    """Share of the gap in speed from the tuned tree (0) to the bound (1) that a policy closes.
 
-    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, NaN if there is
-    no gap.
+    All in ms per token, numbers or arrays. NaN if there is no gap.
 
     >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25
@@ -212,8 +201,7 @@ def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayL
     policy, static, least = np.broadcast_arrays(*(np.asarray(time, float) for time in times))
     possible = (least > 0) & (least <= np.minimum(static, policy) * (1 + 1e-9))
     if not np.isfinite([policy, static, least]).all() or not possible.all():
-        why = "times must be positive and none below the clairvoyant bound"
-        raise SpecdecError(f"{why}; take the same turns and costs.")
+        raise SpecdecError("times must be positive and none below the clairvoyant bound.")
     gap = 1 / least - 1 / static
     open_gap = gap > 1e-12 / static
     share = np.where(open_gap, (1 / policy - 1 / static) / np.where(open_gap, gap, 1), np.nan)
@@ -242,10 +230,7 @@ class _Cheapest:
     def put(
         self, cost_ms: np.ndarray, nodes: np.ndarray, number: int, depth: int, first: int = 0
     ) -> None:
-        """Use an answer wherever it costs less.
-
-        cost_ms, nodes [R, A]: for accepting `first`, first + 1, ... tokens.
-        """
+        """Use an answer where it costs less. cost_ms, nodes [R, A]: of first, ... tokens."""
         row, tokens = np.nonzero(cost_ms < self.ms[:, first : first + cost_ms.shape[1]])
         self.ms[row, tokens + first] = cost_ms[row, tokens]
         chosen = np.broadcast_arrays(number, depth, nodes[row, tokens])
@@ -255,11 +240,7 @@ class _Cheapest:
         self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int
     ) -> None:
         """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for
-        every accepted length.
-
-        Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the
-        next one's rank. Verification never gets cheaper with more nodes, so the smallest allowed
-        size is enough.
+        every accepted length: verification never gets cheaper with more nodes.
         """
         most = self.trace.most_nodes
         where = self.tables.where

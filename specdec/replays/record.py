@@ -1,9 +1,9 @@
 """Recording: `record` writes a `trace.Trace`, which holds what every draft tree would have accepted
 on given prompts.
 
-The target's texts are decoded plainly, several prompts at once. One forward over the target's own
-text gives its features; the drafter grows the trees of many positions at once. Exact in float32. In
-low precision, blocks of other sizes round differently, and near-ties may differ from live decoding.
+The target's texts are decoded plainly, several prompts at once. One forward over the text gives its
+features; the drafter grows the trees of many positions at once. Exact in float32; in low precision
+near-ties may differ from live decoding.
 """
 
 from __future__ import annotations
@@ -119,9 +119,8 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     a finished one.
 
     prompts: as in `evaluate`; named suites are split into train, tune and test. Or a Trace: its
-    prompts (of named suites) are recorded again with other settings, in the same parts. settings:
-    fields of RecordConfig by name (`lengths` means acceptance_distributions). SpecdecError for bad
-    settings, before anything is decoded.
+    prompts (of named suites) are recorded again. settings: fields of RecordConfig by name
+    (`lengths` means acceptance_distributions).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -157,7 +156,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
 def _record_elsewhere(
     source: dict[str, Any], config: RecordConfig, run: runs.Run, jobs: list[tuple[int, str, Prompt]]
 ) -> None:
-    """A task of `record` in another process: the columns of these prompts, in the run's folder."""
+    """A task of `record` in another process."""
     Recorder(load.load_again(**source), config).write_all(jobs, run)
 
 
@@ -171,11 +170,10 @@ def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> Reco
 
 def settings_of(recorded: Trace) -> dict[str, Any]:
     """The settings of `record` that would record the same trees of the same lengths again."""
-    settings: dict[str, Any] = {}
-    for name in ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed"):
-        if name in recorded.header:
-            value = recorded.header[name]
-            settings[name] = tuple(value) if isinstance(value, list) else value
+    names = ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed")
+    settings = {name: recorded.header[name] for name in names if name in recorded.header}
+    for name in {"top_ks", "trees", "family"} & settings.keys():
+        settings[name] = tuple(settings[name])
     return settings
 
 
@@ -187,35 +185,34 @@ def check(pair: Pair, config: RecordConfig) -> None:
         TreeConfig(1, config.depth, top_k)  # refuses trees too large for memory
     check_integer("depth", config.depth, 1)
     check_integer("most_nodes", config.most_nodes, 1)
+    assert config.most_nodes < NEVER, "ranks are below NEVER"
     check_name("part", config.part, (*PARTS, SPLIT))
-    if config.most_nodes >= NEVER:
-        raise SpecdecError(f"most_nodes must be below {NEVER}, the largest rank a recording holds.")
     radars = RADAR_TOP_K in config.widths and config.depth >= RADAR_CALLS - 1
     if config.acceptance_distributions and not radars:
-        why = "RADAR's distributions need top_k=10 and depth >= 7"
-        raise SpecdecError(f"{why}; add them or pass lengths=0.")
+        raise SpecdecError("RADAR's distributions need top_k=10 and depth >= 7; or pass lengths=0.")
     if config.family and (len(config.family) < 2 or min(config.family) < 1):
-        why = "family is the most children and, per level, nodes expanded, such as (6, 6, 4, 2, 1)"
-        raise SpecdecError(f"{why}; got {config.family!r}.")
+        why = "family is the most children and, per level, nodes expanded"
+        raise SpecdecError(f"{why}, such as (6, 6, 4, 2, 1); got {config.family!r}.")
     # 2. the drafter
     drafter = pair.drafter
     if drafter is None:
         why = "this pair has no drafter to record"
         raise SpecdecError(f"{why}; load one with load_pair(target=..., drafter=...).")
+    levels = drafter.copied_levels
+    why = ""
     if drafter.deepest is not None and config.depth > drafter.deepest:
-        why = f"this drafter drafts no deeper than depth {drafter.deepest}"
-        raise SpecdecError(f"{why}; record it with depth={drafter.deepest}.")
-    if drafter.extra_rows:
-        why = "lookahead's n-grams depend on the cycles that went before"
-        raise SpecdecError(f"{why}, so they cannot be recorded; measure it live.")
-    if drafter.copied_levels and config.acceptance_distributions:
-        why = "RADAR's distributions are recorded of drafters that copy nothing"
-        raise SpecdecError(f"{why}; load the drafter alone.")
-    if config.depth + 1 < drafter.copied_levels:
-        why = f"copies of {drafter.copied_levels} tokens need a recording"
-        raise SpecdecError(f"{why} of depth {drafter.copied_levels - 1} at least.")
-    if config.family and not hasattr(drafter, "batched"):
-        raise SpecdecError("families are recorded of EAGLE's drafters alone; leave family out.")
+        deepest = drafter.deepest
+        why = f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}"
+    elif drafter.extra_rows:
+        why = "lookahead's n-grams depend on the cycles that went before; measure it live"
+    elif levels and config.acceptance_distributions:
+        why = "RADAR's distributions are of drafters that copy nothing; load the drafter alone"
+    elif config.depth + 1 < levels:
+        why = f"copies of {levels} tokens need a recording of depth {levels - 1} at least"
+    elif config.family and not hasattr(drafter, "batched"):
+        why = "families are recorded of EAGLE's drafters alone; leave family out"
+    if why:
+        raise SpecdecError(f"{why}.")
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
@@ -232,9 +229,7 @@ def copies_of(drafter: Drafter | None) -> dict[str, Any]:
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
-    """(part, prompt): named suites are split, train first; a Trace's prompts keep their parts; all
-    others as `config.part` says.
-    """
+    """(part, prompt): named suites are split, others of `config.part`, a Trace's keep theirs."""
     options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
     # 1. those of a recording
     if isinstance(prompts, Trace):
@@ -249,16 +244,13 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
             return [(config.part, item) for item in items]
         parts = split(items)
         if not all(parts.values()):
-            why = f"of {len(items)} prompts none falls into one of {', '.join(parts)}"
-            raise SpecdecError(f"{why}; give more, such as 50.")
+            raise SpecdecError(f"{len(items)} prompts leave a part empty; give more, such as 50.")
         return [(part, item) for part, members in parts.items() for item in members]
     # 3. named suites
     parted = []
     for part in PARTS:
-        count = None
-        if part == "train" and config.train_limit is not None:
-            count = config.train_limit
-        elif config.limit is not None:
+        count = config.train_limit if part == "train" else None
+        if count is None and config.limit is not None:
             count = max(1, round(config.limit * SHARES[part]))
         for item in gather(names, limit=count, part=part, **options):
             parted.append((part, item))
@@ -286,10 +278,7 @@ class Recorder:
     def write(
         self, run: runs.Run, number: int, part: str, item: Prompt
     ) -> Generator[Forward, Any, None]:
-        """One prompt, all its turns: a shard of every table.
-
-        Yields the forwards of its texts to the driver.
-        """
+        """One prompt, all its turns: a shard of every table. Yields the forwards of its texts."""
         turns: list[dict[str, Any]] = []
         answers: list[str] = []
         tables: dict[str, list[Arrays]] = {name: [] for name in TABLES}
@@ -300,10 +289,9 @@ class Recorder:
             ids, kept_tok = yield from self.continuing(prompt)
             end = len(prompt) + kept_tok
             answers.append(self.pair.text_of(ids[len(prompt) : end]) or "")
-            facts: dict[str, Any] = {"suite": item.suite, "prompt": item.id, "turn": turn}
-            facts.update(part=part, prompt_tok=len(prompt), kept_tok=kept_tok)
-            facts.update(positions=kept_tok - 1, piece=number, ids=ids[:end])
-            turns.append(facts)
+            facts = {"suite": item.suite, "prompt": item.id, "turn": turn, "part": part}
+            counts = {"prompt_tok": len(prompt), "kept_tok": kept_tok, "positions": kept_tok - 1}
+            turns.append({**facts, **counts, "piece": number, "ids": ids[:end]})
             # 2. what every tree would accept at each of its positions
             if kept_tok > 1:
                 for table, columns in self.positions(ids, len(prompt), kept_tok).items():
@@ -330,7 +318,7 @@ class Recorder:
         return [*ids, *beyond.tokens], decoded.new_tok
 
     def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, Arrays]:
-        """One turn's columns of every table of TABLES; rows of lengths are those of the turn."""
+        """One turn's columns of every table of TABLES."""
         config = self.config
         whole: Any = self.pair.drafter
         tables: dict[str, Arrays] = {name: {} for name in TABLES}
@@ -362,7 +350,15 @@ class Recorder:
             # 3. the trees of every width at all positions, and the ranks of the text in them
             batches = {top_k: self._grown(drafter, contexts, top_k) for top_k in config.widths}
             for top_k, batch in batches.items():
-                self._rank(tables, batch, tries, path, top_k)
+                trees = _tree_columns(batch, top_k)
+                if tries:
+                    columns.update(merged_columns(batch, tries, path, top_k))
+                else:
+                    scores, tokens_of, beams = trees.values()
+                    nodes = trace.path_nodes(tokens_of, beams, path.cpu().numpy())
+                    columns[Column("ranks", top_k)] = trace.path_ranks(scores, nodes, top_k)
+                if top_k in config.trees:
+                    tables["trees"].update(trees)
             roots = batches.get(RADAR_TOP_K, batches[config.widths[0]])
             columns.update(_roots(roots, path[:, 0]))
             # 4. what is stored if asked for: a family, states, RADAR's distributions
@@ -381,33 +377,9 @@ class Recorder:
                 tables["lengths"] = {"row": rows, "distribution": chances}
         return tables
 
-    def _rank(
-        self,
-        tables: dict[str, Arrays],
-        batch: TreeBatch,
-        tries: list[Trie],
-        path: Tensor,
-        top_k: int,
-    ) -> None:
-        """Add the ranks of the text in trees of one width, and the whole trees if wanted."""
-        scores = batch.scores.float().cpu().numpy()
-        tokens = batch.tokens.cpu().numpy()
-        beams = batch.beams.cpu().numpy()
-        if tries:
-            tables["positions"].update(merged_columns(batch, tries, path, top_k))
-        else:
-            nodes = trace.path_nodes(tokens, beams, path.cpu().numpy())
-            tables["positions"][Column("ranks", top_k)] = trace.path_ranks(scores, nodes, top_k)
-        if top_k in self.config.trees:
-            tables["trees"][Column("scores", top_k)] = scores
-            tables["trees"][Column("tokens", top_k)] = tokens.astype(np.int32)
-            tables["trees"][Column("beams", top_k)] = beams.astype(np.int16)
-
     def _grown(self, drafter: Any, contexts: Tensor, top_k: int) -> TreeBatch:
-        """The candidate trees of one width at all contexts.
-
-        With the root's ROOT_CANDIDATES best for k = 10, or every k if that is not recorded.
-        """
+        """The candidate trees of one width at all contexts."""
+        # for k = 10, or every k without it, with the root's ROOT_CANDIDATES best
         children = top_k
         if top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths:
             ids = self.drafter.target_id
@@ -421,6 +393,14 @@ class Recorder:
             batch = drafter.grow(part, top_k, self.config.depth, children)
             batches.append(vars(batch).values())
         return TreeBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+def _tree_columns(batch: TreeBatch, top_k: int) -> Arrays:
+    return {
+        Column("scores", top_k): batch.scores.float().cpu().numpy(),
+        Column("tokens", top_k): batch.tokens.cpu().numpy().astype(np.int32),
+        Column("beams", top_k): batch.beams.cpu().numpy().astype(np.int16),
+    }
 
 
 def _family(drafter: Any, contexts: Tensor, path: Tensor, family: Family) -> Arrays:
@@ -443,9 +423,7 @@ def _family(drafter: Any, contexts: Tensor, path: Tensor, family: Family) -> Arr
 
 
 def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
-    """Rank of the target's next token among the root's best draft tokens, and their scores, padded
-    to a fixed width.
-    """
+    """Rank of the target's next token among the root's best children, and their scores."""
     hit = batch.root_tokens == following[:, None]
     rank = torch.where(hit.any(1), hit.int().argmax(1), NEVER).cpu().numpy().astype(np.int16)
     scores = batch.root_scores[:, :ROOT_CANDIDATES].float()
@@ -454,10 +432,7 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
 
 
 def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair: Pair) -> None:
-    """turns.parquet, distributions with global row numbers, and trace.json.
-
-    trace.json is the last file: it marks the recording as complete.
-    """
+    """All files over the shards. trace.json is the last: it marks the recording as complete."""
     # 1. the turns, numbered over all prompts
     turns = run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True)
     turns = trace.numbered(turns)
@@ -509,19 +484,14 @@ class SequentialDrafter:
         self.features = features
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
-        """Trees of `depth` expansions at each context, ascending.
-
-        `most` > top_k asks the root for more children.
-        """
+        """Trees of `depth` expansions at each context, ascending. most: children of the root."""
         session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
         pool = GrowingTree(self.tokens.device)
         trees = []
         read_tok = 0
         for context in contexts.tolist():
             # 1. the text up to here, and the root's children
-            features = None
-            if self.features is not None:
-                features = self.features[read_tok:context]
+            features = None if self.features is None else self.features[read_tok:context]
             newest = self.tokens[read_tok + 1 : context + 1]
             tokens, scores = session.root(newest, features, max(most, top_k))
             read_tok = context
@@ -543,9 +513,9 @@ def radar_distributions(
 ) -> np.ndarray:
     """float32 [Q, 8, 9]: at (q, a, j), P(accepted_tok = j) at T = 1 after a + 1 draft calls.
 
-    rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. batch: k
-    = 10, depth >= 7. The tree after one call is flat: the root's 59 best children. One forward over
-    the union of a position's eight trees gives all of them (RADAR section 4, equations 8-10).
+    rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. The tree
+    after one call is flat: the root's 59 best children. One forward over the union of a position's
+    eight trees gives all of them (RADAR section 4, equations 8-10).
     """
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
     # from the end, so that the cache only shrinks
@@ -578,17 +548,13 @@ def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, l
     scores = batch.scores[row, : count - 1]
     token = batch.tokens[row, : count - 1]
     # 1. parents and depths, level by level
-    parent = [torch.tensor([-1] + [0] * children, device=device)]
-    depth = [torch.tensor([0] + [1] * children, device=device)]
-    start = 1
-    for level in range(RADAR_CALLS - 1):
-        expanded = start + batch.beams[row, level]
-        parent.append(expanded.repeat_interleave(children))
-        depth.append(torch.full((children**2,), level + 2, device=device))
-        start = 1 + pool_size(level, children)
+    beams = batch.beams[row, : RADAR_CALLS - 1].cpu().numpy()
+    parent = torch.from_numpy(trace.parents(beams, children)).to(device)
+    levels = torch.arange(2, RADAR_CALLS + 1).repeat_interleave(children**2)
+    depth = torch.cat((torch.tensor([0] + [1] * children), levels)).to(device)
     tokens = torch.cat((root[None], token))
     cumulative = torch.cat((scores.new_zeros(1), scores))
-    pool = DraftTree(tokens, torch.cat(parent), torch.cat(depth), cumulative, RADAR_CALLS)
+    pool = DraftTree(tokens, parent, depth, cumulative, RADAR_CALLS)
     # 2. the best nodes after every number of expansions
     keeps = []
     for expansions in range(1, RADAR_CALLS):

@@ -117,13 +117,11 @@ class ReplayEngine:
     def _look_up(self, plan: Plan) -> None:
         """The ranks and times of a plan's trees; SpecdecError for one that was not recorded."""
         if not isinstance(plan, TreeConfig | CopiedTree):
-            why = "a recording judges trees of TreeConfig only, and copies"
-            raise SpecdecError(f"{why}; measure a StaticShape live.")
+            raise SpecdecError("a recording judges TreeConfig only; measure a StaticShape live.")
         drafts = plan.drafted and self.forwards
         copied = bool(plan.verify_nodes) and not drafts
         if copied and self.trace.copies is None:
-            why = "a CopiedTree was planned, but the recorded drafter copies nothing"
-            raise SpecdecError(f"{why}; record one that does.")
+            raise SpecdecError("the recorded drafter copies nothing; record one that does.")
         if copied or not plan.verify_nodes:
             # a plain step or copies: a tree without children, drafted for free
             self._top_k = 0
@@ -132,8 +130,7 @@ class ReplayEngine:
         else:
             check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
             if plan.flat_nodes > ROOT_CANDIDATES:
-                why = f"flat_nodes={plan.flat_nodes} was asked for"
-                raise SpecdecError(f"{why}, but {ROOT_CANDIDATES} are recorded.")
+                raise SpecdecError(f"flat_nodes={plan.flat_nodes} exceeds {ROOT_CANDIDATES}.")
             self._top_k = plan.top_k
             self._flat_nodes = plan.flat_nodes
             if plan not in self._looked_up:
@@ -263,8 +260,7 @@ def replay(
     """Decode every turn of the recording with `policy`, in the time predicted by `costs`.
 
     policy_ms: the measured time of one answer (see `answer_ms`), charged with costs.question_ms for
-    every question. Raises SpecdecError for answers that were not recorded, and warns if `costs`
-    belong to another machine.
+    every question. SpecdecError for answers that were not recorded.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -301,10 +297,8 @@ def replay(
 
 
 def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4) -> float:
-    """Measured wall time of one answer of `policy` here: the mean over questions of a few turns.
-
-    Memory is read before each answer, to fill the caches as a draft forward does. The slowest
-    twentieth, which was interrupted, is left out.
+    """Measured wall time of one answer of `policy`: the mean over questions of a few turns, without
+    the slowest twentieth, which was interrupted.
     """
     timed = _TimedPolicy(policy)
     replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)

@@ -30,7 +30,7 @@ from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine
 from specdec.replays.static_trees import beam_of, beam_text
-from specdec.replays.trace import Trace, open_trace, save_trace
+from specdec.replays.trace import Trace, open_trace, parents, save_trace
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
@@ -96,10 +96,7 @@ class Snapshot:
 
 @dataclass
 class Lane:
-    """One policy on one text. tokens: the text, token by token, as far as known.
-
-    plain_ms: predicted time of plain decoding up to each position, if known.
-    """
+    """One policy on one text. plain_ms: time of plain decoding up to each position, if known."""
 
     name: str
     tokens: list[str]
@@ -170,23 +167,18 @@ class Recording:
 
 
 def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
-    """A recording for display, from a trace and its pair. Turns without a position are left out."""
+    """A recording for display, from a trace and its pair."""
     recorded_pair = trace.header["pair"]
     if recorded_pair != pair.name:
-        raise SpecdecError(f"this recording was made with {recorded_pair!r}, not {pair.name!r}.")
-    _require_trees(trace)
+        raise SpecdecError(f"this recording is of {recorded_pair!r}, not {pair.name!r}.")
+    if not trace.header.get("trees"):
+        raise SpecdecError("the recording keeps no whole trees; record with trees=(10,).")
     trace = trace.select(trace.turns["positions"].to_numpy() > 0)
     tokens = [trace.text.ravel()]
     for top_k in trace.header["trees"]:
         tokens.append(trace.trees(top_k).tokens.ravel())
     ids = np.unique(np.concatenate(tokens)).tolist()
     return Recording(trace, costs, token_texts(pair, ids), tuple(_prompts(trace)))
-
-
-def _require_trees(trace: Trace) -> None:
-    if not trace.header.get("trees"):
-        why = "the recording keeps no whole trees"
-        raise SpecdecError(f"{why}; record with trees=(10,) to display them.")
 
 
 def open_recording(
@@ -197,23 +189,17 @@ def open_recording(
     path = Path(folder) / "texts.json"
     if not path.is_file():
         if pair is None or costs is None:
-            why = f"{folder} holds no texts.json"
-            raise SpecdecError(f"{why}; give its pair and a cost model as well.")
+            raise SpecdecError(f"{folder} holds no texts.json; give its pair and a cost model.")
         return recording_of(trace, pair, costs)
-    _require_trees(trace)
     stored = read_json(path, TextsFile, "write it again", SCHEMA)
-    if len(stored["prompts"]) != len(trace.turns):
-        raise SpecdecError(f"{path} belongs to another recording; write it again.")
+    assert len(stored["prompts"]) == len(trace.turns), "texts.json is of this recording"
     texts = {int(token): text for token, text in stored["texts"].items()}
     costs = costs or CostModel.load(Path(folder) / "costs.json")
     return Recording(trace, costs, texts, tuple(stored["prompts"]))
 
 
 def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
-    """The text of each token id within a text, including its space; special tokens by their names.
-
-    Numbers if there is no tokenizer.
-    """
+    """The text of each token id within a text, with its space; numbers without a tokenizer."""
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
@@ -332,7 +318,7 @@ def _in_words(kind: str, answer: Any) -> str:
 
 
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
-    """Every cycle of a policy on one recorded text, with the recording's costs."""
+    """Every cycle of a policy on one recorded text."""
     engine = ReplayEngine(recording.trace, recording.costs, policy.limits)
     engine.open(turn)
     watched = Watched(policy)
@@ -361,10 +347,7 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
 
 
 class Foreseen(Static):
-    """The tree of a row of `Bound.answers`.
-
-    One wider than its root's children stops without a second question.
-    """
+    """The tree of a row of `Bound.answers`."""
 
     def __init__(self, answer: dict[str, Any], depth: int):
         top_k = answer["top_k"]
@@ -384,7 +367,7 @@ class Foreseen(Static):
 
 
 def _fixed(recording: Recording, turn: int, position: int, policy: Policy, note: str) -> Snapshot:
-    """One cycle of a policy whose questions cost nothing. note: if the tree needs none itself."""
+    """One cycle of a policy whose questions cost nothing."""
     costs = dataclasses.replace(recording.costs, question_ms=0.0)
     engine = ReplayEngine(recording.trace, costs, policy.limits)
     engine.open(turn)
@@ -431,7 +414,7 @@ def _snapshot(
     bonus: str | None,
     text: Callable[[int], str],
 ) -> Snapshot:
-    """A finished cycle. path: ids of the accepted tokens. text: id -> its text."""
+    """A finished cycle. path: ids of the accepted tokens."""
     tokens = tuple(text(token) for token in nodes.ids.tolist())
     # 1. verified are the root and the nodes of the highest score, ties to the earlier one
     verified = np.zeros(len(tokens), dtype=bool)
@@ -490,12 +473,8 @@ def _pool(recording: Recording, row: int, cycle: Cycle, plan: Plan) -> tuple[_No
     ids = np.concatenate((path[:1], trees.tokens[row, :count]))
     score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
     # 3. the first expansions of a recorded tree
-    parent = [np.array([-1]), np.zeros(flat or top_k, np.int64)]
-    start = 1
-    for level in range(cycle.expansions):
-        parent.append(np.repeat(start + trees.beams[row, level].astype(np.int64), top_k))
-        start = 1 + pool_size(level, top_k)
-    return _Nodes(ids, np.concatenate(parent), score), ""
+    parent = parents(trees.beams[row, : cycle.expansions], top_k, flat)
+    return _Nodes(ids, parent, score), ""
 
 
 def live_cycle(
@@ -506,10 +485,7 @@ def live_cycle(
     kept: list[str],
     text: Callable[[int], str],
 ) -> Snapshot:
-    """The cycle that a live engine has just finished.
-
-    kept: texts of the new tokens that count. text: id -> its text.
-    """
+    """The cycle that a live engine has just finished. kept: texts of the new tokens that count."""
     plan = watched.planned
     tree = engine.tree
     verify_nodes = len(tree)

@@ -5,7 +5,6 @@ decoding anything.
     which costs                                               draft_ms(n) + verify_ms(V) + rest_ms
 
 Both are look-ups, so a static tree is a walk over positions, and thousands of trees walk at once.
-`trace` and `costs` are a `trace.Trace` and a `model.CostModel`.
 """
 
 from __future__ import annotations
@@ -43,13 +42,11 @@ def static_grid(
     *,
     by: str | None = None,
 ) -> pd.DataFrame:
-    """The exact time of every static tree on the trace: one row per setting, and per value of the
-    turns' column `by` if given.
+    """The exact time of every static tree on the trace: a row per setting (and value of `by`).
 
-    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 within the pool,
-    and plain steps once. depths, top_ks: None means all recorded ones. beams: of TreeConfig; None
-    means BEAMS if a family was recorded. A tree with more nodes than its pool is cut, as in the
-    cycle. as_fast: whether the costs cannot tell it from the fastest (of its value of `by`).
+    total_tokens: root included, 1 for plain steps; None means all within the pool. depths, top_ks:
+    None means all recorded ones. beams: None means BEAMS if a family was recorded. A tree with more
+    nodes than its pool is cut. as_fast: whether the costs cannot tell it from the fastest.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -208,9 +205,7 @@ class CostTables:
         return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
 
     def before_verification(self, trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-        """Time of a cycle before it verifies, [R]: drafting and the fixed rest, or the rest alone
-        where only copies are drafted.
-        """
+        """Time of a cycle before it verifies, [R]: drafting and the fixed rest."""
         if trace.forwards:
             return self.draft[shape][self.where, depth]
         return self.plain_ms[self.where] - self.verify[self.where, 0]
@@ -223,11 +218,7 @@ class CostTables:
 
 
 def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-    """int [R, depth + 1]: ranks of the target's path after `depth` expansions, at most most_nodes.
-
-    With copies among the candidates, of the recorded path, which may be longer than the drafted
-    one.
-    """
+    """int [R, depth + 1], with copies [R, longest]: ranks of the path, cut at most_nodes."""
     ranks = trace.ranks[shape][:, depth]
     return np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
 
@@ -276,9 +267,7 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def recorded(
     trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None
 ) -> tuple[list[Shape], list[int]]:
-    """((top_k, beam), ...) and depths: the given ones, or all recorded ones; SpecdecError for
-    unrecorded ones.
-    """
+    """((top_k, beam), ...) and depths: the given ones, or all recorded ones."""
     # 1. the widths and beams to try
     widths = set(trace.top_ks)
     tried_beams: Iterable[tuple[int, ...]] = ((),)
@@ -295,8 +284,7 @@ def recorded(
     if beams is not None and not missing:
         missing = set(tried) - set(shapes)
     if missing:
-        why = f"top_k {sorted(missing)} was not recorded, only {sorted(widths)}"
-        raise SpecdecError(f"{why}; ask for these or record again.")
+        raise SpecdecError(f"top_k {sorted(missing)} was not recorded, only {sorted(widths)}.")
     every_depth = range(trace.depth + 1)
     return shapes, within(every_depth if depths is None else depths, 0, trace.depth, "depths")
 
@@ -305,6 +293,5 @@ def within(values: Iterable[int], low: int, high: int, what: str) -> list[int]:
     """Sorted distinct whole numbers; SpecdecError outside low to high."""
     numbers = sorted({int(value) for value in values})
     if not numbers or numbers[0] < low or numbers[-1] > high:
-        why = f"{what} must be whole numbers from {low} to {high}, as recorded, got {numbers!r}"
-        raise SpecdecError(f"{why}; record again.")
+        raise SpecdecError(f"{what} must be whole numbers from {low} to {high}, got {numbers!r}.")
     return numbers

@@ -44,8 +44,8 @@ Load = Callable[[Column], np.ndarray | None]
 class Trees:
     """Whole candidate trees of R positions for one k, in creation order.
 
-    scores float32 [R, C], tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]:
-    the flat indices, inside level i's candidates, of the nodes that expansion i expands.
+    scores float32, tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]: the
+    places, among level i's candidates, of the nodes that expansion i expands.
     """
 
     scores: np.ndarray
@@ -56,11 +56,10 @@ class Trees:
 class Trace:
     """Positions of all turns, turn after turn: row r is one position where a cycle may start.
 
-    header: trace.json, see FORMAT.md. turns: one row per turn: suite, prompt, turn, part,
-    prompt_tok, kept_tok, first (row), positions (kept_tok - 1). columns: by Column, or by kind,
-    arrays over positions; the rest is read by `load` on first use. acceptance_distributions:
-    RADAR's at some positions, (rows int64 [Q], float32 [Q, 8, 9]), or None. Entry (q, a, j) is the
-    probability at T = 1 that the tree after a + 1 draft calls has j tokens accepted.
+    header: trace.json, see FORMAT.md. turns: one row per turn, with first (row) and positions
+    (kept_tok - 1). columns: arrays over positions; the rest is read by `load` on first use.
+    acceptance_distributions: (rows int64 [Q], float32 [Q, 8, 9]) or None; entry (q, a, j) is the
+    probability at T = 1 that RADAR's tree after a + 1 draft calls has j tokens accepted.
     """
 
     def __init__(
@@ -97,8 +96,7 @@ class Trace:
         return int(self.turns["positions"].sum())
 
     def __repr__(self) -> str:
-        counts = f"{len(self.turns)} turns, {len(self)} positions"
-        return f"Trace({counts}, k in {self.top_ks}, depth {self.depth})"
+        return f"Trace({len(self.turns)} turns, {len(self)} positions, k in {self.top_ks})"
 
     def column(
         self, kind: str, top_k: int = 0, beam: tuple[int, ...] = (), level: int = -1
@@ -145,10 +143,8 @@ class Trace:
 
     @property
     def ranks(self) -> _ByWidth:
-        """ranks[k], or ranks[k, beam]: int16 [R, depth + 1, depth + 1], non-decreasing in j.
-
-        (r, n, j) is the rank, in the pool after n expansions, of the node at depth j + 1 on the
-        target's path, or NEVER.
+        """ranks[k], or ranks[k, beam]: int16 [R, depth + 1, depth + 1]. (r, n, j): the rank, after
+        n expansions, of the node at depth j + 1 on the target's path, or NEVER.
         """
         return _ByWidth(self)
 
@@ -221,8 +217,7 @@ class Trace:
         chosen = np.asarray(mask, dtype=bool)
         if not chosen.any():
             parts = ", ".join(self.turns["part"].unique())
-            why = f"no recorded turn is left (there are the parts {parts})"
-            raise SpecdecError(f"{why}; record more prompts or take others.")
+            raise SpecdecError(f"no recorded turn is left of the parts {parts}; record more.")
         rows = np.flatnonzero(np.repeat(chosen, self.turns["positions"]))
         distributions = self.acceptance_distributions
         if distributions is not None:
@@ -238,17 +233,13 @@ class Trace:
         return Trace(self.header, numbered(self.turns[chosen]), columns, load, distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
-        """The recording restricted to the `ranges` at which a cost model was measured.
-
-        ranges: "top_k", "expansions" and "verify_nodes" -> (low, high); missing ones are not
-        restricted. Shallower and smaller trees than the low ends stay: a cost model keeps its first
-        value there, so they gain nothing.
+        """The recording restricted to a cost model's `ranges`. Shallower and smaller trees than the
+        low ends stay: a cost model keeps its first value there, so they gain nothing.
         """
         low, high = ranges.get("top_k", (1, max(self.top_ks)))
         top_ks = tuple(top_k for top_k in self.top_ks if low <= top_k <= high)
         if not top_ks:
-            why = f"the costs were measured at top_k {low} to {high}, which was not recorded"
-            raise SpecdecError(f"{why}; record it.")
+            raise SpecdecError(f"top_k {low} to {high} was not recorded; record it.")
         depth = min(self.depth, ranges.get("expansions", (0, self.depth))[1])
         most_nodes = min(self.most_nodes, ranges.get("verify_nodes", (0, self.most_nodes))[1])
         if (top_ks, depth, most_nodes) == (self.top_ks, self.depth, self.most_nodes):
@@ -293,15 +284,16 @@ def check_recorded(
 ) -> None:
     """Refuse an answer that the recording cannot replay."""
     deepest = trace.depth_of(top_k, beam)
+    why = ""
     if deepest < 0:
         why = f"top_k={top_k} with beam={beam} was not recorded, only {trace.top_ks}"
-        raise SpecdecError(f"{why} and the family {trace.family}; record again with it.")
-    if not 0 <= expansions <= deepest:
-        why = f"such trees were recorded to depth {deepest}"
-        raise SpecdecError(f"depth {expansions} was asked for, but {why}.")
-    if verify_nodes > trace.most_nodes:
-        why = f"the recording judges at most {trace.most_nodes}"
-        raise SpecdecError(f"{verify_nodes} nodes were asked for, but {why}.")
+    elif not 0 <= expansions <= deepest:
+        why = f"depth {expansions} was asked for, but such trees were recorded to depth {deepest}"
+    elif verify_nodes > trace.most_nodes:
+        why = f"{verify_nodes} nodes were asked for, but the recording judges at most"
+        why = f"{why} {trace.most_nodes}"
+    if why:
+        raise SpecdecError(f"{why}; record again with it.")
 
 
 def numbered(turns: pd.DataFrame) -> pd.DataFrame:
@@ -311,13 +303,11 @@ def numbered(turns: pd.DataFrame) -> pd.DataFrame:
 
 
 def joined(traces: list[Trace], top_k: int) -> Trace:
-    """Recordings of one pair as one, for one k and the smallest of their depths.
-
-    It holds ranks, scores and, if all have them, features and the drafter's states.
+    """Recordings of one pair as one, for one k and the smallest of their depths: ranks, scores and,
+    if all have them, features and the drafter's states.
     """
     if len({(trace.header["pair"], trace.header.get("weights")) for trace in traces}) > 1:
-        why = "recordings of different pairs cannot be joined"
-        raise SpecdecError(f"{why}; record them with one pair.")
+        raise SpecdecError("recordings of different pairs cannot be joined; record one pair.")
     common = {
         "top_k": (top_k, top_k),
         "expansions": (0, min(trace.depth for trace in traces)),
@@ -338,13 +328,24 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
 def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.ndarray:
     """int64 [R, depth + 1]: pool index of each path node, -1 from the first missing one.
 
-    tokens int [R, C] of the pool; beams int [R, depth, k]; path int [R, depth + 1]: the target's
-    next tokens.
+    tokens int [R, C]; beams int [R, depth, k]; path int [R, depth + 1]: the target's next tokens.
     """
     levels, top_k = beams.shape[1:]
     starts = [pool_size(level, top_k) for level in range(levels)]  # of the levels below the first
     places = path_places(np.split(tokens, starts, axis=1), [*beams.swapaxes(0, 1)], path, top_k)
     return np.where(places < 0, -1, places + [0, *starts])
+
+
+def parents(beams: np.ndarray, top_k: int, flat_nodes: int = 0) -> np.ndarray:
+    """int64 [1 + C]: the parent of each node of a pool, the root first. beams int [expansions, k]
+    of one tree. flat_nodes: children of the root, if not top_k.
+    """
+    parts = [np.array([-1]), np.zeros(flat_nodes or top_k, np.int64)]
+    start = 1
+    for level, beam in enumerate(beams):
+        parts.append(np.repeat(start + beam.astype(np.int64), top_k))
+        start = 1 + pool_size(level, top_k)
+    return np.concatenate(parts)
 
 
 def path_ranks(
@@ -371,9 +372,8 @@ def path_ranks(
 
 
 def save_trace(trace: Trace, folder: Path) -> Path:
-    """Write a trace, for instance a selection of turns, as a finished recording for display.
-
-    Left out: the root's scores, RADAR's distributions and the family.
+    """Write a trace as a finished recording for display, without root scores, RADAR's distributions
+    and the family.
     """
     folder = Path(folder)
     files = ["turns.parquet"]
@@ -392,11 +392,9 @@ def save_trace(trace: Trace, folder: Path) -> Path:
 
 @door
 def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
-    """The finished recording in `folder`, read column by column on first use.
+    """The finished recording in `folder` (or named by a recording.json), read on first use.
 
-    folder: also a recording.json, or a folder with one, which names the folder; a relative one may
-    be below the results folder. pair: the name or key that the recording must have. SpecdecError
-    for another schema, an unfinished recording or another pair.
+    pair: the name or key that the recording must have, else SpecdecError.
 
     >>> import specdec
     >>> from specdec import runs
@@ -410,12 +408,10 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     # 1. the header and the turns
     folder = recording_folder(folder)
     if not (folder / "trace.json").is_file():
-        why = f"there is no finished recording in {folder} (no trace.json)"
-        raise SpecdecError(f"{why}; check the path, or run that `record` again.")
+        raise SpecdecError(f"there is no finished recording in {folder}: no trace.json.")
     header = stored.read_json(folder / "trace.json", stored.TraceFile, ADVICE, SCHEMA)
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
-        why = f"{folder} was recorded with the pair {header['pair']!r}, not {pair!r}"
-        raise SpecdecError(f"{why}; record that pair.")
+        raise SpecdecError(f"{folder} is of {header['pair']!r}, not {pair!r}; record that pair.")
     turns = runs.read_table(stored.check_file(header, folder, "turns.parquet", ADVICE))
     shards = [f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
     # 2. how a column is read from its table when it is needed
@@ -433,9 +429,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
             return None
         files = [checked_file(f"{table}/{shard}") for shard in shards]
         array = stacked([read_columns(file, [column])[column] for file in files])
-        if len(array) != turns["positions"].sum():
-            why = f"{folder / table} holds {len(array)} rows of {column.name}, not one per position"
-            raise SpecdecError(f"{why}; {ADVICE}.")
+        assert len(array) == turns["positions"].sum(), "a table has a row per position"
         return array
 
     # 3. RADAR's distributions, a file of their own

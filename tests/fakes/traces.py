@@ -1,6 +1,4 @@
-"""Recordings for tests: of small random pairs, and synthetic ones with a cost model of round
-numbers.
-"""
+"""Recordings for tests: synthetic ones, and a cost model of round numbers."""
 
 import numpy as np
 import pandas as pd
@@ -33,11 +31,9 @@ def synthetic_trace(
     features=8,
     trees=True,
 ) -> Trace:
-    """A recording without a model: scores as a drafter would give them, the path through likely
-    children.
+    """A recording without a model: scores as a drafter would give them.
 
-    hit: how likely the target's next token is among the drafted ones; it varies from position to
-    position.
+    hit: how likely the target's next token is among the drafted ones, on average.
     """
     random = np.random.default_rng(seed)
     columns = {}
@@ -76,9 +72,7 @@ def synthetic_trace(
 
 
 def _forest(random, easy, depth, top_k):
-    """Scores [R, C], tokens, beams and path nodes of random trees; a path node continues with
-    chance `easy`.
-    """
+    """Scores [R, C], tokens, beams and path nodes of random trees; `easy`: chance to continue."""
     count = len(easy)
     best = np.zeros((len(easy), 1))
     scores = []
@@ -112,9 +106,7 @@ def _forest(random, easy, depth, top_k):
 
 
 class RandomRecorded(RandomPolicy):
-    """Random answers of the beam widths that were recorded, changed at every question; copies alone
-    now and then.
-    """
+    """Random answers of the recorded widths at every question; copies alone now and then."""
 
     top_ks = (2, 3, 5)
     copies_frac = 0.0
@@ -130,8 +122,7 @@ class RandomRecorded(RandomPolicy):
         return CopiedTree(total) if copies else TreeConfig(total, answer.depth, top_k)
 
 
-# What trainings of controllers are tested with: a machine, trees, Re-SpS's grid and PPO settings
-# that learn in seconds.
+# What trainings of controllers are tested with.
 COSTS = round_costs()
 TREE = dict(depth=4, top_k=3)
 GRID = dict(

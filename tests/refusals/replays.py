@@ -9,6 +9,7 @@ from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import CopiedTree
 from specdec.evaluation.bench import evaluate
+from specdec.models.ngrams import NgramConfig
 from specdec.replays import trace
 from specdec.replays.copies import copy_odds_of
 from specdec.replays.oracle import headroom
@@ -38,6 +39,10 @@ def judged(*asked, **more):
     return lambda given: trace.check_recorded(given.trace, *asked, **more)
 
 
+def grid(**fields):
+    return lambda given: static_grid(given.trace, given.costs, **fields)
+
+
 def of_two_pairs(given):
     other = trace.Trace({**given.trace.header, "pair": "other"}, given.trace.turns, {})
     trace.joined([given.trace, other], 3)
@@ -56,16 +61,23 @@ ROWS = [
         "prompts/1: token id 1000000000",
     ),
     row(
+        "an audit's last prompt",
+        lambda given: specdec.audit(given.pair, LAST_IS_BAD),
+        "prompt 1: token id 1000000000",
+    ),
+    row(
         "measuring's",
         lambda given: evaluate({"a": None}, LAST_IS_BAD, given.pair),
         "prompts/1: token id 1000000000",
     ),
     row("a recorded width of 0", settings(top_ks=(2, 0)), "top_k must be an integer of at least 1"),
+    row(
+        "no width at all",
+        settings(top_ks=(), trees=()),
+        "top_k must be an integer of at least 1, got 0",
+    ),
     row("no depth", settings(depth=0), "depth must be an integer of at least 1"),
     row("no nodes", settings(most_nodes=0), "most_nodes must be an integer of at least 1"),
-    row(
-        "more nodes than ranks", settings(most_nodes=trace.NEVER), "most_nodes must be below 32767"
-    ),
     row(
         "distributions without width 10",
         settings(**DISTRIBUTIONS, top_ks=(9,), trees=(), depth=7),
@@ -89,11 +101,7 @@ ROWS = [
         drafter({"extra_rows": 1}),
         "depend on the cycles that went before",
     ),
-    row(
-        "a family of copies",
-        drafter({"copied_levels": 5}, family=(3, 2)),
-        "of drafters that copy nothing",
-    ),
+    row("a family of any drafter", drafter({}, family=(3, 2)), "EAGLE"),
     row(
         "distributions of copies",
         drafter({"copied_levels": 5}, **DISTRIBUTIONS),
@@ -105,7 +113,12 @@ ROWS = [
         "copies of 5 tokens",
         "depth 4 at least",
     ),
-    row("a width that was not recorded", replayed(Static(5, 2, 10)), "top_k=10 was not recorded"),
+    row(
+        "recorded in vain",
+        lambda given: record(given.pair, [[1, 2]], top_ks=(0,)),
+        "top_k must be an integer",
+    ),
+    row("a width that was not recorded", replayed(Static(5, 2, 10)), "top_k=10"),
     row("deeper than recorded", replayed(Static(5, 6, 3)), "recorded to depth 4"),
     row("more nodes than recorded", replayed(Static(25, 4, 3)), "at most 20"),
     row(
@@ -116,7 +129,10 @@ ROWS = [
     row("copies that nobody made", replayed(Static.of(CopiedTree(4))), "copies nothing"),
     row("an answer before it was asked", replayed(Static(5, 2, 3), policy_ms=-1.0), "policy_ms"),
     row("a depth of 5", judged(3, 5), "depth 5 was asked for"),
-    row("a beam", judged(3, beam=(1,)), "top_k=3 and beam=(1,) was not recorded, only (3,)"),
+    row("a depth below 0", judged(3, -1), "depth -1 was asked for"),
+    row("a width of 2", judged(2), "top_k=2"),
+    row("a beam", judged(3, beam=(1,)), "top_k=3 with beam=(1,) was not recorded, only (3,)"),
+    row("one node too many", judged(3, 4, 21), "21 nodes were asked for", "at most 20"),
     row("a part without turns", lambda given: given.trace.select(part="tune"), "no recorded turn"),
     row(
         "costs of other widths",
@@ -124,14 +140,14 @@ ROWS = [
         "top_k 5 to 9",
         "not recorded",
     ),
-    row("no texts to count", lambda given: copy_odds_of(given.trace), "no texts"),
+    row("no texts to count", lambda given: copy_odds_of(given.trace, NgramConfig()), "no texts"),
     row("two pairs", of_two_pairs, "different pairs cannot be joined"),
     row("no recording", lambda given: trace.open_trace(given.folder), "trace.json"),
     row("faster than the bound", lambda given: headroom(4, 10, 5), "below the clairvoyant bound"),
     row("no time", lambda given: headroom(float("nan"), 10, 5), "positive"),
-    row(
-        "groups by no column",
-        lambda given: static_grid(given.trace, given.costs, by="siute"),
-        "'siute'",
-    ),
+    row("a grid beyond the depth", grid(depths=[-1, 5]), "depths", "from 0 to 4"),
+    row("a grid without depths", grid(depths=[]), "depths", "from 0 to 4"),
+    row("a grid of other widths", grid(top_ks=[3, 10]), "top_k [10]", "only [3]"),
+    row("a grid beyond the nodes", grid(total_tokens=[5, 22]), "from 1 to 21"),
+    row("groups by no column", grid(by="siute"), "'siute'"),
 ]

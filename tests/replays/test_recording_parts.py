@@ -10,7 +10,6 @@ from fakes.traces import round_costs, synthetic_trace
 from specdec import runs
 from specdec.core import clock
 from specdec.core.policy import Static
-from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import describe_items, gather
 from specdec.errors import SpecdecError
@@ -43,10 +42,6 @@ def test_recorded_settings_are_the_ones_numbers_depend_on():
     lengths = record_module.usual_lengths
     assert lengths(shared_pair(), (4, 10), 7) == record_module.USUAL_LENGTHS
     assert lengths(shared_pair(), (4, 8), 12) == lengths(shared_pair(), (10,), 6) == 0
-    drafter = Drafter()
-    assert record_module.copies_of(drafter) == {}
-    drafter.copied_levels = 5
-    assert record_module.copies_of(drafter) == {"copies": {"levels": 5, "forwards": True}}
 
 
 def test_prompts_of_a_recording_go_into_the_same_parts():
@@ -88,7 +83,7 @@ def test_other_prompts_are_of_one_part_or_split():
     pytest.raises(SpecdecError, parted_items, few, RecordConfig(part="split")).match("give more")
 
 
-def test_the_header_and_the_tables_say_what_they_hold(home, monkeypatch):
+def test_the_header_and_the_tables_say_what_they_hold(home):
     pair = shared_pair()
     prompts = [[1, 2, 3], [4, 5, 6, 7]]
     recording = record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
@@ -97,21 +92,14 @@ def test_the_header_and_the_tables_say_what_they_hold(home, monkeypatch):
     kinds = ["context_tok", "draft_state", "features", "root_rank", "root_scores", "text"]
     positions = sorted([*map(Column, kinds), Column("ranks", 2), Column("ranks", 3)])
     trees = [Column(kind, 3) for kind in ("beams", "scores", "tokens")]
-    tables = {"positions": positions, "trees": trees, "family": []}
-    columns = {table: [column.stored for column in tables[table]] for table in tables}
-    identity = {"schema": 1, "key": run.key, "pair_key": describe_pair(pair)["weights"]}
-    header = {
-        **identity,
-        "items": describe_items(gather(prompts)),
-        **describe_pair(pair),
-        **RecordConfig(seed=2, **FEW).recorded,
-        "position_limit": pair.target.position_limit,
-        "columns": columns,
-    }
+    columns = {"positions": positions, "trees": trees, "family": []}
+    for table in columns:
+        entries = recording.header["columns"][table]
+        assert [column_of(entry) for entry in entries] == columns[table]
+    facts = {"schema": 1, "key": run.key, "pair_key": describe_pair(pair)["weights"]}
+    facts |= {"items": describe_items(gather(prompts)), **RecordConfig(seed=2, **FEW).recorded}
+    assert {name: recording.header[name] for name in facts} == runs.plain(facts)
     files = recording.header["files"]
-    stored = {name: recording.header[name] for name in header}
-    assert stored == runs.plain(header)
-    assert recording.header.keys() - header.keys() == {"checksum", "files"}
     assert len(files) == 5 and "trees/part-00001.parquet" in files
     # 2. the turns
     kept = recording.turns["kept_tok"].tolist()
@@ -123,11 +111,7 @@ def test_the_header_and_the_tables_say_what_they_hold(home, monkeypatch):
     for ids, prompt, count in zip(recording.turns["ids"], prompts, kept, strict=True):
         assert ids[: len(prompt)].tolist() == prompt and len(ids) == len(prompt) + count
     assert run.record()["results"] == {"positions": sum(kept) - 2, "turns": 2}
-    # 3. the same call finds it when the code has changed
-    monkeypatch.setattr("specdec.machine.code_hash", lambda: "of other code")
-    record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
-    assert len(runs.find("mine")) == 1
-    # 4. another process opens it again
+    # 3. another process opens it again
     again = pickle.loads(pickle.dumps(recording))
     assert again.turns.equals(recording.turns) and (again.ranks[3] == recording.ranks[3]).all()
     half = pickle.loads(pickle.dumps(recording.select(np.array([False, True]))))
@@ -145,8 +129,7 @@ def test_columns_come_back_as_they_were(tmp_path):
     }
     path = write_columns(tmp_path / "part.parquet", columns)
     two = [Column("ranks", 3), Column("half")]
-    assert read_columns(path).keys() == columns.keys()
-    assert list(read_columns(path, two)) == two
+    assert list(read_columns(path, two)) == two and read_columns(path).keys() == columns.keys()
     for column, array in read_columns(path).items():
         assert array.dtype == columns[column].dtype
         assert array.tolist() == columns[column].tolist()
@@ -191,10 +174,6 @@ def test_selected_turns_keep_their_rows():
     assert made.select(part="train").turns["part"].tolist() == ["train", "train"]
     beside = part.beside("text_state", np.zeros((10, 2)), "made up")
     assert beside.header["text_state"] == "made up" and beside.column("text_state").shape == (10, 2)
-    assert "text_state" not in part.header
-    assert beside.acceptance_distributions is part.acceptance_distributions
-    bare = Trace({**made.header, "features": False}, made.turns, made._columns)
-    assert bare.features is None and bare.draft_state is None and made.features is not None
 
 
 def test_a_restriction_cuts_the_trees():
@@ -232,8 +211,6 @@ def test_a_replayed_cycle_takes_what_was_charged_and_a_row_per_turn_is_whole():
     replayed = replay(made, Static(8, 2, 3), costs, keep_cycles=True)
     row = replayed.table.iloc[0]
     cycles = replayed.cycles[replayed.cycles["prompt"] == "p0"]
-    facts = ["suite", "prompt", "turn", "part", "new_tok"]
-    assert row[facts].tolist() == ["easy", "p0", 0, "train", 10]
     assert row["cycles"] == len(cycles) and row["cycle_tok"] == cycles["new_tok"].sum() >= 10
     assert row[["draft_calls", "verified_tok"]].tolist() == [3 * len(cycles), 8 * len(cycles)]
     assert row["accepted_tok"] == cycles["accepted_tok"].sum() == row["cycle_tok"] - len(cycles)
@@ -265,5 +242,3 @@ def test_an_answer_takes_the_mean_without_the_slowest_twentieth(monkeypatch):
     with clock.counted_by(lambda: moment[0]):
         mean_ms = answer_ms(synthetic_trace(turns=6), Slow(4, 2, 3), round_costs(), turns=2)
     assert mean_ms == pytest.approx(1e3 * 2.0) and played == [["p0", "p1"]]
-    monkeypatch.setattr(replay_module, "replay", lambda *given: None)
-    assert answer_ms(synthetic_trace(turns=6), Static(4, 2, 3), round_costs()) == 0.0

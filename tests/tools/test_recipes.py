@@ -89,7 +89,7 @@ def test_one_command_goes_from_prompts_to_a_controller(worked, monkeypatch, caps
     assert parts.sum() == 20 and parts.min() > 0 and len(parts) == 3
     Path("asked.txt").write_text(prompts[0])
     assert cli.main(shlex.split(line)[1:]) == 2
-    assert "of 1 prompts none falls into" in capsys.readouterr().err
+    assert "1 prompts leave a part empty" in capsys.readouterr().err
 
 
 def test_every_command_on_the_page_is_one_and_its_estimates_are_given():
