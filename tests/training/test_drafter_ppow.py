@@ -456,24 +456,16 @@ def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
 
 
 def test_bad_requests_get_one_sentence(first, tmp_path):
-    assert "unknown objective 'ppo'; did you mean 'ppow'" in refusal(objective_named, "ppo")
+    assert "did you mean 'ppow'" in refusal(objective_named, "ppo")
     assert "did you mean 'beta'" in refusal(objective_named, "ppow", {"betta": 1})
-    for wrong, words in (
-        ({"group": 1}, "a group of 1 leaves nothing to compare with"),
-        ({"reward": "cost"}, "unknown reward 'cost'"),
-        ({"rollout": "text"}, "only windows that the drafter drafts can be rewarded"),
-        ({"reward": "measured"}, "speedups for 0 to 10 tokens"),
-    ):
-        assert words in refusal(Ppow, **wrong)
-    folders = {}
-    for name, width, taps in (("deep", 32, (2, 9, 20)), ("wide", 64, TAPS)):
-        config = EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, width, taps=taps)
-        folders[name] = save_drafter(EagleNetwork(config), tmp_path / name)
+    assert "leaves nothing to compare with" in refusal(Ppow, group=1)
+    assert "only windows that the drafter drafts" in refusal(Ppow, rollout="text")
+    config = EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 64, taps=TAPS)
+    wide = save_drafter(EagleNetwork(config), tmp_path / "wide")
     for objective, start, words in (
         (Ppow(window=60), first, "a window of 60 tokens and the two before it do not fit"),
         (Supervised(feature_weight=1.0), first, "feature_weight"),
-        (Ppow(), folders["deep"], "do not all exist in a target of 7 layers"),
-        (Ppow(), folders["wide"], "trained on features of width 64"),
+        (Ppow(), wide, "trained on features of width 64"),
         (Supervised(network="medusa"), first, "is of kind 'eagle3', not 'medusa'"),
     ):
         assert words in refusal(continued, tmp_path / "new", objective, start, resume=False)
