@@ -5,11 +5,9 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from fakes.chats import CHATS, chat_target, curve_of, same_weights, weights_of
-from fakes.killed import killed_at
+from fakes.chats import CHATS, chat_target, curve_of, weights_of
 from fakes.pairs import spread
 from fakes.refusals import refusal
 
@@ -291,7 +289,6 @@ def test_windows_follow_from_seed_and_step_and_equal_rewards_leave_the_divergenc
     windows, measures = collected.collected
     assert windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
     assert network.t2d[windows.drafted].all()
-    assert config(network, target, collected)[1]["clip_frac"] == 0, "nothing has moved yet"
     again, _ = config.collect(network, target, batch).collected
     assert torch.equal(windows.drafted, again.drafted)
     assert torch.equal(windows.rewards, again.rewards)
@@ -300,7 +297,6 @@ def test_windows_follow_from_seed_and_step_and_equal_rewards_leave_the_divergenc
     flat = replace(windows, rewards=torch.full_like(windows.rewards, 0.893))
     loss, row = config(network, target, replace(collected, collected=(flat, measures)))
     assert float(loss.detach()) == pytest.approx(config.beta * row["kl"], rel=1e-5)
-    assert float(torch.autograd.grad(loss, network.fc.weight)[0].abs().sum()) > 0
 
 
 def test_tokens_behind_a_rejected_one_are_left_out(scene):
@@ -365,25 +361,6 @@ def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
     assert torch.allclose(*losses) and not torch.allclose(cut, joined)
 
 
-def test_hard_labels_are_the_texts_tokens(scene):
-    model, _, target, batch = scene
-    network = chat_network(model, kept=200)
-    loss, measures = Supervised(LossRules(1))(network, target, batch)
-    slots = torch.arange(22).expand(2, -1)
-    logits = drafted_from(network, target, batch, slots, 1)[1][:, :, 0]
-    best = batch.output.logits.argmax(-1)
-    losses = []
-    for row, at in itertools.product(range(2), range(22)):
-        column = int(ppow_module.columns_of(network, batch.ids[row, at + 2]))
-        inside = batch.documents[row, at] == batch.documents[row, at + 2]
-        taught = inside and batch.loss_mask[row, at + 1 : at + 3].all()
-        if taught and column >= 0 and network.t2d[best[row, at + 1]]:
-            losses.append(-logits[row, at].log_softmax(-1)[column])
-    assert len(losses) == measures["counted_tok"] > 0
-    expected = float(torch.stack(losses).mean().detach())
-    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
-
-
 SETTINGS = Continued(
     48,
     steps=6,
@@ -411,19 +388,6 @@ def first(tmp_path_factory):
 def continued(out_dir, objective, start_from, settings=SETTINGS, **options):
     options |= dict(objective=objective, settings=settings, start_from=start_from, budget=Budget())
     return eagle3.train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
-
-
-def test_a_killed_run_continues_to_the_same_weights(first, tmp_path):
-    objective = objective_named("ppow", {"window": 3, "places_per_row": 2, "updates": 2})
-    whole = continued(tmp_path / "whole", objective, first)
-    with killed_at(eagle3.DrafterRun, "step", 3):
-        continued(tmp_path / "cut", objective, first)
-    assert same_weights(whole, continued(tmp_path / "cut", objective, first))
-    curve = curve_of(tmp_path / "whole")
-    pd.testing.assert_frame_equal(curve, curve_of(tmp_path / "cut"))
-    assert curve["epsilon"].nunique() == 1 and curve["paid_frac"].max() > 0
-    assert (curve["clip_frac"] > 0).any() and curve["kl"].notna().all()
-    assert curve["held_out_tau_chain"].notna().tolist() == [True, False] * 3
 
 
 def test_the_best_weights_are_written(first, tmp_path, monkeypatch):

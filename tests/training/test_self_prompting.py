@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes.pairs import bigram_pair
 from fakes.refusals import refusal
 
 import specdec
@@ -114,8 +113,6 @@ def test_an_unfinished_write_is_written_again_and_other_chats_are_refused(tiny, 
     for pair, changes, folder, words in (
         (tiny, {"seed": 6}, tmp_path, "made with another settings"),
         (half, {}, tmp_path, "made with another target"),
-        (bigram_pair(), {}, new, "no tokenizer"),
-        (tiny, {"prompts": tmp_path / "nothing"}, new, "there is no file"),
         (tiny, {"answer_tok": 2000}, new, "lower prompt_tok or answer_tok"),
     ):
         assert words in refusal(generate, pair, replace(config, **changes), folder)
