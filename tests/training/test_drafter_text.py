@@ -242,7 +242,7 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
         sides_of = split(marked, replace(settings, held_out_frac=frac))
         assert tuple(map(len, sides_of)) == sides, "sampled answers are not measured on"
     none = replace(settings, held_out_frac=1e-6)
-    assert "no greedy answer among 3" in refusal(split, conversations[:3], none)
+    assert "of 3 conversations none are held out" in refusal(split, conversations[:3], none)
 
 
 def test_own_answers_are_written_first_where_settings_ask(tmp_path, monkeypatch):

@@ -266,7 +266,7 @@ def regenerate(
             stored = runs.read_table(shards.path(number))["messages"]
             written += [json.loads(text) for text in stored]
             continue
-        if minutes is not None and time.monotonic() - began_s > 60 * minutes:
+        if minutes is not None and time.monotonic() - began_s >= 60 * minutes:
             break
         # sampling inside generate uses the global generator
         torch.manual_seed(seed * 1_000_003 + number)

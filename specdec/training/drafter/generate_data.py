@@ -104,7 +104,7 @@ def generate_chats(
                 break
             _, (number, row) = next(chats)
             ended[number] = row
-            # 3. a shard is stored when all of its chats have ended; the first tells how long it takes
+            # 3. a shard is stored when all of its chats have ended
             shard = files.next_numbers
             if all(number in ended for number in shard):
                 files.write([(number, ended.pop(number)) for number in shard])
