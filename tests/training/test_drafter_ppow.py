@@ -423,11 +423,11 @@ def test_bad_requests_get_one_sentence(first, tmp_path):
     assert "did you mean 'ppow'" in refusal(objective_named, "ppo")
     assert "did you mean 'beta'" in refusal(objective_named, "ppow", {"betta": 1})
     assert "leaves nothing to compare with" in refusal(Ppow, group=1)
-    assert "only windows that the drafter drafts" in refusal(Ppow, rollout="text")
+    assert "only drafted windows" in refusal(Ppow, rollout="text")
     config = EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 64, taps=TAPS)
     wide = save_drafter(EagleNetwork(config), tmp_path / "wide")
     for objective, start, words in (
-        (Ppow(window=60), first, "a window of 60 tokens and the two before it do not fit"),
+        (Ppow(window=60), first, "a window of 60 tokens does not fit"),
         (Supervised(feature_weight=1.0), first, "feature_weight"),
         (Ppow(), wide, "trained on features of width 64"),
         (Supervised(network="medusa"), first, "is of kind 'eagle3', not 'medusa'"),

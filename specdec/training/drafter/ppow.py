@@ -7,8 +7,7 @@ other, as in GRPO:
     A = (R - mean of the group) / (its standard deviation + delta)            0 where all are equal
     R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
 
-`Ppow.collect` places, drafts, verifies and rewards; `Ppow.__call__` is the loss. Without a reward
-it is distillation on the drafter's own text, or on the target's.
+Without a reward it is distillation on the drafter's own text, or on the target's.
 
 A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`,
 which reads the target's features of positions up to i and the tokens up to i + 1, as in a decoding
@@ -104,14 +103,13 @@ class Ppow(Objective):
         if self.reward == "none":
             return
         if self.group < 2:
-            why = f"a group of {self.group} leaves nothing to compare with"
-            raise SpecdecError(f"{why}; set group to 2 or more.")
+            raise SpecdecError(
+                "a group of 1 leaves nothing to compare with; set group to 2 or more."
+            )
         if self.rollout != "drafter":
-            why = "only windows that the drafter drafts can be rewarded"
-            raise SpecdecError(f"{why}; set rollout to drafter.")
+            raise SpecdecError("only drafted windows can be rewarded; set rollout to drafter.")
         if self.reward == "measured" and len(self.speedups) != self.window + 1:
-            why = f"the measured reward needs speedups for 0 to {self.window} tokens"
-            raise SpecdecError(f"{why}, got {self.speedups}.")
+            raise SpecdecError(f"the measured reward needs speedups for 0 to {self.window} tokens.")
 
     def prepare(self, drafter, target: FrozenTarget) -> None:
         if drafter.config.generation != 3:
@@ -347,14 +345,11 @@ def divergence(name: str, log_q: Tensor, log_p: Tensor) -> Tensor:
 
 
 def window_starts(batch: TokenBatch, window: int) -> Tensor:
-    """[B, S] bool: slots whose window is inside one answer, together with the token before it.
-
-    SpecdecError if no row is long enough.
-    """
+    """[B, S] bool: slots whose window is inside one answer, together with the token before it."""
     slots = batch.ids.shape[1]
     if window + 2 > slots:
-        why = f"a window of {window} tokens and the two before it do not fit into rows of {slots}"
-        raise SpecdecError(f"{why}; lower the objective's window or raise the setting length.")
+        why = f"a window of {window} tokens does not fit into rows of {slots}"
+        raise SpecdecError(f"{why}; lower window or raise length.")
     # answer tokens before each position
     inside = F.pad(batch.loss_mask.long(), (1, window + 1)).cumsum(1)
     fits = inside[:, window + 2 : window + 2 + slots] - inside[:, 1 : slots + 1] == window + 1
@@ -410,9 +405,8 @@ def divergence_along(network, target: FrozenTarget, batch: TokenBatch, positions
 
         v = (1 - H(P) / log V) * KL(P || Q)
 
-    At position p both predict token p + 2, given the text before it: P is the target's
-    distribution, Q the drafter's at its first step. H over the whole vocabulary; KL over the draft
-    vocabulary, P renormalised there. first_right: the drafter's likeliest token is the target's.
+    At position p the target (P) and the drafter's first step (Q) predict token p + 2. KL is over
+    the draft vocabulary, P renormalised there. first_right: the likeliest tokens are equal.
     """
     rows, columns = positions.nonzero(as_tuple=True)
     ids = vocabulary_ids(network)
