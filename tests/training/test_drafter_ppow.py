@@ -70,8 +70,6 @@ def test_criticality_and_window_places_by_hand():
     for documents, begins in ((None, [1, 2, 6]), (torch.tensor([[0] * 5 + [1] * 5]), [1, 6])):
         batch = TokenBatch(torch.zeros_like(mask), mask, documents)
         assert ppow_module.window_starts(batch, 2)[0].nonzero().flatten().tolist() == begins
-    means = ppow_module.window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2)
-    assert means.tolist() == [[1.5, 3.0, 7.5, 4.5]]
 
 
 def test_rewards_and_verification_by_hand():
@@ -422,14 +420,11 @@ def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
 def test_bad_requests_get_one_sentence(first, tmp_path):
     assert "did you mean 'ppow'" in refusal(objective_named, "ppo")
     assert "did you mean 'beta'" in refusal(objective_named, "ppow", {"betta": 1})
-    assert "leaves nothing to compare with" in refusal(Ppow, group=1)
-    assert "only drafted windows" in refusal(Ppow, rollout="text")
     config = EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 64, taps=TAPS)
     wide = save_drafter(EagleNetwork(config), tmp_path / "wide")
     for objective, start, words in (
         (Ppow(window=60), first, "a window of 60 tokens does not fit"),
-        (Supervised(feature_weight=1.0), first, "feature_weight"),
         (Ppow(), wide, "trained on features of width 64"),
-        (Supervised(network="medusa"), first, "is of kind 'eagle3', not 'medusa'"),
+        (Supervised(network="medusa"), first, "of kind 'eagle3', not 'medusa'"),
     ):
         assert words in refusal(continued, tmp_path / "new", objective, start, resume=False)

@@ -96,17 +96,14 @@ def test_matrices_are_for_muon_and_the_rest_for_adam():
 def test_noise_on_features_follows_from_seed_and_step():
     output = SimpleNamespace(features=torch.zeros(4, 64, 30))
     batch = TokenBatch(torch.zeros(4, 64, dtype=torch.long), step=3)
-
-    def noise(seed=0, batch=batch):
-        return Supervised(noise=0.1, seed=seed)._noisy(output, batch)
-
-    first = noise()
+    objective = Supervised(noise=0.1)
+    first = objective._noisy(output, batch)
     width = 0.1 * 512 / 64
     assert first.abs().max() <= width / 2 and float(first.mean()) == pytest.approx(0.0, abs=0.01)
     assert float(first.std()) == pytest.approx(width / 12**0.5, rel=0.02)
-    assert torch.equal(first, noise())
-    assert not torch.equal(first, noise(seed=1))
-    assert not torch.equal(first, noise(batch=replace(batch, step=4)))
+    assert torch.equal(first, objective._noisy(output, batch))
+    assert not torch.equal(first, replace(objective, seed=1)._noisy(output, batch))
+    assert not torch.equal(first, objective._noisy(output, replace(batch, step=4)))
 
 
 def test_agreement_of_drafts_by_hand(monkeypatch):

@@ -54,8 +54,18 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
     if not getattr(tokenizer, "chat_template", None):
         why = "the tokenizer has no chat template"
         raise SpecdecError(f"{why}; set tokenizer.chat_template before reading chats.")
+    # 1. an answer with the ids that were sampled
     if "answer_ids" in messages[-1]:
-        return _sampled_document(tokenizer, messages)
+        sampled = messages[-1]["answer_ids"]
+        if max(sampled) >= len(tokenizer):
+            raise SpecdecError("the answer_ids are of another tokenizer; take the target's.")
+        text = tokenizer.apply_chat_template(
+            messages[:-1], tokenize=False, add_generation_prompt=True
+        )
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = np.array([*prompt, *sampled], dtype=np.int64)
+        return Document(ids, np.arange(len(ids)) >= len(prompt))
+    # 2. answers as texts
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts = np.array(coded["offset_mapping"], dtype=np.int64).reshape(-1, 2)[:, 0]
@@ -65,17 +75,6 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
             begin, end = _answer_span(tokenizer, messages, index, text)
             answer |= (starts >= begin) & (starts < end)
     return Document(np.array(coded["input_ids"], dtype=np.int64), answer)
-
-
-def _sampled_document(tokenizer, messages: list[dict]) -> Document:
-    """A chat whose last message holds the ids of its answer."""
-    answer = messages[-1]["answer_ids"]
-    if not 0 <= min(answer) <= max(answer) < len(tokenizer):
-        raise SpecdecError(f"answer_ids {min(answer)} to {max(answer)} are of another tokenizer.")
-    text = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-    prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = np.array([*prompt, *answer], dtype=np.int64)
-    return Document(ids, np.arange(len(ids)) >= len(prompt))
 
 
 def _answer_span(tokenizer, messages: list[dict], index: int, text: str) -> tuple[int, int]:

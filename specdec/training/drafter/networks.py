@@ -94,8 +94,7 @@ def load_network(folder: Path, model) -> nn.Module:
     if network.config.generation != 3:
         network.use_head(model.get_output_embeddings())
     if network.config.own_embedding:
-        why = f"the drafter in {folder} has an embedding of its own, which is not trained"
-        raise SpecdecError(f"{why}; take another.")
+        raise SpecdecError(f"the drafter in {folder} has its own embedding; take another.")
     return network
 
 
@@ -108,7 +107,7 @@ def begun(
     layers change nothing at first.
     """
     if settings.layers > 1 and kind != "block":
-        raise SpecdecError(f"only a block drafter has several layers; {kind} has none to choose.")
+        raise SpecdecError(f"only a block drafter has several layers, not {kind}.")
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
@@ -146,8 +145,7 @@ def check_start(folder: Path | None, network: str) -> Path | None:
     if folder is None:
         return None
     if not (Path(folder) / "config.json").is_file():
-        why = f"there is no drafter in {folder} to continue from"
-        raise SpecdecError(f"{why}; name one with --start-from FOLDER.")
+        raise SpecdecError(f"there is no drafter in {folder}; correct --start-from.")
     # some kinds have no mark of their own in config.json
     expected = network.rstrip("+")
     if not drafters.KINDS[expected].mark:
@@ -155,8 +153,7 @@ def check_start(folder: Path | None, network: str) -> Path | None:
     kind = drafters.kind_of(load.config_of(folder))
     # a block drafter can begin as an EAGLE-3 drafter
     if kind != expected and (kind, expected) != ("eagle3", "block"):
-        why = f"the drafter in {folder} is of kind {kind!r}, not {expected!r}"
-        raise SpecdecError(f"{why}; name another.")
+        raise SpecdecError(f"{folder} holds a drafter of kind {kind!r}, not {expected!r}.")
     return folder
 
 

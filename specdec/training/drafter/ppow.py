@@ -103,9 +103,7 @@ class Ppow(Objective):
         if self.reward == "none":
             return
         if self.group < 2:
-            raise SpecdecError(
-                "a group of 1 leaves nothing to compare with; set group to 2 or more."
-            )
+            raise SpecdecError("a group of 1 leaves nothing to compare with; raise group.")
         if self.rollout != "drafter":
             raise SpecdecError("only drafted windows can be rewarded; set rollout to drafter.")
         if self.reward == "measured" and len(self.speedups) != self.window + 1:
@@ -139,7 +137,11 @@ class Ppow(Objective):
         # 1. where windows begin; a group begins at the same place
         places, usable, hard_frac = self._choose_places(drafter, target, batch, generator)
         slots = places.repeat_interleave(self.group, 1)
-        fixed = self._fixed_tokens(text_windows(batch, slots, self.window), generator)
+        # the text's tokens in windows written by the text, -1 in the drafter's
+        odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
+        draws = torch.rand(slots.shape, generator=generator, device=slots.device)
+        text = text_windows(batch, slots, self.window)
+        fixed = torch.where((draws < odds)[..., None], text, -1)
 
         def draw(logits: Tensor) -> Tensor:
             probs = torch.softmax(logits / self.temperature, -1)
@@ -190,7 +192,8 @@ class Ppow(Objective):
         if hard > 0 and bool(fits.any()):
             inside = F.pad(fits, (self.window - 1, 0)).unfold(1, self.window, 1).any(-1)
             scores, correct = divergence_along(drafter, target, batch, inside)
-            difficulty = window_means(scores, self.window)
+            # the mean over each window; zero counts past the end
+            difficulty = F.pad(scores, (0, self.window - 1)).unfold(1, self.window, 1).mean(-1)
             if self.places == "errors":
                 difficulty = ~correct
             weight = (difficulty * fits).double()
@@ -203,12 +206,6 @@ class Ppow(Objective):
         count = self.places_per_row
         slots = torch.multinomial(chance.float(), count, replacement=True, generator=generator)
         return slots, usable[:, None].expand(-1, count), hard
-
-    def _fixed_tokens(self, text: Tensor, generator) -> Tensor:
-        """The text's tokens in windows written by the text, -1 in the drafter's."""
-        odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
-        draws = torch.rand(text.shape[:2], generator=generator, device=text.device)
-        return torch.where((draws < odds)[..., None], text, -1)
 
     def _verify(self, logits, drafted, log_p, log_q, generator) -> tuple[Tensor, Tensor]:
         """(number of accepted tokens [B, A], probability of none [B, A])."""
@@ -430,8 +427,3 @@ def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:
     inside = torch.log_softmax(log_p[..., ids], -1)
     distance = (inside.exp() * (inside - log_q)).nan_to_num(0.0).sum(-1)
     return (1 - entropy / math.log(log_p.shape[-1])) * distance
-
-
-def window_means(scores: Tensor, window: int) -> Tensor:
-    """Mean of `scores` [B, S] over each window [i, i + window - 1]; zero counts past the end."""
-    return F.pad(scores, (0, window - 1)).unfold(1, window, 1).mean(-1)
