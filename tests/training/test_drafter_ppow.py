@@ -119,18 +119,9 @@ def test_measures_of_windows_by_hand():
     windows = Windows(None, None, None, log_p, None, accepted, rewards, usable, None)
     none = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     near = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.5]])
-    expected = {
-        "reward": 14 / 6,
-        "accepted_tok": 1.0,
-        "none_frac": 0.5,
-        "proximity_frac": 2 / 6,
-        "paid_frac": 2 / 3,
-        "epsilon": 2.0,
-        "zero_variance_frac": 2 / 3,
-        "missing_mass_frac": 0.25,
-        "hard_frac": 0.75,
-        "windows": 6,
-    }
+    expected = dict(reward=14 / 6, accepted_tok=1.0, none_frac=0.5, proximity_frac=2 / 6)
+    expected |= dict(paid_frac=2 / 3, epsilon=2.0, zero_variance_frac=2 / 3)
+    expected |= dict(missing_mass_frac=0.25, hard_frac=0.75, windows=6)
     assert Ppow(group=2)._measures(windows, none, near, 0.75) == pytest.approx(expected)
 
 

@@ -116,6 +116,16 @@ def test_answers_of_like_length_are_written_together_and_only_once(tmp_path, ans
     assert [batch[0] for batch in answered] != groups, "another seed, another order"
 
 
+def test_more_than_a_minute_is_announced(capsys):
+    chats.print_estimate("training", 59, 1.0)
+    assert capsys.readouterr().out == ""
+    chats.print_estimate("training", 50, 6.0)
+    chats.print_estimate("training", 50, 6.0, minutes=3)
+    assert capsys.readouterr().out.split("\n")[:2] == [
+        f"training: about {n} minutes" for n in (5, 3)
+    ]
+
+
 def test_greedy_answers_are_the_targets_turn_after_turn(tmp_path):
     model, tokenizer = chat_target()
     both = [CHATS[0] + CHATS[1], [{"role": "system", "content": "Short."}, *CHATS[2]]]

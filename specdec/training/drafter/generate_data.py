@@ -95,12 +95,12 @@ def generate_chats(
     ended: dict[int, dict | None] = {}
     began_s = time.monotonic()
     before_tok = files.answer_tok
+    is_estimated = False
     bar = tqdm(total=tokens, initial=before_tok, unit="tok", disable=not progress)
     with pair.inference(plain=True), bar:
         chats = drive(writer.chats(numbers), config.rows)
         while files.answer_tok < tokens:
-            passed_s = time.monotonic() - began_s
-            if minutes is not None and passed_s >= 60 * minutes:
+            if minutes is not None and time.monotonic() - began_s >= 60 * minutes:
                 break
             _, (number, row) = next(chats)
             ended[number] = row
@@ -109,10 +109,12 @@ def generate_chats(
             if all(number in ended for number in shard):
                 files.write([(number, ended.pop(number)) for number in shard])
                 bar.update(files.answer_tok - bar.n)
-                if not before_tok and files.counts["shards"] == 1 and files.answer_tok:
-                    passed_s = time.monotonic() - began_s
-                    left = tokens / files.answer_tok - 1
-                    print_estimate("writing chats", left, passed_s, minutes)
+                new_tok = files.answer_tok - before_tok
+                # the first shard tells how long the others take
+                if new_tok and not is_estimated:
+                    each_s = (time.monotonic() - began_s) / new_tok
+                    print_estimate("writing chats", tokens - files.answer_tok, each_s, minutes)
+                    is_estimated = True
         chats.close()
     return files
 
