@@ -282,7 +282,11 @@ def test_held_out_text_is_measured_and_the_average_weighs_the_last_steps(tmp_pat
         add(self, number)
 
     monkeypatch.setattr(eagle3.DrafterRun, "_add_to_average", noted)
+    estimates = []
+    monkeypatch.setattr(eagle3, "print_estimate", lambda *given: estimates.append(given))
     folder = trained(tmp_path, PASSES)
+    [(_, left, each_s)] = estimates
+    assert left == len(weights) - 4 and each_s > 0
     curve = learning_curve(tmp_path)
     assert (curve["rate_frac"].iloc[2:] == 1).all() and curve[TOP1].between(0, 1).all()
     assert curve[TAU].iloc[-1] > curve[TAU].iloc[0]
