@@ -86,10 +86,7 @@ def train_drafter(
     # 3. the target, its text, and the drafter before its first step
     model, tokenizer = load_target(target, budget.place())
     text = training_text(model, tokenizer, source, settings, state_dir, budget)
-    counts = text.answer_counts(len(model.get_input_embeddings().weight))
-    network = begun(start_from, model, settings, counts, budget.seed, objective.network)
-    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)))
-    run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
+    run = prepared(model, text, objective, settings, budget, start_from)
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.refresh()
@@ -112,6 +109,14 @@ def train_drafter(
     results["rate_frac"] = settings.rate_factor(training.step, training.plan["last_step"])
     training.finish(**results)
     return folder
+
+
+def prepared(model, text, objective: Objective, settings, budget: Budget, start_from) -> DrafterRun:
+    """The run before its first step. Its drafter is fresh, or that of `start_from`."""
+    counts = text.answer_counts(len(model.get_input_embeddings().weight))
+    network = begun(start_from, model, settings, counts, budget.seed, objective.network)
+    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)))
+    return DrafterRun(frozen, network.to(model.device), text, objective, settings)
 
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
@@ -188,21 +193,23 @@ class DrafterRun:
         return row | measured
 
     def _update(self, batch: TokenBatch) -> dict:
-        # 1. gradients in the compute dtype, given to the float32 weights
-        loss, measures = self.objective(self.working, self.target, batch)
-        loss.backward()
-        for weight, master in _both(self.working, self.network):
-            master.grad = None if weight.grad is None else weight.grad.float()
-            weight.grad = None
-        # 2. the step
+        loss, measures = self.gradients(batch)
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.refresh()
         tokens = int((batch.documents >= 0).sum())
-        row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": tokens}
-        return {**row, **measures}
+        return {"loss": float(loss), "grad_norm": float(norm), "batch_tok": tokens, **measures}
+
+    def gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
+        """Set the float32 weights' gradients on a collected batch; returns loss and measures."""
+        loss, measures = self.objective(self.working, self.target, batch)
+        loss.backward()
+        for weight, master in _both(self.working, self.network):
+            master.grad = None if weight.grad is None else weight.grad.float()
+            weight.grad = None
+        return loss.detach(), measures
 
     @torch.no_grad()
     def _add_to_average(self, number: int) -> None:
