@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +14,12 @@ import specdec
 from specdec.core.decode import autoregress, decode
 from specdec.core.policy import Static
 from specdec.evaluation.lossless import audit
-from specdec.models.load import load_drafter
-from specdec.training.drafter import ttt
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
 from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Settings, objective_named
-from specdec.training.drafter.ttt import LossRules, Supervised, Teacher, TrainingTimeTest, unroll
+from specdec.training.drafter.ttt import LossRules, TrainingTimeTest, unroll
 
 from workbook.medusa_tree import static_tree
 
@@ -31,49 +28,6 @@ CHAIN = Static(4, 2, 1)
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 # objectives that train a network of their own kind
 FRESH = ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
-
-
-class Spelled:
-    """A drafter whose states are its logits; it counts the slots of every step."""
-
-    d2t = torch.zeros(8, dtype=torch.long)
-    t2d = torch.ones(8, dtype=torch.bool)
-
-    def __init__(self):
-        self.counted = []
-
-    def head(self, hidden, step):
-        self.counted.append(len(hidden))
-        return hidden
-
-
-def test_token_alignment_by_hand(monkeypatch):
-    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5]])
-    probs = torch.full((7, 8), 1 / 8)
-    teacher = Teacher(probs, probs.argmax(-1), torch.arange(7)[None], torch.tensor([7, 6, 5]), 0.0)
-    # the first and the second choice, by step and slot
-    best = torch.tensor([[7, 1, 1], [5, 1, 1], [6, 7, 5]])
-    second = torch.tensor([[1, 2, 6], [1, 6, 2], [1, 1, 1]])
-    states = torch.zeros(3, 1, 3, 8)
-    states.scatter_(-1, best[:, None, :, None], 2.0)
-    states.scatter_(-1, second[:, None, :, None], 1.0)
-    monkeypatch.setattr(ttt, "teach", lambda *given: teacher)
-    monkeypatch.setattr(ttt, "slots_to_unroll", lambda *given: torch.arange(3)[None])
-    monkeypatch.setattr(ttt, "unroll", lambda *given, **how: iter(states))
-    # at 2, slot 2 lives for a step, then loses 7
-    expected = {0: [3, 3, 3], 1: [3, 1, 1], 2: [3, 2, 1], 8: [3, 3, 3]}
-    for top, counts in expected.items():
-        drafter = Spelled()
-        objective = Supervised(LossRules(3, 1.0, aligned_top=top), labels="soft")
-        objective(drafter, FakeTarget(), TokenBatch(ids))
-        assert drafter.counted == counts, top
-
-
-class FakeTarget:
-    embedding = None
-
-    def __call__(self, batch):
-        return SimpleNamespace(features=None)
 
 
 @pytest.fixture(scope="module")
@@ -201,57 +155,8 @@ def test_it_learns_every_few_cycles_from_what_was_written(monkeypatch):
     assert out.prompt_tok == 3 and out.text == online.pair.text_of(out.tokens)
 
 
-def test_a_served_text_takes_fewer_cycles_again():
-    pair = random_pair(seed=3)
-    settings = dict(max_new_tokens=40, stop_tokens=())
-    expected = autoregress(pair, [1, 2, 3], **settings).tokens
-    cold = decode(pair, [1, 2, 3], CHAIN, **settings)
-    online = OnlineDrafter(pair, config=OnlineConfig(every=1, learning_rate=0.01))
-    for _ in range(2):
-        assert online.decode([1, 2, 3], CHAIN, **settings).tokens == expected
-    # by the weights that now draft
-    assert len(decode(pair, [1, 2, 3], CHAIN, **settings).rows) < 0.7 * len(cold.rows)
-
-
 def test_what_cannot_learn_online_is_refused():
     griffin = dict(generation=1, num_taps=1, griffin=True)
     narrow = random_pair(drafter_fields={"hidden": 16})
     for pair in (narrow, random_pair(drafter_fields=griffin), shared_bigrams()):
         assert "only EAGLE-3 drafters" in refusal(OnlineDrafter, pair)
-    assert "every must be" in refusal(OnlineDrafter, random_pair(), config=OnlineConfig(every=0))
-
-
-def kind(name: str, steps: int, *marks, levels: int = 8, reached: float = 0.9, rate=0.015):
-    """levels: of the chain, where the drafter has no end. reached: of the tokens per cycle."""
-    return pytest.param(name, steps, levels, reached, rate, id=f"{name}-{levels}", marks=marks)
-
-
-@pytest.mark.parametrize(
-    ("name", "steps", "levels", "reached", "rate"),
-    [
-        kind("eagle3", 60, levels=4),
-        kind("block", 60),
-        kind("medusa", 40),
-        kind("hydra", 40),
-        kind("eagle3", 100, pytest.mark.nightly),
-        kind("eagle1", 800, pytest.mark.nightly, rate=0.01),
-        kind("griffin", 300, pytest.mark.nightly, rate=0.01),
-        # taught three drafts, and the target's own follows
-        kind("hass", 200, pytest.mark.nightly, reached=4 / 9),
-        kind("hydra++", 60, pytest.mark.nightly),
-        kind("lm", 600, pytest.mark.nightly, rate=0.01),
-    ],
-)
-def test_one_answer_is_learned_by_heart(tiny, tmp_path, name, steps, levels, reached, rate):
-    answer = autoregress(tiny, CHAT, max_new_tokens=28)
-    chat = [*CHAT, {"role": "assistant", "content": answer.text}]
-    objective = OBJECTIVES.get(name, TrainingTimeTest(LossRules(levels)))
-    settings = Settings(steps=steps, batch=1, length=48, warmup_steps=10, learning_rate=rate)
-    model = tiny.target.model, tiny.tokenizer
-    folder = train_drafter(model, [chat], out_dir=tmp_path, objective=objective, settings=settings)
-    drafter = load_drafter(folder, tiny.target)
-    levels = levels if drafter.deepest is None else drafter.deepest + 1
-    chain = Static(levels + 1, levels - 1, 1)
-    out = decode(replace(tiny, drafter=drafter), CHAT, chain, max_new_tokens=1 + 3 * (levels + 1))
-    assert out.tokens == answer.tokens[: out.new_tok]
-    assert reached * (levels + 1) <= out.tau <= levels + 1

@@ -5,11 +5,9 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from fakes.chats import CHATS, chat_target, curve_of, same_weights, weights_of
-from fakes.killed import killed_at
+from fakes.chats import CHATS, chat_target, curve_of, weights_of
 from fakes.pairs import spread
 from fakes.refusals import refusal
 
@@ -72,8 +70,6 @@ def test_criticality_and_window_places_by_hand():
     for documents, begins in ((None, [1, 2, 6]), (torch.tensor([[0] * 5 + [1] * 5]), [1, 6])):
         batch = TokenBatch(torch.zeros_like(mask), mask, documents)
         assert ppow_module.window_starts(batch, 2)[0].nonzero().flatten().tolist() == begins
-    means = ppow_module.window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2)
-    assert means.tolist() == [[1.5, 3.0, 7.5, 4.5]]
 
 
 def test_rewards_and_verification_by_hand():
@@ -123,18 +119,9 @@ def test_measures_of_windows_by_hand():
     windows = Windows(None, None, None, log_p, None, accepted, rewards, usable, None)
     none = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     near = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.5]])
-    expected = {
-        "reward": 14 / 6,
-        "accepted_tok": 1.0,
-        "none_frac": 0.5,
-        "proximity_frac": 2 / 6,
-        "paid_frac": 2 / 3,
-        "epsilon": 2.0,
-        "zero_variance_frac": 2 / 3,
-        "missing_mass_frac": 0.25,
-        "hard_frac": 0.75,
-        "windows": 6,
-    }
+    expected = dict(reward=14 / 6, accepted_tok=1.0, none_frac=0.5, proximity_frac=2 / 6)
+    expected |= dict(paid_frac=2 / 3, epsilon=2.0, zero_variance_frac=2 / 3)
+    expected |= dict(missing_mass_frac=0.25, hard_frac=0.75, windows=6)
     assert Ppow(group=2)._measures(windows, none, near, 0.75) == pytest.approx(expected)
 
 
@@ -291,7 +278,6 @@ def test_windows_follow_from_seed_and_step_and_equal_rewards_leave_the_divergenc
     windows, measures = collected.collected
     assert windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
     assert network.t2d[windows.drafted].all()
-    assert config(network, target, collected)[1]["clip_frac"] == 0, "nothing has moved yet"
     again, _ = config.collect(network, target, batch).collected
     assert torch.equal(windows.drafted, again.drafted)
     assert torch.equal(windows.rewards, again.rewards)
@@ -300,7 +286,6 @@ def test_windows_follow_from_seed_and_step_and_equal_rewards_leave_the_divergenc
     flat = replace(windows, rewards=torch.full_like(windows.rewards, 0.893))
     loss, row = config(network, target, replace(collected, collected=(flat, measures)))
     assert float(loss.detach()) == pytest.approx(config.beta * row["kl"], rel=1e-5)
-    assert float(torch.autograd.grad(loss, network.fc.weight)[0].abs().sum()) > 0
 
 
 def test_tokens_behind_a_rejected_one_are_left_out(scene):
@@ -365,25 +350,6 @@ def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
     assert torch.allclose(*losses) and not torch.allclose(cut, joined)
 
 
-def test_hard_labels_are_the_texts_tokens(scene):
-    model, _, target, batch = scene
-    network = chat_network(model, kept=200)
-    loss, measures = Supervised(LossRules(1))(network, target, batch)
-    slots = torch.arange(22).expand(2, -1)
-    logits = drafted_from(network, target, batch, slots, 1)[1][:, :, 0]
-    best = batch.output.logits.argmax(-1)
-    losses = []
-    for row, at in itertools.product(range(2), range(22)):
-        column = int(ppow_module.columns_of(network, batch.ids[row, at + 2]))
-        inside = batch.documents[row, at] == batch.documents[row, at + 2]
-        taught = inside and batch.loss_mask[row, at + 1 : at + 3].all()
-        if taught and column >= 0 and network.t2d[best[row, at + 1]]:
-            losses.append(-logits[row, at].log_softmax(-1)[column])
-    assert len(losses) == measures["counted_tok"] > 0
-    expected = float(torch.stack(losses).mean().detach())
-    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
-
-
 SETTINGS = Continued(
     48,
     steps=6,
@@ -411,19 +377,6 @@ def first(tmp_path_factory):
 def continued(out_dir, objective, start_from, settings=SETTINGS, **options):
     options |= dict(objective=objective, settings=settings, start_from=start_from, budget=Budget())
     return eagle3.train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
-
-
-def test_a_killed_run_continues_to_the_same_weights(first, tmp_path):
-    objective = objective_named("ppow", {"window": 3, "places_per_row": 2, "updates": 2})
-    whole = continued(tmp_path / "whole", objective, first)
-    with killed_at(eagle3.DrafterRun, "step", 3):
-        continued(tmp_path / "cut", objective, first)
-    assert same_weights(whole, continued(tmp_path / "cut", objective, first))
-    curve = curve_of(tmp_path / "whole")
-    pd.testing.assert_frame_equal(curve, curve_of(tmp_path / "cut"))
-    assert curve["epsilon"].nunique() == 1 and curve["paid_frac"].max() > 0
-    assert (curve["clip_frac"] > 0).any() and curve["kl"].notna().all()
-    assert curve["held_out_tau_chain"].notna().tolist() == [True, False] * 3
 
 
 def test_the_best_weights_are_written(first, tmp_path, monkeypatch):
@@ -456,24 +409,13 @@ def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
 
 
 def test_bad_requests_get_one_sentence(first, tmp_path):
-    assert "unknown objective 'ppo'; did you mean 'ppow'" in refusal(objective_named, "ppo")
+    assert "did you mean 'ppow'" in refusal(objective_named, "ppo")
     assert "did you mean 'beta'" in refusal(objective_named, "ppow", {"betta": 1})
-    for wrong, words in (
-        ({"group": 1}, "a group of 1 leaves nothing to compare with"),
-        ({"reward": "cost"}, "unknown reward 'cost'"),
-        ({"rollout": "text"}, "only windows that the drafter drafts can be rewarded"),
-        ({"reward": "measured"}, "speedups for 0 to 10 tokens"),
-    ):
-        assert words in refusal(Ppow, **wrong)
-    folders = {}
-    for name, width, taps in (("deep", 32, (2, 9, 20)), ("wide", 64, TAPS)):
-        config = EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, width, taps=taps)
-        folders[name] = save_drafter(EagleNetwork(config), tmp_path / name)
+    config = EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 64, taps=TAPS)
+    wide = save_drafter(EagleNetwork(config), tmp_path / "wide")
     for objective, start, words in (
-        (Ppow(window=60), first, "a window of 60 tokens and the two before it do not fit"),
-        (Supervised(feature_weight=1.0), first, "feature_weight"),
-        (Ppow(), folders["deep"], "do not all exist in a target of 7 layers"),
-        (Ppow(), folders["wide"], "trained on features of width 64"),
-        (Supervised(network="medusa"), first, "is of kind 'eagle3', not 'medusa'"),
+        (Ppow(window=60), first, "a window of 60 tokens does not fit"),
+        (Ppow(), wide, "trained on features of width 64"),
+        (Supervised(network="medusa"), first, "of kind 'eagle3', not 'medusa'"),
     ):
         assert words in refusal(continued, tmp_path / "new", objective, start, resume=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fakes.chats import CHATS, chat_target, curve_of
+from fakes.chats import CHATS, chat_target, curve_of, weights_of
 from fakes.refusals import refusal
 
 from specdec import runs
@@ -21,7 +21,6 @@ from specdec.training.drafter.presets import Budget, Continued, Settings
 from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import batches, mixed_seed, rate_factor
 
-from workbook.medusa_tree import static_tree
 from workbook.pictures import training_curves, training_results
 
 TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
@@ -62,11 +61,10 @@ def test_curves_and_results_of_several_runs_in_one_table(tmp_path):
     for number, folder in enumerate(names.values()):
         curve = {"steps": steps, "reward": steps + number, "entropy": 1.0, "tok_per_ms": 0.5}
         runs.write_table(folder / "curve.parquet", pd.DataFrame(curve))
-        results = {"steps": 60, "elapsed_s": 120.0, "answers": 3}
-        results |= {"most_common": [4, number], "most_common_frac": 0.5}
+        results = dict(steps=60, elapsed_s=120.0, answers=3)
+        results |= dict(most_common=[4, number], most_common_frac=0.5)
         runs.write_json(folder / "plan.json", {"results": results})
     drawn = training_curves(names, points=3)
-    assert len(drawn) == 18 and len(training_curves(names)) == 36
     second = drawn[(drawn["run"] == "second") & (drawn["what"] == "reward")]
     assert second["steps"].tolist() == [20, 40, 60]
     assert second["value"].tolist() == [16.0, 36.0, 56.0]
@@ -93,25 +91,19 @@ def test_matrices_are_for_muon_and_the_rest_for_adam():
     assert {name: adam[name] for name in expected} == expected
     expected = {"lr": 0.02, "peak": 0.02, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
     assert {name: muon[name] for name in expected} == expected
-    (alone,) = optimizers(network, replace(settings, muon=False, head_rate=None))
-    (group,) = alone.param_groups
-    assert (len(group["params"]), group["peak"]) == (len(names), 0.02)
 
 
 def test_noise_on_features_follows_from_seed_and_step():
     output = SimpleNamespace(features=torch.zeros(4, 64, 30))
     batch = TokenBatch(torch.zeros(4, 64, dtype=torch.long), step=3)
-
-    def noise(seed=0, batch=batch):
-        return Supervised(noise=0.1, seed=seed)._noisy(output, batch)
-
-    first = noise()
+    objective = Supervised(noise=0.1)
+    first = objective._noisy(output, batch)
     width = 0.1 * 512 / 64
     assert first.abs().max() <= width / 2 and float(first.mean()) == pytest.approx(0.0, abs=0.01)
     assert float(first.std()) == pytest.approx(width / 12**0.5, rel=0.02)
-    assert torch.equal(first, noise())
-    assert not torch.equal(first, noise(seed=1))
-    assert not torch.equal(first, noise(batch=replace(batch, step=4)))
+    assert torch.equal(first, objective._noisy(output, batch))
+    assert not torch.equal(first, replace(objective, seed=1)._noisy(output, batch))
+    assert not torch.equal(first, objective._noisy(output, replace(batch, step=4)))
 
 
 def test_agreement_of_drafts_by_hand(monkeypatch):
@@ -127,14 +119,10 @@ def test_agreement_of_drafts_by_hand(monkeypatch):
     np.testing.assert_allclose(result["rank_frac"], [[0.5, 0.25, 0.25], [2 / 3, 0, 0], [1, 0, 0]])
     # token 2 comes from the prompt; three are right (slot 1), and the bonus token 6 ends the answer
     assert (result["cycles"], result["emitted_tok"], result["tau_chain"]) == (1, 4, 4.0)
-    silent = [replace(text, loss_mask=0 * mask)]
-    words = "no answer of two tokens or more"
-    assert words in refusal(accuracy.draft_accuracy, None, None, silent, drafts=3, top_k=3)
     edges = accuracy._spans(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool))
     assert edges == [(0, 2), (3, 4), (6, 7)]
     accepted = np.array([0, 2, 0, 0, 1, 0, 0, 0])
     assert [accuracy._chain_cycles(accepted, begin, 8) for begin in (2, 3)] == [2, 3]
-    assert "no training forward" in refusal(static_tree, SimpleNamespace(drafter=None), [])
 
 
 def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_path):
@@ -161,9 +149,6 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
         heads = network_for(TOY, kind).config
         assert (heads.path, heads.taps, heads.draft_vocab_size) == (path, last, 48)
         assert (heads.layer is None) == (kind != "hydra++")
-    assert "unknown kind of drafter 'eagle4'" in refusal(network_for, TOY, "eagle4")
-    folder = networks.save_trained(warm, tmp_path / "warm", model)
-    assert runs.read_json(folder / "config.json")["max_position_embeddings"] == 128
     model.save_pretrained(tmp_path / "target")
     cpu = torch.device("cpu")
     assert "has no tokenizer" in refusal(networks.load_target, tmp_path / "target", cpu)
@@ -180,10 +165,16 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path):
     described |= dict.fromkeys(("start_from", "minutes", "steps"))
     assert plan["settings"] == runs.plain(described)
     curve = curve_of(tmp_path)
-    measures = ["counted_tok", "missing_mass_frac", "loss_0", "accuracy_0", "loss_1", "accuracy_1"]
-    assert list(curve) == ["step", "loss", "grad_norm", "batch_tok", *measures]
     assert len(curve) == plan["last_step"] == plan["steps_done"] and (curve["batch_tok"] > 0).all()
-    names = ["draft_vocab_size", "seen_tok", "distinct_tok", "held_out_top1_frac"]
-    assert list(plan["results"]) == [*names, "held_out_tau_chain", "rate_frac"]
-    assert plan["results"]["draft_vocab_size"] == 48
+    assert plan["results"]["held_out_tau_chain"] >= 1
     assert plan["results"]["rate_frac"] == settings.rate_factor(len(curve), len(curve))
+    # the official layout
+    folder = tmp_path / "drafter"
+    config = runs.read_json(folder / "config.json")
+    fields = dict(draft_vocab_size=48, rope_theta=10000.0, hidden_size=32)
+    fields["max_position_embeddings"] = 128
+    assert {name: config[name] for name in fields} == fields
+    weights = weights_of(folder)
+    assert weights["fc.weight"].shape == (32, 96) and "embed_tokens.weight" not in weights
+    kept = torch.arange(48) + weights["d2t"]
+    assert kept.tolist() == weights["t2d"].nonzero().squeeze(1).tolist()

@@ -1,7 +1,6 @@
 """Agreement of a drafter with its target on given texts, and how it grows with the training text.
 
-Computed from the training forward, without decoding. A test compares the chain figures with
-decoding's cycles, so that training and decoding compute the same drafts.
+Computed from the training forward, without decoding.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ def draft_accuracy(
     drafts: int = 8,
     top_k: int = 10,
 ) -> dict:
-    """Agreement per drafted token, and the chain's tau, on `texts`.
+    """Agreement per drafted token, and the chain's tau, on `texts` of one row each.
 
-    texts: one row each, with a loss mask on the answers. The target should have written the answers
-    greedily. Then the chain figures are exact: while every drafted token is right, the drafter has
-    read the text's own tokens, and its states are those of `ttt.unroll`. drafts: the longest chain.
+    The chain figures are exact if the target wrote the answers greedily. drafts: the longest chain.
 
     Returns a dict:
         tau_chain      tokens per cycle of greedy chain drafting, bonus token included
@@ -65,9 +62,7 @@ def draft_accuracy(
         for begin, end in _spans(answer):
             cycles += _chain_cycles(accepted, begin, end)
             emitted += end - begin - 1
-    if not cycles:
-        why = "no answer of two tokens or more to measure on"
-        raise SpecdecError(f"{why}; give conversations with answers.")
+    assert cycles, "no answer of two tokens or more to measure on"
     return {
         "tau_chain": emitted / cycles,
         "cycles": cycles,
@@ -129,8 +124,7 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
     """The measurements of a training in `out_dir`, finished or not.
 
     Columns: step; seen_tok, answer tokens read so far; distinct_tok, those not read before;
-    rate_frac, the learning rate as a fraction of its peak; TOP1 and TAU. The last row of a finished
-    training is the drafter that it wrote. SpecdecError if nothing was held out.
+    rate_frac of the peak rate; TOP1 and TAU. The last row of a finished training is its drafter.
     """
     folder = Path(out_dir) / "drafter_training"
     plan = runs.read_json(folder / "plan.json")
@@ -139,8 +133,7 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
         last = {"step": plan["steps_done"], **plan["results"]}
         rows = pd.concat([rows, pd.DataFrame([last])])
     if TAU not in rows:
-        why = f"the training in {out_dir} measured nothing on held-out text (held_out)"
-        raise SpecdecError(f"{why}.")
+        raise SpecdecError(f"the training in {out_dir} measured nothing; set held_out.")
     columns = ["step", "seen_tok", "distinct_tok", "rate_frac", TOP1, TAU]
     measured = rows.loc[rows[TAU].notna(), columns].reset_index(drop=True)
     return measured.astype({"seen_tok": int, "distinct_tok": int})
@@ -149,9 +142,9 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
 def fit_doubling(curve: pd.DataFrame) -> pd.DataFrame:
     """The gain of each doubling of the distinct tokens, for TOP1 and TAU.
 
-    It is the slope of a straight line over their log2, fitted to measurements at the full learning
-    rate after FIRST_TOK tokens; lower rates and repeated text follow another curve. A row each:
-    measure, per_doubling, its 95 % interval (low, high), points. No row without three points.
+    It is the slope of a line over their log2, fitted to measurements at the full learning rate
+    after FIRST_TOK tokens, without repeated text. A row each: measure, per_doubling, its 95 %
+    interval (low, high), points. No row without three points.
     """
     at_full_rate = (curve["rate_frac"] == 1) & (curve["distinct_tok"] == curve["seen_tok"])
     points = curve[at_full_rate & (curve["distinct_tok"] >= FIRST_TOK)]

@@ -47,20 +47,25 @@ class Document(NamedTuple):
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
     """A whole conversation under the tokenizer's own chat template.
 
-    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any
-    template works, including those that rewrite earlier turns. A span starts where the generation
-    prompt ends (or at the content, if the template alters history) and includes the end-of-turn
-    token. A last message with `answer_ids` is used as sampled, token by token, and is the only
-    answer. Raises SpecdecError without a chat template or without a fast tokenizer.
+    An answer starts where the generation prompt ends (or at the content, if the template alters
+    history) and includes the end-of-turn token. A last message with `answer_ids` is used as
+    sampled, token by token, and is the only answer. Raises SpecdecError without a chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
         why = "the tokenizer has no chat template"
         raise SpecdecError(f"{why}; set tokenizer.chat_template before reading chats.")
+    # 1. an answer with the ids that were sampled
     if "answer_ids" in messages[-1]:
-        return _sampled_document(tokenizer, messages)
-    if not tokenizer.is_fast:
-        why = "the tokenizer reports no character offsets"
-        raise SpecdecError(f"{why}; load its fast version (use_fast=True).")
+        sampled = messages[-1]["answer_ids"]
+        if max(sampled) >= len(tokenizer):
+            raise SpecdecError("the answer_ids are of another tokenizer; take the target's.")
+        text = tokenizer.apply_chat_template(
+            messages[:-1], tokenize=False, add_generation_prompt=True
+        )
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = np.array([*prompt, *sampled], dtype=np.int64)
+        return Document(ids, np.arange(len(ids)) >= len(prompt))
+    # 2. answers as texts
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts = np.array(coded["offset_mapping"], dtype=np.int64).reshape(-1, 2)[:, 0]
@@ -70,17 +75,6 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
             begin, end = _answer_span(tokenizer, messages, index, text)
             answer |= (starts >= begin) & (starts < end)
     return Document(np.array(coded["input_ids"], dtype=np.int64), answer)
-
-
-def _sampled_document(tokenizer, messages: list[dict]) -> Document:
-    """A chat whose last message holds the ids of its answer."""
-    answer = messages[-1]["answer_ids"]
-    if not 0 <= min(answer) <= max(answer) < len(tokenizer):
-        raise SpecdecError(f"answer_ids {min(answer)} to {max(answer)} are of another tokenizer.")
-    text = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-    prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = np.array([*prompt, *answer], dtype=np.int64)
-    return Document(ids, np.arange(len(ids)) >= len(prompt))
 
 
 def _answer_span(tokenizer, messages: list[dict], index: int, text: str) -> tuple[int, int]:
@@ -94,9 +88,7 @@ def _answer_span(tokenizer, messages: list[dict], index: int, text: str) -> tupl
     later = messages[index + 1 :]
     marked = {**messages[index], "content": MARK}
     before, mark, after = rendered([*earlier, marked, *later]).partition(MARK)
-    if not mark:
-        why = f"the chat template drops the answer of message {index}"
-        raise SpecdecError(f"{why}; use one that keeps it.")
+    assert mark, f"the chat template drops the answer of message {index}"
     # 2. the beginning: after the generation prompt, if the text has it
     prompt = rendered(earlier, add_generation_prompt=True)
     if not text.startswith(prompt):
@@ -166,9 +158,8 @@ def _parse_chat(record: dict) -> list[dict]:
 
 
 class ChatList:
-    """A source of training conversations: a fixed list, in a new order for each block of rows.
+    """A source of conversations: a fixed list, in a new order for each block of rows.
 
-    Other sources have the same methods; their stream is a function of the seed alone, without end.
     key: distinguishes sources in the plan of a run; None for one that is the same everywhere.
     """
 
@@ -195,10 +186,7 @@ def cut(document: Document, length: int) -> Document:
 
 
 def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
-    """Numbers of documents per row of `length` tokens.
-
-    The longest comes first; each goes into the first row with room.
-    """
+    """Numbers of documents per row: the longest first, each into the first row with room."""
     rows: list[list[int]] = []
     room = np.zeros(len(lengths), dtype=np.int64)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -215,7 +203,7 @@ def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
 
 
 def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int) -> Batch:
-    """Documents one after the other in the rows that name them; the rest of a row is padding."""
+    """Documents one after the other in the rows that name them, then padding."""
     shape = (len(rows), length)
     batch = Batch(np.zeros(shape, np.int64), np.zeros(shape, bool), np.full(shape, -1, np.int64))
     for row, members in enumerate(rows):
@@ -254,26 +242,30 @@ def regenerate(
 ) -> list[list[dict]]:
     """Each conversation with every assistant turn rewritten by the model, turn after turn.
 
-    model: a transformers causal LM. folder: stores a shard per batch; existing shards are not
-    written again. minutes: time limit; returns what is done.
+    folder: stores a shard per batch; existing shards are not written again. minutes: time limit;
+    returns what is done.
     """
-    limit_s = float("inf") if minutes is None else 60 * minutes
     shards = runs.Shards(Path(folder))
     done = set(shards.done())
-    # 1. conversations of similar length share a batch; batches come in random order
-    order = sorted(range(len(conversations)), key=lambda index: _longest(conversations[index]))
+    # 1. conversations of similar longest answer share a batch; batches come in random order
+    longest = []
+    for chat in conversations:
+        answers = [message["content"] for message in chat if message["role"] == "assistant"]
+        longest.append(max(map(len, answers)))
+    order = sorted(range(len(longest)), key=longest.__getitem__)
     begins = range(0, len(order), ANSWERED_ROWS)
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(begins), generator=generator).tolist()
     # 2. batch after batch, as far as the time goes
-    started_s = time.perf_counter()
+    began_s = time.monotonic()
+    batches = 0
     written = []
     for number, place in enumerate(tqdm(shuffled, desc="regenerate", unit="batch")):
         if number in done:
             stored = runs.read_table(shards.path(number))["messages"]
             written += [json.loads(text) for text in stored]
             continue
-        if time.perf_counter() - started_s > limit_s:
+        if minutes is not None and time.monotonic() - began_s >= 60 * minutes:
             break
         # sampling inside generate uses the global generator
         torch.manual_seed(seed * 1_000_003 + number)
@@ -285,18 +277,25 @@ def regenerate(
         answered = _answer(chats, model, tokenizer, temperature, how.max_new_tokens)
         written += answered
         shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
+        batches += 1
+        if batches == 1:
+            left = len(shuffled) - number - 1
+            print_estimate("writing answers", left, time.monotonic() - began_s, minutes)
     return written
 
 
-def _longest(chat: list[dict]) -> int:
-    """Characters of its longest answer."""
-    return max(len(message["content"]) for message in chat if message["role"] == "assistant")
+def print_estimate(what: str, left: float, each_s: float, minutes: float | None = None) -> None:
+    """Say how long the steps that are left will take, if that is more than a minute."""
+    total = left * each_s / 60
+    if minutes is not None:
+        total = min(total, minutes)
+    if total > 1:
+        tqdm.write(f"{what}: about {total:.0f} minutes")
 
 
 def _answer(
     conversations, model, tokenizer, temperature: float, max_new_tokens: int
 ) -> list[list[dict]]:
-    """The conversations with all assistant turns replaced; greedy at temperature 0."""
     chats: list[list[dict]] = [[] for _ in conversations]
     for turn in range(max(map(len, conversations))):
         unanswered = []
@@ -317,22 +316,10 @@ def _answer(
 @torch.no_grad()
 def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: int) -> list[str]:
     """The next assistant message of each chat; greedy at temperature 0."""
-    if tokenizer.pad_token_id is None:
-        why = "the tokenizer has no padding token"
-        raise SpecdecError(f"{why}; set tokenizer.pad_token (the end-of-text token will do).")
-    texts = []
-    for chat in chats:
-        texts.append(
-            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        )
-    inputs = tokenizer(
-        texts,
-        return_tensors="pt",
-        padding=True,
-        padding_side="left",
-        add_special_tokens=False,
-        return_token_type_ids=False,
-    ).to(model.device)
+    template = dict(tokenize=False, add_generation_prompt=True)
+    texts = [tokenizer.apply_chat_template(chat, **template) for chat in chats]
+    how = dict(padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
+    inputs = tokenizer(texts, return_token_type_ids=False, **how).to(model.device)
     prompt_tok = inputs["input_ids"].shape[1]
     room = (getattr(model.config, "max_position_embeddings", None) or 10**9) - prompt_tok
     if room < 1:

@@ -1,10 +1,8 @@
 """Trains a drafter for any transformers causal LM.
 
-The target runs frozen beside the drafter and is never written. The caller gives the objective to
-minimise (`objective.Objective`); EAGLE-3's training-time test is the default. Writes
-out_dir/drafter in the official layout (config.json, model.safetensors) and
-out_dir/drafter_training: plan, curve, checkpoint, and the target's own answers to the training
-prompts.
+The target runs frozen beside the drafter. Writes out_dir/drafter in the official layout
+(config.json, model.safetensors) and out_dir/drafter_training: plan, curve, checkpoint, and the
+target's own answers to the training prompts.
 
 `OnlineDrafter` keeps learning while it serves (OSD). Weights change only between cycles; keys and
 values computed earlier in a turn keep the values of the older weights.
@@ -13,6 +11,7 @@ values computed earlier in a turn keep the values of the older weights.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,10 @@ from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError
 from specdec.models.eagle_network import EagleNetwork, network_of
 from specdec.training.drafter.accuracy import draft_accuracy
-from specdec.training.drafter.chats import ChatList
+from specdec.training.drafter.chats import ChatList, print_estimate
 from specdec.training.drafter.networks import begun, check_start, load_target, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
@@ -37,6 +36,7 @@ from specdec.training.loop import Best, TrainingRun, compute_dtype
 
 # batches for an objective's measurements before the first step
 MEASURED_BATCHES = 8
+TIMED_STEPS = 4  # before the time of a training is estimated
 
 
 def train_drafter(
@@ -90,8 +90,18 @@ def train_drafter(
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.refresh()
-    # 4. the steps, and the result with its last measurement
-    training.run(run.step, "drafter", settings.rate_factor)
+    # 4. the steps, the first of which tell how long the others take
+    began_s = time.monotonic()
+    timed = training.step + TIMED_STEPS
+
+    def step(number: int, factor: float) -> dict:
+        if number == timed and training.plan["last_step"]:
+            left = training.plan["last_step"] - number
+            print_estimate("training", left, (time.monotonic() - began_s) / TIMED_STEPS)
+        return run.step(number, factor)
+
+    training.run(step, "drafter", settings.rate_factor)
+    # 5. the result with its last measurement
     run.consider(training.step)
     save_trained(run.result, folder, model)
     results = {"draft_vocab_size": run.network.config.draft_vocab_size}
@@ -105,16 +115,12 @@ def prepared(model, text, objective: Objective, settings, budget: Budget, start_
     """The run before its first step. Its drafter is fresh, or that of `start_from`."""
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     network = begun(start_from, model, settings, counts, budget.seed, objective.network)
-    dtype = compute_dtype(torch.device(model.device))
-    frozen = FrozenTarget(model, network.config.taps, dtype)
+    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)))
     return DrafterRun(frozen, network.to(model.device), text, objective, settings)
 
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices of the layer and fc beside it.
-
-    Parameter groups store their peak rate.
-    """
+    """AdamW for everything, or Muon for matrices of the layer and fc beside it; with peak rates."""
     matrices = []
     rest = []
     for name, weight in network.named_parameters():
@@ -138,7 +144,7 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
 
 
 class DrafterRun:
-    """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
+    """One run, and `step` for the loop.
 
     network: the trained float32 weights. working: a copy in the compute dtype, used by the
     objective. result: what is written: the newest weights, their average or the best ones.
@@ -221,7 +227,7 @@ class DrafterRun:
         return measured
 
     def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
-        """Accuracy of the network (default: the result) on the held-out texts, if there are any."""
+        """Accuracy of the network (default: the result) on the held-out texts."""
         if not self.text.held_out:
             return {}
         self.refresh(network or self.result)
@@ -246,8 +252,7 @@ class OnlineConfig:
 class OnlineDrafter:
     """A pair whose drafter learns from the texts it helps to write.
 
-    It is an EAGLE-3 drafter. objective: default OSD's rule, which learns only where the drafter was
-    corrected.
+    objective: default OSD's rule, which learns only where the drafter was corrected.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -262,7 +267,6 @@ class OnlineDrafter:
     def __init__(
         self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()
     ):
-        check_integer("every", config.every, 1)
         self.pair = pair
         self.config = config
         self.steps = 0
@@ -299,10 +303,7 @@ class OnlineDrafter:
         return generation
 
     def learn(self, ids: list[int], prompt_tok: int) -> dict:
-        """One step on a text whose tokens after `prompt_tok` the target wrote.
-
-        Returns the objective's measures.
-        """
+        """One step on a text whose tokens after `prompt_tok` the target wrote; its measures."""
         first = max(0, len(ids) - self.config.longest)
         tokens = torch.tensor([ids[first:]], device=self.pair.target.device)
         written = torch.arange(first, len(ids), device=tokens.device)[None] >= prompt_tok
@@ -314,7 +315,6 @@ class OnlineDrafter:
 
 
 def _both(first: nn.Module, second: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """The parameters of two equal networks, side by side."""
     return zip(first.parameters(), second.parameters(), strict=True)
 
 

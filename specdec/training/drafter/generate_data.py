@@ -7,9 +7,8 @@
 
 The folder can be continued, and holds neither repetitions nor benchmark text. A chat answers a
 given prompt, or the target makes one up: it continues an opening such as "Write a Python function
-to" inside the user's turn. All of a chat stays in one cache. A chat is a generator of forwards, for
-`core.decode.drive`, and depends only on (seed, number), up to rounding in products shared with
-other chats.
+to" inside the user's turn. A chat depends only on (seed, number), up to rounding in products shared
+with other chats.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from specdec.core.decode import drive
 from specdec.core.pair import Pair
 from specdec.core.protocols import TargetForward
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
-from specdec.errors import SpecdecError, check_fields, check_number
+from specdec.errors import SpecdecError
 from specdec.models.fingerprint import describe_pair
 from specdec.stored import json_line, read_text
-from specdec.training.drafter.chats import read_chats
+from specdec.training.drafter.chats import print_estimate, read_chats
 
 SHARD = 64  # chat numbers in a shard
 OPENINGS = Path(__file__).with_name("openings.txt")
@@ -61,10 +60,6 @@ class ChatConfig:
     answer_tok: int = 320  # longer answers are cut
     prompts: Path = PROMPTS  # file of prompts to answer before others are made up
 
-    def __post_init__(self):
-        least = (1, float("inf"))
-        check_fields(self, rows=least, prompt_tok=least, answer_tok=least)
-
 
 def generate_chats(
     pair: Pair,
@@ -76,39 +71,15 @@ def generate_chats(
     benchmarks: str | Path | None = None,
     progress: bool = True,
 ) -> ChatFiles:
-    """Let the pair's target write chats into the folder `out`.
+    """Let the pair's target write chats into the folder `out`, and continue those in it.
 
-    It ends when the folder holds `tokens` answer tokens, or after `minutes`. Prompts of a file come
-    first, then the target makes up its own. Existing chats are continued. Chats whose prompt or
+    It ends when the folder holds `tokens` answer tokens, or after `minutes`. Chats whose prompt or
     answer occurs in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are
     repetitions. Raises SpecdecError for a target without a chat template, and for a folder of
     another target or other settings.
     """
+    # 1. the writer, and the folder of this target and these settings
     writer = ChatWriter(pair, config)
-    files = open_chats(pair, config, out, benchmarks)
-    until = time.monotonic() + 60 * check_number("minutes", minutes or 0)
-    # chats of later shards begin while the last ones of a shard are still being written
-    numbers = itertools.count(files.next_numbers.start)
-    ended: dict[int, dict | None] = {}
-    bar = tqdm(total=tokens, initial=files.answer_tok, unit="tok", disable=not progress)
-    with pair.inference(plain=True), bar:
-        chats = drive(writer.chats(numbers), config.rows)
-        while files.answer_tok < tokens and (minutes is None or time.monotonic() < until):
-            _, (number, row) = next(chats)
-            ended[number] = row
-            # a shard is stored when all of its chats have ended
-            shard = files.next_numbers
-            if all(number in ended for number in shard):
-                files.write([(number, ended.pop(number)) for number in shard])
-                bar.update(files.answer_tok - bar.n)
-        chats.close()
-    return files
-
-
-def open_chats(
-    pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str | Path | None = None
-) -> ChatFiles:
-    """The folder of chats for a target and settings; SpecdecError if it holds others."""
     settings = dataclasses.asdict(config)
     # it only affects rounding
     del settings["rows"]
@@ -118,15 +89,38 @@ def open_chats(
     for name, path in (("openings", OPENINGS), ("prompts", config.prompts)):
         settings[name] = runs.content_key(texts=read_text(path, "give a file of prompts"))[:16]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
-    return ChatFiles(Path(out), {"target": target, "settings": settings}, benchmarks)
+    files = ChatFiles(Path(out), {"target": target, "settings": settings}, benchmarks)
+    # 2. chats of later shards begin while the last ones of a shard are still being written
+    numbers = itertools.count(files.next_numbers.start)
+    ended: dict[int, dict | None] = {}
+    began_s = time.monotonic()
+    before_tok = files.answer_tok
+    is_estimated = False
+    bar = tqdm(total=tokens, initial=before_tok, unit="tok", disable=not progress)
+    with pair.inference(plain=True), bar:
+        chats = drive(writer.chats(numbers), config.rows)
+        while files.answer_tok < tokens:
+            if minutes is not None and time.monotonic() - began_s >= 60 * minutes:
+                break
+            _, (number, row) = next(chats)
+            ended[number] = row
+            # 3. a shard is stored when all of its chats have ended
+            shard = files.next_numbers
+            if all(number in ended for number in shard):
+                files.write([(number, ended.pop(number)) for number in shard])
+                bar.update(files.answer_tok - bar.n)
+                new_tok = files.answer_tok - before_tok
+                # the first shard tells how long the others take
+                if new_tok and not is_estimated:
+                    each_s = (time.monotonic() - began_s) / new_tok
+                    print_estimate("writing chats", tokens - files.answer_tok, each_s, minutes)
+                    is_estimated = True
+        chats.close()
+    return files
 
 
 class ChatFiles:
-    """The folder and its contents.
-
-    identity: everything that chats depend on; it must equal the manifest's. benchmarks: a folder
-    of real suites, default SPECDEC_DATA's.
-    """
+    """The folder and its contents; `identity` is everything that its chats depend on."""
 
     def __init__(self, folder: Path, identity: dict, benchmarks: str | Path | None = None):
         self.folder = Path(folder)
@@ -144,7 +138,7 @@ class ChatFiles:
                     why = f"{self.folder} holds chats made with another {name}"
                     raise SpecdecError(f"{why}; choose another folder.")
             self.counts.update(manifest["counts"])
-            (self.folder / _shard(self.counts["shards"])).unlink(missing_ok=True)
+            self._next_shard.unlink(missing_ok=True)
         # 2. what may not be repeated; tokens are counted again
         del self.counts["train_tok"], self.counts["held_out_tok"]
         for path in sorted(self.folder.glob("*.jsonl")):
@@ -153,13 +147,11 @@ class ChatFiles:
 
     @property
     def next_numbers(self) -> range:
-        """Numbers of the chats of the next shard."""
         begin = self.counts["shards"] * SHARD
         return range(begin, begin + SHARD)
 
     @property
     def answer_tok(self) -> int:
-        """Tokens of all answers in the folder."""
         return self.counts["train_tok"] + self.counts["held_out_tok"]
 
     def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
@@ -172,10 +164,14 @@ class ChatFiles:
                 stored = {"number": number, "part": _part_of(row), **row}
                 self._note(stored)
                 lines.append(json.dumps(stored, ensure_ascii=False) + "\n")
-        runs.write_text(self.folder / _shard(self.counts["shards"]), "".join(lines))
+        runs.write_text(self._next_shard, "".join(lines))
         self.counts["shards"] += 1
         written = {**self.identity, "hold_out": HOLD_OUT, "counts": dict(self.counts)}
         runs.write_json(self.manifest, written)
+
+    @property
+    def _next_shard(self) -> Path:
+        return self.folder / f"chats-{self.counts['shards']:05d}.jsonl"
 
     def _why_not(self, row: dict | None) -> str | None:
         """Why a chat is dropped; None if it is kept."""
@@ -197,10 +193,6 @@ class ChatFiles:
         self._answers.add(answer)
         part = row.get("part", "train").replace("-", "_")
         self.counts[f"{part}_tok"] += len(row.get("answer_ids", ()))
-
-
-def _shard(number: int) -> str:
-    return f"chats-{number:05d}.jsonl"
 
 
 def _part_of(row: dict) -> str:
@@ -234,18 +226,23 @@ def benchmark_texts(folder: str | Path | None = None) -> Iterator[str]:
 
 
 class ChatWriter:
-    """Writes chat number n of a target.
-
-    Numbers below `len(prompts)` answer these, all others are made up.
-    """
+    """Writes chat number n; the first ones answer `prompts`, all others are made up."""
 
     def __init__(self, pair: Pair, config: ChatConfig):
         self.pair = pair
         self.target = pair.target
         self.config = config
-        self.before, after = around_user_text(pair)
+        # the template's ids before a user's text, and after it
+        messages = [{"role": "user", "content": MARKER}]
+        pair.ids_of(messages)  # reports a missing template
+        text = pair.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        before, _, after = text.partition(MARKER)
+        self.before = pair.tokenizer.encode(before, add_special_tokens=False)
+        following = pair.tokenizer.encode(after, add_special_tokens=False)
         special = frozenset(pair.tokenizer.all_special_ids)
-        self.turn_ends = pair.stop_tokens | (special & {after[0]})
+        self.turn_ends = pair.stop_tokens | (special & {following[0]})
         self.breaks = special | pair.stop_tokens
         self.openings = [messages[-1]["content"] for messages in read_prompts(OPENINGS)]
         self.prompts = read_prompts(config.prompts)
@@ -269,8 +266,7 @@ class ChatWriter:
     def _chat(self, number: int, opened) -> Generator:
         config = self.config
         rng = random.Random(f"chats/{config.seed}/{number}")
-        temperatures = [value for value, _ in TEMPERATURES]
-        shares = [share for _, share in TEMPERATURES]
+        temperatures, shares = zip(*TEMPERATURES, strict=True)
         temperature = rng.choices(temperatures, shares)[0]
         # 1. room for the longest chat: a made-up prompt, or a given one, and the answer
         is_given = number < len(self.prompts)
@@ -334,29 +330,13 @@ class _Text:
 
 
 def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
-    """A token sampled from `logits` [V] at a temperature; the likeliest at 0.
-
-    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise,
-    whose coupling is not needed for data.
-    """
+    """A token sampled from `logits` [V] at a temperature; the likeliest at 0."""
+    # one random number: a tenth of the cost of `Picker`'s noise, whose coupling data does not need
     logits = logits.float()
     if temperature == 0:
         return int(logits.argmax())
     mass = (logits / temperature).softmax(-1).cumsum(-1)
     return int(torch.searchsorted(mass, rng.random() * float(mass[-1])))
-
-
-def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
-    """The ids that the chat template puts before a user's text, and after it up to the answer."""
-    messages = [{"role": "user", "content": MARKER}]
-    # reports problems of the tokenizer or its template
-    pair.ids_of(messages)
-    text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    if text.count(MARKER) != 1:
-        raise SpecdecError(f"the chat template of {pair.name!r} does not show a user's text once.")
-    before, after = text.split(MARKER)
-    encode = pair.tokenizer.encode
-    return encode(before, add_special_tokens=False), encode(after, add_special_tokens=False)
 
 
 def read_prompts(path: Path) -> list[list[dict]]:
@@ -371,25 +351,22 @@ def read_prompts(path: Path) -> list[list[dict]]:
     for number, line in enumerate(read_text(path, "give a file of prompts").split("\n"), 1):
         if not line.strip():
             continue
-        if is_json:
-            prompts.append(_json_prompt(line, f"{path}, line {number}"))
-        else:
+        if not is_json:
             content = line.strip().replace("\\n", "\n")
             prompts.append([{"role": "user", "content": content}])
+            continue
+        where = f"{path}, line {number}"
+        row = json_line(line, where, "write one JSON object per line")
+        prompt = []
+        try:
+            for message in row.get("messages") or [{"role": "user", "content": row["prompt"]}]:
+                prompt.append({"role": str(message["role"]), "content": "" + message["content"]})
+            while prompt[-1]["role"] != "user":
+                prompt.pop()
+        except (KeyError, IndexError, TypeError, AttributeError):
+            why = f"{where}: neither `prompt` nor `messages` with a user's"
+            raise SpecdecError(f"{why}; give one of them.") from None
+        prompts.append(prompt)
     if not prompts:
         raise SpecdecError(f"{path} holds no prompt; write one a line.")
     return prompts
-
-
-def _json_prompt(line: str, where: str) -> list[dict]:
-    row = json_line(line, where, "write one JSON object per line")
-    prompt = []
-    try:
-        for message in row.get("messages") or [{"role": "user", "content": row["prompt"]}]:
-            prompt.append({"role": str(message["role"]), "content": "" + message["content"]})
-        while prompt[-1]["role"] != "user":
-            prompt.pop()
-    except (KeyError, IndexError, TypeError, AttributeError):
-        why = f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's"
-        raise SpecdecError(f"{why}.") from None
-    return prompt

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from specdec.errors import SpecdecError, check_name
+from specdec.errors import SpecdecError
 from specdec.models import drafters, load
 from specdec.models.eagle_drafter import check_fit
 from specdec.models.eagle_files import Fields, read_checkpoint, save_drafter
@@ -33,14 +33,12 @@ TEMPERED = 8
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str) -> nn.Module:
     """A fresh drafter of one of KINDS in float32 with the target's hidden size and heads.
 
-    settings: a `presets.Settings`. answer_counts [V]: how often each token occurs in the answers;
-    the draft vocabulary is the most frequent. "eagle3" and "block" have three taps, their own head
-    and RoPE base 10000; all others read only the last state. "eagle1" and "griffin" use the
-    target's head, restricted to the draft vocabulary. The heads of "medusa", "hydra" and "hydra++"
-    share a projection that is initialised with those rows. "lm" is a model of the target's family,
-    initialised with the target's embedding and head only.
+    answer_counts [V]: how often each token occurs in the answers; the draft vocabulary is the most
+    frequent. "eagle3" and "block" have three taps and their own head; all others read only the last
+    state. "eagle1" and "griffin" use the target's head, restricted to the draft vocabulary. "lm" is
+    a model of the target's family with the target's embedding and head.
     """
-    check_name("kind of drafter", kind, KINDS)
+    assert kind in KINDS, kind
     text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
     torch.manual_seed(seed)
@@ -81,10 +79,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
 
 
 def load_network(folder: Path, model) -> nn.Module:
-    """The drafter of a folder in float32, with its taps set.
-
-    Raises SpecdecError if it reads another target, or has an embedding of its own.
-    """
+    """The drafter of a folder in float32, with its taps set; SpecdecError for another target's."""
     target = Target(model)
     kind = drafters.kind_of(Fields.read(Path(folder).expanduser()))
     if kind in drafters.HEADS:
@@ -99,8 +94,7 @@ def load_network(folder: Path, model) -> nn.Module:
     if network.config.generation != 3:
         network.use_head(model.get_output_embeddings())
     if network.config.own_embedding:
-        why = f"the drafter in {folder} has an embedding of its own, which is not trained"
-        raise SpecdecError(f"{why}; take another.")
+        raise SpecdecError(f"the drafter in {folder} has its own embedding; take another.")
     return network
 
 
@@ -109,11 +103,11 @@ def begun(
 ) -> nn.Module:
     """The drafter in `start_from`, or `new_network`.
 
-    A block drafter can begin as an EAGLE-3 drafter: its weights are made smaller, since its heads
-    attend to one token each, and further layers change nothing at first.
+    A block drafter can begin as an EAGLE-3 drafter: its weights are made smaller, and further
+    layers change nothing at first.
     """
     if settings.layers > 1 and kind != "block":
-        raise SpecdecError(f"only a block drafter has several layers; {kind} has none to choose.")
+        raise SpecdecError(f"only a block drafter has several layers, not {kind}.")
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
@@ -151,8 +145,7 @@ def check_start(folder: Path | None, network: str) -> Path | None:
     if folder is None:
         return None
     if not (Path(folder) / "config.json").is_file():
-        why = f"there is no drafter in {folder} to continue from"
-        raise SpecdecError(f"{why}; name one with --start-from FOLDER.")
+        raise SpecdecError(f"there is no drafter in {folder}; correct --start-from.")
     # some kinds have no mark of their own in config.json
     expected = network.rstrip("+")
     if not drafters.KINDS[expected].mark:
@@ -160,8 +153,7 @@ def check_start(folder: Path | None, network: str) -> Path | None:
     kind = drafters.kind_of(load.config_of(folder))
     # a block drafter can begin as an EAGLE-3 drafter
     if kind != expected and (kind, expected) != ("eagle3", "block"):
-        why = f"the drafter in {folder} is of kind {kind!r}, not {expected!r}"
-        raise SpecdecError(f"{why}; name another.")
+        raise SpecdecError(f"{folder} holds a drafter of kind {kind!r}, not {expected!r}.")
     return folder
 
 
@@ -172,6 +164,5 @@ def load_target(target, device: torch.device):
     place = load.target_place(target)
     tokenizer = load.load_tokenizer(place)
     if tokenizer is None:
-        why = f"{target} has no tokenizer to read conversations with"
-        raise SpecdecError(f"{why}; put its tokenizer.json beside it.")
+        raise SpecdecError(f"{target} has no tokenizer; put its tokenizer.json beside it.")
     return load.load_model(place, compute_dtype(device), device), tokenizer

@@ -1,8 +1,7 @@
 """The interface between the trainer of drafters and its objectives.
 
-An objective is a frozen dataclass in its own file: EAGLE-3's training-time test and other learning
-from the given text (`ttt`), learning from windows that the drafter drafts (`ppow`). `presets` names
-them. It sees the drafter, the frozen target and one batch.
+An objective sees the drafter, the frozen target and one batch: EAGLE-3's training-time test and
+other learning from the given text (`ttt`), or from windows that the drafter drafts (`ppow`).
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class TokenBatch:
 class FrozenTarget:
     """The target in training: a batch in, features and logits out, no gradients.
 
-    model: a transformers causal LM. taps: which hidden states are features. dtype: of features and
-    `embedding` [V, H], in which the drafter computes; None keeps the model's own.
+    taps: which hidden states are features. dtype: of features and `embedding` [V, H], in which the
+    drafter computes; None keeps the model's own.
     """
 
     model: torch.nn.Module
@@ -96,8 +95,7 @@ class FrozenTarget:
         """The target's output along other continuations of its rows: float32 logits [B, A, K, V].
 
         slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its
-        document, and the logits at t verify drafted[a, t]. One forward per row, with the text and
-        all of its windows. caches: a list that receives each row's cache.
+        document, and the logits at t verify drafted[a, t]. caches: receives each row's cache.
         """
         documents = documents_of(batch)
         logits = []
@@ -114,8 +112,8 @@ class FrozenTarget:
     ) -> tuple[Tensor, Tensor]:
         """The target's own greedy windows: (tokens [B, A, K], logits [B, A, K, V] along them).
 
-        Zeros where not `needed` [B, A]. logits [B, A, K, V] and caches: from `continued` for any
-        windows from these slots, whose first logits are the same. All windows advance together.
+        Zeros where not `needed` [B, A]. logits and caches: from `continued` for any windows from
+        these slots, whose first logits are the same.
         """
         tokens = torch.zeros(logits.shape[:-1], dtype=torch.long, device=slots.device)
         along = torch.zeros_like(logits)

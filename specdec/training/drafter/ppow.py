@@ -7,8 +7,7 @@ other, as in GRPO:
     A = (R - mean of the group) / (its standard deviation + delta)            0 where all are equal
     R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
 
-`Ppow.collect` places, drafts, verifies and rewards; `Ppow.__call__` is the loss. Without a reward
-it is distillation on the drafter's own text, or on the target's.
+Without a reward it is distillation on the drafter's own text, or on the target's.
 
 A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`,
 which reads the target's features of positions up to i and the tokens up to i + 1, as in a decoding
@@ -104,14 +103,11 @@ class Ppow(Objective):
         if self.reward == "none":
             return
         if self.group < 2:
-            why = f"a group of {self.group} leaves nothing to compare with"
-            raise SpecdecError(f"{why}; set group to 2 or more.")
+            raise SpecdecError("a group of 1 leaves nothing to compare with; raise group.")
         if self.rollout != "drafter":
-            why = "only windows that the drafter drafts can be rewarded"
-            raise SpecdecError(f"{why}; set rollout to drafter.")
+            raise SpecdecError("only drafted windows can be rewarded; set rollout to drafter.")
         if self.reward == "measured" and len(self.speedups) != self.window + 1:
-            why = f"the measured reward needs speedups for 0 to {self.window} tokens"
-            raise SpecdecError(f"{why}, got {self.speedups}.")
+            raise SpecdecError(f"the measured reward needs speedups for 0 to {self.window} tokens.")
 
     def prepare(self, drafter, target: FrozenTarget) -> None:
         if drafter.config.generation != 3:
@@ -141,7 +137,11 @@ class Ppow(Objective):
         # 1. where windows begin; a group begins at the same place
         places, usable, hard_frac = self._choose_places(drafter, target, batch, generator)
         slots = places.repeat_interleave(self.group, 1)
-        fixed = self._fixed_tokens(text_windows(batch, slots, self.window), generator)
+        # the text's tokens in windows written by the text, -1 in the drafter's
+        odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
+        draws = torch.rand(slots.shape, generator=generator, device=slots.device)
+        text = text_windows(batch, slots, self.window)
+        fixed = torch.where((draws < odds)[..., None], text, -1)
 
         def draw(logits: Tensor) -> Tensor:
             probs = torch.softmax(logits / self.temperature, -1)
@@ -192,7 +192,8 @@ class Ppow(Objective):
         if hard > 0 and bool(fits.any()):
             inside = F.pad(fits, (self.window - 1, 0)).unfold(1, self.window, 1).any(-1)
             scores, correct = divergence_along(drafter, target, batch, inside)
-            difficulty = window_means(scores, self.window)
+            # the mean over each window; zero counts past the end
+            difficulty = F.pad(scores, (0, self.window - 1)).unfold(1, self.window, 1).mean(-1)
             if self.places == "errors":
                 difficulty = ~correct
             weight = (difficulty * fits).double()
@@ -205,12 +206,6 @@ class Ppow(Objective):
         count = self.places_per_row
         slots = torch.multinomial(chance.float(), count, replacement=True, generator=generator)
         return slots, usable[:, None].expand(-1, count), hard
-
-    def _fixed_tokens(self, text: Tensor, generator) -> Tensor:
-        """The text's tokens in windows written by the text, -1 in the drafter's."""
-        odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
-        draws = torch.rand(text.shape[:2], generator=generator, device=text.device)
-        return torch.where((draws < odds)[..., None], text, -1)
 
     def _verify(self, logits, drafted, log_p, log_q, generator) -> tuple[Tensor, Tensor]:
         """(number of accepted tokens [B, A], probability of none [B, A])."""
@@ -347,14 +342,11 @@ def divergence(name: str, log_q: Tensor, log_p: Tensor) -> Tensor:
 
 
 def window_starts(batch: TokenBatch, window: int) -> Tensor:
-    """[B, S] bool: slots whose window is inside one answer, together with the token before it.
-
-    SpecdecError if no row is long enough.
-    """
+    """[B, S] bool: slots whose window is inside one answer, together with the token before it."""
     slots = batch.ids.shape[1]
     if window + 2 > slots:
-        why = f"a window of {window} tokens and the two before it do not fit into rows of {slots}"
-        raise SpecdecError(f"{why}; lower the objective's window or raise the setting length.")
+        why = f"a window of {window} tokens does not fit into rows of {slots}"
+        raise SpecdecError(f"{why}; lower window or raise length.")
     # answer tokens before each position
     inside = F.pad(batch.loss_mask.long(), (1, window + 1)).cumsum(1)
     fits = inside[:, window + 2 : window + 2 + slots] - inside[:, 1 : slots + 1] == window + 1
@@ -410,9 +402,8 @@ def divergence_along(network, target: FrozenTarget, batch: TokenBatch, positions
 
         v = (1 - H(P) / log V) * KL(P || Q)
 
-    At position p both predict token p + 2, given the text before it: P is the target's
-    distribution, Q the drafter's at its first step. H over the whole vocabulary; KL over the draft
-    vocabulary, P renormalised there. first_right: the drafter's likeliest token is the target's.
+    At position p the target (P) and the drafter's first step (Q) predict token p + 2. KL is over
+    the draft vocabulary, P renormalised there. first_right: the likeliest tokens are equal.
     """
     rows, columns = positions.nonzero(as_tuple=True)
     ids = vocabulary_ids(network)
@@ -436,8 +427,3 @@ def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:
     inside = torch.log_softmax(log_p[..., ids], -1)
     distance = (inside.exp() * (inside - log_q)).nan_to_num(0.0).sum(-1)
     return (1 - entropy / math.log(log_p.shape[-1])) * distance
-
-
-def window_means(scores: Tensor, window: int) -> Tensor:
-    """Mean of `scores` [B, S] over each window [i, i + window - 1]; zero counts past the end."""
-    return F.pad(scores, (0, window - 1)).unfold(1, window, 1).mean(-1)

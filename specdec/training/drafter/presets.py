@@ -1,14 +1,11 @@
 """Named objectives and settings of drafter trainings, and the budget of a run.
 
-`cst` is the training-time test itself: continued supervised training of a trained drafter. `hass`
-on an EAGLE-3 drafter omits the distance from the target's features, since its states are not
-features; `hass-eagle1`, `eagle1` and `griffin` make networks whose states are. `medusa` and `hydra`
-teach their heads the text's tokens, later heads with less weight; `hydra++` teaches the target's
-distribution; so do `block`, at every position of a block, and `lm`, a small language model
-(FastDraft's last stage, and DistillSpec on given text). `osd` learns only from the corrected
-positions of served text, read once and in order. `draft_opd` is our reading of an abstract:
-drafting resumes where verification found errors, and the target supervises everything drafted from
-there, accepted or not.
+`cst` is continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter omits the
+distance from the target's features, since its states are not features. `medusa` and `hydra` teach
+their heads the text's tokens; `hydra++`, `block` and `lm` (FastDraft's last stage, and DistillSpec
+on given text) the target's distribution. `osd` learns only from the corrected positions of served
+text. `draft_opd` is our reading of an abstract: drafting resumes where verification found errors,
+and the target supervises everything drafted from there, accepted or not.
 """
 
 from __future__ import annotations
@@ -91,8 +88,7 @@ class Settings:
     """Training settings of a drafter, for any objective. `PRESETS` holds some.
 
     average_frac: measure and write the mean of the weights over about this last fraction of the
-    steps so far; 0: the newest. It approximates the result of a falling rate at any time, so the
-    rate stays at its peak.
+    steps so far, at a constant rate; 0: the newest.
     """
 
     draft_vocab_size: int | None = None  # None: the target's
@@ -129,10 +125,7 @@ class Settings:
         return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
 
     def is_measured(self, step: int) -> bool:
-        """Whether the drafter is measured before this step.
-
-        These are steps 64, 91, 128, ..: two for each doubling.
-        """
+        """Whether the drafter is measured before this step: 64, 91, 128, .., two per doubling."""
         if step < 64:
             return False
         half_octave = math.floor(2 * math.log2(step / 64))
@@ -234,11 +227,7 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
 def preset(
     name: str, changes: dict | None = None, unroll: int | None = None, network: str = "eagle3"
 ) -> tuple[Settings, Objective]:
-    """Settings and objective of one of PRESETS.
-
-    changes: of settings. unroll: another number of unrolled draft steps. network: the kind to
-    train.
-    """
+    """Settings and objective of one of PRESETS. unroll: another number of draft steps."""
     settings, objective = PRESETS[check_name("drafter preset", name, PRESETS)]
     if unroll is not None:
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
@@ -263,10 +252,9 @@ def training_named(
 ) -> tuple[Settings, Objective, Path | None]:
     """(settings, objective, start_from) of `train_drafter` by names.
 
-    system: "eagle3", "ppow", which continues a drafter, or another kind. changes: strings
-    NAME=VALUE that change settings of the preset, values as JSON or words. unroll: draft steps, of
-    eagle3 only. fields: the same of the objective. objective: of ppow. own_text: whether
-    conversations are given; without them ppow's target writes its answers first.
+    system: "eagle3", "ppow", which continues a drafter, or another kind. changes, fields: strings
+    NAME=VALUE for the preset's settings and the objective. unroll: draft steps, of eagle3 only.
+    own_text: whether conversations are given; without them ppow's target writes its answers first.
     """
     # 1. what is changed
     other_settings = dict(setting("--set", "passes=2", text) for text in changes)
@@ -285,5 +273,4 @@ def training_named(
         settings, aim = preset(preset_name, other_settings, unroll)
         return settings, aim, start_from
     aim = objective_named("hass-eagle1" if system == "hass" else system, other_fields, seed)
-    settings, _ = preset(preset_name, other_settings, network=aim.network)
-    return settings, aim, start_from
+    return preset(preset_name, other_settings, network=aim.network)[0], aim, start_from

@@ -29,10 +29,9 @@ def token_batch(rows: Batch, device, step: int = 0) -> TokenBatch:
 
 
 class StreamedText:
-    """Rows without end, in blocks of 32 batches.
+    """Rows without end, in blocks of 32 batches; block b depends on (seed, b) alone.
 
-    They hold the target's own answers with probability settings.regenerated_frac, else the
-    source's chats. Block b depends on (seed, b) alone.
+    A document is an answer of the target's own with probability settings.regenerated_frac.
     """
 
     steps = None
@@ -93,10 +92,9 @@ class StreamedText:
 
 
 class FixedText:
-    """Documents packed in rows of `settings.length`, and read `settings.passes` times.
+    """Documents in rows of `settings.length`, read `settings.passes` times, each in a new order.
 
-    Each pass has a new order. Longer documents are cut. held_out: documents used only for
-    measurements.
+    Longer documents are cut. held_out: documents used only for measurements.
     """
 
     def __init__(self, documents: list, held_out: list, settings: Settings, seed: int, device):
@@ -153,10 +151,7 @@ Text = FixedText | StreamedText
 def training_text(
     model, tokenizer, source, settings: Settings, state_dir: Path, budget: Budget
 ) -> Text:
-    """The training text: the target's own answers and given text.
-
-    The answers are written first if the settings ask for it.
-    """
+    """The training text; the target's own answers are written first if the settings ask for it."""
     seed = budget.seed
     device = torch.device(model.device)
     # 1. the target's own answers
@@ -177,8 +172,7 @@ def training_text(
         return StreamedText(tokenizer, source, answered, settings, seed, device)
     # 3. or a fixed text, a part of which is held out
     if not answered and not isinstance(source, ChatList):
-        why = "text that is read in passes must be a list of conversations"
-        raise SpecdecError(f"{why}; give --data FILE, or no passes.")
+        raise SpecdecError("passes need a list of conversations; give --data FILE, or no passes.")
     learned, held_out = split(answered or source.conversations, settings)
     documents = [chats.conversation_document(tokenizer, chat) for chat in learned]
     measured = [chats.conversation_document(tokenizer, chat) for chat in held_out]
@@ -188,10 +182,9 @@ def training_text(
 def split(
     conversations: Sequence[list[dict]], settings: Settings
 ) -> tuple[list[list[dict]], list[list[dict]]]:
-    """(training, held out): the side of a conversation depends only on its prompt.
+    """(training, held out): by a conversation's own `part`, else by its prompt alone.
 
-    A conversation's own `part` takes precedence. If answers record their temperature, only greedy
-    ones are used for measurements.
+    If answers record their temperature, only greedy ones are used for measurements.
     """
     held_out_frac = settings.held_out_frac if settings.held_out else 0.0
     learned = []
@@ -204,9 +197,8 @@ def split(
             learned.append(chat)
         elif not chat[-1].get("temperature"):
             held_out.append(chat)
-    if not learned:
-        raise SpecdecError(f"all of {len(conversations)} conversations are held out; give more.")
-    if settings.held_out and not held_out:
-        why = f"no greedy answer among {len(conversations)} conversations is held out"
-        raise SpecdecError(f"{why}; give more of them, raise held_out_frac, or set held_out to 0.")
+    if not learned or (settings.held_out and not held_out):
+        why = f"of {len(conversations)} conversations none are "
+        why += "held out (greedy answers only)" if learned else "left to learn from"
+        raise SpecdecError(f"{why}; give more, or change held_out_frac.")
     return learned, held_out[: settings.held_out]

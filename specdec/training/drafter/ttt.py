@@ -9,8 +9,7 @@ p = i + s:
     learns           the target's distribution of t_{p+2}, which is the target's output at p + 1
 
 (EAGLE-3 section 3.2; sheet section 8.) Other objectives on the given text are this test with other
-labels, weights and gradients. The released HASS code multiplies attention scores by a mask of 0 and
-1 before the softmax, so that masked keys still get weight; here they are masked, as in decoding.
+labels, weights and gradients. Masked keys get no weight (in the released HASS code they get some).
 """
 
 from __future__ import annotations
@@ -117,12 +116,10 @@ class Supervised(Objective):
 
     def prepare(self, drafter, target: FrozenTarget) -> None:
         if self.feature_weight and drafter.config.generation != 1:
-            why = "this drafter's states are no features of the target"
-            raise SpecdecError(f"{why}; set feature_weight to 0.")
+            raise SpecdecError("this drafter's states are no features; set feature_weight to 0.")
         heads = getattr(drafter.config, "num_heads", 0) or getattr(drafter.config, "block", 0)
         if heads and self.rules.steps > heads:
-            why = f"a drafter of {heads} heads cannot be taught {self.rules.steps} steps"
-            raise SpecdecError(f"{why}; lower rules.steps.")
+            raise SpecdecError(f"the drafter has {heads} heads; lower rules.steps.")
 
     def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         # 1. the labels, and the slots that count at some step
@@ -288,11 +285,10 @@ def unroll(
 
     embedding [V, H]: the target's. features [B, S, taps * Ht]. slots [B, A]: those to follow,
     default all. drafted [B, A, steps]: slots read drafted[..., s - 1] at step s > 0 in place of the
-    text's token; it is read when step s begins, so that the caller may draft while iterating.
-    detach: no gradient from a step to the previous one.
+    text's token, when step s begins. detach: no gradient from a step to the previous one.
 
     Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i of its document and
-    to its own keys of steps 1 .. s. Heads have at most as many steps as heads.
+    to its own keys of steps 1 .. s.
     """
     if slots is None:
         slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
@@ -471,9 +467,8 @@ class FusedNorm(RMSNorm):
         return NormFunction.apply(x, self.weight, self.eps)
 
 
-def fuse_norms(network: nn.Module) -> nn.Module:
-    """Replace every RMSNorm of `network` by a FusedNorm, in place; returns the network."""
+def fuse_norms(network: nn.Module) -> None:
+    """Replace every RMSNorm of `network` by a FusedNorm, in place."""
     for module in network.modules():
         if type(module) is RMSNorm:
             module.__class__ = FusedNorm
-    return network
