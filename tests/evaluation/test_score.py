@@ -73,12 +73,6 @@ def test_a_rule_gets_the_prices_of_its_machine():
     assert row["tau"] == scored(Static(4, 2, 3), policy_ms=0.0).table["tau"][0]
 
 
-def test_answers_are_timed_unless_their_time_is_given():
-    row = scored(Likely()).table.iloc[0]
-    assert 0 < row["policy_ms"] and 0 < row["policy_frac"] < 1
-    assert scored(Static(4, 2, 3), policy_ms=0.0).table["policy_frac"][0] == 0
-
-
 BAD = {
     "no class": ("x = 1", "0 subclasses"),
     "two classes": (HEAD + "class Other(Policy):\n    pass\n", "2 subclasses"),
