@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.core.decode import autoregress, decode, decode_many, ids_of_all
+from specdec.core.decode import autoregress, decode, ids_of_all
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE
@@ -53,9 +53,8 @@ _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0),
 class Audit:
     """The result of `audit`. rows: one row per text, columns COLUMNS.
 
-    first_divergence: index of the first different token, missing if there is none. At that index,
-    by the target's own token-by-token forward: top2_gap between the two best scores, gap between
-    its choice and the text's, and `audit`'s tolerance.
+    first_divergence: index of the first different token. There, by the target's token-by-token
+    forward: top2_gap between the two best scores, gap between its choice and the text's.
     """
 
     rows: pd.DataFrame
@@ -63,9 +62,7 @@ class Audit:
 
     @property
     def failures(self) -> pd.DataFrame:
-        """The rows that refute losslessness: any divergence in float32, otherwise any that is no
-        near-tie.
-        """
+        """Divergences that refute losslessness: all in float32, otherwise all but near-ties."""
         rows = self.rows
         return rows[~rows.equal & ((rows.dtype == "float32") | ~rows.near_tie)]
 
@@ -81,12 +78,7 @@ class Audit:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per temperature.
-
-        accepted_tok: accepted drafts. differing: texts unlike plain decoding's. failures: those of
-        them that refute losslessness. worst_tie: the largest gap of a near-tie in units of its
-        tolerance.
-        """
+        """One row per temperature; worst_tie: a near-tie's largest gap over its tolerance."""
         differing = ~self.rows["equal"]
         failed = self.rows.index.isin(self.failures.index)
         ties = (self.rows["gap"] / self.rows["tolerance"]).where(differing & self.rows["near_tie"])
@@ -130,14 +122,12 @@ def audit(
     temperatures: Sequence[float] = (0.0, 1.0),
     seed: int = 0,
     progress: bool = True,
-    rows: int = 1,
     **sampling,
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
     prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name,
-    a list, or None for `default_policies()`. rows: texts decoded at once, but for the plain one.
-    sampling: top_k, top_p, min_p, repetition_penalty.
+    a list, or None for `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
     text may diverge at a near-tie (`_NearTies`).
@@ -167,12 +157,8 @@ def audit(
                 plain = autoregress(pair, prompt, **settings).tokens
                 ties = _NearTies(pair, prompt, plain, Picker.from_settings(**draws), temperature)
                 # 2. its text under each policy, compared with the plain one
-                texts = (decode(pair, prompt, each, **settings) for each in policies.values())
-                if rows > 1:
-                    policy_of = list(policies.values()).__getitem__
-                    same = [prompt] * len(policies)
-                    texts = decode_many(pair, same, policy_of, rows=rows, **settings)
-                for name, text in zip(policies, texts, strict=True):
+                for name, policy in policies.items():
+                    text = decode(pair, prompt, policy, **settings)
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
                     questions = sum(row.questions for row in text.rows)
                     facts = (number, name, temperature, dtype_name(pair.target.dtype))
@@ -260,11 +246,7 @@ class ChiSquare:
 
 
 def chi_square(counts, probabilities) -> ChiSquare:
-    """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells that expect under
-    five draws are pooled.
-
-    A draw of probability zero fails at once.
-    """
+    """Are `counts` [C] draws from `probabilities` [C]? Cells that expect under five are pooled."""
     counts = np.asarray(counts, dtype=float)
     probabilities = np.asarray(probabilities, dtype=float)
     draws = counts.sum()
