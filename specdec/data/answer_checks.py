@@ -28,7 +28,7 @@ def passes(check: dict, text: str) -> bool:
     """Whether `text` passes `check`.
 
     Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact`
-    ignores spacing; `contains` looks for whole words in any case; `letter` takes the first of A to D
+    ignores spacing; `contains` looks for whole words in any case; `letter` takes the first A to D
     that stands alone; `json` compares the first object. Code runs against its tests in a process of
     its own, with limits on time, memory, files and processes; it never gets the expected values
     (`run_answer`). It is no sandbox: compiled code is not watched, files may be read that this user

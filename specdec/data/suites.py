@@ -55,17 +55,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """Description and licence of a suite; `file` and `hub` of a real one, the corpus's `family` of
-    a toy one.
-
-    hub: (repository, configuration or None, split, pinned revision); None for embedded suites.
-    """
+    """Description and licence of a suite, and where a real one comes from."""
 
     description: str
     licence: str
     file: str = ""
+    # (repository, configuration or None, split, pinned revision)
     hub: tuple[str, str | None, str, str] | None = None
-    family: str = ""
+    family: str = ""  # of a toy one in the corpus
 
 
 # the papers' benchmarks, in three forms
@@ -328,8 +325,8 @@ def gather(
     """The prompts to decode.
 
     suites: one name or a list of them; a list of `Prompt` or of token-id lists; or a dict
-    {suite: prompts} of lists of those or of texts. limit: prompts per suite. part: of `split`, taken
-    before the limit. folder: of JSONL files, for suites that are not embedded.
+    {suite: prompts} of lists of those or of texts. limit: prompts per suite, of the part of `split`.
+    folder: of JSONL files, for suites that are not embedded.
 
     >>> [prompt.id for prompt in gather({"mine": ["Add 2 and 3.", "Name a river."]})]
     ['mine/0', 'mine/1']
@@ -372,8 +369,8 @@ def _prompt(source, suite: str | None, number: int) -> Prompt:
 
 
 def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> str | list:
-    """The input of `turn` (from 0): chat messages if the tokenizer has a template, else token ids, or
-    turns and answers joined by blank lines.
+    """The input of `turn` (from 0): chat messages if the tokenizer has a template, else token ids
+    or turns and answers joined by blank lines.
     """
     if not isinstance(prompt.turns[turn], str):
         return prompt.turns[turn]
