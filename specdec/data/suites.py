@@ -325,7 +325,7 @@ def gather(
     """The prompts to decode.
 
     suites: one name or a list of them; a list of `Prompt` or of token-id lists; or a dict
-    {suite: prompts} of lists of those or of texts. limit: prompts per suite, of the part of `split`.
+    {suite: prompts} of lists of those or of texts. limit: prompts per suite, in its part.
     folder: of JSONL files, for suites that are not embedded.
 
     >>> [prompt.id for prompt in gather({"mine": ["Add 2 and 3.", "Name a river."]})]

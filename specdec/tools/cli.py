@@ -1,8 +1,7 @@
 """The command line: 14 commands. OPTIONS says once what every option is; a command names its own.
 
-Heavy modules are imported inside the functions, so that `--help` is instant.
-Exit statuses: 0; 1 if the command found a fault (a failed notebook, a different text); 2 for bad
-input, in one sentence; 130 for Ctrl-C. `--debug` shows the traceback instead.
+Heavy modules are imported inside the functions, so that `--help` is instant. Exit statuses: 0; 1 if
+the command found a fault; 2 for bad input; 130 for Ctrl-C. `--debug` shows the traceback instead.
 """
 
 from __future__ import annotations
@@ -256,11 +255,10 @@ def decode(args) -> None:
     from specdec.core.policy import Static
 
     settings = _values(args, f"raw {DECODING}")
-    method = None
-    if args.policy != "tuned":
-        method = tools.places.policy(args.policy, _which(args).name)
+    tuned = args.policy == "tuned"
+    method = None if tuned else tools.places.policy(args.policy, _which(args).name)
     models = _load(args)
-    if args.policy == "tuned":
+    if tuned:
         method = Static.of(models.usual_tree)
     if method is None:
         out = autoregress(models, args.prompt, **settings)

@@ -254,9 +254,8 @@ class RecordEstimate:
     @property
     def sentence(self) -> str:
         needs = f"about {self.positions} positions, {self.megabytes:.0f} MB"
-        text = (
-            f"recording {self.turns} turns of {self.pair}: {needs}, {_duration(60 * self.minutes)}"
-        )
+        prompts = f"{self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}"
+        text = f"recording {prompts}: {needs}, {_duration(60 * self.minutes)}"
         if self.fits:
             return f"{text}."
         return f"{text}, but only {self.free_megabytes:.0f} MB are free: record fewer widths."
