@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import runs
 from specdec.core.decode import autoregress, decode, ids_of_all
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
@@ -26,8 +25,8 @@ from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, check_integer
-from specdec.evaluation.methods import Sampling, named_methods
+from specdec.errors import SpecdecError
+from specdec.evaluation.methods import named_methods
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
@@ -264,33 +263,25 @@ def chi_square(counts, probabilities) -> ChiSquare:
     return ChiSquare(statistic, degrees, p_value)
 
 
-@dataclass(frozen=True)
-class DistributionConfig(Sampling):
-    """How `distribution_test` draws."""
-
-    temperature: float = 1.0
-    new_tok: int = 3  # tokens of a continuation
-    draws: int = 500  # continuations
-    seed: int = 0  # of the first draw; the next ones count up
-    progress: bool = True
-
-
-@runs.with_settings(DistributionConfig)
 def distribution_test(
     pair: Pair,
     prompt,
     policy: Policy | None = None,
-    config: DistributionConfig | None = None,
     *,
+    new_tok: int = 3,
+    draws: int = 500,
+    temperature: float = 1.0,
+    seed: int = 0,
     draw: Callable[[int], list[int]] | None = None,
-    **settings,
+    progress: bool = True,
+    **warping,
 ) -> ChiSquare:
-    """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against
-    exact probabilities.
+    """Sample `draws` continuations of `new_tok` tokens with seeds seed, seed + 1, ... and test them
+    against exact probabilities.
 
     The probabilities come from plain forwards over every possible continuation, so the vocabulary
     must be small or cut by top_k (4096 continuations at most). draw(seed) -> token ids replaces
-    `decode`, to see a wrong method fail. settings: fields of DistributionConfig by name.
+    `decode`, to see a wrong method fail. warping: top_k, top_p, min_p, repetition_penalty.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -298,23 +289,20 @@ def distribution_test(
     >>> distribution_test(pair, "What is 2 + 3?", specdec.Static(8, 2, 3), **few).passed
     True
     """
-    config = runs.configured(config, DistributionConfig, settings)
-    check_integer("draws", config.draws, 1)
-    check_integer("new_tok", config.new_tok, 1)
-    if not config.temperature > 0:
+    if not temperature > 0:
         raise SpecdecError("distribution_test compares sampled text; set a temperature above 0.")
 
+    sampling = {"temperature": temperature, **warping}
+
     def drafted(seed: int) -> list[int]:
-        options = dict(max_new_tokens=config.new_tok, stop_tokens=(), seed=seed, **config.sampling)
+        options = dict(max_new_tokens=new_tok, stop_tokens=(), seed=seed, **sampling)
         return decode(pair, prompt, policy, **options).tokens
 
     draw = draw or drafted
-    picker = Picker.from_settings(seed=0, **config.sampling)
-    law = continuation_law(pair, prompt, config.new_tok, picker)
-    seeds = range(config.seed, config.seed + config.draws)
+    law = continuation_law(pair, prompt, new_tok, Picker.from_settings(seed=0, **sampling))
     counts: Counter = Counter()
-    for seed in tqdm(seeds, unit="draw", disable=not config.progress):
-        counts[tuple(draw(seed))] += 1
+    for number in tqdm(range(seed, seed + draws), unit="draw", disable=not progress):
+        counts[tuple(draw(number))] += 1
     cells = [*law, *(set(counts) - set(law))]
     return chi_square([counts[cell] for cell in cells], [law.get(cell, 0.0) for cell in cells])
 
